@@ -33,7 +33,7 @@ from ..graph.names import Parameters, check_parameters
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from ..monitor import Audience, audience_of
-from ..undo import BatchGuard, ForwardState, Savepoint, Undoable
+from ..undo import BatchGuard, ForwardFault, ForwardState, Savepoint, Undoable, find_fault
 from .chooser import Asked, Chooser
 from .leaf_gradients import SpoiltGradients
 from .pass_runner import PassRunner
@@ -154,7 +154,7 @@ class AdaptiveLossScaling:
             delayed=bool(self.delay),
             watched=self._runner.has_watchers,
         )
-        self.guard = BatchGuard(loss, self._graph.plan, self.kernels, self._storage, forward_state)
+        self.guard = BatchGuard(self._graph.plan, self.kernels, forward_state)
         policy = self.config.method.policy(HistoryPolicy() if history is None else history)
         self.components = Seen(Memory(policy.measured_every(self.config.iterations_per_measurement)))
         self.iteration = 0
@@ -259,7 +259,23 @@ class AdaptiveLossScaling:
 
     def has_nothing_to_learn(self) -> bool:
         """Whether the loss of the last batch is zero, or every loss weight is."""
-        return (self._result is not None and self._result.is_absent) or self.guard.loss_is_zero()
+        if self._result is not None and self._result.is_absent:
+            return True
+        # Rounded to zero by the storage, it is not zero.
+        rounded = None if self._storage is None else self._storage.data.get(hash(self.variable))
+        return not self.variable.d.any() and not (rounded is not None and rounded.underflowed)
+
+    @property
+    def forward_is_suspect(self) -> bool:
+        """Whether running statistics, or data that an emulated storage has rounded, are not finite."""
+        if not self.result.state_finite:
+            return True
+        return self._storage is not None and any(x.statistics.nonfinite for x in self._storage.data.values())
+
+    def find_fault(self) -> Optional[ForwardFault]:
+        """The first function that is not finite on the present inputs, on which forward runs once more."""
+        self.guard.rewind()
+        return find_fault(self.loss, self._graph.plan(), self.kernels, self._storage)
 
     def scale_of(self, variable: nn.Variable) -> float:
         """The scale S that the gradient of `variable` carried in the last backward.

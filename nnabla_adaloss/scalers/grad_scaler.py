@@ -9,7 +9,7 @@ scaler.update()                                   the end of the iteration
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Set
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 import nnabla as nn
 
@@ -18,20 +18,19 @@ from ..core.precision import LayerPrecisions, StorageLike
 from ..core.saved_settings import check_version
 from ..core.scale_history import HistoryPolicy
 from ..core.validation import boolean, explains_keywords, instance_or_none, integer, strings
+from ..core.verdict import Rules, Verdict
 from ..emulation import with_storage
-from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
+from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
+from ..engine.gradients import gradients_are_zero
+from ..engine.notifier import Notifier
 from ..graph.loss import LossLike, LossWrapper, Seed, check_seed, run_backward
-from ..kernels import select_kernels
 from ..undo import ArraySnapshot, ForwardState
-from ..updaters.notifications import Notifier
-from ..updaters.outcome import GOOD, BatchOutcome, examine
-from ..updaters.retries import first_bad
 from ..updaters.settings import check_solver
 from .scaled_losses import ScaledLosses
 
 _VERSION = 3
-# How often the first batch runs, at most, until its scales hold.
-_ATTEMPTS = 20
+# How often the first batch runs again, at most, until its scales hold.
+_REPEATS = 19
 
 # Arguments and methods of torch's `GradScaler` that ours does not have, and their replacements.
 _MEASURED = (
@@ -144,6 +143,7 @@ class GradScaler:
         # Keys of the losses that `forward` ran on, the last one at the end.
         self._forwarded: Dict[int, None] = {}
         self._used: Dict[int, AdaptiveLossScaling] = {}
+        self._outcomes: Dict[int, Outcome] = {}
         self._blamed: Set[int] = set()
         self._updated = self._skipped = self._bad_batch = False
 
@@ -197,12 +197,10 @@ class GradScaler:
         if not self._enabled:
             check_seed(scaling.variable, grad)
             run_backward(scaling.loss, 1.0, grad, clear_buffer, None, None, None)
-        elif self._is_first_batch(scaling):
-            self._find_scales(scaling, grad)
+        elif self._may_run_again(scaling):
+            self._find_scales(scaling, grad, clear_buffer=clear_buffer)
         else:
             scaling.backward(None, clear_buffer=clear_buffer, grad=grad, iteration=self._iteration)
-            if not scaling.settled and scaling.guard.can_undo_batch:
-                self._find_scales(scaling, grad, again=True)
         self._used[key] = scaling
 
     def unscale_(self, solver: Any) -> None:
@@ -241,7 +239,7 @@ class GradScaler:
         if not (self._is_finite(solver) if finite is None else finite):
             self.skipped_steps += 1
             self._skipped = True
-            self._find_cause(solver)
+            self._find_cause()
             return False
         solver.update()
         self.steps += 1
@@ -347,28 +345,31 @@ class GradScaler:
             **common,
         )
 
-    def _find_scales(
-        self, scaling: AdaptiveLossScaling, grad: Optional[Seed], *, again: bool = False
-    ) -> None:
-        """Run a batch until its scales fit: the first one of a loss, or, again, one that has underflowed."""
-        guard, key = scaling.guard, hash(scaling.variable)
+    def _find_scales(self, scaling: AdaptiveLossScaling, grad: Optional[Seed], *, clear_buffer: bool) -> None:
+        """Run a batch until its scales fit: the first one of a loss, or one that is measured by itself."""
+        guard, key, clears = scaling.guard, hash(scaling.variable), clear_buffer
+
+        def run_pass(again: bool) -> None:
+            if again:
+                scaling.forward()
+                guard.state.note_changes()
+            clear = clears and not again
+            scaling.backward(None, clear_buffer=clear, grad=grad, iteration=self._iteration, again=again)
+
         self._begin_where_forward_ended(scaling)
         # Keep what the forward of other losses has written since then.
         is_last = key in self._forwarded and key == next(reversed(self._forwarded))
         now = None if is_last else guard.state.now()
-        for _ in range(_ATTEMPTS):
-            if again:
-                guard.undo_batch()
-                scaling.forward()
-                guard.state.note_changes()
-            scaling.backward(None, grad=grad, iteration=self._iteration, again=again)
-            again = True
-            if scaling.settled and not scaling.found_inf:
-                break
-            if scaling.found_inf and not scaling.after_overflow():
-                break
+        self._outcomes[key] = self._loop(scaling, run_pass).run(Rules(repeat=True, max_repeats=_REPEATS))
         if now is not None:
             guard.state.restore(now)
+
+    def _loop(self, scaling: AdaptiveLossScaling, run_pass: Callable[[bool], Any]) -> BatchLoop:
+        smallest = scaling.components.policy.min_scale
+        return BatchLoop(scaling, run_pass, self._parameters, smallest)
+
+    def _parameters(self) -> List[nn.Variable]:
+        return [v for solver in self._solvers for v in solver.get_parameters().values()]
 
     def _is_first_batch(self, scaling: AdaptiveLossScaling) -> bool:
         return not scaling.components.gains() and hash(scaling.variable) not in self._used
@@ -393,37 +394,38 @@ class GradScaler:
     def _is_finite(self, solver: Any) -> bool:
         return not (self._enabled and solver.check_inf_or_nan_grad())
 
-    def _find_cause(self, solver: Any) -> None:
+    def _find_cause(self) -> None:
         """Lower the scale that made gradients overflow, or warn of another cause."""
         self.cause = ""
         for key, scaling in self._used.items():
             if not scaling.found_inf or key in self._blamed:
                 continue
             self._blamed.add(key)
-            found = self._examine(scaling, solver)
-            if found.bad_batch:
+            found = self._outcomes.get(key)
+            if found is None or not found.overflowed:
+                found = self._examine(scaling)
+            if found.verdict in (Verdict.NONFINITE_LOSS, Verdict.NONFINITE_FORWARD):
                 self._bad_batch = True
                 self.cause = "the loss is not finite" if found.fault is None else str(found.fault)
                 self._warn("bad", f"{self.cause}: this is not a gradient overflow, so no scale is lowered")
             else:
                 self.cause = f"overflow, first in {scaling.found_inf[0]}"
-                where = first_bad(scaling.found_inf, scaling.result.component)
-                self._notifier.count_lost(self._iteration, where)
-                if not scaling.after_overflow():
+                self._notifier.count_lost(self._iteration, found.where)
+                if not found.lowered:
                     self._warn("floor", f"gradients are not finite at the smallest scale: {self.cause}")
         if not self.cause:
             self.cause = "gradients are not finite, though no backward has left them so"
             self._warn("other", self.cause)
 
-    def _examine(self, scaling: AdaptiveLossScaling, solver: Any) -> BatchOutcome:
+    def _examine(self, scaling: AdaptiveLossScaling) -> Outcome:
         """Find out why gradients are not finite, without changing any."""
-        guard, minimum = scaling.guard, scaling.components.policy.min_scale
+        guard = scaling.guard
         self._begin_where_forward_ended(scaling)
-        now = guard.state.now()
-        snapshot = ArraySnapshot(select_kernels(scaling.variable.parent.context))
-        snapshot.save([v.grad for one in self._solvers for v in one.get_parameters().values()])
+        now, snapshot = guard.state.now(), ArraySnapshot(scaling.kernels)
+        snapshot.save([v.grad for v in self._parameters()])
+        loop = self._loop(scaling, lambda again: None)
         # Clipping may have hidden what these gradients were.
-        found = examine(GOOD, scaling, solver, minimum, known_bad=True)
+        found = loop.judge(loop.overflow(may_run=False), Rules(repeat=False, max_repeats=0))
         guard.state.restore(now)
         snapshot.restore()
         return found
@@ -433,8 +435,7 @@ class GradScaler:
         used, iteration = list(self._used.values()), self._iteration + 1
         has_gradients = any(scaling.result.nonzero for scaling in used)
         # Another backward of this iteration may have left some.
-        parameters = (v for solver in self._solvers for v in solver.get_parameters().values())
-        if has_gradients or not used[0].guard.gradients_are_zero(parameters):
+        if has_gradients or not gradients_are_zero(used[0].kernels, self._parameters()):
             self._last_gradient = iteration
             return
         self._notifier.notify_zero_gradients(

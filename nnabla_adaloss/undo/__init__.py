@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from .batch_guard import BatchGuard, ForwardFault
+from .batch_guard import BatchGuard
+from .forward_fault import ForwardFault, find_fault
 from .forward_state import ForwardState
 from .snapshot import ArraySnapshot, DataSnapshot, Savepoint, Undoable
 
@@ -15,4 +16,5 @@ __all__ = [
     "ForwardState",
     "Savepoint",
     "Undoable",
+    "find_fault",
 ]

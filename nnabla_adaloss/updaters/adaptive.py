@@ -17,7 +17,10 @@ from ..core.precision import StorageLike
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy
 from ..core.validation import explains_keywords
-from ..engine import AdaptiveLossScaling
+from ..core.verdict import Verdict
+from ..engine import AdaptiveLossScaling, Outcome
+from ..engine.gradients import gradients_are_zero
+from ..engine.notifier import Notifier
 from ..errors import LossScaleError, warn
 from ..graph.loss import LossLike, check_scale
 from ..monitor import BatchThrownAway, ScaleChanged, audience_of
@@ -27,8 +30,7 @@ from .batch_run import BatchRunner
 from .exchange import GradientExchange
 from .global_scale import GlobalScale, agreed_scales, history_of
 from .idle import Idle
-from .notifications import Notifier, notify_beginning, notify_float_storage, notify_update
-from .outcome import GOOD, BatchOutcome, agree_on_cause
+from .notifications import notify_beginning, notify_float_storage, notify_update
 from .retries import Counters, RetryState, UpdateResult
 from .settings import TORCH_ARGUMENTS, HookLike, Settings, hooks_by_pass, keep_data
 from .states import as_saved, parameter_checksum, read
@@ -174,7 +176,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self.counters, self._idle, self._notifier = Counters(), Idle(), Notifier()
         self._exchange = GradientExchange(comm, grads, solver)
         self._repeat = on_overflow == "repeat"
-        self._runner = BatchRunner(self._s0, self._idle.lock, hooks, repeat=self._repeat)
+        self._runner = BatchRunner(self._s0, self._idle.lock, hooks, self._count_repeat, repeat=self._repeat)
         # Scales are lowered from batch to batch, and on all ranks alike.
         self._searches = not (self._repeat or self._s0.measured)
         self.iteration = 0
@@ -266,13 +268,14 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             if not overflowed:
                 break
             self._undo_batches()
-            cause, exhausted, only_s0 = agree_on_cause(self._exchange, outcome, repeat=self._repeat)
-            retries.layers, retries.component = outcome.nonfinite_layers, outcome.component
-            if cause in ("nonfinite_loss", "nonfinite_forward"):
-                return self._skip_bad_batch(outcome, cause)
-            hopeless = cause == "hopeless" or (only_s0 and not self._s0.lower())
-            self._discard("hopeless" if hopeless else cause, retries.layers)
-            if hopeless:
+            verdict, only_s0 = self._exchange.agree(outcome, repeat=self._repeat)
+            retries.last = outcome
+            if verdict in (Verdict.NONFINITE_LOSS, Verdict.NONFINITE_FORWARD):
+                return self._skip_bad_batch(outcome, verdict)
+            if only_s0 and not self._s0.lower():
+                verdict = Verdict.HOPELESS
+            self._discard(verdict.value, outcome.layers)
+            if verdict is Verdict.HOPELESS:
                 retries.hopeless += 1
                 is_last = retries.hopeless == _HOPELESS or retries.discarded == self.max_retries
                 if self._searches or is_last:
@@ -282,13 +285,13 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
                 self._notifier.warn(
                     "hopeless",
                     f"gradients of a batch in iteration {self.iteration} are not finite at any loss scale: "
-                    f"it is thrown away; first bad layer: {retries.where}",
+                    f"it is thrown away; first bad layer: {retries.last.where}",
                 )
             retries.discarded += 1
-            self._notifier.count_lost(self.iteration, retries.where)
+            self._notifier.count_lost(self.iteration, retries.last.where)
             self.scaling.lose_batch()
             self.scaling.guard.begin()
-            if exhausted or retries.discarded > self.max_retries:
+            if verdict is Verdict.RETRIES or retries.discarded > self.max_retries:
                 return self._give_up()
         reason = self._reason()
         if not self.scaling.result.state_finite:
@@ -308,7 +311,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             # the iteration, with which it counts.
             deque(map(_CALL, (self.solver.update, self._undone.clear)), 0)
         self.scaling.measure_weights()
-        found = retries.retries, reason, retries.layers, outcome.nonfinite_layers, "", retries.component
+        last = retries.last
+        found = retries.retries, reason, last.layers, outcome.layers, "", last.component
         return UpdateResult(True, self._s0.scale, *found)
 
     @property
@@ -373,19 +377,27 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         """
         self.load_state_dict(read_state(path))
 
-    def _run_batches(self) -> BatchOutcome:
+    def _run_batches(self) -> Outcome:
         """Zero the gradients, then feed, run forward and backward `accum_grad` times."""
-        outcome = GOOD
+        outcome = Outcome()
         self._retries.fed = self.counters.fed
         self.solver.zero_grad()
         for index in range(self.accum_grad):
             # May assign another loss, and rewire this one.
             self.data_feeder()
             self.counters.fed += 1
-            outcome = self._runner.run(self, self._retries, outcome, first=not index)
+            suspicious = bool(self._retries.hopeless)
+            outcome = self._runner.run(self, outcome, first=not index, suspicious=suspicious)
             found = self.scaling.result.nonzero
             self._nonzero = self._nonzero | found if index else found
         return outcome
+
+    def _count_repeat(self, found: Outcome) -> None:
+        """Count a pass whose gradients are not used, as its batch runs again."""
+        self._retries.repeats += 1
+        if found.overflowed:
+            self._retries.last = found
+        self.counters.count_repeat()
 
     def _undo_batches(self) -> None:
         """Restore what forward has written since the update began, in whichever graph of the network."""
@@ -419,9 +431,9 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         if self._nonzero.isdisjoint(self._trained):
             parameters = self.solver.get_parameters().values()
             self._trained = {hash(v) for v in parameters}
-            guard = self.scaling.guard
             # Other ranks, and hooks, may have added to a gradient that this rank has left at zero.
-            if self._nonzero.isdisjoint(self._trained) and guard.gradients_are_zero(parameters):
+            none = self._nonzero.isdisjoint(self._trained)
+            if none and gradients_are_zero(self.scaling.kernels, parameters):
                 self._notifier.notify_zero_gradients(
                     self._last_gradient, self.iteration, self.scale, self.scaling.has_nothing_to_learn
                 )
@@ -429,15 +441,15 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self._last_gradient = self.iteration
         return "updated"
 
-    def _skip_bad_batch(self, outcome: BatchOutcome, cause: str) -> UpdateResult:
+    def _skip_bad_batch(self, outcome: Outcome, verdict: Verdict) -> UpdateResult:
         if self._repeat:
             # Lower scales were tried, and were not the cause.
             self._restore_scales()
         else:
             self.scaling.drop_iteration()
-        of_loss, fault, layers = cause == "nonfinite_loss", str(outcome.fault or ""), outcome.nonfinite_layers
-        here = outcome.nonfinite_loss if of_loss else outcome.fault is not None
-        whose = "" if self.comm is None else f" of {'this' if here else 'another'} rank"
+        of_loss, fault, layers = verdict is Verdict.NONFINITE_LOSS, str(outcome.fault or ""), outcome.layers
+        whose = "" if self.comm is None else f" of {'this' if outcome.verdict is verdict else 'another'} rank"
+        cause = verdict.value
         self._discard(cause, layers, fault)
         argument = f"on_{cause}"
         message = (
@@ -460,7 +472,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self.scaling.drop_iteration()
 
     def _skip_at_floor(self) -> UpdateResult:
-        gradients, where = [v.g for v in self.solver.get_parameters().values()], self._retries.where
+        gradients, where = [v.g for v in self.solver.get_parameters().values()], self._retries.last.where
         nans, infinities = (sum(int(f(g).sum()) for g in gradients) for f in (np.isnan, np.isinf))
         # A batch that was repeated was tried with the smallest scale at the end.
         floor = self.scale if self._searches else self.policy.min_scale
@@ -470,13 +482,13 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             f"bad layer: {where}; parameter gradients hold {nans} NaNs and {infinities} infinities; last "
             f"good scale: {self._s0.last_good:g}. The scale is {self.scale:g} again"
         )
-        return self._skipped(self.on_scale_floor, "scale_floor", message, layers=self._retries.layers)
+        return self._skipped(self.on_scale_floor, "scale_floor", message, layers=self._retries.last.layers)
 
     def _give_up(self) -> UpdateResult:
         self.scaling.end_iteration(good=False)
         message = (
             f"gradients overflowed {self._retries.retries} times in iteration {self.iteration}, with ever "
-            f"lower scales; first bad layer: {self._retries.where}"
+            f"lower scales; first bad layer: {self._retries.last.where}"
         )
         policy = self.on_scale_floor if self._repeat and self.max_retries else "skip"
         return self._skipped(policy, "retries", message)
@@ -493,6 +505,6 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         """End the iteration without an update, and say so as `policy` wants it; the result."""
         self._undone.clear()
         self._notifier.notify(policy, kind, message)
-        found = self._retries
-        component = found.component if reason == "overflow" else ""
-        return UpdateResult(False, self.scale, found.retries, reason, found.layers, layers, fault, component)
+        retries, last = self._retries.retries, self._retries.last
+        component = last.component if reason == "overflow" else ""
+        return UpdateResult(False, self.scale, retries, reason, last.layers, layers, fault, component)

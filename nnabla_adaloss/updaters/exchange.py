@@ -7,17 +7,22 @@ import json
 import math
 import zlib
 from functools import cached_property
-from itertools import islice
-from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence
+from itertools import compress, islice
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
 from ..communicators.agreement import RankDisagreementError
+from ..core.verdict import Verdict
+from ..engine.batch_loop import Outcome
+from ..engine.gradients import gradients_are_finite
 from ..host_context import host_view
 from ..kernels import Kernels
-from ..kernels.arrays import as_float32
+
+# The first of these on any rank is the cause; if there is none, it is an overflow.
+_CAUSES = Verdict.NONFINITE_LOSS, Verdict.NONFINITE_FORWARD, Verdict.HOPELESS, Verdict.RETRIES
 
 Numbers = Mapping[str, Sequence[float]]
 """What a rank tells the others, by name."""
@@ -125,7 +130,7 @@ class GradientExchange:
 
     def all_finite(self, kernels: Kernels) -> bool:
         """True on every rank when the gradients of the solver's parameters are finite on all of them."""
-        finite = gradients_are_finite(kernels, self._solver)
+        finite = gradients_are_finite(kernels, self._solver.get_parameters().values())
         # Infinities and NaNs travel through the sum; those of gradients that are not exchanged do not.
         return finite if self._exchanges_all else not self.any([not finite])[0]
 
@@ -141,6 +146,19 @@ class GradientExchange:
         array = nn.NdArray.from_numpy_array(np.array(flags, np.float32))
         self.comm.all_reduce([array], division=False, inplace=True)
         return [bool(total > 0.0) for total in host_view(array)]
+
+    def agree(self, outcome: Outcome, *, repeat: bool) -> Tuple[Verdict, bool]:
+        """The verdict about gradients that are not finite on some rank, the same on all; and whether only S0
+        is left to be lowered. `repeat`: ranks repeat batches on their own.
+        """
+        unexplained = outcome.overflowed and not outcome.lowered and not repeat
+        *causes, lowered, only_s0 = self.any(
+            [*(outcome.verdict is verdict for verdict in _CAUSES), outcome.lowered, unexplained]
+        )
+        found = next(compress(_CAUSES, causes), Verdict.OVERFLOW)
+        # The sum over ranks may overflow where no rank's own gradients did.
+        explained = lowered or found in (Verdict.HOPELESS, Verdict.RETRIES)
+        return found, only_s0 or not explained
 
     def check_ranks_agree(self, scales: Sequence[float], iteration: int) -> None:
         """Compare parameters and scales with those of rank 0; every rank raises where one differs."""
@@ -160,16 +178,6 @@ class GradientExchange:
                 f"{' and others' if len(found) > 5 else ''} (rank {comm.rank} {here} rank 0). "
                 "Resume from a checkpoint; look for data or code that differs between ranks"
             )
-
-
-def gradients_are_finite(kernels: Kernels, solver: Any) -> bool:
-    """True when the gradients of the solver's parameters hold no infinity and no NaN.
-
-    On a GPU that is one wait, where `solver.check_inf_or_nan_grad()` waits for one parameter after another.
-    """
-    # A lazily zero gradient stays so: a solver skips its parameter.
-    written = [v.grad for v in solver.get_parameters().values() if not v.grad.zeroing]
-    return kernels.all_finite([as_float32(g, nn.NdArray(g.shape)) for g in written])
 
 
 def crc32(array: NDArray[Any]) -> int:

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Dict, Mapping, NamedTuple, Tuple
 
 from ..core.scale_policy import ScaleState
 from ..core.validation import integer
+from ..engine import Outcome
 
 
 class UpdateResult(NamedTuple):
@@ -121,24 +122,9 @@ class RetryState:
     repeats: int = 0  # how often a batch was run again
     discarded: int = 0  # batches (or windows of `accum_grad`) that were thrown away
     hopeless: int = 0  # how many of these overflowed at any scale
-    layers: Tuple[
-        str, ...
-    ] = ()  # whose gradients were not finite in the last that was repeated or thrown away
-    component: str = ""  # where that began; empty where it is not known
+    last: Outcome = field(default_factory=Outcome)  # of the last that was repeated or thrown away
 
     @property
     def retries(self) -> int:
         """The number of backward passes whose gradients were not used."""
         return self.repeats + self.discarded
-
-    @property
-    def where(self) -> str:
-        """Where the last overflow began, in words."""
-        return first_bad(self.layers, self.component)
-
-
-def first_bad(layers: Sequence[str], component: Optional[str]) -> str:
-    """The first layer that was not finite, and the component where that began, in words."""
-    if not layers:
-        return "on another rank"
-    return f"{layers[0]} (component {component})" if component else layers[0]

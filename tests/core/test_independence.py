@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core runs where nnabla is not installed."""
+"""The core runs where nnabla is not installed: it chooses, learns and judges on a network described by hand."""
 
 from __future__ import annotations
 
@@ -14,10 +14,43 @@ import nnabla_adaloss.core as core
 from nnabla_adaloss import AdaLossConfig
 for module in pkgutil.walk_packages(core.__path__, "nnabla_adaloss.core."):
     importlib.import_module(module.name)
-from nnabla_adaloss.published import get_loss_scale
 import numpy as np
+from nnabla_adaloss.published import get_loss_scale
 g, W = np.full((2, 2), 1e-7), np.full((2, 2), 0.1)
 assert get_loss_scale(g, W, config=AdaLossConfig(), fan_in=2) == 16.0
+
+from nnabla_adaloss.core.choose import Start, choose
+from nnabla_adaloss.core.components import components_of
+from nnabla_adaloss.core.memory import Memory, Seen, Shown
+from nnabla_adaloss.core.nodes import GemmSlot, LayerSlot, NodeStructure
+from nnabla_adaloss.core.schedule import ScaleSchedule
+from nnabla_adaloss.core.verdict import Facts, Rules, Verdict, judge
+
+# x -> affine (weight 1) -> h 2 -> affine (weight 3) -> y 4 -> mean -> loss 5, by position; x needs no gradient.
+def node(number, kind, output, inputs=(), leaves=(), slots=(), mean=False):
+    return NodeStructure(number, kind, {}, kind, (output,), inputs, leaves, slots, mean, mean, False, False,
+                         False, mean, mean)
+slot = LayerSlot("second", GemmSlot(0, 1, 8.0, 8.0), 2, 3, False, False)
+nodes = [node(2, "mean", 5, (4,), mean=True), node(1, "second", 4, (2,), (3,), (slot,)),
+         node(0, "first", 2, (), (1,))]
+components = components_of(nodes, [2, 2, 2, 2, 2, 1], by_layer=True)
+assert components.names == ["mean", "second", "first"]
+
+policy, limits, ones = core.HistoryPolicy(), [65504.0] * 3, (1.0,) * 3
+seen = Seen(Memory(policy)).before_pass(0, components.names, ones)
+shown = Shown(components, limits, [1.0] * 3, ones, {1: 2.0**-6, 2: 2.0**-20}, measured_all=True)
+seen = seen.after_pass(shown, last=True)
+assert judge(Facts(settled=seen.settled), Rules(True, 9)) is Verdict.AGAIN
+known = seen.room(components, ones, limits)
+scales = choose(components, known, Start(2.0**15, 8.0, 2.0**-24), None, {}).scales
+assert scales == [2.0**15, 2.0**19, 2.0**33], scales
+schedule = ScaleSchedule(nodes, components, scales, None, ones)
+assert schedule.layers == {"second": (2.0**19, 2.0**14)}
+
+seen, lowered = seen.after_overflow(shown._replace(scales=scales, overflowed=2, measured_all=False))
+assert lowered and judge(Facts(overflowed=True, lowered=lowered), Rules(True, 9)) is Verdict.AGAIN
+assert seen.room(components, ones, limits).room[1:] == [2.0**19, 2.0**29]
+
 frameworks = {name.split(".")[0] for name in sys.modules} & {"nnabla", "nnabla_ext", "cupy"}
 assert frameworks == {"nnabla"}, frameworks
 """

@@ -26,7 +26,8 @@ from nnabla_adaloss import (
     LossScaleError,
     LossScaleWarning,
 )
-from nnabla_adaloss.updaters.outcome import GOOD, examine
+from nnabla_adaloss.core.verdict import Rules, Verdict
+from nnabla_adaloss.engine import BatchLoop
 from tests.updaters.networks import (
     AS_THE_BASELINE,
     HALF,
@@ -178,10 +179,13 @@ def test_what_was_looked_at_with_a_smaller_scale_is_not_taken_for_a_gradient() -
     solver.zero_grad()
     scaling.forward(clear_no_need_grad=True)
     scaling.backward(2.0**40, clear_buffer=True)
-    outcome = examine(GOOD, scaling, solver, 2.0**-24)
-    # What counts is what is said of it: the gradients are those of the smallest scale now.
-    assert (outcome.overflowed, outcome.nonfinite_loss, outcome.fault) == (True, False, None)
-    assert not solver.check_inf_or_nan_grad()
+    parameters = list(solver.get_parameters().values())
+    before = [v.g.copy() for v in parameters]
+    loop = BatchLoop(scaling, lambda again: None, lambda: parameters, 2.0**-24)
+    outcome = loop.judge(loop.overflow(may_run=False), Rules(repeat=False, max_repeats=0))
+    assert (outcome.verdict, outcome.fault, outcome.lowered) == (Verdict.OVERFLOW, None, False)
+    for v, found in zip(parameters, before):
+        np.testing.assert_array_equal(v.g, found)
 
 
 @pytest.mark.parametrize("way", ["repeat", "next", "scaler"])

@@ -15,7 +15,7 @@ import pytest
 
 from nnabla_adaloss.communicators.agreement import RankDisagreementError
 from nnabla_adaloss.kernels import CpuKernels
-from nnabla_adaloss.updaters.exchange import GradientExchange, crc32, gradients_are_finite
+from nnabla_adaloss.updaters.exchange import GradientExchange, crc32
 from tests.updaters.networks import Pair, constant, solver_of, two_layers
 
 pytestmark = pytest.mark.any_context
@@ -252,22 +252,6 @@ def test_without_a_communicator_nothing_is_exchanged() -> None:
     alone.sum(average=True)
     assert alone.any([True, False]) == [True, False]
     assert gradients(alone) == {"a": [2.0, 2.0]}
-
-
-@pytest.mark.parametrize(
-    ("bad", "dtype"),
-    [(np.inf, np.float32), (-np.inf, np.float16), (np.nan, np.float32), (np.nan, np.float64)],
-)
-def test_one_element_that_is_not_finite(bad: float, dtype: type) -> None:
-    good = np.array([1.0, -2.0], dtype)
-    assert gradients_are_finite(CpuKernels(), solver_with(a=good, b=good))
-    assert not gradients_are_finite(CpuKernels(), solver_with(a=good, b=np.array([1.0, bad], dtype)))
-
-
-def test_what_is_lazily_zero_stays_so() -> None:
-    solver = solver_with(a=None, b=[1.0, 2.0])
-    assert gradients_are_finite(CpuKernels(), solver)
-    assert solver.get_parameters()["a"].grad.zeroing
 
 
 def exchange_of(chosen: Sequence[str], other: float) -> Tuple[GradientExchange, Pair]:

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pass means for its batch: whether its gradients are used, or what is to be done with it next.
+
+    gradients finite           GOOD; AGAIN while scales were found far too low
+    not finite                 LOWER what overflowed, and run it AGAIN
+      several times            LOOK for what is not finite in forward, and PROBE the smallest scale
+      where batches are lost   MEASURE which scales it needs, LOOK at forward; then it is lost
+
+The loop that does what a verdict asks for is in `nnabla_adaloss.engine.batch_loop`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple, Optional
+
+
+class Verdict(Enum):
+    """The last six are final."""
+
+    AGAIN = "run the batch again"
+    MEASURE = "run it once more, and measure every gradient"
+    LOWER = "lower the scales that overflowed"
+    LOOK = "look for the first function of forward that is not finite"
+    PROBE = "try the smallest scale"
+
+    GOOD = "good"
+    OVERFLOW = "overflow"
+    RETRIES = "retries"  # repeated as often as allowed
+    HOPELESS = "hopeless"  # at any scale
+    NONFINITE_FORWARD = "nonfinite_forward"
+    NONFINITE_LOSS = "nonfinite_loss"
+
+
+class Rules(NamedTuple):
+    """What is done with batches that overflow."""
+
+    repeat: bool  # whether they run again; else they are lost
+    max_repeats: int
+    look_after: int = 3  # so many repeats have not helped: what could be wrong is looked into
+    lost: bool = False  # whether what is done for this batch is done for a window that is lost already
+
+
+class Facts(NamedTuple):
+    """What is known of a batch after its last pass; None: it was not asked."""
+
+    repeats: int = 0
+    settled: bool = True  # whether its scales were not far too low
+    overflowed: bool = False  # whether gradients that the solver is going to use are not finite
+    held: bool = False  # whether a pass that measures may tell more
+    loss_finite: bool = True
+    suspect: bool = False  # whether something in forward is known not to be finite
+    fits: Optional[bool] = None  # whether it is finite with scales of its own
+    lowered: Optional[bool] = None  # whether a scale was left to lower
+    faulty: Optional[bool] = None  # whether something in forward is not finite
+    fits_smallest: Optional[bool] = None  # whether gradients are finite at the smallest scale
+
+
+def judge(facts: Facts, rules: Rules) -> Verdict:
+    """What is to be done with a batch, or what has become of it."""
+    last = facts.repeats >= rules.max_repeats
+    if not facts.overflowed:
+        return Verdict.GOOD if facts.settled or last or rules.lost else Verdict.AGAIN
+    may_repeat = rules.repeat and not last
+    if facts.held and facts.fits is None and not (may_repeat and facts.loss_finite):
+        return Verdict.MEASURE
+    if rules.lost:
+        return Verdict.OVERFLOW
+    if facts.fits:
+        # Its scales were those of the batches before.
+        return Verdict.AGAIN if may_repeat else Verdict.RETRIES if rules.repeat else Verdict.OVERFLOW
+    if facts.faulty is None and (facts.suspect or not rules.repeat):
+        return Verdict.LOOK
+    if not facts.loss_finite:
+        return Verdict.NONFINITE_LOSS
+    if facts.faulty:
+        # An attention mask of minus infinity is no fault: gradients are finite behind it.
+        if facts.fits_smallest is None:
+            return Verdict.PROBE
+        if not facts.fits_smallest:
+            return Verdict.NONFINITE_FORWARD
+    if facts.lowered is None:
+        return Verdict.LOWER
+    if not rules.repeat:
+        return Verdict.OVERFLOW
+    due = facts.repeats == rules.look_after
+    if facts.faulty is None and (due or last or not facts.lowered):
+        return Verdict.LOOK
+    if facts.lowered and due and facts.fits_smallest is None:
+        return Verdict.PROBE
+    if not facts.lowered or (due and not facts.fits_smallest):
+        return Verdict.HOPELESS
+    return Verdict.RETRIES if last else Verdict.AGAIN

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs passes over a batch until the verdict about it is final."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable, NamedTuple, Optional, Tuple
+
+import nnabla as nn
+import numpy as np
+
+from ..core.verdict import Facts, Rules, Verdict, judge
+from ..undo import ArraySnapshot, ForwardFault
+from .adaptive_loss_scaling import AdaptiveLossScaling
+from .gradients import gradients_are_finite
+
+
+class Outcome(NamedTuple):
+    """What has become of a batch, or of its last pass, on this rank."""
+
+    verdict: Verdict = Verdict.GOOD
+    overflowed: bool = False  # whether a gradient that the solver is going to use was not finite
+    # All layers whose gradients were not finite, also where the solver does not use them, in backward order.
+    layers: Tuple[str, ...] = ()
+    component: str = ""  # the part of the network where that began; empty: not known
+    fault: Optional[ForwardFault] = None  # in forward, which no loss scale prevents
+    lowered: bool = False  # whether a scale was lowered for it
+    attempt: int = 0  # the number of the pass in its iteration
+
+    @property
+    def where(self) -> str:
+        """The first layer that was not finite, and the component where that began, in words."""
+        if not self.layers:
+            return "on another rank"
+        return f"{self.layers[0]} (component {self.component})" if self.component else self.layers[0]
+
+
+def _nothing(*_: Any) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class BatchLoop:
+    """Runs the batches of one loss.
+
+    `run_pass` runs forward and backward on the present inputs, and is told whether over the same batch again.
+    `parameters` are those whose gradients matter. `lower` lowers what else there is, where no scale of the
+    network helps. `on_overflow` is told what each pass that overflowed has come to, `on_repeat` of each that
+    is followed by another.
+    """
+
+    scaling: AdaptiveLossScaling
+    run_pass: Callable[[bool], Any]
+    parameters: Callable[[], Iterable[nn.Variable]]
+    smallest_scale: float
+    lower: Callable[[], bool] = _nothing
+    on_overflow: Callable[[Outcome], Any] = _nothing
+    on_repeat: Callable[[Outcome], Any] = _nothing
+
+    def run(self, rules: Rules) -> Outcome:
+        """Run a batch until its gradients can be used, or no rule allows another pass."""
+        again, repeats = False, 0
+        while True:
+            self.run_pass(again)
+            found = self.judge(self._facts(repeats), rules)
+            if found.overflowed and not rules.lost:
+                self.on_overflow(found)
+            if found.verdict is not Verdict.AGAIN:
+                return found
+            again, repeats = True, repeats + 1
+            self.on_repeat(found)
+            self.scaling.guard.undo_batch()
+
+    def judge(self, facts: Facts, rules: Rules) -> Outcome:
+        """What the last pass has come to; what the verdict asks for is found out."""
+        scaling, fault, found = self.scaling, None, self._of_pass()
+        while True:
+            verdict = judge(facts, rules)
+            if verdict is Verdict.MEASURE:
+                scaling.guard.undo_batch()
+                self.run_pass(True)
+                measured = self._facts(facts.repeats)
+                if measured.overflowed:
+                    facts, found = measured, self._of_pass()
+                else:
+                    facts = facts._replace(fits=True)
+            elif verdict is Verdict.LOOK:
+                fault = scaling.find_fault()
+                facts = facts._replace(faulty=fault is not None)
+            elif verdict is Verdict.PROBE:
+                facts = facts._replace(fits_smallest=self._fits_smallest())
+            elif verdict is Verdict.LOWER:
+                facts = facts._replace(lowered=scaling.after_overflow() or self.lower())
+            else:
+                lowered = bool(facts.lowered or facts.fits)
+                if verdict not in (Verdict.NONFINITE_LOSS, Verdict.NONFINITE_FORWARD):
+                    fault = None
+                return found._replace(
+                    verdict=verdict, overflowed=facts.overflowed, fault=fault, lowered=lowered
+                )
+
+    def _of_pass(self) -> Outcome:
+        """Where the last pass was not finite."""
+        scaling = self.scaling
+        layers, component = tuple(scaling.found_inf), scaling.result.component or ""
+        return Outcome(layers=layers, component=component, attempt=scaling.components.attempt)
+
+    def _facts(self, repeats: int) -> Facts:
+        """What is known after a pass."""
+        scaling, report = self.scaling, self.scaling.result
+        settled = scaling.settled or not scaling.guard.can_undo_batch
+        if not report.found_inf or gradients_are_finite(scaling.kernels, self.parameters()):
+            return Facts(repeats, settled)
+        return self.overflow(repeats)
+
+    def overflow(self, repeats: int = 0, *, may_run: bool = True) -> Facts:
+        """What is known of a batch whose gradients were not finite."""
+        scaling, report = self.scaling, self.scaling.result
+        loss_finite = bool(np.isfinite(scaling.variable.d).all())
+        suspect = not loss_finite or scaling.forward_is_suspect
+        return Facts(repeats, True, True, report.held and may_run, loss_finite, suspect)
+
+    def _fits_smallest(self) -> bool:
+        """Whether gradients are finite at the smallest scale. They are none to train with."""
+        scaling = self.scaling
+        scaling.guard.rewind()
+        scaling.forward(clear_no_need_grad=True)
+        gradients = [
+            v.grad for v in {**scaling.plan.leaves, **{hash(v): v for v in self.parameters()}}.values()
+        ]
+        held = ArraySnapshot(scaling.kernels)
+        held.save(gradients)
+        for gradient in gradients:
+            gradient.zero()
+        scaling.probe(self.smallest_scale)
+        finite = gradients_are_finite(scaling.kernels, self.parameters())
+        if finite:
+            held.restore()
+        return finite

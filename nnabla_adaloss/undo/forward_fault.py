@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search for what in a forward pass is not finite."""
+
+from __future__ import annotations
+
+from typing import Any, List, NamedTuple, Optional
+
+import nnabla as nn
+import numpy as np
+
+from ..emulation.rounded_storage import RoundedStorage
+from ..graph.loss import LossLike
+from ..graph.plan import GraphPlan
+from ..kernels import Kernels
+from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
+
+
+class ForwardFault(NamedTuple):
+    """The first function of a forward pass that read or computed an infinity or a NaN: no scale helps."""
+
+    function: str
+    type_name: str
+    what: str  # what is wrong, in words
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.type_name}) {self.what}"
+
+
+def find_fault(
+    loss: LossLike, plan: GraphPlan, kernels: Kernels, storage: Optional[RoundedStorage]
+) -> Optional[ForwardFault]:
+    """The first function that is not finite on the present inputs; forward runs once more for that."""
+    found: List[ForwardFault] = []
+
+    def look(f: Any) -> None:
+        what = None if found else _fault(f, plan, kernels, storage)
+        if what is not None:
+            kind = f.info.type_name
+            found.append(ForwardFault(plan.labels.get(hash(f), kind), kind, what))
+
+    loss.forward(clear_no_need_grad=True, function_post_hook=look)
+    return found[0] if found else None
+
+
+def _fault(f: Any, plan: GraphPlan, kernels: Kernels, storage: Optional[RoundedStorage]) -> Optional[str]:
+    """What is not finite around a function that has just run, in words."""
+    for v in f.inputs:
+        bad = 0 if v.parent is not None else _nonfinite(v, kernels)
+        if bad:
+            name = plan.names.get(hash(v))
+            which = f"an input of shape {v.shape}" if name is None else f"the parameter {name}"
+            return f"reads {which} that holds {bad} infinities or NaNs"
+    for v in f.outputs:
+        bad = _nonfinite(v, kernels)
+        if bad:
+            rounded = None if storage is None else storage.data.get(hash(v))
+            if storage is None or rounded is None or not rounded.overflowed:
+                return f"computes {bad} infinities or NaNs from finite inputs"
+            stored = storage.data_format(hash(v), v.size)
+            return f"computes {rounded.overflowed} numbers beyond {stored.name}, which ends at {stored.max:g}"
+    return None
+
+
+def _nonfinite(v: nn.Variable, kernels: Kernels) -> int:
+    # Functions without gradients may have had their inputs freed.
+    stored = None if v.data.clear_called else stored_dtype(v.data)
+    if stored is None:
+        return 0
+    if stored in (FLOAT32, FLOAT16):
+        return kernels.statistics(v.data).nonfinite
+    # What was assigned as float64 stays so until it is read; integers are finite.
+    return int(np.count_nonzero(~np.isfinite(v.data.data))) if stored.kind == "f" else 0

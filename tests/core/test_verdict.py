@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pass means for its batch, for every combination of facts and rules."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Iterator, List, Optional
+
+import pytest
+
+from nnabla_adaloss.core.verdict import Facts, Rules, Verdict, judge
+
+pytestmark = pytest.mark.any_context
+
+FINAL = [*Verdict][[*Verdict].index(Verdict.GOOD) :]
+ACTIONS = [verdict for verdict in Verdict if verdict not in FINAL and verdict is not Verdict.AGAIN]
+REPEAT, LOSE = Rules(True, 5), Rules(False, 5)
+TRUTHS: List[Optional[bool]] = [None, False, True]
+
+
+def all_facts() -> Iterator[Facts]:
+    flags = product([False, True], repeat=5)
+    for (settled, overflowed, held, loss_finite, suspect), answers in product(
+        flags, product(TRUTHS, repeat=4)
+    ):
+        for repeats in (0, 3, 5):
+            yield Facts(repeats, settled, overflowed, held, loss_finite, suspect, *answers)
+
+
+def answered(facts: Facts, verdict: Verdict, answer: bool) -> Facts:
+    """What is known when what a verdict asks for was done."""
+    fields = {
+        Verdict.MEASURE: "fits",
+        Verdict.LOOK: "faulty",
+        Verdict.PROBE: "fits_smallest",
+        Verdict.LOWER: "lowered",
+    }
+    return facts._replace(**{fields[verdict]: answer})
+
+
+@pytest.mark.parametrize("rules", [REPEAT, LOSE, REPEAT._replace(look_after=0), REPEAT._replace(lost=True)])
+def test_nothing_is_asked_twice_and_each_way_ends(rules: Rules) -> None:
+    for facts in all_facts():
+        ways = [facts]
+        for _ in range(5):
+            found = [(one, judge(one, rules)) for one in ways]
+            ways = [
+                answered(one, verdict, answer)
+                for one, verdict in found
+                if verdict in ACTIONS
+                for answer in (False, True)
+            ]
+        assert not ways
+
+
+def test_good_are_gradients_that_are_finite_and_no_others() -> None:
+    for rules in (REPEAT, LOSE):
+        for facts in all_facts():
+            verdict = judge(facts, rules)
+            assert facts.overflowed or verdict in (Verdict.GOOD, Verdict.AGAIN)
+            assert not (facts.overflowed and verdict is Verdict.GOOD)
+            if not facts.overflowed:
+                again = not facts.settled and facts.repeats < rules.max_repeats
+                assert verdict is (Verdict.AGAIN if again else Verdict.GOOD)
+
+
+def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> None:
+    for facts in all_facts():
+        verdict = judge(facts, LOSE)
+        if facts.overflowed:
+            assert verdict not in (Verdict.AGAIN, Verdict.RETRIES, Verdict.HOPELESS)
+    assert judge(Facts(overflowed=True, held=True), LOSE) is Verdict.MEASURE
+    assert judge(Facts(overflowed=True, held=True, fits=True), LOSE) is Verdict.OVERFLOW
+    # Whatever was wrong in it, the window is lost.
+    for facts in all_facts():
+        assert judge(facts, REPEAT._replace(lost=True)) in (Verdict.GOOD, Verdict.MEASURE, Verdict.OVERFLOW)
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        # Lower scales show by themselves whether they were the cause.
+        (Facts(overflowed=True), Verdict.LOWER),
+        (Facts(overflowed=True, lowered=True), Verdict.AGAIN),
+        (Facts(overflowed=True, held=True), Verdict.LOWER),
+        # Where they have not helped, it is looked into; so where no scale was left.
+        (Facts(3, overflowed=True, lowered=True), Verdict.LOOK),
+        (Facts(3, overflowed=True, lowered=True, faulty=False), Verdict.PROBE),
+        (Facts(3, overflowed=True, lowered=True, faulty=False, fits_smallest=True), Verdict.AGAIN),
+        (Facts(3, overflowed=True, lowered=True, faulty=False, fits_smallest=False), Verdict.HOPELESS),
+        (Facts(overflowed=True, lowered=False), Verdict.LOOK),
+        (Facts(overflowed=True, lowered=False, faulty=False), Verdict.HOPELESS),
+        # What is not finite in forward is no matter of the scale, unless gradients are finite behind it.
+        (Facts(overflowed=True, suspect=True), Verdict.LOOK),
+        (Facts(overflowed=True, suspect=True, faulty=True), Verdict.PROBE),
+        (Facts(overflowed=True, faulty=True, fits_smallest=False), Verdict.NONFINITE_FORWARD),
+        (Facts(overflowed=True, faulty=True, fits_smallest=True), Verdict.LOWER),
+        (Facts(overflowed=True, loss_finite=False, suspect=True, faulty=True), Verdict.NONFINITE_LOSS),
+        (Facts(overflowed=True, loss_finite=False, suspect=True, faulty=False), Verdict.NONFINITE_LOSS),
+        # The last pass is measured, to name what was bad; what fits then was only too large for old scales.
+        (Facts(5, overflowed=True, held=True), Verdict.MEASURE),
+        (Facts(5, overflowed=True, held=True, fits=True), Verdict.RETRIES),
+        (Facts(5, overflowed=True, lowered=True, faulty=False), Verdict.RETRIES),
+    ],
+)
+def test_what_is_done_with_a_batch_that_may_run_again(facts: Facts, expected: Verdict) -> None:
+    assert judge(facts, REPEAT) is expected
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        (Facts(overflowed=True), Verdict.LOOK),
+        (Facts(overflowed=True, faulty=False), Verdict.LOWER),
+        (Facts(overflowed=True, faulty=False, lowered=False), Verdict.OVERFLOW),
+        (Facts(overflowed=True, faulty=True), Verdict.PROBE),
+        (Facts(overflowed=True, faulty=True, fits_smallest=False), Verdict.NONFINITE_FORWARD),
+        (Facts(settled=False), Verdict.AGAIN),
+    ],
+)
+def test_what_is_done_with_a_batch_that_is_lost(facts: Facts, expected: Verdict) -> None:
+    assert judge(facts, LOSE) is expected
