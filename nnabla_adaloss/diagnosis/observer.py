@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from ..core.statistics import ArrayStatistics
 from ..emulation import FormatEmulation
-from ..graph.function_kinds import written_inputs
-from ..graph.matrix_products import is_matrix_product
+from ..graph.functions import is_matrix_product, written_inputs
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels

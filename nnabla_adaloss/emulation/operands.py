@@ -5,43 +5,15 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import starmap
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 
 from ..core.formats import Format
 from ..core.precision import Precision
-from ..graph.function_kinds import OWN_REFERENCES
-from ..graph.matrix_products import is_matrix_product
+from ..graph.functions import known
 from ..kernels.scratch import ScratchPool
 from .rounded_storage import RoundedStorage
-
-# Products whose operands are not their first two inputs.
-_OPERANDS: Dict[str, Tuple[int, ...]] = {
-    "AdaptiveSeparableConvolution": (0, 1, 2),
-    # They quantize their weight themselves.
-    **dict.fromkeys(
-        (
-            "BinaryConnectAffine",
-            "BinaryConnectConvolution",
-            "BinaryWeightAffine",
-            "BinaryWeightConvolution",
-            "INQAffine",
-            "INQConvolution",
-        ),
-        (0,),
-    ),
-    # No swap reaches what these read.
-    **dict.fromkeys(OWN_REFERENCES, ()),
-}
-
-# Their first input is an output gradient.
-_READ_GRADIENTS: FrozenSet[str] = frozenset(
-    name + grad for name in ("Affine", "Convolution", "Deconvolution") for grad in ("DataGrad", "FilterGrad")
-)
-
-# Between the gradient of their output and their product lies more: batch normalization, gates.
-_GRADIENT_WITHIN: FrozenSet[str] = frozenset({"FusedConvolution", *OWN_REFERENCES})
 
 
 class Operand(NamedTuple):
@@ -68,22 +40,22 @@ def operands_of(f: Any, precision: Precision) -> ProductOperands:
 
     A single element is not worth rounding.
     """
-    type_name, inputs = f.info.type_name, f.inputs
-    if not is_matrix_product(type_name):
+    function, inputs = known(f.info.type_name), f.inputs
+    if function.product is None:
         return ProductOperands([], [])
-    indices = range(len(inputs)) if type_name == "Einsum" else _OPERANDS.get(type_name, (0, 1))
+    indices = range(len(inputs)) if function.operands is None else function.operands
     forward: Dict[int, Operand] = {}
     backward: Dict[int, Operand] = {}
     for i in indices:
         v = inputs[i]
         if v.size > 1:
-            holds_gradient = i == 0 and type_name in _READ_GRADIENTS
+            holds_gradient = i == 0 and function.multiplies_gradient
             operand = Operand(hash(v), v, "data", holds_gradient, i, v.parent is None, precision)
             forward[operand.key] = operand
             # Backward reads it for the gradients of its factors.
             if any(w.need_grad for other, w in enumerate(inputs) if other != i and other in {0, 1, *indices}):
                 backward[operand.key] = operand
-    outputs = [] if type_name in _GRADIENT_WITHIN else [v for v in f.outputs if v.size > 1]
+    outputs = [] if function.more_behind else [v for v in f.outputs if v.size > 1]
     gradients = [Operand(hash(v), v, "grad", True, i, False, precision) for i, v in enumerate(outputs)]
     return ProductOperands([*forward.values()], [*backward.values(), *gradients])
 

@@ -9,7 +9,7 @@ import nnabla as nn
 
 from ..core.precision import NARROWEST_SCALAR, LayerPrecisions, Precision, widest
 from ..graph.float_tail import float_tail as find_tail
-from ..graph.matrix_products import is_matrix_product
+from ..graph.functions import is_matrix_product
 from ..graph.names import function_names
 from ..graph.plan import completed_names
 from ..graph.reading import GraphReading, read_graph

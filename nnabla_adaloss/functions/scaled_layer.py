@@ -10,7 +10,7 @@ import nnabla as nn
 
 from ..core.config import AdaLossConfig
 from ..core.nodes import GemmSlot
-from ..graph.matrix_products import gemm_slots
+from ..graph.functions import gemm_slots
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
 from ..kernels import NNablaAdaLoss

@@ -18,8 +18,7 @@ import nnabla.function
 from ..core.formats import FLOAT16, Format
 from ..core.validation import boolean
 from ..errors import warn
-from .function_kinds import OWN_REFERENCES, written_inputs
-from .matrix_products import is_matrix_product
+from .functions import is_matrix_product, known, written_inputs
 from .names import function_names, registered_names
 from .reading import GraphDescription, GraphReading, is_half, read_graph
 
@@ -202,7 +201,7 @@ def _is_written(variable: nn.Variable) -> bool:
 def _can_be_replaced(described: GraphDescription, index: int) -> bool:
     """Whether a function is nnabla's own and has no weight, statistics or random numbers to lose."""
     type_name, args = described.type_names[index], described.args[index]
-    keeps = is_matrix_product(type_name) or type_name in OWN_REFERENCES or written_inputs(type_name, args)
+    keeps = is_matrix_product(type_name) or known(type_name).own_references or written_inputs(type_name, args)
     return not keeps and "seed" not in args and hasattr(nnabla.function, type_name)
 
 

@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import math
-from typing import FrozenSet, List, NamedTuple, Sequence
+from typing import List, NamedTuple, Sequence
 
 import nnabla as nn
 
 from ..host_context import is_on_host
+from .functions import known
 from .reading import GraphDescription
-
-# They touch no memory of an array, or that of a shape; FusedConvolution leaves all work to functions that it
-# makes itself.
-_MOVES_NOTHING: FrozenSet[str] = frozenset({"Constant", "FusedConvolution", "Shape", "Sink", "Unlink"})
 
 
 class HostFunction(NamedTuple):
@@ -47,7 +44,7 @@ def host_functions(
     stays = {p for positions in read for p in positions} - read_on_gpu
     found = []
     for index, here in enumerate(on_host):
-        if not here or described.type_names[index] in _MOVES_NOTHING:
+        if not here or known(described.type_names[index]).moves_nothing:
             continue
         # What has no producer and no gradient is data: it comes from the host.
         read_here = {*zip(read[index], producers[index], needs[index])}

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which functions are matrix products in disguise, and how their products are laid out.
+"""Matrix products in disguise, and how they are laid out.
 
 Only a matrix product can be given a scale of its own: its input gradient is `g` times the weight, so handing
 it `alpha * weight` scales the input gradient and nothing else. The fan-in K is the number of products that
 are added up in one element of that input gradient (Zhao et al. 2019, section 3.2).
 
-A new one is a `Product` in `SCALABLE`.
+Which functions are products, and how, is in `functions`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,19 +31,19 @@ def _slot_of_all_weights(args: Args, inputs: Sequence[Shape], output: Shape) -> 
     return [GemmSlot(0, 1, k, k)]
 
 
-def _slot_of_convolution(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+def slot_of_convolution(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
     """One slot for x; strides decide which taps of (out, in/group, k...) an element meets."""
     weight = inputs[1]
     kernel = weight[1:-1] if args["channel_last"] else weight[2:]
     return [GemmSlot(0, 1, *_strided(kernel, args["stride"], weight[0] // args["group"]))]
 
 
-def _slot_of_depthwise_convolution(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+def slot_of_depthwise_convolution(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
     """One slot for x; strides decide which taps of (in * multiplier, k...) an element meets."""
     return [GemmSlot(0, 1, *_strided(inputs[1][1:], args["stride"], args["multiplier"]))]
 
 
-def _slots_of_activations(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+def slots_of_activations(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
     """A slot for each operand, with the other one."""
     slots = []
     for index, summed in ((0, output[-1]), (1, output[-2])):
@@ -68,7 +68,8 @@ def _channels(g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
     return moved.reshape(-1, moved.shape[-1])
 
 
-def _summed_axis(g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+def summed_axis(g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+    """Of a product of activations, the axis that is summed over."""
     moved = np.moveaxis(g, -1 if slot.input == 0 else -2, -1)
     return moved.reshape(-1, moved.shape[-1])
 
@@ -81,15 +82,15 @@ def _rows(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
     return w.reshape(w.shape[0], -1)
 
 
-def _rows_of_groups(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+def rows_of_groups(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
     """From (in, out/group, k...) by way of (out, in/group, k...)."""
     group = args["group"]
     split = w.reshape(group, w.shape[0] // group, w.shape[1], -1)
     return split.transpose(0, 2, 1, 3).reshape(group * w.shape[1], -1)
 
 
-def _shared_axis(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
-    # Of the two last axes the one that the gradient shares: the columns of b, the rows of a.
+def shared_axis(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+    """Of the two last axes the one that the gradient shares: the columns of b, the rows of a."""
     transposed = args["transpose_b" if slot.input == 0 else "transpose_a"]
     shared = (slot.input == 0) != bool(transposed)
     moved = np.moveaxis(w, -1 if shared else -2, 0)
@@ -104,57 +105,9 @@ class Product(NamedTuple):
     factor: Callable[[NDArray[Any], Args, GemmSlot], NDArray[Any]] = _rows
 
 
-SCALABLE: Dict[str, Product] = {
-    "Affine": Product(
-        gradient=lambda g, args, slot: g.reshape(math.prod(g.shape[: args["base_axis"]]), -1),
-        factor=lambda w, args, slot: w.reshape(w.shape[0], -1).T,  # from (in, out...)
-    ),
-    "Convolution": Product(_slot_of_convolution),
-    "FusedConvolution": Product(_slot_of_convolution),
-    "Deconvolution": Product(factor=_rows_of_groups),
-    "DepthwiseConvolution": Product(_slot_of_depthwise_convolution),
-    "DepthwiseDeconvolution": Product(
-        factor=lambda w, args, slot: w.reshape(w.shape[0] // args["divisor"], -1)  # from (in, k...)
-    ),
-    # Taken for one large product: its matrices pair every batch element with every other.
-    "BatchMatmul": Product(_slots_of_activations, _summed_axis, _shared_axis),
-}
-
-# Products that get no scale of their own: the weight that they multiply by is not an input that can be
-# swapped (they quantize it first, or keep references of their own), or is a gradient or activation that
-# others read too.
-_UNSCALED: FrozenSet[str] = frozenset(
-    {
-        "AdaptiveSeparableConvolution",
-        "BinaryConnectAffine",
-        "BinaryConnectConvolution",
-        "BinaryWeightAffine",
-        "BinaryWeightConvolution",
-        "DeformableConvolution",
-        "Einsum",
-        "GRU",
-        "INQAffine",
-        "INQConvolution",
-        "LSTM",
-        "PatchCorrelation",
-        "RNN",
-        # What nn.grad makes of layers.
-        "AffineDataGrad",
-        "AffineFilterGrad",
-        "ConvolutionDataGrad",
-        "ConvolutionFilterGrad",
-        "DeconvolutionDataGrad",
-        "DeconvolutionFilterGrad",
-    }
-)
+def _no_slots(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+    return []
 
 
-def gemm_slots(type_name: str, args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
-    """The inputs of a function whose gradients can carry a scale of their own; none where there is none."""
-    product = SCALABLE.get(type_name)
-    return product.slots(args, inputs, output) if product else []
-
-
-def is_matrix_product(type_name: str) -> bool:
-    """Whether functions of this type multiply by weights, with a scale of their own or without."""
-    return type_name in SCALABLE or type_name in _UNSCALED
+UNSCALED = Product(_no_slots)
+"""A product that gets no scale of its own: the weight that it multiplies by cannot be swapped."""

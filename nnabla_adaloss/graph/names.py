@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import nnabla as nn
 from nnabla.parameter import get_current_parameter_scope
 
-from .matrix_products import is_matrix_product
+from .functions import is_matrix_product
 from .reading import GraphDescription
 
 Parameters = Union[Mapping[str, nn.Variable], Callable[[], Mapping[str, nn.Variable]], None]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.nodes import GemmSlot, NodeStructure
-from .matrix_products import SCALABLE
+from .functions import known
 
 
 class Scaling(NamedTuple):
@@ -27,7 +27,8 @@ class Scaling(NamedTuple):
     def matrices(self, node: Node) -> Tuple[NDArray[Any], NDArray[Any]]:
         """Output gradient (N, C) and factor (C, M) of the layer's product, as they are now."""
         g, w = np.asarray(node.outputs[0].grad.data), np.asarray(self.factor.data.data)
-        product = SCALABLE[node.type_name]
+        product = known(node.type_name).product
+        assert product is not None, "only products have slots"
         return product.gradient(g, node.args, self.slot), product.factor(w, node.args, self.slot)
 
 

@@ -11,8 +11,9 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 import nnabla as nn
 
 from ..core.layer_selection import LayerSelection
+from .functions import known
 from .host_functions import HostFunction, host_functions
-from .matrix_products import SCALABLE, is_matrix_product
+from .matrix_products import UNSCALED
 from .names import ParameterNames, registered_names
 from .node import Node
 from .reading import GraphReading, read_graph
@@ -168,7 +169,7 @@ def _row(node: Node, *, fan_out: bool) -> Tuple[str, str, str, str, str]:
         role = "scaled"
     elif node.loss_section:
         role = "passed through (loss)"
-    elif is_matrix_product(node.type_name) and node.type_name not in SCALABLE:
+    elif known(node.type_name).product is UNSCALED:
         role = "passed through (no scale of its own)"
     else:
         role = "passed through"

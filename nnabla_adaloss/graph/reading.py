@@ -127,6 +127,15 @@ class GraphReading:
         except (NotImplementedError, SystemError):
             return True
 
+    def depends(self, index: int, of: int, on: int) -> bool:
+        """Whether the gradient of one input of a function depends on what another one holds, as nnabla tells;
+        in a function of the user's that does not tell it may.
+        """
+        try:
+            return bool(self.functions[index].grad_depends_input_data(of, on))
+        except (NotImplementedError, SystemError):
+            return True
+
     def description(
         self, names: Mapping[int, str], one_gradient: Mapping[int, int] = MappingProxyType({})
     ) -> GraphDescription:

@@ -7,22 +7,14 @@ import heapq
 import math
 from copy import copy
 from functools import cached_property
-from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..core.components import Components, Joined, components_of, joined
 from ..core.layer_selection import LayerSelection
 from ..core.nodes import LayerSlot, NodeStructure
-from .function_kinds import (
-    NEVER_ENLARGE,
-    NON_HOMOGENEOUS,
-    OWN_REFERENCES,
-    READ_MORE,
-    MemoryUses,
-    memory_uses,
-    written_inputs,
-)
+from .functions import gemm_slots, is_matrix_product, known, written_inputs
 from .loss_weights import LossWeights
-from .matrix_products import gemm_slots, is_matrix_product
+from .memory_uses import MemoryUses, memory_uses
 from .names import function_names
 from .reading import GraphDescription, GraphReading, is_half
 
@@ -69,6 +61,7 @@ class GraphStructure:
         # Sink keeps the gradients of its inputs even when buffers are cleared.
         self.kept_gradients = {p for node in self.nodes if node.type_name == "Sink" for p in node.inputs}
         self.kept_keys = {key for key, _ in described.kept.values()}
+        self._refuse_shared_factors(reading, scalable)
         self.swappable = self._swappable(reading)
 
     def leaf(self, position: int) -> int:
@@ -188,7 +181,7 @@ class GraphStructure:
         shapes, smaller = self.described.shapes, set()
         for node in self.nodes:
             size = math.prod(shapes[node.outputs[0]])
-            if node.type_name in NEVER_ENLARGE and not node.separates:
+            if known(node.type_name).never_enlarges and not node.separates:
                 read = self._inputs[node.number]
                 smaller |= {
                     p
@@ -247,6 +240,26 @@ class GraphStructure:
                 found.append(LayerSlot(name, slot, target, factor, to_leaf, half))
         return found
 
+    def _refuse_shared_factors(
+        self, reading: GraphReading, scalable: Mapping[int, Sequence[LayerSlot]]
+    ) -> None:
+        """Raise ValueError where a product has a further gradient that its factor is part of: what is swapped
+        for that of one input would scale the other, too.
+        """
+        for index, slots in scalable.items():
+            type_name = self.described.type_names[index]
+            if known(type_name).reads_less:
+                continue
+            for slot in [slot.slot for slot in slots]:
+                for other, need in enumerate(self._needs[index]):
+                    if need and other not in slot[:2] and reading.depends(index, other, slot.factor):
+                        raise ValueError(
+                            f"{type_name} is known as a product whose input {slot.input} is multiplied by "
+                            f"input {slot.factor}, but so may be the gradient of input {other}, which would "
+                            "be scaled, too: take its row out of nnabla_adaloss.graph.functions, or have "
+                            "grad_depends_input_data of the function say that it is not"
+                        )
+
     def _swappable(self, reading: GraphReading) -> FrozenSet[int]:
         """Positions of the weights that can be swapped for scaled copies during all of a pass, as nothing in
         backward reads them but their layers. Where activations are multiplied by each other, none can.
@@ -264,7 +277,7 @@ class GraphStructure:
         for position in sorted(found):
             others = self.readers[position] | ({producers.get(position, -1)} & visited)
             others -= layers[position]
-            if any(described.type_names[i] in READ_MORE or reading.reads(i, position) for i in others):
+            if any(known(described.type_names[i]).reads_more or reading.reads(i, position) for i in others):
                 found.remove(position)
         return frozenset(found)
 
@@ -291,7 +304,7 @@ class GraphStructure:
             if need:
                 needed.setdefault(position, producer)
         outputs = tuple(self._outputs[index])
-        non_homogeneous = type_name in NON_HOMOGENEOUS or type_name in self.options.non_homogeneous
+        non_homogeneous = not known(type_name).linear or type_name in self.options.non_homogeneous
         in_section = index in section
         layers = tuple([s for s in slots if self.options.selection.selects(label, s.layer)]) if slots else ()
         return NodeStructure(
@@ -306,7 +319,7 @@ class GraphStructure:
             loss_section=in_section,
             loss_exit=in_section and section.isdisjoint(needed.values()),
             non_homogeneous=non_homogeneous,
-            in_place=type_name in OWN_REFERENCES,
+            in_place=known(type_name).own_references,
             half=is_half(described.backends[index]),
             # A scalar gradient that is about to be spread over many elements (mean, sum, broadcast).
             expands=any(self._sizes[position] == _SEVERAL for position in read),

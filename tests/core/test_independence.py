@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core runs where nnabla is not installed: it chooses, learns and judges on a network described by hand."""
+"""Without nnabla the core chooses, learns and judges, on a network described by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nnabla_adaloss.core.nodes import GemmSlot, LayerSlot, NodeStructure
 from nnabla_adaloss.core.schedule import ScaleSchedule
 from nnabla_adaloss.core.verdict import Facts, Rules, Verdict, judge
 
-# x -> affine (weight 1) -> h 2 -> affine (weight 3) -> y 4 -> mean -> loss 5, by position; x needs no gradient.
+# By position: x -> affine (weight 1) -> 2 -> affine (weight 3) -> 4 -> mean -> 5; x needs no gradient.
 def node(number, kind, output, inputs=(), leaves=(), slots=(), mean=False):
     return NodeStructure(number, kind, {}, kind, (output,), inputs, leaves, slots, mean, mean, False, False,
                          False, mean, mean)

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, get_loss_scale_by_element_wise_range
-from nnabla_adaloss.graph.matrix_products import SCALABLE, gemm_slots, is_matrix_product
+from nnabla_adaloss.graph import functions
+from nnabla_adaloss.graph.functions import gemm_slots, is_matrix_product, known
+from nnabla_adaloss.graph.matrix_products import UNSCALED
 from nnabla_adaloss.graph.node import Node, Scaling
 from nnabla_adaloss.graph.plan import GraphPlan
 
@@ -80,7 +82,8 @@ def products_of(case: str) -> Tuple[Any, Any, Any]:
 
 
 def matrices(node: Node, scaling: Scaling, g: np.ndarray, factor: np.ndarray) -> Tuple[Any, Any]:
-    product = SCALABLE[node.type_name]
+    product = known(node.type_name).product
+    assert product is not None
     return product.gradient(g, node.args, scaling.slot), product.factor(factor, node.args, scaling.slot)
 
 
@@ -151,6 +154,7 @@ PRODUCT = re.compile(
 
 # What has such a name and is no product with weights; of AffineGrid theta is an activation.
 OTHERS = {"AffineGrid", "DequantizeLinear", "QuantizeLinear"}
+SCALED = [name for name, row in functions.FUNCTIONS.items() if row.product not in (None, UNSCALED)]
 FUNCTIONS = [name for name in vars(function_module) if PRODUCT.search(name) and name[0].isupper()]
 GRADIENTS = [
     f"{layer}{part}Grad"
@@ -163,11 +167,9 @@ GRADIENTS = [
     "type_name", [*FUNCTIONS, *GRADIENTS, "ReLU", "Embed", "EmbedFilterGrad", "PReLU", "Mul2"]
 )
 def test_products_are_known_and_nothing_else_is_taken_for_one(type_name: str) -> None:
-    known = type_name in FUNCTIONS or type_name in GRADIENTS
-    assert is_matrix_product(type_name) == (known and type_name not in OTHERS)
+    found = type_name in FUNCTIONS or type_name in GRADIENTS
+    assert is_matrix_product(type_name) == (found and type_name not in OTHERS)
 
 
 def test_the_search_finds_what_there_is() -> None:
-    assert {*SCALABLE, *OTHERS, "Einsum", "GRU", "INQAffine", "LSTM", "PatchCorrelation", "RNN"} <= {
-        *FUNCTIONS
-    }
+    assert {*SCALED, *OTHERS, "Einsum", "GRU", "INQAffine", "LSTM", "PatchCorrelation", "RNN"} <= {*FUNCTIONS}

@@ -23,7 +23,9 @@ from nnabla_adaloss import (
     LayerRecord,
     Reason,
 )
-from nnabla_adaloss.graph import matrix_products
+from nnabla_adaloss.graph import functions
+from nnabla_adaloss.graph.functions import Function
+from nnabla_adaloss.graph.matrix_products import Product
 from nnabla_adaloss.kernels import CpuKernels, CudaKernels, Kernels
 from nnabla_adaloss.kernels.cuda_launcher import CudaSource
 
@@ -123,13 +125,64 @@ def test_add_a_matrix_product(monkeypatch: pytest.MonkeyPatch, method: str) -> N
 
     native = [g / 8.0 for g in gradients(loss)]
     assert AdaptiveLossScaling(loss).layers == []
-    linear = matrix_products.Product(gradient=lambda g, *_: g, factor=lambda w, *_: w.T)  # weight (in, out)
-    monkeypatch.setitem(matrix_products.SCALABLE, "MyLinear", linear)
+    # Weight (in, out).
+    linear = Function(Product(gradient=lambda g, *_: g, factor=lambda w, *_: w.T))
+    monkeypatch.setitem(functions.FUNCTIONS, "MyLinear", linear)
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(u_min=0.1, loss_scale_method=method, delay=0))
     for again in (False, True):
         for found, expected in zip(gradients(scaling, again=again), native):
             np.testing.assert_array_equal(found, expected)
     assert scaling.layer_scales["MyLinear#2"] > 1.0
+
+
+class TwoWeights(PythonFunction):  # type: ignore[misc]  # nnabla has no type hints
+    """y = x A B, whose gradient of B is multiplied by A."""
+
+    @property
+    def name(self) -> str:
+        return "TwoWeights"
+
+    def min_outputs(self) -> int:
+        return 1
+
+    def setup_impl(self, inputs: Any, outputs: Any) -> None:
+        outputs[0].reset_shape((inputs[0].shape[0], inputs[2].shape[1]), True)
+
+    def forward_impl(self, inputs: Any, outputs: Any) -> None:
+        x, a, b = (v.d for v in inputs)
+        outputs[0].d = x @ a @ b
+
+    def backward_impl(self, inputs: Any, outputs: Any, propagate_down: Any, accum: Any) -> None:
+        (x, a, b), g = (v.d for v in inputs), outputs[0].g
+        for i, gradient in enumerate((g @ b.T @ a.T, x.T @ g @ b.T, (x @ a).T @ g)):
+            if propagate_down[i]:
+                inputs[i].g = gradient + (inputs[i].g if accum[i] else 0.0)
+
+    def grad_depends_output_data(self, i: int, o: int) -> bool:
+        return False
+
+    def grad_depends_input_data(self, i: int, j: int) -> bool:
+        return i != j
+
+
+def test_a_product_whose_factor_is_part_of_another_gradient_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.RandomState(0)
+    w, a, b = (
+        nn.Variable.from_numpy_array(rng.randn(5, 5).astype(np.float32), need_grad=True) for _ in "wab"
+    )
+    h = F.affine(nn.Variable.from_numpy_array(rng.randn(8, 5).astype(np.float32)), w)
+    loss = F.mean(TwoWeights()(h, a, b) ** 2)
+    assert AdaptiveLossScaling(loss).layers == []
+    monkeypatch.setitem(functions.FUNCTIONS, "TwoWeights", Function(Product()))
+    with pytest.raises(
+        ValueError, match="^TwoWeights is known as a product whose input 0 is multiplied by input 1"
+    ):
+        AdaptiveLossScaling(loss).backward()
+    # Where that has no gradient, it is a product as any other.
+    b.need_grad = False
+    assert AdaptiveLossScaling(loss).layers == ["TwoWeights"]
 
 
 @pytest.mark.parametrize("backend", [CpuKernels, CudaKernels])
@@ -139,5 +192,5 @@ def test_every_backend_has_every_kernel(backend: Any) -> None:
 
 
 def test_every_cuda_kernel_is_launched() -> None:
-    source = (Path(matrix_products.__file__).parents[1] / "kernels" / "cuda.py").read_text("utf-8")
+    source = (Path(functions.__file__).parents[1] / "kernels" / "cuda.py").read_text("utf-8")
     assert all(f'"{kernel}"' in source for kernel in CudaSource().kernels)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.graph.float_tail import float_context
-from nnabla_adaloss.graph.function_kinds import hands_memory_on, memory_uses, written_inputs
+from nnabla_adaloss.graph.functions import hands_memory_on, written_inputs
+from nnabla_adaloss.graph.memory_uses import memory_uses
 from nnabla_adaloss.graph.reading import GraphReading, read_graph
 
 IMAGES, CHANNELS = (2, 3, 4, 4), (1, 3, 1, 1)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of nnabla's functions: one row each. Of a function without a row the defaults hold."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import nnabla as nn
+
+from ..core.nodes import GemmSlot
+from .matrix_products import (
+    UNSCALED,
+    Args,
+    Product,
+    Shape,
+    rows_of_groups,
+    shared_axis,
+    slot_of_convolution,
+    slot_of_depthwise_convolution,
+    slots_of_activations,
+    summed_axis,
+)
+
+
+class Function(NamedTuple):
+    """What is special about a function of nnabla."""
+
+    # A product with a weight, and how its input gradient gets a scale of its own, or that it gets none.
+    product: Optional[Product] = None
+    # Whether swapping arrays of its parameters has no effect, as it keeps references of its own.
+    own_references: bool = False
+    # Whether its gradient is proportional to the output gradient: neither clipped nor ignored.
+    linear: bool = True
+    # Whether no element of an input gradient of the same size is larger than the largest it gets.
+    never_enlarges: bool = False
+    # Whether backward reads more, or less, than `Function.grad_depends_input_data` says.
+    reads_more: bool = False
+    reads_less: bool = False
+    # The inputs that forward writes, unless one of the arguments `batch_stat` and such is false.
+    writes: FrozenSet[int] = frozenset()
+    # Whether it touches no memory of an array on the host: all its work is done by others, if there is any.
+    moves_nothing: bool = False
+    # In half precision: whether it computes and writes in fp32; whether all but its first output are fp32;
+    # whether it casts all data that it reads; which inputs it reads in half precision.
+    keeps_fp32: bool = False
+    writes_statistics: bool = False
+    casts_data: bool = False
+    in_half: Callable[[Sequence[nn.Variable]], Sequence[nn.Variable]] = list
+    # In 8 bits: which inputs a product multiplies (None: all); whether the first is an output gradient; and
+    # whether between its output's gradient and the product lies more.
+    operands: Optional[Tuple[int, ...]] = (0, 1)
+    multiplies_gradient: bool = False
+    more_behind: bool = False
+
+
+def _each(names: str, row: Function) -> Dict[str, Function]:
+    return dict.fromkeys(names.split(), row)
+
+
+# x, beta, gamma, mean, variance, and for the fused one a residual input: statistics, beta and gamma are fp32.
+_BATCH_NORMALIZATION = Function(
+    writes=frozenset({3, 4}), writes_statistics=True, in_half=lambda inputs: [inputs[0], *inputs[5:]]
+)
+
+# They compute in float in cudnn:half: what they write stays fp32 until a half function reads it.
+_REDUCTION = Function(keeps_fp32=True)
+
+# Numbers that stand for indices or truth values: rounding 2049 to 2048 would change their meaning.
+_INDICES = Function(keeps_fp32=True)
+
+_RECURRENT = Function(UNSCALED, own_references=True, operands=(), more_behind=True)
+
+FUNCTIONS: Dict[str, Function] = {
+    # Products with a scale of their own.
+    "Affine": Function(
+        Product(
+            gradient=lambda g, args, slot: g.reshape(math.prod(g.shape[: args["base_axis"]]), -1),
+            factor=lambda w, args, slot: w.reshape(w.shape[0], -1).T,  # from (in, out...)
+        )
+    ),
+    "Convolution": Function(Product(slot_of_convolution)),
+    # x, weight, and a bias or what batch normalization needs, never both.
+    "FusedConvolution": Function(
+        Product(slot_of_convolution),
+        reads_less=True,
+        writes=frozenset({4, 5}),
+        moves_nothing=True,
+        in_half=lambda inputs: [*inputs[:2], *(v for v in inputs[2:3] if v.ndim == 1)],
+        more_behind=True,
+    ),
+    "Deconvolution": Function(Product(factor=rows_of_groups)),
+    "DepthwiseConvolution": Function(Product(slot_of_depthwise_convolution)),
+    "DepthwiseDeconvolution": Function(
+        Product(factor=lambda w, args, slot: w.reshape(w.shape[0] // args["divisor"], -1))  # from (in, k...)
+    ),
+    # Taken for one large product: its matrices pair every batch element with every other.
+    "BatchMatmul": Function(Product(slots_of_activations, summed_axis, shared_axis)),
+    # Products without: the weight is a gradient or activation that others read, too.
+    "AdaptiveSeparableConvolution": Function(UNSCALED, operands=(0, 1, 2)),
+    **_each("DeformableConvolution PatchCorrelation", Function(UNSCALED)),
+    "Einsum": Function(UNSCALED, operands=None),
+    # They quantize their weight themselves.
+    **_each(
+        "BinaryConnectAffine BinaryConnectConvolution",
+        Function(UNSCALED, reads_more=True, writes=frozenset({2}), operands=(0,)),
+    ),
+    **_each(
+        "BinaryWeightAffine BinaryWeightConvolution",
+        Function(UNSCALED, writes=frozenset({2, 3}), operands=(0,)),
+    ),
+    **_each("INQAffine INQConvolution", Function(UNSCALED, writes=frozenset({1, 2}), operands=(0,))),
+    **_each("LSTM GRU RNN", _RECURRENT),
+    "SpectralNorm": Function(own_references=True, writes=frozenset({1})),
+    # What nn.grad makes of layers.
+    **_each(
+        "AffineDataGrad AffineFilterGrad ConvolutionDataGrad ConvolutionFilterGrad DeconvolutionDataGrad "
+        "DeconvolutionFilterGrad",
+        Function(UNSCALED, multiplies_gradient=True),
+    ),
+    # Gradients.
+    **_each("ClipGradByNorm ClipGradByValue", Function(linear=False)),
+    "Sink": Function(linear=False, moves_nothing=True),
+    **_each("Identity ReLU Reshape Sigmoid Tanh Transpose", Function(never_enlarges=True)),
+    **_each("Add2 Sub2", Function(never_enlarges=True, casts_data=True)),
+    # Normalization and quantization.
+    **_each("BatchNormalization FusedBatchNormalization SyncBatchNormalization", _BATCH_NORMALIZATION),
+    **_each("MeanSubtraction MinMaxQuantize", Function(writes=frozenset({1, 2}))),
+    "QuantizeLinear": Function(writes=frozenset({2})),
+    # Arithmetic, reductions, indices.
+    **_each(
+        "AddN BcAdd2 Mul2 MulN Div2 Pow2 Maximum2 Minimum2 SquaredError AbsoluteError HuberLoss "
+        "EpsilonInsensitiveLoss",
+        Function(casts_data=True),
+    ),
+    **_each("Softmax LogSoftmax SoftmaxCrossEntropy CumSum CumProd", _REDUCTION),
+    **_each("Arange OneHot Sort TopKData TopKGrad Unique", _INDICES),
+    "Shape": _INDICES._replace(moves_nothing=True),
+    **_each("Equal NotEqual Greater GreaterEqual Less LessEqual", _INDICES),
+    **_each(
+        "EqualScalar NotEqualScalar GreaterScalar GreaterEqualScalar LessScalar LessEqualScalar", _INDICES
+    ),
+    # Memory.
+    "Assign": Function(writes=frozenset({0})),
+    "BoolScatter": Function(writes=frozenset({2})),
+    **_each("Constant Unlink", Function(moves_nothing=True)),
+}
+
+_ORDINARY = Function()
+
+# Arguments of functions that write nothing where these are false.
+_SWITCHES = ("batch_stat", "update_running_mean")
+
+
+def known(type_name: str) -> Function:
+    """What is known of a function."""
+    return FUNCTIONS.get(type_name, _ORDINARY)
+
+
+def is_matrix_product(type_name: str) -> bool:
+    """Whether functions of this type multiply by weights, with a scale of their own or without."""
+    return known(type_name).product is not None
+
+
+def gemm_slots(type_name: str, args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+    """The inputs of a function whose gradients can carry a scale of their own; none where there is none."""
+    product = known(type_name).product
+    return product.slots(args, inputs, output) if product else []
+
+
+def written_inputs(type_name: str, args: Mapping[str, Any]) -> FrozenSet[int]:
+    """Indices of the inputs that forward of a function writes, as far as it is known."""
+    return known(type_name).writes if all(args.get(name, True) for name in _SWITCHES) else frozenset()
+
+
+def hands_memory_on(type_name: str, args: Mapping[str, Any]) -> bool:
+    """Whether a function's output is its input's memory, which it neither reads nor writes in forward."""
+    return type_name == "Unlink" or (type_name == "Reshape" and args["inplace"])
