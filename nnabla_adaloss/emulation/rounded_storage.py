@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A storage that rounds what is written to it, and knows what it flushed to zero or to infinity."""
+"""A storage that rounds what is written to it, and knows what it flushed to zero or to infinity; and one that
+leaves everything as it is.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Callable, ClassVar, Dict, FrozenSet, Mapping, Optional
 
@@ -23,18 +26,22 @@ class Draws:
     count: int = 0
 
 
-class RoundedStorage:
-    """Rounds arrays to the formats of their precision; keeps the last statistics of each, by variable key."""
+class NativeStorage:
+    """Stores arrays as they are: it has nothing to tell of them."""
 
-    def __init__(self, precisions: LayerPrecisions, kernels: Kernels) -> None:
-        self.precisions = precisions
-        self.kernels = kernels
-        # The precision of each variable, by key, where layers differ.
-        self.of_variables: Mapping[int, Precision] = {}
-        # That of variables which a graph does not know is the most careful one.
-        self._default = precisions.only or precisions.narrowest
-        # Tells the keys of the variables whose gradients are stored in the format.
-        self.rounded_gradients: Callable[[], FrozenSet[int]] = frozenset
+    rounds = False
+    """Whether arrays are rounded, and looked at, as they are stored."""
+
+    narrowest: Optional[Precision] = None
+    """The narrowest precision that anything is stored in, if that is not the context's."""
+
+    largest_weight = math.inf
+    """The largest magnitude that the scaled copy of any weight may hold."""
+
+    largest_single = 0.0
+    """The largest magnitude of a gradient of one element, where that has a format of its own."""
+
+    def __init__(self) -> None:
         # Rounded copies that stand in for leaves while the graph runs.
         self.weights: Dict[int, nn.NdArray] = {}
         # What rounding last did to gradients, and to weights and activations.
@@ -44,6 +51,51 @@ class RoundedStorage:
         self.after: Mapping[int, Callable[[], None]] = {}
         # Storages of one training share it.
         self.drawn = Draws()
+        # Tells the keys of the variables whose gradients are stored in the format.
+        self.rounded_gradients: Callable[[], FrozenSet[int]] = frozenset
+
+    def data_format(self, key: int, size: int) -> Optional[Format]:
+        """The format that the data of a variable of `size` elements is rounded to, or None."""
+        return None
+
+    def gradient_format(self, key: int, size: int) -> Optional[Format]:
+        """The format that the gradient of a variable of `size` elements is rounded to, or None."""
+        return None
+
+    def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
+        """The statistics of a gradient as last rounded, or None."""
+        known = self.gradients.get(key)
+        return known.statistics if known is not None else None
+
+    def data_statistics(self, key: int) -> Optional[ArrayStatistics]:
+        """The statistics of a weight or activation as last rounded, or None."""
+        known = self.data.get(key)
+        return known.statistics if known is not None else None
+
+    def store_gradient(self, key: int, array: nn.NdArray) -> None:
+        """Store a gradient again that was scaled in place."""
+
+    def store(self, key: int, array: nn.NdArray) -> None:
+        """Store the scaled copy of the weight `key`."""
+
+
+class RoundedStorage(NativeStorage):
+    """Rounds arrays to the formats of their precision; keeps the last statistics of each, by variable key."""
+
+    rounds = True
+
+    def __init__(self, precisions: LayerPrecisions, kernels: Kernels) -> None:
+        super().__init__()
+        self.precisions = precisions
+        self.narrowest = precisions.narrowest
+        self.largest_weight = precisions.narrowest.stored_data.max
+        # Gradients of one element are never stored in 8 bits.
+        self.largest_single = precisions.narrowest.gradient_format(1).max
+        self.kernels = kernels
+        # The precision of each variable, by key, where layers differ.
+        self.of_variables: Mapping[int, Precision] = {}
+        # That of variables which a graph does not know is the most careful one.
+        self._default = precisions.only or precisions.narrowest
 
     @property
     def draws(self) -> int:
@@ -100,16 +152,6 @@ class RoundedStorage:
         if holds_gradient:
             format, random_key = precision.backward, self._random_key(precision)
         return self.kernels.round_to_format(readable, target, format, fitted=True, random_key=random_key)
-
-    def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
-        """The statistics of a gradient as last rounded, or None."""
-        known = self.gradients.get(key)
-        return known.statistics if known is not None else None
-
-    def data_statistics(self, key: int) -> Optional[ArrayStatistics]:
-        """The statistics of a weight or activation as last rounded, or None."""
-        known = self.data.get(key)
-        return known.statistics if known is not None else None
 
     def store_gradient(self, key: int, array: nn.NdArray) -> None:
         """Round a gradient again that was scaled in place, keeping the counts of its first rounding; one that

@@ -15,7 +15,7 @@ from ..core.memory import Memory, Seen
 from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
 from ..core.validation import instance_or_none, integer, strings
-from ..emulation.rounded_storage import RoundedStorage
+from ..emulation.rounded_storage import NativeStorage
 from ..errors import GraphChangedError, warn
 from ..graph.float_tail import TailReader
 from ..graph.loss import (
@@ -122,7 +122,7 @@ class AdaptiveLossScaling:
         check_parameters("parameters", parameters)
         self.audience: Optional[Audience] = audience_of(monitors)
         further = strings("non_homogeneous", non_homogeneous, "type names of functions")
-        self._storage: Optional[RoundedStorage] = getattr(loss, "emulated_storage", None)
+        self._storage: NativeStorage = getattr(loss, "emulated_storage", NativeStorage())
         self.loss, self.variable = loss, variable_of(loss)
         self._reader = TailReader(self.variable, float_tail=float_tail)
         reading = self._reader.read()
@@ -164,10 +164,7 @@ class AdaptiveLossScaling:
     @property
     def undoable(self) -> List[Undoable]:
         """What a `Savepoint` keeps of the engine: what is known between two iterations. See `go_back_to`."""
-        found: List[Undoable] = [self, self._chooser.wishes, *self._graph.undoable]
-        if self._storage is not None:
-            found.append(self._storage.drawn)
-        return found
+        return [self, self._chooser.wishes, *self._graph.undoable, self._storage.drawn]
 
     def go_on_from(self, before: AdaptiveLossScaling) -> None:
         """Take over what was learned with another graph of the network, for one rebuilt in each iteration. A
@@ -204,8 +201,7 @@ class AdaptiveLossScaling:
 
     def share_draws(self, other: AdaptiveLossScaling) -> None:
         """Draw the random numbers of an emulated storage from the stream of another loss of the training."""
-        if self._storage is not None and other._storage is not None:
-            self._storage.drawn = other._storage.drawn
+        self._storage.drawn = other._storage.drawn
 
     @property
     def plan(self) -> GraphPlan:
@@ -262,15 +258,14 @@ class AdaptiveLossScaling:
         if self._result is not None and self._result.is_absent:
             return True
         # Rounded to zero by the storage, it is not zero.
-        rounded = None if self._storage is None else self._storage.data.get(hash(self.variable))
+        rounded = self._storage.data.get(hash(self.variable))
         return not self.variable.d.any() and not (rounded is not None and rounded.underflowed)
 
     @property
     def forward_is_suspect(self) -> bool:
         """Whether running statistics, or data that an emulated storage has rounded, are not finite."""
-        if not self.result.state_finite:
-            return True
-        return self._storage is not None and any(x.statistics.nonfinite for x in self._storage.data.values())
+        stored = self._storage.data.values()
+        return not self.result.state_finite or any(seen.statistics.nonfinite for seen in stored)
 
     def find_fault(self) -> Optional[ForwardFault]:
         """The first function that is not finite on the present inputs, on which forward runs once more."""
@@ -371,9 +366,8 @@ class AdaptiveLossScaling:
 
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next scales, as plain numbers, strings, lists and dicts."""
-        draws = 0 if self._storage is None else self._storage.drawn.count
         planned, wishes = self._graph.prepared(), self._chooser.wishes
-        return state_of(planned, self.components, wishes, self.iteration, draws)
+        return state_of(planned, self.components, wishes, self.iteration, self._storage.drawn.count)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned; ValueError, and no change, if that cannot be."""
@@ -387,8 +381,7 @@ class AdaptiveLossScaling:
             raise
         self.components = Seen(memory)
         self._graph.forget_others()
-        if self._storage is not None:
-            self._storage.drawn.count = draws
+        self._storage.drawn.count = draws
 
     def forward(
         self,
@@ -507,9 +500,7 @@ def _layers_of(told: Mapping[str, Sequence[float]]) -> Dict[str, Sequence[float]
     return {name[len(_LAYER) :]: row for name, row in told.items() if name.startswith(_LAYER)}
 
 
-def _config_for(
-    config: Optional[AdaLossConfig], storage: Optional[RoundedStorage], *, in_half: bool
-) -> AdaLossConfig:
+def _config_for(config: Optional[AdaLossConfig], storage: NativeStorage, *, in_half: bool) -> AdaLossConfig:
     """The configuration for a network, with method and dtype filled in.
 
     Raises:
@@ -518,5 +509,5 @@ def _config_for(
     if config is not None and config.unused:
         ignored = " and ".join(config.unused)
         warn(f'{ignored} change nothing with the default method; give loss_scale_method="approx_range", too')
-    stored = storage.precisions.narrowest if storage else Precision() if in_half else None
+    stored = storage.narrowest or (Precision() if in_half else None)
     return (config or AdaLossConfig()).for_network().stored_in(stored)

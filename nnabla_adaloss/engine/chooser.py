@@ -163,11 +163,9 @@ def _weight_room(planned: PreparedGraph, config: AdaLossConfig) -> Mapping[int, 
     """By position of a weight, the largest alpha with which its scaled copy stays in range: 1 if it was
     not measured.
     """
-    largest, ranges = config.range.u_max, planned.ranges
+    # Scaled copies of weights are stored as weights are.
+    largest, ranges = min(config.range.u_max, planned.storage.largest_weight), planned.ranges
     found: Dict[int, float] = {}
-    if planned.storage is not None:
-        # Scaled copies of weights are stored as weights are.
-        largest = min(largest, planned.storage.precisions.narrowest.stored_data.max)
     recomputed = planned.plan.structure.described.recomputed
     for _, slot in planned.plan.structure.layer_slots.values():
         weight = planned.statistics.data(slot.factor)

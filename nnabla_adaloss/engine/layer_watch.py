@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..core.formats import Format
 from ..core.layer_record import LayerRecord, Reason
 from ..core.schedule import ScaleSchedule
-from ..emulation.rounded_storage import RoundedStorage
+from ..emulation.rounded_storage import NativeStorage
 from ..graph.node import Node, Scaling
 from ..graph.structure import GraphStructure
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
@@ -29,7 +29,7 @@ class LayerWatch:
         self,
         audience: Audience,
         kernels: Kernels,
-        storage: Optional[RoundedStorage],
+        storage: NativeStorage,
         format: Format,
         records: Iterable[LayerRecord],
     ) -> None:
@@ -93,9 +93,7 @@ class _Look:
         if stored_dtype(array) not in (FLOAT32, FLOAT16):
             return None
         statistics, exponents = self._stored.kernels.exponent_histogram(array)
-        if storage is None:
-            return GradientSeen(statistics, exponents, self._stored.format)
-        format = storage.gradient_format(key, array.size)
+        format = storage.gradient_format(key, array.size) or self._stored.format
         rounded = storage.gradients.get(key)
         if rounded is None:
             return GradientSeen(statistics, exponents, format)
@@ -116,7 +114,7 @@ class _Look:
         if v.data.clear_called or stored_dtype(v.data) not in (FLOAT32, FLOAT16):
             return None
         statistics, exponents = self._stored.kernels.exponent_histogram(v.data)
-        format = self._stored.format if storage is None else storage.data_format(hash(v), v.data.size)
+        format = storage.data_format(hash(v), v.data.size) or self._stored.format
         return GradientSeen(statistics, exponents, format)
 
     def arrays(self) -> LayerArrays:

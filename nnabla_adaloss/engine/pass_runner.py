@@ -9,7 +9,7 @@ from ..core.config import AdaLossConfig
 from ..core.formats import get_format
 from ..core.layer_record import LayerObserver
 from ..core.schedule import ScaleSchedule
-from ..emulation.rounded_storage import RoundedStorage
+from ..emulation.rounded_storage import NativeStorage
 from ..graph.loss import LossLike, LossSeed, Seed
 from ..kernels import Kernels
 from ..monitor import Audience, LayerScaled
@@ -35,7 +35,7 @@ class PassRunner:
         seed: LossSeed,
         config: AdaLossConfig,
         kernels: Kernels,
-        storage: Optional[RoundedStorage],
+        storage: NativeStorage,
         audience: Optional[Audience],
     ) -> None:
         self._loss, self._seed, self._config, self._kernels = loss, seed, config, kernels
@@ -105,7 +105,7 @@ class PassRunner:
         if known is not None and schedule.is_applied_as(known[0]):
             steps = known[1]
         else:
-            rounded = self._storage is not None
+            rounded = self._storage.rounds
             steps = plan_steps(planned.plan, schedule, rounded=rounded, max_bytes=self._max_bytes)
         planned.keep_steps(schedule, steps)
         return steps

@@ -14,7 +14,7 @@ from ..core.layer_record import Reason
 from ..core.methods import Fixed, Needs
 from ..core.schedule import ScaleSchedule, Schedules
 from ..emulation.gradient_ranges import GradientRanges
-from ..emulation.rounded_storage import RoundedStorage
+from ..emulation.rounded_storage import NativeStorage, RoundedStorage
 from ..graph.float_tail import TailReader
 from ..graph.loss_weights import LossWeights
 from ..graph.names import ParameterNames, Parameters, names_of, registered_names
@@ -85,7 +85,7 @@ class PreparedGraph:
     pool: ScratchPool
     measurements: Measurements
     statistics: Statistics
-    storage: Optional[RoundedStorage]  # an emulated one, which sees every gradient
+    storage: NativeStorage  # an emulated one sees every gradient
     known: KnownGraph
     components: Components
     schedules: Schedules
@@ -96,9 +96,7 @@ class PreparedGraph:
     chosen: Tuple[Optional[ScaleSchedule], Any] = (None, None)
     _shares: Sequence[Optional[Share]] = ()
 
-    def built_again(
-        self, plan: GraphPlan, components: Components, storage: Optional[RoundedStorage]
-    ) -> PreparedGraph:
+    def built_again(self, plan: GraphPlan, components: Components, storage: NativeStorage) -> PreparedGraph:
         """The same for another graph of the same topology."""
         structure = plan.structure
         weights = structure.loss_weights(by_layer=components is structure.components(by_layer=True))
@@ -125,8 +123,7 @@ class PreparedGraph:
     @cached_property
     def in_float(self) -> FrozenSet[int]:
         """The functions of one element that are given gradients in float32, and hand them on so."""
-        structure, keys, storage = self.plan.structure, self.plan.keys, self.storage
-        rounded = frozenset() if storage is None else storage.rounded_gradients()
+        structure, keys, rounded = self.plan.structure, self.plan.keys, self.storage.rounded_gradients()
         exact = {n.number for n in structure.nodes if n.separates and not (n.non_homogeneous or n.half)}
         found = set()
         for node in structure.nodes:
@@ -142,7 +139,7 @@ class PreparedGraph:
     def ranges(self) -> Optional[GradientRanges]:
         """What each gradient may reach, where layers are stored in different formats."""
         storage = self.storage
-        if storage is None or storage.precisions.only is not None:
+        if not isinstance(storage, RoundedStorage) or storage.precisions.only is not None:
             return None
         return GradientRanges(self.config, storage, self.plan)
 
@@ -153,10 +150,8 @@ class PreparedGraph:
         if self.ranges is not None:
             found = self.ranges.of_components(self.components)
             return [found.get(index, self.config.range.u_max) for index in range(count)]
-        u_max = of_single = self.config.range.u_max
-        if self.storage is not None:
-            # Gradients of one element are never stored in 8 bits.
-            of_single = max(u_max, self.storage.precisions.narrowest.gradient_format(1).max)
+        u_max = self.config.range.u_max
+        of_single = max(u_max, self.storage.largest_single)
         return [of_single if i in self.components.single else u_max for i in range(count)]
 
     def loss_weights(self) -> Tuple[float, ...]:
@@ -194,7 +189,7 @@ class PreparedGraph:
             structure, wanted = self.plan.structure, self.statistics.wanted
             gradients = {*structure.largest_gradients} | wanted.gradients | wanted.watched
             shares = shares_of(structure, gradients, wanted.data, self.schedules.iterations)
-            if self.storage is not None:
+            if self.storage.rounds:
                 # It sees every gradient of every pass, but for those of functions in float.
                 shares = [share._replace(leaves=frozenset(structure.leaves)) for share in shares]
             self._shares = [share if any(share) else None for share in shares]
@@ -230,7 +225,7 @@ class GraphPreparation:
         non_homogeneous: Sequence[str],
         *,
         kernels: Kernels,
-        storage: Optional[RoundedStorage],
+        storage: NativeStorage,
         delayed: bool,
         watched: bool,
     ) -> None:
@@ -360,7 +355,7 @@ class GraphPreparation:
         slots = structure.layer_slots.values()
         outputs = frozenset(node.outputs[0] for node, _ in slots)
         # Scaled copies of weights are stored as they are, and must not leave the range.
-        stored = self._looked_at or self._storage is not None
+        stored = self._looked_at or self._storage.rounds
         return Wanted(
             outputs if self._looked_at else frozenset(),
             # What backward computes again is not there before it; to read it makes nnabla believe that it is.

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 import nnabla as nn
 
-from ..emulation.rounded_storage import RoundedStorage
+from ..emulation.rounded_storage import NativeStorage
 from ..graph.node import Scaling
 from ..kernels.arrays import are_readable, as_float32
 from ..kernels.interface import Kernels, ScaledCopies
@@ -29,7 +29,7 @@ class SwappedFactors:
 class ScaledWeights:
     """Hands functions alpha times a weight in place of the weight, and puts the weight back."""
 
-    def __init__(self, kernels: Kernels, pool: ScratchPool, storage: Optional[RoundedStorage]) -> None:
+    def __init__(self, kernels: Kernels, pool: ScratchPool, storage: NativeStorage) -> None:
         self._kernels = kernels
         self._pool = pool
         self._storage = storage
@@ -58,14 +58,6 @@ class ScaledWeights:
         readable = sources
         if not are_readable(sources):
             readable = [self._readable(source, index) for index, source in enumerate(sources)]
-        if storage is None:
-            copies.sources = readable
-            self._kernels.scaled_copy_all(copies)
-            for swapped in zip(factors.variables, sources, targets):
-                # Noted before it is swapped: a signal may interrupt us between any two lines.
-                self._swapped.append(swapped)
-                swapped[0].data = swapped[2]
-            return
         rounded = [storage.weights.get(key) for key in factors.keys]
         copies.sources = [array or source for array, source in zip(rounded, readable)]
         self._kernels.scaled_copy_all(copies)
@@ -76,25 +68,26 @@ class ScaledWeights:
                 self._stand_ins.append((key, array))
                 storage.weights[key] = swapped[2]
             else:
+                # Noted before it is swapped: a signal may interrupt us between any two lines.
                 self._swapped.append(swapped)
                 swapped[0].data = swapped[2]
 
     def restore(self) -> None:
         """Put everything back; harmless when nothing is swapped."""
-        # Forgotten after it is put back, for the same reason. What somebody else put back already (an
-        # emulation, to its own master) stays.
+        # Forgotten after it is put back: a signal may interrupt us between any two lines. What somebody else
+        # put back already (an emulation, to its own master) stays.
         while self._swapped:
             variable, source, scaled = self._swapped[-1]
             if variable.data == scaled:
                 variable.data = source
             self._swapped.pop()
-        while self._stand_ins and self._storage is not None:
+        while self._stand_ins:
             key, rounded = self._stand_ins[-1]
             self._storage.weights[key] = rounded
             self._stand_ins.pop()
 
     def _store(self, key: int, scaled: nn.NdArray, alpha: float) -> None:
-        if self._storage is not None and alpha < 1.0:
+        if alpha < 1.0:
             self._storage.store(key, scaled)
 
     def _readable(self, array: nn.NdArray, index: int) -> nn.NdArray:

@@ -23,7 +23,7 @@ import nnabla as nn
 
 from ..core.statistics import ArrayStatistics, pool
 from ..core.validation import number
-from ..emulation.rounded_storage import RoundedStorage
+from ..emulation.rounded_storage import NativeStorage
 from ..graph.plan import GraphPlan
 from ..graph.structure import GraphStructure
 from ..kernels.arrays import are_readable, as_float32, stored_dtype
@@ -70,7 +70,7 @@ class Statistics:
         plan: GraphPlan,
         measurements: Measurements,
         pool: ScratchPool,
-        storage: Optional[RoundedStorage],
+        storage: NativeStorage,
         wanted: Wanted,
     ) -> None:
         self._plan, self._measurements, self._pool, self._storage = plan, measurements, pool, storage
@@ -83,7 +83,7 @@ class Statistics:
         # What was measured since all ranks exchanged what they know.
         self._new: Set[int] = set()
 
-    def bind(self, plan: GraphPlan, storage: Optional[RoundedStorage]) -> None:
+    def bind(self, plan: GraphPlan, storage: NativeStorage) -> None:
         """Measure the arrays of this graph from now on."""
         self._plan, self._storage = plan, storage
 
@@ -110,7 +110,7 @@ class Statistics:
         """Start to measure arrays as they are now, all in one call; gradients go with their scales."""
         arrays = [self._plan.all_variables[position].grad for position, _ in gradients]
         found = [*gradients]
-        if self._storage is not None or not are_readable(arrays):
+        if self._storage.rounds or not are_readable(arrays):
             arrays, found = self._left_to_measure(gradients, arrays)
         unseen = [p for p in data if ~p not in self._running and not self._has_seen(p)]
         arrays += self._readable(unseen)
@@ -122,8 +122,7 @@ class Statistics:
 
     def _has_seen(self, position: int) -> bool:
         """Take over what an emulated storage knows of data, as it has rounded it."""
-        storage = self._storage
-        found = None if storage is None else storage.data_statistics(self._plan.keys[position])
+        found = self._storage.data_statistics(self._plan.keys[position])
         if found is not None:
             self._running[~position] = found, 1.0
         return found is not None
@@ -135,7 +134,7 @@ class Statistics:
         keys, storage = self._plan.keys, self._storage
         left, found = [], []
         for (position, scale), array in zip(gradients, arrays):
-            seen = None if storage is None else storage.gradient_statistics(keys[position])
+            seen = storage.gradient_statistics(keys[position])
             if seen is not None:
                 self._running[position] = seen, scale
             elif stored_dtype(array) is not None:

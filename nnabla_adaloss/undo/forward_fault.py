@@ -8,7 +8,7 @@ from typing import Any, List, NamedTuple, Optional
 import nnabla as nn
 import numpy as np
 
-from ..emulation.rounded_storage import RoundedStorage
+from ..emulation.rounded_storage import NativeStorage
 from ..graph.loss import LossLike
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
@@ -27,7 +27,7 @@ class ForwardFault(NamedTuple):
 
 
 def find_fault(
-    loss: LossLike, plan: GraphPlan, kernels: Kernels, storage: Optional[RoundedStorage]
+    loss: LossLike, plan: GraphPlan, kernels: Kernels, storage: NativeStorage
 ) -> Optional[ForwardFault]:
     """The first function that is not finite on the present inputs; forward runs once more for that."""
     found: List[ForwardFault] = []
@@ -42,7 +42,7 @@ def find_fault(
     return found[0] if found else None
 
 
-def _fault(f: Any, plan: GraphPlan, kernels: Kernels, storage: Optional[RoundedStorage]) -> Optional[str]:
+def _fault(f: Any, plan: GraphPlan, kernels: Kernels, storage: NativeStorage) -> Optional[str]:
     """What is not finite around a function that has just run, in words."""
     for v in f.inputs:
         bad = 0 if v.parent is not None else _nonfinite(v, kernels)
@@ -53,10 +53,10 @@ def _fault(f: Any, plan: GraphPlan, kernels: Kernels, storage: Optional[RoundedS
     for v in f.outputs:
         bad = _nonfinite(v, kernels)
         if bad:
-            rounded = None if storage is None else storage.data.get(hash(v))
-            if storage is None or rounded is None or not rounded.overflowed:
-                return f"computes {bad} infinities or NaNs from finite inputs"
+            rounded = storage.data.get(hash(v))
             stored = storage.data_format(hash(v), v.size)
+            if rounded is None or stored is None or not rounded.overflowed:
+                return f"computes {bad} infinities or NaNs from finite inputs"
             return f"computes {rounded.overflowed} numbers beyond {stored.name}, which ends at {stored.max:g}"
     return None
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss.core.statistics import ArrayStatistics, pool, statistics_of
+from nnabla_adaloss.emulation.rounded_storage import NativeStorage
 from nnabla_adaloss.engine import statistics
 from nnabla_adaloss.engine.statistics import Findings, Share, Statistics, Wanted, shares_of
 from nnabla_adaloss.graph.plan import GraphPlan
@@ -52,7 +53,7 @@ class Arrays:
             self.plan,
             measurements or HostMeasurements(CpuKernels()),
             ScratchPool(),
-            storage,
+            storage or NativeStorage(),
             wanted or Wanted(everything, everything, frozenset()),
         )
 
@@ -232,7 +233,7 @@ class Rank:
         gradients = frozenset(node.outputs[0] for node, _ in self.layers.values())
         factors = frozenset(slot.factor for _, slot in self.layers.values())
         measurements, wanted = HostMeasurements(CpuKernels()), Wanted(gradients, factors, frozenset())
-        self.source = Statistics(self.plan, measurements, ScratchPool(), None, wanted)
+        self.source = Statistics(self.plan, measurements, ScratchPool(), NativeStorage(), wanted)
 
     def measure(self, values: Mapping[str, float], *, weight: float = 1.0) -> None:
         """Gradients of some products, and what they multiply by, of such values."""

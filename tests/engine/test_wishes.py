@@ -17,6 +17,7 @@ from nnabla_adaloss.core.layer_record import Reason
 from nnabla_adaloss.core.methods import Range
 from nnabla_adaloss.core.statistics import statistics_of
 from nnabla_adaloss.emulation.gradient_ranges import GradientRanges
+from nnabla_adaloss.emulation.rounded_storage import NativeStorage
 from nnabla_adaloss.engine.statistics import Statistics, Wanted
 from nnabla_adaloss.engine.wishes import Wishes
 from nnabla_adaloss.graph.plan import GraphPlan
@@ -67,7 +68,7 @@ class Layers:
             self.plan,
             HostMeasurements(CpuKernels()),
             ScratchPool(),
-            None,
+            NativeStorage(),
             Wanted(everything, everything, frozenset()),
         )
         made = AdaLossConfig(loss_scale_method=method, **{"use_bound": False, **config})

@@ -173,8 +173,7 @@ class BackwardPass(ABC):
             if stored_dtype(array) is None:
                 continue
             self.kernels.scale_(array, factor)
-            if self.storage is not None:
-                self.storage.store_gradient(plan.keys[position], array)
+            self.storage.store_gradient(plan.keys[position], array)
 
     def _report_of(self, gradients: LeafGradients) -> PassReport:
         """What has been found, where parameter gradients were taken one by one."""
@@ -229,7 +228,7 @@ class BackwardPass(ABC):
         # What functions in float hand on among themselves is not stored in the format. Single elements count
         # all the same where they are a component by themselves.
         apart = {p for p in single if p in graph.of and graph.of[p] in graph.single}
-        if storage is None:
+        if not storage.rounds:
             return [one for one in measured if one[0] in apart or one[0] not in structure.in_float]
         rounded, scales = storage.gradients, self.scales
         found = [one for one in measured if one[0] in apart or keys[one[0]] in rounded]
@@ -245,7 +244,7 @@ class BackwardPass(ABC):
         are checked where they are unscaled.
         """
         keys = self.plan.keys
-        rounded = {} if self.storage is None else self.storage.gradients
+        rounded = self.storage.gradients
         bad = {p for p in self.scales if keys[p] in rounded and rounded[keys[p]].statistics.nonfinite}
         return bad.difference(self.plan.structure.leaves)
 
@@ -280,6 +279,6 @@ class BackwardPass(ABC):
             or (not bad_leaves.isdisjoint(map(structure.leaf, node.leaves)) and not (bad and node.slots))
         ]
         # Where the gradient of a layer is not finite, that of its weight is not; not all functions have one.
-        if first is None or self.storage is not None or self._request.measure_all:
+        if first is None or self.storage.rounds or self._request.measure_all:
             return labels, first, frozenset()
         return labels, first, unseen_before(graph, first, finite - {first})

@@ -39,7 +39,7 @@ class HookedPass(BackwardPass):
             planned.kernels,
             planned.pool,
             planned.measurements,
-            rounded=planned.storage is not None,
+            rounded=planned.storage.rounds,
             unscale_each=request.hooks.take_gradients,
         )
 

@@ -51,7 +51,7 @@ class HooklessPass(BackwardPass):
         self._leaves: Optional[LeafGradients] = None
         if not (found[1] and steps.leaves.direct):
             self._leaves = LeafGradients(
-                planned.kernels, planned.pool, planned.measurements, rounded=planned.storage is not None
+                planned.kernels, planned.pool, planned.measurements, rounded=planned.storage.rounds
             )
 
     def begin(self) -> Tuple[Hooks, Hooks]:
@@ -72,7 +72,7 @@ class HooklessPass(BackwardPass):
             return (), ()
         keys = self.plan.function_keys
         numbers = {keys[number]: number for number in (*between, *following)}
-        if self.storage is not None:
+        if self.storage.rounds:
             # An emulated storage looks at each function anyway.
             self.storage.after = {key: partial(self._after, number) for key, number in numbers.items()}
             return (), ()
@@ -96,7 +96,7 @@ class HooklessPass(BackwardPass):
         variables, keys, storage = self.plan.all_variables, self.plan.keys, self.storage
         for position in positions:
             variable = variables[position]
-            seen = storage is not None and storage.gradient_statistics(keys[position]) is not None
+            seen = storage.gradient_statistics(keys[position]) is not None
             if not seen and not variable.persistent:
                 # Noted before it is set: a signal may interrupt us between any two lines.
                 self._kept.append(variable)
@@ -124,8 +124,7 @@ class HooklessPass(BackwardPass):
 
     def restore(self) -> None:
         """Put every swapped array back; harmless when none is swapped."""
-        if self.storage is not None:
-            self.storage.after = {}
+        self.storage.after = {}
         if self._kept:
             self._release()
         if self._weights is not None:
