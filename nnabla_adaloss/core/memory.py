@@ -207,7 +207,7 @@ class Seen(NamedTuple):
         """With the batch of the last pass; one whose loss is zero, as without a reward, tells nothing of how
         large gradients are.
         """
-        return self if self.tells or not tells else self._replace(tells=True)
+        return self._replace(tells=self.tells or tells)
 
     @property
     def _learned(self) -> _Gains:
@@ -237,6 +237,8 @@ class Seen(NamedTuple):
 
     def after_iteration(self, *, good: bool = False) -> Seen:
         """After the iteration, with all that it has `remembered`."""
+        if not (self.now or self.lost or self.assumed or self.measured_all):
+            return self
         return Seen(self.remembered(good=good), self.iteration, self.attempt, self.present, self.settled)
 
     def without_iteration(self) -> Seen:

@@ -14,6 +14,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple, Optional
 
+LOOK_AFTER = 3
+"""After so many repeats what could be wrong is looked into."""
+
 
 class Verdict(Enum):
     """The last six are final."""
@@ -37,7 +40,7 @@ class Rules(NamedTuple):
 
     repeat: bool  # whether they run again; else they are lost
     max_repeats: int
-    look_after: int = 3  # so many repeats have not helped: what could be wrong is looked into
+    look_after: int = LOOK_AFTER
     lost: bool = False  # whether what is done for this batch is done for a window that is lost already
 
 

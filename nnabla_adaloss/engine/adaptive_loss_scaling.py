@@ -253,6 +253,12 @@ class AdaptiveLossScaling:
         """False when the last backward has found its scales far too low: run the batch again."""
         return self.components.settled
 
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing in the last backward has to be judged: it was finite, and its scales do."""
+        result = self._result
+        return result is not None and not result.found_inf and self.components.settled
+
     def has_nothing_to_learn(self) -> bool:
         """Whether the loss of the last batch is zero, or every loss weight is."""
         if self._result is not None and self._result.is_absent:
@@ -483,8 +489,9 @@ class AdaptiveLossScaling:
         finally:
             if self._spoilt.keys or (report is not None and report.found_inf):
                 self._spoilt.put_back(frozenset() if report is None else report.nonfinite)
-        tells = any(report.largest) or not self.has_nothing_to_learn()
-        self.components = self.components.counting(tells=tells)
+        if self.components.now and not self.components.tells:
+            tells = any(report.largest) or not self.has_nothing_to_learn()
+            self.components = self.components.counting(tells=tells)
         self.iteration = iteration + 1
 
     def probe(self, scale: float) -> None:

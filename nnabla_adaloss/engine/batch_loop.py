@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Callable, Iterable, NamedTuple, Optional, Tuple
 
 import nnabla as nn
@@ -39,8 +38,7 @@ def _nothing(*_: Any) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class BatchLoop:
+class BatchLoop(NamedTuple):
     """Runs the batches of one loss.
 
     `run_pass` runs forward and backward on the present inputs, and is told whether over the same batch again.
@@ -59,17 +57,22 @@ class BatchLoop:
 
     def run(self, rules: Rules) -> Outcome:
         """Run a batch until its gradients can be used, or no rule allows another pass."""
-        again, repeats = False, 0
+        self.run_pass(False)
+        return self.go_on(rules)
+
+    def go_on(self, rules: Rules) -> Outcome:
+        """Go on with a batch after its first pass."""
+        repeats = 0
         while True:
-            self.run_pass(again)
             found = self.judge(self._facts(repeats), rules)
             if found.overflowed and not rules.lost:
                 self.on_overflow(found)
             if found.verdict is not Verdict.AGAIN:
                 return found
-            again, repeats = True, repeats + 1
+            repeats += 1
             self.on_repeat(found)
             self.scaling.guard.undo_batch()
+            self.run_pass(True)
 
     def judge(self, facts: Facts, rules: Rules) -> Outcome:
         """What the last pass has come to; what the verdict asks for is found out."""
@@ -107,9 +110,9 @@ class BatchLoop:
 
     def _facts(self, repeats: int) -> Facts:
         """What is known after a pass."""
-        scaling, report = self.scaling, self.scaling.result
+        scaling = self.scaling
         settled = scaling.settled or not scaling.guard.can_undo_batch
-        if not report.found_inf or gradients_are_finite(scaling.kernels, self.parameters()):
+        if not scaling.result.found_inf or gradients_are_finite(scaling.kernels, self.parameters()):
             return Facts(repeats, settled)
         return self.overflow(repeats)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from ..core.verdict import Rules, Verdict
+from ..core.verdict import LOOK_AFTER, Rules, Verdict
 from ..engine import BatchLoop, Outcome
 from ..monitor import BatchRepeated, Overflowed
 from .global_scale import GlobalScale
@@ -36,33 +36,36 @@ class BatchRunner:
         into whether any scale helps.
         """
         scaling = updater.scaling
+        # With delay=0 every batch runs twice.
+        scaling.guard.begin_batch(first=first, repeat=self._repeat or not scaling.delay)
+        with self._lock:
+            self._forward_backward(updater, again=False)
+            # Nearly always.
+            if scaling.is_good:
+                return before
+            rules = Rules(
+                self._repeat, updater.max_retries, 0 if suspicious else LOOK_AFTER, before.overflowed
+            )
+            return _together(before, self._loop(updater, before).go_on(rules))
 
-        def run_pass(again: bool) -> None:
-            with self._lock:
-                self._forward_backward(updater, again=again)
-
+    def _loop(self, updater: Settings, before: Outcome) -> BatchLoop:
         def on_repeat(found: Outcome) -> None:
             found = _together(before, found)
             self._on_repeat(found)
-            if scaling.audience is not None:
+            if updater.scaling.audience is not None:
                 cause = "overflow" if found.overflowed else "first measurement"
                 event = BatchRepeated(updater.iteration, found.attempt, cause, found.layers)
-                scaling.audience.tell(event)
+                updater.scaling.audience.tell(event)
 
-        loop = BatchLoop(
-            scaling,
-            run_pass,
+        return BatchLoop(
+            updater.scaling,
+            lambda again: self._forward_backward(updater, again=again),
             lambda: updater.solver.get_parameters().values(),
             updater.policy.min_scale,
-            self._s0.lower if self._repeat else lambda: False,
+            lambda: self._repeat and self._s0.lower(),
             lambda found: _tell_overflow(updater, _together(before, found)),
             on_repeat,
         )
-        look_after = 0 if suspicious else Rules(True, 0).look_after
-        rules = Rules(self._repeat, updater.max_retries, look_after, before.overflowed)
-        # With delay=0 every batch runs twice.
-        scaling.guard.begin_batch(first=first, repeat=self._repeat or not scaling.delay)
-        return _together(before, loop.run(rules))
 
     def _forward_backward(self, updater: Settings, *, again: bool) -> None:
         scaling, (forward_hooks, backward_hooks) = updater.scaling, self._hooks
