@@ -221,12 +221,13 @@ class Schedules:
         self, iteration: int, fixed_scale: Optional[float], weights: Tuple[float, ...]
     ) -> Optional[ScaleSchedule]:
         """The schedule for this iteration; None: it is to be chosen."""
-        schedule, age = self.last(weights), iteration - self.since
+        chosen_in, schedule = self.chosen.get(weights, (0, None))
         if schedule is None or schedule.fixed_scale != fixed_scale:
             return None
         # With delay=0 all batches of the iteration that measures do.
-        held = int(not self.delayed) <= age < self.iterations and self.chosen[weights][0] >= self.since
-        return schedule if held or self.for_good(fixed_scale) else None
+        first, age = int(not self.delayed), iteration - self.since
+        held = first <= age < self.iterations and chosen_in >= self.since
+        return schedule if held or (self.constant and fixed_scale is not None) else None
 
     def moved(self, iteration: int, weights: Tuple[float, ...], max_scale: float) -> Optional[ScaleSchedule]:
         """The measured schedule that was chosen last, if it only has to be moved to these loss weights."""
