@@ -13,7 +13,13 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, FormatEmulation, GradScaler, LossScaleWarning
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScalingUpdater,
+    FormatEmulation,
+    GradScaler,
+    LossScaleWarning,
+)
 from tests.tampering import Gate
 from tests.updaters.networks import (
     FLOAT,
@@ -702,3 +708,22 @@ def test_parameters_with_one_name_are_told_apart() -> None:
     scaler = GradScaler(*solvers, storage="float16")
     plan = scaler.scaling(F.mean(F.affine(F.affine(x, both[0]), F.transpose(both[1], (1, 0))) ** 2)).plan
     assert {"w", "1/w"} <= set(plan.names.values())
+
+
+@pytest.mark.parametrize("way", ["repeat", "next", "scaler"])
+def test_an_infinite_gradient_that_no_solver_uses_costs_the_same_everywhere(way: str) -> None:
+    """That of a leaf at a square root of zero, which nobody trains."""
+    frozen = nn.Variable.from_numpy_array(np.zeros((4, 5), np.float32), need_grad=True)
+    loss = two_layers(data(4, 3)) + F.mean(F.pow_scalar(F.abs(frozen), 0.5))
+    solver = solver_of(S.Sgd(0.01))
+    if way == "scaler":
+        scaler = GradScaler(solver, storage="float16")
+        assert scaler_step(scaler, solver, loss)
+        scaling = scaler.scaling(loss)
+    else:
+        updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", on_overflow=way)
+        assert updater.update().reason == "updated"
+        scaling = updater.scaling
+    assert "Abs" in scaling.found_inf
+    # The first batch, and that batch once more with what it has shown.
+    assert scaling.components.attempt == 1
