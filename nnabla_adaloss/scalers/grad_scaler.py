@@ -303,6 +303,11 @@ class GradScaler:
         """The engine of a loss: `loss_scale`, `layer_scales`, `plan`, ... of its last backward."""
         return self._losses.of(loss)
 
+    @property
+    def engines(self) -> List[AdaptiveLossScaling]:
+        """The engines of the losses that were used, the last one last."""
+        return self._losses.engines
+
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next scales, as plain numbers, strings, lists and dicts.
 

@@ -39,6 +39,11 @@ class ScaledLosses:
         return self._remember(self._make(loss, self.forward_state))
 
     @property
+    def engines(self) -> List[AdaptiveLossScaling]:
+        """The engines, in the order of use."""
+        return list(self._known.values())
+
+    @property
     def last(self) -> Optional[AdaptiveLossScaling]:
         """The engine that was used last; None before the first."""
         return next(reversed(self._known.values()), None)

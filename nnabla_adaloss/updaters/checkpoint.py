@@ -3,22 +3,28 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
 import zipfile
-from typing import Any, Dict, List, Mapping, Optional, Union
+from itertools import chain
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Union
 
 import nnabla as nn
 import numpy as np
+from nnabla.experimental.parametric_function_class.module import Module as ClassModule
 from nnabla.solver import Solver, SolverState
 
+from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..state import StateFileError
 from ..state.whole_file import replace_file, special_kind
 
 _VERSION = 1
 _HEAD = "nnabla_adaloss checkpoint"
 _SIGNATURE = b"PK"  # with which every archive begins
+
+_MODULES = (nn.Module, ClassModule)
 
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError, OSError)
 
@@ -30,24 +36,28 @@ def save_checkpoint(
 ) -> None:
     """Save all that a training needs to go on bit for bit into one file, whole or not at all.
 
-    These are the parameters of the current scope (running statistics included) and of the solvers, the states
-    of the solvers, and those of updaters and scalers with their iteration. Data and random generators are
-    yours: derive them from `updater.counters.fed`, or give `extra`. Of several ranks, one saves.
+    These are the parameters of the current scope (running statistics included), of the solvers and of the
+    Modules that are given, the states of the solvers, and those of updaters and scalers with their iteration.
+    Data and random generators are yours: derive them from `updater.counters.fed`, or give `extra`. Of several
+    ranks, one saves.
 
     Args:
         path: the file; its folder must exist. An older one is replaced when the new one is complete.
-        *parts: updaters, which bring their solver along; scalers and solvers of a loop of your own.
+        *parts: updaters, which bring their solver along; scalers and solvers of a loop of your own; and each
+            `nn.Module`, whose running statistics and frozen parameters no scope and no solver has.
         extra: what else you need to go on, by name, as JSON holds it; single numbers of NumPy are saved, too.
             `load_checkpoint` returns it. None: `{}`.
 
     Raises:
-        TypeError: there is no part, one is neither a solver nor has a state, or JSON cannot hold `extra`.
-        OSError: the file cannot be written; an older one is left as it was.
+        TypeError: there is no part, one is of another kind, or JSON cannot hold `extra`.
+        ValueError: something that the training needs is in none of the parts, such as the running statistics
+            of a Module that is not given; or two parameters have one name.
+        OSError: the file cannot be written. Whatever is raised, an older one is left as it was.
 
     Example:
-        >>> import os, tempfile
+        >>> import os, tempfile, nnabla as nn
         >>> import nnabla.functions as F, nnabla.parametric_functions as PF, nnabla.solvers as S
-        >>> from nnabla_adaloss import AdaptiveLossScalingUpdater
+        >>> from nnabla_adaloss import AdaptiveLossScalingUpdater, load_checkpoint, save_checkpoint
         >>> loss, solver = F.mean(PF.affine(nn.Variable((2, 3)), 1) ** 2), S.Adam()
         >>> solver.set_parameters(nn.get_parameters())
         >>> updater = AdaptiveLossScalingUpdater(solver, loss)
@@ -58,8 +68,8 @@ def save_checkpoint(
     """
     if hasattr(path, "state_dict"):
         raise TypeError("path comes first: save_checkpoint(path, updater)")
-    saved, kept = _with_solvers(parts), _plain(extra)
-    arrays: Arrays = {f"parameters/{name}": v.d for name, v in _parameters(saved).items()}
+    saved, modules, kept = *_with_solvers(parts), _plain(extra)
+    arrays: Arrays = {f"parameters/{name}": v.d for name, v in _parameters(saved, modules).items()}
     head: Dict[str, Any] = {"kind": _HEAD, "version": _VERSION, "extra": kept, "parts": []}
     for number, part in enumerate(saved):
         if isinstance(part, Solver):
@@ -77,15 +87,43 @@ def save_checkpoint(
 def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str, Any]:
     """Go on from a file that `save_checkpoint` wrote; returns its `extra`.
 
-    Build network, solvers and updaters first, and give the same parts in the same order.
+    Build network, solvers and updaters first. Call each Module once: that makes its parameters.
+
+    Args:
+        path: the file.
+        *parts: what was saved, in the same order: updaters, scalers, solvers and Modules. Their parameters,
+            states and iterations become those of the file.
+
+    Returns:
+        What was given as `extra`; `{}` for nothing.
 
     Raises:
+        TypeError: there is no part, or one is of another kind.
         ValueError: the file is damaged or no checkpoint, or it is of another network, of other solvers, or of
-            updaters with other settings: the message names what differs. Nothing changes then.
+            updaters with other settings: the message names what differs. Whatever is raised, nothing changes.
         OSError: the file cannot be read.
+
+    Example:
+        >>> import os, tempfile, nnabla as nn
+        >>> import nnabla.functions as F, nnabla.parametric_functions as PF, nnabla.solvers as S
+        >>> from nnabla_adaloss import AdaptiveLossScalingUpdater, load_checkpoint, save_checkpoint
+        >>> class Net(nn.Module):
+        ...     def call(self, x):
+        ...         return PF.affine(PF.batch_normalization(x), 1)
+        >>> net, solver = Net(), S.Adam()
+        >>> loss = F.mean(net(nn.Variable((2, 3))) ** 2)
+        >>> solver.set_parameters(net.get_parameters())
+        >>> updater = AdaptiveLossScalingUpdater(solver, loss)
+        >>> path, step = os.path.join(tempfile.mkdtemp(), "last.checkpoint"), 0
+        >>> if os.path.exists(path):
+        ...     step = load_checkpoint(path, updater, net)["step"]
+        >>> result = updater.update()
+        >>> save_checkpoint(path, updater, net, extra={"step": step + 1})
+        >>> load_checkpoint(path, updater, net)
+        {'step': 1}
     """
-    loaded = _with_solvers(parts)
-    parameters = _parameters(loaded)
+    loaded, modules = _with_solvers(parts)
+    parameters = _parameters(loaded, modules)
     head, arrays = _read(os.fsdecode(path))
     _check(head, arrays, loaded, parameters)
     values = {name: variable.d.copy() for name, variable in parameters.items()}
@@ -127,32 +165,113 @@ def _plain(extra: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
     return found
 
 
-def _with_solvers(parts: Any) -> List[Any]:
-    """The parts, each solver of an updater before it."""
-    if not parts:
-        raise TypeError("no updater, scaler or solver is given: give all that the training has")
+def _with_solvers(parts: Any) -> Tuple[List[Any], List[Any]]:
+    """The parts but for Modules, each solver of an updater before it; and the Modules."""
     found: List[Any] = []
+    modules: List[Any] = []
     for part in parts:
-        if isinstance(part, Solver):
-            found.append(part)
+        if isinstance(part, (Solver, *_MODULES)):
+            (found if isinstance(part, Solver) else modules).append(part)
             continue
         if not hasattr(part, "load_state_dict"):
             instead = "give it as extra=" if isinstance(part, Mapping) else "leave it out"
-            raise TypeError(f"{part!r} is neither a solver nor an updater or scaler with a state: {instead}")
+            raise TypeError(
+                f"{part!r} is no solver, no Module, and no updater or scaler with a state: {instead}"
+            )
         solver = getattr(part, "solver", None)
         found += [solver, part] if isinstance(solver, Solver) else [part]
-    return found
+    if not found:
+        raise TypeError("no updater, scaler or solver is given: give all that the training has")
+    return found, modules
 
 
-def _parameters(parts: List[Any]) -> Dict[str, nn.Variable]:
-    """Those of the current scope, and those that only a solver has, by name."""
+def _parameters(parts: List[Any], modules: List[Any]) -> Dict[str, nn.Variable]:
+    """Those of the current scope, and those that only a solver or a Module has, by name; ValueError where
+    two have one name, or where the training needs more.
+    """
     found = dict(nn.get_parameters(grad_only=False))
     known = {variable.data for variable in found.values()}
-    for number, part in enumerate(parts):
-        if isinstance(part, Solver):
-            own = part.get_parameters().items()
-            found.update({f"{number}:{name}": v for name, v in own if v.data not in known})
+    owners = [(f"{n}:", part.get_parameters()) for n, part in enumerate(parts) if isinstance(part, Solver)]
+    owners += [(f"module{n}:", _of_module(module)) for n, module in enumerate(modules)]
+    for prefix, own in owners:
+        others = {prefix + name: variable for name, variable in own.items() if variable.data not in known}
+        for name in others:
+            if name in found:
+                raise ValueError(f"two parameters would be saved as {name!r}: rename the one of the scope")
+        found.update(others)
+        known.update(variable.data for variable in others.values())
+    for name in found:
+        if zipfile.ZipInfo(name).filename != name:
+            raise ValueError(f"the parameter {name!r} has a name that an archive cuts off: rename it")
+    missing = next(chain(_unsaved_by_forward(parts, known), _unsaved_of_modules(known)), None)
+    if missing is not None:
+        raise ValueError(
+            f"{missing}, which the checkpoint would miss: give its Module, too, as in save_checkpoint(path, "
+            "updater, net), or have nn.get_parameters() list it"
+        )
     return found
+
+
+def _unsaved_by_forward(parts: List[Any], known: Set[nn.NdArray]) -> Iterator[str]:
+    """What forward writes, such as running statistics, and is not known."""
+    for part in parts:
+        scaling = getattr(part, "scaling", None)
+        engines = [scaling] if isinstance(scaling, AdaptiveLossScaling) else getattr(part, "engines", ())
+        for plan in [engine.plan for engine in engines]:
+            structure = plan.structure
+            for (leaf, written), position in zip(plan.fixed_leaves, structure.fixed):
+                if written and leaf.data not in known:
+                    readers = zip(structure.labels, structure.described.inputs.by_function())
+                    label = next(label for label, read in readers if position in read)
+                    yield f"{label} writes a Variable of shape {leaf.shape}"
+
+
+def _unsaved_of_modules(known: Set[nn.NdArray]) -> Iterator[str]:
+    """What the living Modules have beside something that is known: no graph tells frozen parameters from
+    data.
+    """
+    for module in [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]:
+        own = _of_module(module) if module.is_root() else {}
+        unsaved = [name for name, variable in own.items() if variable.data not in known]
+        if 0 < len(unsaved) < len(own):
+            yield f"the Module {type(module).__name__} has {unsaved[0]}"
+
+
+def _of_module(module: Any) -> Dict[str, nn.Variable]:
+    """The parameters of a Module by name, as its `get_parameters` has them; it would change nnabla's current
+    scope meanwhile, also for other threads.
+    """
+    if not isinstance(module, nn.Module):
+        own: Dict[str, nn.Variable] = module.get_parameters(grad_only=False)
+        return own
+    found = dict(_in_scope(module.parameter_scope, ""))
+    for name, below in module.submodules.items():
+        found.update({f"@{name}/{key}": variable for key, variable in _of_module(below).items()})
+    return found
+
+
+def _in_scope(scope: Mapping[str, Any], path: str) -> Iterator[Tuple[str, nn.Variable]]:
+    for name, entry in scope.items():
+        if isinstance(entry, dict):
+            yield from _in_scope(entry, f"{path}{name}/")
+        else:
+            yield path + name, entry
+
+
+def _written(parts: List[Any]) -> Iterator[Tuple[str, nn.Variable]]:
+    """What forward writes in the losses of updaters, such as running statistics."""
+    for part in parts:
+        scaling = getattr(part, "scaling", None)
+        if isinstance(scaling, AdaptiveLossScaling):
+            yield from (("forward writes", leaf) for leaf, written in scaling.plan.fixed_leaves if written)
+
+
+def _of_living_modules(known: Set[nn.NdArray]) -> Iterator[Tuple[str, nn.Variable]]:
+    """All parameters of the Modules that have a known one: no graph tells frozen ones from data."""
+    for module in [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]:
+        own = _of_module(module) if module.is_root() else {}
+        if any(variable.data in known for variable in own.values()):
+            yield from ((f"{module!r} has {name},", variable) for name, variable in own.items())
 
 
 def _read(name: str) -> Any:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
@@ -15,6 +16,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nnabla.experimental.parametric_function_class.affine import Affine
+from nnabla.experimental.parametric_function_class.batch_normalization import BatchNormalization
+from nnabla.experimental.parametric_function_class.module import Module as ClassModule
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, GradScaler, load_checkpoint, save_checkpoint
 from tests.updaters.networks import constant, scaler_step, snapshot, solver_of, updater_of
@@ -153,12 +157,139 @@ def test_what_does_not_belong_together_is_refused(
 
 def test_no_part_is_forgotten_or_of_another_kind(tmp_path: Path) -> None:
     updater = training()
-    with pytest.raises(TypeError, match="neither a solver nor"):
+    with pytest.raises(TypeError, match="is no solver, no Module"):
         save_checkpoint(tmp_path / "c", updater, updater.loss)
     scaler = GradScaler(updater.solver)
     save_checkpoint(tmp_path / "c", scaler, updater.solver)
     with pytest.raises(ValueError, match="same solvers"):
         load_checkpoint(tmp_path / "c", updater.solver, scaler)
+
+
+class Net(nn.Module):  # type: ignore[misc]  # nnabla has no type hints
+    """What no scope knows."""
+
+    def call(self, x: nn.Variable) -> nn.Variable:
+        return F.mean(PF.affine(PF.batch_normalization(x, batch_stat=self.training), 2) ** 2)
+
+
+class Parent(nn.Module):  # type: ignore[misc]
+    """One within another."""
+
+    def __init__(self) -> None:
+        self.below = Net()
+
+    def call(self, x: nn.Variable) -> nn.Variable:
+        return self.below(x)
+
+
+def of_a_module(net: Any, **options: Any) -> AdaptiveLossScalingUpdater:
+    loss = net(constant(np.ones((4, 3))))
+    solver = S.Sgd(0.1)
+    solver.set_parameters(net.get_parameters(grad_only=True))
+    return AdaptiveLossScalingUpdater(solver, loss, storage="float16", **options)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", [Net, Parent])
+def test_a_module_that_is_not_given_is_missed(kind: Any, training: bool, tmp_path: Path) -> None:
+    net = kind()
+    net.training = training
+    updater = of_a_module(net)
+    missed = "would miss: give its Module, too, as in save_checkpoint.path, updater, net."
+    with pytest.raises(ValueError, match=missed):
+        save_checkpoint(tmp_path / "c", updater)
+    assert not (tmp_path / "c").exists()
+    save_checkpoint(tmp_path / "c", updater, net)
+    with pytest.raises(ValueError, match=missed):
+        load_checkpoint(tmp_path / "c", updater)
+    mean = next(v for name, v in net.get_parameters(grad_only=False).items() if name.endswith("bn/mean"))
+    mean.d = 5.0
+    load_checkpoint(tmp_path / "c", updater, net)
+    assert (mean.d == 0.0).all()
+
+
+def test_a_frozen_part_of_a_module_is_missed_in_a_loop_of_ones_own(tmp_path: Path) -> None:
+    net = Parent()
+    net.training = False
+    net(nn.Variable((4, 3)))
+    solver = S.Sgd(0.1)
+    solver.set_parameters({"b": net.get_parameters()["@below/affine/b"]})
+    with pytest.raises(ValueError, match="the Module Parent has @below/bn/beta, which the checkpoint"):
+        save_checkpoint(tmp_path / "c", solver)
+    save_checkpoint(tmp_path / "c", solver, net)
+
+
+@pytest.mark.parametrize("of_its_own", [True, False])
+def test_running_statistics_that_only_the_graph_has_are_missed(of_its_own: bool, tmp_path: Path) -> None:
+    def parts() -> Any:
+        net = Net()
+        if not of_its_own:
+            return (of_a_module(net),)
+        loss, solver = net(constant(np.ones((4, 3)))), S.Sgd(0.1)
+        solver.set_parameters(net.get_parameters(grad_only=True))
+        scaler = GradScaler(solver, storage="float16")
+        scaler_step(scaler, solver, loss)
+        return scaler, solver
+
+    given = parts()
+    with pytest.raises(ValueError, match=r"bn writes a Variable of shape \(1, 3\), which the checkpoint"):
+        save_checkpoint(tmp_path / "c", *given)
+
+
+def test_running_statistics_of_another_scope_are_missed(tmp_path: Path) -> None:
+    updater = training()
+    missed = pytest.raises(ValueError, match="norm/bn writes .* or have nn.get_parameters")
+    with nn.parameter_scope("elsewhere"), missed:
+        save_checkpoint(tmp_path / "c", updater)
+    save_checkpoint(tmp_path / "c", updater)
+
+
+def test_modules_of_classes_of_layers(tmp_path: Path) -> None:
+    class Layers(ClassModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.norm, self.last = BatchNormalization(3, 2), Affine(3, 2)
+
+        def __call__(self, x: nn.Variable) -> nn.Variable:
+            return F.mean(self.last(self.norm(x)) ** 2)
+
+    net = Layers()
+    loss = net(constant(np.ones((4, 3))))
+    solver = S.Sgd(0.1)
+    solver.set_parameters(net.get_parameters(grad_only=True))
+    updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16")
+    updater.update()
+    with pytest.raises(ValueError, match="norm writes"):
+        save_checkpoint(tmp_path / "c", updater)
+    save_checkpoint(tmp_path / "c", updater, net)
+    everything_of = net.get_parameters(grad_only=False)
+    expected = {name: v.d.copy() for name, v in everything_of.items()}
+    updater.update()
+    load_checkpoint(tmp_path / "c", updater, net)
+    assert len(expected) == 6
+    np.testing.assert_equal({name: v.d for name, v in everything_of.items()}, expected)
+
+
+def test_names_that_would_be_one_in_the_file_are_refused(tmp_path: Path) -> None:
+    updater = training()
+    one, two = nn.Variable((2,), need_grad=True), nn.Variable((2,), need_grad=True)
+    solver = S.Sgd(0.1)
+    solver.set_parameters({"w": one})
+    nn.parameter.set_parameter("0:w", two)
+    with pytest.raises(ValueError, match="two parameters would be saved as '0:w': rename"):
+        save_checkpoint(tmp_path / "c", solver)
+    solver.set_parameters({"a\0b": one, "a\0c": two}, reset=True)
+    with pytest.raises(ValueError, match=r"'0:a\\x00b' has a name that an archive cuts off"):
+        save_checkpoint(tmp_path / "c", solver, updater)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+@pytest.mark.parametrize("function", [save_checkpoint, load_checkpoint])
+def test_examples_run_when_they_are_pasted(function: Any) -> None:
+    nn.clear_parameters()
+    example = doctest.DocTestParser().get_doctest(function.__doc__, {}, function.__name__, None, None)
+    found = doctest.DocTestRunner().run(example)
+    assert (found.failed, found.attempted > 8) == (0, True)
 
 
 @pytest.mark.parametrize("names", [("w", "w.npy"), ("w.npy", "w.npy.npy"), ("a/b", "a/../b"), ("..", "a")])

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainings that are killed, and go on from a checkpoint in another process, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaptiveLossScalingUpdater, load_checkpoint, save_checkpoint
+from tests.state.children import end_of, in_a_child
+from tests.updaters.networks import FLOAT, HALF
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+
+SAVED, END = 3, 6  # iterations
+
+
+class Trunk(nn.Module):  # type: ignore[misc]  # nnabla has no type hints
+    """An affine layer and batch normalization."""
+
+    def call(self, x: nn.Variable) -> nn.Variable:
+        h = PF.affine(x, 4, name="a", rng=np.random.RandomState(1))
+        return F.tanh(PF.batch_normalization(h, batch_stat=self.training, name="norm"))
+
+
+class Net(nn.Module):  # type: ignore[misc]
+    """A trunk and a head."""
+
+    def __init__(self) -> None:
+        self.trunk = Trunk()
+
+    def call(self, x: nn.Variable) -> nn.Variable:
+        return PF.affine(self.trunk(x), 2, name="head", rng=np.random.RandomState(2))
+
+
+class Training(NamedTuple):
+    """What is saved, and what can be compared."""
+
+    updaters: List[AdaptiveLossScalingUpdater]
+    modules: List[nn.Module]
+    parameters: Dict[str, nn.Variable]
+    evaluated: Callable[[], Any]
+
+
+def on_batches(losses: Callable[[nn.Variable], List[Tuple[Any, nn.Variable]]], storage: Any) -> Any:
+    """An updater for each solver and its loss, all fed with one batch for each iteration."""
+    x = nn.Variable((8, 3))
+
+    def feed() -> None:
+        x.d = np.random.default_rng(updaters[-1].counters.fed).standard_normal(x.shape)
+
+    updaters = [AdaptiveLossScalingUpdater(solver, loss, feed, storage=storage) for solver, loss in losses(x)]
+    return updaters
+
+
+def of_a_module(folder: Path, storage: Any, *, training: bool, loaded: bool, solvers: int = 1) -> Training:
+    net = Net()
+    if loaded:
+        net.load_parameters(str(folder / "pretrained.h5"))
+    net.training = training
+
+    def losses(x: nn.Variable) -> List[Tuple[Any, nn.Variable]]:
+        loss = F.mean((net(x) - 1.0) ** 2)
+        own = net.get_parameters(grad_only=True)
+        split = [{n: v for i, (n, v) in enumerate(own.items()) if i % solvers == k} for k in range(solvers)]
+        made = [S.Adam(0.05) for _ in split]
+        for solver, parameters in zip(made, split):
+            solver.set_parameters(parameters)
+        return [(solver, loss) for solver in made]
+
+    def evaluated() -> Any:
+        net.training = False
+        y = net(nn.Variable.from_numpy_array(np.random.RandomState(7).randn(5, 3)))
+        y.forward()
+        return y.d.copy()
+
+    return Training(on_batches(losses, storage), [net], net.get_parameters(grad_only=False), evaluated)
+
+
+def frozen(folder: Path, storage: Any) -> Training:
+    """The trunk was trained before, and only when the training began."""
+    made = of_a_module(folder, storage, training=False, loaded=False)
+    head = {name: v for name, v in made.parameters.items() if name.startswith("head")}
+    made.updaters[0].solver.set_parameters(head, reset=True)
+    return made
+
+
+def of_any_names(folder: Path, storage: Any) -> Training:
+    parameters = {name: nn.Variable((3, 2), need_grad=True) for name in ("w.npy", "w", "a/b", "..")}
+    for number, v in enumerate(parameters.values()):
+        v.d = np.random.RandomState(number).randn(3, 2)
+    solver = S.Momentum(0.1)
+    solver.set_parameters(parameters)
+
+    def losses(x: nn.Variable) -> List[Tuple[Any, nn.Variable]]:
+        outputs = [F.affine(F.tanh(x), v) for v in parameters.values()]
+        return [(solver, F.mean(F.concatenate(*outputs) ** 2))]
+
+    return Training(on_batches(losses, storage), [], parameters, lambda: None)
+
+
+CASES: Dict[str, Callable[[Path, Any], Training]] = {
+    "in training": lambda folder, s: of_a_module(folder, s, training=True, loaded=False),
+    "in evaluation": lambda folder, s: of_a_module(folder, s, training=False, loaded=False),
+    "loaded": lambda folder, s: of_a_module(folder, s, training=False, loaded=True),
+    "two solvers": lambda folder, s: of_a_module(folder, s, training=True, loaded=True, solvers=2),
+    "frozen": frozen,
+    "names": of_any_names,
+}
+
+
+def began(case: str, folder: Path, storage: Any) -> Training:
+    """A training that begins from nothing; only the first process finds what was trained before."""
+    nn.clear_parameters()
+    made = CASES[case](folder, storage)
+    if case in ("in evaluation", "frozen") and not (folder / "last").exists():
+        rng = np.random.RandomState(3)
+        for v in made.parameters.values():
+            v.d = v.d + rng.rand(*v.shape)
+    return made
+
+
+def run_on(made: Training, folder: Path, die: bool) -> None:
+    """Train on to the end, with a checkpoint on the way; or die behind it."""
+    while made.updaters[0].iteration < END:
+        for updater in made.updaters:
+            updater.update()
+        if made.updaters[0].iteration == SAVED:
+            save_checkpoint(folder / "last", *made.updaters, *made.modules, extra={"at": SAVED})
+        if die and made.updaters[0].iteration == SAVED + 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    solvers = [updater.solver for updater in made.updaters]
+    states = [
+        {k: (s.t, {n: v.d for n, v in s.pstate.items()}) for k, s in x.get_states().items()} for x in solvers
+    ]
+    found = [
+        {name: v.d for name, v in made.parameters.items()},
+        made.evaluated(),
+        states,
+        [updater.state_dict() for updater in made.updaters],
+    ]
+    (folder / "end").write_bytes(pickle.dumps(found))
+
+
+@pytest.mark.parametrize("storage", ["fp32", "float16", "native"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_killed_training_goes_on_bit_for_bit(case: str, storage: str, tmp_path: Path) -> None:
+    format = "float16" if storage == "float16" else None
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    with nn.context_scope(HALF if storage == "native" else FLOAT):
+        for folder in (straight, killed):
+            folder.mkdir()
+            trained = Net()
+            trained(nn.Variable((8, 3)))
+            for number, v in enumerate(trained.get_parameters().values()):
+                v.d = np.random.RandomState(number).rand(*v.shape)
+            trained.save_parameters(str(folder / "pretrained.h5"))
+
+        def resume() -> None:
+            made = began(case, killed, format)
+            assert load_checkpoint(killed / "last", *made.updaters, *made.modules) == {"at": SAVED}
+            run_on(made, killed, die=False)
+
+        assert end_of(in_a_child(lambda: run_on(began(case, straight, format), straight, die=False))) == 0
+        code = end_of(in_a_child(lambda: run_on(began(case, killed, format), killed, die=True)))
+        assert code == -signal.SIGKILL
+        assert end_of(in_a_child(resume)) == 0
+    expected = pickle.loads((straight / "end").read_bytes())
+    np.testing.assert_equal(pickle.loads((killed / "end").read_bytes()), expected)
