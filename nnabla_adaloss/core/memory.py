@@ -16,7 +16,7 @@ from typing import AbstractSet, Any, Dict, FrozenSet, List, Mapping, NamedTuple,
 from .choose import Room, within_float32
 from .components import Components
 from .scale_history import AmaxWindow, HistoryPolicy
-from .validation import number
+from .validation import nonnegative_number
 
 _EMPTY = AmaxWindow()
 
@@ -50,7 +50,7 @@ class Memory(NamedTuple):
         that cannot be.
         """
         windows = {str(name): AmaxWindow.from_list(values) for name, values in state["windows"].items()}
-        partial = {str(name): number("partial", value) for name, value in state["partial"].items()}
+        partial = {str(name): nonnegative_number("partial", value) for name, value in state["partial"].items()}
         return Memory(self.policy, windows, partial)
 
 

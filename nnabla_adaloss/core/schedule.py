@@ -11,6 +11,7 @@ from .choose import within_float32
 from .components import Components, Joined
 from .layer_record import Reason
 from .nodes import NodeStructure
+from .power_of_two import is_power_of_two
 from .validation import integer, number
 
 # How far a single element in float32 may be from the scale of its component, with which 16 bits hold it: what
@@ -277,9 +278,12 @@ class Schedules:
         ]
         return {"since": self.since, "chosen": chosen}
 
-    def loaded(self, state: Mapping[str, Any], make: Callable[..., ScaleSchedule]) -> Schedules:
+    def loaded(
+        self, state: Mapping[str, Any], make: Callable[..., ScaleSchedule], *, power_of_two: bool = False
+    ) -> Schedules:
         """What `state_dict` returned, with schedules that `make` makes of scales, S0, loss weights, and of
-        whether components were joined; KeyError, TypeError or ValueError if that cannot be.
+        whether components were joined; KeyError, TypeError or ValueError if that cannot be, also where layers
+        may have been scaled by powers of two alone, and were not.
         """
         chosen: Dict[Tuple[float, ...], Tuple[int, ScaleSchedule]] = {}
         for saved in state["chosen"]:
@@ -291,6 +295,10 @@ class Schedules:
             counts = {len(schedule.component_scales), len(key), len(schedule.components.names)}
             if len(counts) != 1:
                 raise ValueError(f"{len(key)} components; the network has {len(schedule.components.names)}")
+            for scale in schedule.component_scales if power_of_two else ():
+                # A scale at the end of float32's range is a power of two itself.
+                if not (is_power_of_two(scale / schedule.component_scales[schedule.components.root]) or is_power_of_two(scale)):
+                    raise ValueError(f"scale={scale!r} is no power of two, as with power_of_two=True all are")
             chosen[key] = integer("iteration", saved["iteration"]), schedule
         return replace(self, chosen=chosen, since=integer("since", state["since"]))
 

@@ -63,6 +63,7 @@ def load_state(
             lambda scales, fixed_scale, weights, together: planned.schedule(
                 scales, fixed_scale, weights, planned.joined if together else None
             ),
+            power_of_two=planned.config.power_of_two,
         )
         wishes.load_state_dict(state["layers"])
         return (memory.loaded(state["components"]), *found)

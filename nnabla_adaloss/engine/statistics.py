@@ -230,10 +230,14 @@ class Statistics:
 
 
 def loaded_statistics(values: Sequence[Any]) -> ArrayStatistics:
-    """Statistics from a saved list of numbers."""
-    for value in values:
-        number("statistics", value)
-    return ArrayStatistics(*values)
+    """Statistics from a saved list of numbers; TypeError or ValueError when they are of no array."""
+    found = ArrayStatistics(*values)
+    if not (
+        number("sum", found.sum) <= math.inf
+        and all(number("statistics", v) >= 0.0 for v in found._replace(sum=0.0))
+    ):
+        raise ValueError(f"statistics {values} are those of no array")
+    return found
 
 
 class Share(NamedTuple):

@@ -144,6 +144,9 @@ def schedule(*more: Any, since: Any = 5, **damaged: Any) -> Any:
         {"schema": 3},
         {"statistics": [[0, ["x"] * 7, None]]},
         {"statistics": [[99, None, [0] * 7]]},
+        {"statistics": [[0, [6, 1.0, -2.0, 1.0, 1.0, 0, 0], None]]},
+        {"statistics": [[0, [6, math.nan, 2.0, 1.0, 1.0, 0, 0], None]]},
+        {"statistics": [[0, [6, 1.0, 2.0, math.nan, 1.0, 0, 0], None]]},
         {"schedule": {"since": 5, "scales": [2.0, 8.0, 32.0], "fixed_scale": None}},
         schedule(weights=[1.0, 1.0], scales=[2.0, 8.0]),
         schedule(weights=[1.0, 1.0]),
@@ -151,6 +154,11 @@ def schedule(*more: Any, since: Any = 5, **damaged: Any) -> Any:
         schedule(scales=[2.0, 0.0, 8.0]),
         schedule(scales=[2.0, math.inf, 8.0]),
         schedule(scales=[2.0, 1e-300, 8.0]),
+        schedule(scales=[2.0, -8.0, 8.0]),
+        schedule(scales=[2.0, math.nan, 8.0]),
+        schedule(scales=[2.0, 3.0, 8.0]),
+        schedule(scales=[2.0, 8.0, 8.0, 8.0]),
+        schedule(scales=[2.0, True, 8.0]),
         schedule(fixed_scale=0.0),
         schedule(iteration="x"),
         schedule(None),
@@ -159,6 +167,8 @@ def schedule(*more: Any, since: Any = 5, **damaged: Any) -> Any:
         {"layers": {"b/affine": [["x", [1] * 7]]}},
         {"components": {**MEASURED, "windows": []}},
         {"components": {**MEASURED, "partial": {"a": "x"}}},
+        {"components": {**MEASURED, "partial": {"a": math.nan}}},
+        {"components": {**MEASURED, "partial": {"a": -1.0}}},
         {"draws": "x"},
         {"iteration": None},
     ],
@@ -171,7 +181,9 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage: Any) -> None:
     weight.d = 2.0 * weight.d
     others = trained(5, LooksBack()).state_dict()
     assert all(before[part] != others[part] for part in ("statistics", "components", "layers", "iteration"))
-    with pytest.raises(ValueError, match=r"damaged|version|positive|must|components|divide by"):
+    with pytest.raises(
+        ValueError, match=r"damaged|version|positive|must|components|divide by|no (power|array)"
+    ):
         scaling.load_state_dict({**others, **damage})
     assert scaling.state_dict() == before
 
