@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import logging
+import traceback
+from contextlib import suppress
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Type, Union, get_type_hints
 
 from ..core.validation import integer
@@ -136,8 +138,11 @@ class Audience:
                         f"monitor {type(monitor).__name__} raised an exception for {type(event).__name__} "
                         f"in iteration {event.iteration}"
                     )
-                    logger.exception("%s; training goes on", message)
-                    warn(f"{message}: {error!r}; training goes on")
+                    # Not its repr(), which may raise, too; nor may the log.
+                    told = traceback.format_exception_only(type(error), error)[-1].strip()
+                    warn(f"{message}: {told}; training goes on")
+                    with suppress(Exception):
+                        logger.exception("%s; training goes on", message)
 
 
 def audience_of(monitors: Union[Sequence[Any], Audience]) -> Optional[Audience]:

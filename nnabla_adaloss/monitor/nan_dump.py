@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from typing import List, Tuple
@@ -10,9 +11,13 @@ from typing import List, Tuple
 import numpy as np
 
 from ..core.validation import path_name
+from ..state.whole_file import replace_file
+from .appended_file import PathLike
 from .audience import Monitor, positive
 from .events import LayerScaled
-from .row_file import PathLike
+
+_SIGNATURE = b"PK"  # with which every archive begins
+_LONGEST = 50  # characters of a layer's name; each takes up to four bytes, and names of files may have 255
 
 
 class NanDump(Monitor):
@@ -52,9 +57,11 @@ class NanDump(Monitor):
             return
         self._last = attempt
         os.makedirs(self._folder, exist_ok=True)
-        layer = re.sub(r"[^\w#.-]+", "_", record.layer)
+        layer = re.sub(r"[^\w#.-]+", "_", record.layer)[-_LONGEST:]
         name = os.path.join(self._folder, f"{record.iteration:08d}-{record.attempt}-{layer}.npz")
         saved = {name: array for name, array in event.look.arrays()._asdict().items() if array is not None}
         saved.update({name: getattr(record, name) for name in ("layer", "iteration", "attempt", "alpha")})
-        np.savez_compressed(name, scale=record.accumulated_scale, **saved)
+        archive = io.BytesIO()
+        np.savez_compressed(archive, scale=record.accumulated_scale, **saved)
+        replace_file(name, archive.getvalue(), _SIGNATURE)
         self.files.append(name)

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Tuple, Union
+from functools import partial
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from ..core.layer_selection import LayerSelection, unmatched
 from ..core.validation import boolean, path_name, strings
 from ..errors import warn
+from .appended_file import PathLike
 from .audience import Monitor, positive
 from .events import LayerScaled, UpdateEnded
 from .recording import Recording
-from .row_file import PathLike, RowFile
+from .row_file import RowFile
 from .rows import Row, row_of
 from .tensorboard import TensorBoardFile
 
@@ -38,7 +40,8 @@ class Recorder(Monitor):
             underflow and overflow, and headroom of each layer, the loss, the loss scale, repeats and lost
             batches. None for no such file.
 
-    In a `with` statement the files are closed at its end.
+    In a `with` statement the files are closed at its end. A file that cannot be written, as on a full disk,
+    is warned of once. It misses what happens until it can be written again; memory and the other file do not.
 
     Attributes:
         recording: what was recorded and is in memory.
@@ -86,6 +89,7 @@ class Recorder(Monitor):
         self._patterns: Tuple[str, ...] = self._selection.include  # that are to be looked at
         self.recording = Recording(limit=positive("limit", limit))
         self._files: List[Union[RowFile, TensorBoardFile]] = []
+        self._unwritten: Set[str] = set()  # names of files that could not be written
         if tensorboard is not None:
             self._files.append(TensorBoardFile(path_name("tensorboard", tensorboard)))
         if path is not None:
@@ -100,7 +104,7 @@ class Recorder(Monitor):
     def close(self) -> None:
         """Close the files; nothing can be recorded to them any more. That of `path` is whole at any time."""
         for file in self._files:
-            file.close()
+            self._do(file, file.close)
 
     def on_layer_scaled(self, event: LayerScaled) -> None:
         """Record a layer, if it is one of those that are recorded."""
@@ -116,7 +120,19 @@ class Recorder(Monitor):
         """Record it."""
         self.recording.rows.append(event)
         for file in self._files:
-            file.append(event)
+            self._do(file, partial(file.append_row, event))
+
+    def _do(self, file: Union[RowFile, TensorBoardFile], action: Callable[[], None]) -> None:
+        """Write to a file; the first time that it cannot be, warn."""
+        try:
+            action()
+        except Exception as error:
+            if file.name not in self._unwritten:
+                self._unwritten.add(file.name)
+                warn(
+                    f"Recorder: {file.name} cannot be written: {error}. Training goes on; until it can be, "
+                    "what happens is missing from it"
+                )
 
     on_training_began = on_overflowed = on_batch_repeated = on_batch_thrown_away = on_scale_changed = _record
 

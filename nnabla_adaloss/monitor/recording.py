@@ -11,8 +11,9 @@ from itertools import chain
 from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Type, TypeVar
 
 from ..core.validation import integer
+from .appended_file import PathLike
 from .events import BatchThrownAway
-from .row_file import PathLike, read_rows, write_rows
+from .row_file import read_rows, write_rows
 from .rows import LayerRow, Row, points_of
 from .tensorboard import TensorBoardFile
 
@@ -191,7 +192,7 @@ class Recording:
         """
         with closing(TensorBoardFile(path)) as file:
             for row in self.rows:
-                file.append(row)
+                file.append_row(row)
 
 
 def _underflow(rows: List[LayerRow], above: float) -> Optional[Underflow]:

@@ -8,17 +8,14 @@ one at the end. The next writer removes that one, readers skip it.
 from __future__ import annotations
 
 import fcntl
-import io
 import json
 import os
 import re
-from contextlib import suppress
-from typing import Any, Dict, Iterable, List, Type, Union
+from typing import Any, Dict, Iterable, List, Type
 
+from .appended_file import AppendedFile, PathLike
 from .events import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, TrainingBegan, UpdateEnded
 from .rows import LayerRow, Row
-
-PathLike = Union[str, "os.PathLike[str]"]
 
 _KINDS: Dict[str, Type[Any]] = {
     "began": TrainingBegan,
@@ -37,49 +34,33 @@ _HEADER = b"%s%d}\n" % (_SIGNATURE, _VERSION)
 _LONGEST = 2**20  # bytes of a line
 
 
-class RowFile:
-    """Appends rows to a file, which is made when it is not there; ValueError if it is not ours alone."""
+class RowFile(AppendedFile):
+    """Appends rows to a file; ValueError if it is not ours alone."""
 
     def __init__(self, path: PathLike) -> None:
-        name = os.fsdecode(path)
-        self._file = io.FileIO(name, "a+")
+        super().__init__(path)
         try:
-            self._lock(name)
-            self._size = self._file.truncate(_end_of_whole_lines(name))
-            self._write(_HEADER)
+            self._lock()
+            self.truncate(_end_of_whole_lines(self.name))
+            self.append(_HEADER)
         except BaseException:
-            self._file.close()
+            self.close()
             raise
 
-    def append(self, row: Row) -> None:
+    def append_row(self, row: Row) -> None:
         """Write a row: the next reader sees it, even if this process is killed, or writing the next fails."""
-        self._write(_line(row))
+        self.append(_line(row))
 
-    def close(self) -> None:
-        """Close the file; harmless when it is closed."""
-        self._file.close()
-
-    def _lock(self, name: str) -> None:
+    def _lock(self) -> None:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
-                f"path={name!r} is open in another recorder: give each recorder, and each rank, a file, "
+                f"path={self.name!r} is open in another recorder: give each recorder, and each rank, a file, "
                 "or close() the other one"
             ) from None
         except OSError:
             pass  # a file system without locks
-
-    def _write(self, line: bytes) -> None:
-        rest = line
-        try:
-            while rest:  # a disk that is nearly full takes the beginning; then the rest tells what is wrong
-                rest = rest[self._file.write(rest) :]
-        except OSError:
-            with suppress(OSError):
-                self._file.truncate(self._size)
-            raise
-        self._size += len(line)
 
 
 def _end_of_whole_lines(name: str) -> int:

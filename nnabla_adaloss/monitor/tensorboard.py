@@ -5,70 +5,92 @@ from __future__ import annotations
 
 import math
 import os
+import socket
+import struct
+import time
 from typing import Any, Dict, List
 
+from .appended_file import AppendedFile, PathLike
 from .events import Overflowed, TrainingBegan, UpdateEnded
-from .row_file import PathLike
 from .rows import LayerRow, Row, points_of
 
-_SECONDS = 10  # until what was written can be seen
 
+class TensorBoardFile(AppendedFile):
+    """Writes rows to a new event file in a folder: of a layer, the last pass of an iteration that is over.
 
-class TensorBoardFile:
-    """Writes rows to a new event file in a folder: of a layer, the last pass of an iteration that is over."""
+    tensorboardX's own writer has a queue and a thread: a training waits for them for ever on a full disk.
+    """
 
     def __init__(self, path: PathLike) -> None:
         try:
-            from tensorboardX import SummaryWriter
+            from tensorboardX import record_writer, summary
+            from tensorboardX.proto import event_pb2
         except ImportError:
             raise ImportError(
                 "writing for TensorBoard needs tensorboardX: pip install 'nnabla-adaloss[monitor]'"
             ) from None
-        self._writer: Any = SummaryWriter(os.fsdecode(path), flush_secs=_SECONDS)
+        self._summary, self._event, self._checksum = summary, event_pb2.Event, record_writer.masked_crc32c
         self._last_passes: Dict[str, LayerRow] = {}
         self._iteration = -1
+        folder = os.fsdecode(path)
+        os.makedirs(folder, exist_ok=True)
+        super().__init__(
+            os.path.join(
+                folder, f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+            )
+        )
+        self.append(self._record(file_version="brain.Event:2"))
 
-    def append(self, row: Row) -> None:
+    def append_row(self, row: Row) -> None:
         """Write a row, at the latest with the next iteration."""
-        if self._writer is None:
-            raise ValueError("the event file for TensorBoard is closed")
-        if row.iteration != self._iteration:
-            self._write_layers()
-            self._iteration = row.iteration
+        layers = self._layers() if row.iteration != self._iteration or isinstance(row, UpdateEnded) else []
+        self._iteration = row.iteration
         if isinstance(row, LayerRow):
             self._last_passes[row.layer] = row
-            return
-        if isinstance(row, UpdateEnded):
-            self._write_layers()
-        self._write_points(row)
+        else:
+            layers += self._points(row)
         if isinstance(row, TrainingBegan):
             lines = [f"{name} = {value}" for name, value in {"date": row.date, **row.settings}.items()]
-            self._writer.add_text("settings", "  \n".join(lines), row.iteration)
+            layers.append(self._of(row, self._summary.text("settings", "  \n".join(lines))))
         if isinstance(row, Overflowed):
             first = row.layers[0] if row.layers else "unknown"
             text = f"{row.cause}, first bad layer {first}, loss scale {row.scale:g}"
-            self._writer.add_text("overflows", text, row.iteration)
+            layers.append(self._of(row, self._summary.text("overflows", text)))
+        self.append(b"".join(layers))
 
     def close(self) -> None:
         """Write what is left, and close the file; harmless when it is closed."""
-        if self._writer is not None:
-            self._write_layers()
-            self._writer.close()
-            self._writer = None
+        try:
+            if self._last_passes:
+                self.append(b"".join(self._layers()))
+        finally:
+            super().close()
 
-    def _write_layers(self) -> None:
-        for row in self._last_passes.values():
-            self._write_points(row)
-            if row.exponents:
-                self._writer.add_histogram_raw(
-                    f"{row.layer}/exponents", **_histogram(row.exponents), global_step=row.iteration
-                )
-        self._last_passes.clear()
+    def _layers(self) -> List[bytes]:
+        """The layers of the iteration that is over."""
+        rows, self._last_passes = self._last_passes.values(), {}
+        return [record for row in rows for record in self._points(row)]
 
-    def _write_points(self, row: Row) -> None:
-        for name, value in points_of(row).items():
-            if math.isfinite(value):
-                self._writer.add_scalar(name, value, row.iteration)
+    def _points(self, row: Row) -> List[bytes]:
+        found = [
+            self._of(row, self._summary.scalar(name, value))
+            for name, value in points_of(row).items()
+            if math.isfinite(value)
+        ]
+        if isinstance(row, LayerRow) and row.exponents:
+            histogram = _histogram(row.exponents)
+            found.append(self._of(row, self._summary.histogram_raw(f"{row.layer}/exponents", **histogram)))
+        return found
+
+    def _of(self, row: Row, summary: Any) -> bytes:
+        return self._record(summary=summary, step=row.iteration)
+
+    def _record(self, **fields: Any) -> bytes:
+        """An event as event files hold it: its length, the checksum of that, the event, its checksum."""
+        event: bytes = self._event(wall_time=time.time(), **fields).SerializeToString()
+        length = struct.pack("<Q", len(event))
+        checksums = [struct.pack("<I", self._checksum(part)) for part in (length, event)]
+        return length + checksums[0] + event + checksums[1]
 
 
 def _histogram(exponents: List[int]) -> Dict[str, Any]:

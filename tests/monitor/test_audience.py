@@ -71,7 +71,33 @@ def test_an_exception_is_reported_once_for_each_monitor(caplog: pytest.LogCaptur
     assert (first.calls, second.calls, len(well.heard)) == (4, 4, 4)
     told = "monitor Failing raised an exception for UpdateEnded in iteration 0"
     assert [r.getMessage() for r in caplog.records] == [f"{told}; training goes on"] * 2
-    assert [str(w.message) for w in warned] == [f"{told}: OSError('no space'); training goes on"] * 2
+    assert [str(w.message) for w in warned] == [f"{told}: OSError: no space; training goes on"] * 2
+
+
+class Unprintable(Exception):
+    """Raises another when it is told of."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+    __str__ = __repr__
+
+
+def test_nor_does_what_tells_of_it_end_a_training() -> None:
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("the log, too")
+
+    handler, logger = Broken(), logging.getLogger("nnabla_adaloss")
+    logger.addHandler(handler)
+    try:
+        with pytest.warns(
+            LossScaleWarning, match=r"Unprintable: <exception str\(\) failed>; training goes on"
+        ) as warned:
+            list(map(Audience([Failing(Unprintable())]).tell, map(ended, range(4))))
+    finally:
+        logger.removeHandler(handler)
+    assert len(warned) == 1
 
 
 def test_an_interruption_is_no_failure() -> None:

@@ -143,8 +143,11 @@ def test_the_file_holds_what_memory_does_not(tmp_path: Path) -> None:
     assert [row.iteration for row in written.of(UpdateEnded)] == [1, 2, 3, 4]
     recorder.close()
     recorder.close()
-    with pytest.warns(LossScaleWarning, match="monitor Recorder raised .* closed file"):
+    with pytest.warns(
+        LossScaleWarning, match="Recorder: .*run.jsonl cannot be written: .* is closed"
+    ) as warned:
         watched([recorder], 3)
+    assert len(warned) == 1
     assert len(recorder.recording.rows) == 4
 
 

@@ -27,7 +27,7 @@ def scale(iteration: int, after: float = 2.0) -> ScaleChanged:
 def write(path: Path, rows: List[Row]) -> None:
     file = RowFile(path)
     for row in rows:
-        file.append(row)
+        file.append_row(row)
     file.close()
 
 
@@ -83,7 +83,7 @@ def test_two_recorders_do_not_write_one_file(tmp_path: Path) -> None:
     first = RowFile(tmp_path / "run.jsonl")
     with pytest.raises(ValueError, match=r"run.jsonl' is open in another recorder"):
         RowFile(tmp_path / "run.jsonl")
-    first.append(scale(1))
+    first.append_row(scale(1))
     first.close()
     write(tmp_path / "run.jsonl", [scale(2)])
     assert read_rows(tmp_path / "run.jsonl") == [scale(1), scale(2)]
@@ -107,18 +107,18 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
 
     path = tmp_path / "run.jsonl"
     file = RowFile(path)
-    file.append(scale(1))
+    file.append_row(scale(1))
     size = path.stat().st_size
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))
         with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
-            file.append(scale(2))
+            file.append_row(scale(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert path.stat().st_size == size
-    file.append(scale(3))
+    file.append_row(scale(3))
     file.close()
     assert read_rows(path) == [scale(1), scale(3)]
