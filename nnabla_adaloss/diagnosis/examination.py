@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
 from typing import Any, Dict, Optional, Sequence, Union, overload
 
 from ..core.precision import LayerPrecisions, PrecisionLike, StorageLike
+from ..state.whole_file import replace_page
 from .advice import PrecisionAdvice, advise, candidates_of
 from .measurement import measure
 from .numbers import NetworkNumbers, Way
@@ -70,9 +70,10 @@ class Diagnosis:
         """Write a page that needs nothing else, no network either.
 
         Raises:
+            ValueError: there is a file that is no page. It is left as it is.
             OSError: it cannot be written.
         """
-        Path(path).write_text(as_page(self.numbers, self.verdict), "utf-8")
+        replace_page(path, as_page(self.numbers, self.verdict))
 
 
 @overload

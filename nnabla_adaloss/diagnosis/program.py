@@ -16,6 +16,7 @@ from typing import Any, Optional, Tuple
 import nnabla as nn
 
 from ..graph.loss import LossWrapper
+from ..state.whole_file import check_page
 from .examination import diagnose
 from .target import Feeder
 
@@ -34,13 +35,16 @@ def analyse(place: str, storage: str, batches: int, page: Optional[str], *, as_j
     try:
         if page is not None and not Path(page).resolve().parent.is_dir():
             raise ProgramError(f"there is no folder {Path(page).parent} to write {Path(page).name} to")
+        if page is not None:
+            check_page(page)
         loss, feeder = load_program(place)
         diagnosis = diagnose(loss, storage, feeder, batches)
         if page is not None:
             diagnosis.write_html(page)
-    except (ProgramError, TypeError, ValueError, OSError) as error:
-        message = str(error) if isinstance(error, ProgramError) else f"{place}: {error}"
-        print(f"error: {message}", file=sys.stderr)
+    # Whatever a network or a feeder of the user's raises, also where it ends the program.
+    except (Exception, SystemExit) as error:
+        told = str(error) if isinstance(error, ProgramError) else f"{place}: {_told(error, place)}"
+        print(f"error: {' '.join(told.split())}", file=sys.stderr)
         return 2
     print(json.dumps(diagnosis.as_dict(), indent=2, allow_nan=False) if as_json else diagnosis)
     return 0 if diagnosis.verdict.needs is not None else 1
@@ -76,8 +80,8 @@ def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:
         )
     try:
         returned = function()
-    except Exception as error:
-        raise ProgramError(f"{file}:{name} raised {_told(error, path)}") from error
+    except (Exception, SystemExit) as error:
+        raise ProgramError(f"{file}:{name} raised {_told(error, place)}") from error
     return _program(returned, f"{file}:{name}")
 
 
@@ -92,8 +96,8 @@ def _run(path: Path) -> ModuleType:
     sys.modules[path.stem] = module  # as dataclasses and pickles of the file expect
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise ProgramError(f"{path} cannot be imported: {_told(error, path)}") from error
+    except (Exception, SystemExit) as error:
+        raise ProgramError(f"{path} cannot be imported: {_told(error, str(path))}") from error
     return module
 
 
@@ -116,9 +120,11 @@ def _program(returned: Any, place: str) -> Tuple[Any, Optional[Feeder]]:
     return loss, feeder
 
 
-def _told(error: Exception, path: Path) -> str:
+def _told(error: BaseException, place: str) -> str:
     """The error, and the last line of the file that led to it."""
-    own = str(path.resolve())
+    own = str(Path(place.rpartition(":")[0] or place).resolve())
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == own]
+    if not lines and isinstance(error, (TypeError, ValueError, OSError)):
+        return str(error)  # which says what is wrong, as it is ours
     where = f" (line {lines[-1]})" if lines else ""
     return f"{type(error).__name__}: {error}{where}"

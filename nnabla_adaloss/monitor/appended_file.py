@@ -8,16 +8,23 @@ import os
 from contextlib import suppress
 from typing import Union
 
+from ..state.whole_file import special_kind
+
 PathLike = Union[str, "os.PathLike[str]"]
 
 
 class AppendedFile:
     """Appends to a file, which is made when it is not there. A piece is given to the operating system at
     once, so that it outlives the process; of one that does not fit on the disk nothing stays behind.
+    ValueError for a FIFO, a device or a socket.
     """
 
     def __init__(self, path: PathLike) -> None:
         self.name = os.fsdecode(path)
+        if os.path.exists(self.name):
+            kind = special_kind(os.stat(self.name))
+            if kind:  # which one might wait for
+                raise ValueError(f"{self.name} is {kind}: give the path of a file")
         self._file = io.FileIO(self.name, "a+")
 
     def append(self, piece: bytes) -> None:

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import re
-from typing import Any, Dict, Iterable, List, Type
+from typing import Any, Callable, Dict, Iterable, List, Type, Union, get_args, get_origin, get_type_hints
 
 from .appended_file import AppendedFile, PathLike
 from .events import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, TrainingBegan, UpdateEnded
@@ -27,6 +27,34 @@ _KINDS: Dict[str, Type[Any]] = {
     "update": UpdateEnded,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def _check(name: str, hint: Any) -> Callable[[Any], bool]:
+    """Whether a value of JSON can be that of a field. Counts are not negative, scales are positive, and
+    integers are what 64 bits hold, also where a number is meant.
+    """
+    kind, of = get_origin(hint), get_args(hint)
+    if kind is Union:  # or None
+        one = _check(name, of[0])
+        return lambda value: value is None or one(value)
+    if kind is tuple:
+        return lambda value: isinstance(value, list) and all(type(one) is str for one in value)
+    if kind is list:  # an exponent, which may be negative, and counts from there on; or nothing
+        return lambda value: (
+            isinstance(value, list)
+            and len(value) != 1
+            and all(type(one) is int and abs(one) < 2**63 for one in value)
+        )
+    if kind is dict:
+        return lambda value: isinstance(value, dict) and all(type(one) is str for one in value.values())
+    if name in ("alpha", "scale", "before", "after"):
+        return lambda value: type(value) in (int, float) and 0 < value < 2.0**1023
+    if hint is float:
+        return lambda value: type(value) is float or (type(value) is int and abs(value) < 2**63)
+    return lambda value: type(value) is hint and (hint is not int or 0 <= value < 2**63)
+
+
+_CHECKS = {kind: {name: _check(name, hint) for name, hint in get_type_hints(kind).items()} for kind in _NAMES}
 
 _VERSION = 2
 _SIGNATURE = b'{"kind":"nnabla_adaloss recording","version":'
@@ -90,8 +118,10 @@ def read_rows(path: PathLike) -> List[Row]:
                     began_anew = True
                     continue
                 row = _row(**content)
-            except (ValueError, TypeError, KeyError) as error:
-                raise ValueError(f"{name} is damaged in line {number}: {error!r}") from None
+            except KeyError as error:
+                raise ValueError(f"{name} is damaged in line {number}: there is no event {error}") from None
+            except (ValueError, TypeError, RecursionError) as error:
+                raise ValueError(f"{name} is damaged in line {number}: {error}") from None
             if began_anew:
                 began_anew = False
                 rows = [earlier for earlier in rows if earlier.iteration < row.iteration]
@@ -112,10 +142,13 @@ def _line(row: Row) -> bytes:
 
 
 def _row(event: str, **fields: Any) -> Row:
-    if "layers" in fields:
-        fields["layers"] = tuple(fields["layers"])
-    row: Row = _KINDS[event](**fields)
-    return row
+    kind = _KINDS[event]
+    row: Any = kind(**fields)
+    for name, value in fields.items():
+        if not _CHECKS[kind][name](value):
+            raise ValueError(f"{name}={value!r} is none that a Recorder writes")
+    found: Row = row._replace(layers=tuple(row.layers)) if "layers" in fields else row
+    return found
 
 
 def _check_header(name: str, line: bytes) -> None:

@@ -50,7 +50,8 @@ def add_command(commands: Any) -> None:
         "--output",
         type=Path,
         metavar="PAGE.html",
-        help="the page; one that is there is replaced (default: RUN.html or RUN_and_OTHER.html)",
+        help="the page; one that is there is replaced, but no other file (default: RUN.html or "
+        "RUN_and_OTHER.html)",
     )
     parser.add_argument("--title", help="heading of the page (default: the names of the recordings)")
     parser.set_defaults(run=_run)
@@ -60,6 +61,7 @@ def _run(options: argparse.Namespace) -> int:
     """Write the page; return the exit code."""
     # Here, so that what only asks for help or for another command does not wait for it.
     from ..monitor import Recording
+    from ..state.whole_file import replace_page
     from .comparison import comparison_of
     from .page import page_of
 
@@ -76,7 +78,7 @@ def _run(options: argparse.Namespace) -> int:
             one, two = map(str, paths) if paths[0].stem == paths[1].stem else (path.stem for path in paths)
             two += ", again" if one == two else ""
             page = comparison_of(dict(zip((one, two), recordings)), options.title or f"{one} and {two}")
-        output.write_text(page, encoding="utf-8")
+        replace_page(output, page)
     except FileNotFoundError as error:
         print(f"report: there is no file {error.filename}", file=sys.stderr)
         return 2

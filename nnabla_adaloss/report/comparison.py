@@ -73,7 +73,7 @@ def _by_difference(first: Dict[str, List[LayerRow]], second: Dict[str, List[Laye
             return True, 0.0, 0.0
         a, b = first[name], second[name]
         underflow = abs((worst_underflow(a) or 0.0) - (worst_underflow(b) or 0.0))
-        return False, underflow, abs(math.log2(a[-1].alpha / b[-1].alpha))
+        return False, underflow, abs(math.log2(a[-1].alpha) - math.log2(b[-1].alpha))
 
     return sorted(dict.fromkeys([*first, *second]), key=difference, reverse=True)
 

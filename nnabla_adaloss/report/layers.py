@@ -84,7 +84,7 @@ def _scales(layers: Layers, timeline: Timeline, field: str) -> str:
     low, high = min(scales), max(scales)
     if low == high:
         return f"<p>{power(low)} for each layer, throughout.</p>\n"
-    middle = (low * high) ** 0.5
+    middle = 2.0 ** ((math.log2(low) + math.log2(high)) / 2.0)
     labels = [power(scale) for scale in (low, middle, high) if scale != middle or math.log2(scale) % 1 == 0]
     return heat_map(lines, timeline, power, (low, high), labels)
 

@@ -25,6 +25,9 @@ _KEPT = 50
 # One is enough, unless another writer looks at the temporary file in the moment before it is locked.
 _ATTEMPTS = 20
 
+# With which our pages begin.
+_PAGE = b"<!DOCTYPE html>"
+
 _SPECIAL = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
@@ -54,6 +57,24 @@ def replace_file(path: Union[str, os.PathLike[str]], content: bytes, signature: 
     # The file is written. What follows raises nothing.
     _sync_folder(os.path.dirname(target))
     _remove_left_overs(target, signature)
+
+
+def replace_page(path: Union[str, os.PathLike[str]], page: str) -> None:
+    """Write an HTML page as `replace_file` writes, where `check_page` lets it."""
+    check_page(path)
+    replace_file(path, page.encode("utf-8", "replace"), _PAGE)
+
+
+def check_page(path: Union[str, os.PathLike[str]]) -> None:
+    """Raise ValueError if a page would replace what is no page, such as the file that it is made from, by
+    whatever name.
+    """
+    name = os.fsdecode(path)
+    if os.path.isfile(name):
+        with open(name, "rb") as file:
+            before = file.read(len(_PAGE))
+        if before not in (b"", _PAGE):
+            raise ValueError(f"{name} is no HTML page, and is not replaced: choose another name for the page")
 
 
 def _write_and_rename(target: str, content: bytes) -> bool:

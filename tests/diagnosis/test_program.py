@@ -54,6 +54,12 @@ def dead():
 def several_elements():
     return mlp()[0].parent.inputs[0]
 
+def starving():
+    return build()[0], lambda: {}["batch"]
+
+def ends():
+    raise SystemExit(3)
+
 SIZE_OF_BATCH = 3
 """
 
@@ -141,13 +147,19 @@ def test_what_no_scale_helps_is_another_exit_code(capsys: pytest.CaptureFixture[
         (["several_elements"], "train.py:several_elements: loss has shape (32, 1), not one"),
         (["sound", "--batches", "0"], "batches=0 must be 1 or more"),
         (["sound", "-o", "no/such/folder.html"], "there is no folder no/such to write folder.html to"),
+        (["sound", "-o", "../{folder}/train.py"], "train.py is no HTML page, and is not replaced"),
+        (["starving"], "error: train.py:starving: KeyError: 'batch' (line "),
+        (["ends"], "error: train.py:ends raised SystemExit: 3 (line "),
     ],
 )
 def test_what_cannot_be_examined(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert analyse(*arguments) == 2
-    assert message in capsys.readouterr().err
+    assert analyse(*(argument.format(folder=folder.name) for argument in arguments)) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+    assert (folder / "train.py").read_text() == FILE
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:

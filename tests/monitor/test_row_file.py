@@ -7,7 +7,7 @@ import errno
 import os
 import signal
 from pathlib import Path
-from typing import List, get_args
+from typing import Any, List, Optional, get_args, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,23 @@ from nnabla_adaloss import ScaleChanged
 from nnabla_adaloss.monitor.row_file import RowFile, read_rows, write_rows
 from nnabla_adaloss.monitor.rows import Row
 
-rows = st.lists(st.one_of(*map(st.from_type, get_args(Row))), max_size=6)
+COUNTS = st.integers(0, 2**63 - 1)
+VALUES = {
+    int: COUNTS,
+    float: st.floats(),
+    Optional[int]: st.none() | COUNTS,
+    Optional[List[int]]: st.none() | st.just([]) | st.lists(st.integers(-130, 2**40), min_size=2),
+}
+
+
+def of_kind(kind: Any) -> st.SearchStrategy[Any]:
+    """What a Recorder can write."""
+    fields = {name: VALUES.get(hint, st.from_type(hint)) for name, hint in get_type_hints(kind).items()}
+    scales = dict.fromkeys(fields.keys() & {"alpha", "scale", "before", "after"}, st.floats(1e-300, 1e300))
+    return st.builds(kind, **{**fields, **scales})
+
+
+rows = st.lists(st.one_of(*map(of_kind, get_args(Row))), max_size=6)
 
 
 def scale(iteration: int, after: float = 2.0) -> ScaleChanged:
@@ -77,6 +93,12 @@ def test_another_file_is_left_alone(tmp_path: Path, content: bytes) -> None:
         with pytest.raises(ValueError, match=r"results.csv is not a recording of nnabla_adaloss"):
             opened(path)
     assert path.read_bytes() == content
+
+
+def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.jsonl")
+    with pytest.raises(ValueError, match=r"run.jsonl is a FIFO: give the path of a file"):
+        RowFile(tmp_path / "run.jsonl")
 
 
 def test_two_recorders_do_not_write_one_file(tmp_path: Path) -> None:
