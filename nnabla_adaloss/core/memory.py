@@ -50,7 +50,7 @@ class Memory(NamedTuple):
         that cannot be.
         """
         windows = {str(name): AmaxWindow.from_list(values) for name, values in state["windows"].items()}
-        partial = {str(name): nonnegative_number("partial", value) for name, value in state["partial"].items()}
+        partial = {str(n): nonnegative_number("partial", value) for n, value in state["partial"].items()}
         return Memory(self.policy, windows, partial)
 
 

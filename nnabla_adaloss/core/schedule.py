@@ -295,9 +295,10 @@ class Schedules:
             counts = {len(schedule.component_scales), len(key), len(schedule.components.names)}
             if len(counts) != 1:
                 raise ValueError(f"{len(key)} components; the network has {len(schedule.components.names)}")
+            root = schedule.component_scales[schedule.components.root]
             for scale in schedule.component_scales if power_of_two else ():
-                # A scale at the end of float32's range is a power of two itself.
-                if not (is_power_of_two(scale / schedule.component_scales[schedule.components.root]) or is_power_of_two(scale)):
+                # A given S0 need be none; a scale at the end of float32's range is one itself.
+                if not (is_power_of_two(scale / root) or is_power_of_two(scale)):
                     raise ValueError(f"scale={scale!r} is no power of two, as with power_of_two=True all are")
             chosen[key] = integer("iteration", saved["iteration"]), schedule
         return replace(self, chosen=chosen, since=integer("since", state["since"]))
