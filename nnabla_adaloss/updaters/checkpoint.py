@@ -258,22 +258,6 @@ def _in_scope(scope: Mapping[str, Any], path: str) -> Iterator[Tuple[str, nn.Var
             yield path + name, entry
 
 
-def _written(parts: List[Any]) -> Iterator[Tuple[str, nn.Variable]]:
-    """What forward writes in the losses of updaters, such as running statistics."""
-    for part in parts:
-        scaling = getattr(part, "scaling", None)
-        if isinstance(scaling, AdaptiveLossScaling):
-            yield from (("forward writes", leaf) for leaf, written in scaling.plan.fixed_leaves if written)
-
-
-def _of_living_modules(known: Set[nn.NdArray]) -> Iterator[Tuple[str, nn.Variable]]:
-    """All parameters of the Modules that have a known one: no graph tells frozen ones from data."""
-    for module in [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]:
-        own = _of_module(module) if module.is_root() else {}
-        if any(variable.data in known for variable in own.values()):
-            yield from ((f"{module!r} has {name},", variable) for name, variable in own.items())
-
-
 def _read(name: str) -> Any:
     """The head of a checkpoint and its arrays."""
     kind = special_kind(os.stat(name))
