@@ -3,11 +3,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
 import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, LossScaleError, NanDump
-from tests.updaters.networks import training
+from tests.updaters.networks import constant, training, updater_of
 
 from .watched import watched
 
@@ -42,3 +46,14 @@ def test_no_more_files_than_wanted(tmp_path: Path) -> None:
     ]
     with pytest.raises(ValueError, match="limit=0 must be 1 or more"):
         NanDump(tmp_path, limit=0)
+
+
+def test_a_layer_whose_name_no_file_could_have(tmp_path: Path) -> None:
+    nn.clear_parameters()
+    h = F.tanh(PF.affine(constant(np.ones((4, 3))), 3, name="first"))
+    loss = F.mean(PF.affine(h, 2, name="x" * 300) * constant(np.full((4, 2), np.nan)))
+    dump = NanDump(tmp_path)
+    updater = updater_of(loss, lambda: None, solver=S.Sgd(0.1), monitors=[dump])
+    with pytest.raises(LossScaleError):
+        updater.update()
+    assert dump.files
