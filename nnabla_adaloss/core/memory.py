@@ -11,7 +11,19 @@ is built again.
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    AbstractSet,
+    Any,
+    Dict,
+    FrozenSet,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 from .choose import Room, within_float32
 from .components import Components
@@ -133,44 +145,55 @@ class Seen(NamedTuple):
             return self._replace(attempt=self.attempt + 1, present=(names, weights), settled=True)
         return Seen(self.remembered(), iteration, 0, (names, weights))
 
-    def after_pass(self, shown: Shown, *, last: bool, again: bool = False) -> Seen:
+    def after_pass(self, shown: Shown, *, last: bool, tells: bool = True, again: bool = False) -> Seen:
         """With what a pass has measured of the components that are present in the batch. `last`: an entry of
-        the windows is whole; `again`: the batch is to run once more with what was measured.
+        the windows is whole. `tells`: a batch whose loss is zero, as without a reward, tells nothing of how
+        large gradients are. `again`: the batch is to run once more with what was measured.
         """
         components, names, weights = shown.components, shown.components.names, shown.weights
-        amax, policy, everything = shown.amax, self.policy, shown.measured_all and shown.finite
+        amax, everything = shown.amax, shown.measured_all and shown.finite
         if everything:
             # Where backward leaves no array, it is zero.
             amax = {**dict.fromkeys(components.measured, 0.0), **amax}
-        known = list(map(self.gain, names))
-        counts = shown.measured_all or shown.has_gradients
-        dark = {
-            i for i in components.measured if weights[i] and (known[i] is None or (counts and not known[i]))
-        }
         gains = {names[i]: magnitude / weights[i] for i, magnitude in amax.items() if weights[i]}
         found = self._replace(
             now=_larger(self.now, gains),
             # A finite pass over the same batch has measured what was assumed.
             assumed=_NONE if everything else self.assumed,
             measured_all=self.measured_all or last,
+            tells=self.tells or tells,
             alone=self.alone or shown.measured_all,
+            settled=self.settled and not again,
         )
-        lit = {index for index in dark if found.gain(names[index])}
-        low = any(
-            _scale(policy, found.now[names[i]], weights[i], shown.limits[i]) > shown.scales[i] * policy.margin
+        known = list(map(self.gain, names))
+        counts = shown.measured_all or shown.has_gradients
+        dark = {
+            i for i in components.measured if weights[i] and (known[i] is None or (counts and not known[i]))
+        }
+        return found._with_first_looks(known, dark, shown) if dark else found
+
+    def _with_first_looks(self, known: Sequence[Optional[float]], dark: Set[int], shown: Shown) -> Seen:
+        """Whether what a pass has shown for the first time has it run again; `known` are the gains before it,
+        `dark` the components of which nothing but zeros was known.
+        """
+        components, names, policy = shown.components, shown.components.names, self.policy
+        lit = {index for index in dark if self.gain(names[index])}
+        unsettled = any(
+            _scale(policy, self.now[names[i]], shown.weights[i], shown.limits[i])
+            > shown.scales[i] * policy.margin
             for i in lit
         )
-        more, first = False, self.dark
-        if everything and dark > lit:
-            # With the scales that they get now, these may bring more to what is behind them.
-            behind = set().union(*map(components.behind, lit))
-            # The loss gradient itself is not zero.
-            fed_by = {components.root, *(index for index, gain in enumerate(known) if gain)}
-            fed = {edge.after for edge in components.edges if edge.layer is None and edge.before in fed_by}
-            reached = (dark - lit) & (fed | {components.root})
-            first |= {names[i] for i in reached if names[i] not in self.memory.windows}
-            more = first != self.dark or not behind.isdisjoint(dark - lit)
-        return found._replace(dark=first, settled=self.settled and not (low or more or again))
+        still = dark - lit
+        if not (shown.measured_all and shown.finite and still):
+            return self._replace(settled=self.settled and not unsettled)
+        # With the scales that they get now, these may bring more to what is behind them.
+        behind = set().union(*map(components.behind, lit))
+        # The loss gradient itself is not zero.
+        fed_by = {components.root, *(index for index, gain in enumerate(known) if gain)}
+        fed = {edge.after for edge in components.edges if edge.layer is None and edge.before in fed_by}
+        reached = {names[i] for i in still & (fed | {components.root})} - self.memory.windows.keys()
+        unsettled |= not reached <= self.dark or not behind.isdisjoint(still)
+        return self._replace(dark=self.dark | reached, settled=self.settled and not unsettled)
 
     def after_overflow(self, shown: Shown) -> Tuple[Seen, bool]:
         """With the component lowered that overflowed in a pass, and all behind it; False when none did, or it
@@ -202,12 +225,6 @@ class Seen(NamedTuple):
         """With what was assumed since an overflow: no pass over this batch will show what is so."""
         lost = _larger(_larger(self.lost, self.now), self.assumed)
         return self._replace(now=_NONE, assumed=_NONE, lost=lost)
-
-    def counting(self, *, tells: bool) -> Seen:
-        """With the batch of the last pass; one whose loss is zero, as without a reward, tells nothing of how
-        large gradients are.
-        """
-        return self._replace(tells=self.tells or tells)
 
     @property
     def _learned(self) -> _Gains:
@@ -266,6 +283,6 @@ def _scale(policy: HistoryPolicy, gain: float, weight: float, u_max: float) -> f
 
 def _larger(one: _Gains, other: _Gains) -> _Gains:
     """The larger of both, by name."""
-    if not other:
-        return one
+    if not (one and other):
+        return one or other
     return {**one, **{n: value for n, value in other.items() if value > one.get(n, -1.0)}}

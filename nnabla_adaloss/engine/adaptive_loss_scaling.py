@@ -480,6 +480,7 @@ class AdaptiveLossScaling:
                 self.components = self.components.after_pass(
                     report.shown(planned.limits),
                     last=decided.share is None or decided.share.last,
+                    tells=any(report.largest) or not self.has_nothing_to_learn(),
                     # These statistics are what the batch is to be scaled by.
                     again=decided.measure and not (self.delay or again),
                 )
@@ -489,9 +490,6 @@ class AdaptiveLossScaling:
         finally:
             if self._spoilt.keys or (report is not None and report.found_inf):
                 self._spoilt.put_back(frozenset() if report is None else report.nonfinite)
-        if self.components.now and not self.components.tells:
-            tells = any(report.largest) or not self.has_nothing_to_learn()
-            self.components = self.components.counting(tells=tells)
         self.iteration = iteration + 1
 
     def probe(self, scale: float) -> None:

@@ -89,8 +89,7 @@ def see(
     scales.before_pass(scales.iteration, NAMES, weights)
     used = [scale or 1.0 for scale in of_all(scales, weights)]
     amax = {index: magnitude for index, magnitude in enumerate(magnitudes) if magnitude is not None}
-    scales.after_pass(shown(used, weights, amax=amax, measured_all=measured_all), last=last)
-    scales.counting(tells=tells)
+    scales.after_pass(shown(used, weights, amax=amax, measured_all=measured_all), last=last, tells=tells)
 
 
 def overflow(
