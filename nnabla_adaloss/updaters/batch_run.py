@@ -36,9 +36,9 @@ class BatchRunner:
         into whether any scale helps.
         """
         scaling = updater.scaling
-        # With delay=0 every batch runs twice.
-        scaling.guard.begin_batch(first=first, repeat=self._repeat or not scaling.delay)
         with self._lock:
+            # With delay=0 every batch runs twice.
+            scaling.guard.begin_batch(first=first, repeat=self._repeat or not scaling.delay)
             self._forward_backward(updater, again=False)
             # Nearly always.
             if scaling.is_good:
