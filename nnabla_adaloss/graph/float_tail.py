@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import FrozenSet, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
 
 import nnabla as nn
 import nnabla.function
@@ -35,7 +35,7 @@ class FloatTail(NamedTuple):
     """The functions of a graph that have to compute in float."""
 
     functions: FrozenSet[int] = frozenset()
-    warning: str = ""  # of constants that half precision rounds, because functions in Python read the result
+    warning: str = ""  # of constants that half precision rounds, because functions in Python come after it
 
 
 def float_tail(reading: GraphReading, candidates: Sequence[int], storage: Format = FLOAT16) -> FloatTail:
@@ -48,13 +48,9 @@ def float_tail(reading: GraphReading, candidates: Sequence[int], storage: Format
     wanted = half & (_at_the_loss(described) | rounded)
     if not wanted:
         return FloatTail()
-    # nnabla crashes when a variable is rewired that a function in Python reads.
-    fixed: Set[int] = set()
-    for index, f in enumerate(reading.functions):
-        if f.name == _PYTHON:
-            behind = described.producers[described.inputs.part(index)]
-            fixed.update([index, *(p for p in behind if p is not None)])
-    found = frozenset(i for i in wanted if i not in fixed and _can_be_replaced(described, i))
+    before = _before_python([reading.functions[i] for i in wanted])
+    possible = (i for i in wanted if reading.functions[i] not in before)
+    found = frozenset(i for i in possible if _can_be_replaced(described, i))
     kept = sorted(rounded - found)
     return FloatTail(found, _warning(reading, kept, storage) if kept else "")
 
@@ -72,9 +68,9 @@ def _warning(reading: GraphReading, functions: List[int], storage: Format) -> st
     context = float_context(reading.functions[functions[0]].context)
     written = f"nn.Context({context.backend}, {context.array_class!r}, {context.device_id!r})"
     return (
-        f"half precision rounds constants: {', '.join(changes)}. A function in Python reads the result, so "
-        "it cannot be moved to float here: build it in a float context, as in "
-        f"`with nn.context_scope({written}): ...`"
+        f"half precision rounds constants: {', '.join(changes)}. A function in Python comes after it, "
+        "such as nn.grad makes of layers, so it cannot be moved to float here: build it in a float "
+        f"context, as in `with nn.context_scope({written}): ...`"
     )
 
 
@@ -168,6 +164,32 @@ def compute_in_float(reading: GraphReading, tail: FloatTail) -> List[nn.Variable
 def _is_lost(constant: float, storage: Format) -> bool:
     error = abs(storage.nearest(constant) - constant)
     return error > math.ldexp(abs(constant), -storage.mantissa_bits)
+
+
+def _before_python(functions: List[Any]) -> Set[Any]:
+    """Those that lead to a function in Python, and what is between, in this graph or another one.
+
+    What a rewired variable leads to is set up again, near or far, and there nnabla crashes at functions in
+    Python.
+    """
+    readers: Dict[Any, List[Any]] = {}
+    writers: Dict[Any, List[Any]] = {}
+    waiting = list(functions)
+    while waiting:
+        f = waiting.pop()
+        if f not in readers:
+            readers[f] = [reader for v in f.outputs for reader in v.function_references]
+            waiting += readers[f]
+            for reader in readers[f]:
+                writers.setdefault(reader, []).append(f)
+    found: Set[Any] = set()
+    waiting = [f for f in readers if f.name == _PYTHON]
+    while waiting:
+        f = waiting.pop()
+        if f not in found:
+            found.add(f)
+            waiting += writers.get(f, [])
+    return found
 
 
 def _at_the_loss(described: GraphDescription) -> Set[int]:

@@ -147,17 +147,36 @@ def test_what_was_computed_is_computed_again_unless_it_was_cleared(cleared: bool
     assert float(loss.d) == pytest.approx(np.tanh(1.0) * 1e-8, rel=1e-3)
 
 
-def test_what_python_reads_stays_in_half_and_is_named() -> None:
-    def make(h: nn.Variable) -> nn.Variable:
-        return F.sum(Same(HALF)(h * 1e-8))
+def same(h: nn.Variable) -> nn.Variable:
+    return Same(HALF)(h)
 
-    loss = graph(make)
+
+def slope(h: nn.Variable) -> nn.Variable:
+    """An input gradient, with the functions in Python that nn.grad makes of layers."""
+    h = PF.affine(h, 2, name="a")
+    return nn.grad([PF.affine(F.softplus(h), 1, name="b")], [h])[0]
+
+
+@pytest.mark.parametrize("read", [same, lambda h: same(F.tanh(h)), slope])
+def test_what_python_reads_in_the_end_stays_in_half_and_is_named(read: Make) -> None:
+    loss = graph(lambda h: F.sum(read(h * 1e-8)))
     reader = TailReader(loss, float_tail=True)
     reader.read()
-    assert in_float(loss) == {"Sum", "Same"}
+    assert in_float(loss).isdisjoint({"MulScalar"})
     with pytest.warns(LossScaleWarning, match=WARNING):
         reader.before_backward()
     loss.forward()
+    loss.backward()
+
+
+def test_what_python_reads_in_another_graph_stays_in_half() -> None:
+    with nn.context_scope(HALF):
+        h = leaf(4, 3) * 1e-8
+        losses = [F.sum(h), F.sum(same(F.tanh(h)))]
+    moved(losses[0])
+    assert in_float(losses[0]) == {"Sum"}
+    for loss in losses:
+        loss.forward()
 
 
 def test_mixed_half_is_half() -> None:
