@@ -26,22 +26,20 @@ class TakenLeaf(NamedTuple):
     scale: float  # what it carries
     half: bool  # whether a function of half precision writes it
     in_place: bool  # whether a function does that keeps references of its own to its gradient
+    others: Tuple[nn.Variable, ...] = ()  # to which it writes, too, and whose gradient is the same array
 
 
 def leaves_of(structure: GraphStructure, node: Node, step: Step) -> List[TakenLeaf]:
     """The leaves whose gradients a function writes."""
     scales = step.targets(node.structure) if node.scalings else {}
-    return [
-        TakenLeaf(
-            structure.leaf(leaf),
-            node.number,
-            variable,
-            scales.get(leaf, step.scale),
-            node.half,
-            node.in_place,
-        )
-        for variable, leaf in zip(node.leaves, node.structure.leaves)
-    ]
+    found: Dict[int, TakenLeaf] = {}
+    for variable, position in zip(node.leaves, node.structure.leaves):
+        leaf, scale = structure.leaf(position), scales.get(position, step.scale)
+        if leaf in found:
+            found[leaf] = found[leaf]._replace(others=(*found[leaf].others, variable))
+        else:
+            found[leaf] = TakenLeaf(leaf, node.number, variable, scale, node.half, node.in_place)
+    return list(found.values())
 
 
 class Written(NamedTuple):
@@ -57,6 +55,7 @@ class Written(NamedTuple):
     master: nn.NdArray  # what it is added to: the leaf's own gradient, or what that held
     alone: bool = True  # whether `target` holds nothing but this contribution
     held_apart: bool = False  # whether `target` is the leaf's own gradient, and `master` holds what was in it
+    of_others: Tuple[nn.NdArray, ...] = ()  # the gradients of `taken.others`
 
 
 LeafSeen = Tuple[TakenLeaf, float]
@@ -75,7 +74,8 @@ def told_apart(written: Sequence[Written], largest: Sequence[float]) -> List[Lea
     """
     found: List[LeafSeen] = []
     places: Dict[int, int] = {}
-    for (taken, *_, alone, _), amax in zip(written, largest):
+    for entry, amax in zip(written, largest):
+        taken, alone = entry.taken, entry.alone
         place = places.get(taken.leaf)
         if place is not None and not alone and found[place][0].scale == taken.scale:
             found[place] = found[place][0], amax
@@ -83,6 +83,13 @@ def told_apart(written: Sequence[Written], largest: Sequence[float]) -> List[Lea
             places[taken.leaf] = len(found)
             found.append((taken, amax))
     return found
+
+
+def _put_back(entry: Written) -> None:
+    """Give variables their own gradients again."""
+    entry.taken.variable.grad = entry.master
+    for other, gradient in zip(entry.taken.others, entry.of_others):
+        other.grad = gradient
 
 
 class LeafGradients:
@@ -142,9 +149,12 @@ class LeafGradients:
                 # nnabla has looked at the master by now, and may add: to -0.0, which changes not even a sign.
                 target.fill(-0.0)
         # Noted before it is swapped: a signal may interrupt us between any two lines.
-        self._running[taken.leaf] = Written(taken, target, master, alone, held_apart)
+        of_others = tuple([other.grad for other in taken.others])
+        self._running[taken.leaf] = Written(taken, target, master, alone, held_apart, of_others)
         if target is not master and not held_apart:
             variable.grad = target
+            for other in taken.others:
+                other.grad = target.view(other.shape)
 
     def _scratch(self, taken: TakenLeaf) -> nn.NdArray:
         return self._pool.get(taken.variable.shape, "gradient", taken.leaf)
@@ -152,17 +162,19 @@ class LeafGradients:
     def hand_on(self, following: Sequence[TakenLeaf]) -> None:
         """Unscale what a function has written to leaves that others write next."""
         before = [self._running[taken.leaf] for taken in following]
-        for taken, (last, target, master, _, held_apart) in zip(following, before):
-            if held_apart or target is master or taken.in_place or taken.variable is not last.variable:
-                for entry in before:
-                    self._give_back(entry)
+        for taken, entry in zip(following, before):
+            last = entry.taken
+            apart = entry.held_apart or entry.target is entry.master or taken.in_place
+            if apart or taken.variable is not last.variable or taken.others or last.others:
+                for one in before:
+                    self._give_back(one)
                 self.take(*following)
                 return
         # Scratch arrays stay where they are.
         self._unscale([entry for entry in before if not entry.target.zeroing])
-        for taken, (_, target, master, *_rest) in zip(following, before):
-            self._running[taken.leaf] = Written(taken, target, master)
-            target.fill(-0.0)
+        for taken, entry in zip(following, before):
+            self._running[taken.leaf] = Written(taken, entry.target, entry.master)
+            entry.target.fill(-0.0)
 
     def give_back(self) -> None:
         """Put the masters back after the function ran, and unscale what it wrote."""
@@ -173,7 +185,7 @@ class LeafGradients:
 
     def _give_back(self, entry: Written) -> None:
         if entry.target is not entry.master and not entry.held_apart:
-            entry.taken.variable.grad = entry.master
+            _put_back(entry)
         # An array that is still zeroing was not written: its master keeps what it has.
         if not entry.target.zeroing:
             self._waiting.setdefault(entry.taken.leaf, []).append(entry)
@@ -191,7 +203,7 @@ class LeafGradients:
             if entry.held_apart:
                 self._kernels.scaled_copy(entry.master, entry.target, 1.0)
                 continue
-            entry.taken.variable.grad = entry.master
+            _put_back(entry)
             if entry.target is entry.master and not entry.master.zeroing:
                 self._kernels.scale_(entry.master, 1.0 / entry.taken.scale)
         self._running.clear()

@@ -34,10 +34,9 @@ class Function(NamedTuple):
     linear: bool = True
     # Whether no element of an input gradient of the same size is larger than the largest it gets.
     never_enlarges: bool = False
-    # Whether backward reads more, or less, than `Function.grad_depends_input_data` says.
+    # Whether backward reads more than `Function.grad_depends_input_data` says.
     reads_more: bool = False
-    reads_less: bool = False
-    # The inputs that forward writes, unless one of the arguments `batch_stat` and such is false.
+    # The inputs that forward writes, or backward, unless one of the arguments `batch_stat` and such is false.
     writes: FrozenSet[int] = frozenset()
     # Whether it touches no memory of an array on the host: all its work is done by others, if there is any.
     moves_nothing: bool = False
@@ -80,15 +79,6 @@ FUNCTIONS: Dict[str, Function] = {
         )
     ),
     "Convolution": Function(Product(slot_of_convolution)),
-    # x, weight, and a bias or what batch normalization needs, never both.
-    "FusedConvolution": Function(
-        Product(slot_of_convolution),
-        reads_less=True,
-        writes=frozenset({4, 5}),
-        moves_nothing=True,
-        in_half=lambda inputs: [*inputs[:2], *(v for v in inputs[2:3] if v.ndim == 1)],
-        more_behind=True,
-    ),
     "Deconvolution": Function(Product(factor=rows_of_groups)),
     "DepthwiseConvolution": Function(Product(slot_of_depthwise_convolution)),
     "DepthwiseDeconvolution": Function(
@@ -100,6 +90,15 @@ FUNCTIONS: Dict[str, Function] = {
     "AdaptiveSeparableConvolution": Function(UNSCALED, operands=(0, 1, 2)),
     **_each("DeformableConvolution PatchCorrelation", Function(UNSCALED)),
     "Einsum": Function(UNSCALED, operands=None),
+    # It multiplies by its weight again within backward, under `nn.recompute()`. Inputs are x, weight, and a
+    # bias or what batch normalization needs, never both.
+    "FusedConvolution": Function(
+        UNSCALED,
+        writes=frozenset({4, 5}),
+        moves_nothing=True,
+        in_half=lambda inputs: [*inputs[:2], *(v for v in inputs[2:3] if v.ndim == 1)],
+        more_behind=True,
+    ),
     # They quantize their weight themselves.
     **_each(
         "BinaryConnectAffine BinaryConnectConvolution",
@@ -121,6 +120,8 @@ FUNCTIONS: Dict[str, Function] = {
     # Gradients.
     **_each("ClipGradByNorm ClipGradByValue", Function(linear=False)),
     "Sink": Function(linear=False, moves_nothing=True),
+    # Backward writes the output gradient into its second input, for the user to read.
+    "VATNoise": Function(linear=False, writes=frozenset({1})),
     **_each("Identity ReLU Reshape Sigmoid Tanh Transpose", Function(never_enlarges=True)),
     **_each("Add2 Sub2", Function(never_enlarges=True, casts_data=True)),
     # Normalization and quantization.
@@ -142,7 +143,7 @@ FUNCTIONS: Dict[str, Function] = {
     ),
     # Memory.
     "Assign": Function(writes=frozenset({0})),
-    "BoolScatter": Function(writes=frozenset({2})),
+    **_each("BoolScatter ScatterNd", Function(writes=frozenset({2}))),
     **_each("Constant Unlink", Function(moves_nothing=True)),
 }
 
@@ -169,7 +170,7 @@ def gemm_slots(type_name: str, args: Args, inputs: Sequence[Shape], output: Shap
 
 
 def written_inputs(type_name: str, args: Mapping[str, Any]) -> FrozenSet[int]:
-    """Indices of the inputs that forward of a function writes, as far as it is known."""
+    """Indices of the inputs that a function writes, as far as it is known."""
     return known(type_name).writes if all(args.get(name, True) for name in _SWITCHES) else frozenset()
 
 

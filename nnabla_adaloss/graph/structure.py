@@ -12,7 +12,7 @@ from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequenc
 from ..core.components import Components, Joined, components_of, joined
 from ..core.layer_selection import LayerSelection
 from ..core.nodes import LayerSlot, NodeStructure
-from .functions import gemm_slots, is_matrix_product, known, written_inputs
+from .functions import gemm_slots, hands_memory_on, is_matrix_product, known, written_inputs
 from .loss_weights import LossWeights
 from .memory_uses import MemoryUses, memory_uses
 from .names import function_names
@@ -233,8 +233,9 @@ class GraphStructure:
         found = []
         for slot in gemm_slots(type_name, described.args[index], shapes, output):
             target, factor = inputs[slot.input], inputs[slot.factor]
-            # The same variable in both slots would be scaled in both roles: it gets no scale.
-            if self._needs[index][slot.input] and target != factor:
+            # What has two roles, as in x times x, would be scaled in both: it gets no scale.
+            roles = [self.leaf(p) for p in inputs]
+            if self._needs[index][slot.input] and roles.count(self.leaf(target)) == 1 == inputs.count(factor):
                 name = label if slot.input == 0 else f"{label}:{slot.input}"
                 to_leaf = self._producers[index][slot.input] is None
                 found.append(LayerSlot(name, slot, target, factor, to_leaf, half))
@@ -248,8 +249,6 @@ class GraphStructure:
         """
         for index, slots in scalable.items():
             type_name = self.described.type_names[index]
-            if known(type_name).reads_less:
-                continue
             for slot in [slot.slot for slot in slots]:
                 for other, need in enumerate(self._needs[index]):
                     if need and other not in slot[:2] and reading.depends(index, other, slot.factor):
@@ -331,14 +330,20 @@ class GraphStructure:
         """The leaves without gradient, and whether forward writes them; of the others, those it writes."""
         described = self.described
         found: Dict[int, bool] = {}
+        # By position, the leaf whose memory a variable is: what writes to `w.reshape(...)` writes to w.
+        leaf_of: Dict[int, int] = {}
         for index, producers in enumerate(self._producers):
-            if None not in producers:
-                continue
-            written = written_inputs(described.type_names[index], described.args[index])
+            type_name, args = described.type_names[index], described.args[index]
+            written = written_inputs(type_name, args)
             uses = zip(self._inputs[index], producers, self._needs[index])
             for number, (position, producer, need) in enumerate(uses):
-                if producer is None and (not need or number in written):
-                    found[position] = found.get(position, False) or number in written
+                leaf = position if producer is None else leaf_of.get(position)
+                if leaf is not None and number in written:
+                    found[leaf] = True
+                elif producer is None and not need:
+                    found.setdefault(position, False)
+                if leaf is not None and hands_memory_on(type_name, args):
+                    leaf_of[self._outputs[index][0]] = leaf
         return found
 
 

@@ -102,12 +102,23 @@ def fused_convolution() -> nn.Variable:
         return PF.get_parameter_or_create(name, shape, initial.astype(np.float32), need_grad=need_grad)
 
     def unit(h: nn.Variable, name: str, **options: Any) -> nn.Variable:
-        return F.fused_convolution(h, parameter(f"{name}/W", 4, h.shape[1], 3, 3), **options)
+        return F.fused_convolution(h, parameter(f"{name}/W", 4, h.shape[1], 3, 3), pad=(1, 1), **options)
 
-    h = unit(image(2, 3, 8, 8), "first", bias=parameter("first/b", 4), nonlinearity="relu")
-    statistics = [parameter(f"bn/{n}", 1, 4, 1, 1, value=1.0) for n in ("beta", "gamma", "mean", "variance")]
-    h = unit(h, "second", beta=statistics[0], gamma=statistics[1], mean=statistics[2], variance=statistics[3])
+    h = unit(image(2, 3, 6, 6), "first", bias=parameter("first/b", 4), nonlinearity="relu")
+    h = unit(h, "residual", z=h)
+    names = ("beta", "gamma", "mean", "variance")
+    statistics = {n: parameter(f"bn/{n}", 1, 4, 1, 1, value=1.0) for n in names}
+    # The convolution within is computed again in backward, with the weight as it is then.
+    with nn.recompute():
+        h = unit(h, "second", **statistics)
     return F.mean(PF.affine(h, 2, name="c", rng=RNG(2)) ** 2)
+
+
+def weight_times_itself() -> nn.Variable:
+    w = PF.get_parameter_or_create("w", (4, 4), RNG(0).randn(4, 4).astype(np.float32))
+    product = F.affine(F.affine(w, w), w.reshape((4, 4), unlink=True))
+    product = product + F.affine(w.reshape((4, 4), unlink=True), w)
+    return F.mean(PF.affine(F.tanh(F.affine(image(3, 4), product)), 2, name="a", rng=RNG(1)) ** 2)
 
 
 def weight_normalization() -> nn.Variable:
@@ -165,6 +176,7 @@ NETWORKS: Dict[str, Callable[[], nn.Variable]] = {
         gradient_penalty,
         embedding_with_tied_output,
         fused_convolution,
+        weight_times_itself,
         weight_normalization,
         spectral_normalization,
         python_function,

@@ -57,6 +57,7 @@ def first_of(function: Callable[..., Any]) -> Callable[..., nn.Variable]:
 NORMALIZED = [IMAGES, *[CHANNELS] * 4]
 SUBTRACTED = [IMAGES, (3, 4, 4), (1,)]
 KERNEL = (3, 3, 3, 3)
+ROWS = nn.Variable.from_numpy_array(np.array([[1, 2]]))
 # What computes it, the shapes of its inputs, and which of them are written.
 CASES: Dict[str, Tuple[Callable[..., Any], List[Any], Set[int]]] = {
     "assign": (lambda x: F.assign(x, nn.Variable((2, 3))), [(2, 3)], {0}),
@@ -75,11 +76,11 @@ CASES: Dict[str, Tuple[Callable[..., Any], List[Any], Set[int]]] = {
     "binary weight": (F.binary_weight_affine, [(2, 3), (3, 4), (3, 4), (4, 1)], {2, 3}),
     "binary connect convolution": (F.binary_connect_convolution, [IMAGES, KERNEL, KERNEL], {2}),
     "binary weight convolution": (F.binary_weight_convolution, [IMAGES, KERNEL, KERNEL, (3,)], {2, 3}),
+    "scatter": (lambda u, w: F.scatter_nd(u, ROWS, out=w), [(2, 3), (4, 3)], {2}),
     "quantize linear": (F.quantize_linear, [(2, 3), (1, 1), (1, 1)], {2}),
     "lstm": (first_of(F.lstm), [(2, 3, 4), (1, 1, 3, 5), (1, 1, 3, 5), (1, 4, 5, 9)], set()),
     "gru": (first_of(F.gru), [(2, 3, 4), (1, 1, 3, 5), (1, 3, 5, 9)], set()),
     "rnn": (first_of(F.rnn), [(2, 3, 4), (1, 1, 3, 5), (1, 5, 9)], set()),
-    "noise": (F.vat_noise, [(2, 3), (2, 3)], set()),
 }
 
 
@@ -88,6 +89,17 @@ def test_what_forward_writes_is_known(name: str) -> None:
     function, shapes, written = CASES[name]
     y = function(*(variable(*shape) for shape in shapes))
     assert changed(y) == written == known(y)
+
+
+def test_what_backward_writes_is_known() -> None:
+    x = variable(2, 3)
+    x.need_grad = True
+    y = F.vat_noise(x, variable(2, 3))
+    assert changed(y) == set()
+    written, before = y.parent.inputs[1], y.parent.inputs[1].d.copy()
+    y.backward()
+    assert (written.d != before).all()
+    assert known(y) == {1}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, Callable, Dict, List
 
 import nnabla as nn
 import nnabla.functions as F
@@ -172,13 +172,22 @@ def test_what_a_graph_of_a_later_batch_is_seen_to_write_is_put_back_with_that_ba
     assert scale.d.tolist() == [[1.0] * 3]
 
 
-def test_what_needs_a_gradient_and_is_written_is_put_back() -> None:
+WRITERS: Dict[str, Callable[[nn.Variable], nn.Variable]] = {
+    "assigned": lambda w: F.assign(w, 0.5 * nn.Variable((2, 3))),
+    "scattered": lambda w: F.scatter_nd(constant(np.zeros((1, 3))), constant([[1]]), out=w),
+    "scattered by a mask": lambda w: F.bool_scatter(constant([0.0]), constant([[0, 1, 0]] * 2), w),
+    "assigned to a view": lambda w: F.assign(F.reshape(w, (6,)), 0.5 * nn.Variable((6,))),
+}
+
+
+@pytest.mark.parametrize("way", WRITERS)
+def test_what_needs_a_gradient_and_is_written_is_put_back(way: str) -> None:
     average = nn.parameter.get_parameter_or_create("average", (2, 3), np.ones((2, 3)))
-    loss = F.mean(F.assign(average, 0.5 * nn.Variable((2, 3))))
+    loss = F.mean(WRITERS[way](average))
     state = ForwardState(CpuKernels())
     state.save(plan_of(loss))
     loss.forward()
-    assert not average.d.any()
+    assert not average.d.all()
     state.restore()
     assert average.d.tolist() == [[1.0] * 3] * 2
 
