@@ -204,3 +204,17 @@ def test_what_is_too_small_for_float32_is_there_with_a_scale() -> None:
     found = runs(network, way, 0, None)[0][-1]["w11"]
     assert np.count_nonzero(found << 1) > np.count_nonzero(reference << 1)
     assert_same_above_subnormals(found, reference, "w11")
+
+
+@pytest.mark.parametrize("hook", [None, look])
+def test_the_gradient_of_a_persistent_variable_is_unscaled(hook: Any) -> None:
+    network = build(7, ["affine", "relu", "affine"], input_gradient=False)
+    way = Way("amax_history", (-8, 30), None, True, 1)
+    inner = intermediates(network.loss)
+    for v in inner:
+        v.persistent = True
+    native(network, way)
+    expected = [bits(v.g.copy()) for v in inner]
+    runs(network, way, 0, hook)
+    for index, (v, reference) in enumerate(zip(inner, expected)):
+        assert_same_above_subnormals(bits(v.g), reference, f"gradient {index}")

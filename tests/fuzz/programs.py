@@ -1,0 +1,502 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ordinary training programs, drawn step by step, and run in nnabla's own loop or with this package."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.solvers as S
+import numpy as np
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, GradScaler
+from tests.tampering import Gate, Tampering
+
+BATCH, WIDTH = 3, 4
+Records = List[Dict[str, np.ndarray]]
+
+
+class Builder:
+    """Makes the parts of a network; parameters follow from their names, and are those of the last build."""
+
+    def __init__(self, kept: Dict[str, nn.Variable], limit: float) -> None:
+        self.scope, self.limit = "", limit
+        self.weights: List[nn.Variable] = []
+        self.kept = kept  # leaves that are no parameters, and live on when the graph is built anew
+
+    def parameter(self, kind: str, *shape: int, need_grad: bool = True, fill: Optional[float] = None) -> Any:
+        """A parameter, by default of random numbers."""
+        name = f"{self.scope}/{kind}"
+        values = self.numbers(name, *shape) if fill is None else np.full(shape, fill, np.float32)
+        v = nn.parameter.get_parameter_or_create(name, shape, values, need_grad=need_grad)
+        if need_grad and shape == (WIDTH, WIDTH):
+            self.weights.append(v)
+        return v
+
+    def state(self, *shape: int) -> nn.Variable:
+        """A leaf that is no parameter."""
+        if self.scope not in self.kept:
+            self.kept[self.scope] = constant(self.numbers(self.scope, *shape))
+        return self.kept[self.scope]
+
+    def numbers(self, name: str, *shape: int) -> np.ndarray:
+        """Random numbers that follow from a name."""
+        return np.random.default_rng(list(name.encode())).standard_normal(shape).astype(np.float32) * 0.5
+
+    def weight(self) -> nn.Variable:
+        """A weight that is used already, or the first one."""
+        return self.weights[0] if self.weights else self.parameter("W", WIDTH, WIDTH)
+
+    def image(self, h: nn.Variable) -> nn.Variable:
+        """Two channels of 4 by 4."""
+        return F.reshape(F.affine(h, self.parameter("image", WIDTH, 32)), (BATCH, 2, 4, 4))
+
+    def flat(self, h: nn.Variable) -> nn.Variable:
+        """The width again, of anything."""
+        size = int(np.prod(h.shape[1:]))
+        return F.tanh(F.affine(h, self.parameter("flat", size, WIDTH)))
+
+    def statistics(self, *shape: int) -> List[nn.Variable]:
+        """Running mean and variance."""
+        fills = {"mean": 0.0, "variance": 1.0}
+        return [self.parameter(k, *shape, need_grad=False, fill=fill) for k, fill in fills.items()]
+
+
+class Limited(Tampering):
+    """Gradients beyond a limit become infinite, as in a narrow format."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def changed(self, g: np.ndarray) -> np.ndarray:
+        return np.where(np.abs(g) > self.limit, np.float32(np.inf), g)
+
+
+Step = Callable[[Builder, nn.Variable], nn.Variable]
+
+
+def constant(values: Any) -> nn.Variable:
+    """A leaf that needs no gradient."""
+    return nn.Variable.from_numpy_array(np.array(values, np.float32))
+
+
+def layer(b: Builder, h: nn.Variable) -> nn.Variable:
+    return F.tanh(F.affine(h, b.parameter("W", WIDTH, WIDTH), b.parameter("b", WIDTH)))
+
+
+def aliased(share_data: bool) -> Step:
+    def step(b: Builder, h: nn.Variable) -> nn.Variable:
+        w = b.weight()
+        other = nn.Variable(w.shape, need_grad=True)
+        if share_data:
+            other.data = w.data
+        else:
+            other.data = b.state(*w.shape).data
+        other.grad = w.grad
+        return F.tanh(F.affine(h, other))
+
+    return step
+
+
+def view(b: Builder, h: nn.Variable) -> nn.Variable:
+    """The same memory by `NdArray.view`."""
+    w = b.weight()
+    other = nn.Variable((WIDTH * WIDTH,), need_grad=True)
+    other.data, other.grad = w.data.view((WIDTH * WIDTH,)), w.grad.view((WIDTH * WIDTH,))
+    return h + F.mean(F.tanh(other), keepdims=True).reshape((1, 1))
+
+
+def narrowed(b: Builder, h: nn.Variable) -> nn.Variable:
+    """Halves of one array, as packed parameters are."""
+    packed, halves = b.parameter("packed", 2 * WIDTH, WIDTH), []
+    for index in range(2):
+        half = b.kept.get(f"{b.scope} {index}")
+        if half is None:
+            half = b.kept[f"{b.scope} {index}"] = nn.Variable((WIDTH, WIDTH), need_grad=True)
+            half.data = packed.data.narrow(0, index * WIDTH, WIDTH)
+            half.grad = packed.grad.narrow(0, index * WIDTH, WIDTH)
+        halves.append(half)
+    return F.affine(F.tanh(F.affine(h, halves[0])), halves[1])
+
+
+def batch_normalization(function: Callable[..., Any], **options: Any) -> Step:
+    def step(b: Builder, h: nn.Variable) -> nn.Variable:
+        y = b.image(h)
+        shape = (1, 2, 1, 1)
+        beta, gamma = b.parameter("beta", *shape, fill=0.1), b.parameter("gamma", *shape, fill=1.2)
+        return b.flat(function(y, beta, gamma, *b.statistics(*shape), **options))
+
+    return step
+
+
+def fused_convolution(residual: bool, normalized: bool) -> Step:
+    def step(b: Builder, h: nn.Variable) -> nn.Variable:
+        y, options = b.image(h), {}
+        shape = (1, 2, 1, 1)
+        if normalized:
+            options = dict(zip(("mean", "variance"), b.statistics(*shape)))
+            options["beta"], options["gamma"] = (b.parameter(n, *shape, fill=1.0) for n in ("beta", "gamma"))
+        if residual:
+            options["z"] = y
+        w = b.parameter("kernel", 2, 2, 3, 3)
+        return b.flat(F.fused_convolution(y, w, pad=(1, 1), nonlinearity="relu", **options))
+
+    return step
+
+
+def convolutions(b: Builder, h: nn.Variable) -> nn.Variable:
+    y = F.relu(F.convolution(b.image(h), b.parameter("first", 4, 2, 3, 3), pad=(1, 1), stride=(2, 2)))
+    y = F.tanh(F.convolution(y, b.parameter("grouped", 4, 2, 1, 1), group=2))
+    y = F.tanh(F.deconvolution(y, b.parameter("back", 4, 3, 2, 2), stride=(2, 2)))
+    y = F.depthwise_convolution(y, b.parameter("depthwise", 3, 2, 2))
+    return b.flat(
+        F.depthwise_deconvolution(F.max_pooling(y, (2, 2), stride=(1, 1)), b.parameter("up", 3, 2, 2))
+    )
+
+
+def attention(b: Builder, h: nn.Variable) -> nn.Variable:
+    x = F.reshape(h, (BATCH, 2, 2))
+    q, k, v = (F.affine(x, b.parameter(n, 2, 3), base_axis=2) for n in "qkv")
+    y = F.batch_matmul(F.softmax(F.batch_matmul(q, k, transpose_b=True) * 0.5), v)
+    return b.flat(y)
+
+
+def squared(b: Builder, h: nn.Variable) -> nn.Variable:
+    x = F.reshape(h, (BATCH, 2, 2), inplace=False)
+    return F.tanh(F.reshape(F.batch_matmul(x, x, transpose_b=True), (BATCH, WIDTH)))
+
+
+def embedding(b: Builder, h: nn.Variable) -> nn.Variable:
+    table = b.weight()
+    ids = constant([[0, 1], [1, 3], [2, 2]])
+    return h + F.affine(F.mean(F.embed(ids, table), axis=1), F.transpose(table, (1, 0)))
+
+
+def lstm_cells(b: Builder, h: nn.Variable) -> nn.Variable:
+    """Two steps of one cell."""
+    c = y = F.constant(0.0, (BATCH, WIDTH))
+    w, bias = b.parameter("cell", 2 * WIDTH, 4 * WIDTH), b.parameter("bias", 4 * WIDTH)
+    for _ in range(2):
+        gates = F.split(F.reshape(F.affine(F.concatenate(h, y, axis=1), w, bias), (BATCH, 4, WIDTH)), axis=1)
+        i, f, o = map(F.sigmoid, gates[:3])
+        c = f * c + i * F.tanh(gates[3])
+        y = o * F.tanh(c)
+    return y
+
+
+def lstm(b: Builder, h: nn.Variable) -> nn.Variable:
+    """nnabla's own, which keeps references of its own to gradients."""
+    x = F.reshape(h, (1, BATCH, WIDTH))
+    zeros = [constant(np.zeros((1, 1, BATCH, WIDTH))) for _ in "hc"]
+    w, bias = b.parameter("lstm", 1, 4, WIDTH, 2 * WIDTH), b.parameter("bias", 1, 1, 4, WIDTH)
+    return F.reshape(F.lstm(x, *zeros, w, bias=bias, training=True)[0], (BATCH, WIDTH))
+
+
+def normalized_weight(b: Builder, h: nn.Variable) -> nn.Variable:
+    w, g = b.parameter("direction", WIDTH, WIDTH), b.parameter("g", WIDTH, fill=1.5)
+    return F.tanh(F.affine(h, F.weight_normalization(w, g, dim=1)))
+
+
+def spectral(b: Builder, h: nn.Variable) -> nn.Variable:
+    u = b.parameter("u", WIDTH, need_grad=False)
+    return F.affine(h, F.spectral_norm(b.parameter("W", WIDTH, WIDTH), u, dim=0, itr=1))
+
+
+def scattered(trained: bool) -> Step:
+    """A memory into which forward writes."""
+
+    def step(b: Builder, h: nn.Variable) -> nn.Variable:
+        memory = b.parameter("memory", 4, WIDTH, need_grad=trained)
+        return h + F.sum(F.scatter_nd(h, constant([[0, 2, 3]]), out=memory) ** 2, axis=0, keepdims=True) * 0.1
+
+    return step
+
+
+def averaged(b: Builder, h: nn.Variable) -> nn.Variable:
+    """A running mean in the graph, which later layers read."""
+    mean = b.parameter("average", BATCH, WIDTH, need_grad=False)
+    now = F.assign(mean, 0.9 * mean + 0.1 * h.get_unlinked_variable(need_grad=False))
+    return h - F.tanh(now)
+
+
+def recurrent(b: Builder, h: nn.Variable) -> nn.Variable:
+    """A state that goes on from batch to batch, in the memory of what computes it."""
+    before = b.state(BATCH, WIDTH)
+    w = b.parameter("W", WIDTH, WIDTH)
+    y = F.tanh(F.affine(h, b.parameter("in", WIDTH, WIDTH)) + F.affine(before, w)).apply(persistent=True)
+    y.data = before.data
+    return y
+
+
+def quantized(b: Builder, h: nn.Variable) -> nn.Variable:
+    w = b.parameter("W", WIDTH, WIDTH)
+    return F.tanh(F.binary_connect_affine(h, w, b.parameter("binary", WIDTH, WIDTH, need_grad=False)))
+
+
+def noisy(b: Builder, h: nn.Variable) -> nn.Variable:
+    return h + F.vat_noise(F.tanh(h), b.state(BATCH, WIDTH))
+
+
+def own_view(b: Builder, h: nn.Variable) -> nn.Variable:
+    w = b.weight()
+    return F.tanh(F.affine(h, F.affine(w, w) + F.affine(w.reshape(w.shape, unlink=True), w)))
+
+
+def many_outputs(b: Builder, h: nn.Variable) -> nn.Variable:
+    first, second = F.split(F.reshape(h, (BATCH, 2, 2)), axis=1)
+    return F.concatenate(first * 2.0, F.concatenate(first, second, axis=1)[:, 1:3], axis=1)
+
+
+def in_place(b: Builder, h: nn.Variable) -> nn.Variable:
+    y = F.relu(F.reshape(layer(b, h), (BATCH, 2, 2)), inplace=True)
+    return F.reshape(F.add2(y, F.tanh(y), inplace=True), (BATCH, WIDTH))
+
+
+STEPS: Dict[str, Step] = {
+    "layer": layer,
+    "deep": lambda b, h: F.relu(
+        F.affine(F.tanh(F.affine(h, b.parameter("W", WIDTH, 6))), b.parameter("V", 6, WIDTH))
+    ),
+    "shared": lambda b, h: F.tanh(F.affine(h, b.weight())),
+    "tied": lambda b, h: F.affine(h, F.transpose(b.weight(), (1, 0))),
+    "reshaped": lambda b, h: F.tanh(F.affine(h, b.weight().reshape((WIDTH, WIDTH), unlink=True))),
+    "unlinked weight": lambda b, h: F.affine(h, b.weight().get_unlinked_variable(need_grad=True)),
+    "frozen use": lambda b, h: F.affine(h, b.weight().get_unlinked_variable(need_grad=False)),
+    "aliased": aliased(True),
+    "aliased gradient": aliased(False),
+    "view": view,
+    "narrowed": narrowed,
+    "frozen": lambda b, h: F.tanh(F.affine(h, b.parameter("frozen", WIDTH, WIDTH, need_grad=False))),
+    "stopped": lambda b, h: h + layer(b, h).get_unlinked_variable(need_grad=False),
+    "unlinked": lambda b, h: h * F.sigmoid(F.unlink(layer(b, h))),
+    "residual": lambda b, h: h + layer(b, h),
+    "dense": lambda b, h: F.tanh(
+        F.affine(F.concatenate(h, layer(b, h), axis=1), b.parameter("V", 2 * WIDTH, WIDTH))
+    ),
+    "gain": lambda b, h: (
+        h * F.broadcast(b.parameter("gain", 1, WIDTH), (BATCH, WIDTH)) + b.parameter("bias", 1, WIDTH)
+    ),
+    "prelu": lambda b, h: F.prelu(layer(b, h), b.parameter("slope", 1)),
+    "layer normalization": lambda b, h: F.layer_normalization(
+        h, b.parameter("beta", 1, WIDTH), b.parameter("gamma", 1, WIDTH), batch_axis=0
+    ),
+    "batch normalization": batch_normalization(F.batch_normalization),
+    "running statistics": batch_normalization(F.batch_normalization, batch_stat=False),
+    "fused normalization": batch_normalization(F.fused_batch_normalization),
+    "fused": fused_convolution(residual=False, normalized=False),
+    "fused residual": fused_convolution(residual=True, normalized=False),
+    "fused normalized": fused_convolution(residual=False, normalized=True),
+    "convolutions": convolutions,
+    "attention": attention,
+    "squared": squared,
+    "einsum": lambda b, h: F.tanh(F.einsum(h, b.weight(), equation="ij,jk->ik")),
+    "embedding": embedding,
+    "lstm cells": lstm_cells,
+    "lstm": lstm,
+    "normalized weight": normalized_weight,
+    "spectral": spectral,
+    "scattered": scattered(trained=False),
+    "scattered trained": scattered(trained=True),
+    "averaged": averaged,
+    "recurrent": recurrent,
+    "quantized": quantized,
+    "noisy": noisy,
+    "own view": own_view,
+    "many outputs": many_outputs,
+    "in place": in_place,
+    "python": lambda b, h: Gate()(layer(b, h)),
+    "limited": lambda b, h: Limited(b.limit)(layer(b, h)),
+    "clipped gradient": lambda b, h: F.clip_grad_by_norm(layer(b, h), 1e-2),
+    "clipped values": lambda b, h: F.clip_grad_by_value(
+        h, *(constant(np.full(h.shape, v)) for v in (-1e-3, 1e-3))
+    ),
+    "kept": lambda b, h: layer(b, h).apply(persistent=True),
+    "small": lambda b, h: h * 2.0**-12,
+}
+
+# What nnabla 1.39 itself computes again from memory that it has freed.
+NOT_AGAIN = {
+    "averaged",
+    "clipped values",
+    "embedding",
+    "lstm cells",
+    "many outputs",
+    "noisy",
+    "scattered",
+    "scattered trained",
+    "small",
+    "squared",
+    "view",
+}
+
+HEADS: Dict[str, Callable[[Builder, nn.Variable, nn.Variable], nn.Variable]] = {
+    "squares": lambda b, h, t: F.mean(F.affine(h, b.parameter("head", WIDTH, 2)) ** 2),
+    "classes": lambda b, h, t: F.mean(F.softmax_cross_entropy(F.affine(h, b.parameter("head", WIDTH, 3)), t)),
+    "sum": lambda b, h, t: F.sum(F.tanh(h)),
+    "regularizer": lambda b, h, t: F.sum(b.weight() ** 2) + F.mean(h),
+    "penalty": lambda b, h, t: F.mean(
+        nn.grad([F.sum(F.softplus(F.affine(h, b.parameter("critic", WIDTH, 1))))], [h])[0] ** 2
+    ),
+}
+
+
+class Head(NamedTuple):
+    """One of the losses that are added."""
+
+    kind: str
+    after: int  # how many steps it is behind, at most
+    weight: str  # "constant", or "variable", which changes from batch to batch, or "none"
+    factor: float
+
+
+class Program(NamedTuple):
+    """A training program."""
+
+    steps: Tuple[Tuple[str, bool], ...]  # with whether they are computed again in backward
+    heads: Tuple[Head, ...]
+    solver: str = "Sgd"
+    rebuilt: bool = False
+    clear: bool = True
+    batches: int = 1  # per update
+    clip: str = ""
+    toggled: bool = False  # whether a parameter is frozen in the second iteration, and thawed after the third
+    input_gradient: bool = False
+    apart: bool = False  # whether each loss has a backward of its own
+    limit: float = np.inf  # beyond which gradients overflow in some places, so that batches are repeated
+    iterations: int = 5
+
+    def train(self, way: str, config: Optional[AdaLossConfig] = None, **options: Any) -> Records:
+        """Parameters, gradients at the update and leaves, after each iteration of nnabla's own loop (way
+        "nnabla", or "plain", where nothing is computed again), of an "updater" or of a "scaler".
+        """
+        return Run(self, recompute=way != "plain").train(way, config, **options)
+
+
+class Run:
+    """A program that runs."""
+
+    def __init__(self, program: Program, *, recompute: bool) -> None:
+        nn.clear_parameters()
+        self.recompute = recompute
+        self.program = program
+        self.kept: Dict[str, nn.Variable] = {}
+        self.x, self.t = nn.Variable((BATCH, WIDTH)), nn.Variable((BATCH, 1))
+        self.x.need_grad = program.input_gradient
+        self.factors = [constant(head.factor) for head in program.heads]
+        self.losses, self.number = self.build(), 0
+        self.seen: Dict[str, np.ndarray] = {}
+        self.solver = getattr(S, program.solver)(2.0**-5)
+        self.solver.set_parameters(nn.get_parameters())
+
+    def build(self) -> List[nn.Variable]:
+        """The losses: one, or several that go backward one by one."""
+        b, h = Builder(self.kept, self.program.limit), self.x
+        reached: List[nn.Variable] = []
+        for index, (name, again) in enumerate([("layer", False), *self.program.steps]):
+            b.scope = f"{index} {name}"
+            with nn.recompute(again and self.recompute and name not in NOT_AGAIN):
+                h = STEPS[name](b, h)
+            if again:
+                # nnabla 1.39 reads freed memory where what is recomputed last has several readers, or one
+                # that works in place.
+                h = F.affine(h, b.parameter("closing", WIDTH, WIDTH))
+            reached.append(h)
+        losses = []
+        for index, head in enumerate(self.program.heads):
+            b.scope = f"head {index}"
+            one = HEADS[head.kind](b, reached[max(len(reached) - 1 - head.after, 0)], self.t)
+            if head.weight == "constant":
+                one = one * head.factor
+            elif head.weight == "variable":
+                one = one * self.factors[index]
+            losses.append(one)
+        return losses if self.program.apart else [sum(losses[1:], losses[0])]
+
+    def feed(self) -> None:
+        """The next batch; each is fed once."""
+        rng = np.random.default_rng(self.number)
+        self.x.d, self.t.d = rng.standard_normal(self.x.shape), rng.integers(0, 3, self.t.shape)
+        for variable, head in zip(self.factors, self.program.heads):
+            variable.d = head.factor * (1.0, 0.0, 3.0)[self.number % 3]
+        if self.program.input_gradient:
+            self.x.grad.zero()
+        self.number += 1
+        if self.program.rebuilt and self.number > 1:
+            self.losses = self.build()
+
+    def begin(self, iteration: int) -> None:
+        """Freeze a parameter, or thaw it."""
+        if self.program.toggled and iteration in (1, 3):
+            known, own = nn.get_parameters(grad_only=False), self.solver.get_parameters()
+            first = known[min(own)]
+            first.need_grad = iteration == 3
+
+    def gradients(self, solver: Any) -> None:
+        """Note the complete gradients, and clip them."""
+        self.seen = {f"{name}.grad": v.g.copy() for name, v in solver.get_parameters().items()}
+        if self.program.input_gradient:
+            self.seen["x.grad"] = self.x.g.copy()
+        if self.program.clip == "norm":
+            solver.clip_grad_by_norm(1e-2)
+        elif self.program.clip == "value":
+            for v in solver.get_parameters().values():
+                v.grad.data = np.clip(v.g, -1e-3, 1e-3)
+
+    def train(self, way: str, config: Optional[AdaLossConfig], **options: Any) -> Records:
+        """See `Program.train`."""
+        found: Records = []
+        program, solver = self.program, self.solver
+        updater: Any = None
+        scaler = GradScaler(solver, config=config) if way == "scaler" else None
+        if way == "updater":
+
+            def feed() -> None:
+                self.feed()
+                if program.rebuilt:
+                    updater.loss = self.losses[0]
+
+            updater = AdaptiveLossScalingUpdater(
+                solver,
+                self.losses[0],
+                feed,
+                clear_buffer=program.clear,
+                accum_grad=program.batches,
+                on_gradients=self.gradients,
+                config=config,
+                max_retries=40,
+                **options,
+            )
+        for iteration in range(program.iterations):
+            self.begin(iteration)
+            if updater is not None:
+                assert updater.update().updated
+            else:
+                self.iterate(scaler)
+            parameters = {name: v.d.copy() for name, v in nn.get_parameters(grad_only=False).items()}
+            others = {f"{name} kept": v.d.copy() for name, v in self.kept.items()}
+            found.append({**parameters, **others, **self.seen})
+        return found
+
+    def iterate(self, scaler: Optional[GradScaler]) -> None:
+        """One iteration of a loop of the user's own."""
+        self.solver.zero_grad()
+        for _ in range(self.program.batches):
+            self.feed()
+            for loss in self.losses:
+                if scaler is None:
+                    loss.forward(clear_no_need_grad=self.program.clear)
+                    loss.backward(clear_buffer=self.program.clear)
+                else:
+                    scaler.forward(loss, clear_no_need_grad=self.program.clear)
+                    scaler.backward(loss, clear_buffer=self.program.clear)
+        if scaler is None:
+            self.gradients(self.solver)
+            self.solver.update()
+            return
+        if self.program.clip:
+            scaler.unscale_(self.solver)
+        self.gradients(self.solver)
+        assert scaler.step(self.solver)
+        scaler.update()
