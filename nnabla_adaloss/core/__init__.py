@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What decides: methods, limits, formats and policies, apart from any framework (NumPy only)."""
+"""What decides: components, choice, memory, verdict, methods and formats, apart from any framework."""
 
 from __future__ import annotations
 
