@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import doctest
+from functools import partial
+
 import nnabla as nn
 import pytest
+
+from tests.pasted import failures_of, in_a_fresh_process
 
 pytest_plugins = ["tests.context_option"]
 
@@ -16,3 +21,18 @@ def _no_parameters() -> None:
     """
     nn.clear_parameters()
     nn.random.set_parameter_seed(313)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """An example of a docstring imports what it needs: it runs as it is pasted, in a process of its own."""
+    if isinstance(item, pytest.DoctestItem):
+        item.runtest = partial(_run_as_pasted, item.dtest)  # type: ignore[method-assign]
+
+
+def _run_as_pasted(found: doctest.DocTest) -> None:
+    pasted = doctest.DocTest(
+        found.examples, {"__name__": "__main__"}, found.name, found.filename, found.lineno, found.docstring
+    )
+    failures = in_a_fresh_process(failures_of, pasted)
+    if failures:
+        pytest.fail(failures, pytrace=False)

@@ -31,6 +31,8 @@ def is_on_host(context: nn.Context) -> bool:
 
     Example:
         >>> import nnabla.functions as F
+        >>> import nnabla as nn
+        >>> from nnabla_adaloss.host_context import is_on_host
         >>> with nn.context_scope(nn.Context(["cuda:float", "cpu:float"], "CudaCachedArray", "0")):
         ...     total = F.sink(nn.Variable((2,)), nn.Variable((3,)))
         >>> is_on_host(total.parent.context)

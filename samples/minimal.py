@@ -2,7 +2,7 @@
 """A complete training in half precision: handwritten digits, a small conv net, nothing to tune.
 
 Copy this file anywhere. It needs nothing but nnabla_adaloss and scikit-learn, which has the digits:
-pip install 'nnabla-adaloss[samples]'.
+pip install '.[samples]' in a checkout installs both.
 
   python minimal.py
 

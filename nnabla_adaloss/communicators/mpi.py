@@ -66,6 +66,8 @@ class MPICommunicator:
         TypeError: `comm` is not an mpi4py communicator.
 
     Example:
+        >>> from nnabla import NdArray
+        >>> from nnabla_adaloss import MPICommunicator
         >>> comm = MPICommunicator()
         >>> comm.init()
         >>> gradient = NdArray((2, 3))
@@ -366,6 +368,7 @@ class MPICommunicator:
             RankDisagreementError: on every rank, naming the first value that differs, and it on each rank.
 
         Example:
+            >>> from nnabla_adaloss import MPICommunicator
             >>> comm = MPICommunicator()
             >>> comm.init()
             >>> comm.check_agreement({"loss scale": 1024.0}, "scales")
@@ -391,6 +394,7 @@ class MPICommunicator:
         exceptions themselves (test runners, notebooks). In a single process the exception passes as usual.
 
         Example:
+            >>> from nnabla_adaloss import MPICommunicator
             >>> comm = MPICommunicator()
             >>> comm.init()
             >>> with comm.abort_on_exception():

@@ -74,6 +74,7 @@ class AdaLossConfig:
         ValueError: an argument is out of range, or the method or dtype is unknown.
 
     Example:
+        >>> from nnabla_adaloss import AdaLossConfig
         >>> AdaLossConfig(n_uf_threshold=1e-4, scale_upper_bound=128.0).range
         Range(u_min=6e-08, u_max=65504.0)
     """

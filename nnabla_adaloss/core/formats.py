@@ -36,6 +36,7 @@ class Format:
         ValueError: it is out of range, or float32 cannot hold the format's numbers.
 
     Example:
+        >>> from nnabla_adaloss import Format
         >>> half_as_precise = Format.ieee("float12", exponent_bits=5, mantissa_bits=6)
         >>> half_as_precise.max, half_as_precise.smallest_subnormal == 2.0**-20
         (65024.0, True)
@@ -112,7 +113,9 @@ class Format:
         """What `value` becomes when it is rounded to the format, half to even.
 
         Example:
-            >>> [get_format("float16").nearest(x) for x in (0.1, 1e-8, 1e5)]
+            >>> from nnabla_adaloss import Format
+            >>> half = Format.ieee("half", exponent_bits=5, mantissa_bits=10)
+            >>> [half.nearest(x) for x in (0.1, 1e-8, 1e5)]
             [0.0999755859375, 0.0, inf]
         """
         if value == 0.0 or not math.isfinite(value):
@@ -132,7 +135,8 @@ class Format:
             abs_max: the largest magnitude of an array; 0: the format itself.
 
         Example:
-            >>> get_format("float8_e4m3").fitted_to(3.0).max
+            >>> from nnabla_adaloss import Format
+            >>> Format.ieee("e5m2", exponent_bits=5, mantissa_bits=2).fitted_to(3.0).max
             3.5
         """
         if abs_max == 0.0:

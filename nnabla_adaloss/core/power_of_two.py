@@ -56,6 +56,7 @@ def get_power_of_two_scale(scale: Union[float, NDArray[Any]]) -> NDArray[np.floa
         ValueError: `scale` is not positive and finite.
 
     Example:
+        >>> from nnabla_adaloss import get_power_of_two_scale
         >>> float(get_power_of_two_scale(100.0))
         64.0
     """

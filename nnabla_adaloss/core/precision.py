@@ -52,6 +52,7 @@ class Precision:
         ValueError: a format is unknown, or `otherwise` has less than 16 bits.
 
     Example:
+        >>> from nnabla_adaloss import Precision
         >>> Precision("float8_e4m3", "float8_e5m2", saturate=True).backward.max
         57344.0
         >>> str(Precision("float16"))

@@ -114,6 +114,7 @@ class HistoryPolicy:
         ValueError: an argument is out of range.
 
     Example:
+        >>> from nnabla_adaloss import HistoryPolicy
         >>> policy = HistoryPolicy()
         >>> policy.scale(1e-3, u_max=65504.0)
         8388608.0
@@ -150,6 +151,7 @@ class HistoryPolicy:
             iterations: how many iterations a measurement serves (see `AdaLossConfig.measure_every`).
 
         Example:
+            >>> from nnabla_adaloss import HistoryPolicy
             >>> [HistoryPolicy(window=256).measured_every(n).window for n in (1, 8, 64)]
             [256, 32, 16]
         """
@@ -172,6 +174,7 @@ class HistoryPolicy:
         """The magnitude that gradients would have for which `scale` is the one to take.
 
         Example:
+            >>> from nnabla_adaloss import HistoryPolicy
             >>> policy = HistoryPolicy()
             >>> policy.scale(policy.assumed(64.0, u_max=65504.0), u_max=65504.0)
             64.0

@@ -26,6 +26,8 @@ class ArrayStatistics(NamedTuple):
         nonfinite: number of infinities and NaNs.
 
     Example:
+        >>> import numpy as np
+        >>> from nnabla_adaloss.core.statistics import statistics_of
         >>> statistics_of(np.array([1.0, -2.0, 0.0, np.nan]))
         ArrayStatistics(count=4, sum=-1.0, sum_of_squares=5.0, abs_max=2.0, abs_min=1.0, zeros=1, nonfinite=1)
     """

@@ -77,6 +77,7 @@ class FormatEmulation:
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
+        >>> from nnabla_adaloss import FormatEmulation
         >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
         >>> loss = FormatEmulation(F.mean(PF.affine(x, 5) ** 2), "float16")
         >>> loss.forward(clear_no_need_grad=True)

@@ -87,6 +87,7 @@ class AdaptiveLossScaling:
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
+        >>> from nnabla_adaloss import AdaptiveLossScaling
         >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
         >>> loss = F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2)
         >>> scaling = AdaptiveLossScaling(loss)

@@ -42,7 +42,7 @@ def branch(
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F
-        >>> from nnabla_adaloss.functions import ScaleTracker, branch, loss_scaling, unscale
+        >>> from nnabla_adaloss import ScaleTracker, branch, loss_scaling, unscale
         >>> tracker = ScaleTracker()
         >>> w = nn.Variable.from_numpy_array(np.array([3.0], np.float32), need_grad=True)
         >>> a, b = branch(unscale(w, tracker), 2, tracker)

@@ -40,7 +40,7 @@ def cast_loss_scaling(
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F
-        >>> from nnabla_adaloss.functions import ScaleTracker, cast_loss_scaling, loss_scaling, unscale
+        >>> from nnabla_adaloss import ScaleTracker, cast_loss_scaling, loss_scaling, unscale
         >>> tracker = ScaleTracker(scale=8.0)
         >>> w = nn.Variable.from_numpy_array(np.ones(4, np.float32), need_grad=True)
         >>> weights = nn.Variable.from_numpy_array(np.array([1e-7, 2e-7, -1e-7, 3e-7], np.float32))

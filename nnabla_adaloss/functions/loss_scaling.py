@@ -41,6 +41,7 @@ def loss_scaling(x: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[n
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F
+        >>> from nnabla_adaloss import loss_scaling
         >>> x = nn.Variable.from_numpy_array(np.array([3.0], np.float32), need_grad=True)
         >>> loss = loss_scaling(F.sum(x * x), 1024.0)
         >>> loss.forward()

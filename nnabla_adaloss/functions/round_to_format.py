@@ -46,6 +46,7 @@ def round_to_format(
 
     Example:
         >>> import numpy as np, nnabla as nn
+        >>> from nnabla_adaloss import round_to_format
         >>> x = nn.NdArray.from_numpy_array(np.array([2049.0, 1e-8, 1e5], np.float32))
         >>> round_to_format(x, "float16").data
         array([2048.,    0.,   inf], dtype=float32)

@@ -76,7 +76,7 @@ class ScaleTracker:
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F
-        >>> from nnabla_adaloss.functions import ScaleTracker, loss_scaling, unscale
+        >>> from nnabla_adaloss import ScaleTracker, loss_scaling, unscale
         >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
         >>> w = nn.Variable.from_numpy_array(np.ones((3, 2), np.float32), need_grad=True)
         >>> tracker = ScaleTracker(scale=128.0)

@@ -63,7 +63,7 @@ def adaptive_loss_scaling(
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
-        >>> from nnabla_adaloss.functions import ScaleTracker, adaptive_loss_scaling, loss_scaling, unscale
+        >>> from nnabla_adaloss import ScaleTracker, adaptive_loss_scaling, loss_scaling, unscale
         >>> tracker = ScaleTracker(scale=8.0)
         >>> def affine(h, n, name):
         ...     def unscaled(p):

@@ -42,6 +42,7 @@ def unscale(w: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[nn.Con
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F
+        >>> from nnabla_adaloss import unscale
         >>> w = nn.Variable.from_numpy_array(np.array([3.0], np.float32), need_grad=True)
         >>> v = unscale(w, 1024.0)
         >>> loss = F.sum(v * v)

@@ -25,6 +25,7 @@ class NNablaAdaLoss(AdaLoss):
     Example:
         >>> import numpy as np, nnabla as nn
         >>> from nnabla_adaloss.kernels import CpuKernels
+        >>> from nnabla_adaloss import AdaLossConfig, NNablaAdaLoss
         >>> g, W = (nn.NdArray.from_numpy_array(np.full((2, 2), v, np.float32)) for v in (1e-7, 0.1))
         >>> NNablaAdaLoss(AdaLossConfig(), CpuKernels()).loss_scale(
         ...     "fc", g, W, fan_in=2, previous_scale=128.0, iteration=0)

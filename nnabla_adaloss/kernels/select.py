@@ -42,6 +42,8 @@ def select_kernels(context: nn.Context) -> Kernels:
         RuntimeWarning: a CUDA context has to do with `CpuKernels` because CuPy is missing.
 
     Example:
+        >>> import nnabla as nn
+        >>> from nnabla_adaloss.kernels.select import select_kernels
         >>> type(select_kernels(nn.get_current_context())).__name__
         'CpuKernels'
     """

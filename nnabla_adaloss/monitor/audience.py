@@ -43,6 +43,7 @@ class Monitor:
             this. In the others they cost nothing. 1. Other methods are called at every event.
 
     Example:
+        >>> from nnabla_adaloss import Monitor
         >>> class Losses(Monitor):
         ...     every = 10
         ...     def __init__(self):

@@ -30,6 +30,7 @@ class LogMonitor(Monitor):
 
     Example:
         >>> import logging
+        >>> from nnabla_adaloss import LogMonitor
         >>> logging.getLogger("nnabla_adaloss").setLevel(logging.INFO)
         >>> monitors = [LogMonitor(every=100)]    # AdaptiveLossScalingUpdater(..., monitors=monitors)
     """

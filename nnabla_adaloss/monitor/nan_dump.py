@@ -38,6 +38,7 @@ class NanDump(Monitor):
         TypeError, ValueError: `limit` is no positive integer.
 
     Example:
+        >>> from nnabla_adaloss import NanDump
         >>> monitors = [NanDump("bad_arrays")]    # AdaptiveLossScalingUpdater(..., monitors=monitors)
     """
 

@@ -56,6 +56,7 @@ class Recording:
             `ScaleChanged`, `UpdateEnded`.
 
     Example:
+        >>> from nnabla_adaloss import LayerRow, Recording
         >>> row = LayerRow(7, 0, "fc", 4.0, 32.0, "method", elements=100, zeros=60, underflowed=10)
         >>> recording = Recording([row])
         >>> recording.at("fc", 7).scale

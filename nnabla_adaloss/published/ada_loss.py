@@ -82,7 +82,7 @@ class AdaLoss(ABC):
     Example:
         >>> import numpy as np
         >>> from nnabla_adaloss.core import AdaLossConfig, statistics_of
-        >>> from nnabla_adaloss.published import AdaLoss
+        >>> from nnabla_adaloss import AdaLoss
         >>> class NumpyAdaLoss(AdaLoss):
         ...     def statistics(self, array):
         ...         return statistics_of(array)

@@ -65,7 +65,7 @@ def get_loss_scale_by_approx_range(
 
     Example:
         >>> import numpy as np
-        >>> from nnabla_adaloss.core import AdaLossConfig
+        >>> from nnabla_adaloss import AdaLossConfig, get_loss_scale_by_approx_range
         >>> g, W = np.array([[1e-7, -1e-7]]), np.array([[0.1, -0.1], [0.1, 0.1]])
         >>> round(float(get_loss_scale_by_approx_range(g, W, config=AdaLossConfig(), fan_in=2)))
         4787
@@ -120,7 +120,7 @@ def get_loss_scale_by_abs_range(
 
     Example:
         >>> import numpy as np
-        >>> from nnabla_adaloss.core import AdaLossConfig
+        >>> from nnabla_adaloss import AdaLossConfig, get_loss_scale_by_abs_range
         >>> g, W = np.array([[1e-7, 1e-3]]), np.array([[0.1, 0.5], [0.2, 0.3]])
         >>> round(float(get_loss_scale_by_abs_range(g, W, config=AdaLossConfig(), fan_in=2)), 3)
         3.0
@@ -157,7 +157,7 @@ def get_loss_scale_by_element_wise_range(
 
     Example:
         >>> import numpy as np
-        >>> from nnabla_adaloss.core import AdaLossConfig
+        >>> from nnabla_adaloss import AdaLossConfig, get_loss_scale_by_element_wise_range
         >>> g, W = np.array([[1e-7, 1e-3]]), np.array([[0.1, 0.5], [0.2, 0.3]])
         >>> round(float(get_loss_scale_by_element_wise_range(g, W, config=AdaLossConfig(), fan_in=2)), 3)
         6.0
@@ -212,7 +212,7 @@ def bound_loss_scale_by_heuristics(
         ValueError: a scale is not positive and finite.
 
     Example:
-        >>> from nnabla_adaloss.core import AdaLossConfig
+        >>> from nnabla_adaloss import AdaLossConfig, bound_loss_scale_by_heuristics
         >>> float(bound_loss_scale_by_heuristics(100.0, config=AdaLossConfig(), prev_scale=128.0))
         8.0
     """
@@ -235,10 +235,14 @@ def get_loss_scale(
     `config.loss_scale_method`, then `bound_loss_scale_by_heuristics` (if `use_bound`), then the overflow
     guard (u_max / K) / (max|g| max|W|), which holds for every method, then `get_power_of_two_scale` (if
     `power_of_two`).
+    Source: Zhao et al. 2019 (arXiv 1910.12385), section 3.3, and `get_loss_scale` in the authors' Chainer
+    implementation. There each method guards against overflow by itself.
 
     Args:
-        g: gradient of the layer's output, carrying `prev_scale`; float16, float32 or float64.
-        W: the layer's weight; None for a function without weight, where `fan_in` is not looked at.
+        g: gradient of the layer's output, carrying `prev_scale`; any shape, float16, float32 or float64.
+            Everything is computed in float64.
+        W: the layer's weight, of any of these dtypes: (C, M) or (C_out, C_in, k...). None for a function
+            without weight, where `fan_in` is not looked at.
         config: method, range, bounds.
         fan_in: K, number of products summed into one element of the input gradient.
         prev_scale: S, the accumulated scale of `g`.
@@ -252,7 +256,7 @@ def get_loss_scale(
 
     Example:
         >>> import numpy as np
-        >>> from nnabla_adaloss.core import AdaLossConfig
+        >>> from nnabla_adaloss import AdaLossConfig, get_loss_scale
         >>> g, W = np.array([[1e-7, -1e-7]]), np.array([[0.1, -0.1], [0.1, 0.1]])
         >>> float(get_loss_scale(g, W, config=AdaLossConfig(), fan_in=2, prev_scale=128.0))
         8.0

@@ -13,6 +13,7 @@ def power(value: float) -> str:
     """A scale: a large or small power of two with an exponent, any other number in digits.
 
     Example:
+        >>> from nnabla_adaloss.report.text import power
         >>> power(1024.0), power(2.0**-20), power(4.0), power(3e5)
         ('2¹⁰', '2⁻²⁰', '4', '300000')
     """
@@ -30,6 +31,7 @@ def percent(share: Optional[float]) -> str:
     """A share; one that is not zero does not look like zero, nor does one that nobody has counted.
 
     Example:
+        >>> from nnabla_adaloss.report.text import percent
         >>> percent(0.125), percent(0.0), percent(1e-6), percent(None)
         ('12.5 %', '0 %', '< 0.01 %', 'not counted')
     """
@@ -49,6 +51,7 @@ def by_cause(lost: Mapping[str, int]) -> str:
     """How many batches were lost for which cause.
 
     Example:
+        >>> from nnabla_adaloss.report.text import by_cause
         >>> by_cause({"overflow": 2, "nonfinite_loss": 1})
         '2 overflow, 1 non-finite loss'
     """

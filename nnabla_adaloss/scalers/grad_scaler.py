@@ -90,6 +90,7 @@ class GradScaler:
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
         >>> import nnabla.solvers as S
+        >>> from nnabla_adaloss import GradScaler
         >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
         >>> loss = F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2)
         >>> solver = S.Sgd(0.1)

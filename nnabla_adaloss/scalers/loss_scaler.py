@@ -84,6 +84,7 @@ class LossScaler:
 
     Example:
         >>> import numpy as np
+        >>> from nnabla_adaloss import LossScaler
         >>> scaler = LossScaler(initial_scale=1024.0)
         >>> gradient = np.array([512.0, 2048.0], np.float32)
         >>> scaler.unscale_gradients_and_check(gradient)

@@ -42,6 +42,7 @@ def write_state(path: Union[str, os.PathLike[str]], state: Mapping[str, Any]) ->
 
     Example:
         >>> import os, tempfile
+        >>> from nnabla_adaloss.state.state_file import read_state, write_state
         >>> path = os.path.join(tempfile.mkdtemp(), "states.json")
         >>> write_state(path, {"scale": 8.0})
         >>> read_state(path)

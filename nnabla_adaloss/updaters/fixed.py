@@ -64,6 +64,7 @@ class FixedLossScalingUpdater:
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
         >>> import nnabla.solvers as S
+        >>> from nnabla_adaloss import FixedLossScalingUpdater
         >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
         >>> loss = F.mean(PF.affine(x, 2) ** 2)
         >>> solver = S.Sgd(0.1)

@@ -31,6 +31,7 @@ class UpdateResult(NamedTuple):
             of the function that its first gradient belongs to; empty when none was, or on another rank.
 
     Example:
+        >>> from nnabla_adaloss import UpdateResult
         >>> result = UpdateResult(True, 8.0)
         >>> result.updated, result.reason
         (True, 'updated')
@@ -62,6 +63,7 @@ class Counters:
             scale), `"retries"` (repeated as often as allowed), `"nonfinite_loss"`, `"nonfinite_forward"`.
 
     Example:
+        >>> from nnabla_adaloss import Counters
         >>> counters = Counters()
         >>> counters.count_lost("nonfinite_loss", 1)
         >>> counters.batches, counters.lost

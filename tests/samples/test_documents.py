@@ -6,40 +6,21 @@ One that cannot run here has a line `<!-- not run: why -->` just before it.
 
 from __future__ import annotations
 
+import os
 import re
-import signal
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import nnabla as nn
-import nnabla.functions as F
-import nnabla.parametric_functions as PF
-import nnabla.solvers as S
-import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaptiveLossScalingUpdater
+from tests.pasted import in_a_fresh_process
 
 from .test_imports import DOCUMENTS, ROOT, programs_in
 
-
-def a_reader() -> Dict[str, Any]:
-    """What a page takes for granted: a network, its solver, data, an updater."""
-    nn.clear_parameters()
-    nn.seed(0)
-    x, t = nn.Variable((8, 4)), nn.Variable((8, 1))
-    loss = F.mean(F.softmax_cross_entropy(PF.affine(F.tanh(PF.affine(x, 16, name="a")), 3, name="b"), t))
-    solver = S.Momentum(0.01)
-    solver.set_parameters(nn.get_parameters())
-
-    def feed() -> None:
-        x.d, t.d = np.ones((8, 4)), np.arange(8).reshape(8, 1) % 3
-
-    found: Dict[str, Any] = {"nn": nn, "F": F, "PF": PF, "S": S, "np": np, "signal": signal}
-    found.update(x=x, t=t, loss=loss, solver=solver, feed=feed, data_feeder=feed, max_iter=3)
-    found.update(updater=AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16"))
-    found.update(schedule=lambda step: 0.01 / (1 + step))
-    return found
+RECIPES = ROOT / "docs" / "recipes.md"
+# A page that says so, and no other, goes on from the first program of the recipes.
+GOES_ON = "recipes.md#the-network"
 
 
 NOT_RUN = re.compile(r"^ *<!-- not run: [^\n]+ -->\n *```python\n.*?^ *```\n", re.M | re.S)
@@ -53,20 +34,24 @@ def programs_to_run(document: str) -> List[str]:
 WITH_PROGRAMS = [path for path in DOCUMENTS if programs_to_run(path.read_text("utf-8"))]
 
 
+def run_programs(programs: List[Tuple[str, str]], folder: Path) -> None:
+    """Run programs, each with its name, one after another as a reader would paste them."""
+    os.chdir(folder)
+    names: Dict[str, Any] = {"__name__": "__main__"}
+    for title, program in programs:
+        if "set_parameters" in program and "import nnabla" in program:  # it has a network of its own
+            nn.clear_parameters()
+        exec(compile(program, title, "exec"), names)
+
+
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 @pytest.mark.parametrize("path", WITH_PROGRAMS, ids=lambda path: path.name)
-def test_programs_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    handler = signal.getsignal(signal.SIGTERM)
-    reader = a_reader()
-    try:
-        for number, program in enumerate(programs_to_run(path.read_text("utf-8"))):
-            if "set_parameters" in program and "import nnabla" in program:  # it has a network of its own
-                nn.clear_parameters()
-            exec(compile(program, f"{path.name}, program {number}", "exec"), reader)
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+def test_programs_run(path: Path, tmp_path: Path) -> None:
+    text = path.read_text("utf-8")
+    before = programs_in(RECIPES.read_text("utf-8"))[:1] if GOES_ON in text else []
+    programs = [*before, *programs_to_run(text)]
+    titles = [f"{path.name}, program {number - len(before)}" for number in range(len(programs))]
+    in_a_fresh_process(run_programs, list(zip(titles, programs)), tmp_path)
 
 
 WITH_OUTPUT = re.compile(r"^```python\n((?:(?!```).)*?)```\n\n```text\n(.*?)```", re.M | re.S)

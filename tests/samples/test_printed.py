@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
-import runpy
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import List
 
@@ -43,17 +46,28 @@ def check_claim(printed: str, lines: List[str]) -> None:
 
 
 @pytest.mark.slow
-def test_minimal(capsys: pytest.CaptureFixture[str]) -> None:
-    nn.clear_parameters()
-    runpy.run_path(str(SAMPLES / "minimal.py"))
-    check_claim(capsys.readouterr().out.splitlines()[-1], claimed("minimal", ""))
+@pytest.mark.parametrize(
+    ("sample", "arguments"),
+    [("minimal", ""), *(("three_lines", f"--method {m}") for m in ("baseline", "fixed", "adaptive"))],
+)
+def test_a_copy_runs_alone_without_a_display(sample: str, arguments: str, tmp_path: Path) -> None:
+    shutil.copy(SAMPLES / f"{sample}.py", tmp_path)
+    package = tmp_path / "site"
+    package.mkdir()
+    (package / "nnabla_adaloss").symlink_to(SAMPLES.parent / "nnabla_adaloss")
+    environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    environment["PYTHONPATH"] = str(package)
+    command = [sys.executable, f"{sample}.py", *arguments.split()]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    check_claim(done.stdout.splitlines()[-1], claimed(sample, ""))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"{sample}.py", "site"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sample", "arguments"),
     [
-        *(("three_lines", f"--method {method}") for method in ("baseline", "fixed", "adaptive")),
         *(("two_losses", f"--method {method}") for method in ("dynamic", "one", "adaptive")),
         *(("lenet_mindspore", f"--manager {m}") for m in ("adaptive", "dynamic --loss-scale 16777216")),
     ],

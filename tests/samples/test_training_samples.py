@@ -24,7 +24,6 @@ from tools.mnist_sample import Scans, write_mnist
 SAMPLES = Path(__file__).parents[2] / "samples"
 # How each is made small enough for a test.
 SMALL: Dict[str, str] = {
-    "three_lines": "--batch-size 8",
     "two_losses": "--batch-size 8",
     "lenet_mindspore": "--batch-size 8",
     "gan": "--batch-size 8",
@@ -218,7 +217,7 @@ def test_minimal_has_25_lines_of_code() -> None:
 
 def test_readme_lists_every_sample() -> None:
     readme = (SAMPLES / "README.md").read_text("utf-8")
-    for sample in ("minimal", "distributed", *SMALL):
+    for sample in ("minimal", "three_lines", "distributed", *SMALL):
         assert f"[{sample}.py]({sample}.py)" in readme
 
 
@@ -231,7 +230,7 @@ def default_context() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("default_context")
-@pytest.mark.parametrize("sample", ["three_lines", "gan", "transformer"])
+@pytest.mark.parametrize("sample", ["gan", "transformer"])
 def test_samples_run_in_native_half_precision(sample: str, capsys: pytest.CaptureFixture[str]) -> None:
     train(sample, "-c", "cpu", "-t", "half")
     assert nn.get_current_context().backend[0] == "cpu:half"

@@ -28,7 +28,7 @@ class AmaxHistory(Method):
         TypeError, ValueError: a parameter is no number, or out of range.
 
     Example:
-        >>> from nnabla_adaloss import AdaLossConfig
+        >>> from nnabla_adaloss import AdaLossConfig, AmaxHistory
         >>> AdaLossConfig(loss_scale_method="amax_history").method
         AmaxHistory(margin=None, window=None)
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF

@@ -80,6 +80,8 @@ def leaf_arrays(leaves: Iterable[nn.Variable]) -> LeafArrays:
     """The gradients of `leaves` as they are now.
 
     Example:
+        >>> import nnabla as nn
+        >>> from nnabla_adaloss.engine.passes.backward_pass import leaf_arrays
         >>> w = nn.Variable((2,), need_grad=True)
         >>> w.grad.zero()
         >>> leaf_arrays([w])[1]

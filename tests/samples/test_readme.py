@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The README's first program: no constant loss scale trains it, this package does, and `analyse` says why."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import warnings
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Dict, Iterable
+
+import nnabla as nn
+import pytest
+
+from nnabla_adaloss import LossScaleWarning
+from tests.pasted import in_a_fresh_process
+
+from .test_imports import ROOT, programs_in
+
+README = (ROOT / "README.md").read_text("utf-8")
+(PROGRAM,) = programs_in(README)
+ADAPTIVE = 'AdaptiveLossScalingUpdater(solver, loss, data_feeder, storage="float16")'
+DYNAMIC = 'DynamicLossScalingUpdater(solver, FormatEmulation(loss, "float16"), data_feeder{})'
+FIXED = "FixedLossScalingUpdater(solver, loss, data_feeder, scale={!r}, storage={!r})"
+
+
+def what_it_prints(updaters: Iterable[str]) -> Dict[str, str]:
+    """What the program prints with each of these updaters."""
+    warnings.simplefilter("ignore", LossScaleWarning)
+    head = "from nnabla_adaloss import DynamicLossScalingUpdater, FixedLossScalingUpdater, FormatEmulation\n"
+    printed = {}
+    for updater in updaters:
+        nn.clear_parameters()
+        nn.random.set_parameter_seed(313)
+        with redirect_stdout(io.StringIO()) as out:
+            exec(head + PROGRAM.replace(ADAPTIVE, updater), {"__name__": "__main__"})
+        printed[updater] = out.getvalue().strip()
+    return printed
+
+
+def errors(printed: str) -> list[float]:
+    return [float(number) for number in printed.split()]
+
+
+def claimed(row: str) -> list[float]:
+    """The numbers of the row of the table that begins like this."""
+    (found,) = re.findall(rf"^\| {re.escape(row)}.*\| `([^`]+)` \|$", README, re.M)
+    return errors(found)
+
+
+@pytest.mark.slow
+def test_no_constant_loss_scale_trains_both() -> None:
+    assert PROGRAM.count(ADAPTIVE) == 1
+    small, large = ([FIXED.format(2.0**k, "float16") for k in range(*ends)] for ends in ((19,), (19, 61)))
+    fp32, dynamic, from_65536 = FIXED.format(1.0, None), DYNAMIC.format(""), DYNAMIC.format(", scale=65536")
+    found = in_a_fresh_process(what_it_prints, [ADAPTIVE, fp32, dynamic, from_65536, *small, *large])
+    printed = {updater: errors(text) for updater, text in found.items()}
+    assert printed[ADAPTIVE] == printed[fp32] == errors(README.split("```text\n")[1].split("```")[0])
+    assert all(printed[updater] == pytest.approx(claimed("`Fixed"), abs=0.04) for updater in small)
+    assert all(printed[updater] == claimed("the same with 2^19") for updater in large)
+    assert printed[dynamic] == pytest.approx(claimed("NNabla's"), abs=0.02)
+    assert printed[from_65536] == pytest.approx(claimed("the same with `scale=65536`"), abs=0.02)
+
+
+@pytest.mark.slow
+def test_analyse_examines_it(tmp_path: Path) -> None:
+    (command,) = re.findall(r"`python (-m nnabla_adaloss analyse train.py:\w+)`", README.split("## Where")[0])
+    (tmp_path / "train.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, *command.split()], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "largest/hidden/affine and total/affine need scales 2^40 apart" in done.stdout
+    assert "0.01 0.05" not in done.stdout, "nothing is trained"
