@@ -23,4 +23,4 @@ __all__ += ["__version__"]
 
 
 def __dir__() -> List[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -15,8 +15,11 @@ from .core import Needs as Needs
 from .core import Precision as Precision
 from .core import Range as Range
 from .core import Reason as Reason
+from .core import StorageLike as StorageLike
 from .core import get_power_of_two_scale as get_power_of_two_scale
 from .diagnosis import Diagnosis as Diagnosis
+from .diagnosis import PrecisionAdvice as PrecisionAdvice
+from .diagnosis import Profile as Profile
 from .diagnosis import SanityChecker as SanityChecker
 from .diagnosis import Way as Way
 from .diagnosis import diagnose as diagnose
@@ -50,6 +53,7 @@ from .monitor import Recorder as Recorder
 from .monitor import Recording as Recording
 from .monitor import ScaleChanged as ScaleChanged
 from .monitor import TrainingBegan as TrainingBegan
+from .monitor import Underflow as Underflow
 from .monitor import UpdateEnded as UpdateEnded
 from .published import AdaLoss as AdaLoss
 from .published import bound_loss_scale_by_heuristics as bound_loss_scale_by_heuristics

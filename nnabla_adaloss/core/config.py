@@ -26,8 +26,8 @@ class AdaLossConfig:
 
     Attributes:
         loss_scale_method: how a layer's scale is computed. A built-in name (`"approx_range"`,
-            `"amax_history"`, `"abs_range"`, `"element_wise_range"`, `"fixed"`), or `"package.module:name"`,
-            or a `Method`, or a function `f(g, W, *, config, fan_in) -> float` of NumPy arrays (`W` may be
+            `"amax_history"`, `"abs_range"`, `"element_wise_range"`, `"fixed"`), or `"package.module:name"`
+            (which type checkers refuse: give them the object itself), or a `Method`, or a function `f(g, W, *, config, fan_in) -> float` of NumPy arrays (`W` may be
             None). `"approx_range"` assumes normal distributions (section 3.3 of the paper). `"amax_history"`
             gives each part of the network the largest scale that its gradients leave room for. None:
             `"amax_history"` in a network; `"approx_range"` for a layer by itself, which is not part of one.
@@ -203,7 +203,8 @@ class AdaLossConfig:
             return self if self.dtype is not None else replace(self, dtype="float16")
         stored = precision.stored_gradients.saturating(False)
         if self.dtype is None:
-            return replace(self, dtype=stored.name if FORMATS.get(stored.name) == stored else stored)
+            dtype: Any = stored.name if FORMATS.get(stored.name) == stored else stored
+            return replace(self, dtype=dtype)
         given = get_format(self.dtype)
         if given.saturating(False) != stored:
             raise ValueError(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Dict, Type, Union
+from typing import Any, Dict, Literal, Type, Union
 
 import numpy as np
 
@@ -180,7 +180,24 @@ FLOAT8_E4M3 = Format(
 
 FORMATS: Dict[str, Format] = {f.name: f for f in (FLOAT16, BFLOAT16, FLOAT32, FLOAT8_E5M2, FLOAT8_E4M3)}
 
-_ALIASES = {
+FormatName = Literal[
+    "float16",
+    "bfloat16",
+    "float32",
+    "float8_e5m2",
+    "float8_e4m3",
+    "half",
+    "fp16",
+    "bf16",
+    "float",
+    "fp32",
+    "e5m2",
+    "e4m3",
+    "float8_e4m3fn",
+]
+"""The names of formats: this package's, and those of nnabla, torch, papers and people."""
+
+_ALIASES: Dict[str, str] = {
     "half": "float16",
     "fp16": "float16",
     "bf16": "bfloat16",
@@ -192,7 +209,7 @@ _ALIASES = {
 }
 
 
-DTypeLike = Union[str, "np.dtype[Any]", Type[np.generic]]
+DTypeLike = Union[FormatName, "np.dtype[Any]", Type[np.generic]]
 """What names a format: a name, or a dtype of NumPy's."""
 
 

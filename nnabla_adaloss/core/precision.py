@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Dict, Mapping, Optional, Sequence, Union
+from typing import Dict, Literal, Mapping, Optional, Sequence, Union
 
-from .formats import FLOAT16, FORMATS, DTypeLike, Format, get_format, name_of
+from .formats import FLOAT16, FORMATS, DTypeLike, Format, FormatName, get_format, name_of
 from .layer_selection import matches, matches_all
 from .validation import boolean, integer
 
@@ -69,12 +69,12 @@ class Precision:
 
     def __init__(
         self,
-        forward: Union[str, Format] = "float16",
-        backward: Optional[Union[str, Format]] = None,
+        forward: Union[FormatName, Format] = "float16",
+        backward: Optional[Union[FormatName, Format]] = None,
         saturate: bool = False,
         *,
         operands_only: bool = False,
-        otherwise: Union[str, Format] = "float16",
+        otherwise: Union[FormatName, Format] = "float16",
         stochastic_seed: Optional[int] = None,
     ) -> None:
         boolean("saturate", saturate)
@@ -139,7 +139,10 @@ PRECISIONS: Dict[str, Precision] = {
     "fp8_hybrid": FP8_HYBRID,
 }
 
-PrecisionLike = Union[DTypeLike, Format, Precision]
+PrecisionName = Literal[FormatName, "fp8_hybrid"]
+"""What `storage=` takes by name."""
+
+PrecisionLike = Union[PrecisionName, DTypeLike, Format, Precision]
 """What one precision can be given as."""
 
 StorageLike = Union[PrecisionLike, Mapping[str, PrecisionLike]]

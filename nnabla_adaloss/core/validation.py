@@ -9,7 +9,7 @@ import os
 from difflib import get_close_matches
 from functools import wraps
 from numbers import Integral, Real
-from typing import Any, Callable, Iterable, Mapping, Tuple, Type, TypeVar, Union, cast
+from typing import Any, Callable, Iterable, Mapping, Tuple, Type, TypeVar, Union, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,14 @@ def boolean(name: str, value: object) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}={value!r} must be True or False, not {type(value).__name__}")
     return bool(value)
+
+
+def choice(name: str, value: object, words: Any, otherwise: str = "") -> str:
+    """`value` itself; ValueError unless it is one of the words of a `Literal`."""
+    if not isinstance(value, str) or value not in get_args(words):
+        known = ", ".join(map(repr, get_args(words)))
+        raise ValueError(f"{name}={value!r} must be one of {known}{otherwise}")
+    return value
 
 
 def instance(name: str, value: _Any, kind: Type[Any], otherwise: str = "") -> _Any:

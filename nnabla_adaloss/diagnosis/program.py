@@ -15,6 +15,7 @@ from typing import Any, Optional, Tuple
 
 import nnabla as nn
 
+from ..core.precision import PrecisionName
 from ..graph.loss import LossWrapper
 from ..state.whole_file import check_page
 from .examination import diagnose
@@ -25,7 +26,7 @@ class ProgramError(ValueError):
     """A file or function that no network can be had from; the message says what is wrong and what to do."""
 
 
-def analyse(place: str, storage: str, batches: int, page: Optional[str], *, as_json: bool) -> int:
+def analyse(place: str, storage: PrecisionName, batches: int, page: Optional[str], *, as_json: bool) -> int:
     """Diagnose the network that the function `FILE.py:function` returns, and print what was found.
 
     Returns:

@@ -21,7 +21,7 @@ from ..core.saved_settings import Given, not_default, of_another_version, plain,
 from ..core.scale_history import AmaxWindow, HistoryPolicy
 from ..core.validation import boolean, explains_keywords, number, positive_number
 from ..errors import warn
-from ..updaters.global_scale import history_of
+from ..updaters.global_scale import GlobalScaleName, history_of
 from ..updaters.settings import check_count
 from .gradients import Gradient, divisible_in_place, gradient_list, has_nonfinite, largest, unscaled
 
@@ -105,7 +105,7 @@ class LossScaler:
         backoff_factor: float = 0.5,
         min_scale: float = 1.0,
         max_scale: float = 16777216.0,
-        global_scale: Union[str, HistoryPolicy] = "dynamic",
+        global_scale: Union[GlobalScaleName, HistoryPolicy] = "dynamic",
     ) -> None:
         if isinstance(initial_scale, (Solver, nn.Variable, AdaLossConfig)):
             raise TypeError("initial_scale must be a number; GradScaler takes solvers and config=")

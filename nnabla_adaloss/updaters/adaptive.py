@@ -28,11 +28,11 @@ from ..state import read_state, write_state
 from ..undo import Savepoint, Undoable
 from .batch_run import BatchRunner
 from .exchange import GradientExchange
-from .global_scale import GlobalScale, agreed_scales, history_of
+from .global_scale import GlobalScale, GlobalScaleName, agreed_scales, history_of
 from .idle import Idle
 from .notifications import notify_beginning, notify_float_storage, notify_update
 from .retries import Counters, RetryState, UpdateResult
-from .settings import TORCH_ARGUMENTS, HookLike, Settings, hooks_by_pass, keep_data
+from .settings import TORCH_ARGUMENTS, HookLike, OnOverflow, Policy, Settings, hooks_by_pass, keep_data
 from .states import as_saved, parameter_checksum, read
 
 _CALL = methodcaller("__call__")
@@ -141,14 +141,14 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         comm: Optional[Any] = None,
         grads: Optional[Sequence[nn.NdArray]] = None,
         *,
-        global_scale: Union[str, HistoryPolicy] = "history",
-        on_overflow: str = "repeat",
+        global_scale: Union[GlobalScaleName, HistoryPolicy] = "history",
+        on_overflow: OnOverflow = "repeat",
         config: Optional[AdaLossConfig] = None,
         storage: Optional[StorageLike] = None,
         max_retries: int = 100,
-        on_nonfinite_loss: str = "raise",
-        on_nonfinite_forward: str = "raise",
-        on_scale_floor: str = "raise",
+        on_nonfinite_loss: Policy = "raise",
+        on_nonfinite_forward: Policy = "raise",
+        on_scale_floor: Policy = "raise",
         min_scale: float = 2.0**-24,
         max_scale: float = 2.0**64,
         hysteresis: int = 1,

@@ -8,10 +8,11 @@ scalars fit. Gradients are exchanged unscaled, so that does no harm; after the e
 from __future__ import annotations
 
 import math
-from typing import List, Optional, Tuple, Union
+from typing import List, Literal, Optional, Tuple, Union
 
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
+from ..core.validation import choice
 from ..engine import AdaptiveLossScaling
 from .exchange import GradientExchange
 
@@ -78,16 +79,19 @@ class GlobalScale:
             self.state = self.policy.after_update(self.state)
 
 
-def history_of(global_scale: Union[str, HistoryPolicy], **fields: float) -> Optional[HistoryPolicy]:
+GlobalScaleName = Literal["history", "dynamic"]
+"""What `global_scale=` takes by name."""
+
+
+def history_of(
+    global_scale: Union[GlobalScaleName, HistoryPolicy], **fields: float
+) -> Optional[HistoryPolicy]:
     """The policy of measured scales for an argument `global_scale`; None for `"dynamic"`."""
     if isinstance(global_scale, HistoryPolicy):
         return global_scale
-    # An array compares with a string element by element.
-    if isinstance(global_scale, str) and global_scale == "history":
-        return HistoryPolicy(**fields)  # type: ignore[arg-type]  # `window` is the only integer
-    if isinstance(global_scale, str) and global_scale == "dynamic":
-        return None
-    raise ValueError(f"global_scale={global_scale!r} must be 'history', 'dynamic' or a HistoryPolicy")
+    name = choice("global_scale", global_scale, GlobalScaleName, ", or a HistoryPolicy")
+    # Of the fields, `window` is the only integer.
+    return HistoryPolicy(**fields) if name == "history" else None  # type: ignore[arg-type]
 
 
 def agreed_scales(scaling: AdaptiveLossScaling, scale: float) -> List[float]:

@@ -7,12 +7,12 @@ import dataclasses
 import inspect
 from functools import partial
 from types import FunctionType, MethodType
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Literal, Optional, Sequence, Tuple, Union, cast
 
 import nnabla as nn
 
 from ..core.scale_policy import ScalePolicy, ScaleState
-from ..core.validation import boolean, instance, integer, nonnegative_number
+from ..core.validation import boolean, choice, instance, integer, nonnegative_number
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling
 from ..graph.loss import Hook, LossLike, LossWrapper, check_scale
@@ -25,6 +25,12 @@ HookLike = Union[Hook, Tuple[Optional[Hook], Optional[Hook]], None]
 
 PassHooks = Tuple[Dict[str, Any], Dict[str, Any]]
 """Keyword arguments of forward, and of backward."""
+
+OnOverflow = Literal["repeat", "next"]
+"""What becomes of a batch that overflows."""
+
+Policy = Literal["raise", "skip", "warn"]
+"""What is done about what no scale helps."""
 
 _SEARCHED = 'with global_scale="dynamic"'
 TORCH_ARGUMENTS = {
@@ -126,12 +132,6 @@ def _check_gradient_hook(name: str, value: Any) -> Any:
     return value
 
 
-def _check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
-    return value
-
-
 Check = Callable[[str, Any], Any]
 
 
@@ -185,9 +185,6 @@ def field_of_policy(name: str) -> Any:
     return property(lambda updater: getattr(updater.policy, name), assign)
 
 
-_POLICIES = partial(_check_choice, choices=("raise", "skip", "warn"))
-
-
 class Settings:
     """The arguments of an updater as attributes.
 
@@ -216,13 +213,13 @@ class Settings:
     grads: Any = Setting(refuses=always)
     global_scale: Any = Setting(refuses=always)
     history: Any = Setting(refuses=always)
-    on_overflow: Any = Setting(partial(_check_choice, choices=("repeat", "next")), refuses=always)
+    on_overflow: Any = Setting(partial(choice, words=OnOverflow), refuses=always)
     config: Any = Setting(refuses=always)
     storage: Any = Setting(refuses=always)
     max_retries: Any = Setting(partial(check_count, least=0))
-    on_nonfinite_loss: Any = Setting(_POLICIES)
-    on_nonfinite_forward: Any = Setting(_POLICIES)
-    on_scale_floor: Any = Setting(_POLICIES)
+    on_nonfinite_loss: Policy = cast(Any, Setting(partial(choice, words=Policy)))
+    on_nonfinite_forward: Policy = cast(Any, Setting(partial(choice, words=Policy)))
+    on_scale_floor: Policy = cast(Any, Setting(partial(choice, words=Policy)))
     min_scale: Any = field_of_policy("min_scale")
     max_scale: Any = field_of_policy("max_scale")
     hysteresis: Any = field_of_policy("hysteresis")

@@ -151,7 +151,11 @@ def test_reset():
         ({"backoff_factor": 2.0}, ValueError, "backoff_factor=2.0 must not be larger than 1"),
         ({"min_scale": math.inf}, ValueError, "min_scale=inf"),
         ({"max_scale": -1.0}, ValueError, "max_scale=-1.0"),
-        ({"global_scale": "auto"}, ValueError, "global_scale='auto' must be 'history', 'dynamic' or"),
+        (
+            {"global_scale": "auto"},
+            ValueError,
+            "global_scale='auto' must be one of 'history', 'dynamic', or a HistoryPolicy",
+        ),
     ],
 )
 def test_refused(arguments, error, message):

@@ -87,7 +87,11 @@ def test_all_attributes_of_nnablas_updater_are_among_them() -> None:
         ("comm", object(), "comm must be a communicator with all_reduce"),
         ("grads", [nn.NdArray(()), nn.Variable(())], r"grads\[1\] must be an NdArray, .* got Variable"),
         ("grads", [nn.NdArray((1,))], "grads are exchanged through comm"),
-        ("global_scale", "fast", "global_scale='fast' must be 'history', 'dynamic' or a HistoryPolicy"),
+        (
+            "global_scale",
+            "fast",
+            "global_scale='fast' must be one of 'history', 'dynamic', or a HistoryPolicy",
+        ),
         ("function_post_hook", (print,), "function_post_hook must be a callable"),
         ("function_pre_hook", (print, 3), "function_pre_hook must be a callable"),
     ],

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from inspect import signature
 from pkgutil import resolve_name
-from typing import Any, Callable, Dict, Type, Union
+from typing import Any, Callable, Dict, Literal, Type, Union
 
 from .amax_history import AmaxHistory
 from .approx_range import ApproxRange, LognormalRange
@@ -28,13 +28,17 @@ __all__ = [
     "LognormalRange",
     "Method",
     "MethodLike",
+    "MethodName",
     "Needs",
     "Range",
     "overflow_limit",
     "resolve_method",
 ]
 
-METHODS: Dict[str, Type[Method]] = {
+MethodName = Literal["approx_range", "amax_history", "abs_range", "element_wise_range", "fixed"]
+"""What `loss_scale_method=` takes by name."""
+
+METHODS: Dict[MethodName, Type[Method]] = {
     "approx_range": ApproxRange,
     "amax_history": AmaxHistory,
     "abs_range": AbsRange,
@@ -42,8 +46,8 @@ METHODS: Dict[str, Type[Method]] = {
     "fixed": Fixed,
 }
 
-MethodLike = Union[str, Method, Type[Method], Callable[..., float]]
-"""What `resolve_method` takes."""
+MethodLike = Union[MethodName, Method, Type[Method], Callable[..., float]]
+"""What `resolve_method` takes; of names it also takes `"package.module:name"`, which no type can tell."""
 
 
 def resolve_method(given: MethodLike, config: Any = None) -> Method:
