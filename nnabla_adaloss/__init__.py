@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive loss scaling for NNabla: a loss scale for every layer, computed from what flows through it.
+"""Adaptive loss scaling for NNabla: a loss scale for each part of the network (component).
 
 Everything that a program needs is here; `__init__.pyi` lists it. A name is imported when it is first used, so
 that the parts which do without nnabla (`nnabla_adaloss.core`, the doctor) work without it.
@@ -13,7 +13,7 @@ import lazy_loader
 
 from .cuda_libraries import preload_cuda_libraries
 
-__version__ = "0.2.0"
+__version__ = "0.2.0.dev0"
 
 # nnabla's GPU extension finds the libraries of NVIDIA's wheels only when they are loaded before it.
 preload_cuda_libraries()

@@ -18,7 +18,7 @@ Trains two networks on scikit-learn's handwritten digits in five ways:
   no scaling   gradients stored in fp16 without a scale
   fixed (128)  the loss multiplied by 128 before backward
   dynamic      nnabla's DynamicLossScalingUpdater: one scale, doubled periodically, halved on overflow
-  adaptive     AdaptiveLossScalingUpdater at its defaults: a measured scale, and one per layer
+  adaptive     AdaptiveLossScalingUpdater at its defaults: a measured scale for each component
 
 All but fp32 emulate fp16 storage: nnabla computes in fp32, and what a half-precision GPU would store in fp16
 (activations, gradients, weights at use) is rounded to fp16.

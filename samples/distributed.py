@@ -23,7 +23,7 @@ Trains a network on scikit-learn's handwritten digits with several MPI processes
 storage, and compares the loss scaling methods:
 
   dynamic      nnabla's DynamicLossScalingUpdater: one scale for the whole network
-  adaptive     AdaptiveLossScalingUpdater at its defaults: a measured scale, and one per layer
+  adaptive     AdaptiveLossScalingUpdater at its defaults: a measured scale for each component
 
 Start it on any number of ranks:
 

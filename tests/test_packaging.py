@@ -64,6 +64,15 @@ def test_what_is_to_be_cited_is_this_version() -> None:
     assert re.findall(r"^version: (.*)$", citation, re.M) == [nnabla_adaloss.__version__]
 
 
+def test_what_a_release_changes_is_there_to_be_changed() -> None:
+    releasing = (ROOT / "RELEASING.md").read_text("utf-8")
+    changes = re.findall(r"^   - ((?:`[^`]+`, )*`[^`]+`): `([^`]+)`", releasing, re.M)
+    assert len(changes) == releasing.count("\n   - ") == 7
+    for files, text in changes:
+        for file in re.findall(r"`([^`]+)`", files):
+            assert text in (ROOT / file).read_text("utf-8"), (file, text)
+
+
 def test_source_distributions_hold_no_lines_of_results() -> None:
     lines = (ROOT / "MANIFEST.in").read_text("utf-8").splitlines()
     assert lines.index("graft benchmarks") < lines.index("recursive-exclude benchmarks/results *.jsonl")

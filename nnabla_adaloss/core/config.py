@@ -27,10 +27,11 @@ class AdaLossConfig:
     Attributes:
         loss_scale_method: how a layer's scale is computed. A built-in name (`"approx_range"`,
             `"amax_history"`, `"abs_range"`, `"element_wise_range"`, `"fixed"`), or `"package.module:name"`
-            (which type checkers refuse: give them the object itself), or a `Method`, or a function `f(g, W, *, config, fan_in) -> float` of NumPy arrays (`W` may be
-            None). `"approx_range"` assumes normal distributions (section 3.3 of the paper). `"amax_history"`
-            gives each part of the network the largest scale that its gradients leave room for. None:
-            `"amax_history"` in a network; `"approx_range"` for a layer by itself, which is not part of one.
+            (which type checkers refuse: give them the object itself), or a `Method`, or a function
+            `f(g, W, *, config, fan_in) -> float` of NumPy arrays (`W` may be None). `"approx_range"` assumes
+            normal distributions (section 3.3 of the paper). `"amax_history"` gives each part of the network
+            (component) the largest scale that its gradients leave room for. None: `"amax_history"` in a
+            network; `"approx_range"` for a layer by itself, which is not part of one.
         fixed_loss_scale: the scale of every layer when the method is `"fixed"`.
         init_scale: factor the loss gradient is multiplied by, on top of the global loss scale.
         n_uf_threshold: for `"approx_range"`: p, accepted share of input gradient elements that underflow;

@@ -59,9 +59,9 @@ _NO_SOLVERS = (
 class GradScaler:
     """Adaptive loss scaling for custom training loops, with the methods of PyTorch's `GradScaler`.
 
-    Each loss has its own measured scale, and adaptive ones per layer. Several losses and several solvers, as
-    a GAN has, share one scaler. A loss may be built anew in each iteration: one with the same functions and
-    names keeps the scales. There is nothing to tune.
+    Each loss has its own measured scales, one for each part of the network (component). Several losses and
+    several solvers, as a GAN has, share one scaler. A loss may be built anew in each iteration: one with the
+    same functions and names keeps the scales. There is nothing to tune.
 
     The first batch of a loss runs again, forward and backward, until its scales fit. Later, as in PyTorch, a
     batch that overflows is not repeated: the step is skipped and the scale that overflowed is lowered.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adaptive updater: nnabla's loop of dynamic loss scaling, with measured scales and one per layer."""
+"""The adaptive updater: nnabla's loop of dynamic loss scaling, with a measured scale for each component."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _HOPELESS = 25
 
 
 class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: ignore[misc]
-    """Trains with a loss scale that is measured, not searched for, and adaptive scales per layer on top.
+    """Trains with measured loss scales: one for each part of the network (component), and nothing to tune.
 
     A drop-in replacement for nnabla's `DynamicLossScalingUpdater`: it has the same positional arguments with
     the same defaults.
