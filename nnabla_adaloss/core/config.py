@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any, Callable, List, Optional, Sequence, Union
+from typing import AbstractSet, Any, Callable, List, Optional, Sequence, Union
 
 from .formats import FORMATS, DTypeLike, Format, get_format
 from .layer_record import LayerRecord
 from .layer_selection import LayerSelection
-from .methods import METHODS, ApproxRange, Method, MethodLike, Range, resolve_method
+from .methods import METHODS, AmaxHistory, ApproxRange, Method, MethodLike, Range, resolve_method
 from .precision import Precision
 from .validation import boolean, explains_keywords, integer, number, positive_number, strings
 
@@ -187,6 +187,20 @@ class AdaLossConfig:
         if self.loss_scale_method is not None:
             return []
         return [name for name in _OF_PUBLISHED_METHODS if getattr(self, name) != getattr(AdaLossConfig, name)]
+
+    @property
+    def ignored(self) -> AbstractSet[str]:
+        """Names of all settings that the method does not look at, given or not."""
+        of_method, *of_all = (
+            {field.name for field in fields(method)} if is_dataclass(method) else set()
+            for method in (self.method, *METHODS.values())
+        )
+        return (
+            set()
+            .union(*of_all)
+            .difference(of_method)
+            .union(_OF_PUBLISHED_METHODS if isinstance(self.method, AmaxHistory) else ())
+        )
 
     def for_network(self) -> AdaLossConfig:
         """The configuration for the gradients of a network: with `loss_scale_method` filled in."""

@@ -20,29 +20,34 @@ def comparison_of(runs: Dict[str, Recording], title: str) -> str:
     rows = {name: recording.by_layer() for name, recording in runs.items()}
     layers = _by_difference(*rows.values())
     beside = {f"{layer}, {run}": of[layer] for layer in layers for run, of in rows.items() if layer in of}
+    differs, alike = _whole_runs(runs)
     return document(
         title,
-        _whole_runs(runs),
-        _layers(layers, rows) if layers else "",
+        section("What differs", "– stands for what was not recorded, or is not in use.", *differs),
         *scale_and_loss(runs, timeline),
+        _layers(layers, rows) if layers else "",
         *(layer_maps(beside, timeline) if layers else ()),
+        section("What is the same", "Of the runs as a whole.", *alike) if alike else "",
     )
 
 
-def _whole_runs(runs: Dict[str, Recording]) -> str:
+def _whole_runs(runs: Dict[str, Recording]) -> Tuple[List[str], List[str]]:
+    """Tables of settings and results that differ, and of those that are the same."""
     found: Dict[Tuple[str, bool], List[Sequence[str]]] = {}
-    for subject, of in (("Settings", settings_of), ("Results", _facts)):
+    for subject, of in (("Setting", settings_of), ("Result", _facts)):
         one, two = (of(recording) for recording in runs.values())
         for what in dict.fromkeys([*one, *two]):
             pair = one.get(what, "–"), two.get(what, "–")
             found.setdefault((subject, pair[0] == pair[1]), []).append((what, *pair))
-    tables = [
-        table(f"{subject} that {'are the same' if same else 'differ'}", ("", *runs), found[subject, same])
-        for same, subjects in ((False, ("Settings", "Results")), (True, ("Results", "Settings")))
-        for subject in subjects
-        if (subject, same) in found
-    ]
-    return section("The runs", "What differs comes first. – stands for what was not recorded.", *tables)
+    differs, alike = (
+        [
+            table(f"{what}s that {verb}", (what.lower(), *runs), found[what, same], words=True)
+            for what in ("Setting", "Result")
+            if (what, same) in found
+        ]
+        for same, verb in ((False, "differ"), (True, "are the same"))
+    )
+    return differs, alike
 
 
 def _facts(recording: Recording) -> Dict[str, str]:

@@ -15,6 +15,8 @@ from .timeline import Timeline
 
 # Less is drawn as none.
 _LEAST_SHARE = 1e-6
+# Bits from the darkest to the lightest colour of scales; even.
+_LEAST_SPAN = 10
 # From this share on, "mostly".
 _MOSTLY = 0.5
 # So many bits that are free above the largest element are worth using.
@@ -55,7 +57,7 @@ def layer_maps(layers: Layers, timeline: Timeline) -> List[str]:
         section(
             "Accumulated scale S",
             "What each layer's input gradient is multiplied by when it is stored: S0 times all alphas from "
-            "the loss to here. Dark is the smallest, light the largest, hatched is not recorded.",
+            "the loss to here. Dark is small, light is large, hatched is not recorded.",
             _scales(layers, timeline, "scale"),
         ),
         section(
@@ -81,12 +83,14 @@ def _lines(layers: Layers, field: str) -> Lines:
 def _scales(layers: Layers, timeline: Timeline, field: str) -> str:
     lines = _lines(layers, field)
     scales = [scale for points in lines.values() for _, scale in points]
-    low, high = min(scales), max(scales)
-    if low == high:
-        return f"<p>{power(low)} for each layer, throughout.</p>\n"
-    middle = 2.0 ** ((math.log2(low) + math.log2(high)) / 2.0)
-    labels = [power(scale) for scale in (low, middle, high) if scale != middle or math.log2(scale) % 1 == 0]
-    return heat_map(lines, timeline, power, (low, high), labels)
+    low, high = math.floor(math.log2(min(scales))), math.ceil(math.log2(max(scales)))
+    if min(scales) == max(scales):
+        return f"<p>{power(min(scales))} for each layer, throughout.</p>\n"
+    # Scales that hardly differ look alike, and the middle is a power of two.
+    missing = max(_LEAST_SPAN, high - low + (high - low) % 2) - (high - low)
+    low, high = low - missing // 2, high + missing - missing // 2
+    labels = [power(2.0**end) for end in (low, (low + high) // 2, high)]
+    return heat_map(lines, timeline, power, (2.0**low, 2.0**high), labels)
 
 
 def worst_underflow(rows: Sequence[LayerRow]) -> Optional[float]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from datetime import datetime
 from importlib.metadata import version
@@ -11,6 +12,7 @@ from typing import Any, Dict, Optional
 import nnabla as nn
 
 from ..core.saved_settings import as_plain, fields_of, plain
+from ..core.scale_policy import ScalePolicy
 from ..engine import AdaptiveLossScaling
 from ..errors import warn
 from ..graph.loss import variable_of
@@ -19,6 +21,8 @@ from .retries import UpdateResult
 
 # Arguments of updaters that are no settings: they are objects of the training.
 _NO_SETTINGS = frozenset({"solver", "loss", "data_feeder", "comm", "grads", "monitors"})
+# With `global_scale="history"` the scale starts and is bounded as its policy says.
+_OF_SEARCHED_SCALES = frozenset({"scale", *(field.name for field in dataclasses.fields(ScalePolicy))})
 
 
 def notify_float_storage(scaling: AdaptiveLossScaling, storage: Optional[Any], config: Optional[Any]) -> None:
@@ -37,20 +41,29 @@ def notify_beginning(audience: Audience, iteration: int, updater: Any) -> None:
 
 
 def _settings_in_words(updater: Any) -> Dict[str, str]:
-    """What an updater was made with: the arguments of its class, and the fields of those that have fields."""
+    """What an updater was made with: the arguments of its class that are in use, and the fields of those that
+    have fields.
+    """
+    # An object that stands for a solver need not have these.
+    rate = getattr(updater.solver, "learning_rate", lambda: "unknown")()
     found: Dict[str, Any] = {
         "updater": type(updater).__name__,
-        # An object that stands for a solver need not have these.
         "solver": getattr(updater.solver, "name", type(updater.solver).__name__),
-        "learning_rate": getattr(updater.solver, "learning_rate", lambda: "unknown")(),
+        "learning_rate": f"{rate:g}" if isinstance(rate, float) else rate,
         "context": "|".join(variable_of(updater.loss).parent.context.backend),
         "ranks": 1 if updater.comm is None else updater.comm.size,
     }
-    for name in inspect.signature(type(updater)).parameters:
-        if name not in _NO_SETTINGS:
-            value = updater.scaling.config if name == "config" else getattr(updater, name)
-            fields = as_plain(fields_of(value))
-            found.update({f"{name}.{field}": own for field, own in fields.items()} or {name: plain(value)})
+    names = [name for name in inspect.signature(type(updater)).parameters if name not in _NO_SETTINGS]
+    values = {name: getattr(updater, name) for name in names}
+    if "config" in values:
+        values["config"] = updater.scaling.config
+    if values.get("global_scale", "dynamic") != "dynamic":
+        found["global_scale"], values["global_scale"] = "history", updater.history
+        values = {name: value for name, value in values.items() if name not in _OF_SEARCHED_SCALES}
+    for name, value in values.items():
+        fields = as_plain(fields_of(value))
+        used = {f: own for f, own in fields.items() if f not in getattr(value, "ignored", ())}
+        found.update({f"{name}.{field}": own for field, own in used.items()} or {name: plain(value)})
     return {name: str(value) for name, value in found.items()}
 
 

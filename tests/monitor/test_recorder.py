@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Set
 
 import numpy as np
 import pytest
@@ -47,8 +47,9 @@ def test_layers_losses_and_repeats() -> None:
 
 
 def test_a_recording_begins_with_the_settings(tmp_path: Path) -> None:
+    config = AdaLossConfig(loss_scale_method="approx_range", scale_upper_bound=4.0)
     with Recorder(tmp_path / "run.jsonl") as recorder:
-        watched([recorder], 2, config=AdaLossConfig(scale_upper_bound=4.0), accum_grad=2)
+        watched([recorder], 2, config=config, accum_grad=2)
     began, *others = Recording.load(tmp_path / "run.jsonl").rows
     assert isinstance(began, TrainingBegan)
     assert not any(isinstance(row, TrainingBegan) for row in others)
@@ -59,11 +60,39 @@ def test_a_recording_begins_with_the_settings(tmp_path: Path) -> None:
         "storage": "float16",
         "accum_grad": "2",
         "global_scale": "history",
+        "global_scale.max_scale": str(2.0**100),
         "config.scale_upper_bound": "4.0",
-        "config.loss_scale_method": "amax_history",
+        "config.loss_scale_method": "approx_range",
         "solver": "Momentum",
         "ranks": "1",
     }.items() <= began.settings.items()
+
+
+@pytest.mark.parametrize(
+    ("options", "in_use"),
+    [
+        ({}, {"global_scale.max_scale"}),
+        ({"global_scale": "dynamic"}, {"scale", "N", "scaling_factor", "hysteresis", "max_scale"}),
+        (
+            {"config": AdaLossConfig(loss_scale_method="fixed")},
+            {"config.fixed_loss_scale", "config.use_bound"},
+        ),
+        (
+            {"config": AdaLossConfig(loss_scale_method="approx_range")},
+            {"config.n_uf_threshold", "config.u_min"},
+        ),
+        ({"config": AdaLossConfig(loss_scale_method="element_wise_range")}, {"config.max_rescue_ratio"}),
+    ],
+)
+def test_settings_that_are_not_in_use_are_not_told(options: Dict[str, Any], in_use: Set[str]) -> None:
+    recorder = Recorder()
+    watched([recorder], 1, **options)
+    (began,) = recorder.recording.of(TrainingBegan)
+    of_some = {"scale", "N", "scaling_factor", "hysteresis", "max_scale", "global_scale.max_scale"}
+    of_some |= {f"config.{name}" for name in ("fixed_loss_scale", "n_uf_threshold", "max_rescue_ratio")}
+    of_history = {"global_scale.max_scale"} if "global_scale" not in options else set()
+    assert in_use <= set(began.settings)
+    assert of_some & set(began.settings) == of_some & (in_use | of_history)
 
 
 def test_settings_of_an_object_that_stands_for_a_solver() -> None:

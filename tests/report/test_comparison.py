@@ -30,11 +30,13 @@ def compared(first: Recording, second: Recording) -> Parsed:
 
 def test_what_differs_comes_first() -> None:
     text = compared(recording(8.0, 0, only="x"), recording(4096.0, 30, lost=2)).text
-    differs, same = text.split("Results that are the same", 1)
+    differs, same = text.split("What is the same", 1)
     for fact in ("batches lost 0 2: 2 overflow", "loss scale S0 at the end 8 2¹²", "layers recorded 3 2"):
         assert fact in differs
     assert "loss at the end 0.25 0.25" in same
-    body = text.split("one underflow at worst, two ", 1)[1].split(" Loss scale S0 ")[0]
+    order = [text.index(title) for title in ("Results that differ", " Loss scale S0 ", "What is the same")]
+    assert order == sorted(order), "curves stand above what is the same"
+    body = text.split("one underflow at worst, two ", 1)[1].split(" Accumulated scale S ")[0]
     # Layer, alpha, S and underflow at worst, of one run and the other.
     rows = re.findall(r"(\w) (\S+) (\S+) (\S+) (\S+) (\d+ %|–) (\d+ %|–)", body)
     assert rows == [
@@ -53,8 +55,8 @@ def test_the_settings_that_differ_come_first() -> None:
         for own in ({}, {"storage": "bfloat16", "hysteresis": "2"})
     ]
     text = compared(*runs).text
-    differ, rest = text.split("Results that are the same", 1)
-    assert "Settings that differ one two storage float16 bfloat16 hysteresis – 2" in differ
+    differ, rest = text.split("What is the same", 1)
+    assert "Settings that differ setting one two storage float16 bfloat16 hysteresis – 2" in differ
     assert "Settings that are the same" in rest
     assert "N 2000 2000" in rest
 

@@ -16,18 +16,23 @@ from .parsed import Parsed
 from .test_page import layer
 
 
-def test_the_smallest_scale_is_dark_and_the_largest_light() -> None:
-    scales = ((1, 2.0), (3, 8.0), (4, 32.0))
+def test_small_scales_are_dark_and_large_ones_light() -> None:
+    scales = ((1, 2.0), (3, 64.0), (4, 2048.0))
     layers = {"a": [layer(i)._replace(alpha=alpha, scale=alpha**3) for i, alpha in scales]}
     accumulated, alphas, underflow = layer_maps(layers, Timeline(1, 4, 4))
     assert strip([0.0, None, 0.5, 1.0]) in alphas
-    assert "a: 2⁵ at the end, from 2 to 2⁵" in alphas
-    assert "<span>2</span><span>8</span><span>2⁵</span>" in alphas
-    assert "<span>8</span><span>2⁹</span><span>2¹⁵</span>" in accumulated
-    odd = {"a": [layer(1), layer(2)]}
-    assert "<span>2</span><span>4</span>" in layer_maps(odd, Timeline(1, 2, 2))[1]
+    assert "a: 2¹¹ at the end, from 2 to 2¹¹" in alphas
+    assert "<span>2</span><span>2⁶</span><span>2¹¹</span>" in alphas
+    assert "<span>8</span><span>2¹⁸</span><span>2³³</span>" in accumulated
     place = 1.0 + math.log10(5 / 95) / 6.0
     assert strip([place, None, place, place]) in underflow
+
+
+def test_colours_span_ten_bits_at_least() -> None:
+    alike = {"a": [layer(1)._replace(alpha=4.0), layer(2)._replace(alpha=8.0)]}
+    assert "<span>2⁻²</span><span>8</span><span>2⁸</span>" in layer_maps(alike, Timeline(1, 2, 2))[1]
+    odd = {"a": [layer(1)._replace(alpha=1.0), layer(2)._replace(alpha=2.0**11)]}
+    assert "<span>1</span><span>2⁶</span><span>2¹²</span>" in layer_maps(odd, Timeline(1, 2, 2))[1]
 
 
 def test_layers_in_numbers() -> None:
