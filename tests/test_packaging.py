@@ -64,6 +64,13 @@ def test_what_is_to_be_cited_is_this_version() -> None:
     assert re.findall(r"^version: (.*)$", citation, re.M) == [nnabla_adaloss.__version__]
 
 
+def test_hooks_before_a_commit_are_targets_of_the_makefile() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
+    targets = re.findall(r"^ +entry: make (\w+)$", hooks, re.M)
+    assert len(targets) == hooks.count("- id:") == 2
+    assert all(f"\n{target}: " in (ROOT / "Makefile").read_text("utf-8") for target in targets)
+
+
 def test_what_a_release_changes_is_there_to_be_changed() -> None:
     releasing = (ROOT / "RELEASING.md").read_text("utf-8")
     changes = re.findall(r"^   - ((?:`[^`]+`, )*`[^`]+`): `([^`]+)`", releasing, re.M)

@@ -4,24 +4,11 @@
 #
 #   usage: tools/make_venv.sh DIRECTORY VERSION...        e.g. tools/make_venv.sh .venv 3.10 3.9
 #
-# Where this machine has none of the versions, uv downloads the first one.
+# uv finds a Python or downloads it. Without uv, python3.N does, and if there is none, uv from a throw-away environment.
 set -eu
 
 directory=$1
 shift
-
-download_python() { # VERSION: prints the interpreter
-    scratch=$(mktemp -d)
-    trap 'rm -rf "$scratch"' EXIT
-    uv=$(command -v uv) || {
-        # uv in a throw-away environment of whatever Python 3 there is
-        python3 -m venv "$scratch" || return
-        "$scratch/bin/python" -m pip install --quiet --disable-pip-version-check uv || return
-        uv=$scratch/bin/uv
-    }
-    export UV_PYTHON_INSTALL_BIN=0 UV_PYTHON_PREFERENCE=only-managed
-    "$uv" python install "$1" && "$uv" python find "$1"
-}
 
 if version=$("$directory/bin/python" -c 'import sys, pip; print("%d.%d" % sys.version_info[:2])' 2>/dev/null); then
     case " $* " in *" $version "*)
@@ -30,12 +17,23 @@ if version=$("$directory/bin/python" -c 'import sys, pip; print("%d.%d" % sys.ve
     esac
 fi
 
-python=$("$(dirname "$0")/find_python.sh" "$@") || {
-    echo "No Python $(echo "$*" | sed 's/ / or /g') on this machine: asking uv to download Python $1."
-    python=$(download_python "$1")
-} || {
-    echo "Python $1 could not be had. Install it (nnabla has no wheels for newer ones), then try again." >&2
-    exit 1
+made_with() { # COMMAND...: true if the command makes the environment
+    "$@" "$directory" 2>/dev/null && echo "Making $directory with $("$directory/bin/python" -V)."
 }
-echo "Making $directory with $python."
-"$python" -m venv --clear "$directory"
+
+# pyenv's python3.N fails unless PYENV_VERSION names it.
+if ! uv=$(command -v uv); then
+    for version in "$@"; do
+        PYENV_VERSION=$version made_with "python$version" -m venv --clear && exit 0
+    done
+    echo "No Python $(echo "$*" | sed 's/ / or /g') on the PATH: asking uv for one."
+    scratch=$(mktemp -d)
+    trap 'rm -rf "$scratch"' EXIT
+    python3 -m venv "$scratch" && "$scratch/bin/python" -m pip install --quiet --disable-pip-version-check uv || true
+    uv=$scratch/bin/uv
+fi
+for version in "$@"; do
+    PYENV_VERSION=$version made_with "$uv" venv --quiet --clear --seed --python "cpython@$version" && exit 0
+done
+echo "Python $(echo "$*" | sed 's/ / or /g') could not be had. Install one (nnabla has no wheels for newer ones), then try again." >&2
+exit 1

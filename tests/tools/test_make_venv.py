@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The making of environments, on made-up machines."""
+
 from __future__ import annotations
 
 import subprocess
@@ -14,8 +16,8 @@ pytestmark = pytest.mark.slow
 
 
 def make_venv(directory: Path, machine: Path, *versions: str) -> subprocess.CompletedProcess[str]:
-    """Run the script on a machine whose own programs come before the system's, and that has no pyenv."""
-    environment = {"PATH": f"{machine}:/usr/bin:/bin", "PYENV_ROOT": str(machine), "HOME": str(machine)}
+    """Run the script on a machine whose own programs come before the system's."""
+    environment = {"PATH": f"{machine}:/usr/bin:/bin", "HOME": str(machine)}
     command = ["/bin/sh", str(SCRIPT), str(directory), *versions]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
@@ -28,27 +30,44 @@ def program(path: Path, text: str) -> None:
 def test_made_once_and_kept(tmp_path: Path) -> None:
     program(tmp_path / f"python{THIS}", f'exec {sys.executable} "$@"')
     venv = tmp_path / "venv"
-    assert "Making" in make_venv(venv, tmp_path, THIS).stdout
+    assert f"Making {venv} with Python {THIS}." in make_venv(venv, tmp_path, "3.7", THIS).stdout
     assert (venv / "bin" / "pip").exists()
     (venv / "kept").touch()
     assert "Using" in make_venv(venv, tmp_path, "3.8", THIS).stdout
     assert (venv / "kept").exists()
 
 
-def test_uv_is_asked_for_what_is_not_there(tmp_path: Path) -> None:
-    # A uv that "downloads" this very Python, for whatever version it is asked.
-    program(
-        tmp_path / "uv", f'[ "$1 $3" = "python 3.7" ] || exit 1\n[ "$2" = install ] || echo {sys.executable}'
-    )
+def test_a_python_of_pyenv_that_is_not_active(tmp_path: Path) -> None:
+    shim = f'[ "$PYENV_VERSION" = {THIS} ] || exit 127\nexec {sys.executable} "$@"'
+    program(tmp_path / f"python{THIS}", shim)
+    assert "Making" in make_venv(tmp_path / "venv", tmp_path, THIS).stdout
+
+
+def test_uv_makes_it_where_it_is(tmp_path: Path) -> None:
+    # A uv that has this Python, by the name of 3.6 alone.
+    asked = "venv --quiet --clear --seed --python cpython@3.6"
+    program(tmp_path / "uv", f'case "$*" in "{asked} "*) exec {sys.executable} -m venv "$7"; esac; exit 2')
+    program(tmp_path / f"python{THIS}", "echo not asked; exit 1")
     process = make_venv(tmp_path / "venv", tmp_path, "3.7", "3.6")
-    assert "No Python 3.7 or 3.6 on this machine: asking uv to download Python 3.7." in process.stdout
+    assert f"Making {tmp_path / 'venv'} with Python {THIS}." in process.stdout
     assert process.returncode == 0
-    assert (tmp_path / "venv" / "bin" / "python").exists()
+
+
+def test_without_uv_and_python_uv_is_fetched(tmp_path: Path) -> None:
+    # A python3 that makes an environment whose pip installs a uv, which makes one of this Python.
+    program(tmp_path / "fetched_uv", f'exec {sys.executable} -m venv "$7"')
+    program(tmp_path / "pip", f'cp {tmp_path}/fetched_uv "$(dirname "$0")/uv"')
+    venv = f'[ "$1 $2" = "-m venv" ] && mkdir -p "$3/bin" && cp {tmp_path}/pip "$3/bin/python"'
+    program(tmp_path / "python3", venv)
+    process = make_venv(tmp_path / "venv", tmp_path, "3.7", "3.6")
+    assert "No Python 3.7 or 3.6 on the PATH: asking uv for one." in process.stdout
+    assert process.returncode == 0, process.stderr
+    assert (tmp_path / "venv" / "bin" / "pip").exists()
 
 
 def test_failure_says_what_to_install(tmp_path: Path) -> None:
     program(tmp_path / "uv", "exit 2")
     process = make_venv(tmp_path / "venv", tmp_path, "3.7")
-    assert "Python 3.7 could not be had. Install it" in process.stderr
+    assert "Python 3.7 could not be had. Install one" in process.stderr
     assert process.returncode == 1
     assert not (tmp_path / "venv").exists()
