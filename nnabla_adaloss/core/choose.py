@@ -160,7 +160,8 @@ def choose(
                     scale *= known.weight[edge.before] / known.weight[edge.after]
             scale = min(scale, known.ceiling.get(edge.after, math.inf))
             scale = before * floor_power_of_two(scale / before) if power_of_two else scale
-        # Of ways to a component of which nothing was measured, the first counts that brings gradients.
+        # Several ways may lead to a component that was never measured: the first along which gradients arrive
+        # decides its scale.
         brings = edge.before in alive
         if found[edge.after] is None or (own is None and brings and edge.after not in alive):
             found[edge.after] = scale
@@ -186,9 +187,9 @@ def choose_together(
     choice_of: Callable[[Components, Room], Choice],
     spread: float,
 ) -> Optional[Choice]:
-    """One scale for all components that only hooks could part; None where a leaf would lose its gradient:
-    where all that makes up its largest part comes through gradients that are more than `spread` below the end
-    of their room, and with scales of their own were clearly larger.
+    """One scale for all components that only hooks could part; None if a leaf would lose its gradient. It
+    would if its largest contributions come through a component that this scale puts more than `spread` below
+    its room, and that is clearly larger with a scale of its own.
     """
     choice = choice_of(joined.components, known.joined(joined.of, len(joined.components.names)))
     choice = choice._replace(scales=[choice.scales[index] for index in joined.of])

@@ -97,7 +97,7 @@ def joined(components: Components, together: Components) -> Joined:
     """Components, and others of the same graph in which some of them are joined."""
     found = {own: together.of[position] for position, own in components.of.items()}
     of = [found[index] for index in range(len(components.names))]
-    # A given S0 decides about those that a layer leads to nowhere.
+    # A given S0 decides about joined components only if no layer leads to any of their parts.
     behind_layers = {index for own, index in enumerate(of) if own not in components.governed}
     return Joined(together._replace(governed=frozenset(of) - behind_layers), of)
 

@@ -89,11 +89,11 @@ class Seen(NamedTuple):
     attempt: int = 0  # the number of the pass in it that began last
     # The components in that, and their loss weights.
     present: Tuple[Sequence[str], Sequence[float]] = ((), ())
-    # Whether its scales do: False when it was the first to measure a component, and used a scale for it that
-    # is more than a margin too low, or has left others dark behind it.
+    # False: the batch is to run again. The pass has measured a component for the first time, and its scale
+    # was more than a margin too low; or what is behind it was zero, and may not be with the next scale.
     settled: bool = True
     now: _Gains = _NONE
-    # Since an overflow, until a finite pass over the same batch shows what is so.
+    # Gains that an overflow has us assume; the next finite pass over the same batch replaces them.
     assumed: _Gains = _NONE
     lost: _Gains = _NONE  # by batches that were lost
     # Those that were zero at the first look, though what they follow from was known not to be.

@@ -14,8 +14,8 @@ from .nodes import NodeStructure
 from .power_of_two import is_power_of_two
 from .validation import integer, number
 
-# How far a single element in float32 may be from the scale of its component, with which 16 bits hold it: what
-# brings it to that of another then is still a float32.
+# The scale of a single element in float32 may differ from that of its component by this much. 16 bits hold
+# the element at the component's scale, so that the factor between two such scales fits float32.
 _FLOAT_ROOM = 2.0**60
 
 # For so many sets of loss weights schedules are kept.

@@ -41,7 +41,7 @@ class Rules(NamedTuple):
     repeat: bool  # whether they run again; else they are lost
     max_repeats: int
     look_after: int = LOOK_AFTER
-    lost: bool = False  # whether what is done for this batch is done for a window that is lost already
+    lost: bool = False  # whether a batch before it has lost the update that this one is part of
 
 
 class Facts(NamedTuple):

@@ -80,8 +80,8 @@ class Chooser:
         unknown = unmeasured or planned.statistics.lacks_weights
         # Nothing is known of a seed gradient of the caller's own.
         measure = learns and (again or unknown or not self._delayed or seeded)
-        # Chosen again in the next iteration is what an overflow of this one holds down, and with delay=1 what
-        # a batch of this one has shown: it is that of this rank alone.
+        # A schedule that an overflow holds down is not kept. With delay=1, nor is one of an iteration in
+        # which single batches were measured: other ranks do not know of that yet.
         kept = not (measure or seen.alone) if self._delayed else again or not measure
         # A pass that measures has hooks anyway.
         schedule = self._next(planned, known, policy, asked, apart=measure and not kept)
@@ -103,8 +103,8 @@ class Chooser:
         if present is not None and present.nodes is not structure.nodes:
             present = None
         if wish is None and scale is None:
-            # Mostly what is known is what it was. Gains count behind what is unknown; a loss of one element
-            # is never measured.
+            # Mostly nothing new is known, and the choice would be the same: what it came from is compared.
+            # Gains only matter while some room is unknown; that of a loss of one element always is.
             gains = known.gain if None in known.room[1:] else None
             origin = known._replace(gain=gains or ()), weight_room, asked.seeded, apart
             if present is not None and planned.chosen[0] is present and planned.chosen[1] == origin:

@@ -68,9 +68,9 @@ def told_apart(written: Sequence[Written], largest: Sequence[float]) -> List[Lea
     """What each function has written to gradients that hold nothing but this batch's: it counts for the
     component of that function.
 
-    In fp32 nnabla adds to the gradient itself. What is added with the scale of the function before is told as
-    one sum with that, as where no function is looked at by itself; with another scale the sum counts for the
-    component of the function that has added.
+    In fp32 nnabla adds to the gradient itself. If a function adds at the scale of the one before, both are
+    told as one sum, as in a pass without hooks. If it adds at another scale, the sum counts for its own
+    component.
     """
     found: List[LeafSeen] = []
     places: Dict[int, int] = {}

@@ -144,9 +144,9 @@ def first_overflow(
     bad_functions: Mapping[int, int],
     raised: AbstractSet[int] = frozenset(),
 ) -> Optional[int]:
-    """The first component, in backward order, that was not finite; None: all were. Of functions that have
-    written something not finite to a leaf, the component of that; `raised`: the `bad` gradients that were
-    finite as they arrived, and brought too far to the scale of the component behind.
+    """The first component, in backward order, that was not finite; None: all were. `bad_functions`: those
+    that have written something not finite to a leaf, with the component of that leaf. `raised`: the `bad`
+    gradients that were finite on arrival, and overflowed on the way to the scale of the component behind.
     """
     for node in structure.nodes:
         if not bad.isdisjoint(node.outputs):

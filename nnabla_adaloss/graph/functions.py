@@ -53,10 +53,6 @@ class Function(NamedTuple):
     more_behind: bool = False
 
 
-def _each(names: str, row: Function) -> Dict[str, Function]:
-    return dict.fromkeys(names.split(), row)
-
-
 # x, beta, gamma, mean, variance, and for the fused one a residual input: statistics, beta and gamma are fp32.
 _BATCH_NORMALIZATION = Function(
     writes=frozenset({3, 4}), writes_statistics=True, in_half=lambda inputs: [inputs[0], *inputs[5:]]
@@ -70,82 +66,94 @@ _INDICES = Function(keeps_fp32=True)
 
 _RECURRENT = Function(UNSCALED, own_references=True, operands=(), more_behind=True)
 
-FUNCTIONS: Dict[str, Function] = {
+_ROWS: List[Tuple[str, Function]] = [
     # Products with a scale of their own.
-    "Affine": Function(
-        Product(
-            gradient=lambda g, args, slot: g.reshape(math.prod(g.shape[: args["base_axis"]]), -1),
-            factor=lambda w, args, slot: w.reshape(w.shape[0], -1).T,  # from (in, out...)
-        )
+    (
+        "Affine",
+        Function(
+            Product(
+                gradient=lambda g, args, slot: g.reshape(math.prod(g.shape[: args["base_axis"]]), -1),
+                factor=lambda w, args, slot: w.reshape(w.shape[0], -1).T,  # from (in, out...)
+            )
+        ),
     ),
-    "Convolution": Function(Product(slot_of_convolution)),
-    "Deconvolution": Function(Product(factor=rows_of_groups)),
-    "DepthwiseConvolution": Function(Product(slot_of_depthwise_convolution)),
-    "DepthwiseDeconvolution": Function(
-        Product(factor=lambda w, args, slot: w.reshape(w.shape[0] // args["divisor"], -1))  # from (in, k...)
+    ("Convolution", Function(Product(slot_of_convolution))),
+    ("Deconvolution", Function(Product(factor=rows_of_groups))),
+    ("DepthwiseConvolution", Function(Product(slot_of_depthwise_convolution))),
+    (
+        "DepthwiseDeconvolution",
+        Function(
+            Product(
+                factor=lambda w, args, slot: w.reshape(w.shape[0] // args["divisor"], -1)
+            )  # from (in, k...)
+        ),
     ),
     # Taken for one large product: its matrices pair every batch element with every other.
-    "BatchMatmul": Function(Product(slots_of_activations, summed_axis, shared_axis)),
+    ("BatchMatmul", Function(Product(slots_of_activations, summed_axis, shared_axis))),
     # Products without: the weight is a gradient or activation that others read, too.
-    "AdaptiveSeparableConvolution": Function(UNSCALED, operands=(0, 1, 2)),
-    **_each("DeformableConvolution PatchCorrelation", Function(UNSCALED)),
-    "Einsum": Function(UNSCALED, operands=None),
+    ("AdaptiveSeparableConvolution", Function(UNSCALED, operands=(0, 1, 2))),
+    ("DeformableConvolution PatchCorrelation", Function(UNSCALED)),
+    ("Einsum", Function(UNSCALED, operands=None)),
     # It multiplies by its weight again within backward, under `nn.recompute()`. Inputs are x, weight, and a
     # bias or what batch normalization needs, never both.
-    "FusedConvolution": Function(
-        UNSCALED,
-        writes=frozenset({4, 5}),
-        moves_nothing=True,
-        in_half=lambda inputs: [*inputs[:2], *(v for v in inputs[2:3] if v.ndim == 1)],
-        more_behind=True,
+    (
+        "FusedConvolution",
+        Function(
+            UNSCALED,
+            writes=frozenset({4, 5}),
+            moves_nothing=True,
+            in_half=lambda inputs: [*inputs[:2], *(v for v in inputs[2:3] if v.ndim == 1)],
+            more_behind=True,
+        ),
     ),
     # They quantize their weight themselves.
-    **_each(
+    (
         "BinaryConnectAffine BinaryConnectConvolution",
         Function(UNSCALED, reads_more=True, writes=frozenset({2}), operands=(0,)),
     ),
-    **_each(
+    (
         "BinaryWeightAffine BinaryWeightConvolution",
         Function(UNSCALED, writes=frozenset({2, 3}), operands=(0,)),
     ),
-    **_each("INQAffine INQConvolution", Function(UNSCALED, writes=frozenset({1, 2}), operands=(0,))),
-    **_each("LSTM GRU RNN", _RECURRENT),
-    "SpectralNorm": Function(own_references=True, writes=frozenset({1})),
+    ("INQAffine INQConvolution", Function(UNSCALED, writes=frozenset({1, 2}), operands=(0,))),
+    ("LSTM GRU RNN", _RECURRENT),
+    ("SpectralNorm", Function(own_references=True, writes=frozenset({1}))),
     # What nn.grad makes of layers.
-    **_each(
+    (
         "AffineDataGrad AffineFilterGrad ConvolutionDataGrad ConvolutionFilterGrad DeconvolutionDataGrad "
         "DeconvolutionFilterGrad",
         Function(UNSCALED, multiplies_gradient=True),
     ),
     # Gradients.
-    **_each("ClipGradByNorm ClipGradByValue", Function(linear=False)),
-    "Sink": Function(linear=False, moves_nothing=True),
+    ("ClipGradByNorm ClipGradByValue", Function(linear=False)),
+    ("Sink", Function(linear=False, moves_nothing=True)),
     # Backward writes the output gradient into its second input, for the user to read.
-    "VATNoise": Function(linear=False, writes=frozenset({1})),
-    **_each("Identity ReLU Reshape Sigmoid Tanh Transpose", Function(never_enlarges=True)),
-    **_each("Add2 Sub2", Function(never_enlarges=True, casts_data=True)),
+    ("VATNoise", Function(linear=False, writes=frozenset({1}))),
+    ("Identity ReLU Reshape Sigmoid Tanh Transpose", Function(never_enlarges=True)),
+    ("Add2 Sub2", Function(never_enlarges=True, casts_data=True)),
     # Normalization and quantization.
-    **_each("BatchNormalization FusedBatchNormalization SyncBatchNormalization", _BATCH_NORMALIZATION),
-    **_each("MeanSubtraction MinMaxQuantize", Function(writes=frozenset({1, 2}))),
-    "QuantizeLinear": Function(writes=frozenset({2})),
+    ("BatchNormalization FusedBatchNormalization SyncBatchNormalization", _BATCH_NORMALIZATION),
+    ("MeanSubtraction MinMaxQuantize", Function(writes=frozenset({1, 2}))),
+    ("QuantizeLinear", Function(writes=frozenset({2}))),
     # Arithmetic, reductions, indices.
-    **_each(
+    (
         "AddN BcAdd2 Mul2 MulN Div2 Pow2 Maximum2 Minimum2 SquaredError AbsoluteError HuberLoss "
         "EpsilonInsensitiveLoss",
         Function(casts_data=True),
     ),
-    **_each("Softmax LogSoftmax SoftmaxCrossEntropy CumSum CumProd", _REDUCTION),
-    **_each("Arange OneHot Sort TopKData TopKGrad Unique", _INDICES),
-    "Shape": _INDICES._replace(moves_nothing=True),
-    **_each("Equal NotEqual Greater GreaterEqual Less LessEqual", _INDICES),
-    **_each(
-        "EqualScalar NotEqualScalar GreaterScalar GreaterEqualScalar LessScalar LessEqualScalar", _INDICES
-    ),
+    ("Softmax LogSoftmax SoftmaxCrossEntropy CumSum CumProd", _REDUCTION),
+    ("Arange OneHot Sort TopKData TopKGrad Unique", _INDICES),
+    ("Shape", _INDICES._replace(moves_nothing=True)),
+    ("Equal NotEqual Greater GreaterEqual Less LessEqual", _INDICES),
+    ("EqualScalar NotEqualScalar GreaterScalar GreaterEqualScalar LessScalar LessEqualScalar", _INDICES),
     # Memory.
-    "Assign": Function(writes=frozenset({0})),
-    **_each("BoolScatter ScatterNd", Function(writes=frozenset({2}))),
-    **_each("Constant Unlink", Function(moves_nothing=True)),
-}
+    ("Assign", Function(writes=frozenset({0}))),
+    ("BoolScatter ScatterNd", Function(writes=frozenset({2}))),
+    ("Constant Unlink", Function(moves_nothing=True)),
+]
+
+FUNCTIONS: Dict[str, Function] = {name: row for names, row in _ROWS for name in names.split()}
+"""By the type name of a function, its row."""
 
 _ORDINARY = Function()
 

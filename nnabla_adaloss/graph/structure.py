@@ -255,8 +255,8 @@ class GraphStructure:
                         raise ValueError(
                             f"{type_name} is known as a product whose input {slot.input} is multiplied by "
                             f"input {slot.factor}, but so may be the gradient of input {other}, which would "
-                            "be scaled, too: take its row out of nnabla_adaloss.graph.functions, or have "
-                            "grad_depends_input_data of the function say that it is not"
+                            "be scaled, too: make it UNSCALED in nnabla_adaloss.graph.functions, or take its "
+                            "row out"
                         )
 
     def _swappable(self, reading: GraphReading) -> FrozenSet[int]:

@@ -12,6 +12,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
+from nnabla_adaloss.graph import functions
 from nnabla_adaloss.graph.float_tail import float_context
 from nnabla_adaloss.graph.functions import hands_memory_on, written_inputs
 from nnabla_adaloss.graph.memory_uses import memory_uses
@@ -211,3 +212,44 @@ def test_memory_that_is_handed_on_is_not_written() -> None:
     assert len(uses.outputs) == 2
     reading = read_graph(flat)
     assert types(reading, memory_uses(reading.described).leaves) == {x: "never"}
+
+
+def test_no_function_has_two_rows() -> None:
+    names = [name for names, _ in functions._ROWS for name in names.split()]
+    assert sorted(names) == sorted(set(names))
+
+
+UNARY: Dict[str, Callable[..., Any]] = {
+    "Identity": F.identity,
+    "ReLU": F.relu,
+    "Reshape": lambda x: F.reshape(x, (4, 3)),
+    "Sigmoid": F.sigmoid,
+    "Tanh": F.tanh,
+    "Transpose": lambda x: F.transpose(x, (1, 0)),
+}
+BINARY: Dict[str, Callable[..., Any]] = {"Add2": F.add2, "Sub2": F.sub2}
+
+
+def test_what_never_enlarges_a_gradient_is_tried() -> None:
+    enlarges = {name for name, row in functions.FUNCTIONS.items() if not row.never_enlarges}
+    assert enlarges == functions.FUNCTIONS.keys() - UNARY.keys() - BINARY.keys()
+    # It is not in the table for nothing: others do.
+    assert largest_gradient(F.mul2, 2) > 1.0
+
+
+def largest_gradient(function: Callable[..., Any], inputs: int) -> float:
+    """How large the gradient of an input gets, where that of the output is 1 or -1."""
+    rng = np.random.RandomState(0)
+    values = [nn.Variable.from_numpy_array(4.0 * rng.randn(3, 4), need_grad=True) for _ in range(inputs)]
+    y = function(*values)
+    for v in values:
+        v.grad.zero()
+    y.forward()
+    y.backward(np.sign(rng.randn(*y.shape)).astype(np.float32))
+    return max(float(np.abs(v.g).max()) for v in values)
+
+
+@pytest.mark.parametrize("name", [*UNARY, *BINARY])
+def test_it_never_does(name: str) -> None:
+    assert functions.known(name).never_enlarges
+    assert largest_gradient({**UNARY, **BINARY}[name], 1 if name in UNARY else 2) <= 1.0
