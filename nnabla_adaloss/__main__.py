@@ -16,10 +16,11 @@ from nnabla_adaloss.core.precision import PRECISIONS
 from nnabla_adaloss.doctor import Area, area_works, as_json, as_text, examine
 
 _ANALYSE = """\
-Runs a network on a few batches, in fp32 and with a narrow storage format (emulated, on a CPU). Reports for
-each layer which share of its gradients is lost without loss scaling, with nnabla's dynamic scaling and with
-adaptive scaling, which scale would be right, and what to do. Faults that no scale helps (NaN in a weight or
-in the data, activations beyond the format, dead ReLUs, ...) are named with their layer.
+Runs a network on a few batches, in fp32 and with a narrow storage format (emulated, on a CPU). Reports which
+way of scaling trains the loss (none, a constant of 65536, one measured scale, one per component), and which
+share of its gradients each layer loses, from where on. What no scale mends is named with the function: where
+forward or backward is first not finite or beyond the format, and where the gradient ends. Not judged are
+learning rates, labels, initial weights, weight decay, the architecture, signs.
 
 FILE.py contains a function without arguments that builds the network and returns its loss, a Variable of one
 element, or the loss and a function that feeds the next batch:
@@ -39,8 +40,8 @@ return an updater."""
 
 _ANALYSE_END = """\
 exit codes:
-  0  some way of scaling, or none, keeps the gradients of all layers
-  1  no loss scale helps; the report says why
+  0  some way of scaling, or none, keeps the gradients of all layers, and nothing else was found
+  1  something was found that no loss scale mends; the report says what
   2  the network could not be examined; the message says why
 
 examples:
@@ -102,7 +103,7 @@ def _add_analyse(commands: Any) -> None:
     analyse = commands.add_parser(
         "analyse",
         aliases=["analyze"],
-        help="which layers of a network lose gradients in half precision, and what to do about it",
+        help="which way of scaling a network needs, and where its gradient is lost, not finite or ends",
         description=_ANALYSE,
         epilog=_ANALYSE_END,
         formatter_class=argparse.RawDescriptionHelpFormatter,

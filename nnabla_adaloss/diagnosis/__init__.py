@@ -1,29 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Examination of a training: which layer loses gradients, why, and what to do about it."""
+"""Examination of a training: whether it needs scaling, and where its gradient is lost, not finite or ends."""
 
 from __future__ import annotations
 
 from .advice import Harm, LayerAdvice, PrecisionAdvice
-from .causes import Cause
 from .examination import Diagnosis, diagnose
-from .numbers import Way
-from .profiling import LayerTimes, Profile, profile
+from .finite import Cause
+from .passes import Kept
 from .sanity_checker import LayerLoss, SanityChecker
-from .verdicts import LayerVerdict, Verdict
+from .verdicts import LayerNumbers, LayerVerdict, NetworkNumbers, Verdict, Way
 
 __all__ = [
     "Cause",
     "Diagnosis",
     "Harm",
+    "Kept",
     "LayerAdvice",
     "LayerLoss",
-    "LayerTimes",
+    "LayerNumbers",
     "LayerVerdict",
+    "NetworkNumbers",
     "PrecisionAdvice",
-    "Profile",
     "SanityChecker",
     "Verdict",
     "Way",
     "diagnose",
-    "profile",
 ]

@@ -12,9 +12,8 @@ from ..core.config import AdaLossConfig
 from ..core.precision import Precision, PrecisionLike, get_precision
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
-from .numbers import Kept
-from .passes import Passes, Tally, layers_of
-from .target import Examined
+from .passes import Kept, Passes, Tally, layers_of
+from .target import Examined, input_name
 
 # Relative error of a network's weight gradients, from storing one layer, that does no harm.
 _HARMLESS = 0.1
@@ -151,6 +150,9 @@ def _patterns_of(name: str, repeated: AbstractSet[str]) -> Sequence[str]:
 def advise(network: Examined, candidates: Sequence[Candidate]) -> PrecisionAdvice:
     """The fewest bits for each layer; the network is as before afterwards."""
     with network.preserved():
+        for v, f in network.unfed[:1]:
+            reader = network.plan.labels[hash(f)]
+            raise ValueError(f"nobody has filled {input_name(v)}, which {reader} reads: give a feeder")
         return _Trials(network).advise(candidates)
 
 

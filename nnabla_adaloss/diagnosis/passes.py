@@ -14,7 +14,6 @@ from ..engine import AdaptiveLossScaling
 from ..graph.loss import Hook, LossLike, root_cause, run_backward
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
-from .numbers import Kept
 
 Forward = Callable[[], None]
 
@@ -42,7 +41,7 @@ def layers_of(plan: GraphPlan) -> List[Layer]:
     found: List[Layer] = []
     taken: Set[int] = set()
     read = {*plan.readers, *map(hash, plan.roots)}
-    for node in filter(is_layer, reversed(list(plan.nodes.values()))):
+    for node in filter(is_layer, sorted(plan.nodes.values(), key=lambda node: node.number)):
         weights = {key: v for key, v in zip(node.leaf_keys, node.leaves) if key not in taken}
         taken.update(weights)
         outputs = {key: v for key, v in zip(node.output_keys, node.outputs) if key in read}
@@ -50,14 +49,23 @@ def layers_of(plan: GraphPlan) -> List[Layer]:
     return found
 
 
-def nearest_layers(plan: GraphPlan) -> Dict[int, str]:
-    """The layer that each function is or comes after, by function key; empty where there is none."""
-    found: Dict[int, str] = {}
-    for f in plan.functions:
-        before = [found[hash(v.parent)] for v in f.inputs if v.parent is not None]
-        own = is_layer(plan.nodes.get(hash(f)))
-        found[hash(f)] = plan.labels[hash(f)] if own else next(filter(None, before), "")
-    return found
+def parameter_layers(plan: GraphPlan) -> List[Layer]:
+    """The layers that parameters belong to, each with the outputs of all its uses; without any, all."""
+    owners: Dict[int, Layer] = {}
+    found: List[Layer] = []
+    nodes = {node.label: node for node in plan.nodes.values()}
+    for layer in layers_of(plan):
+        if layer.weights:
+            found.append(layer)
+            owners.update(dict.fromkeys(layer.weights, layer))
+        elif nodes[layer.name].leaves:
+            owners[nodes[layer.name].leaf_keys[0]].outputs.update(layer.outputs)
+    return found or layers_of(plan)
+
+
+def parts_of(layer: Layer) -> List[Layer]:
+    """One for each parameter: a bias, which is large, tells nothing of the weight."""
+    return [layer._replace(outputs={}, weights={key: v}) for key, v in layer.weights.items()] or [layer]
 
 
 class LayerGradients(NamedTuple):
@@ -66,11 +74,6 @@ class LayerGradients(NamedTuple):
     arrays: Dict[int, NDArray[Any]]
     scale: float  # that they carry
     scales: Mapping[int, float]  # but for these, by key
-
-    @property
-    def finite(self) -> bool:
-        """Whether there is neither an infinity nor a NaN."""
-        return all(np.isfinite(array).all() for array in self.arrays.values())
 
     def unscaled(self, key: int) -> NDArray[Any]:
         """A gradient divided by its scale."""
@@ -97,9 +100,16 @@ class Passes:
         self._weights = {key: v for layer in layers for key, v in layer.weights.items()}
 
     def with_one_scale(
-        self, forward: Forward, loss: LossLike, scale: float = 1.0, pre: Optional[Hook] = None
+        self,
+        forward: Forward,
+        loss: LossLike,
+        scale: float = 1.0,
+        pre: Optional[Hook] = None,
+        *,
+        round_gradients: bool = True,
     ) -> LayerGradients:
-        """Backward of a Variable or its emulation, which leaves gradients scaled; the hook `pre` looks on.
+        """Backward of a Variable or its emulation, which leaves gradients scaled; the hook `pre` looks on. An
+        emulation can leave gradients in fp32.
 
         Raises:
             NoBackward: a function has none.
@@ -116,7 +126,11 @@ class Passes:
 
         self._begin(forward)
         try:
-            run_backward(loss, scale, None, False, None, note, None)
+            if round_gradients:
+                run_backward(loss, scale, None, False, None, note, None)
+            else:
+                emulation: Any = loss
+                emulation.backward(scale, function_pre_hook=note, round_gradients=False)
         except RuntimeError as error:
             if last is not None and "not_implemented" in str(error):
                 raise NoBackward(last) from error
@@ -161,6 +175,22 @@ class Passes:
     def _note_weights(self, arrays: Dict[int, NDArray[Any]]) -> None:
         for key, v in self._weights.items():
             arrays[key] = np.array(v.grad.data, np.float32)
+
+
+class Kept(NamedTuple):
+    """What storing a layer's gradients with one way of scaling does to them.
+
+    Attributes:
+        underflow: share of the elements that are not zero in fp32 and are zero as stored; whatever was lost
+            on the way to the layer counts, too.
+        overflow: share of the elements that are finite in fp32 and are not as stored.
+        error: relative error of the weight gradient against fp32 (of the output gradient where there is no
+            weight), as the ratio of Euclidean norms; infinite when something is not finite.
+    """
+
+    underflow: float
+    overflow: float
+    error: float
 
 
 class Tally:

@@ -30,8 +30,8 @@ def analyse(place: str, storage: PrecisionName, batches: int, page: Optional[str
     """Diagnose the network that the function `FILE.py:function` returns, and print what was found.
 
     Returns:
-        The exit code: 0 when a way of scaling, or none at all, keeps all gradients; 1 when no loss scale
-        helps; 2 when the network could not be examined.
+        The exit code: 0 when a way of scaling, or none, keeps all gradients, and nothing else was found;
+        1 when something was found that no loss scale mends; 2 when the network could not be examined.
     """
     try:
         if page is not None and not Path(page).resolve().parent.is_dir():
@@ -48,7 +48,7 @@ def analyse(place: str, storage: PrecisionName, batches: int, page: Optional[str
         print(f"error: {' '.join(told.split())}", file=sys.stderr)
         return 2
     print(json.dumps(diagnosis.as_dict(), indent=2, allow_nan=False) if as_json else diagnosis)
-    return 0 if diagnosis.verdict.needs is not None else 1
+    return 0 if diagnosis.verdict.needs is not None and not diagnosis.verdict.causes else 1
 
 
 def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:

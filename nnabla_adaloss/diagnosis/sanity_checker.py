@@ -11,8 +11,9 @@ from ..engine import AdaptiveLossScaling
 from ..errors import warn
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
+from ..undo import Preserved
 from .passes import Passes, Tally, layers_of
-from .target import Preserved, refuse_half
+from .target import refuse_half
 
 
 class LayerLoss(NamedTuple):

@@ -3,33 +3,24 @@
 
 from __future__ import annotations
 
-import ctypes
-import random
 from contextlib import ExitStack, contextmanager
-from functools import cache
-from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 import nnabla as nn
-import nnabla.random
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.validation import integer
-from ..graph.loss import Hook, LossWrapper, variable_of
-from ..graph.names import named, registered_names
-from ..graph.plan import GraphPlan
+from ..graph.functions import is_matrix_product, written_inputs
+from ..graph.loss import Hook, LossWrapper, root_cause, variable_of
+from ..graph.names import named
+from ..graph.plan import GraphPlan, completed_names
 from ..graph.reading import GraphReading, read_graph
-from ..kernels import Kernels, select_kernels
-from ..undo import ArraySnapshot, DataSnapshot
+from ..kernels import select_kernels
+from ..undo import Preserved
 from ..updaters.settings import keep_data
 
 Feeder = Callable[[], Any]
-
-# A Mersenne Twister as the C++ library has it: 624 words of 8 bytes and a position.
-_TWISTER_BYTES = 625 * 8
-_MANAGER = "_ZN4nbla16SingletonManager3getINS_13RandomManagerEEEPT_v"
-_GENERATOR = "_ZN4nbla13RandomManager18get_rand_generatorEv"
 
 
 def refuse_half(loss: nn.Variable) -> None:
@@ -45,61 +36,6 @@ def refuse_half(loss: nn.Variable) -> None:
         )
 
 
-class Preserved:
-    """The data and the gradients of a graph's leaves and the random state, all put back at the end.
-
-    The generators of Python, NumPy, nnabla's parameters and its functions on the CPU. Those that a function
-    has of its own, because it was given a seed, are out of reach, and so are those of a GPU.
-    """
-
-    def __init__(self, plan: GraphPlan, kernels: Kernels) -> None:
-        leaves = list({hash(v): v for f in plan.functions for v in f.inputs if v.parent is None}.values())
-        self._python = random.getstate()
-        self._numpy = np.random.get_state()  # noqa: NPY002  # the global one, which feeders use
-        self._parameters = nnabla.random.prng.get_state()
-        address = _functions_generator()
-        self._functions = None if address is None else ctypes.string_at(address, _TWISTER_BYTES)
-        self._gradients, self._data = ArraySnapshot(kernels), DataSnapshot(kernels, leaves)
-        self._gradients.save([leaf.grad for leaf in leaves])
-        self._data.save()
-
-    def __enter__(self) -> Preserved:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._data.restore()
-        self._gradients.restore()
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)  # noqa: NPY002
-        nnabla.random.prng.set_state(self._parameters)
-        self.draw_again()
-
-    def draw_again(self) -> None:
-        """Have the next forward draw the same random numbers as the last one."""
-        address = _functions_generator()
-        if address is not None and self._functions is not None:
-            ctypes.memmove(address, self._functions, _TWISTER_BYTES)
-
-    def begin_again(self) -> None:
-        """Undo what forward has written to leaves as well."""
-        self._data.restore()
-        self.draw_again()
-
-
-@cache
-def _functions_generator() -> Optional[int]:
-    """Where nnabla keeps the generator of its functions, which has no name in Python; None: not found."""
-    try:
-        library = ctypes.CDLL(str(Path(nn.__file__).parent / "libnnabla.so"))
-        manager, generator = library[_MANAGER], library[_GENERATOR]
-    except (OSError, AttributeError):
-        return None
-    manager.restype = generator.restype = ctypes.c_void_p
-    generator.argtypes = [ctypes.c_void_p]
-    address: Optional[int] = generator(manager())
-    return address
-
-
 class Examined:
     """A network under examination, and what its feeder has fed it each time that it was called.
 
@@ -110,11 +46,13 @@ class Examined:
     Attributes:
         solver: None for a plain loss.
         on_gradients: the updater's, if it has one and waits for no other process.
-        weight_decay: the updater's; 0 for none.
         parameters: the solver's, by its names; empty for a plain loss.
-        fed: keys of the leaves that data is fed to: those that do not hold the same in all batches, and all
-            that a feeder may fill where there is one batch only.
-        note: says that all batches are the same, and why; empty when they are not.
+        plan: of the first batch's graph, with the names that the updater has for its functions.
+        fed: keys of the leaves that do not hold the same in all batches; with one batch, of all that a feeder
+            may fill.
+        unfed: the inputs that nobody has filled, with the function that reads each, if no layer reads
+            anything else; empty otherwise.
+        note: what else there is to say of the data; empty if there is nothing.
     """
 
     def __init__(self, source: Any, feeder: Optional[Feeder], batches: int) -> None:
@@ -136,9 +74,7 @@ class Examined:
         self.solver = None if _is_loss(source) else getattr(source, "solver", None)
         alone = getattr(source, "comm", None) is None
         self.on_gradients = getattr(source, "on_gradients", None) if alone else None
-        self.weight_decay = float(getattr(source, "weight_decay", None) or 0.0)
         self.parameters: Mapping[str, nn.Variable] = self.solver.get_parameters() if self.solver else {}
-        self._names = {**named(self.parameters), **registered_names()}
         self.loss = self._current_loss()
         self.kernels = select_kernels(self.loss.parent.context)
         self._count = 1 if feeder is None else batches
@@ -149,14 +85,23 @@ class Examined:
 
     @contextmanager
     def preserved(self) -> Iterator[Examined]:
-        """Record the batches; the network, and the loss that its updater has, are as before at the end."""
+        """Record the batches; at the end the network, the updater's loss and its count of batches fed are as
+        before.
+        """
         with ExitStack() as kept:
+            counters: Any = getattr(self._source, "counters", None)
+            if hasattr(counters, "fed"):
+                kept.callback(setattr, counters, "fed", counters.fed)
             if not _is_loss(self._source):
                 kept.callback(self._give_back, self._source.loss)
-            kept.enter_context(Preserved(GraphPlan(self.loss, names=self._names), self.kernels))
-            self._record()
-            self._preserved = kept.enter_context(Preserved(self.plan, self.kernels))
-            yield self
+            try:
+                kept.enter_context(Preserved(self._plan_of(self.loss), self.kernels))
+                self._record(counters)
+                self._preserved = kept.enter_context(Preserved(self.plan, self.kernels))
+                yield self
+            except SystemError as error:
+                # nnabla hides an interruption in a hook, or in a function of the user's.
+                raise root_cause(error) from None
 
     def forward(self, loss: Any, index: int, hook: Optional[Hook] = None) -> None:
         """Run a batch through `self.loss`, or an emulation of it; it draws the same numbers each time."""
@@ -178,50 +123,102 @@ class Examined:
         if self._source.loss is not loss:
             self._source.loss = loss
 
-    def _record(self) -> None:
+    def _plan_of(self, loss: nn.Variable) -> GraphPlan:
+        # As the updater names them.
+        return GraphPlan(loss, names=named(self.parameters))
+
+    def _record(self, counters: Any) -> None:
+        own: Set[int] = set()
+        never: Set[int] = set()
         for index in range(self._count):
             if self._feeder is not None:
                 self._feeder()
+                if hasattr(counters, "fed"):
+                    counters.fed += 1
             loss = self._current_loss()
             reading = read_graph(loss)
+            names = completed_names(named(self.parameters), reading)
             if not index:
-                self.loss, first = loss, reading.description(self._names)
-                self._inputs = self._may_be_fed(reading)
-            elif hash(loss) != hash(self.loss) and reading.description(self._names) != first:
+                self.loss, first = loss, reading.description(names)
+                self._inputs = _may_be_fed(reading, names)
+                own = self._inputs.keys() - _written_by_forward(reading)
+                never = {p for p in own if not _is_written(self._inputs[p].data)}
+            elif hash(loss) != hash(self.loss) and reading.description(names) != first:
                 continue
-            inputs = self._may_be_fed(reading)
-            self._batches.append({position: np.array(v.d) for position, v in inputs.items()})
-        self.plan = GraphPlan(self.loss, names={**self._names, **registered_names()})
-        self.fed = {hash(v) for position, v in self._inputs.items() if self._is_fed(position)}
-        self.note = "" if self.fed and self._feeder is not None else self._note()
+            inputs = _may_be_fed(reading, names)
+            self._batches.append({p: np.array(v.data.get_data("r")) for p, v in inputs.items()})
+        self.plan = self._plan_of(self.loss)
+        changing = {position for position in self._inputs if self._is_fed(position)}
+        self.fed = {hash(self._inputs[position]) for position in changing}
+        blank = {p for p in own if p in never or not (self._changes(p) or self._is_filled(p))}
+        self.unfed = self._unfed({hash(self._inputs[p]): self._inputs[p] for p in blank})
+        self.note = self._note(changing, [self._inputs[p] for p in sorted(never)])
 
-    def _note(self) -> str:
-        why = "No feeder was given" if self._feeder is None else "The feeder changes no input"
-        text = f"{why}: this is about what the inputs hold now."
-        names, batch = self.plan.names, self._batches[0]
-        blank = [v for p, v in self._inputs.items() if hash(v) not in names and not batch[p].any()]
-        if blank:
-            others = f" (and {len(blank) - 1} more)" if blank[1:] else ""
-            name = input_name(blank[0])
-            text += f" {name[0].upper()}{name[1:]}{others} holds only zeros: nothing is said of the data."
-        return text
+    def _note(self, changing: Set[int], never: List[nn.Variable]) -> str:
+        notes = []
+        if self._feeder is None or not changing:
+            why = "No feeder was given" if self._feeder is None else "The feeder changes no input"
+            notes.append(f"{why}: this is about what the inputs hold now.")
+        if never and not self.unfed:
+            notes.append(f"Nobody has filled {' or '.join(map(input_name, never))}.")
+        return " ".join(notes)
 
-    def _may_be_fed(self, reading: GraphReading) -> Dict[int, nn.Variable]:
-        """The leaves that a feeder may fill, by position."""
-        return {
-            position: v
-            for position, v in reading.leaves.items()
-            if not v.need_grad or reading.keys[position] not in self._names
-        }
+    def _unfed(self, blank: Mapping[int, nn.Variable]) -> List[Tuple[nn.Variable, Any]]:
+        # Whether what a function reads comes from data that nobody has filled alone; None: from no data.
+        behind: Dict[int, Optional[bool]] = {}
+        found: Dict[int, Tuple[nn.Variable, Any]] = {}
+        layers: List[bool] = []
+        for f in self.plan.functions:
+            told = [behind.get(hash(v), self._is_blank(v, blank)) for v in f.inputs]
+            known = [one for one in told if one is not None]
+            own = all(known) if known else None
+            behind.update((hash(v), own) for v in f.outputs)
+            for v in f.inputs:
+                if hash(v) in blank:
+                    found.setdefault(hash(v), (v, f))
+            has_weights = any(hash(v) in self.plan.names for v in f.inputs)
+            if own is not None and (has_weights or is_matrix_product(f.info.type_name)):
+                layers.append(own)
+        return list(found.values()) if layers and all(layers) else []
+
+    def _is_blank(self, v: nn.Variable, blank: Mapping[int, nn.Variable]) -> Optional[bool]:
+        return hash(v) in blank if v.parent is None and hash(v) not in self.plan.names else None
+
+    def _is_filled(self, position: int) -> bool:
+        """Whether it holds anything but zeros; one element may be 0 on purpose."""
+        return self._batches[0][position].size == 1 or bool(self._batches[0][position].any())
+
+    def _changes(self, position: int) -> bool:
+        first, *others = (batch[position] for batch in self._batches)
+        return any(not np.array_equal(first, other, equal_nan=True) for other in others)
 
     def _is_fed(self, position: int) -> bool:
-        first, *others = (batch[position] for batch in self._batches)
-        return not others or any(not np.array_equal(first, other, equal_nan=True) for other in others)
+        return len(self._batches) == 1 or self._changes(position)
 
 
-def input_name(v: nn.Variable, what: str = "input") -> str:
+def _may_be_fed(reading: GraphReading, names: Mapping[int, str]) -> Dict[int, nn.Variable]:
+    """The leaves that a feeder may fill, by position."""
+    return {
+        position: v
+        for position, v in reading.leaves.items()
+        if not v.need_grad or reading.keys[position] not in names
+    }
+
+
+def _written_by_forward(reading: GraphReading) -> Set[int]:
+    """Positions of what functions write in forward, such as running statistics."""
+    described = reading.described
+    kinds = zip(described.type_names, described.args, described.inputs.by_function())
+    return {p for kind, args, read in kinds for i in written_inputs(kind, args) for p in read[i : i + 1]}
+
+
+def _is_written(array: nn.NdArray) -> bool:
+    return array.zeroing or bool(array.modification_count)
+
+
+def input_name(v: nn.Variable) -> str:
     """What an input is called: its own name, if it has one, and its shape."""
-    return f"the {what} {v.name}" if v.name else f"the {what} of shape {v.shape}"
+    return f"the input {v.name}" if v.name else f"the input of shape {v.shape}"
 
 
 def _is_loss(source: Any) -> bool:

@@ -1,137 +1,276 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the numbers mean: which scale each layer needs, and the network. Pure: from numbers to sentences."""
+"""Which way of scaling trains a loss, and which layer loses its gradient: from numbers to sentences."""
 
 from __future__ import annotations
 
 import math
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from enum import Enum
+from typing import List, Mapping, NamedTuple, Optional, Sequence
 
+from ..core.formats import Format
 from ..core.scale_history import HistoryPolicy
-from .causes import Cause, causes_of
-from .numbers import LayerNumbers, NetworkNumbers, Way
+from .finite import Cause
+from .passes import Kept
 
 # Relative error of a weight gradient that does no harm.
 _TOLERANCE = 0.05
 # By how much a gradient may be worse than the best that any way makes of it, where the format is so narrow
-# that all are worse than that.
+# that all are worse than that; and what is no gradient.
 _WORSE = 1.25
-# A gradient of which more is lost is no gradient, whatever its error.
+USELESS = 0.5
+# An error that is told though no scale makes it smaller.
+_COARSE = 0.15
+# A gradient of which more is lost is none, whatever its error.
 _LOST = 0.5
-# From the least to the most that one has to do.
-_EFFORT = (Way.NONE, Way.START, Way.ONE, Way.END, Way.ADAPTIVE)
+
+
+class Way(str, Enum):
+    """A way to scale the loss that is tried, from the least to the most that one has to do.
+
+    Attributes:
+        NONE: no scaling.
+        CONSTANT: 65536 for all, as is usual.
+        ONE: one scale for all, measured.
+        ADAPTIVE: one per component, measured: what `AdaptiveLossScalingUpdater` does.
+    """
+
+    NONE = "none"
+    CONSTANT = "65536"
+    ONE = "one"
+    ADAPTIVE = "adaptive"
+
+
+class LayerNumbers(NamedTuple):
+    """One layer: a function with weights, or a product of activations.
+
+    Attributes:
+        amax: largest magnitude in fp32 of its weights' gradients and its outputs'.
+        nonzero: elements of these that are not zero in fp32.
+        floor: the error with gradients in fp32, and activations and weights as stored.
+        kept: what each way leaves.
+        stored: the format of its output gradient.
+        is_noise: whether its gradient is 0 but for rounding errors, in fp32 too.
+        begins: by way, the function in whose backward most of what is lost here is lost; empty: not known.
+        losing: by way, the parameters that lose, if others of the layer do not; empty otherwise.
+    """
+
+    name: str
+    type_name: str
+    amax: float
+    nonzero: int
+    floor: float
+    kept: Mapping[Way, Kept]
+    stored: Format
+    is_noise: bool = False
+    begins: Mapping[Way, str] = {}
+    losing: Mapping[Way, str] = {}
+
+
+class NetworkNumbers(NamedTuple):
+    """Everything that was measured.
+
+    Attributes:
+        storage: what it is called.
+        loss, stored_loss: the mean in fp32, and with activations and weights as stored.
+        scales: of each way that has one.
+        layers: in forward order; empty where something ended the examination.
+        causes: what no loss scale mends, in forward order, what stops all learning first.
+        formats: what each way leaves of the layers in each format that was tried, by name.
+        notes: what else there is to say.
+    """
+
+    storage: str
+    batches: int
+    loss: float
+    stored_loss: float
+    scales: Mapping[Way, float]
+    layers: Sequence[LayerNumbers]
+    causes: Sequence[Cause]
+    formats: Mapping[str, Mapping[str, Mapping[Way, Kept]]]
+    notes: Sequence[str]
 
 
 class LayerVerdict(NamedTuple):
-    """What is said of one layer."""
+    """What is said of one layer.
+
+    Attributes:
+        right_scale: the largest power of two with two bits of headroom; None: it has no gradient.
+        serves: the ways that keep its gradient.
+    """
 
     name: str
-    right_scale: Optional[float]  # the largest with two bits of headroom; None when it has no gradient
-    serves: Sequence[Way]  # the ways that keep its gradient
+    right_scale: Optional[float]
+    serves: Sequence[Way]
     line: str
-    judged: bool = True  # whether more can be said than that something else is to be mended first
 
 
 class Verdict(NamedTuple):
-    """What is said of a network."""
+    """What is said of a network.
+
+    Attributes:
+        needs: the least that keeps every layer's gradient; None: no way of scaling does.
+        causes: what no loss scale mends; what stops all learning first.
+        layers: in forward order.
+        formats: the least that each format needs; None: no way of scaling trains in it.
+    """
 
     line: str
-    needs: Optional[Way]  # the least that keeps every layer's gradient; None: no way of scaling does
-    causes: Sequence[Cause]  # what else is wrong; what no scale helps comes first
-    layers: Sequence[LayerVerdict]  # in forward order
+    needs: Optional[Way]
+    causes: Sequence[Cause]
+    layers: Sequence[LayerVerdict]
+    formats: Mapping[str, Optional[Way]]
 
 
 def judge(network: NetworkNumbers) -> Verdict:
     """The verdicts on a network and on each of its layers."""
-    causes = causes_of(network)
-    by_layer: Dict[str, Cause] = {}
-    for cause in causes:
-        by_layer.setdefault(cause.layer, cause)
-    fatal = [cause for cause in causes if cause.fatal]
-    layers = [_layer(layer, network, by_layer.get(layer.name), fatal) for layer in network.layers]
-    if fatal:
-        return Verdict(f"No loss scale helps: {fatal[0]}.", None, causes, layers)
-    needs = next((way for way in _EFFORT if all(way in layer.serves for layer in layers)), None)
-    return Verdict(_network(network, layers, needs), needs, causes, layers)
+    causes = sorted(network.causes, key=lambda cause: not cause.fatal)
+    formats = {name: _least(layers) for name, layers in network.formats.items()}
+    spoilt = [name for cause in causes for name in cause.spoils]
+    rest = [layer for layer in network.layers if layer.name not in spoilt]
+    if rest:
+        formats[network.storage] = _least({layer.name: layer.kept for layer in rest})
+    layers = [_layer(layer, network, causes) for layer in network.layers]
+    if causes and causes[0].fatal:
+        begin = "Nothing can be said" if causes[0].kind == "unfed" else "No loss scale helps"
+        return Verdict(f"{begin}: {causes[0]}", None, causes, layers, formats)
+    if network.layers and not any(layer.nonzero for layer in network.layers):
+        line = f"Nothing can be said: no layer gets a gradient, and the loss is {network.loss:g}."
+        return Verdict(line, None, causes, layers, formats)
+    line = _network(network, layers, formats)
+    needs = formats.get(network.storage)
+    but = f"{' But' if needs else ''} {causes[0]}" if causes else ""
+    return Verdict(line + but, needs, causes, layers, formats)
 
 
-def serves(layer: LayerNumbers, way: Way) -> bool:
+def serves(kept: Mapping[Way, Kept], way: Way) -> bool:
     """Whether a way keeps the gradient of a layer: nothing overflows, and its error does no harm."""
-    kept = layer.kept[way]
-    if kept.overflow or not math.isfinite(kept.error):
+    own = kept[way]
+    if own.overflow or not math.isfinite(own.error):
         return False
-    best = min((k.error for k in layer.kept.values() if not k.overflow), default=math.inf)
-    return kept.error <= _TOLERANCE or (kept.error <= _WORSE * best and kept.underflow <= _LOST)
+    best = min((k.error for k in kept.values() if not k.overflow), default=math.inf)
+    return own.error <= _TOLERANCE or (
+        own.error < USELESS and own.error <= _WORSE * best and own.underflow <= _LOST
+    )
 
 
 def power(scale: float) -> str:
-    """A power of two as one writes it: 2^11; small ones as numbers."""
-    return f"{scale:g}" if 1.0 <= scale <= 16.0 else f"2^{round(math.log2(scale))}"
+    """A power of two as one writes it: 2^11; 65536 and small ones as numbers."""
+    return f"{scale:g}" if 1.0 <= scale <= 16.0 or scale == 65536.0 else f"2^{round(math.log2(scale))}"
 
 
-def _layer(
-    layer: LayerNumbers, network: NetworkNumbers, cause: Optional[Cause], fatal: Sequence[Cause]
-) -> LayerVerdict:
+def _least(layers: Mapping[str, Mapping[Way, Kept]]) -> Optional[Way]:
+    return next((way for way in Way if all(serves(kept, way) for kept in layers.values())), None)
+
+
+def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]) -> LayerVerdict:
     right = HistoryPolicy().scale(layer.amax, u_max=layer.stored.max) if layer.amax else None
-    keeps = [way for way in _EFFORT if layer.is_noise or serves(layer, way)]
-    if cause is not None and cause.fatal:
-        line = f"{cause.what}: {cause.remedy}"
-    elif fatal and (not layer.nonzero or not keeps):
-        return LayerVerdict(
-            layer.name, right, keeps, f"cannot be judged until this is fixed: {fatal[0].layer}", False
-        )
+    keeps = [way for way in Way if serves(layer.kept, way)]
+    own = [cause for cause in causes if cause.function == layer.name]
+    if own:
+        line = own[0].what
     elif layer.is_noise:
         line = "its gradient in fp32 is nothing but rounding errors"
-        line = line if cause is None else f"{cause.what}: {cause.remedy}"
     elif not layer.nonzero:
-        line = "receives no gradient, not even in fp32"
+        line = "gets no gradient, not even in fp32"
     elif not keeps:
-        line = f"no scaling keeps its gradient in {layer.stored.name}: use more bits"
+        kind = "activations and weights as stored change it" if layer.floor > USELESS else "no scale keeps it"
+        line = f"{_lost(layer, Way.ADAPTIVE)} with any scale: {kind}"
+    elif keeps[0] is Way.NONE:
+        lost = layer.kept[Way.NONE].underflow
+        line = "needs no scaling" + (f"; losing {lost:.0%} does no harm" if lost >= 0.01 else "")
+    elif keeps[0] is Way.ADAPTIVE:
+        line = f"needs a scale of its own; without, it {_lost(layer, Way.NONE)}"
     else:
-        line = _sentence(keeps[0], layer, network)
-        line = line if cause is None else f"{line}; {cause.what}: {cause.remedy}"
+        line = f"needs scaling; without, it {_lost(layer, Way.NONE)}; {power(network.scales[keeps[0]])} works"
     return LayerVerdict(layer.name, right, keeps, line)
 
 
-def _sentence(way: Way, layer: LayerNumbers, network: NetworkNumbers) -> str:
-    lost = layer.kept[Way.NONE].underflow
-    if way is Way.NONE:
-        return "needs no scaling" + (f"; losing {lost:.0%} does no harm" if lost >= 0.01 else "")
-    without = (
-        f"{lost:.0%} lost without" if lost >= 0.01 else f"error {layer.kept[Way.NONE].error:.0%} without"
-    )
-    if way is Way.ADAPTIVE:
-        return f"needs a scale of its own ({without})"
-    return f"needs scaling ({without}); {power(network.scales[way])} works"
+def _lost(layer: LayerNumbers, way: Way) -> str:
+    """How much a layer loses, to what, and where that begins."""
+    kept, begins, which = layer.kept[way], layer.begins.get(way, ""), layer.losing.get(way, "")
+    where = f" from {begins} on" if begins else ""
+    of, within = (f" of {which}", f" in {which}") if which else ("", "")
+    if kept.overflow:
+        return f"loses {_percent(kept.overflow)}%{of} to overflow{where}"
+    if kept.underflow > _LOST:
+        return f"loses {_percent(kept.underflow)}%{of} to underflow{where}"
+    coarse = f"{layer.stored.name} is coarse"
+    if kept.error > _WORSE * min(own.error for own in layer.kept.values()):
+        coarse += " for numbers so small"
+    return f"has an error of {_percent(kept.error)}%{within}, as {coarse}"
 
 
-def _network(network: NetworkNumbers, layers: Sequence[LayerVerdict], needs: Optional[Way]) -> str:
-    storage = network.storage
-    start = power(network.scales[Way.START])
-    if needs is Way.NONE:
-        line = f"{storage} needs no scaling here"
-        full = [layer.name for layer, n in zip(layers, network.layers) if n.kept[Way.START].overflow]
-        return f"{line}, and has no room for it: {start} overflows in {full[-1]}." if full else f"{line}."
-    if needs is Way.START:
-        return f"One scale of {start} works for all layers: nnabla's updater starts with it."
-    if needs in (Way.ONE, Way.END):
-        scale = power(network.scales[needs])
-        bad = sum(Way.START not in layer.serves for layer in layers)
-        return (
-            f"One scale of {scale} works for all layers; {start}, where nnabla's updater starts, fails for "
-            f"{bad} of {len(layers)}: start from {scale}, or use AdaptiveLossScalingUpdater."
-        )
-    apart = _apart(layers)
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.2g}" if share < 0.1 else f"{100.0 * share:.0f}"
+
+
+def _network(
+    network: NetworkNumbers, layers: Sequence[LayerVerdict], formats: Mapping[str, Optional[Way]]
+) -> str:
+    storage, needs = network.storage, formats[network.storage]
+    spoilt = [name for cause in network.causes for name in cause.spoils]
+    known = [(n, v) for n, v in zip(network.layers, layers) if needs is None or n.name not in spoilt]
+    failing = {way: [n for n, v in known if way not in v.serves] for way in Way}
+    all_layers = f"all layers but {', '.join(spoilt[:3])}" if spoilt else "all layers"
+
+    def fails(way: Way) -> str:
+        found = failing[way]
+        if not found:
+            return "nothing is lost"
+        worst = max(found, key=lambda n: (n.kept[way].overflow, n.kept[way].underflow, n.kept[way].error))
+        others = f" (and {_layers(len(found) - 1)})" if found[1:] else ""
+        return f"{worst.name} {_lost(worst, way)}{others}"
+
     if needs is None:
-        worst = [layer.name for layer in layers if not layer.serves]
-        failing = ", ".join(worst[:3]) if worst else apart
-        return f"No scaling keeps all gradients in {storage}: {failing}. Use more bits."
-    return f"{apart}: use AdaptiveLossScalingUpdater at its defaults."
+        others = [f"{name} {_in_words(way)}" for name, way in formats.items() if way is not None]
+        instead = f"Use {others[0]}." if others else "Use more bits."
+        coarse = all(
+            not n.kept[Way.ADAPTIVE].overflow and n.kept[Way.ADAPTIVE].underflow <= _LOST
+            for n in failing[Way.ADAPTIVE]
+        )
+        what = "Scaling does not help" if coarse else f"No scaling keeps all gradients in {storage}"
+        return f"{what}: {fails(Way.ADAPTIVE)}. {instead}"
+    if needs is Way.NONE:
+        line = f"{storage} needs no scaling here" + f" for {all_layers}" * bool(spoilt)
+        full = [n for n, _ in known if n.kept[Way.CONSTANT].overflow]
+        line += f", and has no room for 65536, which overflows in {full[-1].name}." if full else "."
+    elif needs is Way.CONSTANT:
+        line = f"A scale of 65536 works for {all_layers}; without it, {fails(Way.NONE)}."
+    elif needs is Way.ONE:
+        line = (
+            f"One measured scale works for {all_layers}, {power(network.scales[Way.ONE])} now; without it, "
+            f"{fails(Way.NONE)}; with 65536, {fails(Way.CONSTANT)}. Use AdaptiveLossScalingUpdater, which "
+            "measures it."
+        )
+    else:
+        line = (
+            f"{_apart(layers)}: use AdaptiveLossScalingUpdater at its defaults. Without, {fails(Way.NONE)}; "
+            f"with one measured scale, {fails(Way.ONE)}."
+        )
+    coarsest = max((n for n, _ in known), key=lambda n: n.kept[needs].error)
+    if coarsest.kept[needs].error >= _COARSE:
+        error = coarsest.kept[needs].error
+        line += f" In any case {coarsest.name} has an error of {error:.0%}: {storage} is coarse."
+    return line
+
+
+def _in_words(way: Way) -> str:
+    return {
+        Way.NONE: "without scaling",
+        Way.CONSTANT: "with a scale of 65536",
+        Way.ONE: "with one measured scale",
+        Way.ADAPTIVE: "with AdaptiveLossScalingUpdater",
+    }[way]
+
+
+def _layers(number: int) -> str:
+    return f"{number} more layer{'s' * (number > 1)}"
 
 
 def _apart(layers: Sequence[LayerVerdict]) -> str:
     """Two layers that one scale cannot serve together."""
     known: List[LayerVerdict] = [layer for layer in layers if layer.right_scale]
-    short = [layer for layer in known if Way.END not in layer.serves] or known
+    short = [layer for layer in known if Way.ONE not in layer.serves] or known
     a = max(short, key=lambda layer: layer.right_scale or 0.0)
     b = min(known, key=lambda layer: layer.right_scale or 0.0)
     if a is b or not (a.right_scale and b.right_scale):

@@ -175,6 +175,7 @@ class FormatEmulation:
         function_post_hook: Optional[Hook] = None,
         *,
         grad: Optional[Seed] = None,
+        round_gradients: bool = True,
     ) -> None:
         """Run backward as `Variable.backward` does, in the emulated format.
 
@@ -185,6 +186,7 @@ class FormatEmulation:
             function_pre_hook: called before each function's backward.
             function_post_hook: called after each function's backward, when its gradients are rounded.
             grad: seed gradient of the loss's shape; None for one.
+            round_gradients: False: gradients stay in fp32, and only what forward has stored is in the format.
 
         Raises:
             ValueError: `scale` is not finite or less than 2**-126, or a loss of several elements came without
@@ -200,8 +202,9 @@ class FormatEmulation:
         self.emulated_storage.gradients.clear()
         guard = HookGuard()
         # What the engine has swapped by then is rounded where a product reads it.
-        pre = guard.chain(function_pre_hook, self._before_backward if self.precisions.operands_only else None)
-        post = guard.chain(self._round_gradients, function_post_hook)
+        operands = self._before_backward if self.precisions.operands_only and round_gradients else None
+        pre = guard.chain(function_pre_hook, operands)
+        post = guard.chain(self._round_gradients if round_gradients else None, function_post_hook)
         self._run(
             guard,
             lambda: run_backward(

@@ -39,7 +39,7 @@ def document(title: str, *contents: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{name}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{name}</h1>\n"
         f"{''.join(contents)}</main>\n"
-        "<footer>Made by <code>python -m nnabla_adaloss report</code>.</footer>\n</body>\n</html>\n"
+        "<footer>Made by nnabla_adaloss.</footer>\n</body>\n</html>\n"
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from .batch_guard import BatchGuard
 from .forward_fault import ForwardFault, find_fault
 from .forward_state import ForwardState
+from .preserved import Preserved
 from .snapshot import ArraySnapshot, DataSnapshot, Savepoint, Undoable
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "DataSnapshot",
     "ForwardFault",
     "ForwardState",
+    "Preserved",
     "Savepoint",
     "Undoable",
     "find_fault",

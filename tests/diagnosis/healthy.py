@@ -153,10 +153,10 @@ def frozen_features() -> Built:
 def unlinked_features() -> Built:
     """A frozen extractor, cut off by `unlinked`; the solver has the head alone."""
     x, t = inputs()
-    h = F.tanh(affine(x, 16, "features")).get_unlinked_variable(need_grad=False)
-    loss = cross_entropy(affine(h, 5, "head"), t)
+    features = F.tanh(affine(x, 16, "features"))
+    loss = cross_entropy(affine(features.get_unlinked_variable(need_grad=False), 5, "head"), t)
     head = {name: v for name, v in nn.get_parameters().items() if name.startswith("head/")}
-    return updater_of(loss, feeder(x, t, lambda: None), S.Sgd(0.1), head), None
+    return updater_of(loss, feeder(x, t, features.forward), S.Sgd(0.1), head), None
 
 
 def generator() -> Built:

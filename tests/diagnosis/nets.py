@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -12,7 +12,7 @@ import nnabla.initializer as I
 import nnabla.parametric_functions as PF
 import numpy as np
 
-from nnabla_adaloss import AdaptiveLossScalingUpdater, Way
+from nnabla_adaloss import AdaptiveLossScalingUpdater
 
 Built = Tuple[Any, Any]
 """A loss, or an updater, and a feeder or None."""
@@ -21,18 +21,17 @@ Built = Tuple[Any, Any]
 class Trouble(NamedTuple):
     """A network that something is wrong with."""
 
-    layer: str  # the layer, or the labels, that are to be named first
     kind: str
-    remedy: str  # words of the remedy
-    needs: Optional[Way]  # the least that keeps all gradients; None: no loss scale does
-    build: Callable[[bool], Built]  # with True the remedy is applied
-    beside: Sequence[str] = ()  # kinds of what is told after it
+    function: str  # the name that is to be told first
+    told: str  # words of the cause
+    build: Callable[[bool], Built]  # with True it is mended
+    fatal: bool
 
 
 def trouble(
-    layer: str, kind: str, remedy: str, needs: Optional[Way] = None, beside: Sequence[str] = ()
+    kind: str, function: str, told: str, *, fatal: bool = True
 ) -> Callable[[Callable[[bool], Built]], Trouble]:
-    return lambda build: Trouble(layer, kind, remedy, needs, build, beside)
+    return lambda build: Trouble(kind, function, told, build, fatal)
 
 
 def affine(x: nn.Variable, size: int, name: str, factor: float = 1.0, bias: float = 0.0) -> nn.Variable:
@@ -91,3 +90,73 @@ def noisy_net() -> Built:
 
 def one_hot(t: nn.Variable) -> nn.Variable:
     return F.one_hot(t, (5,))
+
+
+# Losses that lose gradients without scaling.
+
+
+def tiny_loss_weight() -> Built:
+    loss, feed = classifier(lambda x: F.tanh(affine(x, 16, "fc1")))
+    return loss * 1e-12, feed
+
+
+def branches_apart() -> Built:
+    """Two heads on one trunk; what one of them adds to the loss counts 2**-34 times as much."""
+    (x, t), u = inputs(), nn.Variable((32, 1))
+    h = F.relu(affine(x, 32, "trunk"))
+    loud = cross_entropy(affine(h, 5, "loud_head"), t)
+    quiet = cross_entropy(affine(F.relu(affine(h, 32, "quiet_fc")), 5, "quiet_head"), u)
+
+    def other_labels() -> None:
+        u.d = (t.d + 1) % 5
+
+    return loud * 2.0**10 + quiet * 2.0**-24, feeder(x, t, other_labels)
+
+
+def vanishing_sigmoid() -> Built:
+    """Sixteen sigmoid layers, each of which shrinks gradients some ten times."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        for index in range(16):
+            x = F.sigmoid(affine(x, 32, f"fc{index}", 0.7))
+        return x
+
+    return classifier(layers)
+
+
+def recurrence_with_a_quiet_beginning() -> Built:
+    """All uses of a weight are one layer: only the first state's gradient is lost."""
+    s = nn.parameter.get_parameter_or_create("state", (1, 16), I.NormalInitializer(1.0))
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = F.broadcast(s, (32, 16)) * 1.0
+        for _ in range(12):
+            h = h * 0.15 + F.tanh(affine(h, 16, "rnn", 0.01) + affine(x, 16, "in"))
+        return h
+
+    return classifier(layers)
+
+
+def overflowing_biases() -> Built:
+    """A sum over all pixels: biases' gradients overflow, and nothing else does."""
+    x, t = nn.Variable((8, 1, 32, 32)), nn.Variable((8, 1, 32, 32))
+    h = F.tanh(PF.convolution(x, 4, (3, 3), pad=(1, 1), name="a", rng=np.random.RandomState(0)))
+    y = PF.convolution(h, 1, (3, 3), pad=(1, 1), name="b", rng=np.random.RandomState(1))
+    fill = feeder(x, t)
+
+    def feed() -> None:
+        fill()
+        t.d = 0.5 * x.d + 9.0
+
+    return F.sum(F.squared_error(y, t)), feed
+
+
+def coarse_format() -> Built:
+    """Gradients of E5M2 that are wrong by more than half at any scale."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        for index in range(20):
+            x = F.tanh(PF.batch_normalization(affine(x, 16, f"fc{index}"), name=f"bn{index}"))
+        return x
+
+    return classifier(layers)

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import FormatEmulation, LossScaleError, Precision, diagnose
-from nnabla_adaloss.diagnosis import Harm, PrecisionAdvice
+from nnabla_adaloss.diagnosis import Harm, Kept, PrecisionAdvice
 from nnabla_adaloss.diagnosis.advice import candidates_of, storage_of
-from nnabla_adaloss.diagnosis.numbers import Kept
 
 from .nets import Built, affine, cross_entropy, updater_of
 

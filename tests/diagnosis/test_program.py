@@ -18,10 +18,12 @@ FILE = """
 import nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
 from neighbour import SIZE
 from tests.diagnosis.healthy import mlp
-from tests.diagnosis.troubles_of_layers import dead_first_layer, tiny_loss_weight
+from tests.diagnosis.nets import tiny_loss_weight
+from tests.diagnosis.troubles import dead_branch, dead_relu, never_fed
 
 def build():
     x = nn.Variable((2, SIZE))
+    x.d = 1.0
     return F.mean(PF.affine(x, 3) ** 2), lambda: None
 
 def fails():
@@ -46,10 +48,16 @@ def sound():
     return mlp()
 
 def tiny():
-    return tiny_loss_weight.build(False)
+    return tiny_loss_weight()
 
 def dead():
-    return dead_first_layer.build(False)
+    return dead_relu.build(False)
+
+def branch():
+    return dead_branch.build(False)
+
+def unfed():
+    return never_fed.build(False)
 
 def several_elements():
     return mlp()[0].parent.inputs[0]
@@ -102,7 +110,7 @@ def test_a_loss_and_its_feeder() -> None:
             r"broken\.py cannot be imported: ModuleNotFoundError: .*no_such_package.* \(line 3\)",
         ),
         ("train.py:of_size", r"train\.py:of_size needs arguments \(size\): write a function without"),
-        ("train.py:fails", r"train\.py:fails raised KeyError: 'data' \(line 12\)"),
+        ("train.py:fails", r"train\.py:fails raised KeyError: 'data' \(line 14\)"),
         ("train.py:nothing", r"returned nothing \(a return is missing\?\): return the loss"),
         ("train.py:three", "returned a tuple of 3"),
         ("train.py:no_feeder", "returned a feeder that is a int"),
@@ -135,9 +143,22 @@ def test_a_loss_alone_is_told_to_have_no_feeder(capsys: pytest.CaptureFixture[st
     assert "No feeder was given" in capsys.readouterr().out
 
 
-def test_what_no_scale_helps_is_another_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert analyse("dead") == 1
-    assert "No loss scale helps: fc1/affine: its ReLU is dead" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("dead", "No loss scale helps: fc2/affine/ReLU: it is dead"),
+        ("branch", "float16 needs no scaling here. But branch/affine/ReLU: it is dead"),
+        (
+            "unfed",
+            "Nothing can be said: fc1/affine: it reads the input of shape (32, 16), which nobody has filled",
+        ),
+    ],
+)
+def test_what_no_scale_mends_is_another_exit_code(
+    name: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert analyse(name) == 1
+    assert told in capsys.readouterr().out.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from tests.tampering import Interrupted
 
 from . import nets
 from .healthy import convolutions, mlp
-from .nets import Built, noisy_net
-from .troubles_of_layers import vanishing_sigmoid
+from .nets import Built, noisy_net, vanishing_sigmoid
 
 
 def updater_of(built: Built, **arguments: Any) -> Any:
@@ -32,7 +31,7 @@ def updater_of(built: Built, **arguments: Any) -> Any:
 
 def test_a_layer_that_loses_its_gradient_is_named_once() -> None:
     config = AdaLossConfig(loss_scale_method="approx_range")
-    updater = updater_of(vanishing_sigmoid.build(False), config=config)
+    updater = updater_of(vanishing_sigmoid(), config=config)
     checker = SanityChecker(updater, every=2)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", LossScaleWarning)
@@ -46,7 +45,7 @@ def test_a_layer_that_loses_its_gradient_is_named_once() -> None:
 
 
 def test_scales_that_suit_lose_nothing() -> None:
-    updater = updater_of(vanishing_sigmoid.build(False))
+    updater = updater_of(vanishing_sigmoid())
     checker = SanityChecker(updater, threshold=0.05)
     for _ in range(3):
         updater.update()
@@ -80,7 +79,7 @@ def test_a_check_that_is_interrupted_teaches_nothing(turn: int) -> None:
 
 
 def test_a_check_teaches_nothing() -> None:
-    updater = updater_of(vanishing_sigmoid.build(False))
+    updater = updater_of(vanishing_sigmoid())
     checker = SanityChecker(updater, threshold=1.0)
     for _ in range(2):
         updater.update()

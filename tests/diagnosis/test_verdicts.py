@@ -7,52 +7,67 @@ from typing import Dict, Sequence
 import pytest
 
 from nnabla_adaloss.core.formats import get_format
-from nnabla_adaloss.diagnosis.numbers import Kept, LayerNumbers, NetworkNumbers, Way
+from nnabla_adaloss.diagnosis import Cause, Kept, LayerNumbers, NetworkNumbers, Way
 from nnabla_adaloss.diagnosis.verdicts import judge, power, serves
 
 GOOD, LOST, OVERFLOWS = Kept(0.0, 0.0, 0.001), Kept(0.9, 0.0, 0.8), Kept(0.0, 0.3, math.inf)
 
 
 def layer(name: str, amax: float = 1e-3, floor: float = 0.001, **kept: Kept) -> LayerNumbers:
-    found: Dict[Way, Kept] = {way: kept.get(way.value, GOOD) for way in Way}
+    found: Dict[Way, Kept] = {way: kept.get(way.name.lower(), GOOD) for way in Way}
     return LayerNumbers(name, "Affine", amax, 100, floor, found, get_format("float16"))
 
 
-def network(*layers: LayerNumbers) -> NetworkNumbers:
-    scales = {Way.NONE: 1.0, Way.START: 8.0, Way.ONE: 2048.0, Way.END: 8192.0}
-    return NetworkNumbers("float16", 4, 1.0, 1.0, scales, layers, [])
+def network(*layers: LayerNumbers, causes: Sequence[Cause] = ()) -> NetworkNumbers:
+    scales = {Way.NONE: 1.0, Way.CONSTANT: 65536.0, Way.ONE: 2048.0}
+    formats = {"float16": {one.name: one.kept for one in layers}, "bfloat16": {"a": dict.fromkeys(Way, GOOD)}}
+    return NetworkNumbers("float16", 4, 1.0, 1.0, scales, layers, causes, formats, [])
+
+
+ALL = {way.name.lower(): LOST for way in Way}
 
 
 @pytest.mark.parametrize(
     ("layers", "needs", "line"),
     [
         ([layer("a")], Way.NONE, "float16 needs no scaling here."),
-        ([layer("a", start=OVERFLOWS)], Way.NONE, "has no room for it: 8 overflows in a."),
-        ([layer("a", none=LOST), layer("b")], Way.START, "One scale of 8 works for all layers"),
+        ([layer("a", constant=OVERFLOWS)], Way.NONE, "has no room for 65536, which overflows in a."),
         (
-            [layer("a", none=LOST, start=LOST), layer("b", none=LOST)],
-            Way.ONE,
-            "One scale of 2^11 works for all layers; 8, where nnabla's updater starts, fails for 1 of 2",
+            [layer("a", none=LOST), layer("b")],
+            Way.CONSTANT,
+            "A scale of 65536 works for all layers; without it, a loses 90% to underflow.",
         ),
         (
-            [layer("a", none=LOST, start=LOST, one=LOST)],
-            Way.END,
-            "One scale of 2^13 works for all layers",
+            [layer("a", none=LOST, constant=OVERFLOWS), layer("b", none=LOST)],
+            Way.ONE,
+            "One measured scale works for all layers, 2^11 now; without it, a loses 90% to underflow (and 1 "
+            "more layer); with 65536, a loses 30% to overflow.",
         ),
         (
             [
-                layer("a", 2.0**-16, none=LOST, start=LOST, one=LOST, end=LOST),
-                layer("b", 2.0**-2, end=OVERFLOWS),
+                layer("a", 2.0**-16, none=LOST, constant=LOST, one=LOST),
+                layer("b", 2.0**-2, constant=OVERFLOWS),
             ],
             Way.ADAPTIVE,
             "Layers a and b need scales 2^14 apart: use AdaptiveLossScalingUpdater",
         ),
         (
-            [layer("a", none=LOST, start=LOST, one=LOST, end=LOST)],
+            [layer("a", none=LOST, constant=LOST, one=LOST)],
             Way.ADAPTIVE,
             "No single scale works for layer a: use AdaptiveLossScalingUpdater at its defaults.",
         ),
-        ([layer("a", **{way.value: LOST for way in Way}, floor=0.1)], None, "No scaling keeps all"),
+        ([layer("a", **ALL)], None, "No scaling keeps all gradients in float16: a loses 90%"),
+        ([layer("a", **ALL)], None, "Use bfloat16 without scaling."),
+        (
+            [layer("a", **{way.name.lower(): Kept(0.0, 0.0, 0.7) for way in Way})],
+            None,
+            "Scaling does not help: a has an error of 70%, as float16 is coarse.",
+        ),
+        (
+            [layer("a", **{way.name.lower(): Kept(0.0, 0.0, 0.3) for way in Way})],
+            Way.NONE,
+            "In any case a has an error of 30%: float16 is coarse.",
+        ),
     ],
 )
 def test_the_least_that_serves_is_said(layers: Sequence[LayerNumbers], needs: Way, line: str) -> None:
@@ -61,18 +76,44 @@ def test_the_least_that_serves_is_said(layers: Sequence[LayerNumbers], needs: Wa
     assert line in verdict.line
 
 
+def test_what_stops_all_learning_comes_first_and_what_does_not_comes_after_the_scale() -> None:
+    partly = Cause("saturated", "a/Tanh", "it is flat", "mend it", fatal=False)
+    verdict = judge(network(layer("a"), causes=[partly]))
+    assert (verdict.needs, verdict.line) == (
+        Way.NONE,
+        "float16 needs no scaling here. But a/Tanh: it is flat. Mend it.",
+    )
+    verdict = judge(network(layer("a"), causes=[partly, partly._replace(fatal=True, function="b/Tanh")]))
+    assert (verdict.needs, verdict.line) == (None, "No loss scale helps: b/Tanh: it is flat. Mend it.")
+
+
+def test_what_spoils_one_layer_is_no_reason_to_say_nothing_of_the_others() -> None:
+    spoils = Cause("underflow", "b/Mul2", "it computes zeros", "mend it", fatal=False, spoils=("b",))
+    verdict = judge(network(layer("a", none=LOST), layer("b", floor=0.9, **ALL), causes=[spoils]))
+    assert (verdict.needs, verdict.line) == (
+        Way.CONSTANT,
+        "A scale of 65536 works for all layers but b; without it, a loses 90% to underflow. But b/Mul2: it "
+        "computes zeros. Mend it.",
+    )
+
+
+def test_without_any_gradient_nothing_is_said_of_scaling() -> None:
+    verdict = judge(network(layer("a")._replace(nonzero=0))._replace(loss=0.0))
+    assert (verdict.needs, verdict.line[:47]) == (None, "Nothing can be said: no layer gets a gradient, ")
+
+
 def test_every_layer_has_a_line() -> None:
     verdict = judge(
         network(
             layer("sound", none=Kept(0.3, 0.0, 0.01)),
             layer("lost", none=LOST),
-            layer("own", none=LOST, start=LOST, one=LOST, end=LOST),
+            layer("own", none=LOST, constant=LOST, one=LOST),
         )
     )
     assert [judged.line for judged in verdict.layers] == [
         "needs no scaling; losing 30% does no harm",
-        "needs scaling (90% lost without); 8 works",
-        "needs a scale of its own (90% lost without)",
+        "needs scaling; without, it loses 90% to underflow; 65536 works",
+        "needs a scale of its own; without, it loses 90% to underflow",
     ]
 
 
@@ -95,9 +136,8 @@ def test_the_right_scale_leaves_two_bits() -> None:
     ],
 )
 def test_what_serves(kept: Kept, serve: bool) -> None:
-    others = {way.value: Kept(0.0, 0.0, 0.2) for way in Way}
-    assert serves(layer("a", **{**others, "none": kept}), Way.NONE) is serve
+    assert serves({**dict.fromkeys(Way, Kept(0.0, 0.0, 0.2)), Way.NONE: kept}, Way.NONE) is serve
 
 
 def test_powers_are_written_as_one_writes_them() -> None:
-    assert [power(2.0**k) for k in (0, 3, 5, 14, -3)] == ["1", "8", "2^5", "2^14", "2^-3"]
+    assert [power(2.0**k) for k in (0, 3, 5, 16, -3)] == ["1", "8", "2^5", "65536", "2^-3"]

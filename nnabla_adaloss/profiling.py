@@ -9,12 +9,11 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Callable, DefaultDict, Dict, NamedTuple, Optional
 
-from ..core.validation import integer
-from ..emulation import FormatEmulation
-from ..engine import AdaptiveLossScaling
-from ..graph.loss import Hook
-from ..graph.plan import GraphPlan
-from .passes import nearest_layers
+from .core.validation import integer
+from .emulation import FormatEmulation
+from .engine import AdaptiveLossScaling
+from .graph.loss import Hook
+from .graph.plan import GraphPlan
 
 # Which field of `LayerTimes` a kernel's time belongs to.
 _KERNELS: Dict[str, str] = {
@@ -140,7 +139,7 @@ class _Clock:
     """Sums up times by layer; what was timed since the last look belongs to the function looked at."""
 
     def __init__(self, plan: GraphPlan) -> None:
-        self._layers = {key: name or _INPUTS for key, name in nearest_layers(plan).items()}
+        self._layers = _nearest_layers(plan)
         names = (*self._layers.values(), _BETWEEN)
         self._sums = {name: dict.fromkeys(LayerTimes._fields, 0.0) for name in names}
         self._pending: DefaultDict[str, float] = defaultdict(float)
@@ -195,3 +194,14 @@ class _Clock:
             for name, sums in self._sums.items()
         }
         return Profile(layers, 1e3 * (self._last - self._start) / iterations)
+
+
+def _nearest_layers(plan: GraphPlan) -> Dict[int, str]:
+    """The layer that each function is or comes after, by function key."""
+    found: Dict[int, str] = {}
+    for f in plan.functions:
+        node, before = plan.nodes.get(hash(f)), (v.parent for v in f.inputs if v.parent is not None)
+        own = node is not None and bool(node.scalings or node.leaves)
+        layers = (found[hash(g)] for g in before)
+        found[hash(f)] = plan.labels[hash(f)] if own else next((n for n in layers if n != _INPUTS), _INPUTS)
+    return found

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, profile
-from nnabla_adaloss.diagnosis.profiling import _KERNELS
 from nnabla_adaloss.kernels import CpuKernels
-
-from . import nets
-from .healthy import HEALTHY
+from nnabla_adaloss.profiling import _KERNELS
+from tests.diagnosis import nets
+from tests.diagnosis.healthy import HEALTHY
 
 
 def updater_of(name: str, **arguments: Any) -> Any:

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the gradient ends though the loss is not zero, and which parameters nothing trains."""
+
+from __future__ import annotations
+
+import gc
+import math
+from typing import AbstractSet, Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+
+import nnabla as nn
+
+from ..graph.functions import is_matrix_product
+from .finite import Cause, Network, factors_in_words
+from .target import Examined
+from .watching import Sight
+
+# More than this share of an activation's outputs are where it is flat, in every batch.
+_MOST = 0.5
+# How many parameters or layers are named.
+_NAMED = 4
+
+# They stop the gradient on purpose.
+_STOPS: FrozenSet[str] = frozenset({"Unlink", "Sink"})
+_RECTIFIERS: FrozenSet[str] = frozenset({"ReLU", "ReLU6", "CReLU"})
+_PRODUCTS: FrozenSet[str] = frozenset({"Mul2", "Div2"})
+_NORMALIZATIONS: FrozenSet[str] = frozenset(
+    f"{kind}Normalization" for kind in ("Batch", "FusedBatch", "SyncBatch", "Layer", "Instance", "Group")
+)
+
+_Told = Tuple[str, str, str]  # kind, what, remedy
+
+
+class Ends:
+    """Looks in the backward passes of all batches."""
+
+    def __init__(self, network: Network, sights: Sequence[Sight]) -> None:
+        self._network, self._sights = network, sights
+        # Keys of the leaves that get no gradient in any batch.
+        self._starved = {key for key in network.plan.leaves if not self._largest_gradient(sights, [key])}
+
+    def functions(self) -> Dict[int, Cause]:
+        """The functions that get a gradient and hand on nothing but zeros, by key, in forward order."""
+        found: Dict[int, Cause] = {}
+        for key, node in self._network.plan.nodes.items():
+            arriving = [s for s in self._sights if self._largest_gradient([s], node.output_keys)]
+            handed_on = node.input_keys or node.leaf_keys
+            f = self._network.function(key)
+            if not arriving or not handed_on or self._largest_gradient(arriving, handed_on):
+                continue
+            # A layer that starts from 0, and learns, is none.
+            weights = [k for k, v in zip(node.leaf_keys, node.leaves) if v.ndim > 1]
+            if node.type_name in _STOPS or self._largest_gradient(arriving, weights):
+                continue
+            # Where others bring a gradient to all that it depends on, it is nobody's fault.
+            if self._starved.isdisjoint(self._leaves_before(f)):
+                continue
+            kind, what, remedy = self._told(f, node)
+            if kind == "zero_factor" or not self._nothing_to_learn(f):
+                found[key] = Cause(kind, self._network.name(f), what, remedy, self._is_fatal(f))
+        return dict(reversed(list(found.items())))
+
+    def saturated(self) -> Iterator[Cause]:
+        """The activations most of whose outputs are where they are flat, and that get a gradient."""
+        keys = {key for sight in self._sights for key in sight.flat}
+        shares = {key: min(sight.flat.get(key, 0.0) for sight in self._sights) for key in keys}
+        flat = {key: share for key, share in shares.items() if share > _MOST}
+        others = self._leaves_without(flat.keys()) if flat else set()
+        for f in self._network.plan.functions:
+            node = self._network.plan.nodes.get(hash(f))
+            share = flat.get(hash(f), 0.0)
+            # In a loss, an output may well be sure; and what gets its gradient by another way does learn.
+            if node is None or node.loss_section or not share or self._leaves_before(f) <= others:
+                continue
+            if self._largest_gradient(self._sights, node.output_keys):
+                what = f"it is saturated: {share:.0%} of its outputs are where its derivative is next to 0"
+                if f.info.type_name == "Softmax":
+                    what = f"it is saturated: {share:.0%} of its rows are 1 in one place and 0 elsewhere"
+                remedy = "make what it reads smaller, by a normalization or a factor before it"
+                yield Cause("saturated", self._network.name(f), what, remedy, self._is_fatal(f))
+
+    def _largest_gradient(self, sights: Sequence[Sight], keys: Sequence[int]) -> float:
+        """The largest magnitude; infinite where something is not finite."""
+        known = [s.gradients[k] for s in sights for k in keys if k in s.gradients]
+        return max((math.inf if one.nonfinite else one.abs_max for one in known), default=0.0)
+
+    def _largest(self, v: nn.Variable) -> float:
+        known = (s.data.get(hash(v)) for s in self._sights)
+        return max((math.inf if one is None else one.abs_max for one in known), default=math.inf)
+
+    def _nothing_to_learn(self, f: Any) -> bool:
+        """Whether what a function contributes to the loss is 0: a margin is kept, no label counts."""
+        reached: Set[int] = set()
+        for g in self._network.behind(map(hash, f.outputs)):
+            if not reached and any(v.size == 1 for v in g.outputs):
+                return all(not self._largest(v) for v in g.outputs if v.size == 1)
+        return False
+
+    def _is_fatal(self, f: Any) -> bool:
+        """Whether no layer that `f` depends on gets a gradient by another way, and may mend it."""
+        return self._leaves_before(f) <= self._starved
+
+    def _leaves_before(self, f: Any) -> Set[int]:
+        """Keys of the leaves that need a gradient and that `f` depends on."""
+        return {hash(v) for g in self._network.before(f) for v in g.inputs} & self._network.plan.leaves.keys()
+
+    def _leaves_without(self, functions: AbstractSet[int]) -> Set[int]:
+        """Keys of the leaves that a gradient reaches without passing any of these functions."""
+        found: Set[int] = set()
+        waiting, seen = [v.parent for v in self._network.plan.roots], set(functions)
+        while waiting:
+            f = waiting.pop()
+            if hash(f) not in seen:
+                seen.add(hash(f))
+                found.update(hash(v) for v in f.inputs if v.parent is None)
+                waiting += [v.parent for v in f.inputs if v.parent is not None and v.need_grad]
+        return found
+
+    def _told(self, f: Any, node: Any) -> _Told:
+        kind, args, name = node.type_name, node.args, self._network.called
+        zeros = [v for v in f.inputs if not self._largest(v)]
+        if kind in _RECTIFIERS and not any(map(self._largest, f.outputs)):
+            remedy = "start again with biases of 0, or use F.leaky_relu"
+            return "dead_relu", "it is dead: every output is 0 in every batch", remedy
+        if kind == "Dropout":
+            return "zero_factor", f"it drops everything (p={args['p']:g})", "lower p: it is the share dropped"
+        if kind == "MulScalar" and not args["val"]:
+            return "zero_factor", "it multiplies by 0", "use another factor, or leave this part out"
+        if kind == "MulScalar":
+            arriving = self._largest_gradient(self._sights, node.output_keys)
+            what = f"it multiplies the gradient, which is {arriving:.1g}, by {args['val']:g}, which gives 0"
+            what += factors_in_words(self._network, list(self._network.behind(map(hash, f.outputs))))
+            return "small_factors", what, "take factors out; a solver takes them into the learning rate"
+        if is_matrix_product(kind) and node.leaves and zeros:
+            parameters = [v for v in zeros if hash(v) in self._network.plan.names and v.ndim > 1]
+            if parameters:
+                what = f"its weights are all 0 and get no gradient ({name(parameters[0])})"
+                return "zero_weights", what, "initialise them randomly"
+        if (kind in _PRODUCTS or is_matrix_product(kind)) and zeros:
+            return "zero_factor", f"it multiplies by {name(zeros[0])}, which is all 0", "check why that is 0"
+        if kind in ("Softmax", "LogSoftmax") and f.inputs[0].shape[args["axis"]] == 1:
+            what = "it runs over an axis of size 1, so that all its outputs are the same"
+            return "constant_softmax", what, "choose the axis of the places that it weighs"
+        if kind in _NORMALIZATIONS:
+            what = "it passes no gradient: what it normalises together is constant, or one number"
+            return "constant_input", what, "check what it reads; feed larger batches or maps"
+        if kind in ("Sigmoid", "Tanh", "Softmax", "HardTanh", "HardSigmoid"):
+            what = "it is saturated: all of its outputs are where its derivative is 0"
+            return "saturated", what, "make what it reads smaller, by a normalization or a factor before it"
+        return (
+            "no_gradient",
+            "it passes no gradient on",
+            "check whether it masks everything or has no derivative",
+        )
+
+
+def ends_as_stored(network: Network, stored: Ends, ended: Mapping[int, Cause]) -> Optional[Cause]:
+    """The first function at which the gradient ends as stored, and not in fp32."""
+    for key, cause in stored.functions().items():
+        if key not in ended:
+            f = network.function(key)
+            what = f"{cause.what}, as stored in {network.format(f.outputs[0]).name}, not in fp32"
+            return cause._replace(kind=f"{cause.kind}_as_stored", what=what, fatal=True)
+    return None
+
+
+class Reach:
+    """Where the gradient of a loss comes to, and which parameters a solver therefore trains."""
+
+    def __init__(self, examined: Examined, network: Network) -> None:
+        self._examined, self._network, self._plan = examined, network, network.plan
+        # Keys of the functions and of the leaves.
+        self._functions: Set[int] = set()
+        self._leaves: Set[int] = set()
+        waiting: List[Any] = [self._plan.functions[-1]]
+        while waiting:
+            f = waiting.pop()
+            if hash(f) not in self._functions and f.info.type_name != "Unlink":
+                self._functions.add(hash(f))
+                self._leaves.update(hash(v) for v in f.inputs if v.need_grad and v.parent is None)
+                waiting += [v.parent for v in f.inputs if v.need_grad and v.parent is not None]
+
+    def causes(self) -> Iterator[Cause]:
+        """Parameters that should get a gradient and do not, and such as no solver has."""
+        solver, parameters = self._examined.solver, self._examined.parameters
+        if solver is not None and not parameters:
+            what = "it has no parameters, so that it trains nothing"
+            yield Cause("empty_solver", "the solver", what, "call solver.set_parameters(nn.get_parameters())")
+            return
+        missed = self._missed()
+        if missed:
+            whose = "the parameters that need a gradient" if solver is None else "the solver's parameters"
+            what = f"the loss does not depend on {len(missed)} of {whose}: {_listed(list(missed))}"
+            what += self._cut(set(missed.values()))
+            remedy = "link it to the loss: look for an unlinked variable, need_grad=False or an unused output"
+            remedy += "" if solver is not None else ", unless it is frozen on purpose"
+            nothing = solver is not None and len(missed) == len(parameters)
+            if nothing and self._plan.positions.keys().isdisjoint(missed.values()):
+                remedy = "the graph has other parameters: give the solver those that it was built with"
+            yield Cause("untrained", _layer(next(iter(missed))), what, remedy, nothing)
+
+    def note(self) -> str:
+        """Says which parameters get a gradient and are in no solver; whether on purpose is not known."""
+        if not self._examined.parameters:
+            return ""
+        solvers = [made for made in gc.get_objects() if isinstance(made, nn.solver.Solver)]
+        held = {hash(v) for made in solvers for v in made.get_parameters().values()}
+        found = [name for key, name in self._plan.names.items() if key in self._leaves - held]
+        if not found:
+            return ""
+        return (
+            f"No solver has {len(found)} of the parameters that get a gradient: {_listed(found)}. Unless "
+            "that is on purpose, call set_parameters after all layers are built."
+        )
+
+    def epsilon(self, gradients: Mapping[str, float]) -> Optional[Cause]:
+        """The layers whose gradients, by name the largest magnitude, are below the epsilon of the solver."""
+        epsilon = float(getattr(self._examined.solver, "info", {}).get("eps", 0.0))
+        small = {name: amax for name, amax in gradients.items() if 0.0 < amax < epsilon}
+        if not small:
+            return None
+        name, amax = min(small.items(), key=lambda one: one[1])
+        what = f"its gradient reaches {amax:.1e}, below the solver's epsilon of {epsilon:.0e}"
+        what += f" (one of {len(small)} layers)" * (len(small) > 1)
+        what += ": it hardly moves, whatever the loss scale, which is undone before the solver"
+        trained = [amax for amax in gradients.values() if amax]
+        remedy = "make eps smaller, or the loss larger"
+        return Cause("epsilon", name, what, remedy, len(small) == len(trained))
+
+    def _missed(self) -> Dict[str, int]:
+        """The parameters that need a gradient and get none from this loss.
+
+        What a solver has is to be trained. Of a loss alone it is not known what is: a discriminator's loss
+        reaches no generator, and a frozen part has no gradient on purpose. Then those of its graph count that
+        stand between layers that are trained, or where no data comes to any trained layer but by way of
+        something that is cut off.
+        """
+        solver, registered = self._examined.solver, nn.get_parameters(grad_only=False)
+        leaves = [v for f in self._plan.functions for v in f.inputs if v.parent is None]
+        # With `fix_parameters=True` the leaf of the graph needs no gradient, and no solver knows.
+        frozen = {hash(v) for v in (*leaves, *registered.values()) if not v.need_grad}
+        wanted = registered if solver is None else self._examined.parameters
+        # A solver has them in no order.
+        missed = {name: hash(v) for name, v in sorted(wanted.items()) if hash(v) not in self._leaves | frozen}
+        if solver is None and not self._cut_from_data():
+            between = self._between()
+            missed = {name: key for name, key in missed.items() if key in between}
+        return missed
+
+    def _cut_from_data(self) -> bool:
+        """Whether trained layers read no data but what comes from parts without a gradient."""
+        carries: Set[int] = set(self._examined.fed)
+        for f in self._plan.functions:
+            if carries.isdisjoint(map(hash, f.inputs)):
+                continue
+            node = self._plan.nodes.get(hash(f))
+            if hash(f) in self._functions:
+                if node is not None and node.leaves:
+                    return False
+                carries.update(map(hash, f.outputs))
+            elif not any(v.need_grad for v in f.inputs) and f.info.type_name != "Unlink":
+                # Nothing to train yet: it only prepares the data.
+                carries.update(map(hash, f.outputs))
+        return bool(self._examined.fed)
+
+    def _between(self) -> Set[int]:
+        """Keys of the leaves that are read without a gradient, together with what trained layers compute."""
+        behind = set(self._functions)
+        found: Set[int] = set()
+        for f in self._plan.functions:
+            if hash(f) not in behind and any(hash(v.parent) in behind for v in f.inputs):
+                behind.add(hash(f))
+                found.update(hash(v) for v in f.inputs if v.parent is None)
+        return found
+
+    def _cut(self, missed: AbstractSet[int]) -> str:
+        """Where the gradient stops on its way to these leaves; empty if that is not in the graph."""
+        for f in self._plan.functions:
+            if hash(f) in self._functions:
+                for v in f.inputs:
+                    if v.parent is None or hash(v.parent) in self._functions:
+                        continue
+                    before = list(self._network.before(v.parent))
+                    if any(hash(leaf) in missed for g in before for leaf in g.inputs):
+                        g = next(g for g in before if g.info.type_name != "Unlink")
+                        how = "has need_grad=False" if g is before[0] else "is unlinked"
+                        return f"; the gradient stops at the output of {self._network.name(g)}, which {how}"
+        for f in self._plan.functions:
+            stray = [v for v in f.inputs if v.parent is None and v.need_grad and hash(v) in self._leaves]
+            if any(hash(v) not in self._plan.names for v in stray):
+                return f"; the gradient stops at an input of {self._network.name(f)}, which is unlinked"
+        return ""
+
+
+def _layer(parameter: str) -> str:
+    return parameter.rpartition("/")[0] or parameter
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

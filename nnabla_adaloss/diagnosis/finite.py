@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a pass is first not finite, beyond a format, or not what it is in fp32, and what was read there."""
+
+from __future__ import annotations
+
+import math
+from typing import (
+    AbstractSet,
+    Any,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Set,
+    Tuple,
+)
+
+import nnabla as nn
+
+from ..core.formats import FLOAT32, Format
+from ..emulation.rounded_storage import RoundedStorage
+from ..graph.plan import GraphPlan
+from .target import input_name
+from .watching import Sight
+
+# Storage that changes an array by this share of it has made something else of it; and a loss.
+_DEVIATES = 0.25
+_LOSS_DEVIATES = 0.02
+# How much weights must have enlarged numbers for that to be told.
+_GROWN = 8.0
+# The share of numbers that become 0 that is told.
+_LOST = 0.1
+
+_SOFTMAX: FrozenSet[str] = frozenset({"Softmax", "LogSoftmax"})
+# Which input must not be 0.
+_NOT_ZERO: Dict[str, int] = {"Log": 0, "PowScalar": 0, "Pow2": 0, "Div2": 1, "RDivScalar": 0}
+_INDEXED: FrozenSet[str] = frozenset({"Embed", "OneHot"})
+_DIVISIONS: FrozenSet[str] = frozenset({"Div2", "RDivScalar"})
+
+
+class Cause(NamedTuple):
+    """Something that no loss scale mends, and what to do about it."""
+
+    kind: str  # in a word: "dead_relu"
+    function: str  # its name, as the updater has it
+    what: str
+    remedy: str
+    fatal: bool = True  # whether nothing at all is learned before it is mended
+    spoils: Tuple[str, ...] = ()  # the layers whose gradients no scale keeps for that
+
+    def __str__(self) -> str:
+        return f"{self.function}: {self.what}. {self.remedy[0].upper()}{self.remedy[1:]}."
+
+
+class Network:
+    """The functions of a graph, their names, and the formats that they are stored in."""
+
+    def __init__(self, plan: GraphPlan, storage: RoundedStorage) -> None:
+        self.plan, self._storage = plan, storage
+        self.number = {hash(f): index for index, f in enumerate(plan.functions)}
+        self._positions = {name: self.number[key] for key, name in plan.labels.items()}
+        self.readers: Dict[int, List[Any]] = {}
+        for f in plan.functions:
+            for v in f.inputs:
+                self.readers.setdefault(hash(v), []).append(f)
+
+    def function(self, key: int) -> Any:
+        """Of a key."""
+        return self.plan.functions[self.number[key]]
+
+    def name(self, f: Any) -> str:
+        """Of a function, as everything else calls it too."""
+        return self.plan.labels[hash(f)]
+
+    def called(self, v: nn.Variable) -> str:
+        """A variable in words."""
+        if v.parent is not None:
+            return f"the output of {self.name(v.parent)}"
+        name = self.plan.names.get(hash(v))
+        return input_name(v) if name is None else f"the parameter {name}"
+
+    def position(self, cause: Cause) -> int:
+        """In forward order, of the function that a cause names."""
+        return self._positions.get(cause.function, -1)
+
+    def format(self, v: nn.Variable) -> Format:
+        """That it is stored in."""
+        return self._storage.data_format(hash(v), v.size)
+
+    def behind(self, variables: Iterable[int]) -> Iterator[Any]:
+        """All functions that compute variables or depend on them, in forward order."""
+        found = set(variables)
+        for f in self.plan.functions:
+            if not found.isdisjoint(map(hash, (*f.inputs, *f.outputs))):
+                found.update(map(hash, f.outputs))
+                yield f
+
+    def before(self, f: Any) -> Iterator[Any]:
+        """A function and all that it depends on."""
+        waiting, seen = [f], set()
+        while waiting:
+            f = waiting.pop()
+            if hash(f) not in seen:
+                seen.add(hash(f))
+                yield f
+                waiting += [v.parent for v in f.inputs if v.parent is not None]
+
+
+class Finiteness:
+    """Looks for what is not finite in one batch, in fp32; or as stored, where nothing is in fp32."""
+
+    def __init__(self, network: Network, in_fp32: Sight, as_stored: Optional[Sight] = None) -> None:
+        self._network, self._in_fp32, self._as_stored = network, in_fp32, as_stored
+        self._sight = in_fp32 if as_stored is None else as_stored
+
+    def cause(self) -> Optional[Cause]:
+        """The first function in forward order that is to blame for a loss or a gradient, if there is one."""
+        roots = [v for v in self._network.plan.roots if hash(v) in self._sight.not_finite]
+        return self._origin(roots) if roots else self._in_backward() or self._labels()
+
+    def _labels(self) -> Optional[Cause]:
+        """NaNs that a function takes for labels or indices, which harm nothing that can be seen."""
+        for v in self._network.plan.reading.leaves.values():
+            held = self._sight.not_finite.get(hash(v))
+            for f in self._network.readers[hash(v)] if held and held.nans else ():
+                kind = f.info.type_name
+                if kind.endswith("CrossEntropy") or kind in _INDEXED:
+                    what = f"it takes {self._network.called(v)} for numbers of classes, which holds {held}"
+                    return Cause("data_not_finite", self._network.name(f), what, "clean the data", False)
+        return None
+
+    def _in_backward(self) -> Optional[Cause]:
+        gradients, network = self._sight.gradients, self._network
+        found: List[Tuple[bool, bool, Any]] = []
+        for key, node in network.plan.nodes.items():
+            arriving = [gradients[k] for k in node.output_keys if k in gradients]
+            handed_on = [*node.input_keys, *node.leaf_keys]
+            broken = [k for k in handed_on if k in gradients and not gradients[k].finite]
+            if broken and arriving and all(s.finite for s in arriving):
+                f = network.function(key)
+                # Where others read it as well, the gradient may be theirs.
+                own = any(len(network.readers[k]) == 1 for k in broken)
+                bad = [v for v in f.inputs if hash(v) in self._sight.not_finite]
+                found.append((not own, not (bad or self._reads(f)), f))
+        if not found:
+            return None
+        f = min(found, key=lambda one: one[:2])[2]
+        bad = [v for v in f.inputs if hash(v) in self._sight.not_finite]
+        if bad:
+            return self._origin(bad)
+        what = f"its gradient is not finite{self._reads(f)}{self._also()}"
+        return Cause("backward_not_finite", network.name(f), what, _remedy(f))
+
+    def _also(self) -> str:
+        return ", in fp32 too" if self._as_stored is None else ""
+
+    def _origin(self, variables: List[nn.Variable]) -> Cause:
+        """Go back from what is not finite to what is computed from finite numbers."""
+        network, waiting, seen = self._network, list(variables), set()
+        found: List[Tuple[int, Any, nn.Variable]] = []
+        while waiting:
+            v = waiting.pop()
+            if hash(v) in seen:
+                continue
+            seen.add(hash(v))
+            before = self._to_blame(v)
+            waiting += before
+            if not before:
+                f = network.readers[hash(v)][0] if v.parent is None else v.parent
+                found.append((network.number[hash(f)], f, v))
+        _, f, v = min(found, key=lambda one: one[0])
+        if v.parent is None:
+            others = sum(w.parent is None for _, _, w in found) - 1
+            return self._leaf(
+                f, v, f" ({others} other inputs or parameters are not finite either)" * (others > 0)
+            )
+        return self._computed(f, v)
+
+    def _to_blame(self, v: nn.Variable) -> List[nn.Variable]:
+        """Which of the inputs that a variable is computed from account for what is not finite in it."""
+        held = self._sight.not_finite
+        if v.parent is None:
+            return []
+        bad = [w for w in v.parent.inputs if hash(w) in held]
+        nans = [w for w in bad if held[hash(w)].nans]
+        if not held[hash(v)].nans:
+            return [w for w in bad if w not in nans] or bad
+        # A softmax of minus infinities is fine, unless a row has nothing else.
+        if nans or v.parent.info.type_name not in _SOFTMAX:
+            return nans or bad
+        return [w for w in bad if held[hash(w)].positive]
+
+    def _leaf(self, f: Any, v: nn.Variable, others: str) -> Cause:
+        network, name = self._network, self._network.name(f)
+        called = network.called(v)
+        if self._as_stored is not None:
+            what = f"it reads {called}, which reaches {self._amax(v):.3g}, beyond {_end(network.format(v))}"
+            return Cause("beyond_format", name, what, "bring it into range, or use a wider format")
+        what = f"it reads {called}, which holds {self._sight.not_finite[hash(v)]}{others}"
+        if hash(v) in network.plan.names:
+            return Cause("weight_not_finite", name, what, "restore earlier weights")
+        return Cause("data_not_finite", name, what, "clean the data, or leave such samples out")
+
+    def _computed(self, f: Any, v: nn.Variable) -> Cause:
+        network, name, held = self._network, self._network.name(f), self._sight.not_finite[hash(v)]
+        bad = [w for w in f.inputs if hash(w) in self._sight.not_finite]
+        if bad:
+            what = f"it reads rows of minus infinity alone from {network.called(bad[0])}{self._also()}"
+            remedy = "a mask must leave one place per row open, and mask with a number that the format holds"
+            return Cause("closed_row", name, what, remedy)
+        if self._as_stored is not None and self._amax(v) > network.format(v).max:
+            what = f"it computes numbers up to {self._amax(v):.3g}, beyond {_end(network.format(v))}"
+            told = what + self._reads(f) + self._grown(f)
+            return Cause("overflow", name, told, _remedy(f, too_large=True))
+        what = f"it computes {held} from finite numbers{self._reads(f)}{self._also()}{self._grown(f)}"
+        return Cause("not_finite", name, what, _remedy(f))
+
+    def _amax(self, v: nn.Variable) -> float:
+        seen = self._in_fp32.data.get(hash(v))
+        return 0.0 if seen is None else FLOAT32.max if seen.nonfinite else seen.abs_max
+
+    def _reads(self, f: Any) -> str:
+        """What it reads that explains it."""
+        kind, args, data = f.info.type_name, f.info.args, self._sight.data
+        index = _NOT_ZERO.get(kind)
+        # A square of 0 is nothing to worry about.
+        if index is not None and not (kind == "PowScalar" and args["val"] >= 1.0):
+            v = f.inputs[index]
+            negative = self._sight.negatives.get(hash(f), 0)
+            if negative and not (kind == "PowScalar" and args["val"] == int(args["val"])):
+                return f", as it reads {negative} number{'s' * (negative > 1)} below 0"
+            seen, before = data.get(hash(v)), self._in_fp32.data.get(hash(v))
+            zeros = 0 if seen is None else seen.zeros
+            if zeros:
+                verb = "divides by" if kind in _DIVISIONS else "reads"
+                if self._as_stored is None or before is None or before.zeros >= zeros:
+                    return f", as it {verb} {zeros} zero{'s' * (zeros > 1)}"
+                stored = self._network.format(v)
+                more = zeros - before.zeros
+                number = "1 number that becomes" if more == 1 else f"{more} numbers that become"
+                told = f", as it {verb} {number} 0 in {stored.name}"
+                return told + _lost_constant(self._network, v, stored)
+        sizes = [(self._amax(v), v) for v in f.inputs if hash(v) not in self._network.plan.names]
+        if not sizes:
+            return ""
+        size, v = max(sizes, key=lambda one: one[0])
+        what = f" from {self._network.called(v)}" if v.parent is None else ""
+        if kind == "Sum":
+            return f", as it adds up {v.size // max(f.outputs[0].size, 1)} numbers of up to {size:.3g}{what}"
+        factor = f", and multiplies by {args['val']:g}" if kind == "MulScalar" else ""
+        return f", as it reads numbers up to {size:.3g}{what}{factor}"
+
+    def _grown(self, f: Any) -> str:
+        """Which weight, or recurrence, has made numbers grow on their way to `f`."""
+        names, chain, leaf = self._network.plan.names, [], 0.0
+        while True:
+            chain.append((max(map(self._amax, f.outputs)), f))
+            known = [(self._amax(v), v) for v in f.inputs if hash(v) not in names]
+            size, v = max(known, key=lambda one: one[0], default=(0.0, None))
+            if v is None or v.parent is None:
+                leaf = size
+                break
+            f = v.parent
+        chain.reverse()
+        sizes = [leaf, *(size for size, _ in chain)]
+        start = min(range(len(chain)), key=lambda i: sizes[i] or math.inf)
+        uses: Dict[str, List[float]] = {}
+        first = ""
+        for (size, g), before in list(zip(chain, sizes))[start:]:
+            weight = next((names[hash(v)] for v in g.inputs if hash(v) in names and v.ndim > 1), "")
+            if weight and before and size > before:
+                first = first or self._network.name(g)
+                uses.setdefault(weight, []).append(math.log(size / before))
+        total = sum(map(sum, uses.values()))
+        if total < math.log(_GROWN):
+            return ""
+        weight, grown = max(uses.items(), key=lambda one: sum(one[1]))
+        times = math.exp(sum(grown) / len(grown))
+        if sum(grown) < total / 2.0:
+            return f"; numbers grow from layer to layer, {math.exp(total):.2g} times from {first} on"
+        if len(grown) == 1:
+            return f"; the weight {weight} makes numbers {times:.2g} times larger"
+        each = f"makes numbers {times:.2g} times larger each time"
+        return f"; the weight {weight} is applied {len(grown)} times, and {each}"
+
+    def changed(self, damaged: AbstractSet[str]) -> Optional[Cause]:
+        """Where forward as stored begins to differ from fp32, if that reaches a loss or a damaged layer."""
+        sight, network = self._sight, self._network
+        leads: Set[int] = set()
+        origins: List[Tuple[int, Any, nn.Variable]] = []
+        for f in reversed(network.plan.functions):
+            single = (v for v in f.outputs if v.size == 1)
+            leads.update(hash(v) for v in single if sight.deviation(hash(v)).error > _LOSS_DEVIATES)
+            changed = not leads.isdisjoint(map(hash, f.outputs))
+            if not (changed or network.name(f) in damaged):
+                continue
+            before = [v for v in f.inputs if not sight.deviation(hash(v)).error < _DEVIATES]
+            leads.update(map(hash, before))
+            number = network.number[hash(f)]
+            origins += [(number, f, v) for v in before if v.parent is None]
+            error = max(sight.deviation(hash(v)).error for v in f.outputs)
+            # What adds up from function to function begins nowhere.
+            jumps = all(2.0 * sight.deviation(hash(v)).error < error for v in f.inputs)
+            if changed and jumps and not (before or error < _DEVIATES):
+                origins.append((number, f, f.outputs[0]))
+        if not origins:
+            return None
+        _, f, v = min(origins, key=lambda one: one[0])
+        deviation, stored = sight.deviation(hash(v)), network.format(v)
+        subject = "it computes numbers" if v.parent is not None else f"it reads {network.called(v)}"
+        if self._amax(v) > stored.max:
+            what = f"{subject} up to {self._amax(v):.3g}, beyond {_end(stored)}"
+            grown = self._grown(f) if v.parent is not None else ""
+            return Cause("overflow", network.name(f), what + grown, _remedy(f, too_large=True))
+        if v.parent is not None and self._cancels(f, v, stored):
+            what = (
+                f"it computes the difference of numbers up to {self._largest_read(f):.3g}, which is so small "
+            )
+            what += f"beside them that {stored.name} holds it with an error of {deviation.error:.0%}"
+            remedy = "take the difference before numbers become large (subtract the mean first), or in fp32"
+            return Cause("precision", network.name(f), what, remedy)
+        if deviation.lost > _LOST:
+            which = "of which " if v.parent is not None else "of whose numbers "
+            what = f"{subject}, {which}{deviation.lost:.0%} become 0 in {stored.name}"
+            what += f", whose smallest is {stored.smallest_subnormal:.1g}"
+            what += factors_in_words(network, list(network.before(f)))
+            remedy = "bring them into range: divide later, or multiply the mean rather than the elements"
+            return Cause("underflow", network.name(f), what, remedy)
+        reads = self._reads(f) if v.parent is not None else ""
+        what = f"{subject} that come out with an error of {deviation.error:.0%} in {stored.name}{reads}"
+        remedy = "use a format with more bits there"
+        return Cause("precision", network.name(f), what, remedy)
+
+    def _largest_read(self, f: Any) -> float:
+        return max((self._amax(v) for v in f.inputs), default=0.0)
+
+    def _cancels(self, f: Any, v: nn.Variable, stored: Format) -> bool:
+        """Whether rounding errors of what a function reads are of the size of what it computes."""
+        if f.info.type_name not in ("Add2", "Sub2", "AddScalar", "RSubScalar"):
+            return False
+        spacing = math.ldexp(self._largest_read(f), -stored.mantissa_bits)
+        return spacing > _LOST * math.sqrt(self._in_fp32.data[hash(v)].mean_square)
+
+
+def factors_in_words(network: Network, functions: List[Any]) -> str:
+    """The product of small constant factors, if there are several of them."""
+    found = [f for f in functions if f.info.type_name == "MulScalar" and 0.0 < abs(f.info.args["val"]) < 1.0]
+    if len(found) < 2:
+        return ""
+    product = math.prod(abs(f.info.args["val"]) for f in found)
+    told = ", ".join(f"{f.info.args['val']:g} in {network.name(f)}" for f in reversed(found[:4]))
+    return f" (factors multiply to {product:.1e}: {told}{', ...' * (len(found) > 4)})"
+
+
+def _lost_constant(network: Network, v: nn.Variable, stored: Format) -> str:
+    """The constant that was to keep a variable away from 0, if the format does not hold it."""
+    for f in [v.parent, *(w.parent for w in (v.parent.inputs if v.parent else ()))]:
+        if f is not None and f.info.type_name in ("AddScalar", "MaximumScalar"):
+            constant = f.info.args["val"]
+            if constant and not stored.nearest(constant):
+                return f": it does not hold the constant {constant:g} of {network.name(f)}"
+    return ""
+
+
+def _is_exponential(f: Any) -> bool:
+    """Whether a function is an exponential, or a sum of such."""
+    while f is not None and f.info.type_name in ("Sum", "Broadcast", "BroadcastTo", "Reshape"):
+        f = f.inputs[0].parent
+    return f is not None and f.info.type_name in ("Exp", "Sigmoid", "Softmax")
+
+
+def _end(stored: Format) -> str:
+    return f"{stored.name}, which ends at {stored.max:g}"
+
+
+def _remedy(f: Any, *, too_large: bool = False) -> str:
+    """What to do about a function that computes what is not finite, or whose gradient is not."""
+    kind = f.info.type_name
+    away = "keep it away from 0 by a number that the format holds, such as 2**-14"
+    remedies = {
+        "Log": f"{away}; for a softmax or sigmoid, use F.log_softmax or F.sigmoid_cross_entropy",
+        "Exp": "bound what it reads, or use F.softmax, which subtracts the largest number first",
+        "Sum": "use F.mean, or sum less at a time",
+        "BatchMatmul": "divide an operand before the product, not the result after it",
+    }
+    if not too_large:
+        remedies.update(dict.fromkeys(("Div2", "RDivScalar", "PowScalar", "Pow2"), away))
+    if kind == "Div2" and _is_exponential(f.inputs[1].parent):
+        remedies["Div2"] = "take the exponential of a difference instead, or F.softmax for a share of a sum"
+    return remedies.get(kind, "make its weights or what it reads smaller, normalise, or use a wider format")
