@@ -180,37 +180,39 @@ class Reach:
                 waiting += [v.parent for v in f.inputs if v.need_grad and v.parent is not None]
 
     def causes(self) -> Iterator[Cause]:
-        """Parameters that should get a gradient and do not, and such as no solver has."""
+        """What a solver has to train and does not."""
         solver, parameters = self._examined.solver, self._examined.parameters
         if solver is not None and not parameters:
             what = "it has no parameters, so that it trains nothing"
             yield Cause("empty_solver", "the solver", what, "call solver.set_parameters(nn.get_parameters())")
             return
         missed = self._missed()
-        if missed:
-            whose = "the parameters that need a gradient" if solver is None else "the solver's parameters"
-            what = f"the loss does not depend on {len(missed)} of {whose}: {_listed(list(missed))}"
-            what += self._cut(set(missed.values()))
+        if solver is not None and missed:
+            what = (
+                f"the loss does not depend on {len(missed)} of the solver's parameters: {_listed([*missed])}"
+            )
             remedy = "link it to the loss: look for an unlinked variable, need_grad=False or an unused output"
-            remedy += "" if solver is not None else ", unless it is frozen on purpose"
-            nothing = solver is not None and len(missed) == len(parameters)
+            nothing = len(missed) == len(parameters)
             if nothing and self._plan.positions.keys().isdisjoint(missed.values()):
                 remedy = "the graph has other parameters: give the solver those that it was built with"
+            what += self._cut({*missed.values()})
             yield Cause("untrained", _layer(next(iter(missed))), what, remedy, nothing)
 
     def note(self) -> str:
-        """Says which parameters get a gradient and are in no solver; whether on purpose is not known."""
-        if not self._examined.parameters:
-            return ""
+        """Says which parameters are in no solver, or of a loss alone, get no gradient: maybe on purpose."""
+        if self._examined.solver is None:
+            missed = self._missed()
+            if not missed:
+                return ""
+            told = f"The loss does not depend on {len(missed)} parameters: {_listed([*missed])}"
+            return f"{told}{self._cut({*missed.values()})}. Unless that is on purpose, link them to the loss."
         solvers = [made for made in gc.get_objects() if isinstance(made, nn.solver.Solver)]
         held = {hash(v) for made in solvers for v in made.get_parameters().values()}
         found = [name for key, name in self._plan.names.items() if key in self._leaves - held]
-        if not found:
+        if not found or not self._examined.parameters:
             return ""
-        return (
-            f"No solver has {len(found)} of the parameters that get a gradient: {_listed(found)}. Unless "
-            "that is on purpose, call set_parameters after all layers are built."
-        )
+        told = f"No solver has {len(found)} of the parameters that get a gradient: {_listed(found)}"
+        return f"{told}. Unless that is on purpose, call set_parameters after all layers are built."
 
     def epsilon(self, gradients: Mapping[str, float]) -> Optional[Cause]:
         """The layers whose gradients, by name the largest magnitude, are below the epsilon of the solver."""

@@ -209,6 +209,12 @@ class Finiteness:
         bad = [w for w in f.inputs if hash(w) in self._sight.not_finite]
         if bad:
             what = f"it reads rows of minus infinity alone from {network.called(bad[0])}{self._also()}"
+            masks = (w for g in network.before(f) for w in g.inputs if w.parent is None)
+            for mask in masks if self._as_stored is not None else ():
+                if self._amax(mask) > network.format(mask).max:
+                    what += f", as {network.called(mask)} reaches {self._amax(mask):.3g}"
+                    what += f", beyond {_end(network.format(mask))}"
+                    break
             remedy = "a mask must leave one place per row open, and mask with a number that the format holds"
             return Cause("closed_row", name, what, remedy)
         if self._as_stored is not None and self._amax(v) > network.format(v).max:

@@ -334,6 +334,22 @@ def test_whether_a_parameter_is_in_no_solver_on_purpose_is_not_judged() -> None:
     assert not diagnosis.verdict.causes
 
 
+@pytest.mark.parametrize("cut", ["has need_grad=False", "is unlinked"])
+def test_whether_a_loss_leaves_parameters_out_on_purpose_is_not_judged(cut: str) -> None:
+    x, t = inputs()
+    h = F.tanh(affine(x, 16, "fc1"))
+    if cut == "is unlinked":
+        h = F.unlink(h)
+    else:
+        h.need_grad = False
+    diagnosis = diagnose(cross_entropy(affine(h, 5, "head"), t), feeder=feeder(x, t))
+    assert diagnosis.numbers.notes == [
+        "The loss does not depend on 2 parameters: fc1/affine/W, fc1/affine/b; the gradient stops at the "
+        f"output of fc1/affine/Tanh, which {cut}. Unless that is on purpose, link them to the loss."
+    ]
+    assert not diagnosis.verdict.causes
+
+
 def test_data_feeder_is_the_other_name_of_feeder() -> None:
     loss, feed = mlp()
     assert diagnose(loss, data_feeder=feed, batches=2).numbers.batches == 2
