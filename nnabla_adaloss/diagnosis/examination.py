@@ -384,7 +384,8 @@ class _Examination:
         """The scales, what is left in each format, and keys of the parameters whose gradients are noise."""
         examined, passes = self._examined, self._passes
         roots = set(map(hash, examined.plan.roots))
-        amax = max(s.abs_max for sight in self._in_fp32 for k, s in sight.gradients.items() if k not in roots)
+        seen = [item for sight in self._in_fp32 for item in sight.gradients.items()]
+        amax = max((one.abs_max for key, one in seen if key not in roots), default=0.0)
         tried = {self._storage: self._tried}
         for other in _FORMATS:
             if other not in tried:
@@ -393,7 +394,7 @@ class _Examination:
             name: {
                 Way.NONE: 1.0,
                 Way.CONSTANT: _CONSTANT,
-                Way.ONE: HistoryPolicy().scale(amax, u_max=one.u_max),
+                Way.ONE: HistoryPolicy().scale(amax, u_max=one.u_max) if amax else 1.0,
             }
             for name, one in tried.items()
         }
@@ -413,12 +414,10 @@ class _Examination:
     def _differ(self, keys: AbstractSet[int], a: LayerGradients, b: LayerGradients) -> Set[int]:
         """Those of some parameters whose gradients are finite and not the same."""
         found: Set[int] = set()
-        for part in (
-            part for layer in self._layers for part in parts_of(layer) if keys & part.weights.keys()
-        ):
+        for part in (part for layer in self._layers for part in parts_of(layer)):
             tally = Tally()
             tally.add(part, a, b)
-            if _NOISE < tally.error < math.inf:
+            if keys & part.weights.keys() and _NOISE < tally.error < math.inf:
                 found.update(part.weights)
         return found
 

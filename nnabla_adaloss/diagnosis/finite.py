@@ -392,7 +392,7 @@ def _remedy(f: Any, *, too_large: bool = False) -> str:
         "Sum": "use F.mean, or sum less at a time",
         "BatchMatmul": "divide an operand before the product, not the result after it",
     }
-    if not too_large:
+    if not too_large and not (kind == "PowScalar" and f.info.args["val"] >= 1.0):
         remedies.update(dict.fromkeys(("Div2", "RDivScalar", "PowScalar", "Pow2"), away))
     if kind == "Div2" and _is_exponential(f.inputs[1].parent):
         remedies["Div2"] = "take the exponential of a difference instead, or F.softmax for a share of a sum"

@@ -350,6 +350,14 @@ def test_whether_a_loss_leaves_parameters_out_on_purpose_is_not_judged(cut: str)
     assert not diagnosis.verdict.causes
 
 
+def test_nothing_is_said_of_scaling_where_the_loss_is_zero() -> None:
+    (x, t) = inputs()
+    loss = F.mean(F.relu(affine(x, 1, "score", bias=-100.0)))
+    diagnosis = diagnose(loss, feeder=feeder(x, t))
+    assert diagnosis.verdict.needs is None
+    assert diagnosis.verdict.line == "Nothing can be said: no layer gets a gradient, and the loss is 0."
+
+
 def test_data_feeder_is_the_other_name_of_feeder() -> None:
     loss, feed = mlp()
     assert diagnose(loss, data_feeder=feed, batches=2).numbers.batches == 2

@@ -279,3 +279,18 @@ def test_a_scale_is_checked_however_much_it_is_like_the_one_before(wrap: Any) ->
     with pytest.raises(TypeError, match="scale"):
         loss.backward(np.array([1.0, 2.0]))
     loss.backward(np.array(1.0))
+
+
+def test_gradients_can_stay_in_fp32_behind_stored_weights() -> None:
+    """What forward has stored is read as it was stored; gradients below the format are not lost."""
+    x = nn.Variable.from_numpy_array(np.full((4, 3), 1e-9, np.float32))
+    w = nn.Variable.from_numpy_array(np.full((4, 3), 3.0, np.float32), need_grad=True)
+    y = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32), need_grad=True)
+    loss = F.mean(w * x) + F.mean(y * 1e-9)
+    emulation = FormatEmulation(loss)
+    emulation.forward()
+    w.grad.zero()
+    y.grad.zero()
+    emulation.backward(1.0, round_gradients=False)
+    assert not w.g.any()
+    np.testing.assert_allclose(y.g, 1e-9 / 12.0, rtol=1e-5)
