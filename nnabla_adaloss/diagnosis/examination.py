@@ -13,6 +13,7 @@ from typing import (
     Dict,
     Iterator,
     List,
+    Literal,
     Mapping,
     Optional,
     Sequence,
@@ -52,7 +53,7 @@ from .watching import Sight, Watch
 
 _CONSTANT = 65536.0
 # What is tried beside the format that was asked for.
-_FORMATS = ("float16", "bfloat16", "fp8_hybrid")
+_FORMATS: Tuple[Literal["float16", "bfloat16", "fp8_hybrid"], ...] = ("float16", "bfloat16", "fp8_hybrid")
 # Gradients that change by this share of themselves where all is rounded to 18 bits are rounding errors, which
 # no narrower format can hold. Others change by some hundred thousandths.
 _FINER, _NOISE = Format.ieee("finer", exponent_bits=8, mantissa_bits=18), 0.1
@@ -188,7 +189,7 @@ def diagnose(
         >>> from nnabla_adaloss import diagnose
         >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
         >>> loss = F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2)
-        >>> diagnosis = diagnose(loss * 1e-8)
+        >>> diagnosis = diagnose(loss * 1e-12)
         >>> print(diagnosis.verdict.needs.value)
         one
         >>> diagnose(loss).verdict.line
