@@ -10,14 +10,16 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine import AdaptiveLossScaling
+from ..core.verdict import Rules
+from ..engine import AdaptiveLossScaling, BatchLoop
 from ..graph.loss import Hook, LossLike, root_cause, run_backward
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
 
 Forward = Callable[[], None]
 
-_ATTEMPTS = 20
+# So often a batch runs again, at most, until its scales hold.
+_REPEATS = 19
 
 
 class Layer(NamedTuple):
@@ -143,20 +145,20 @@ class Passes:
 
     def adaptive(self, forward: Forward, scaling: AdaptiveLossScaling, iteration: int) -> LayerGradients:
         """Backward with measured scales, again until they hold, as the updater does it."""
-        for attempt in range(_ATTEMPTS):
-            arrays: Dict[int, NDArray[Any]] = {}
+        arrays: Dict[int, NDArray[Any]] = {}
 
-            def note(f: Any, arrays: Dict[int, NDArray[Any]] = arrays) -> None:
-                self._note(f, arrays)
-
+        def run_pass(again: bool) -> None:
+            arrays.clear()
             self._begin(forward)
-            scaling.backward(None, function_pre_hook=note, iteration=iteration, again=attempt > 0)
+            scaling.backward(
+                None, function_pre_hook=lambda f: self._note(f, arrays), iteration=iteration, again=again
+            )
             self._note_weights(arrays)
-            overflow = not all(np.isfinite(arrays[key]).all() for key in self._weights)
-            if overflow and not scaling.after_overflow():
-                break
-            if not overflow and scaling.settled:
-                break
+
+        scaling.guard.begin()
+        scaling.guard.begin_batch(first=True)
+        smallest = scaling.components.policy.min_scale
+        BatchLoop(scaling, run_pass, self._weights.values, smallest).run(Rules(True, _REPEATS))
         scaling.after_update()
         # Gradients of weights are unscaled already.
         scales = {key: scaling.scale_of(v) for key, v in self._outputs.items()}
