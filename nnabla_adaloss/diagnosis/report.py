@@ -99,6 +99,8 @@ def _trains(layers: Mapping[str, Mapping[Way, Kept]], way: Way) -> str:
     trains = "yes" if all(serves(one, way) for one in layers.values()) else "no"
     if any(one.overflow for one in kept):
         return "no, overflows"
+    if any(math.isinf(one.error) for one in kept):
+        return "no, NaN"
     return f"{trains}, {_share(max((one.underflow for one in kept), default=0.0))}"
 
 
@@ -150,4 +152,6 @@ def _share(value: float) -> str:
 
 def _error(kept: Kept) -> str:
     """The error, or the share of elements that overflow."""
-    return f"inf {_share(kept.overflow)}" if kept.overflow else _share(kept.error)
+    if kept.overflow:
+        return f"inf {_share(kept.overflow)}"
+    return "NaN" if math.isinf(kept.error) else _share(kept.error)

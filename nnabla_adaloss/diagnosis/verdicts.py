@@ -194,6 +194,8 @@ def _lost(layer: LayerNumbers, way: Way) -> str:
         return f"loses {_percent(kept.overflow)}%{of} to overflow{where}"
     if kept.underflow > _LOST:
         return f"loses {_percent(kept.underflow)}%{of} to underflow{where}"
+    if math.isinf(kept.error):
+        return f"gets NaN{within}"
     coarse = f"{layer.stored.name} is coarse"
     if kept.error > _WORSE * min(own.error for own in layer.kept.values()):
         coarse += " for numbers so small"

@@ -141,3 +141,11 @@ def test_what_serves(kept: Kept, serve: bool) -> None:
 
 def test_powers_are_written_as_one_writes_them() -> None:
     assert [power(2.0**k) for k in (0, 3, 5, 16, -3)] == ["1", "8", "2^5", "65536", "2^-3"]
+
+
+def test_a_gradient_that_is_nan_is_called_so() -> None:
+    nan = Kept(0.0, 0.0, math.inf)
+    verdict = judge(network(layer("a", floor=math.inf, **{way.name.lower(): nan for way in Way})))
+    assert verdict.layers[0].line.startswith("gets NaN with any scale")
+    assert verdict.needs is None
+    assert "%" not in verdict.layers[0].line
