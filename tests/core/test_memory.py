@@ -457,6 +457,17 @@ def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
     assert windows(other) == {"loss": [1.0, 0.5], "a": [2.0], "b": [4.0]}
 
 
+def test_other_ranks_do_not_know_of_single_batches_until_the_iteration_ends() -> None:
+    scales = scales_with(1.0, 1.0)
+    assert not scales.alone
+    # Batches of one iteration: what the second one shows is a share, as on all ranks.
+    see(scales, 1.0, 2.0, measured_all=True)
+    see(scales, 1.0, 1.0)
+    assert scales.alone
+    scales.after_iteration()
+    assert not scales.alone
+
+
 def test_what_all_ranks_have_seen_is_taken_for_ones_own() -> None:
     scales = scales_with(1.0, 1.0, 1.0)
     see(scales, 1.0, 2.0, weights=(1.0, 2.0, 1.0, 1.0))

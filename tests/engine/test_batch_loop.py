@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often a batch runs, what it begins with, and what its gradients are then."""
+
+from __future__ import annotations
+
+from typing import List
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+
+from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss.core.verdict import Rules, Verdict
+from nnabla_adaloss.engine import BatchLoop
+from tests.engine.nets import assert_close, gradients, mlp, zero_grads
+
+
+def test_a_batch_whose_gradients_were_not_saved_runs_once_however_low_its_scales_were() -> None:
+    """What it has added to the gradients of the batch before cannot be taken away again."""
+    own, weight = mlp(), nn.Variable.from_numpy_array(np.zeros(1, np.float32))
+    x = nn.Variable.from_numpy_array(np.random.RandomState(1).randn(4, 3).astype(np.float32))
+    other = F.mean(PF.affine(x, 2, name="other", rng=np.random.RandomState(2)) ** 2)
+    loss = F.reshape(own, (1,)) * weight + F.reshape(other, (1,))
+
+    zero_grads()
+    for present in (0.0, 1.0):
+        weight.d = present
+        loss.forward()
+        loss.backward()
+    expected = gradients()
+
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, "float32"))
+
+    def run_pass(again: bool) -> None:
+        scaling.forward()
+        scaling.backward(iteration=0, again=again)
+
+    loop = BatchLoop(scaling, run_pass, nn.get_parameters().values, 2.0**-24)
+    zero_grads()
+    for present in (0.0, 1.0):
+        weight.d = present
+        scaling.guard.begin_batch(first=not present, repeat=False)
+        assert loop.run(Rules(repeat=False, max_repeats=9)).verdict is Verdict.GOOD
+    # The second batch is the first with gradients of these layers, and would have run again.
+    assert not scaling.settled
+    assert_close(gradients(), expected, rtol=1e-5)
+
+
+def test_a_lost_batch_is_measured_on_the_state_that_it_began_with() -> None:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(8, 5).astype(np.float32) + 1.0)
+    h = F.tanh(PF.affine(PF.batch_normalization(x, name="in"), 5, name="a", rng=rng))
+    scaling = AdaptiveLossScaling(FormatEmulation(F.mean(PF.affine(h, 5, name="b", rng=rng))))
+    mean = nn.get_parameters(grad_only=False)["in/bn/mean"]
+    began_with: List[float] = []
+
+    def run_pass(again: bool) -> None:
+        began_with.append(float(mean.d.flat[0]))
+        zero_grads()
+        scaling.forward()
+        scaling.backward(iteration=2 if again else None, again=again)
+
+    loop = BatchLoop(scaling, run_pass, nn.get_parameters().values, 2.0**-24)
+    verdicts = []
+    for _ in range(3):
+        scaling.guard.begin()
+        scaling.guard.begin_batch(first=True, repeat=False)
+        verdicts.append(loop.run(Rules(repeat=False, max_repeats=0)).verdict)
+        scaling.after_update()
+        # Only what comes back through it grows, by more than the margin.
+        nn.get_parameters()["b/affine/W"].d *= 1.0 if len(verdicts) < 2 else 2.0**9
+    assert verdicts == [Verdict.GOOD, Verdict.GOOD, Verdict.OVERFLOW]
+    assert len(began_with) == 4
+    assert began_with[0] < began_with[1] < began_with[2] == began_with[3]
