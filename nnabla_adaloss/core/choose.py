@@ -46,7 +46,7 @@ _LARGEST = 2.0**100
 # How much larger a gradient must be with a scale of its own, for hooks to be worth it.
 _CLEARLY = 2.0**6
 
-# How far apart the scales of several losses may be for which the smallest stands in.
+# Scales of several losses within this factor of each other are replaced by the smallest of them.
 _LOSSES_APART = 16.0
 
 Wish = Callable[[str, float, float], Tuple[float, Reason]]
@@ -224,8 +224,8 @@ def _present(components: Components, weights: Sequence[float]) -> Iterator[Edge]
 
 
 def _levelled(components: Components, known: Room) -> Sequence[Optional[float]]:
-    """The rooms, levelled; what is multiplied at single elements costs nothing, so these keep theirs. Of
-    several losses each would have to be multiplied by itself.
+    """Rooms that are close become equal, as each change of scale costs a copied weight. Single elements keep
+    their own: to multiply one is free. Several losses are levelled, too: each would be multiplied by itself.
     """
     room = list(known.room)
     if known.level:

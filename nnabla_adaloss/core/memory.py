@@ -96,7 +96,7 @@ class Seen(NamedTuple):
     # Gains that an overflow has us assume; the next finite pass over the same batch replaces them.
     assumed: _Gains = _NONE
     lost: _Gains = _NONE  # by batches that were lost
-    # Those that were zero at the first look, though what they follow from was known not to be.
+    # Components that were zero when first measured, although the one before them was not.
     dark: FrozenSet[str] = frozenset()
     measured_all: bool = False  # whether all was measured that makes an entry of the windows
     tells: bool = False  # whether a batch tells of gradients
@@ -153,7 +153,7 @@ class Seen(NamedTuple):
         components, names, weights = shown.components, shown.components.names, shown.weights
         amax, everything = shown.amax, shown.measured_all and shown.finite
         if everything:
-            # Where backward leaves no array, it is zero.
+            # A component for which backward wrote no array has a gradient of zero.
             amax = {**dict.fromkeys(components.measured, 0.0), **amax}
         gains = {names[i]: magnitude / weights[i] for i, magnitude in amax.items() if weights[i]}
         found = self._replace(

@@ -225,7 +225,7 @@ class Schedules:
         chosen_in, schedule = self.chosen.get(weights, (0, None))
         if schedule is None or schedule.fixed_scale != fixed_scale:
             return None
-        # With delay=0 all batches of the iteration that measures do.
+        # With delay=0, every batch of a measuring iteration measures.
         first, age = int(not self.delayed), iteration - self.since
         held = first <= age < self.iterations and chosen_in >= self.since
         return schedule if held or (self.constant and fixed_scale is not None) else None

@@ -43,8 +43,8 @@ class BatchLoop(NamedTuple):
 
     `run_pass` runs forward and backward on the present inputs, and is told whether over the same batch again.
     `parameters` are those whose gradients matter. `lower` lowers what else there is, where no scale of the
-    network helps. `on_overflow` is told what each pass that overflowed has come to, `on_repeat` of each that
-    is followed by another.
+    network helps. `on_overflow` gets the outcome of each pass that overflowed, `on_repeat` that of each pass
+    that will run again.
     """
 
     scaling: AdaptiveLossScaling

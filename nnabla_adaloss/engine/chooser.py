@@ -47,8 +47,8 @@ class Chooser:
     def __init__(self, config: AdaLossConfig, wishes: Wishes, *, delayed: bool) -> None:
         self.wishes = wishes
         self._config, self._delayed = config, delayed
-        # How far the largest gradients of a leaf may lie below the end of the range, so that what is smaller
-        # by a factor of `_KEPT` still has full precision.
+        # The largest gradient of a leaf may be this much below the end of the range: gradients `_KEPT` times
+        # smaller are still normal numbers then.
         stored = get_format(config.dtype or "float16")
         self._spread = min(config.range.u_max, stored.max) / (_KEPT * stored.smallest_normal)
         # A start scale that was checked, and what comes of it.
