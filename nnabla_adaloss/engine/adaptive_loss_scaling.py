@@ -27,6 +27,7 @@ from ..graph.loss import (
     check_seed,
     refuse_a_loss_that_scales_itself,
     refuse_a_second_division,
+    seed_weight,
     variable_of,
 )
 from ..graph.names import Parameters, check_parameters
@@ -462,6 +463,9 @@ class AdaptiveLossScaling:
         if self._spoilt.keys and self._spoilt.set_apart(leaves):
             found = leaf_arrays(leaves.values())
         weights = planned.loss_weights()
+        if grad is not None:
+            factor = seed_weight(grad, on_host=not self.kernels.asynchronous)
+            weights = tuple([weight * factor for weight in weights])
         self.components = self.components.before_pass(iteration, planned.components.names, weights)
         hooks = UserHooks(communicator_callbacks, function_pre_hook, function_post_hook)
         report: Optional[PassReport] = None

@@ -14,9 +14,10 @@ from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdat
 from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
+from ..core.power_of_two import floor_power_of_two
 from ..core.scale_policy import global_scale
 from ..core.validation import array_of_numbers, scalar
-from ..host_context import array_context
+from ..host_context import array_context, host_view
 from .reading import GraphDescription, visited
 
 Seed = Union[NDArray[Any], nn.NdArray]
@@ -134,6 +135,18 @@ def check_seed(loss: nn.Variable, grad: Optional[Seed]) -> None:
     shape = tuple((grad if isinstance(grad, nn.NdArray) else array_of_numbers("grad", grad)).shape)
     if math.prod(shape) != loss.size or (shape and shape != loss.shape):
         raise ValueError(f"grad has shape {shape}, but loss has shape {loss.shape}")
+
+
+def seed_weight(grad: Seed, *, on_host: bool) -> float:
+    """What a seed gradient makes of all gradients behind it, as a loss weight does: the power of two at or
+    below its largest magnitude. 1 where that is 0 or not finite, or would have to be fetched from a device.
+    """
+    if isinstance(grad, nn.NdArray):
+        if not on_host:
+            return 1.0
+        grad = host_view(grad)
+    largest = float(np.max(np.abs(grad), initial=0.0))
+    return floor_power_of_two(largest) if 0.0 < largest < math.inf else 1.0
 
 
 class LossSeed:

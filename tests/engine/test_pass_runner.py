@@ -297,12 +297,43 @@ def test_the_loss_gradient_has_no_larger_scale_than_there_is_at_all() -> None:
 
 
 @pytest.mark.parametrize("seed", [2.0**-10, 2.0**10])
-def test_nothing_is_known_of_a_seed_gradient_of_ones_own_even_of_one_element(seed: float) -> None:
+def test_a_seed_gradient_of_ones_own_is_measured_even_of_one_element(seed: float) -> None:
     loss = mlp()
     scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"), AdaLossConfig(delay=1))
     settle(scaling, clear=False, grad=np.full(loss.shape, seed, np.float32))
     assert scaling.found_inf == []
-    assert scaling.result.schedule.component_scales[0] == 8.0
+    # It starts with what a gradient of 1 starts with.
+    assert scaling.result.schedule.component_scales[0] == 8.0 / seed
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_seed_gradients_of_any_size_take_turns_as_loss_weights_do(several: bool) -> None:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    h = nn.Variable.from_numpy_array(rng.randn(8, 6).astype(np.float32))
+    for index in range(3):
+        h = F.tanh(PF.affine(h, 6, name=f"l{index}", rng=rng))
+    loss = h**2 if several else F.mean(h**2)
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"))
+    for iteration, size in enumerate([1.0, 1.0, 2.0**-30, 1.0, 2.0**12, -(2.0**-40), 1.0]):
+        seed = np.full(loss.shape, size, np.float32)
+        for again in (False, True):
+            zero_grads()
+            scaling.forward()
+            scaling.backward(
+                grad=None if size == 1.0 and not several else seed, iteration=iteration, again=again
+            )
+            if scaling.settled:
+                break
+        assert again == (not iteration), "only the first batch runs again"
+        assert not scaling.found_inf
+        scaling.after_update()
+        found = gradients()
+        zero_grads()
+        loss.forward()
+        loss.backward(nn.NdArray.from_numpy_array(seed))
+        for name, gradient in gradients().items():
+            assert np.abs(found[name] - gradient).max() <= 4e-3 * np.abs(gradient).max()
 
 
 # Components that share a scale: unless a leaf would lose its gradient.

@@ -21,6 +21,7 @@ from nnabla_adaloss.graph.loss import (
     check_scale,
     root_cause,
     run_backward,
+    seed_weight,
     variable_of,
 )
 from tests.updaters.networks import Training, assert_equal, snapshot, training
@@ -259,3 +260,16 @@ def test_within_nnablas_loop_another_loss_may_be_scaled() -> None:
 
     found = steps(train, DynamicLossScalingUpdater(train.solver, train.loss, feed).update)
     assert all(step.any() for step in found.values())
+
+
+@pytest.mark.parametrize(
+    ("seed", "weight"),
+    [(np.array([0.5, -3.0]), 2.0), ([1e-9], 2.0**-30), (0.75, 0.5)]
+    + [(np.array(values), 1.0) for values in ([0.0, -0.0], [np.inf, 1.0], [np.nan, 1.0], [])],
+)
+def test_the_weight_of_a_seed_gradient(seed: Any, weight: float) -> None:
+    assert seed_weight(seed, on_host=True) == weight
+    array = nn.NdArray.from_numpy_array(np.atleast_1d(seed))
+    assert seed_weight(array, on_host=True) == weight
+    # It would have to be fetched.
+    assert seed_weight(array, on_host=False) == 1.0
