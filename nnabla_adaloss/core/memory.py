@@ -47,10 +47,10 @@ class Memory(NamedTuple):
         """With what an iteration has shown; `whole`: it ends an entry of the windows."""
         partial = _larger(self.partial, gains)
         if not whole:
-            return self._replace(partial=partial)
+            return Memory(self.policy, self.windows, partial)
         windows, length = self.windows, self.policy.window
         pushed = {name: windows.get(name, _EMPTY).push(gain, length) for name, gain in partial.items()}
-        return self._replace(windows={**windows, **pushed}, partial=_NONE)
+        return Memory(self.policy, {**windows, **pushed})
 
     def state_dict(self) -> Dict[str, Any]:
         """It as plain lists, for saving."""
