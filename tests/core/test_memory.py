@@ -221,6 +221,23 @@ def test_of_a_lost_batch_what_was_seen_of_it_stays_too() -> None:
     assert of_all(scales) == [2.0**14, 2.0**6, 2.0**4, 2.0**-2]
 
 
+def test_of_two_lost_batches_of_an_iteration_both_stay() -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    for magnitude in (2.0**8, 2.0):
+        see(scales, 1.0, magnitude, 1.0, 1.0)
+        scales.after_lost_batch()
+    assert scales.shared()[1]["a"] == 2.0**8
+    assert of_all(scales)[1] == 1.0
+
+
+def test_a_pass_that_measures_a_part_tells_nothing_of_what_is_assumed_of_the_rest() -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    overflow(scales, "a", *SCALES)
+    see(scales, 1.0, 2.0**2)
+    assert scales.limited
+    assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**4]
+
+
 def test_what_all_ranks_have_seen_takes_the_place_of_what_was_assumed_of_a_lost_batch() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
@@ -318,6 +335,18 @@ def test_what_is_dark_at_the_loss_is_looked_at_once_more_and_no_more(layer: Opti
             assert scales.room(components, ONES, LIMITS).dark == (set() if known else {1})
         scales.after_iteration()
     assert found == [layer is not None, True, True, True]
+
+
+def test_what_was_looked_at_once_more_in_an_iteration_is_not_again_when_others_were_absent() -> None:
+    """Heads that take turns within an iteration: only the first batch of each runs once more."""
+    edges = [Edge(0, 1, None, -1, True), Edge(0, 2, None, -1, True)]
+    components, scales, found = COMPONENTS._replace(edges=edges), ComponentScales(HistoryPolicy()), []
+    for weights in (ONES, (1.0, 0.0, 1.0, 1.0), ONES):
+        scales.before_pass(0, NAMES, weights)
+        passed = shown(SCALES, weights, amax={1: 0.0, 2: 0.0, 3: 0.0}, measured_all=True)
+        scales.after_pass(passed._replace(components=components), last=True)
+        found.append(scales.settled)
+    assert found == [False, True, True]
 
 
 @pytest.mark.parametrize(

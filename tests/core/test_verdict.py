@@ -71,6 +71,8 @@ def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> Non
             assert verdict not in (Verdict.AGAIN, Verdict.RETRIES, Verdict.HOPELESS)
     assert judge(Facts(overflowed=True, held=True), LOSE) is Verdict.MEASURE
     assert judge(Facts(overflowed=True, held=True, fits=True), LOSE) is Verdict.OVERFLOW
+    # In a window that is lost already, too: what it shows counts for the next one.
+    assert judge(Facts(overflowed=True, held=True), LOSE._replace(lost=True)) is Verdict.MEASURE
     # Whatever was wrong in it, the window is lost.
     for facts in all_facts():
         assert judge(facts, REPEAT._replace(lost=True)) in (Verdict.GOOD, Verdict.MEASURE, Verdict.OVERFLOW)
@@ -99,6 +101,7 @@ def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> Non
         (Facts(overflowed=True, loss_finite=False, suspect=True, faulty=False), Verdict.NONFINITE_LOSS),
         # The last pass is measured, to name what was bad; what fits then was only too large for old scales.
         (Facts(5, overflowed=True, held=True), Verdict.MEASURE),
+        (Facts(overflowed=True, held=True, loss_finite=False, suspect=True), Verdict.MEASURE),
         (Facts(5, overflowed=True, held=True, fits=True), Verdict.RETRIES),
         (Facts(5, overflowed=True, lowered=True, faulty=False), Verdict.RETRIES),
     ],

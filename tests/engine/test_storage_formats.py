@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import Any, List
 
 import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from nnabla_adaloss import (
     Precision,
     round_to_format,
 )
-from tests.engine.nets import mlp
+from tests.engine.nets import layers, mlp
 
 OWN = Format.ieee("float12", exponent_bits=5, mantissa_bits=6)
 
@@ -91,3 +93,19 @@ def test_scaled_weights_are_stored_as_weights_are() -> None:
         assert max(largest) <= 448.0
     assert max(largest) > 200.0
     assert max(scaling.layer_scales.values()) > 1.0
+
+
+def test_the_copy_of_a_shared_weight_stays_in_the_range_of_each_of_its_layers() -> None:
+    h = layers(6)
+    for _ in range(2):
+        h = F.tanh(PF.affine(h * 1e-2, 6, name="shared", with_bias=False))
+    nn.get_parameters()["shared/affine/W"].d = 100.0
+    config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=16.0, delay=0)
+    # What backward reaches last is wide again.
+    storage: Any = {"shared/affine": Precision("float16", "float8_e4m3"), "*": "float16"}
+    scaling = AdaptiveLossScaling(FormatEmulation(F.mean(h**2) * 1e-6, storage), config)
+    for again in (False, True):
+        scaling.forward()
+        scaling.backward(1.0, iteration=0, again=again)
+    # 400 is in the range of float8_e4m3, 800 is not.
+    assert scaling.layer_scales == {"shared/affine#2": 4.0, "shared/affine": 4.0}
