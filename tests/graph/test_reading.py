@@ -364,13 +364,16 @@ def memory(v: nn.Variable) -> int:
 
 
 def unread(reading: GraphReading) -> List[nn.Variable]:
-    """The variables that backward does not read. Where functions work in place, some are one array."""
+    """The variables that backward does not read. Where functions work in place, some are one array; what is
+    computed again has none until then.
+    """
     described, read = reading.described, set()
+    again = {p for p, recomputed in enumerate(described.recomputed) if recomputed}
     for index, positions in enumerate(zip(described.inputs.by_function(), described.outputs.by_function())):
-        for position in {*positions[0], *positions[1]} if described.need_grads[index] else ():
+        for position in {*positions[0], *positions[1]} - again if described.need_grads[index] else ():
             if reading.reads(index, position):
                 read.add(memory(reading.variables[position]))
-    return [v for v in reading.variables if memory(v) not in read]
+    return [v for p, v in enumerate(reading.variables) if p not in again and memory(v) not in read]
 
 
 def bits_of_gradients(loss: nn.Variable, *, overwrites: bool) -> Tuple[List[np.ndarray], Set[str]]:
