@@ -4,7 +4,7 @@
     gradients finite           GOOD; AGAIN while scales were found far too low
     not finite                 LOWER what overflowed, and run it AGAIN
       several times            LOOK for what is not finite in forward, and PROBE the smallest scale
-      where batches are lost   MEASURE which scales it needs, LOOK at forward; then it is lost
+      where none is repeated   MEASURE which scales it needs, LOOK at forward; then it is lost
 
 The loop that does what a verdict asks for is in `nnabla_adaloss.engine.batch_loop`.
 """

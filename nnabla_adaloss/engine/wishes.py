@@ -63,7 +63,7 @@ class Wishes:
     ) -> Optional[Wish]:
         """The wishes for one choice, with the loss weight of each gradient; None: all the room there is.
 
-        Where S0 is not given, it leaves room for the gradients of all layers: then no wish is below 1.
+        A measured S0 leaves room for the gradients of all layers, so that no wish is below 1 then.
         """
         self.unbounded = {}
         if self._needs is Needs.COMPONENTS:

@@ -36,7 +36,7 @@ class Function(NamedTuple):
     never_enlarges: bool = False
     # Whether backward reads more than `Function.grad_depends_input_data` says.
     reads_more: bool = False
-    # The inputs that forward writes, or backward, unless one of the arguments `batch_stat` and such is false.
+    # The inputs that forward or backward writes; none, where an argument in `_SWITCHES` is false.
     writes: FrozenSet[int] = frozenset()
     # Whether it touches no memory of an array on the host: all its work is done by others, if there is any.
     moves_nothing: bool = False
