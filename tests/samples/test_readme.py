@@ -73,5 +73,5 @@ def test_analyse_examines_it(tmp_path: Path) -> None:
         [sys.executable, *command.split()], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert "largest/hidden/affine and total/affine need scales 2^40 apart" in done.stdout
+    assert "Layers total/affine and largest/hidden/affine need scales 2^40 apart" in done.stdout
     assert "0.01 0.05" not in done.stdout, "nothing is trained"
