@@ -6,7 +6,7 @@ from __future__ import annotations
 from itertools import accumulate, chain
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -109,32 +109,22 @@ class GraphReading:
         return not (self.rewired or self.marked_otherwise)
 
     def reads(self, index: int, position: int) -> bool:
-        """Whether backward of a function reads what one of its variables holds, as nnabla tells; a function
-        of the user's that does not tell may.
-        """
+        """Whether backward of a function reads what one of its variables holds."""
         f, described = self.functions[index], self.described
         part = described.inputs.part(index)
         read = [i for i, p in enumerate(described.inputs.positions[part]) if p == position]
         written = described.outputs.positions[described.outputs.part(index)]
         kept = [o for o, p in enumerate(written) if p == position]
         wanted = [i for i, need in enumerate(described.needs[part]) if need]
-        try:
-            return any(
-                any(f.grad_depends_input_data(i, j) for j in read)
-                or any(f.grad_depends_output_data(i, o) for o in kept)
-                for i in wanted
-            )
-        except (NotImplementedError, SystemError):
-            return True
+        return any(
+            any(_may(f.grad_depends_input_data, i, j) for j in read)
+            or any(_may(f.grad_depends_output_data, i, o) for o in kept)
+            for i in wanted
+        )
 
     def depends(self, index: int, of: int, on: int) -> bool:
-        """Whether the gradient of one input of a function depends on what another one holds, as nnabla tells;
-        in a function of the user's that does not tell it may.
-        """
-        try:
-            return bool(self.functions[index].grad_depends_input_data(of, on))
-        except (NotImplementedError, SystemError):
-            return True
+        """Whether the gradient of one input of a function depends on what another one holds."""
+        return _may(self.functions[index].grad_depends_input_data, of, on)
 
     def description(
         self, names: Mapping[int, str], one_gradient: Mapping[int, int] = MappingProxyType({})
@@ -152,6 +142,14 @@ class GraphReading:
     def _marks(self) -> List[bool]:
         marked = chain(self.variables, self.functions)
         return [*map(_need_grad, marked), *map(_recompute, self._outputs)]
+
+
+def _may(depends: Callable[[int, int], bool], of: int, on: int) -> bool:
+    """Whether a gradient depends on an array, as nnabla tells; in a function that does not tell it may."""
+    try:
+        return depends(of, on)
+    except (NotImplementedError, SystemError):
+        return True
 
 
 def visited(loss: nn.Variable) -> Tuple[List[Any], List[List[nn.Variable]], List[List[Any]]]:
