@@ -18,6 +18,7 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, 
 from nnabla_adaloss.core import LayerRecord, Method, Reason
 from nnabla_adaloss.engine import statistics
 from tests.engine.nets import (
+    HALF,
     assert_close,
     assert_same,
     gradients,
@@ -307,32 +308,39 @@ def test_a_seed_gradient_of_ones_own_is_measured_even_of_one_element(seed: float
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_seed_gradients_of_any_size_take_turns_as_loss_weights_do(several: bool) -> None:
-    nn.clear_parameters()
-    rng = np.random.RandomState(0)
-    h = nn.Variable.from_numpy_array(rng.randn(8, 6).astype(np.float32))
-    for index in range(3):
-        h = F.tanh(PF.affine(h, 6, name=f"l{index}", rng=rng))
-    loss = h**2 if several else F.mean(h**2)
-    scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"))
-    for iteration, size in enumerate([1.0, 1.0, 2.0**-30, 1.0, 2.0**12, -(2.0**-40), 1.0]):
-        seed = np.full(loss.shape, size, np.float32)
-        for again in (False, True):
-            zero_grads()
-            scaling.forward()
-            scaling.backward(
-                grad=None if size == 1.0 and not several else seed, iteration=iteration, again=again
-            )
-            if scaling.settled:
-                break
-        assert again == (not iteration), "only the first batch runs again"
+@pytest.mark.parametrize("way", ["none", "float16", "native"])
+def test_seed_gradients_of_any_size_take_turns_as_loss_weights_do(way: str, several: bool) -> None:
+    def network(context: nn.Context) -> nn.Variable:
+        nn.clear_parameters()
+        rng = np.random.RandomState(0)
+        with nn.context_scope(context):
+            h = nn.Variable.from_numpy_array(rng.randn(8, 6).astype(np.float32))
+            for index in range(3):
+                h = F.tanh(PF.affine(h, 6, name=f"l{index}", rng=rng))
+            return h**2 if several else F.mean(h**2)
+
+    def backward(differentiable: Any, seed: np.ndarray, **options: Any) -> Dict[str, np.ndarray]:
+        zero_grads()
+        differentiable.forward()
+        differentiable.backward(grad=seed, **options)
+        return gradients()
+
+    sizes = [1.0, 1.0, 2.0**-30, 1.0, 2.0**10, -(2.0**-40), 1.0]
+    fp32 = network(nn.Context())
+    seeds = [np.full(fp32.shape, size, np.float32) for size in sizes]
+    expected = [backward(fp32, seed) for seed in seeds]
+    loss = network(HALF if way == "native" else nn.Context())
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16") if way == "float16" else loss)
+    for iteration, (size, seed) in enumerate(zip(sizes, seeds)):
+        given: Any = None if size == 1.0 and not several else seed
+        found = backward(scaling, given, iteration=iteration)
+        # Only the first batch runs again.
+        assert scaling.settled or not iteration
+        if not scaling.settled:
+            found = backward(scaling, given, iteration=iteration, again=True)
         assert not scaling.found_inf
         scaling.after_update()
-        found = gradients()
-        zero_grads()
-        loss.forward()
-        loss.backward(nn.NdArray.from_numpy_array(seed))
-        for name, gradient in gradients().items():
+        for name, gradient in expected[iteration].items():
             assert np.abs(found[name] - gradient).max() <= 4e-3 * np.abs(gradient).max()
 
 
