@@ -21,11 +21,9 @@ import nnabla as nn
 from cpu_networks import chain
 
 from nnabla_adaloss.core.layer_selection import LayerSelection
-from nnabla_adaloss.engine.prepared_graph import KnownGraphs
 from nnabla_adaloss.graph.float_tail import TailReader
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
-from nnabla_adaloss.graph.reading import read_graph
 from nnabla_adaloss.graph.structure import PlanOptions
 
 _HALF = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
@@ -48,7 +46,7 @@ def measure(layers: int, rounds: int) -> Dict[str, float]:
     """Microseconds per function."""
     nn.clear_parameters()
     chain(nn.Variable((16, 32)), layers, 32)
-    names, same, other = registered_names(), KnownGraphs(), KnownGraphs()
+    names, known = registered_names(), GraphPlan(chain(nn.Variable((16, 32)), layers, 32)).structure
     taken: Dict[str, List[float]] = {}
 
     def clock(name: str, action: Callable[[nn.Variable], Any], batch: int = 16) -> None:
@@ -58,19 +56,20 @@ def measure(layers: int, rounds: int) -> Dict[str, float]:
         taken.setdefault(name, []).append((time.thread_time() - start) * 1e6 / (2 * layers + 2))
         del kept
 
-    def read_and_bind(loss: nn.Variable, known: KnownGraphs) -> Any:
-        reading = read_graph(loss)
-        found = known.of(reading.description(names), _OPTIONS, reading.leaves)
-        return GraphPlan.bound(reading, found.structure)
+    def read_and_bind(loss: nn.Variable) -> GraphPlan:
+        graph = GraphPlan.read(loss)
+        structure = known.of_alike(graph.description(names), _OPTIONS)
+        assert structure is not None, "the same network"
+        return graph.planned(structure)
 
-    for number in range(rounds):
+    for _ in range(rounds):
         clock("plan", lambda loss: GraphPlan(loss, names=names))
         clock("floor", ask)
-        clock("read", read_graph)
+        clock("read", GraphPlan.read)
         with nn.context_scope(_HALF):
             clock("in half", lambda loss: TailReader(loss, float_tail=True).read())
-        clock("read and bind", lambda loss: read_and_bind(loss, same))
-        clock("of another shape", lambda loss: read_and_bind(loss, other), batch=16 + number % 2)
+        clock("read and bind", read_and_bind)
+        clock("of another shape", read_and_bind, batch=17)
     return {name: median(times[1:]) for name, times in taken.items()}
 
 

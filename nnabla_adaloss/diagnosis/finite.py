@@ -123,7 +123,7 @@ class Finiteness:
 
     def _labels(self) -> Optional[Cause]:
         """NaNs that a function takes for labels or indices, which harm nothing that can be seen."""
-        for v in self._network.plan.reading.leaves.values():
+        for v in self._network.plan.all_leaves.values():
             held = self._sight.not_finite.get(hash(v))
             for f in self._network.readers[hash(v)] if held and held.nans else ():
                 kind = f.info.type_name

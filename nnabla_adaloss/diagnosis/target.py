@@ -14,8 +14,7 @@ from ..core.validation import integer
 from ..graph.functions import is_matrix_product, written_inputs
 from ..graph.loss import Hook, LossWrapper, root_cause, variable_of
 from ..graph.names import named
-from ..graph.plan import GraphPlan, completed_names
-from ..graph.reading import GraphReading, read_graph
+from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from ..undo import Preserved
 from ..updaters.settings import keep_data
@@ -136,16 +135,16 @@ class Examined:
                 if hasattr(counters, "fed"):
                     counters.fed += 1
             loss = self._current_loss()
-            reading = read_graph(loss)
-            names = completed_names(named(self.parameters), reading)
+            graph = GraphPlan.read(loss)
+            names = graph.completed_names(named(self.parameters))
             if not index:
-                self.loss, first = loss, reading.description(names)
-                self._inputs = _may_be_fed(reading, names)
-                own = self._inputs.keys() - _written_by_forward(reading)
+                self.loss, first = loss, graph.description(names)
+                self._inputs = _may_be_fed(graph, names)
+                own = self._inputs.keys() - _written_by_forward(graph)
                 never = {p for p in own if not _is_written(self._inputs[p].data)}
-            elif hash(loss) != hash(self.loss) and reading.description(names) != first:
+            elif hash(loss) != hash(self.loss) and graph.description(names) != first:
                 continue
-            inputs = _may_be_fed(reading, names)
+            inputs = _may_be_fed(graph, names)
             self._batches.append({p: np.array(v.data.get_data("r")) for p, v in inputs.items()})
         self.plan = self._plan_of(self.loss)
         changing = {position for position in self._inputs if self._is_fed(position)}
@@ -196,18 +195,18 @@ class Examined:
         return len(self._batches) == 1 or self._changes(position)
 
 
-def _may_be_fed(reading: GraphReading, names: Mapping[int, str]) -> Dict[int, nn.Variable]:
+def _may_be_fed(graph: GraphPlan, names: Mapping[int, str]) -> Dict[int, nn.Variable]:
     """The leaves that a feeder may fill, by position."""
     return {
         position: v
-        for position, v in reading.leaves.items()
-        if not v.need_grad or reading.keys[position] not in names
+        for position, v in graph.all_leaves.items()
+        if not v.need_grad or graph.keys[position] not in names
     }
 
 
-def _written_by_forward(reading: GraphReading) -> Set[int]:
+def _written_by_forward(graph: GraphPlan) -> Set[int]:
     """Positions of what functions write in forward, such as running statistics."""
-    described = reading.described
+    described = graph.described
     kinds = zip(described.type_names, described.args, described.inputs.by_function())
     return {p for kind, args, read in kinds for i in written_inputs(kind, args) for p in read[i : i + 1]}
 

@@ -213,7 +213,7 @@ class FormatEmulation:
         )
 
     def _look_at_the_graph(self) -> None:
-        if not self._plan.reading.is_current:
+        if not self._plan.graph.is_current:
             self._plan = self._make_plan()
 
     def _make_plan(self) -> RoundingPlan:

@@ -11,8 +11,7 @@ from ..core.precision import NARROWEST_SCALAR, LayerPrecisions, Precision, wides
 from ..graph.float_tail import float_tail as find_tail
 from ..graph.functions import is_matrix_product
 from ..graph.names import function_names
-from ..graph.plan import completed_names
-from ..graph.reading import GraphReading, read_graph
+from ..graph.plan import GraphPlan
 from .operands import ProductOperands, operands_of
 from .rules import half_gradients, half_outputs, keeps_fp32, leaves_of
 
@@ -43,27 +42,27 @@ class RoundingPlan:
     def __init__(
         self, loss: nn.Variable, precisions: LayerPrecisions, names: Names, *, float_tail: bool
     ) -> None:
-        reading = read_graph(loss)
-        described = reading.described
+        self.graph = graph = GraphPlan.read(loss)
+        described = graph.described
         for index in described.in_half[:1]:
             raise ValueError(
                 f"storage: {described.type_names[index]} is computed in {described.backends[index][0]}, "
                 "which stores half precision already; build the whole network in a float context, or leave "
                 "storage out"
             )
-        functions = reading.functions
-        of_functions = _function_precisions(reading, precisions, names)
+        functions = graph.functions
+        of_functions = _function_precisions(graph, precisions, names)
         self._default = precisions.only or precisions.narrowest
         self._of: Dict[int, Precision] = dict(zip(map(hash, functions), of_functions))
         # Empty where all layers have the same.
         self.of_variables: Dict[int, Precision] = {}
         if precisions.only is None:
-            self.of_variables = _variable_precisions(reading, of_functions)
+            self.of_variables = _variable_precisions(graph, of_functions)
         self._in_float: Set[int] = set()
         for precision in dict.fromkeys(of_functions if float_tail else ()):
             candidates = [index for index, of_one in enumerate(of_functions) if of_one == precision]
             # A single element is stored in the format that constants are cast to.
-            tail = find_tail(reading, candidates, precision.data_format(1))
+            tail = find_tail(graph, candidates, precision.data_format(1))
             self._in_float.update(hash(functions[i]) for i in tail.functions)
         self._read_in_half: Set[int] = set()
         if self._in_float:
@@ -82,7 +81,6 @@ class RoundingPlan:
                 in_fp32.update({*map(hash, of_fp32)} - operands)
         # A leaf that is also read in fp32 stays as it is for both.
         self.leaves: Keyed = [(key, v) for key, v in half.items() if key not in in_fp32]
-        self.reading = reading
         self._loss = hash(loss.parent), hash(loss)
 
     def rounded_gradients(self) -> FrozenSet[int]:
@@ -110,7 +108,7 @@ def _keyed(variables: List[nn.Variable]) -> Keyed:
     return [(hash(v), v) for v in variables]
 
 
-def _function_precisions(reading: GraphReading, precisions: LayerPrecisions, names: Names) -> List[Precision]:
+def _function_precisions(graph: GraphPlan, precisions: LayerPrecisions, names: Names) -> List[Precision]:
     """The precision of each function, in forward order.
 
     Layers are the functions that read a parameter, and products of activations: patterns match their names.
@@ -118,8 +116,8 @@ def _function_precisions(reading: GraphReading, precisions: LayerPrecisions, nam
     follows several. What comes before all layers goes by its own name.
     """
     if precisions.only is not None:
-        return [precisions.only] * len(reading.functions)
-    described = reading.description(completed_names(names(), reading))
+        return [precisions.only] * len(graph.functions)
+    described = graph.description(graph.completed_names(names()))
     labels = function_names(described)
     # What each function hands on; None before all layers.
     followed: List[Optional[Precision]] = []
@@ -142,18 +140,18 @@ def _function_precisions(reading: GraphReading, precisions: LayerPrecisions, nam
     return found
 
 
-def _variable_precisions(reading: GraphReading, of_functions: Sequence[Precision]) -> Dict[int, Precision]:
+def _variable_precisions(graph: GraphPlan, of_functions: Sequence[Precision]) -> Dict[int, Precision]:
     """The precision of each variable, by key: that of the function that computes it; of leaves that of the
     function that reads them, or the widest if several do.
     """
-    described, keys = reading.described, reading.keys
+    described, keys = graph.described, graph.keys
     found: Dict[int, Precision] = {}
     for positions, precision in zip(described.outputs.by_function(), of_functions):
         found.update((keys[position], precision) for position in positions)
     readers: Dict[int, List[Precision]] = {}
     for positions, precision in zip(described.inputs.by_function(), of_functions):
         for position in positions:
-            if position in reading.leaves:
+            if position in graph.all_leaves:
                 readers.setdefault(keys[position], []).append(precision)
     found.update((key, widest(precisions)) for key, precisions in readers.items())
     return found

@@ -39,7 +39,7 @@ from .chooser import Asked, Chooser
 from .leaf_gradients import SpoiltGradients
 from .pass_runner import PassRunner
 from .passes.backward_pass import UserHooks, leaf_arrays
-from .prepared_graph import GraphPreparation
+from .prepared_graph import Preparation
 from .report import PassReport
 from .saved_state import load_state, state_of
 from .wishes import Wishes
@@ -127,9 +127,9 @@ class AdaptiveLossScaling:
         self._storage: NativeStorage = getattr(loss, "emulated_storage", NativeStorage())
         self.loss, self.variable = loss, variable_of(loss)
         self._reader = TailReader(self.variable, float_tail=float_tail)
-        reading = self._reader.read()
-        refuse_a_loss_that_scales_itself(reading.described)
-        context, self.in_half = self.variable.parent.context, bool(reading.described.in_half)
+        graph = self._reader.read()
+        refuse_a_loss_that_scales_itself(graph.described)
+        context, self.in_half = self.variable.parent.context, bool(graph.described.in_half)
         self.config = _config_for(config, self._storage, in_half=self.in_half)
         self.kernels = select_kernels(context)
         wishes = Wishes(self.config)
@@ -145,9 +145,9 @@ class AdaptiveLossScaling:
         self._chooser = Chooser(self.config, wishes, delayed=bool(self.delay))
         seed = LossSeed(self.variable)
         self._runner = PassRunner(self.loss, seed, self.config, self.kernels, self._storage, self.audience)
-        self._graph = GraphPreparation(
+        self._graph = Preparation(
             self._reader,
-            reading,
+            graph,
             self.config,
             parameters,
             further,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, ClassVar, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..core.components import Components, Joined
 from ..core.config import AdaLossConfig
@@ -15,11 +15,11 @@ from ..core.methods import Fixed, Needs
 from ..core.schedule import ScaleSchedule, Schedules
 from ..emulation.gradient_ranges import GradientRanges
 from ..emulation.rounded_storage import NativeStorage, RoundedStorage
+from ..graph.description import GraphDescription
 from ..graph.float_tail import TailReader
 from ..graph.loss_weights import LossWeights
 from ..graph.names import ParameterNames, Parameters, names_of, registered_names
-from ..graph.plan import GraphPlan, completed_names
-from ..graph.reading import GraphDescription, GraphReading
+from ..graph.plan import GraphPlan
 from ..graph.structure import GraphStructure, PlanOptions
 from ..kernels import Kernels, Measurements, measurements_by
 from ..kernels.arrays import places_of
@@ -34,44 +34,12 @@ _REMEMBERED = 16
 _NO_STEPS: Any = MappingProxyType({})
 
 
-@dataclass
-class KnownGraph:
-    """A way in which graphs are wired; no graph itself, nor any array of it, is kept."""
+class Resting(NamedTuple):
+    """What is known of graphs that are wired in one way, while others are in use: no graph, nor an array."""
 
     structure: GraphStructure  # with the shapes of the last one
-    schedules: Optional[Schedules] = None  # in use when the network's graph was last built otherwise
-    statistics: Optional[Sequence[Any]] = None  # what `Statistics.state` returned then
-
-
-class KnownGraphs:
-    """The ways in which the graphs of a network were built last."""
-
-    def __init__(self) -> None:
-        # The one that was used last is the last.
-        self._known: List[KnownGraph] = []
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def of(self, described: GraphDescription, options: PlanOptions, reading: GraphReading) -> KnownGraph:
-        """What is known of a graph; all is found out, if none that was wired alike is remembered."""
-        for index in reversed(range(len(self._known))):
-            known = self._known[index]
-            found = known.structure.of_alike(described) if known.structure.options == options else None
-            if found is not None:
-                known.structure = found
-                self._known.append(self._known.pop(index))
-                return known
-        known = KnownGraph(GraphStructure(described, options, reading))
-        self._known = [*self._known[1 - _REMEMBERED :], known]
-        return known
-
-    def forget(self, *, measured: bool = True) -> None:
-        """Have scales chosen again, and forget what was measured, too."""
-        for known in self._known:
-            known.schedules = None
-            if measured:
-                known.statistics = None
+    schedules: Schedules
+    statistics: Sequence[Any]  # what `Statistics.state` returned
 
 
 @dataclass
@@ -86,31 +54,36 @@ class PreparedGraph:
     measurements: Measurements
     statistics: Statistics
     storage: NativeStorage  # an emulated one sees every gradient
-    known: KnownGraph
-    components: Components
     schedules: Schedules
-    weights: LossWeights
     # By loss weights a schedule, and how it can be applied at once, or why not.
     steps: Mapping[Tuple[float, ...], Tuple[ScaleSchedule, Union[HooklessSteps, str]]] = _NO_STEPS
     # The schedule that was chosen last, and what from, where that may be compared.
     chosen: Tuple[Optional[ScaleSchedule], Any] = (None, None)
     _shares: Sequence[Optional[Share]] = ()
 
-    def built_again(self, plan: GraphPlan, components: Components, storage: NativeStorage) -> PreparedGraph:
+    def built_again(self, plan: GraphPlan, storage: NativeStorage) -> PreparedGraph:
         """The same for another graph of the same topology."""
         structure = plan.structure
-        weights = structure.loss_weights(by_layer=components is structure.components(by_layer=True))
         # Steps that do not hold for another graph are made anew.
         steps = {
             key: known
             for key, known in self.steps.items()
             if isinstance(known[1], str) or known[1].hold_for(structure)
         }
-        again = replace(self, plan=plan, components=components, storage=storage, weights=weights, steps=steps)
+        again = replace(self, plan=plan, storage=storage, steps=steps)
         again.statistics.bind(plan, storage)
         if structure is not self.plan.structure:
             again._shares = ()
         return again
+
+    @cached_property
+    def components(self) -> Components:
+        """The parts of the network that get a scale each."""
+        return self.plan.structure.components(by_layer=not self.schedules.constant)
+
+    @cached_property
+    def _weights(self) -> LossWeights:
+        return self.plan.structure.loss_weights(by_layer=not self.schedules.constant)
 
     @property
     def joined(self) -> Optional[Joined]:
@@ -156,7 +129,7 @@ class PreparedGraph:
 
     def loss_weights(self) -> Tuple[float, ...]:
         """The loss weight of each component, as the graph is now."""
-        return self.weights.read(self.plan.all_variables, on_host=not self.kernels.asynchronous)
+        return self._weights.read(self.plan.all_variables, on_host=not self.kernels.asynchronous)
 
     def schedule(
         self,
@@ -211,15 +184,15 @@ def _alike(places: Sequence[Tuple[int, int]], names: Sequence[str]) -> Dict[int,
     return {index: first[place] for index, place in enumerate(places) if first.get(place, index) != index}
 
 
-class GraphPreparation:
+class Preparation:
     """Prepares the graph of one loss, and does so anew when the graph is not what it was."""
 
-    undone = "present", "_before"
+    undone = "present", "_before", "_resting"
 
     def __init__(
         self,
         reader: TailReader,
-        reading: GraphReading,
+        graph: GraphPlan,
         config: AdaLossConfig,
         parameters: Parameters,
         non_homogeneous: Sequence[str],
@@ -230,18 +203,22 @@ class GraphPreparation:
         watched: bool,
     ) -> None:
         self._reader, self._config, self._parameters = reader, config, parameters
-        self._reading: Optional[GraphReading] = reading
+        # As it was read first, before anything was prepared.
+        self._read: Optional[GraphPlan] = graph
         self._kernels, self._storage = kernels, storage
         needs = config.method.needs
         adaptive = needs is not Needs.NOTHING
         self._options = PlanOptions(config.selection, adaptive, frozenset(non_homogeneous))
         # Names are those that the scope shows in which the loss is wrapped.
         self._names = registered_names()
-        self._delayed = delayed
+        # Whether all layers have one scale for good, so that where S0 is given nothing is measured.
+        constant = isinstance(config.method, Fixed) and config.method.fixed_loss_scale == 1.0
+        self._no_schedules = Schedules(config.iterations_per_measurement, constant=constant, delayed=delayed)
         # Whether the method looks at statistics of layers, and whether somebody else does.
         self._looked_at, self._watched = needs in (Needs.STATISTICS, Needs.HISTORY), watched
         self.pool = ScratchPool()
-        self._known = KnownGraphs()
+        # Other ways in which the network's graphs were built, the last one last.
+        self._resting: Tuple[Resting, ...] = ()
         # Keys of the leaves whose gradients were looked through, and which of them are one array, by index.
         self._looked_through: List[int] = []
         self._alike: Mapping[int, int] = {}
@@ -264,38 +241,37 @@ class GraphPreparation:
 
     def current(self, *, wired: bool) -> PreparedGraph:
         """The graph as it is now."""
-        if self.present is not None:
-            plan = self.present.plan
-            changed = plan.reshaped or plan.reading.marked_otherwise
-            if not changed and (wired or not plan.reading.rewired):
-                return self.present
-        self.present = self._prepare()
-        return self.present
+        plan = None if self.present is None else self.present.plan
+        if plan is None or plan.reshaped or plan.marked_otherwise or not (wired or not plan.rewired):
+            self.present = self._prepare()
+        return self.prepared()
 
     def plan(self) -> GraphPlan:
         """The plan of the graph as it is wired now; before forward nnabla itself does not know which of its
         variables need a gradient.
         """
-        if self.present is not None and self.present.plan.reading.rewired:
+        if self.present is None or self.present.plan.rewired:
             self.present = self._prepare()
-        return self.prepared().plan
+        return self.present.plan
 
-    def go_on_from(self, before: GraphPreparation) -> None:
+    def go_on_from(self, before: Preparation) -> None:
         """Go on with what is known of the network's graph before, or of one that was built alike."""
-        self.pool, self._known = before.pool, before._known
+        self.pool, self._resting = before.pool, before._resting
         self._looked_through, self._alike = before._looked_through, before._alike
         self.present, self._before = None, before.present or before._before
 
     def drop_schedules(self) -> None:
         """Have scales chosen anew, for graphs of any structure."""
-        self._known.forget(measured=False)
+        self._resting = tuple([one._replace(schedules=one.schedules.drop()) for one in self._resting])
         for one in (self.present, self._before):
             if one is not None:
                 one.schedules = one.schedules.drop()
 
     def forget_others(self) -> None:
         """Drop what was learned of graphs of another structure."""
-        self._known.forget()
+        self._resting = tuple(
+            [one._replace(schedules=self._no_schedules, statistics=()) for one in self._resting]
+        )
 
     def forget(self) -> None:
         """Drop what was measured, and have scales chosen anew."""
@@ -304,45 +280,52 @@ class GraphPreparation:
         self.prepared().statistics.load_state((), ())
 
     def _prepare(self) -> PreparedGraph:
-        reading, self._reading = self._reading, None
-        if reading is None or not reading.is_current:
-            reading = self._reader.read()
+        graph, self._read = self._read, None
+        if graph is None or not graph.is_current:
+            graph = self._reader.read()
         before, self._before = self.present or self._before, None
-        names = self._names_for(reading, before)
-        described = reading.description(names, self._one_gradient(reading, names))
-        known = self._known.of(described, self._options, reading)
-        plan = GraphPlan.bound(reading, known.structure)
-        # Whether all layers have one scale for good, so that where S0 is given nothing is measured.
-        method = self._config.method
-        constant = isinstance(method, Fixed) and method.fixed_loss_scale == 1.0
-        components = plan.structure.components(by_layer=not constant)
-        if before is not None and before.plan.structure is not plan.structure:
+        names = self._names_for(graph, before)
+        described = graph.description(names, self._one_gradient(graph, names))
+        if before is None:
+            return self._found(graph, self._wake(graph, described))
+        own = before.plan.structure
+        alike = own.of_alike(described, self._options)
+        if alike is not own:
             self.pool.end_graph()
-        if before is not None and before.known is known:
-            return before.built_again(plan, components, self._storage)
-        if before is not None:
-            before.known.schedules = before.schedules
-            before.known.statistics = before.statistics.state(before.plan.structure.measured)
+        if alike is not None:
+            return before.built_again(graph.planned(alike), self._storage)
+        known = self._wake(graph, described)
+        rests = Resting(own, before.schedules, before.statistics.state(own.measured))
+        self._resting = (*self._resting[2 - _REMEMBERED :], rests)
+        return self._found(graph, known)
+
+    def _wake(self, graph: GraphPlan, described: GraphDescription) -> Resting:
+        """What is known of a graph; all is found out, if none that was wired alike is remembered."""
+        for known in self._resting[::-1]:
+            alike = known.structure.of_alike(described, self._options)
+            if alike is not None:
+                self._resting = tuple([one for one in self._resting if one is not known])
+                return known._replace(structure=alike)
+        structure = GraphStructure(described, self._options, graph.functions, graph.all_leaves)
+        return Resting(structure, self._no_schedules, ())
+
+    def _found(self, graph: GraphPlan, known: Resting) -> PreparedGraph:
+        plan, structure = graph.planned(known.structure), known.structure
         # Per variable its gradient, as it arrives and as one branch, and its data.
         measurements = measurements_by(self._kernels, 3 * len(plan.variables) + 64)
-        statistics = Statistics(plan, measurements, self.pool, self._storage, self._wanted(plan.structure))
-        if known.statistics is not None:
-            statistics.load_state(plan.structure.measured, known.statistics)
-        schedules = known.schedules or Schedules(
-            self._config.iterations_per_measurement, constant=constant, delayed=self._delayed
-        )
+        statistics = Statistics(plan, measurements, self.pool, self._storage, self._wanted(structure))
+        statistics.load_state(structure.measured, known.statistics)
         passes = plan, self._config, self._kernels, self.pool, measurements, statistics, self._storage
-        weights = plan.structure.loss_weights(by_layer=not constant)
-        return PreparedGraph(*passes, known, components, schedules, weights)
+        return PreparedGraph(*passes, known.schedules)
 
-    def _one_gradient(self, reading: GraphReading, names: ParameterNames) -> Dict[int, int]:
+    def _one_gradient(self, graph: GraphPlan, names: ParameterNames) -> Dict[int, int]:
         """By position of a leaf, the first one whose gradient is the same array, as of a weight and its
         reshaped view; ValueError where two overlap otherwise.
         """
-        positions = sorted(reading.needed, key=lambda p: (reading.keys[p] not in names, p))
-        keys = [reading.keys[p] for p in positions]
+        positions = sorted(graph.needed, key=lambda p: (graph.keys[p] not in names, p))
+        keys = [graph.keys[p] for p in positions]
         if keys != self._looked_through:
-            leaves = [reading.leaves[p] for p in positions]
+            leaves = [graph.all_leaves[p] for p in positions]
             places = places_of([leaf.grad for leaf in leaves], self._kernels.context)
             self._alike = _alike(
                 places, [names.get(k, f"an input of shape {v.shape}") for k, v in zip(keys, leaves)]
@@ -367,10 +350,10 @@ class GraphPreparation:
             outputs if self._watched else frozenset(),
         )
 
-    def _names_for(self, reading: GraphReading, before: Optional[PreparedGraph]) -> ParameterNames:
+    def _names_for(self, graph: GraphPlan, before: Optional[PreparedGraph]) -> ParameterNames:
         """Names of the parameters of a graph: those of this loss, and what they were called before."""
         if before is not None:
             names = {**before.plan.names, **self._names}
-            if all(reading.keys[position] in names for position in reading.needed):
+            if all(graph.keys[position] in names for position in graph.needed):
                 return names
-        return completed_names({**names_of(self._parameters), **self._names}, reading)
+        return graph.completed_names({**names_of(self._parameters), **self._names})

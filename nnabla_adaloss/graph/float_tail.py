@@ -18,9 +18,10 @@ import nnabla.function
 from ..core.formats import FLOAT16, Format
 from ..core.validation import boolean
 from ..errors import warn
+from .description import GraphDescription, is_half
 from .functions import is_matrix_product, known, written_inputs
 from .names import function_names, registered_names
-from .reading import GraphDescription, GraphReading, is_half, read_graph
+from .plan import GraphPlan
 
 logger = logging.getLogger("nnabla_adaloss")
 
@@ -38,26 +39,26 @@ class FloatTail(NamedTuple):
     warning: str = ""  # of constants that half precision rounds, because functions in Python come after it
 
 
-def float_tail(reading: GraphReading, candidates: Sequence[int], storage: Format = FLOAT16) -> FloatTail:
+def float_tail(graph: GraphPlan, candidates: Sequence[int], storage: Format = FLOAT16) -> FloatTail:
     """Which of the half-precision functions `candidates` have to compute in float: those of one element at
     the loss, and those with a constant that `storage` changes by more than its precision.
     """
-    described = reading.described
+    described = graph.described
     half = set(candidates)
     rounded = {i for i in half if any(_is_lost(c, storage) for c in constants(described, i))}
     wanted = half & (_at_the_loss(described) | rounded)
     if not wanted:
         return FloatTail()
-    before = _before_python([reading.functions[i] for i in wanted])
-    possible = (i for i in wanted if reading.functions[i] not in before)
+    before = _before_python([graph.functions[i] for i in wanted])
+    possible = (i for i in wanted if graph.functions[i] not in before)
     found = frozenset(i for i in possible if _can_be_replaced(described, i))
     kept = sorted(rounded - found)
-    return FloatTail(found, _warning(reading, kept, storage) if kept else "")
+    return FloatTail(found, _warning(graph, kept, storage) if kept else "")
 
 
-def _warning(reading: GraphReading, functions: List[int], storage: Format) -> str:
+def _warning(graph: GraphPlan, functions: List[int], storage: Format) -> str:
     """Which constants of these functions half precision changes, and how to keep them."""
-    described = reading.description(registered_names())
+    described = graph.description(registered_names())
     labels = function_names(described)
     changes = [
         f"{labels[index]} ({described.type_names[index]}): {c:g} is {storage.nearest(c):g} in half precision"
@@ -65,7 +66,7 @@ def _warning(reading: GraphReading, functions: List[int], storage: Format) -> st
         for c in constants(described, index)
         if _is_lost(c, storage)
     ]
-    context = float_context(reading.functions[functions[0]].context)
+    context = float_context(graph.functions[functions[0]].context)
     written = f"nn.Context({context.backend}, {context.array_class!r}, {context.device_id!r})"
     return (
         f"half precision rounds constants: {', '.join(changes)}. A function in Python comes after it, "
@@ -85,18 +86,18 @@ class TailReader:
         # What of it forward has to compute again.
         self._missing: List[nn.Variable] = []
 
-    def read(self) -> GraphReading:
+    def read(self) -> GraphPlan:
         """The graph as it is now; a float graph is never changed."""
-        reading = read_graph(self._loss)
-        candidates = reading.described.in_half if self._moves else []
-        tail = float_tail(reading, candidates) if candidates else FloatTail()
+        graph = GraphPlan.read(self._loss)
+        candidates = graph.described.in_half if self._moves else []
+        tail = float_tail(graph, candidates) if candidates else FloatTail()
         if tail == FloatTail():
-            return reading
+            return graph
         self.tail, self.moved = tail, True
         if tail.functions:
-            self._missing = compute_in_float(reading, tail)
-            reading = read_graph(self._loss)
-        return reading
+            self._missing = compute_in_float(graph, tail)
+            graph = GraphPlan.read(self._loss)
+        return graph
 
     def go_on_from(self, before: TailReader) -> None:
         """What was reported for the graph before is not reported again."""
@@ -138,14 +139,14 @@ def constants(described: GraphDescription, index: int) -> List[float]:
     return found
 
 
-def compute_in_float(reading: GraphReading, tail: FloatTail) -> List[nn.Variable]:
+def compute_in_float(graph: GraphPlan, tail: FloatTail) -> List[nn.Variable]:
     """Replace the functions of a tail by the same in a float context, and compute again what was computed
     before. Returns what could not be, because its inputs were cleared; the graph has to be read again.
     """
-    described = reading.described
+    described = graph.described
     missing: List[nn.Variable] = []
     for index in sorted(tail.functions):
-        f = reading.functions[index]
+        f = graph.functions[index]
         make = getattr(nnabla.function, described.type_names[index])
         inputs, outputs = f.inputs, f.outputs
         computed = all(map(_is_written, outputs))

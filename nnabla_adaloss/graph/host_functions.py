@@ -9,8 +9,8 @@ from typing import List, NamedTuple, Sequence
 import nnabla as nn
 
 from ..host_context import is_on_host
+from .description import GraphDescription
 from .functions import known
-from .reading import GraphDescription
 
 
 class HostFunction(NamedTuple):

@@ -18,7 +18,7 @@ from ..core.power_of_two import floor_power_of_two
 from ..core.scale_policy import global_scale
 from ..core.validation import array_of_numbers, scalar
 from ..host_context import array_context, host_view
-from .reading import GraphDescription, visited
+from .description import GraphDescription, visited
 
 Seed = Union[NDArray[Any], nn.NdArray]
 """The seed gradient of a loss that a user gives."""

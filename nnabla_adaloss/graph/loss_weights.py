@@ -25,7 +25,7 @@ from ..core.components import Components
 from ..core.nodes import NodeStructure
 from ..core.power_of_two import floor_power_of_two
 from ..host_context import host_view
-from .reading import GraphDescription
+from .description import GraphDescription
 
 # For so many sets of factors the weights that follow are remembered.
 _REMEMBERED = 64

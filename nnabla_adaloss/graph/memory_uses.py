@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple
 
+from .description import GraphDescription
 from .functions import hands_memory_on
-from .reading import GraphDescription
 
 
 class MemoryUses(NamedTuple):

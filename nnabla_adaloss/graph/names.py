@@ -16,8 +16,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import nnabla as nn
 from nnabla.parameter import get_current_parameter_scope
 
+from .description import GraphDescription
 from .functions import is_matrix_product
-from .reading import GraphDescription
 
 Parameters = Union[Mapping[str, nn.Variable], Callable[[], Mapping[str, nn.Variable]], None]
 """Parameters by name, or what returns them."""

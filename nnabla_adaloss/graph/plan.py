@@ -1,26 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a graph before backward runs: one node per function, in backward order."""
+"""A graph as it was read: its functions and variables, what they are for backward, and whether that holds."""
 
 from __future__ import annotations
 
 from collections import Counter
+from copy import copy
 from functools import cached_property
+from itertools import accumulate, chain
 from operator import attrgetter
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from types import MappingProxyType
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
 from ..core.layer_selection import LayerSelection
+from .description import GraphDescription, Uses, visited
 from .functions import known
 from .host_functions import HostFunction, host_functions
 from .matrix_products import UNSCALED
 from .names import ParameterNames, registered_names
 from .node import Node
-from .reading import GraphReading, read_graph
 from .structure import GraphStructure, PlanOptions
 
 _NAMELESS = 0, None
-_shape = attrgetter("shape")
+_info, _need_grad = attrgetter("info"), attrgetter("need_grad")
+_type_name, _args = attrgetter("type_name"), attrgetter("args")
+_context, _backend = attrgetter("context"), attrgetter("backend")
+_outputs, _shape, _recompute = attrgetter("outputs"), attrgetter("shape"), attrgetter("recompute")
 
 
 class GraphPlan:
@@ -35,19 +41,11 @@ class GraphPlan:
             are added.
 
     Attributes:
-        structure: what of this follows from how the graph is built, and is the same for all alike.
         functions: all functions behind the loss, in forward order.
         all_variables: all variables behind it, by position.
         keys: their keys.
-        layers: names of the layers that get a scale, in backward order.
-        stopped: type names of the functions that backward does not visit.
-        roots: the outputs that backward starts from.
-        variables: all variables that get a gradient but are no leaves.
-        variable_keys: their keys.
-        kept_keys: keys of those whose gradients stay even when buffers are cleared.
-        leaves: the leaves that get a gradient, by variable key.
-        fixed_leaves: the leaves without, and whether forward writes them; of the others, those it writes.
-        reading: the graph as it was read; notices when it is not what it was.
+        all_leaves: those that nothing computes, by position.
+        described: the graph in values, but for which leaves are kept.
 
     Raises:
         ValueError: a pattern of the selection matches no layer.
@@ -62,40 +60,143 @@ class GraphPlan:
         non_homogeneous: Sequence[str] = (),
         names: Optional[ParameterNames] = None,
     ) -> None:
-        reading = read_graph(loss)
+        self._read(loss)
         options = PlanOptions(selection, adaptive, frozenset(non_homogeneous))
-        described = reading.description(completed_names(names, reading))
-        self._bind(reading, GraphStructure(described, options, reading))
+        described = self.description(self.completed_names(names))
+        self.structure = GraphStructure(described, options, self.functions, self.all_leaves)
 
     @classmethod
-    def bound(cls, reading: GraphReading, structure: GraphStructure) -> GraphPlan:
-        """The plan of a graph whose structure is known: all but what asks for single functions is ready."""
+    def read(cls, loss: nn.Variable) -> GraphPlan:
+        """The graph behind `loss` without roles, which `planned` adds."""
         plan = cls.__new__(cls)
-        plan._bind(reading, structure)
+        plan._read(loss)
         return plan
 
-    def _bind(self, reading: GraphReading, structure: GraphStructure) -> None:
-        self.structure = structure
-        self.functions = reading.functions
-        self.all_variables, self.keys = variables, keys = reading.variables, reading.keys
-        self.layers, self.stopped = structure.layers, structure.stopped
-        self.roots = [variables[p] for p in structure.roots]
-        self.variables = [variables[p] for p in structure.gradients]
-        self.variable_keys = [keys[p] for p in structure.gradients]
-        self.kept_keys = {keys[p] for p in structure.kept_gradients}
-        self.leaves = {keys[p]: reading.leaves[p] for p in structure.leaves}
-        self.fixed_leaves = [(reading.leaves[p], written) for p, written in structure.fixed.items()]
-        self.reading = reading
-        # A leaf without a name is no parameter: `reset_shape` gives it batches of another size.
-        described = structure.described
-        data = [p for p in reading.leaves if described.kept.get(p, _NAMELESS)[1] is None]
-        self._data = [reading.leaves[p] for p in data]
-        self._data_shapes = [described.shapes[p] for p in data]
+    def planned(self, structure: GraphStructure) -> GraphPlan:
+        """The same with roles that are known of a graph that was built alike."""
+        plan = copy(self)
+        plan.structure = structure
+        return plan
+
+    def _read(self, loss: nn.Variable) -> None:
+        # Asked for no attribute twice: nnabla makes a new object for each answer.
+        functions, inputs, parents = visited(loss)
+        outputs = list(map(_outputs, functions))
+        read, written = list(chain.from_iterable(inputs)), list(chain.from_iterable(outputs))
+        read_keys, written_keys = list(map(hash, read)), list(map(hash, written))
+        by_key = dict(zip(read_keys, read))
+        # One that is read cut off from the graph is known better by what writes it.
+        by_key.update(zip(written_keys, written))
+        position = dict(zip(by_key, range(len(by_key)))).__getitem__
+        positions = list(map(position, read_keys))
+        needs = list(map(_need_grad, read))
+        producers = list(map(dict(zip(functions, range(len(functions)))).get, chain.from_iterable(parents)))
+        infos = list(map(_info, functions))
+        self.functions = functions
+        self.all_variables, self.keys = list(by_key.values()), list(by_key)
+        self.all_leaves = {p: v for p, v, producer in zip(positions, read, producers) if producer is None}
+        # Positions of the leaves that need a gradient.
+        self.needed = {
+            p for p, need, producer in zip(positions, needs, producers) if need and producer is None
+        }
+        self.described = GraphDescription(
+            type_names=list(map(_type_name, infos)),
+            args=list(map(_args, infos)),
+            backends=list(map(_backend, map(_context, functions))),
+            need_grads=list(map(_need_grad, functions)),
+            inputs=Uses(list(accumulate(map(len, inputs))), positions),
+            needs=needs,
+            producers=producers,
+            outputs=Uses(list(accumulate(map(len, outputs))), list(map(position, written_keys))),
+            shapes=list(map(_shape, self.all_variables)),
+            recomputed=list(map(_recompute, self.all_variables)),
+            kept={},
+        )
+        self._written = written
+        self._marked = self._marks()
+
+    @property
+    def rewired(self) -> bool:
+        """Whether a Variable stands for another one than before, as after `Variable.rewire_on`."""
+        return list(map(hash, self.all_variables)) != self.keys
+
+    @property
+    def marked_otherwise(self) -> bool:
+        """Whether another variable needs a gradient or is computed again in backward than before. What
+        follows from `need_grad = ...` nnabla finds out with the next forward.
+        """
+        return self._marks() != self._marked
 
     @property
     def reshaped(self) -> bool:
         """Whether data have another shape than they had."""
-        return list(map(_shape, self._data)) != self._data_shapes
+        data, shapes = self._data
+        return list(map(_shape, data)) != shapes
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the graph is as it was read; shapes, which change with forward, are not looked at."""
+        return not (self.rewired or self.marked_otherwise)
+
+    def _marks(self) -> List[bool]:
+        marked = chain(self.all_variables, self.functions)
+        return [*map(_need_grad, marked), *map(_recompute, self._written)]
+
+    @cached_property
+    def _data(self) -> Tuple[List[nn.Variable], List[Tuple[int, ...]]]:
+        # A leaf without a name is no parameter: `reset_shape` gives it batches of another size.
+        described = self.structure.described
+        data = [p for p in self.all_leaves if described.kept.get(p, _NAMELESS)[1] is None]
+        return [self.all_leaves[p] for p in data], [described.shapes[p] for p in data]
+
+    def description(
+        self, names: ParameterNames, one_gradient: Mapping[int, int] = MappingProxyType({})
+    ) -> GraphDescription:
+        """All that roles follow from, with the names of parameters, and the leaves whose gradients are one
+        array.
+        """
+        kept = {}
+        for position in self.all_leaves:
+            name = names.get(self.keys[position])
+            if name is not None or position in self.needed:
+                kept[position] = self.keys[position], name
+        return self.described._replace(kept=kept, one_gradient=one_gradient)
+
+    def completed_names(self, names: Optional[ParameterNames] = None) -> ParameterNames:
+        """`names`, and what nnabla has in the current scope if a leaf that needs a gradient has none."""
+        if names is not None and all(self.keys[position] in names for position in self.needed):
+            return names
+        return {**registered_names(), **(names or {})}
+
+    @property
+    def layers(self) -> List[str]:
+        """Names of the layers that get a scale, in backward order."""
+        return self.structure.layers
+
+    @property
+    def stopped(self) -> List[str]:
+        """Type names of the functions that backward does not visit."""
+        return self.structure.stopped
+
+    @cached_property
+    def roots(self) -> List[nn.Variable]:
+        """The outputs that backward starts from."""
+        return [self.all_variables[p] for p in self.structure.roots]
+
+    @cached_property
+    def variables(self) -> List[nn.Variable]:
+        """All variables that get a gradient but are no leaves."""
+        return [self.all_variables[p] for p in self.structure.gradients]
+
+    @cached_property
+    def leaves(self) -> Dict[int, nn.Variable]:
+        """The leaves that get a gradient, by variable key."""
+        return {self.keys[p]: self.all_leaves[p] for p in self.structure.leaves}
+
+    @cached_property
+    def fixed_leaves(self) -> List[Tuple[nn.Variable, bool]]:
+        """The leaves without gradient, and whether forward writes them; of the others, those it writes."""
+        return [(self.all_leaves[p], written) for p, written in self.structure.fixed.items()]
 
     @property
     def recomputes(self) -> bool:
@@ -155,13 +256,6 @@ class GraphPlan:
         on_host = ", ".join(map(str, self.host_functions))
         notes = ["", f"on the host, for want of a CUDA implementation: {on_host}"] if on_host else []
         return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], *notes])
-
-
-def completed_names(names: Optional[ParameterNames], reading: GraphReading) -> ParameterNames:
-    """`names`, and those that nnabla has in the current scope if a leaf that needs a gradient has none."""
-    if names is not None and all(reading.keys[position] in names for position in reading.needed):
-        return names
-    return {**registered_names(), **(names or {})}
 
 
 def _row(node: Node, *, fan_out: bool) -> Tuple[str, str, str, str, str]:

@@ -7,16 +7,18 @@ import heapq
 import math
 from copy import copy
 from functools import cached_property
-from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+import nnabla as nn
 
 from ..core.components import Components, Joined, components_of, joined
 from ..core.layer_selection import LayerSelection
 from ..core.nodes import LayerSlot, NodeStructure
+from .description import GraphDescription, is_half, may_depend
 from .functions import gemm_slots, hands_memory_on, is_matrix_product, known, written_inputs
 from .loss_weights import LossWeights
 from .memory_uses import MemoryUses, memory_uses
 from .names import function_names
-from .reading import GraphDescription, GraphReading, is_half
 
 _SEVERAL = 2
 
@@ -32,10 +34,16 @@ class PlanOptions(NamedTuple):
 class GraphStructure:
     """The roles of a graph's functions; ValueError where a pattern of the selection matches no layer."""
 
-    def __init__(self, described: GraphDescription, options: PlanOptions, reading: GraphReading) -> None:
+    def __init__(
+        self,
+        described: GraphDescription,
+        options: PlanOptions,
+        functions: Sequence[Any],
+        leaves: Mapping[int, nn.Variable],
+    ) -> None:
         self.described, self.options = described, options
         # Held, so that no other variables get their keys.
-        self._held = [reading.leaves[position] for position in described.kept]
+        self._held = [leaves[position] for position in described.kept]
         self._components: Dict[bool, Components] = {}
         self._weights: Dict[bool, LossWeights] = {}
         self._sizes = _sizes(described)
@@ -61,17 +69,19 @@ class GraphStructure:
         # Sink keeps the gradients of its inputs even when buffers are cleared.
         self.kept_gradients = {p for node in self.nodes if node.type_name == "Sink" for p in node.inputs}
         self.kept_keys = {key for key, _ in described.kept.values()}
-        self._refuse_shared_factors(reading, scalable)
-        self.swappable = self._swappable(reading)
+        self._refuse_shared_factors(functions, scalable)
+        self.swappable = self._swappable(functions)
 
     def leaf(self, position: int) -> int:
         """The leaf itself, or the first one of those whose gradients are one array."""
         return self.described.one_gradient.get(position, position)
 
-    def of_alike(self, described: GraphDescription) -> Optional[GraphStructure]:
+    def of_alike(self, described: GraphDescription, options: PlanOptions) -> Optional[GraphStructure]:
         """The structure of a graph that differs in shapes and their arguments alone, as sentences of other
         lengths do; None of one that is wired otherwise.
         """
+        if options != self.options:
+            return None
         # Compared in full: a hash alone could take one graph for another.
         if described == self.described:
             return self
@@ -242,16 +252,17 @@ class GraphStructure:
         return found
 
     def _refuse_shared_factors(
-        self, reading: GraphReading, scalable: Mapping[int, Sequence[LayerSlot]]
+        self, functions: Sequence[Any], scalable: Mapping[int, Sequence[LayerSlot]]
     ) -> None:
         """Raise ValueError where a product has a further gradient that its factor is part of: what is swapped
         for that of one input would scale the other, too.
         """
         for index, slots in scalable.items():
+            depends = functions[index].grad_depends_input_data
             type_name = self.described.type_names[index]
             for slot in [slot.slot for slot in slots]:
                 for other, need in enumerate(self._needs[index]):
-                    if need and other not in slot[:2] and reading.depends(index, other, slot.factor):
+                    if need and other not in slot[:2] and may_depend(depends, other, slot.factor):
                         raise ValueError(
                             f"{type_name} is known as a product whose input {slot.input} is multiplied by "
                             f"input {slot.factor}, but so may be the gradient of input {other}, which would "
@@ -259,7 +270,7 @@ class GraphStructure:
                             "row out"
                         )
 
-    def _swappable(self, reading: GraphReading) -> FrozenSet[int]:
+    def _swappable(self, functions: Sequence[Any]) -> FrozenSet[int]:
         """Positions of the weights that can be swapped for scaled copies during all of a pass, as nothing in
         backward reads them but their layers. Where activations are multiplied by each other, none can.
         """
@@ -276,7 +287,10 @@ class GraphStructure:
         for position in sorted(found):
             others = self.readers[position] | ({producers.get(position, -1)} & visited)
             others -= layers[position]
-            if any(known(described.type_names[i]).reads_more or reading.reads(i, position) for i in others):
+            if any(
+                known(described.type_names[i]).reads_more or described.reads(functions[i], i, position)
+                for i in others
+            ):
                 found.remove(position)
         return frozenset(found)
 

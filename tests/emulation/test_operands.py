@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, Format, FormatEmulation, Precision
 from nnabla_adaloss.core.precision import FP8_HYBRID
 from nnabla_adaloss.emulation.operands import OperandSwap, operands_of
+from nnabla_adaloss.graph.description import visited
 from nnabla_adaloss.graph.functions import is_matrix_product
-from nnabla_adaloss.graph.reading import visited
 from tests.emulation.networks import is_half, masked_attention
 from tests.engine.random_graphs import STEPS, build
 from tests.engine.test_architectures import dense_block, embedding_with_tied_output

@@ -14,7 +14,7 @@ import pytest
 
 from nnabla_adaloss import LossScaleWarning
 from nnabla_adaloss.graph.float_tail import FloatTail, TailReader, float_tail, is_computed
-from nnabla_adaloss.graph.reading import GraphReading, read_graph
+from nnabla_adaloss.graph.plan import GraphPlan
 from tests.engine.nets import HALF
 from tests.tampering import Tampering
 
@@ -42,7 +42,7 @@ def graph(make: Make) -> nn.Variable:
         return make(F.tanh(leaf(4, 3)))
 
 
-def moved(loss: nn.Variable) -> Tuple[GraphReading, FloatTail]:
+def moved(loss: nn.Variable) -> Tuple[GraphPlan, FloatTail]:
     """The graph of `loss`, and what was moved to float in it."""
     reader = TailReader(loss, float_tail=True)
     return reader.read(), reader.tail
@@ -50,7 +50,7 @@ def moved(loss: nn.Variable) -> Tuple[GraphReading, FloatTail]:
 
 def in_float(loss: nn.Variable) -> Set[str]:
     """Types of the functions that do not compute in half."""
-    described = read_graph(loss).described
+    described = GraphPlan.read(loss).described
     half = set(described.in_half)
     return {name for index, name in enumerate(described.type_names) if index not in half}
 
@@ -103,7 +103,7 @@ def test_a_float_graph_and_one_that_was_moved_stay_as_they_are() -> None:
     was_moved = graph(lambda h: F.mean(h) * 1e-8)
     moved(was_moved)
     for loss in (F.mean(F.tanh(leaf(4, 3)) * 1e-9) * 1e-8, was_moved):
-        before = read_graph(loss).keys
+        before = GraphPlan.read(loss).keys
         reading, tail = moved(loss)
         assert (tail, reading.keys) == (FloatTail(), before)
 
@@ -181,7 +181,7 @@ def test_what_python_reads_in_another_graph_stays_in_half() -> None:
 
 def test_mixed_half_is_half() -> None:
     loss = graph(lambda h: F.mean(h) * 1e-8)
-    reading = read_graph(loss)
+    reading = GraphPlan.read(loss)
     mixed = reading.described._replace(backends=[["cudnn:mixed_half", "cudnn:float"]] * 3)
     assert mixed.in_half == [0, 1, 2]
     assert sorted(float_tail(reading, mixed.in_half).functions) == [1, 2]

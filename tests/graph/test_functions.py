@@ -16,7 +16,7 @@ from nnabla_adaloss.graph import functions
 from nnabla_adaloss.graph.float_tail import float_context
 from nnabla_adaloss.graph.functions import hands_memory_on, written_inputs
 from nnabla_adaloss.graph.memory_uses import memory_uses
-from nnabla_adaloss.graph.reading import GraphReading, read_graph
+from nnabla_adaloss.graph.plan import GraphPlan
 
 IMAGES, CHANNELS = (2, 3, 4, 4), (1, 3, 1, 1)
 
@@ -151,16 +151,16 @@ def cut(v: nn.Variable) -> nn.Variable:
     return v.get_unlinked_variable(need_grad=False)
 
 
-def types(reading: GraphReading, uses: Dict[int, int]) -> Dict[nn.Variable, str]:
+def types(reading: GraphPlan, uses: Dict[int, int]) -> Dict[nn.Variable, str]:
     """The type of the function that uses each variable."""
     found = [*reading.described.type_names, "never"]
-    return {reading.variables[p]: found[index] for p, index in uses.items()}
+    return {reading.all_variables[p]: found[index] for p, index in uses.items()}
 
 
 def test_leaves_are_read_and_outputs_written() -> None:
     x, t = nn.Variable((2, 3)), nn.Variable((2, 3))
     h = F.tanh(x)
-    reading = read_graph(F.squared_error(F.sin(h), F.exp(t) + x))
+    reading = GraphPlan.read(F.squared_error(F.sin(h), F.exp(t) + x))
     uses = memory_uses(reading.description({}))
     assert types(reading, uses.leaves) == {x: "Tanh", t: "Exp"}
     assert types(reading, uses.outputs)[h] == "Tanh"
@@ -170,7 +170,7 @@ def test_leaves_are_read_and_outputs_written() -> None:
 
 def test_parameters_are_left_out() -> None:
     x, w = nn.Variable((2, 3)), nn.Variable((2, 3), need_grad=True)
-    reading = read_graph(F.mean(x * w))
+    reading = GraphPlan.read(F.mean(x * w))
     assert list(types(reading, memory_uses(reading.description({hash(w): "w"})).leaves)) == [x]
     assert list(types(reading, memory_uses(reading.description({})).leaves)) == [x, w]
 
@@ -195,7 +195,7 @@ def test_what_is_read_cut_off_from_the_graph_is_told_by_the_order(
 ) -> None:
     x = nn.Variable((2, 3))
     y = F.tanh(x)
-    reading = read_graph(F.mean(build(y)))
+    reading = GraphPlan.read(F.mean(build(y)))
     uses = memory_uses(reading.described)
     leaves = types(reading, uses.leaves)
     leaves.pop(x)
@@ -206,11 +206,11 @@ def test_what_is_read_cut_off_from_the_graph_is_told_by_the_order(
 def test_memory_that_is_handed_on_is_not_written() -> None:
     x = nn.Variable((2, 3))
     flat = F.unlink(F.reshape(x, (6,)))
-    reading = read_graph(F.mean(F.sin(flat)))
+    reading = GraphPlan.read(F.mean(F.sin(flat)))
     uses = memory_uses(reading.described)
     assert types(reading, uses.leaves) == {x: "Sin"}
     assert len(uses.outputs) == 2
-    reading = read_graph(flat)
+    reading = GraphPlan.read(flat)
     assert types(reading, memory_uses(reading.described).leaves) == {x: "never"}
 
 

@@ -250,7 +250,11 @@ def test_a_graph_that_is_built_again_has_the_constants_of_the_new_one() -> None:
     for exponent in (-3, -50, 7):
         y = head()
         plan = GraphPlan(mean(y) * 2.0**exponent)
-        structure = plan.structure if structure is None else structure.of_alike(plan.structure.described)
+        structure = (
+            plan.structure
+            if structure is None
+            else structure.of_alike(plan.structure.described, structure.options)
+        )
         assert structure is not None
         found = structure.loss_weights(by_layer=True).read(plan.all_variables, on_host=True)
         assert found[-1] == 2.0**exponent
@@ -268,7 +272,7 @@ def test_graphs_of_other_shapes_share_what_is_known_of_their_weights() -> None:
     for reduced, expected in ((F.mean, 0.5), (F.sum, 32.0)):
         first, other = plan_of(4, reduced), plan_of(16, reduced)
         known = weights_of(first.structure)
-        structure = first.structure.of_alike(other.structure.described)
+        structure = first.structure.of_alike(other.structure.described, first.structure.options)
         assert structure is not None
         # Of a sum all elements count.
         assert (weights_of(structure) is known) == (reduced is F.mean)

@@ -17,13 +17,12 @@ from nnabla.core.module import Module
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, GraphPlan
 from nnabla_adaloss.core import LayerSelection
 from nnabla_adaloss.graph.names import function_names, named, registered_names
-from nnabla_adaloss.graph.reading import read_graph
 from tests.engine.test_architectures import NETWORKS as ARCHITECTURES
 
 
 def names_of(loss: nn.Variable, parameters: Any = None) -> List[str]:
     known = {**registered_names(), **named(parameters or {})}
-    return function_names(read_graph(loss).description(known))
+    return function_names(GraphPlan.read(loss).description(known))
 
 
 def attention(x: nn.Variable, width: int = 8) -> nn.Variable:

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss.core.layer_selection import LayerSelection
+from nnabla_adaloss.graph.description import GraphDescription
 from nnabla_adaloss.graph.names import registered_names
-from nnabla_adaloss.graph.reading import GraphDescription, read_graph
+from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.graph.structure import GraphStructure, PlanOptions
 from tests.engine.random_graphs import STEPS, WIDTH, build, seeds
 from tests.tampering import Tampering
@@ -27,11 +28,12 @@ ANY_BATCH = ["affine", "shared", "tied", "tanh", "relu", "add", "multiply", "pre
 
 
 def described(loss: nn.Variable) -> GraphDescription:
-    return read_graph(loss).description(registered_names())
+    return GraphPlan.read(loss).description(registered_names())
 
 
 def structure_of(loss: nn.Variable) -> GraphStructure:
-    return GraphStructure(described(loss), OPTIONS, read_graph(loss))
+    graph = GraphPlan.read(loss)
+    return GraphStructure(described(loss), OPTIONS, graph.functions, graph.all_leaves)
 
 
 def facts(structure: GraphStructure) -> Dict[str, Any]:
@@ -48,7 +50,7 @@ def test_a_reshaped_structure_is_what_would_have_been_made(
     one = build(seed, steps, input_gradient=False, batch=(first, WIDTH))
     other = build(seed, steps, input_gradient=False, batch=(second, WIDTH), known=one.leaves)
     structure, wanted = structure_of(one.loss), described(other.loss)
-    found = structure.of_alike(wanted)
+    found = structure.of_alike(wanted, OPTIONS)
     assert found is not None
     assert facts(found) == facts(structure_of(other.loss))
     assert (found is structure) == (first == second)
@@ -66,7 +68,7 @@ def test_what_follows_from_lengths_is_found_out_anew() -> None:
     structure, wanted = structure_of(attention(3)), described(longer)
     asked = [name for name, value in vars(GraphStructure).items() if isinstance(value, cached_property)]
     assert all(getattr(structure, name) is not None for name in asked)
-    found, made = structure.of_alike(wanted), structure_of(longer)
+    found, made = structure.of_alike(wanted, OPTIONS), structure_of(longer)
     assert found is not None
     assert facts(found) == facts(made)
     assert [getattr(found, name) for name in asked] == [getattr(made, name) for name in asked]
@@ -86,7 +88,7 @@ def test_which_leaves_forward_writes_is_a_matter_of_arguments() -> None:
     other = normalized(False)
     structure, wanted = structure_of(normalized(True)), described(other)
     before = structure.fixed
-    found = structure.of_alike(wanted)
+    found = structure.of_alike(wanted, OPTIONS)
     assert found is not None
     assert found.fixed == structure_of(other).fixed != before
 
@@ -95,8 +97,8 @@ def test_which_leaves_forward_writes_is_a_matter_of_arguments() -> None:
 def test_a_leaf_that_one_of_its_readers_writes_is_written(written_first: bool) -> None:
     state = nn.Variable((2, 3))
     terms = [F.mean(F.assign(state, nn.Variable((2, 3), need_grad=True) * 2.0)), F.mean(F.tanh(state))]
-    reading = read_graph(F.add2(*(terms if written_first else terms[::-1])))
-    structure = GraphStructure(reading.description({}), OPTIONS, reading)
+    reading = GraphPlan.read(F.add2(*(terms if written_first else terms[::-1])))
+    structure = GraphStructure(reading.description({}), OPTIONS, reading.functions, reading.all_leaves)
     assert structure.fixed[reading.keys.index(hash(state))]
 
 
@@ -124,9 +126,9 @@ def taps(*, last: Tuple[int, ...]) -> nn.Variable:
 )
 def test_graphs_that_are_wired_otherwise(other: Any) -> None:
     structure = structure_of(network())
-    assert structure.of_alike(described(network())) is structure
-    assert structure.of_alike(described(network(batch=7))) is not None
-    assert structure.of_alike(described(other())) is None
+    assert structure.of_alike(described(network()), OPTIONS) is structure
+    assert structure.of_alike(described(network(batch=7)), OPTIONS) is not None
+    assert structure.of_alike(described(other()), OPTIONS) is None
 
 
 def test_a_leaf_of_another_shape_is_another_leaf() -> None:
@@ -136,23 +138,23 @@ def test_a_leaf_of_another_shape_is_another_leaf() -> None:
         return F.mean(PF.affine(x, 3, name="layer0") ** 2)
 
     structure = structure_of(loss())
-    assert structure.of_alike(described(loss())) is structure
+    assert structure.of_alike(described(loss()), OPTIONS) is structure
     x.reset_shape((4, 3), True)
-    assert structure.of_alike(described(loss())) is None
+    assert structure.of_alike(described(loss()), OPTIONS) is None
 
 
 def test_what_has_one_element_is_another_matter_for_scales() -> None:
     """Functions of one element at the loss can take any scale."""
     structure = structure_of(taps(last=(1,)))
-    assert structure.of_alike(described(taps(last=(0, 1)))) is None
-    assert structure.of_alike(described(taps(last=(0,)))) is not None
+    assert structure.of_alike(described(taps(last=(0, 1))), OPTIONS) is None
+    assert structure.of_alike(described(taps(last=(0,))), OPTIONS) is not None
 
 
 def test_where_branches_meet_a_gradient_may_be_larger_than_those_that_arrive() -> None:
     h = PF.affine(nn.Variable((2, 3)), 4, name="a")
     loss = F.mean(F.sigmoid(h) + F.tanh(h))
-    reading = read_graph(loss)
-    structure = GraphStructure(reading.description({}), OPTIONS, reading)
+    reading = GraphPlan.read(loss)
+    structure = GraphStructure(reading.description({}), OPTIONS, reading.functions, reading.all_leaves)
     assert reading.keys.index(hash(h)) in structure.largest_gradients
 
 
@@ -165,7 +167,7 @@ def test_what_can_be_largest_goes_by_the_batch() -> None:
 
     one, four = structure(1), structure(4)
     before = one.largest_gradients
-    found = one.of_alike(four.described)
+    found = one.of_alike(four.described, OPTIONS)
     assert found is not None
     assert found.largest_gradients == four.largest_gradients != before
 
@@ -175,9 +177,12 @@ def test_what_can_be_largest_goes_by_the_batch() -> None:
 
 def swappable(loss: nn.Variable, selection: LayerSelection = OPTIONS.selection) -> Set[Union[str, None]]:
     """The weights that can be, by name; None for all that are no parameters."""
-    reading = read_graph(loss)
+    reading = GraphPlan.read(loss)
     found = GraphStructure(
-        reading.description(registered_names()), OPTIONS._replace(selection=selection), reading
+        reading.description(registered_names()),
+        OPTIONS._replace(selection=selection),
+        reading.functions,
+        reading.all_leaves,
     )
     return {registered_names().get(reading.keys[position]) for position in found.swappable}
 
@@ -313,7 +318,7 @@ def test_a_table_is_no_weight_and_what_is_transposed_from_it_is(transposed: bool
 
 def test_a_weight_that_another_layer_reads_can_be_swapped_only_if_that_is_scaled_too() -> None:
     loss = used_by_two_layers()
-    names = sorted(GraphStructure(described(loss), OPTIONS, read_graph(loss)).layer_slots)
+    names = sorted(structure_of(loss).layer_slots)
     assert len(names) == 2
     assert swappable(loss) == {"a/affine/W"}
     for name in names:
@@ -348,21 +353,25 @@ def test_of_a_product_with_a_leaf_the_leaf_can_be_swapped() -> None:
 @given(seeds, st.lists(st.sampled_from(sorted(STEPS)), max_size=6))
 def test_whatever_is_swapped_nobody_else_reads(seed: int, steps: Any) -> None:
     loss = build(seed, steps, input_gradient=bool(seed % 2)).loss
-    reading, structure = read_graph(loss), structure_of(loss)
+    reading, structure = GraphPlan.read(loss), structure_of(loss)
     products = {(slot.factor, node.number) for node in structure.nodes for slot in node.slots}
     for position in structure.swappable:
         others = {i for i in structure.order if (position, i) not in products}
-        assert not any(reading.reads(index, position) for index in others)
+        assert not any(reading.described.reads(reading.functions[index], index, position) for index in others)
     for factor, _ in products:
         if factor not in structure.swappable:
-            own = [i for i in structure.order if (factor, i) not in products and reading.reads(i, factor)]
+            own = [
+                i
+                for i in structure.order
+                if (factor, i) not in products and reading.described.reads(reading.functions[i], i, factor)
+            ]
             kinds = {structure.by_number[number].type_name for f, number in products if f == factor}
             assert own or kinds == {"BatchMatmul"}
 
 
 def test_of_a_known_topology_the_same_can_be_swapped() -> None:
     structure, longer = structure_of(attention(3)), attention(5)
-    found = structure.of_alike(described(longer))
+    found = structure.of_alike(described(longer), OPTIONS)
     assert found is not None
     assert found.swappable == structure_of(longer).swappable
     assert found.joined == structure_of(longer).joined
@@ -381,8 +390,10 @@ def test_a_weight_is_not_swapped_that_nnabla_reads_without_saying_so(kind: str) 
         h = F.convolution(PF.convolution(nn.Variable((2, 1, 9, 9)), 3, (3, 3), name="first"), w)
         other = F.binary_connect_convolution(w, binary, signs)
     assert not other.parent.grad_depends_input_data(1, 0)
-    reading = read_graph(F.mean(F.sigmoid(h)) + F.mean(F.sigmoid(other)))
-    structure = GraphStructure(reading.description(registered_names()), OPTIONS, reading)
+    reading = GraphPlan.read(F.mean(F.sigmoid(h)) + F.mean(F.sigmoid(other)))
+    structure = GraphStructure(
+        reading.description(registered_names()), OPTIONS, reading.functions, reading.all_leaves
+    )
     assert reading.keys.index(hash(w)) not in structure.swappable
 
 
@@ -401,6 +412,8 @@ def test_a_weight_is_not_swapped_that_a_function_of_the_users_may_read() -> None
     w = nn.parameter.get_parameter_or_create("w", (6, 6))
     h = F.affine(PF.affine(nn.Variable((4, 3)), 6, name="first"), w)
     function = SaysNothing()
-    reading = read_graph(F.mean(F.sigmoid(h)) + F.mean(function(w)))
-    structure = GraphStructure(reading.description(registered_names()), OPTIONS, reading)
+    reading = GraphPlan.read(F.mean(F.sigmoid(h)) + F.mean(function(w)))
+    structure = GraphStructure(
+        reading.description(registered_names()), OPTIONS, reading.functions, reading.all_leaves
+    )
     assert structure.swappable == frozenset()

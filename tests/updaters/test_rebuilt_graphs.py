@@ -167,10 +167,10 @@ def test_a_state_that_is_loaded_leaves_nothing_of_graphs_that_took_turns() -> No
     training.run(5)
     state = training.updater.state_dict()
     training.run(4)
-    known = training.updater.scaling._graph._known
-    assert any(one.statistics for one in known._known)
+    graph = training.updater.scaling._graph
+    assert any(one.statistics for one in graph._resting)
     training.updater.load_state_dict(state)
-    assert not any(one.statistics or one.schedules for one in known._known)
+    assert not any(one.statistics or one.schedules.chosen for one in graph._resting)
     training.run(2)
 
 
@@ -186,7 +186,8 @@ def test_no_more_than_sixteen_kinds_of_graphs_are_remembered() -> None:
 
     training = Training([recurrent(steps) for steps in range(1, 21)], rebuilt=True)
     training.run(41)
-    assert len(training.updater.scaling._graph._known) == 16
+    # And the present one.
+    assert len(training.updater.scaling._graph._resting) == 15
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -197,7 +198,7 @@ def test_graphs_of_other_shapes_share_what_is_held(method: str, delay: int) -> N
     training.run(34)
     # What follows from shapes is found out for each.
     assert len({id(plan.structure) for plan in training.plans}) > 2
-    assert len(training.updater.scaling._graph._known) == 1
+    assert not training.updater.scaling._graph._resting
     settled = training.passes[-16:]
     assert settled.count("measuring") == (2 if delay == 0 else 0)
     assert settled.count("hookless") == (14 if delay == 0 else 16)

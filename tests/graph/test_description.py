@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from nnabla_adaloss.graph.description import GraphDescription, visited
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
-from nnabla_adaloss.graph.reading import GraphDescription, GraphReading, read_graph, visited
 from tests.engine.random_graphs import STEPS, Network, build, chosen_steps, networks, seeds
 from tests.engine.test_architectures import NETWORKS
 
@@ -24,12 +24,12 @@ from tests.engine.test_architectures import NETWORKS
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(networks)
 def test_what_functions_read_and_write_is_told_by_position(network: Network) -> None:
-    reading = read_graph(network.loss)
+    reading = GraphPlan.read(network.loss)
     inputs, outputs = reading.described.inputs.by_function(), reading.described.outputs.by_function()
     for f, read, written in zip(reading.functions, inputs, outputs):
         assert [hash(v) for v in f.inputs] == [reading.keys[p] for p in read]
         assert [hash(v) for v in f.outputs] == [reading.keys[p] for p in written]
-    assert [hash(v) for v in reading.variables] == reading.keys
+    assert [hash(v) for v in reading.all_variables] == reading.keys
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
@@ -40,9 +40,9 @@ def test_a_graph_that_is_built_again_has_the_plan_that_it_would_get(
     first = build(seed, steps, input_gradient=input_gradient)
     again = build(seed, steps, input_gradient=input_gradient, known=first.leaves)
     names = {hash(leaf): f"scope/{name}" for name, leaf in first.leaves.items()}
-    known, reading = GraphPlan(first.loss, names=names), read_graph(again.loss)
+    known, reading = GraphPlan(first.loss, names=names), GraphPlan.read(again.loss)
     assert reading.description(names) == known.structure.described
-    bound, made = GraphPlan.bound(reading, known.structure), GraphPlan(again.loss, names=names)
+    bound, made = reading.planned(known.structure), GraphPlan(again.loss, names=names)
     assert str(bound) == str(made) == str(known)
     assert [*bound.nodes] == [*made.nodes]
     for node, own in zip(bound.nodes.values(), made.nodes.values()):
@@ -51,8 +51,6 @@ def test_a_graph_that_is_built_again_has_the_plan_that_it_would_get(
     for name in (
         "roots",
         "variables",
-        "variable_keys",
-        "kept_keys",
         "leaves",
         "fixed_leaves",
         "keys",
@@ -86,7 +84,7 @@ def network(
         activated.recompute = recompute
         y = F.tanh(PF.affine(activated, 3, name=second, fix_parameters=frozen))
         loss = F.mean(y + {"h": h, "x": x, "activated": activated}[skip])
-    return read_graph(loss).description(registered_names() if named else {})
+    return GraphPlan.read(loss).description(registered_names() if named else {})
 
 
 @pytest.mark.parametrize(
@@ -120,9 +118,9 @@ def test_a_graph_is_described_before_forward_as_after_it() -> None:
         if halfway:
             h.forward()
         loss = F.mean(PF.affine(F.sigmoid(h), 2, name="b")) + F.mean(h)
-        found.append(read_graph(loss).description(registered_names()))
+        found.append(GraphPlan.read(loss).description(registered_names()))
         loss.forward()
-        found.append(read_graph(loss).description(registered_names()))
+        found.append(GraphPlan.read(loss).description(registered_names()))
     assert all(described == found[0] for described in found)
 
 
@@ -130,13 +128,13 @@ def test_what_is_noticed_and_what_is_not() -> None:
     x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32), need_grad=True)
     h = F.tanh(x)
     y = F.sum(h)
-    reading = read_graph(y)
+    reading = GraphPlan.read(y)
     y.forward(clear_no_need_grad=True)
     y.backward(clear_buffer=True)
     x.d = 2.0
     x.grad.zero()
     assert reading.is_current
-    for v in reading.variables[:2]:
+    for v in reading.all_variables[:2]:
         v.need_grad = False
         assert not reading.is_current
         assert not reading.rewired
@@ -154,7 +152,7 @@ def test_what_is_noticed_and_what_is_not() -> None:
 def test_a_loss_that_stands_for_another_is_noticed() -> None:
     x = nn.Variable((2, 3), need_grad=True)
     loss = F.sum(F.tanh(x))
-    reading = read_graph(loss)
+    reading = GraphPlan.read(loss)
     loss.rewire_on(F.sum(F.sigmoid(x)))
     assert reading.rewired
 
@@ -165,7 +163,7 @@ def test_a_function_that_needs_a_gradient_since_the_last_forward() -> None:
     h = F.tanh(x)
     h.need_grad = True
     x.need_grad = True
-    reading = read_graph(h)
+    reading = GraphPlan.read(h)
     h.forward()
     assert reading.marked_otherwise
     assert not reading.rewired
@@ -178,7 +176,7 @@ def test_another_shape_is_noticed_of_data_alone() -> None:
     assert not plan.reshaped
     x.reset_shape((4, 3), force=True)
     assert plan.reshaped
-    assert plan.reading.is_current
+    assert plan.is_current
 
 
 # Functions are visited as nnabla visits them, and nothing of them is kept.
@@ -355,15 +353,15 @@ def weighed(outputs: Outputs) -> nn.Variable:
 
 def trained(loss: nn.Variable) -> List[nn.Variable]:
     """The leaves of a function at the end of a graph, and of those before it, that get a gradient."""
-    reading = read_graph(loss)
-    return [reading.variables[p] for p in sorted(reading.needed)]
+    reading = GraphPlan.read(loss)
+    return [reading.all_variables[p] for p in sorted(reading.needed)]
 
 
 def memory(v: nn.Variable) -> int:
     return v.d.__array_interface__["data"][0]
 
 
-def unread(reading: GraphReading) -> List[nn.Variable]:
+def unread(reading: GraphPlan) -> List[nn.Variable]:
     """The variables that backward does not read. Where functions work in place, some are one array; what is
     computed again has none until then.
     """
@@ -371,16 +369,16 @@ def unread(reading: GraphReading) -> List[nn.Variable]:
     again = {p for p, recomputed in enumerate(described.recomputed) if recomputed}
     for index, positions in enumerate(zip(described.inputs.by_function(), described.outputs.by_function())):
         for position in {*positions[0], *positions[1]} - again if described.need_grads[index] else ():
-            if reading.reads(index, position):
-                read.add(memory(reading.variables[position]))
-    return [v for p, v in enumerate(reading.variables) if p not in again and memory(v) not in read]
+            if reading.described.reads(reading.functions[index], index, position):
+                read.add(memory(reading.all_variables[position]))
+    return [v for p, v in enumerate(reading.all_variables) if p not in again and memory(v) not in read]
 
 
 def bits_of_gradients(loss: nn.Variable, *, overwrites: bool) -> Tuple[List[np.ndarray], Set[str]]:
     """The gradients of all leaves, and of which functions inputs or outputs were overwritten with NaN."""
     nn.seed(0)
     loss.forward()
-    reading, leaves = read_graph(loss), trained(loss)
+    reading, leaves = GraphPlan.read(loss), trained(loss)
     overwritten = unread(reading) if overwrites else []
     of = {hash(v) for v in overwritten}
     for v in overwritten:
@@ -448,16 +446,23 @@ def test_a_function_reads_what_the_gradients_that_are_wanted_follow_from(wanted:
     for name, v in named.items():
         v.need_grad = name in ("xw" if wanted == "both" else wanted)
     y = F.affine(*named.values())
-    reading = read_graph(y)
-    found = {name for name, v in named.items() if reading.reads(0, reading.keys.index(hash(v)))}
+    reading = GraphPlan.read(y)
+    found = {
+        name
+        for name, v in named.items()
+        if reading.described.reads(reading.functions[0], 0, reading.keys.index(hash(v)))
+    }
     assert found == read
-    assert not reading.reads(0, reading.keys.index(hash(y)))
+    assert not reading.described.reads(reading.functions[0], 0, reading.keys.index(hash(y)))
 
 
 def test_what_a_function_has_computed_it_may_read_and_what_it_has_nothing_to_do_with_not() -> None:
     x = leaf(4, 6)
     h, other = F.tanh(x), F.mul_scalar(x, 2.0)
-    reading = read_graph(F.sum(h + other))
+    reading = GraphPlan.read(F.sum(h + other))
     index = [f.info.type_name for f in reading.functions].index("Tanh")
     position = {name: reading.keys.index(hash(v)) for name, v in [("x", x), ("h", h), ("other", other)]}
-    assert [reading.reads(index, position[name]) for name in ("x", "h", "other")] == [False, True, False]
+    assert [
+        reading.described.reads(reading.functions[index], index, position[name])
+        for name in ("x", "h", "other")
+    ] == [False, True, False]
