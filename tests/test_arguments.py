@@ -17,6 +17,7 @@ import pytest
 import nnabla_adaloss as na
 from nnabla_adaloss.core import FLOAT8_E4M3, methods
 from nnabla_adaloss.kernels import CpuKernels
+from tests.worlds.values import HALF
 
 Make = Callable[..., Any]
 Base = Callable[[], Dict[str, Any]]
@@ -204,7 +205,7 @@ def test_a_value_assigned_to_a_fixed_updater_is_checked(name: str) -> None:
 def test_a_graph_stays_as_it_is_where_an_argument_is_refused(call: str) -> None:
     """In a half context, where functions at the loss are moved to float otherwise."""
     make = CALLS[call][0]
-    with nn.context_scope(nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")):
+    with nn.context_scope(HALF):
         work = trained()
         work["loss"] = F.mul_scalar(work["loss"], 1e-8)
     for name in inspect.signature(make).parameters.keys() - {"solver", "loss"}:

@@ -13,18 +13,18 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, profile
 from nnabla_adaloss.kernels import CpuKernels
 from nnabla_adaloss.profiling import _KERNELS
-from tests.diagnosis import nets
 from tests.diagnosis.healthy import HEALTHY
+from tests.worlds.trainings import updater_of
 
 
-def updater_of(name: str, **arguments: Any) -> Any:
+def updater_for(name: str, **arguments: Any) -> Any:
     nn.clear_parameters()
-    return nets.updater_of(*HEALTHY[name](), S.Sgd(0.1), **arguments)
+    return updater_of(*HEALTHY[name](), S.Sgd(0.1), **arguments)
 
 
 @pytest.mark.parametrize("method", ["approx_range", "amax_history"])
 def test_the_parts_are_the_whole(method: str) -> None:
-    updater = updater_of("resnet", config=AdaLossConfig(loss_scale_method=method, measure_every=1))
+    updater = updater_for("resnet", config=AdaLossConfig(loss_scale_method=method, measure_every=1))
     profile(updater, iterations=1)  # kernels are loaded
     times = profile(updater, iterations=3)
     assert times.sum.total == pytest.approx(times.milliseconds, rel=0.02)
@@ -46,14 +46,14 @@ def test_every_kernel_is_timed() -> None:
 
 
 def test_without_emulation_nothing_is_rounded() -> None:
-    times = profile(updater_of("mlp", storage=None, config=AdaLossConfig(measure_every=1)), iterations=2)
+    times = profile(updater_for("mlp", storage=None, config=AdaLossConfig(measure_every=1)), iterations=2)
     assert times.sum.rounding == 0.0
     assert times.sum.statistics > 0.0
 
 
 def test_everything_is_put_back() -> None:
     def train(iterations: int) -> np.ndarray:
-        updater = updater_of("mlp")
+        updater = updater_for("mlp")
         kernels = dict(vars(updater.scaling.kernels))
         if iterations:
             profile(updater, iterations)  # after one that it does not measure
@@ -64,7 +64,7 @@ def test_everything_is_put_back() -> None:
         return np.concatenate([v.d.ravel() for v in nn.get_parameters().values()])
 
     np.testing.assert_array_equal(train(0), train(3))
-    updater = updater_of("mlp")
+    updater = updater_for("mlp")
 
     def fail() -> None:
         raise OSError("no more data")
@@ -77,7 +77,7 @@ def test_everything_is_put_back() -> None:
 
 
 def test_as_text_and_as_a_dict() -> None:
-    times = profile(updater_of("mlp"), iterations=1)
+    times = profile(updater_for("mlp"), iterations=1)
     found = times.as_dict()
     assert json.loads(json.dumps(found)) == found
     assert found["layers"]["fc1/affine"]["rounding"] > 0.0
@@ -90,12 +90,12 @@ def test_refused() -> None:
     with pytest.raises(TypeError, match="must be an AdaptiveLossScalingUpdater, got int"):
         profile(3)
     with pytest.raises(ValueError, match="iterations=0 must be 1 or more"):
-        profile(updater_of("mlp"), iterations=0)
+        profile(updater_for("mlp"), iterations=0)
 
 
 def test_hooks_of_the_updater_are_called_as_ever() -> None:
     seen: list[str] = []
-    updater = updater_of("mlp", function_post_hook=(None, lambda f: seen.append(f.info.type_name)))
+    updater = updater_for("mlp", function_post_hook=(None, lambda f: seen.append(f.info.type_name)))
     updater.update()
     once = len(seen)
     profile(updater, iterations=1)

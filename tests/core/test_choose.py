@@ -17,8 +17,8 @@ from nnabla_adaloss.core.choose import Choice, Room, Start, choose, choose_toget
 from nnabla_adaloss.core.components import Components, Joined, components_of, joined
 from nnabla_adaloss.core.layer_record import Reason
 from nnabla_adaloss.core.power_of_two import is_power_of_two
-from tests.engine import random_structures as graphs
-from tests.engine.random_structures import Drawn, structures
+from tests.worlds import random_structures as graphs
+from tests.worlds.random_structures import Drawn, structures
 
 pytestmark = pytest.mark.any_context
 

@@ -14,9 +14,9 @@ from nnabla_adaloss import AdaptiveLossScaling
 from nnabla_adaloss.core.components import Components, Joined, components_of, joined
 from nnabla_adaloss.core.nodes import NodeStructure
 from nnabla_adaloss.core.schedule import ScaleSchedule, Step
-from tests.engine.random_graphs import Network, networks
-from tests.engine.random_structures import Drawn, structures
-from tests.engine.test_architectures import NETWORKS
+from tests.worlds.architectures import NETWORKS
+from tests.worlds.random_graphs import Network, networks
+from tests.worlds.random_structures import Drawn, structures
 
 
 class Found:

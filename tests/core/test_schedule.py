@@ -13,7 +13,7 @@ import nnabla.parametric_functions as PF
 import pytest
 
 from nnabla_adaloss.core.schedule import Rescale, ScaleSchedule, Schedules
-from tests.engine import random_structures as graphs
+from tests.worlds import random_structures as graphs
 
 pytestmark = pytest.mark.any_context
 

@@ -22,8 +22,8 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScali
 from nnabla_adaloss.host_context import HOST, is_on_host
 from nnabla_adaloss.kernels import CpuKernels, CudaKernels, GradientsInPlace, measurements_by
 from tests.counted_device.device import CountedDevice, ForeignAddress
-from tests.engine.random_graphs import STEPS, build
-from tests.engine.test_architectures import NETWORKS, RNG, gradients, image
+from tests.worlds.architectures import NETWORKS, RNG, finite_gradients, image
+from tests.worlds.random_graphs import STEPS, build
 
 # Some of those that nnabla-ext-cuda 1.39 has not.
 WITHOUT_CUDA = "constant", "global_average_pooling", "kl_multinomial", "sink"
@@ -99,10 +99,10 @@ def loss_on(
 
 def check_gradients(loss: nn.Variable, config: Optional[AdaLossConfig] = None) -> AdaptiveLossScaling:
     """See that gradients are nnabla's own, in four iterations."""
-    expected = gradients(loss, 1.0, True)
+    expected = finite_gradients(loss, 1.0, True)
     scaling = AdaptiveLossScaling(loss, config)
     for _ in range(4):
-        found = gradients(scaling, 8.0, True)
+        found = finite_gradients(scaling, 8.0, True)
         for name, gradient in expected.items():
             np.testing.assert_allclose(found[name], gradient, rtol=1e-5, atol=1e-7, err_msg=name)
     return scaling
@@ -159,7 +159,7 @@ def test_architectures_in_half(on_gpu: CountedDevice, network: str) -> None:
     # By parts, attention overflows in half at first: an updater runs such batches again.
     scaling = AdaptiveLossScaling(loss, AdaLossConfig("approx_range"))
     for _ in range(3):
-        assert gradients(scaling, 8.0, True)
+        assert finite_gradients(scaling, 8.0, True)
 
 
 def test_functions_without_cuda_are_on_the_host(on_gpu: CountedDevice) -> None:

@@ -12,7 +12,9 @@ import nnabla.solvers as S
 import numpy as np
 from sklearn.datasets import load_digits
 
-from .nets import Built, affine, classifier, cross_entropy, feeder, inputs, updater_of
+from tests.worlds.trainings import updater_of
+
+from .nets import Built, affine, classifier, cross_entropy, feeder, inputs
 
 
 def conv(x: nn.Variable, name: str) -> nn.Variable:

@@ -12,8 +12,6 @@ import nnabla.initializer as I
 import nnabla.parametric_functions as PF
 import numpy as np
 
-from nnabla_adaloss import AdaptiveLossScalingUpdater
-
 Built = Tuple[Any, Any]
 """A loss, or an updater, and a feeder or None."""
 
@@ -66,11 +64,6 @@ Layers = Callable[[nn.Variable], nn.Variable]
 def classifier(layers: Layers, scores: Layers = lambda y: y) -> Built:
     x, t = inputs()
     return cross_entropy(scores(affine(layers(x), 5, "head")), t), feeder(x, t)
-
-
-def updater_of(loss: nn.Variable, feed: Any, solver: Any, parameters: Any = None, **arguments: Any) -> Any:
-    solver.set_parameters(nn.get_parameters() if parameters is None else parameters)
-    return AdaptiveLossScalingUpdater(solver, loss, feed, **{"storage": "float16", **arguments})
 
 
 def noisy_net() -> Built:

@@ -15,8 +15,9 @@ import pytest
 from nnabla_adaloss import FormatEmulation, LossScaleError, Precision, diagnose
 from nnabla_adaloss.diagnosis import Harm, Kept, PrecisionAdvice
 from nnabla_adaloss.diagnosis.advice import candidates_of, storage_of
+from tests.worlds.trainings import updater_of
 
-from .nets import Built, affine, cross_entropy, updater_of
+from .nets import Built, affine, cross_entropy
 
 NONE = Harm(Kept(0.0, 0.0, 0.03), 0.0, 0.0)
 CANDIDATES = ["float16", "fp8_hybrid", "float8_e4m3"]

@@ -29,9 +29,11 @@ from nnabla_adaloss import (
     diagnose,
 )
 from nnabla_adaloss.updaters.settings import keep_data
-from tests.engine.test_architectures import NETWORKS
-from tests.tampering import Interrupted
-from tests.updaters.interruptions import Interrupt, Moments, Training, differences
+from tests.worlds.architectures import NETWORKS
+from tests.worlds.interruptions import Interrupt, Moments, Training, differences
+from tests.worlds.tampering import Interrupted
+from tests.worlds.trainings import updater_of
+from tests.worlds.values import HALF
 
 from . import nets
 from .healthy import mlp
@@ -43,7 +45,6 @@ from .nets import (
     inputs,
     noisy_net,
     tiny_loss_weight,
-    updater_of,
 )
 from .troubles import a_weight_behind_the_loss, hard_gate, never_fed
 
@@ -398,7 +399,7 @@ def test_refused(call: Callable[[nn.Variable], Any], error: Any, message: str) -
 
 def test_the_first_function_that_computes_in_half_is_named() -> None:
     h = F.tanh(PF.affine(nn.Variable((2, 3)), 4, name="fc1"))
-    with nn.context_scope(nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")):
+    with nn.context_scope(HALF):
         y = PF.affine(h, 2, name="fc2")
     loss = F.mean(y) * 1e-9
     with pytest.raises(ValueError, match="^fc2/affine is computed in cpu:half, so there is no fp32"):

@@ -18,20 +18,21 @@ from nnabla_adaloss import (
     LossScaleWarning,
     SanityChecker,
 )
-from tests.tampering import Interrupted
+from tests.worlds.tampering import Interrupted
+from tests.worlds.trainings import updater_of
+from tests.worlds.values import HALF
 
-from . import nets
 from .healthy import convolutions, mlp
 from .nets import Built, noisy_net, vanishing_sigmoid
 
 
-def updater_of(built: Built, **arguments: Any) -> Any:
-    return nets.updater_of(*built, S.Momentum(0.01), **arguments)
+def examined(built: Built, **arguments: Any) -> Any:
+    return updater_of(*built, S.Momentum(0.01), **arguments)
 
 
 def test_a_layer_that_loses_its_gradient_is_named_once() -> None:
     config = AdaLossConfig(loss_scale_method="approx_range")
-    updater = updater_of(vanishing_sigmoid(), config=config)
+    updater = examined(vanishing_sigmoid(), config=config)
     checker = SanityChecker(updater, every=2)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", LossScaleWarning)
@@ -45,7 +46,7 @@ def test_a_layer_that_loses_its_gradient_is_named_once() -> None:
 
 
 def test_scales_that_suit_lose_nothing() -> None:
-    updater = updater_of(vanishing_sigmoid())
+    updater = examined(vanishing_sigmoid())
     checker = SanityChecker(updater, threshold=0.05)
     for _ in range(3):
         updater.update()
@@ -79,7 +80,7 @@ def test_a_check_that_is_interrupted_teaches_nothing(turn: int) -> None:
 
 
 def test_a_check_teaches_nothing() -> None:
-    updater = updater_of(vanishing_sigmoid())
+    updater = examined(vanishing_sigmoid())
     checker = SanityChecker(updater, threshold=1.0)
     for _ in range(2):
         updater.update()
@@ -93,7 +94,7 @@ def test_training_goes_on_as_without(method: str) -> None:
     def train(every: int) -> Dict[str, np.ndarray]:
         nn.clear_parameters()
         nn.seed(1)
-        updater = updater_of(noisy_net(), config=AdaLossConfig(loss_scale_method=method))
+        updater = examined(noisy_net(), config=AdaLossConfig(loss_scale_method=method))
         checker = SanityChecker(updater, every=every)
         for _ in range(8):
             updater.update()
@@ -107,7 +108,7 @@ def test_training_goes_on_as_without(method: str) -> None:
 
 
 def test_refused() -> None:
-    updater = updater_of(mlp())
+    updater = examined(mlp())
     with pytest.raises(ValueError, match="every=0 must be 1 or more"):
         SanityChecker(updater, every=0)
     with pytest.raises(ValueError, match=r"threshold=1\.5 must lie in \[0, 1\]"):
@@ -117,12 +118,12 @@ def test_refused() -> None:
     with pytest.raises(TypeError, match="must be an AdaptiveLossScalingUpdater, got Dynamic"):
         SanityChecker(DynamicLossScalingUpdater(updater.solver, loss, feed))
     with pytest.raises(ValueError, match="stores everything in fp32"):
-        SanityChecker(updater_of((loss, feed), storage=None, config=AdaLossConfig()))
+        SanityChecker(examined((loss, feed), storage=None, config=AdaLossConfig()))
 
 
 def test_what_is_computed_in_half_is_refused_with_its_first_function() -> None:
-    with nn.context_scope(nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")):
+    with nn.context_scope(HALF):
         y = PF.affine(nn.Variable.from_numpy_array(np.ones((2, 3))), 2, name="fc")
-    updater = updater_of((F.mean(y**2), lambda: None), storage=None, config=AdaLossConfig())
+    updater = examined((F.mean(y**2), lambda: None), storage=None, config=AdaLossConfig())
     with pytest.raises(ValueError, match="^fc/affine is computed in cpu:half, so there is no fp32"):
         SanityChecker(updater)

@@ -11,7 +11,9 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 
-from .nets import Built, affine, classifier, cross_entropy, feeder, inputs, one_hot, trouble, updater_of
+from tests.worlds.trainings import updater_of
+
+from .nets import Built, affine, classifier, cross_entropy, feeder, inputs, one_hot, trouble
 
 # Not finite, or beyond the format.
 

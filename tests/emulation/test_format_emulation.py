@@ -14,6 +14,7 @@ import pytest
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.emulation import format_emulation, with_storage
 from tests.emulation.networks import half, is_half
+from tests.worlds.values import HALF
 
 
 def all_halves() -> np.ndarray:
@@ -256,7 +257,7 @@ def test_unknown_formats_wrong_losses_and_half_contexts_are_refused() -> None:
         TypeError, match=r"got AdaptiveLossScaling; .*AdaptiveLossScaling\(FormatEmulation\(loss\)\)$"
     ):
         FormatEmulation(AdaptiveLossScaling(variable))  # type: ignore[arg-type]
-    with nn.context_scope(nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")):
+    with nn.context_scope(HALF):
         x = nn.Variable((2, 2), need_grad=True)
         loss = F.sum(x * x)
     for storage in ("float16", {"a": "float16"}):

@@ -22,8 +22,8 @@ from nnabla_adaloss.emulation.operands import OperandSwap, operands_of
 from nnabla_adaloss.graph.description import visited
 from nnabla_adaloss.graph.functions import is_matrix_product
 from tests.emulation.networks import is_half, masked_attention
-from tests.engine.random_graphs import STEPS, build
-from tests.engine.test_architectures import dense_block, embedding_with_tied_output
+from tests.worlds.architectures import dense_block, embedding_with_tied_output
+from tests.worlds.random_graphs import STEPS, build
 
 # A format of 16 bits' mantissa in which nothing here under- or overflows.
 WIDE = Format.ieee("float19", exponent_bits=8, mantissa_bits=10)

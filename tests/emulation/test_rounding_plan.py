@@ -24,8 +24,9 @@ from nnabla_adaloss import (
     Precision,
 )
 from nnabla_adaloss.functions import round_to_format
-from tests.engine.nets import run
-from tests.updaters.networks import assert_equal, data, snapshot, solver_of
+from tests.worlds.passes import run
+from tests.worlds.trainings import solver_of
+from tests.worlds.values import assert_equal, data, snapshot
 
 HALF, BRAIN = Precision("float16"), Precision("bfloat16")
 FP32, EIGHT = Precision("float32"), Precision("float8_e4m3", "float8_e5m2")

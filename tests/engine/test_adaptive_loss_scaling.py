@@ -14,16 +14,9 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, LossScaleWarning
 from nnabla_adaloss.core import Method, Needs
-from tests.engine.nets import (
-    assert_close,
-    assert_same,
-    gradients,
-    mlp,
-    run,
-    settle,
-    settled,
-    zero_grads,
-)
+from tests.worlds.networks import mlp
+from tests.worlds.passes import run, settle, settled
+from tests.worlds.values import HALF, assert_close, assert_equal, gradients, zero_grads
 
 FIXED = {"loss_scale_method": "fixed", "use_bound": False}
 # Scales are chosen from the arrays of the batch itself, which a first pass measures.
@@ -81,7 +74,7 @@ def test_scales_that_are_none_are_refused(scale: float) -> None:
     before = run(loss, 1.0)
     with pytest.raises(ValueError, match="scale=.* must be a positive finite number"):
         AdaptiveLossScaling(loss).backward(scale)
-    assert_same(gradients(), before)
+    assert_equal(gradients(), before)
 
 
 @pytest.mark.parametrize("scale", [8.0, 1000.0])
@@ -122,10 +115,10 @@ def test_freezing_a_layer_is_noticed() -> None:
     frozen = nn.get_parameters()["b/affine/W"]
     frozen.need_grad = False
     expected = run(loss, 1.0)
-    assert_same(run(scaling, 8.0), expected)
+    assert_equal(run(scaling, 8.0), expected)
     frozen.need_grad = True
     expected = run(loss, 1.0)
-    assert_same(run(scaling, 8.0), expected)
+    assert_equal(run(scaling, 8.0), expected)
 
 
 def test_underflow_is_prevented_where_one_scale_fails() -> None:
@@ -188,7 +181,7 @@ def test_what_a_user_hook_raises_comes_out_as_itself(which: str, emulate: bool) 
         # nnabla runs the function all the same, on a gradient that carries 8, on top of what was there.
         for name in ("c/affine/W", "c/affine/b"):
             np.testing.assert_allclose(nn.get_parameters()[name].g, 1.0 + 8.0 * expected[name], rtol=1e-6)
-    assert_same(run(scaling, 8.0), expected)
+    assert_equal(run(scaling, 8.0), expected)
 
 
 def test_sink_of_several_losses() -> None:
@@ -322,7 +315,7 @@ def test_the_format_of_a_configuration_is_that_of_the_storage_if_there_is_one() 
     config = AdaLossConfig(dtype="float32")
     # In fp32 nothing is stored in a format of its own, and any may be computed for.
     assert AdaptiveLossScaling(mlp(), config).config == config.for_network()
-    with nn.context_scope(nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")):
+    with nn.context_scope(HALF):
         x = nn.Variable((2, 2), need_grad=True)
         loss = F.sum(x * x)
     with pytest.raises(ValueError, match="dtype='float32', but storage keeps gradients in float16"):
@@ -351,7 +344,7 @@ def test_both_inputs_of_what_only_passes_a_scale_on_carry_it(method: str) -> Non
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(method, fixed_loss_scale=4.0, use_bound=False))
     for scale in (None, 8.0):
         for _ in range(3):
-            assert_same(settled(scaling, scale), expected)
+            assert_equal(settled(scaling, scale), expected)
     assert len({scaling.scale_of(v) for v in (a, h, y)}) == 1
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.core.verdict import Rules, Verdict
 from nnabla_adaloss.engine import BatchLoop
-from tests.engine.nets import assert_close, gradients, mlp, zero_grads
+from tests.worlds.networks import mlp
+from tests.worlds.values import assert_close, gradients, zero_grads
 
 
 def test_a_batch_whose_gradients_were_not_saved_runs_once_however_low_its_scales_were() -> None:

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from unittest import mock
 
 import hypothesis.strategies as st
@@ -13,12 +12,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.core.choose import Choice
-from nnabla_adaloss.core.components import Components
-from nnabla_adaloss.core.layer_record import Reason
-from nnabla_adaloss.engine import chooser, statistics
-from tests.engine.nets import settle
-from tests.engine.random_graphs import Network, assert_same_above_subnormals, build, networks_that_clip
+from nnabla_adaloss.engine import statistics
+from tests.worlds.passes import any_scales, look, settle
+from tests.worlds.random_graphs import Network, assert_same_above_subnormals, build, networks_that_clip
+from tests.worlds.values import bits
 
 EVERY = 3
 STOPPED_BY_RELU = ["affine", "relu", "relu", "one_of_many_outputs", "affine"]
@@ -48,27 +45,6 @@ def ways(exponents: Tuple[int, int], storages: st.SearchStrategy[Any]) -> st.Sea
     )
 
 
-@contextmanager
-def any_scales(seed: int, exponents: Optional[Tuple[int, int]]) -> Iterator[None]:
-    """Have scales drawn for each component, whatever is known of it, each time that scales are chosen."""
-    rng = np.random.default_rng(seed)
-
-    def draw(components: Components, *_: Any, **__: Any) -> Choice:
-        assert exponents is not None
-        scales = [2.0 ** int(rng.integers(*exponents)) for _ in components.names]
-        return Choice(scales, {edge.layer: Reason.ROOM for edge in components.edges if edge.layer})
-
-    if exponents is None:
-        yield
-        return
-    with mock.patch.object(chooser, "choose", draw):
-        yield
-
-
-def bits(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array, np.float32).view(np.uint32)
-
-
 def gradients(network: Network, backward: Callable[[], Any]) -> Bits:
     for leaf in network.leaves.values():
         leaf.grad.zero()
@@ -83,10 +59,6 @@ def native(network: Network, way: Way) -> Bits:
             network.loss.backward(1.0, clear_buffer=way.clear_buffer)
 
     return gradients(network, backward)
-
-
-def look(f: Any) -> None:
-    """A hook that sees each function."""
 
 
 def iterate(network: Network, scaling: AdaptiveLossScaling, way: Way, iteration: int, hook: Any) -> Bits:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
-from tests.engine.nets import FLOAT, HALF, gradients, run, settle
+from tests.worlds.passes import run, settle
+from tests.worlds.values import FLOAT, HALF, gradients
 
 
 def network(context: nn.Context, weight: float = 1.0) -> nn.Variable:

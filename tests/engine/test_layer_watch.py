@@ -11,7 +11,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, Monitor
 from nnabla_adaloss.monitor import LayerScaled
-from tests.engine.nets import mlp
+from tests.worlds.networks import mlp
 
 
 class Seen(Monitor):

@@ -15,8 +15,9 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation
 from nnabla_adaloss.engine.leaf_gradients import TakenLeaf, Written, told_apart
-from tests.engine.nets import mlp, zero_grads
-from tests.tampering import Interrupted, Tampering
+from tests.worlds.networks import mlp
+from tests.worlds.tampering import Interrupted, Tampering
+from tests.worlds.values import zero_grads
 
 
 def test_what_functions_write_is_told_apart_where_each_is_by_itself_else_as_a_sum_for_the_first() -> None:

@@ -14,7 +14,7 @@ import pytest
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater
-from tests.engine.nets import FLOAT, HALF
+from tests.worlds.values import FLOAT, HALF
 
 UPDATES = 6
 STEPS, BATCH, WIDTH, HIDDEN = 3, 2, 4, 3

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AmaxHistory, FormatEmulation
-from tests.engine.nets import gradients, layers, run
-from tests.tampering import Gate
+from tests.worlds.networks import layers
+from tests.worlds.passes import run
+from tests.worlds.tampering import Gate
+from tests.worlds.values import gradients
 
 METHODS = ("approx_range", "amax_history")
 

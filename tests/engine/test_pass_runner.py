@@ -17,20 +17,10 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, HistoryPolicy
 from nnabla_adaloss.core import LayerRecord, Method, Reason
 from nnabla_adaloss.engine import statistics
-from tests.engine.nets import (
-    HALF,
-    assert_close,
-    assert_same,
-    gradients,
-    layers,
-    mlp,
-    run,
-    settle,
-    settled,
-    zero_grads,
-)
-from tests.tampering import Gate
-from tests.updaters.networks import constant
+from tests.worlds.networks import layers, mlp
+from tests.worlds.passes import run, settle, settled
+from tests.worlds.tampering import Gate
+from tests.worlds.values import HALF, assert_close, assert_equal, constant, gradients, zero_grads
 
 FIXED = {"loss_scale_method": "fixed", "use_bound": False}
 
@@ -268,7 +258,7 @@ def test_what_is_done_around_functions_follows_the_schedule_where_loss_weights_s
     for iteration in range(8):
         gate.factor = 2.0 ** (9 * (iteration // 2))
         settle(scaling, iteration)
-        assert_same(gradients(), run(loss))
+        assert_equal(gradients(), run(loss))
         schedule = scaling.result.schedule
         used.append(tuple(schedule.component_scales))
         if scaling.result.kind == "hookless":
@@ -493,7 +483,7 @@ def test_loss_weights_at_the_ends_of_float32(form: str) -> None:
             run(scaling, iteration=iteration, again=number > 0)
             if scaling.settled and not (scaling.found_inf and scaling.after_overflow()):
                 break
-        assert_same(gradients(), expected)
+        assert_equal(gradients(), expected)
     assert scaling.result.kind == "hookless"
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
-from tests.engine.nets import FLOAT, HALF, assert_same, gradients, run, settle
+from tests.worlds.passes import run, settle
+from tests.worlds.values import FLOAT, HALF, assert_equal, gradients
 
 Loss = nn.Variable
 Rewire = Callable[[], None]
@@ -151,7 +152,7 @@ def test_a_rewired_graph_is_right_at_once(case: Any, delay: int, updates_before:
     assert list(scaling.plan.nodes) == visited_backward(loss)
     expected = run(loss, clear=True)
     for one in found:
-        assert_same(one, expected)
+        assert_equal(one, expected)
     assert ["hookless"] in passes
 
 
@@ -335,4 +336,4 @@ def test_a_graph_that_is_built_again_shares_what_was_found_out() -> None:
     settle(again, 2)
     assert again.result.kind == "hookless"
     assert again.plan.structure is first.plan.structure
-    assert_same(gradients(), run(again.variable))
+    assert_equal(gradients(), run(again.variable))

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
-from tests.engine.nets import FLOAT, HALF, gradients, settle
+from tests.worlds.passes import settle
+from tests.worlds.values import FLOAT, HALF, gradients
 
 RNG = np.random.RandomState
 

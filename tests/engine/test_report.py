@@ -20,7 +20,7 @@ from nnabla_adaloss.engine.report import (
     first_overflow,
     unseen_before,
 )
-from tests.engine import random_structures as graphs
+from tests.worlds import random_structures as graphs
 
 pytestmark = pytest.mark.any_context
 

@@ -29,7 +29,8 @@ from nnabla_adaloss.core.methods import Range
 from nnabla_adaloss.engine.saved_state import check_network, fingerprint
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
-from tests.engine.nets import assert_same, gradients, run, settle
+from tests.worlds.passes import run, settle
+from tests.worlds.values import assert_equal, gradients
 
 
 def plan(features: int = 3, *, more: bool = False) -> GraphPlan:
@@ -266,4 +267,4 @@ def test_a_resumed_pass_with_a_given_s0_knows_what_is_joined() -> None:
     run(resumed, 8.0)
     assert resumed.found_inf == []
     assert resumed.result.schedule.governed == schedule.governed
-    assert_same(gradients(), expected)
+    assert_equal(gradients(), expected)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation, GradScaler
+from tests.worlds.values import HALF
 
-HALF = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
 Share = Callable[[nn.Variable], nn.Variable]
 
 

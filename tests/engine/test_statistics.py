@@ -24,7 +24,7 @@ from nnabla_adaloss.graph.structure import GraphStructure
 from nnabla_adaloss.kernels import CpuKernels
 from nnabla_adaloss.kernels.measurements import HostMeasurements, Measured
 from nnabla_adaloss.kernels.scratch import ScratchPool
-from tests.engine.random_graphs import Network, networks
+from tests.worlds.random_graphs import Network, networks
 
 
 class Arrays:

@@ -22,7 +22,7 @@ from nnabla_adaloss import (
     Precision,
     round_to_format,
 )
-from tests.engine.nets import layers, mlp
+from tests.worlds.networks import layers, mlp
 
 OWN = Format.ieee("float12", exponent_bits=5, mantissa_bits=6)
 

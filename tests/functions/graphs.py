@@ -16,10 +16,6 @@ def variable(values: Any, need_grad: bool = True) -> nn.Variable:
     return nn.Variable.from_numpy_array(np.asarray(values, np.float32), need_grad=need_grad)
 
 
-def bits(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array, np.float32).view(np.uint32)
-
-
 def gradients(leaves: Sequence[nn.Variable], run: Callable[[], None]) -> list[np.ndarray]:
     """The leaves' gradients after `run`, from zero."""
     for leaf in leaves:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from nnabla_adaloss import AdaLossConfig
 from nnabla_adaloss.functions import ScaleTracker, branch, cast_loss_scaling, loss_scaling, unscale
 from nnabla_adaloss.functions.branch import common_scale
-from tests.functions.graphs import bits, gradients_of, variable
+from tests.functions.graphs import gradients_of, variable
+from tests.worlds.values import bits
 
 
 def casting(alphas: Iterable[float], **kwargs: Any) -> ScaleTracker:

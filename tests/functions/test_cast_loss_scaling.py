@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from nnabla_adaloss import AdaLossConfig, get_loss_scale_by_approx_range, get_power_of_two_scale
 from nnabla_adaloss.functions import ScaleTracker, cast_loss_scaling, loss_scaling, unscale
-from tests.functions.graphs import bits, gradients_of, variable
+from tests.functions.graphs import gradients_of, variable
+from tests.worlds.values import bits
 
 
 def scaled(values: np.ndarray, tracker: ScaleTracker, **kwargs: Any) -> Tuple[nn.Variable, nn.Variable]:

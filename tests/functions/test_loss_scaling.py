@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnabla_adaloss.functions import ScaleTracker, loss_scaling, unscale
-from tests.functions.graphs import bits, gradients, gradients_of, variable
+from tests.functions.graphs import gradients, gradients_of, variable
+from tests.worlds.values import bits
 
 
 @settings(max_examples=30, deadline=None)

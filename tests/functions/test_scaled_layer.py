@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from nnabla_adaloss import AdaLossConfig, LayerRecord, get_loss_scale
 from nnabla_adaloss.functions import ScaleTracker, adaptive_loss_scaling, loss_scaling, unscale
-from tests.functions.graphs import bits, gradients, gradients_of, variable
+from tests.functions.graphs import gradients, gradients_of, variable
+from tests.worlds.values import bits
 
 HALF = nn.Context(["cpu:half"], "CpuCachedArray", "0")
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from nnabla.ext_utils import get_extension_context
 
 from nnabla_adaloss.functions import ScaleTracker, loss_scaling, unscale
-from tests.functions.graphs import bits, cause, gradients, gradients_of, variable
+from tests.functions.graphs import cause, gradients, gradients_of, variable
+from tests.worlds.values import bits
 
 HALF = get_extension_context("cpu", type_config="half")
 

@@ -12,7 +12,8 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.functions import ScaleTracker, adaptive_loss_scaling, branch, loss_scaling, unscale
-from tests.functions.graphs import bits, gradients, gradients_of
+from tests.functions.graphs import gradients, gradients_of
+from tests.worlds.values import bits
 
 # So large a u_min that every layer of these small networks gets a scale.
 CONFIG = AdaLossConfig("approx_range", u_min=1e-3, scale_upper_bound=64.0, delay=0)

@@ -11,7 +11,7 @@ import nnabla.solvers as S
 import numpy as np
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, GradScaler
-from tests.tampering import Gate, Tampering
+from tests.worlds.tampering import Gate, Tampering
 
 BATCH, WIDTH = 3, 4
 Records = List[Dict[str, np.ndarray]]

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
-from tests.engine.nets import mlp
 from tests.fuzz.budget import budget
+from tests.worlds.networks import mlp
 
 pytestmark = [pytest.mark.slow, pytest.mark.gate]
 

@@ -14,10 +14,10 @@ from hypothesis import given
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.core import get_precision
-from tests.engine import random_graphs
-from tests.engine.random_graphs import STEPS, Network
 from tests.fuzz.budget import budget
-from tests.tampering import Tampering
+from tests.worlds import random_graphs
+from tests.worlds.random_graphs import STEPS, Network
+from tests.worlds.tampering import Tampering
 
 pytestmark = [pytest.mark.slow, pytest.mark.gate]
 

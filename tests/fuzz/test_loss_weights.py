@@ -17,7 +17,8 @@ from hypothesis import given
 
 from nnabla_adaloss import AdaLossConfig, GradScaler
 from tests.fuzz.budget import budget
-from tests.updaters.networks import assert_equal, constant, scaler_step, snapshot, solver_of, updater_of
+from tests.worlds.trainings import scaler_step, solver_of, updater_of
+from tests.worlds.values import assert_equal, constant, snapshot
 
 Weigh = Callable[[nn.Variable, nn.Variable], nn.Variable]
 Combine = Callable[[Sequence[nn.Variable]], nn.Variable]

@@ -17,11 +17,11 @@ from hypothesis import given
 
 from nnabla_adaloss import AdaLossConfig
 from nnabla_adaloss.engine import statistics
-from tests.engine.random_graphs import assert_same_above_subnormals
-from tests.engine.test_bit_identity import any_scales, bits, look
 from tests.fuzz.budget import budget
 from tests.fuzz.programs import HEADS, STEPS, Head, Program, Records
-from tests.updaters.networks import assert_equal
+from tests.worlds.passes import any_scales, look
+from tests.worlds.random_graphs import assert_same_above_subnormals
+from tests.worlds.values import assert_equal, bits
 
 
 class Way(NamedTuple):

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
-from tests.engine.nets import layers
 from tests.fuzz.budget import budget
+from tests.worlds.networks import layers
 
 pytestmark = [pytest.mark.slow, pytest.mark.gate]
 

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from nnabla_adaloss.graph.description import GraphDescription, visited
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
-from tests.engine.random_graphs import STEPS, Network, build, chosen_steps, networks, seeds
-from tests.engine.test_architectures import NETWORKS
+from tests.worlds.architectures import NETWORKS
+from tests.worlds.random_graphs import STEPS, Network, build, chosen_steps, networks, seeds
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))

@@ -15,8 +15,8 @@ import pytest
 from nnabla_adaloss import LossScaleWarning
 from nnabla_adaloss.graph.float_tail import FloatTail, TailReader, float_tail, is_computed
 from nnabla_adaloss.graph.plan import GraphPlan
-from tests.engine.nets import HALF
-from tests.tampering import Tampering
+from tests.worlds.tampering import Tampering
+from tests.worlds.values import HALF
 
 WARNING = (
     r"MulScalar \(MulScalar\): 1e-08 is 0 in half precision.*function in Python.*"

@@ -24,7 +24,8 @@ from nnabla_adaloss.graph.loss import (
     seed_weight,
     variable_of,
 )
-from tests.updaters.networks import Training, assert_equal, snapshot, training
+from tests.worlds.trainings import Training, training
+from tests.worlds.values import assert_equal, snapshot
 
 
 def output(batch: int = 2) -> nn.Variable:

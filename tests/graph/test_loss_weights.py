@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.graph.plan import GraphPlan
-from tests.tampering import Gate
-from tests.updaters.networks import constant, data
+from tests.worlds.tampering import Gate
+from tests.worlds.values import constant, data
 
 
 class Read:

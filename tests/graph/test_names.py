@@ -17,7 +17,7 @@ from nnabla.core.module import Module
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, GraphPlan
 from nnabla_adaloss.core import LayerSelection
 from nnabla_adaloss.graph.names import function_names, named, registered_names
-from tests.engine.test_architectures import NETWORKS as ARCHITECTURES
+from tests.worlds.architectures import NETWORKS as ARCHITECTURES
 
 
 def names_of(loss: nn.Variable, parameters: Any = None) -> List[str]:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss import AdaptiveLossScaling
 from nnabla_adaloss.graph.plan import GraphPlan
-from tests.engine.random_graphs import Network, networks
+from tests.worlds.random_graphs import Network, networks
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))

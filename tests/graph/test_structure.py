@@ -19,8 +19,8 @@ from nnabla_adaloss.graph.description import GraphDescription
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.graph.structure import GraphStructure, PlanOptions
-from tests.engine.random_graphs import STEPS, WIDTH, build, seeds
-from tests.tampering import Tampering
+from tests.worlds.random_graphs import STEPS, WIDTH, build, seeds
+from tests.worlds.tampering import Tampering
 
 OPTIONS = PlanOptions(LayerSelection(), True, frozenset())
 # Those that take batches of any size.

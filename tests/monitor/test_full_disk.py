@@ -17,10 +17,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import LogMonitor, NanDump, Recorder, Recording, UpdateEnded
-from tests.state.children import end_of, in_a_child
-from tests.updaters.networks import training
-
-from .watched import watched
+from tests.worlds.children import end_of, in_a_child
+from tests.worlds.trainings import training, watched
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mounts as Linux does")
 

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, LogMonitor
-from tests.updaters.networks import training
-
-from .watched import watched
+from tests.worlds.trainings import training, watched
 
 pytestmark = pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, LossScaleError, NanDump
-from tests.updaters.networks import constant, training, updater_of
-
-from .watched import watched
+from tests.worlds.trainings import training, updater_of, watched
+from tests.worlds.values import constant
 
 
 def test_the_arrays_of_the_first_bad_layer_are_saved(tmp_path: Path) -> None:

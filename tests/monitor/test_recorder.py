@@ -25,9 +25,7 @@ from nnabla_adaloss import (
 )
 from nnabla_adaloss.emulation import FormatEmulation
 from nnabla_adaloss.engine.layer_watch import _Look
-from tests.updaters.networks import AS_THE_BASELINE, training
-
-from .watched import watched
+from tests.worlds.trainings import AS_THE_BASELINE, training, watched
 
 
 def test_layers_losses_and_repeats() -> None:

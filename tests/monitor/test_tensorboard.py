@@ -11,8 +11,9 @@ from typing import Any, Dict, Iterator, Tuple
 import pytest
 
 from nnabla_adaloss import LayerRow, LossScaleWarning, Recorder, Recording, UpdateEnded
+from tests.worlds.trainings import watched
 
-from .watched import layer, watched, whole
+from .watched import layer, whole
 
 pytest.importorskip("tensorboardX")
 

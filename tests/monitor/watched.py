@@ -3,29 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Any
 
 from nnabla_adaloss import (
-    AdaptiveLossScalingUpdater,
     LayerRow,
     Overflowed,
     Recording,
     ScaleChanged,
     UpdateEnded,
 )
-from tests.updaters.networks import Training, training
-
-
-def watched(
-    monitors: Sequence[Any], iterations: int, train: Optional[Training] = None, **options: Any
-) -> AdaptiveLossScalingUpdater:
-    """Train in float16, unless the options say otherwise."""
-    train = train or training()
-    options = {"storage": "float16", **options}
-    updater = AdaptiveLossScalingUpdater(train.solver, train.loss, train.feed, monitors=monitors, **options)
-    for _ in range(iterations):
-        updater.update()
-    return updater
 
 
 def layer(iteration: int, name: str, underflowed: Any = 0, attempt: int = 0, **fields: Any) -> LayerRow:

@@ -8,7 +8,6 @@ from typing import (
     Any,
     Callable,
     Collection,
-    Dict,
     Hashable,
     List,
     Mapping,
@@ -24,6 +23,7 @@ import nnabla.functions as F
 import numpy as np
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, DynamicLossScalingUpdater, FormatEmulation
+from tests.worlds.values import snapshot
 
 CLASSES = 4
 FEATURES = 16
@@ -174,7 +174,7 @@ class Examination:
     def outcome(self, learned: Collection[Hashable]) -> Outcome:
         """What a training led to in which these batches were learned from."""
         loss = self.loss()
-        arrays = {"outputs": self._output.d.copy(), **values_of(nn.get_parameters(grad_only=False))}
+        arrays = {"outputs": self._output.d.copy(), **snapshot()}
         return Outcome(learned, loss, self.before, arrays)
 
 
@@ -256,11 +256,6 @@ def checksum(arrays: Mapping[str, np.ndarray]) -> int:
     for name in sorted(arrays):
         found = zlib.crc32(np.ascontiguousarray(arrays[name], np.float32).tobytes(), found)
     return found
-
-
-def values_of(parameters: Mapping[str, nn.Variable]) -> Dict[str, np.ndarray]:
-    """Copies of what parameters hold."""
-    return {name: v.d.copy() for name, v in parameters.items()}
 
 
 def assert_same_or_better(ours: Outcome, theirs: Outcome, *, tolerance: float) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from tests.programs import programs, test_gans, test_plain, test_threads
 from tests.programs.programs import Outcome, start
+from tests.worlds.values import HALF
 
-HALF = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
 BATCHES = 24
 # Gradients are lost in these, whatever the loss scale, in one of them twice in a row.
 OVERFLOW = (4, 5, 11)

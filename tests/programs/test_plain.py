@@ -27,8 +27,8 @@ from tests.programs.programs import (
     points,
     start,
     updater_of,
-    values_of,
 )
+from tests.worlds.values import FLOAT, snapshot
 
 MANY = 1000
 Built = Tuple[Sequence[nn.Variable], nn.Variable, nn.Variable]
@@ -115,7 +115,7 @@ def fine_tuning(kind: str) -> Outcome:
         x, quarter = images(rng, count)
         return [x, np.isin(quarter, (0, 3))]
 
-    with nn.context_scope(nn.Context(["cpu:float"], "CpuCachedArray", "0")):
+    with nn.context_scope(FLOAT):
         pretrain()
     network(1)
     solver = S.Momentum(0.02)
@@ -269,17 +269,17 @@ def thawing(kind: str) -> Outcome:
     frozen = leaves(training.loss, halves["encoder"])
     for v in frozen:
         v.need_grad = False
-    before = checksum(values_of(halves["encoder"]))
+    before = checksum(snapshot(halves["encoder"]))
 
     def thaw() -> None:
         if training.stream.number >= training.stream.batches // 2 and frozen:
-            assert checksum(values_of(halves["encoder"])) == before
+            assert checksum(snapshot(halves["encoder"])) == before
             while frozen:
                 frozen.pop().need_grad = True
             solver.set_parameters(halves["encoder"], reset=False, retain_state=True)
 
     outcome = training.run(thaw)
-    assert checksum(values_of(halves["encoder"])) != before
+    assert checksum(snapshot(halves["encoder"])) != before
     return outcome
 
 

@@ -29,8 +29,8 @@ from tests.programs.programs import (
     checksum,
     points,
     start,
-    values_of,
 )
+from tests.worlds.values import snapshot
 
 KEPT = 0.95
 SIGNALS = 20
@@ -69,7 +69,7 @@ def parameter_average(kind: str, *, examined: bool = True) -> Trained:
     parameters = nn.get_parameters()
     # Nothing tells when an emulation swaps weights for rounded ones: the baseline's whole update is locked.
     lock = training.updater.parameters_lock if kind != "dynamic" else threading.Lock()
-    average = values_of(parameters)
+    average = snapshot(parameters)
     seen: List[int] = []
     existed: Set[int] = set()
     updates: queue.Queue[Optional[int]] = queue.Queue()
@@ -77,7 +77,7 @@ def parameter_average(kind: str, *, examined: bool = True) -> Trained:
     def follow() -> None:
         while updates.get() is not None:
             with lock:
-                values = values_of(parameters)
+                values = snapshot(parameters)
             seen.append(checksum(values))
             for name, value in values.items():
                 average[name] += (1.0 - KEPT) * (value - average[name])
@@ -92,7 +92,7 @@ def parameter_average(kind: str, *, examined: bool = True) -> Trained:
             else:
                 training.update()
             with lock:  # also against the other reader: two at a time is more than an nnabla array stands
-                existed.add(checksum(values_of(parameters)))
+                existed.add(checksum(snapshot(parameters)))
             updates.put(stream.number)
     finally:
         updates.put(None)
@@ -146,14 +146,14 @@ def preemption(kind: str, folder: Path) -> Trained:
         else:
             wanted.append(signum)
 
-    existed = {checksum(values_of(parameters))}
+    existed = {checksum(snapshot(parameters))}
     signal.signal(signal.SIGUSR1, handle)
     sender = threading.Thread(target=send_signals, args=(saved, finished))
     sender.start()
     try:
         while stream.left:
             training.update()
-            existed.add(checksum(values_of(parameters)))
+            existed.add(checksum(snapshot(parameters)))
             if wanted:
                 wanted.clear()
                 save()
@@ -167,7 +167,7 @@ def preemption(kind: str, folder: Path) -> Trained:
 def checksum_of_file(path: Path) -> int:
     with nn.parameter_scope("loaded", {}):
         nn.load_parameters(str(path))
-        return checksum(values_of(nn.get_parameters(grad_only=False)))
+        return checksum(snapshot(nn.get_parameters(grad_only=False)))
 
 
 @pytest.fixture

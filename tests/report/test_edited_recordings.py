@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from nnabla_adaloss import Recorder, Recording
 from nnabla_adaloss.__main__ import main
-from tests.monitor.watched import watched
-from tests.updaters.networks import training
+from tests.worlds.trainings import training, watched
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import nnabla as nn
 import numpy as np
 import pytest
 
-from tests.state.children import end_of, in_a_child
+from tests.worlds.children import end_of, in_a_child
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")]
 

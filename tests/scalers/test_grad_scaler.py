@@ -20,22 +20,10 @@ from nnabla_adaloss import (
     GradScaler,
     LossScaleWarning,
 )
-from tests.tampering import Gate
-from tests.updaters.networks import (
-    FLOAT,
-    HALF,
-    METHODS,
-    assert_equal,
-    constant,
-    data,
-    gate,
-    gradients,
-    scaler_step,
-    snapshot,
-    solver_of,
-    two_layers,
-    updater_of,
-)
+from tests.worlds.networks import gate, two_layers
+from tests.worlds.tampering import Gate
+from tests.worlds.trainings import METHODS, scaler_step, solver_of, updater_of
+from tests.worlds.values import FLOAT, HALF, assert_equal, constant, data, gradients, snapshot
 
 
 class Net:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import GradScaler
-from tests.updaters.interruptions import Interrupt, Moments, Training
+from tests.worlds.interruptions import Interrupt, Moments, Training
 
 
 class Loop(Training):

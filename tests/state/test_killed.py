@@ -22,8 +22,10 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.state import read_state
-from tests.state.children import end_of, in_a_child
-from tests.updaters.networks import assert_equal, gate, updater_of
+from tests.worlds.children import end_of, in_a_child
+from tests.worlds.networks import gate
+from tests.worlds.trainings import updater_of
+from tests.worlds.values import assert_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")]
 

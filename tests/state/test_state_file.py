@@ -30,7 +30,7 @@ from nnabla_adaloss.state import (
     whole_file,
     write_state,
 )
-from tests.state.children import end_of, in_a_child
+from tests.worlds.children import end_of, in_a_child
 
 STATE = {"scale": 8.0, "layers": {"conv1": [3, 16.0, math.inf]}, "names": ["a", "b"], "flag": None}
 

@@ -23,19 +23,10 @@ from nnabla_adaloss import (
     LossScaleWarning,
 )
 from nnabla_adaloss.updaters.exchange import GradientExchange
-from tests.updaters.networks import (
-    AS_THE_BASELINE,
-    HALF,
-    METHODS,
-    Pair,
-    Training,
-    assert_equal,
-    data,
-    snapshot,
-    solver_of,
-    training,
-    two_layers,
-)
+from tests.worlds.networks import two_layers
+from tests.worlds.ranks import Pair
+from tests.worlds.trainings import AS_THE_BASELINE, METHODS, Training, solver_of, training
+from tests.worlds.values import HALF, assert_equal, data, snapshot
 
 PLANTED = (3, 4, 11, 30)
 

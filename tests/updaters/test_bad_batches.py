@@ -28,20 +28,9 @@ from nnabla_adaloss import (
 )
 from nnabla_adaloss.core.verdict import Rules, Verdict
 from nnabla_adaloss.engine import BatchLoop
-from tests.updaters.networks import (
-    AS_THE_BASELINE,
-    HALF,
-    assert_equal,
-    constant,
-    data,
-    gate,
-    snapshot,
-    solver_of,
-    training,
-    two_layers,
-    updater_of,
-    updater_on,
-)
+from tests.worlds.networks import gate, two_layers
+from tests.worlds.trainings import AS_THE_BASELINE, solver_of, training, updater_of, updater_on
+from tests.worlds.values import HALF, assert_equal, constant, data, snapshot
 
 SKIP = {"on_nonfinite_loss": "skip", "on_nonfinite_forward": "skip"}
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, FormatEmulation, SanityChecker
-from tests.tampering import Gate
-from tests.updaters.networks import HALF, solver_of
+from tests.worlds.tampering import Gate
+from tests.worlds.trainings import solver_of
+from tests.worlds.values import HALF
 
 BATCHES = 5
 

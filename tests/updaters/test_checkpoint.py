@@ -21,7 +21,8 @@ from nnabla.experimental.parametric_function_class.batch_normalization import Ba
 from nnabla.experimental.parametric_function_class.module import Module as ClassModule
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, GradScaler, load_checkpoint, save_checkpoint
-from tests.updaters.networks import constant, scaler_step, snapshot, solver_of, updater_of
+from tests.worlds.trainings import scaler_step, solver_of, updater_of
+from tests.worlds.values import constant, snapshot
 
 SOLVERS = {"Sgd": lambda: S.Sgd(0.05), "Adam": lambda: S.Adam(1e-2), "Lars": lambda: S.Lars(0.05)}
 

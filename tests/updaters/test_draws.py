@@ -20,7 +20,9 @@ from nnabla_adaloss import (
     Precision,
 )
 from nnabla_adaloss.diagnosis import SanityChecker, diagnose
-from tests.updaters.networks import data, gradients, scaler_step, snapshot, solver_of, two_layers
+from tests.worlds.networks import two_layers
+from tests.worlds.trainings import scaler_step, solver_of
+from tests.worlds.values import data, gradients, snapshot
 
 AT_RANDOM = Precision(
     "float8_e4m3", "float8_e5m2", operands_only=True, otherwise="float16", stochastic_seed=3

@@ -16,7 +16,10 @@ import pytest
 from nnabla_adaloss.communicators.agreement import RankDisagreementError
 from nnabla_adaloss.kernels import CpuKernels
 from nnabla_adaloss.updaters.exchange import GradientExchange, crc32
-from tests.updaters.networks import Pair, constant, solver_of, two_layers
+from tests.worlds.networks import two_layers
+from tests.worlds.ranks import Pair
+from tests.worlds.trainings import solver_of
+from tests.worlds.values import constant
 
 pytestmark = pytest.mark.any_context
 

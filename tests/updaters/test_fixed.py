@@ -17,7 +17,9 @@ from nnabla_adaloss import (
     Recorder,
     UpdateEnded,
 )
-from tests.updaters.networks import Pair, Training, assert_equal, data, snapshot, training
+from tests.worlds.ranks import Pair
+from tests.worlds.trainings import Training, training
+from tests.worlds.values import assert_equal, data, snapshot
 
 
 def updater_on(train: Training, **options: Any) -> FixedLossScalingUpdater:

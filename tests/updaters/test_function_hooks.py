@@ -6,7 +6,8 @@ from typing import List, Tuple
 import pytest
 from nnabla.utils.inspection import NanInfTracer, TimeProfiler
 
-from tests.updaters.networks import assert_equal, snapshot, training, updater_on
+from tests.worlds.trainings import training, updater_on
+from tests.worlds.values import assert_equal, snapshot
 
 
 def test_hooks_see_each_function_and_change_nothing() -> None:

@@ -12,7 +12,8 @@ import nnabla.parametric_functions as PF
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, Recorder
-from tests.updaters.networks import AS_THE_BASELINE, data, updater_of
+from tests.worlds.trainings import AS_THE_BASELINE, updater_of
+from tests.worlds.values import data
 
 
 def network(x: nn.Variable) -> nn.Variable:

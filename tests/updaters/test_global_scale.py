@@ -15,7 +15,8 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, AmaxHistory, HistoryPolicy
 from nnabla_adaloss.core.scale_policy import ScalePolicy, ScaleState
 from nnabla_adaloss.updaters.global_scale import GlobalScale
-from tests.updaters.networks import METHODS, data, updater_of
+from tests.worlds.trainings import METHODS, updater_of
+from tests.worlds.values import data
 
 
 def updater_with(depth: int = 2, batch: int = 16, **options: Any) -> AdaptiveLossScalingUpdater:

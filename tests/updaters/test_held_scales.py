@@ -14,19 +14,9 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, HistoryPolicy, UpdateResult
 from nnabla_adaloss.engine import pass_runner
-from tests.updaters.networks import (
-    AS_THE_BASELINE,
-    METHODS,
-    Pair,
-    assert_equal,
-    constant,
-    data,
-    snapshot,
-    solver_of,
-    training,
-    updater_of,
-    updater_on,
-)
+from tests.worlds.ranks import Pair
+from tests.worlds.trainings import AS_THE_BASELINE, METHODS, solver_of, training, updater_of, updater_on
+from tests.worlds.values import assert_equal, constant, data, snapshot
 
 pytestmark = pytest.mark.any_context
 

@@ -10,7 +10,8 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig
 from nnabla_adaloss.updaters.idle import Idle
-from tests.updaters.networks import assert_equal, snapshot, training, updater_on
+from tests.worlds.trainings import training, updater_on
+from tests.worlds.values import assert_equal, snapshot
 
 
 def test_parameters_are_locked_while_they_are_swapped_and_callbacks_wait_for_the_end() -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, Method, Needs, Precision
-from tests.updaters.interruptions import Interrupt, Moments, Training, differences
-from tests.updaters.networks import AS_THE_BASELINE
+from tests.worlds.interruptions import Interrupt, Moments, Training, differences
+from tests.worlds.trainings import AS_THE_BASELINE
 
 # How many updates there were before: the next one is the first; an ordinary one; one that chooses scales.
 FIRST, ORDINARY, CHOOSING = 0, 3, 8

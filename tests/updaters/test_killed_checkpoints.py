@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, load_checkpoint, save_checkpoint
-from tests.state.children import end_of, in_a_child
-from tests.updaters.networks import FLOAT, HALF
+from tests.worlds.children import end_of, in_a_child
+from tests.worlds.values import FLOAT, HALF
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 

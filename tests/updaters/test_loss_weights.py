@@ -23,7 +23,8 @@ from nnabla_adaloss import (
     FormatEmulation,
     GradScaler,
 )
-from tests.updaters.networks import FLOAT, HALF, constant, data, scaler_step, solver_of, updater_of
+from tests.worlds.trainings import scaler_step, solver_of, updater_of
+from tests.worlds.values import FLOAT, HALF, constant, data
 
 
 def network(weight: float) -> nn.Variable:

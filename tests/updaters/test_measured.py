@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, LossScaleError, LossScaleWarning
-from tests.updaters.networks import METHODS, assert_equal, snapshot, training, updater_on
+from tests.worlds.trainings import METHODS, training, updater_on
+from tests.worlds.values import assert_equal, snapshot
 
 
 def config(method: str, delay: int = 0) -> AdaLossConfig:

@@ -25,7 +25,9 @@ from nnabla_adaloss import (
     LossScaler,
     diagnose,
 )
-from tests.updaters.networks import data, solver_of, two_layers
+from tests.worlds.networks import two_layers
+from tests.worlds.trainings import solver_of
+from tests.worlds.values import data
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing is stored in half precision")
 

@@ -17,7 +17,8 @@ from nnabla_adaloss.monitor import (
     ScaleChanged,
     UpdateEnded,
 )
-from tests.updaters.networks import AS_THE_BASELINE, assert_equal, snapshot, training, updater_on
+from tests.worlds.trainings import AS_THE_BASELINE, training, updater_on
+from tests.worlds.values import assert_equal, snapshot
 
 pytestmark = pytest.mark.any_context
 

@@ -26,16 +26,8 @@ from nnabla_adaloss import (
     LossScaleWarning,
 )
 from nnabla_adaloss.graph.loss import variable_of
-from tests.updaters.networks import (
-    AS_THE_BASELINE,
-    FLOAT,
-    HALF,
-    constant,
-    data,
-    scaler_step,
-    solver_of,
-    updater_of,
-)
+from tests.worlds.trainings import AS_THE_BASELINE, scaler_step, solver_of, updater_of
+from tests.worlds.values import FLOAT, HALF, constant, data
 
 Make = Callable[[np.random.RandomState], nn.Variable]
 ITERATIONS = 24

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError
-from tests.tampering import Gate
-from tests.updaters.networks import AS_THE_BASELINE, assert_equal, snapshot, training, updater_of
+from tests.worlds.tampering import Gate
+from tests.worlds.trainings import AS_THE_BASELINE, training, updater_of
+from tests.worlds.values import assert_equal, snapshot
 
 pytestmark = pytest.mark.any_context
 

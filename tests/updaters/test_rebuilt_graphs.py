@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, GraphPlan
-from tests.tampering import Tampering
-from tests.updaters.networks import METHODS, constant, data, two_layers, updater_of
+from tests.worlds.networks import two_layers
+from tests.worlds.tampering import Tampering
+from tests.worlds.trainings import METHODS, updater_of
+from tests.worlds.values import constant, data
 
 pytestmark = pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 

@@ -14,8 +14,10 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, LossScaleError
 from nnabla_adaloss.core.scale_policy import ScaleState
-from tests.tampering import Gate, Tampering
-from tests.updaters.networks import METHODS, data, training, two_layers, updater_of, updater_on
+from tests.worlds.networks import two_layers
+from tests.worlds.tampering import Gate, Tampering
+from tests.worlds.trainings import METHODS, training, updater_of, updater_on
+from tests.worlds.values import data
 
 
 @pytest.mark.parametrize("accum_grad", [1, 3])

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from nnabla_adaloss import LossScaleError
 from nnabla_adaloss.updaters import Counters
-from tests.updaters.networks import AS_THE_BASELINE, snapshot, training, updater_on
+from tests.worlds.trainings import AS_THE_BASELINE, training, updater_on
+from tests.worlds.values import snapshot
 
 numbers = st.lists(st.integers(0, 7), max_size=3, unique=True)
 

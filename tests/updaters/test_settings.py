@@ -15,15 +15,10 @@ from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdat
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.updaters.settings import always
-from tests.updaters.networks import (
-    AS_THE_BASELINE,
-    Pair,
-    assert_equal,
-    data,
-    snapshot,
-    solver_of,
-    two_layers,
-)
+from tests.worlds.networks import two_layers
+from tests.worlds.ranks import Pair
+from tests.worlds.trainings import AS_THE_BASELINE, solver_of
+from tests.worlds.values import assert_equal, data, snapshot
 
 ARGUMENTS = [*inspect.signature(AdaptiveLossScalingUpdater.__init__).parameters][1:]
 BUILT_IN = [

@@ -14,7 +14,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.core.layer_record import LayerRecord, Reason
-from tests.updaters.networks import METHODS, solver_of
+from tests.worlds.trainings import METHODS, solver_of
 
 WIDTH = 5
 ITERATIONS = 12

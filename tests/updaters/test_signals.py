@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
-from tests.updaters.networks import data, updater_of
+from tests.worlds.trainings import updater_of
+from tests.worlds.values import data
 
 pytestmark = [
     pytest.mark.slow,

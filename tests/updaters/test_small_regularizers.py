@@ -17,7 +17,8 @@ from nnabla_adaloss import (
     DynamicLossScalingUpdater,
     FormatEmulation,
 )
-from tests.updaters.networks import constant, snapshot, solver_of, updater_of
+from tests.worlds.trainings import solver_of, updater_of
+from tests.worlds.values import constant, snapshot
 
 CLOUDS, POINTS, CLASSES = 16, 5, 4
 

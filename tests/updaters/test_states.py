@@ -28,18 +28,10 @@ from nnabla_adaloss import (
 )
 from nnabla_adaloss.core import AmaxHistory, Method, Needs
 from nnabla_adaloss.state import read_state, write_state
-from tests.updaters.networks import (
-    AS_THE_BASELINE,
-    METHODS,
-    Training,
-    assert_equal,
-    data,
-    snapshot,
-    training,
-    two_layers,
-    updater_of,
-)
-from tests.updaters.networks import updater_on as updater_of_training
+from tests.worlds.networks import two_layers
+from tests.worlds.trainings import AS_THE_BASELINE, METHODS, Training, training, updater_of
+from tests.worlds.trainings import updater_on as updater_of_training
+from tests.worlds.values import assert_equal, data, snapshot
 
 
 def updater_on(train: Training, delay: int = 0, **options: Any) -> AdaptiveLossScalingUpdater:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, DynamicLossScalingUpdater, GradScaler
-from tests.updaters.networks import assert_equal, scaler_step, snapshot, solver_of
+from tests.worlds.trainings import scaler_step, solver_of
+from tests.worlds.values import assert_equal, snapshot
 
 Network = Callable[[nn.Variable], nn.Variable]
 UPDATES = 12

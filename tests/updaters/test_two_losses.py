@@ -17,7 +17,8 @@ import pytest
 from numpy.typing import NDArray
 
 from nnabla_adaloss import AdaLossConfig, GradScaler, UpdateResult
-from tests.updaters.networks import FLOAT, HALF, constant, data, gradients, scaler_step, updater_of
+from tests.worlds.trainings import scaler_step, updater_of
+from tests.worlds.values import FLOAT, HALF, constant, data, gradients
 
 EMULATED_AND_NATIVE = pytest.mark.parametrize("storage", ["float16", None], ids=["emulated", "native"])
 RATIOS = pytest.mark.parametrize("ratio", [1e-10, 1e-20])

@@ -12,17 +12,9 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from tests.updaters.networks import (
-    FLOAT,
-    HALF,
-    assert_equal,
-    data,
-    gradients,
-    snapshot,
-    solver_of,
-    two_layers,
-    updater_of,
-)
+from tests.worlds.networks import two_layers
+from tests.worlds.trainings import solver_of, updater_of
+from tests.worlds.values import FLOAT, HALF, assert_equal, data, gradients, snapshot
 
 
 def cast(which: str) -> nn.Variable:

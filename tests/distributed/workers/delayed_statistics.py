@@ -18,7 +18,7 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.communicators import MPICommunicator
 from tests.distributed.workers.ranks import by_first, is_last, same_on_all
 from tests.distributed.workers.task import Task, task
-from tests.updaters.networks import AS_THE_BASELINE
+from tests.worlds.trainings import AS_THE_BASELINE
 
 # With float16's own range the gradients of so small a network would need no scales.
 DELAYED = AdaLossConfig(loss_scale_method="approx_range", delay=1, u_min=0.01, use_bound=False)

@@ -12,7 +12,7 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.communicators import CollectiveMismatchError, MPICommunicator, RankDisagreementError
 from tests.distributed.workers.ranks import is_last, same_on_all
 from tests.distributed.workers.task import task
-from tests.updaters.networks import AS_THE_BASELINE
+from tests.worlds.trainings import AS_THE_BASELINE
 
 CHECK_EVERY = 4
 Plant = Callable[[AdaptiveLossScalingUpdater], None]

@@ -12,7 +12,7 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleE
 from nnabla_adaloss.communicators import MPICommunicator
 from tests.distributed.workers.ranks import Decided, decisions, is_last, same_on_all
 from tests.distributed.workers.task import Task, task
-from tests.updaters.networks import AS_THE_BASELINE
+from tests.worlds.trainings import AS_THE_BASELINE
 
 DELAYS = (0, 1)
 

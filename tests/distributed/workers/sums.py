@@ -15,7 +15,7 @@ from nnabla_adaloss import AdaLossConfig
 from nnabla_adaloss.communicators import MPICommunicator
 from tests.distributed.workers.ranks import decisions, is_last, same_on_all
 from tests.distributed.workers.task import Task
-from tests.updaters.networks import AS_THE_BASELINE
+from tests.worlds.trainings import AS_THE_BASELINE
 
 DELAYS = (0, 1)
 

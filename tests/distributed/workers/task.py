@@ -13,7 +13,7 @@ import numpy as np
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater
 from nnabla_adaloss.communicators import MPICommunicator
-from tests.tampering import Gate
+from tests.worlds.tampering import Gate
 
 BATCH = 24  # divides by 2, 3 and 4 ranks
 Parameters = Dict[str, np.ndarray]

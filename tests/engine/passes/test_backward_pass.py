@@ -14,7 +14,8 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
 from nnabla_adaloss.engine.passes.hooked import HookedPass
 from nnabla_adaloss.engine.passes.hookless import HooklessPass
-from tests.engine.nets import assert_same, run, settle
+from tests.worlds.passes import run, settle
+from tests.worlds.values import assert_equal
 
 pytestmark = pytest.mark.any_context
 
@@ -70,4 +71,4 @@ def test_after_an_exception_arrays_are_put_back_and_nothing_more_is_done(
     # By the guard, and once more when nnabla has returned.
     assert calls == ["rescale", "restore", "restore"]
     assert {name: (v.data, v.grad) for name, v in parameters.items()} == arrays
-    assert_same(run(scaling, 8.0, function_post_hook=hook), expected)
+    assert_equal(run(scaling, 8.0, function_post_hook=hook), expected)

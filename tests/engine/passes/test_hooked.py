@@ -14,7 +14,9 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, Method, Needs
 from nnabla_adaloss.core.methods import Range
-from tests.engine.nets import assert_same, gradients, layers, mlp, run, settle, zero_grads
+from tests.worlds.networks import layers, mlp
+from tests.worlds.passes import run, settle
+from tests.worlds.values import assert_equal, gradients, zero_grads
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def test_activations_that_are_computed_again_read_weights_as_they_are(measure_ev
     for iteration in range(3):
         settle(scaling, iteration, 1.0)
         assert set(scaling.layer_scales.values()) == {16.0}
-        assert_same(gradients(), expected)
+        assert_equal(gradients(), expected)
 
 
 @pytest.mark.any_context

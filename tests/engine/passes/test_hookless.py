@@ -22,14 +22,16 @@ from nnabla_adaloss.engine.hookless_steps import HooklessSteps, plan_steps
 from nnabla_adaloss.engine.passes.hookless import HooklessPass
 from nnabla_adaloss.engine.statistics import Share
 from nnabla_adaloss.graph.node import Scaling
-from tests.engine.nets import FLOAT, HALF, Gradients, assert_same, gradients, layers, run, settle, zero_grads
-from tests.engine.test_architectures import (
+from tests.worlds.architectures import (
     embedding_with_tied_output,
     transformer_block,
     unrolled_lstm,
     weight_normalization,
 )
-from tests.tampering import Interrupted
+from tests.worlds.networks import layers
+from tests.worlds.passes import run, settle
+from tests.worlds.tampering import Interrupted
+from tests.worlds.values import FLOAT, HALF, Values, assert_equal, gradients, zero_grads
 
 EVERY = 3
 METHODS = ("approx_range", "amax_history")
@@ -91,7 +93,7 @@ def test_no_more_than_a_share_is_kept_and_only_until_the_pass_ends(
         for share, kept in cycle:
             assert share is not None
             assert set(kept) == set(share.gradients)
-            # Gradients of one size, in EVERY shares.
+            # Values of one size, in EVERY shares.
             assert len(kept) <= -(-len(everything) // EVERY)
         assert sorted(p for _, kept in cycle for p in kept) == everything
 
@@ -123,7 +125,7 @@ def test_an_exception_in_backward_leaves_everything_as_it_was(method: str) -> No
     assert scaling.state_dict()["iteration"] == before["iteration"]
     run(scaling, clear=True)
     assert [v.persistent for v in variables] == persistent
-    assert_same(gradients(), expected)
+    assert_equal(gradients(), expected)
 
 
 @dataclass(frozen=True)
@@ -340,7 +342,7 @@ def test_gradients_that_all_but_vanish_are_planned_with_a_large_seed() -> None:
         settle(scaling, iteration)
     assert scaling.result.kind == "hookless"
     assert scaling.loss_scale > 2.0**60
-    assert_same(gradients(), expected)
+    assert_equal(gradients(), expected)
 
 
 # Networks that share weights, or multiply activations: no hook either, and not a bit is another one.
@@ -450,7 +452,7 @@ def engine(network: Callable[[], nn.Variable], storage: str) -> AdaptiveLossScal
 
 def trained(
     network: Callable[[], nn.Variable], storage: str, hooks: Dict[str, Any], batches: int
-) -> Tuple[List[str], List[Gradients], Any]:
+) -> Tuple[List[str], List[Values], Any]:
     """The kinds of all passes, the gradients of each iteration, and the last scales."""
     scaling = engine(network, storage)
     kinds, found = [], []
@@ -490,7 +492,7 @@ def test_what_shares_a_scale_has_the_gradients_that_nnabla_computes(network: str
             settle(scaling, iteration, clear=False)
         assert scaling.result.kind == "hookless"
         if storage == "float":
-            assert_same(gradients(), expected)
+            assert_equal(gradients(), expected)
         # Some cancel out but for what is rounded.
         found, exact = (
             np.concatenate([one[name].ravel() for name in expected]) for one in (gradients(), expected)
