@@ -6,8 +6,8 @@ one component to the next; so do functions of one element at the loss, and funct
 linear. In backward order, with S the scale that the gradients of a component carry:
 
     S(root) = the end of the range     the loss gradient is 1; S0 where it is given, or nothing is known
-    S(c)    = min(room(c), S(before) * wish)                      the first way that leads to c decides
-    S(c)    = S(before) * wish * weight(before) / weight(c)       where nothing was measured, behind a layer
+    S(c)    = min(room(c), S(before) * method)                    the first way that leads to c decides
+    S(c)    = S(before) * method * weight(before) / weight(c)       where nothing was measured, behind a layer
     S(c)    = start scale / (gain(before) * weight(c))            where nothing was measured, at the loss;
                                                                   if that has shown zeros, divided by u_min
     S(c)    = lowered, until alpha * max|W| stays in range for every layer that leads to c
@@ -17,7 +17,7 @@ linear. In backward order, with S the scale that the gradients of a component ca
     gain(c)   = the largest gradient of c that is remembered, divided by the loss weight of its batch; 1 where
                 none is
     room(c)   = the largest power of two with S * gain(c) * weight(c) <= u_max / margin
-    wish      = what a method would multiply the layer's input gradient by; none with "amax_history"
+    method    = the alpha that the loss scale method gives the layer; "amax_history" gives none
     level     : the rooms of components that follow each other, at most two bits apart, count as the smallest;
                 so do those behind several losses, at most four bits apart
     joined    : components that only hooks could part are one, with the smallest of their rooms, unless a leaf
@@ -49,53 +49,53 @@ _CLEARLY = 2.0**6
 # Scales of several losses within this factor of each other are replaced by the smallest of them.
 _LOSSES_APART = 16.0
 
-Wish = Callable[[str, float, float], Tuple[float, Reason]]
-"""What a method would multiply the input gradient of a layer by, and what held that where it is; given the
-layer, S, and S without what makes up for a small loss.
+MethodAlpha = Callable[[str, float, float], Tuple[float, Reason]]
+"""The alpha that a method gives a layer, and what limits it; given the layer, S, and S without what makes up
+for a small loss.
 """
 
 
-class Room(NamedTuple):
+class Known(NamedTuple):
     """What is known of each component, by index."""
 
     room: Sequence[Optional[float]]  # None: nothing was measured, or nothing but zeros
-    ceiling: Mapping[int, float]  # what an overflow of this batch has left of some
-    weight: Tuple[float, ...]  # the loss weights; 0: absent from this batch
-    gain: Sequence[Optional[float]]  # None: nothing was measured
-    dark: AbstractSet[int] = frozenset()  # zero in this batch so far, though what they follow from is not
+    assumed: Mapping[int, float]  # the room that some are assumed to have after an overflow
+    loss_weights: Tuple[float, ...]  # 0: absent from this batch
+    gains: Sequence[Optional[float]]  # None: nothing was measured
+    underflowed: AbstractSet[int] = frozenset()  # all zeros so far, unlike what they follow from
     level: bool = True  # whether components that follow each other may share a scale
 
     def first(self, index: int, start: float, before: float, u_min: float) -> float:
         """The scale with which a component is looked at first: `start`, divided by its loss weight. One that
         was zero then is looked at once more, with the largest scale at which nothing can be larger than 1.
         """
-        scale = start / (self.weight[index] or 1.0)
-        if index in self.dark:
+        scale = start / (self.loss_weights[index] or 1.0)
+        if index in self.underflowed:
             scale = max(scale, min(scale, before) / u_min)
         return within_float32(scale)
 
-    def joined(self, of: Sequence[int], count: int) -> Room:
+    def joined(self, of: Sequence[int], count: int) -> Known:
         """What is known of `count` components, each of those that `of` maps to it."""
         room: List[Optional[float]] = [None] * count
         amax: List[Optional[float]] = [None] * count
         weight = [0.0] * count
         ceiling: Dict[int, float] = {}
         for own, index in enumerate(of):
-            scale, gain, largest = self.room[own], self.gain[own], amax[index]
+            scale, gain, largest = self.room[own], self.gains[own], amax[index]
             if scale is not None:
                 room[index] = min(scale, room[index] or scale)
             if gain is not None:
-                amax[index] = max(gain * self.weight[own], largest or 0.0)
-            weight[index] = max(weight[index], self.weight[own])
-            if own in self.ceiling:
-                ceiling[index] = min(self.ceiling[own], ceiling.get(index, math.inf))
+                amax[index] = max(gain * self.loss_weights[own], largest or 0.0)
+            weight[index] = max(weight[index], self.loss_weights[own])
+            if own in self.assumed:
+                ceiling[index] = min(self.assumed[own], ceiling.get(index, math.inf))
         gain_of = [None if a is None else a / (w or 1.0) for a, w in zip(amax, weight)]
-        return Room(room, ceiling, tuple(weight), gain_of, {of[own] for own in self.dark}, self.level)
+        return Known(room, ceiling, tuple(weight), gain_of, {of[own] for own in self.underflowed}, self.level)
 
     def of_root(self, base: float, u_min: float) -> float:
         """The scale of a loss gradient that is measured as any other."""
         own = self.first(0, base, math.inf, u_min) if self.room[0] is None else self.room[0]
-        return min(own, self.ceiling.get(0, math.inf))
+        return min(own, self.assumed.get(0, math.inf))
 
 
 class Start(NamedTuple):
@@ -118,14 +118,14 @@ class Choice(NamedTuple):
 
 def choose(
     components: Components,
-    known: Room,
+    known: Known,
     start: Start,
-    wish: Optional[Wish],
-    weight_room: Mapping[int, float],
+    method_alpha: Optional[MethodAlpha],
+    max_alpha: Mapping[int, float],
     *,
     power_of_two: bool = True,
 ) -> Choice:
-    """The scale of each component; `weight_room` has the largest alpha with which the scaled copy of a weight
+    """The scale of each component; `max_alpha` has the largest alpha with which the scaled copy of a weight
     stays in range, by position of the weight.
     """
     room = _levelled(components, known)
@@ -135,30 +135,30 @@ def choose(
     alive = {components.root}
     # What layers have made of the scale, by component: the product of their alphas.
     by_layers = [1.0] * len(room)
-    for edge in _present(components, known.weight):
+    for edge in _present(components, known.loss_weights):
         before, own, layer = found[edge.before], room[edge.after], edge.layer
         assert before is not None, "it comes after a way that leads to it"
-        if start.fixed and edge.after in components.governed:
+        if start.fixed and edge.after in components.before_layers:
             scale, reason = within_float32(before * _lift(components, edge, before, start)), Reason.METHOD
         else:
             wanted, reason = math.inf, Reason.ROOM
-            if layer is None and start.fixed and wish is not None:
+            if layer is None and start.fixed and method_alpha is not None:
                 wanted = _lift(components, edge, before, start)
-            if layer is not None and wish is not None:
-                wanted, reason = wish(layer, before, min(before, start.base * by_layers[edge.before]))
+            if layer is not None and method_alpha is not None:
+                wanted, reason = method_alpha(layer, before, min(before, start.base * by_layers[edge.before]))
             scale = before * wanted if own is None or before * wanted < own else own
             if scale == own:
                 reason = Reason.ROOM if own == known.room[edge.after] else Reason.LEVEL
             at_loss = layer is None or edge.before in components.single
             if own is None and at_loss and not start.fixed:
-                gain = known.gain[edge.before] or 1.0
+                gain = known.gains[edge.before] or 1.0
                 scale = known.first(edge.after, start.base / gain, before, start.u_min)
             elif own is None:
                 scale = scale if scale < math.inf else before
                 if layer is not None:
                     # On another way more may arrive.
-                    scale *= known.weight[edge.before] / known.weight[edge.after]
-            scale = min(scale, known.ceiling.get(edge.after, math.inf))
+                    scale *= known.loss_weights[edge.before] / known.loss_weights[edge.after]
+            scale = min(scale, known.assumed.get(edge.after, math.inf))
             scale = before * floor_power_of_two(scale / before) if power_of_two else scale
         # Several ways may lead to a component that was never measured: the first along which gradients arrive
         # decides its scale.
@@ -175,16 +175,16 @@ def choose(
             reasons[layer] = reason
     # A component that nothing leads to gets no gradient.
     scales = [start.scale if scale is None else scale for scale in found]
-    _lower_for_weights(components, scales, known.weight, weight_room, reasons)
-    _set_absent(components, scales, known.weight, start.scale)
+    _lower_for_weights(components, scales, known.loss_weights, max_alpha, reasons)
+    _set_absent(components, scales, known.loss_weights, start.scale)
     return Choice(scales, reasons)
 
 
 def choose_together(
     components: Components,
     joined: Joined,
-    known: Room,
-    choice_of: Callable[[Components, Room], Choice],
+    known: Known,
+    choice_of: Callable[[Components, Known], Choice],
     spread: float,
 ) -> Optional[Choice]:
     """One scale for all components that only hooks could part; None if a leaf would lose its gradient. It
@@ -223,7 +223,7 @@ def _present(components: Components, weights: Sequence[float]) -> Iterator[Edge]
         waiting = later if len(later) < len(waiting) else []
 
 
-def _levelled(components: Components, known: Room) -> Sequence[Optional[float]]:
+def _levelled(components: Components, known: Known) -> Sequence[Optional[float]]:
     """Rooms that are close become equal, as each change of scale costs a copied weight. Single elements keep
     their own: to multiply one is free. Several losses are levelled, too: each would be multiplied by itself.
     """

@@ -29,7 +29,7 @@ class Components(NamedTuple):
     next: Sequence[AbstractSet[int]]  # of each, those that its gradients are turned into
     leaves: Mapping[int, FrozenSet[int]]  # of all that is written to the gradient of each leaf
     edges: Sequence[Edge]  # in backward order
-    governed: FrozenSet[int]  # those that no layer leads to: a given S0 decides their scales
+    before_layers: FrozenSet[int]  # those that no layer leads to: a given S0 decides their scales
     loss_exits: int  # in how many places the gradient leaves the section between loss and first layers
 
     @property
@@ -42,7 +42,7 @@ class Components(NamedTuple):
         return _reachable(self.next, {first})
 
     @property
-    def measured(self) -> List[int]:
+    def computed(self) -> List[int]:
         """All but that of a loss of one element, whose gradient is what backward is given."""
         root = self.root if self.root in self.single else -1
         return [index for index in range(len(self.names)) if index != root]
@@ -98,8 +98,8 @@ def joined(components: Components, together: Components) -> Joined:
     found = {own: together.of[position] for position, own in components.of.items()}
     of = [found[index] for index in range(len(components.names))]
     # A given S0 decides about joined components only if no layer leads to any of their parts.
-    behind_layers = {index for own, index in enumerate(of) if own not in components.governed}
-    return Joined(together._replace(governed=frozenset(of) - behind_layers), of)
+    behind_layers = {index for own, index in enumerate(of) if own not in components.before_layers}
+    return Joined(together._replace(before_layers=frozenset(of) - behind_layers), of)
 
 
 def _only_hooks_part(
@@ -176,7 +176,7 @@ def _numbered(
         next=following,
         leaves={leaf: frozenset(found) for leaf, found in writers.items()},
         edges=edges,
-        governed=frozenset(range(len(names))) - behind_layers,
+        before_layers=frozenset(range(len(names))) - behind_layers,
         loss_exits=sum(node.loss_exit for node in nodes),
     )
 

@@ -25,7 +25,7 @@ from typing import (
     Tuple,
 )
 
-from .choose import Room, within_float32
+from .choose import Known, within_float32
 from .components import Components
 from .scale_history import AmaxWindow, HistoryPolicy
 from .validation import nonnegative_number
@@ -66,13 +66,13 @@ class Memory(NamedTuple):
         return Memory(self.policy, windows, partial)
 
 
-class Shown(NamedTuple):
+class Measured(NamedTuple):
     """What a pass has shown of the components of a graph, by index."""
 
     components: Components
     limits: Sequence[float]  # the largest magnitudes that their gradients can have
     scales: Sequence[float]  # that they carried
-    weights: Sequence[float]  # their loss weights
+    loss_weights: Sequence[float]
     amax: Mapping[int, float]  # the largest magnitudes of those that were measured, unscaled
     measured_all: bool = False  # whether every gradient was measured
     finite: bool = True
@@ -88,7 +88,7 @@ class Seen(NamedTuple):
     iteration: int = -1
     attempt: int = 0  # the number of the pass in it that began last
     # The components in that, and their loss weights.
-    present: Tuple[Sequence[str], Sequence[float]] = ((), ())
+    last_pass: Tuple[Sequence[str], Sequence[float]] = ((), ())
     # False: the batch is to run again. The pass has measured a component for the first time, and its scale
     # was more than a margin too low; or what is behind it was zero, and may not be with the next scale.
     settled: bool = True
@@ -97,10 +97,10 @@ class Seen(NamedTuple):
     assumed: _Gains = _NONE
     lost: _Gains = _NONE  # by batches that were lost
     # Components that were zero when first measured, although the one before them was not.
-    dark: FrozenSet[str] = frozenset()
+    underflowed: FrozenSet[str] = frozenset()
     measured_all: bool = False  # whether all was measured that makes an entry of the windows
-    tells: bool = False  # whether a batch tells of gradients
-    alone: bool = False  # whether single batches were measured, of which other ranks do not know yet
+    informative: bool = False  # whether a batch tells of gradients
+    unshared: bool = False  # whether single batches were measured, of which other ranks do not know yet
 
     @property
     def policy(self) -> HistoryPolicy:
@@ -116,7 +116,7 @@ class Seen(NamedTuple):
                 known = since[name]
         return known
 
-    def room(self, components: Components, weights: Tuple[float, ...], limits: Sequence[float]) -> Room:
+    def room(self, components: Components, weights: Tuple[float, ...], limits: Sequence[float]) -> Known:
         """What the next scales of a graph are chosen from; `weights` are the loss weights of its components,
         `limits` the largest magnitudes that their gradients can have.
         """
@@ -130,61 +130,58 @@ class Seen(NamedTuple):
                 ceilings[index] = _scale(policy, assumed, weight, u_max)
             known = bool(gain and weight)
             scales.append(_scale(policy, max(gain or 0.0, assumed), weight, u_max) if known else None)
-        dark = {i for i, name in enumerate(components.names) if name in self.dark}
+        dark = {i for i, name in enumerate(components.names) if name in self.underflowed}
         # After an overflow nobody knows how large gradients have become: each goes as low as it has to.
-        return Room(scales, ceilings, weights, gains, dark, level=not self.assumed)
-
-    @property
-    def limited(self) -> bool:
-        """Whether an overflow holds scales down that a finite pass over the same batch may raise again."""
-        return bool(self.assumed)
+        return Known(scales, ceilings, weights, gains, dark, level=not self.assumed)
 
     def before_pass(self, iteration: int, names: Sequence[str], weights: Sequence[float]) -> Seen:
         """With one more pass, with these loss weights; after the iteration before, if this is another."""
         if self.iteration == iteration:
-            return self._replace(attempt=self.attempt + 1, present=(names, weights), settled=True)
+            return self._replace(attempt=self.attempt + 1, last_pass=(names, weights), settled=True)
         return Seen(self.remembered(), iteration, 0, (names, weights))
 
-    def after_pass(self, shown: Shown, *, last: bool, tells: bool = True, again: bool = False) -> Seen:
-        """With what a pass has measured of the components that are present in the batch. `last`: an entry of
-        the windows is whole. `tells`: a batch whose loss is zero, as without a reward, tells nothing of how
-        large gradients are. `again`: the batch is to run once more with what was measured.
+    def after_pass(
+        self, measured: Measured, *, last: bool, informative: bool = True, again: bool = False
+    ) -> Seen:
+        """With what a pass has measured. `last`: it completes an entry of the windows. `informative`: False
+        for a batch whose loss is zero, as without a reward: it says nothing about how large gradients are.
+        `again`: the batch is to run once more with what was measured.
         """
-        components, names, weights = shown.components, shown.components.names, shown.weights
-        amax, everything = shown.amax, shown.measured_all and shown.finite
+        components, names, weights = measured.components, measured.components.names, measured.loss_weights
+        amax, everything = measured.amax, measured.measured_all and measured.finite
         if everything:
             # A component for which backward wrote no array has a gradient of zero.
-            amax = {**dict.fromkeys(components.measured, 0.0), **amax}
+            amax = {**dict.fromkeys(components.computed, 0.0), **amax}
         gains = {names[i]: magnitude / weights[i] for i, magnitude in amax.items() if weights[i]}
         found = self._replace(
             now=_larger(self.now, gains),
             # A finite pass over the same batch has measured what was assumed.
             assumed=_NONE if everything else self.assumed,
             measured_all=self.measured_all or last,
-            tells=self.tells or tells,
-            alone=self.alone or shown.measured_all,
+            informative=self.informative or informative,
+            unshared=self.unshared or measured.measured_all,
             settled=self.settled and not again,
         )
         known = list(map(self.gain, names))
-        counts = shown.measured_all or shown.has_gradients
+        counts = measured.measured_all or measured.has_gradients
         dark = {
-            i for i in components.measured if weights[i] and (known[i] is None or (counts and not known[i]))
+            i for i in components.computed if weights[i] and (known[i] is None or (counts and not known[i]))
         }
-        return found._with_first_looks(known, dark, shown) if dark else found
+        return found._with_first_looks(known, dark, measured) if dark else found
 
-    def _with_first_looks(self, known: Sequence[Optional[float]], dark: Set[int], shown: Shown) -> Seen:
+    def _with_first_looks(self, known: Sequence[Optional[float]], dark: Set[int], measured: Measured) -> Seen:
         """Whether what a pass has shown for the first time has it run again; `known` are the gains before it,
         `dark` the components of which nothing but zeros was known.
         """
-        components, names, policy = shown.components, shown.components.names, self.policy
+        components, names, policy = measured.components, measured.components.names, self.policy
         lit = {index for index in dark if self.gain(names[index])}
         unsettled = any(
-            _scale(policy, self.now[names[i]], shown.weights[i], shown.limits[i])
-            > shown.scales[i] * policy.margin
+            _scale(policy, self.now[names[i]], measured.loss_weights[i], measured.limits[i])
+            > measured.scales[i] * policy.margin
             for i in lit
         )
         still = dark - lit
-        if not (shown.measured_all and shown.finite and still):
+        if not (measured.measured_all and measured.finite and still):
             return self._replace(settled=self.settled and not unsettled)
         # With the scales that they get now, these may bring more to what is behind them.
         behind = set().union(*map(components.behind, lit))
@@ -192,10 +189,10 @@ class Seen(NamedTuple):
         fed_by = {components.root, *(index for index, gain in enumerate(known) if gain)}
         fed = {edge.after for edge in components.edges if edge.layer is None and edge.before in fed_by}
         reached = {names[i] for i in still & (fed | {components.root})} - self.memory.windows.keys()
-        unsettled |= not reached <= self.dark or not behind.isdisjoint(still)
-        return self._replace(dark=self.dark | reached, settled=self.settled and not unsettled)
+        unsettled |= not reached <= self.underflowed or not behind.isdisjoint(still)
+        return self._replace(underflowed=self.underflowed | reached, settled=self.settled and not unsettled)
 
-    def after_overflow(self, shown: Shown) -> Tuple[Seen, bool]:
+    def after_overflow(self, measured: Measured) -> Tuple[Seen, bool]:
         """With the component lowered that overflowed in a pass, and all behind it; False when none did, or it
         cannot go lower.
 
@@ -203,15 +200,15 @@ class Seen(NamedTuple):
         each component would overflow in turn. What is assumed of them holds until a finite pass over the same
         batch, or, where the batch is lost, as an entry of the windows.
         """
-        first, components, weights = shown.overflowed, shown.components, shown.weights
+        first, components, weights = measured.overflowed, measured.components, measured.loss_weights
         policy = self.policy
         if first is None:
             return self, False
         # A loss weight of 1 would need these scales.
-        used = [scale * weight for scale, weight in zip(shown.scales, weights)]
+        used = [scale * weight for scale, weight in zip(measured.scales, weights)]
         assumed = {**self.assumed}
-        for index in set().union(*map(components.behind, (first, *shown.suspected))):
-            name, limit = components.names[index], shown.limits[index]
+        for index in set().union(*map(components.behind, (first, *measured.suspected))):
+            name, limit = components.names[index], measured.limits[index]
             gain, present = self.gain(name), used[index]
             # What nothing is known of follows from what is before it.
             if not weights[index] or not (index == first or gain or name in assumed):
@@ -229,7 +226,7 @@ class Seen(NamedTuple):
     @property
     def _learned(self) -> _Gains:
         """What is remembered of what this iteration has shown; else only what there is, with zeros."""
-        if self.tells:
+        if self.informative:
             return self.now
         return {name: 0.0 for name in self.now if name not in self.memory.windows}
 
@@ -241,7 +238,9 @@ class Seen(NamedTuple):
 
     def adopting(self, measured_all: bool, gains: _Gains) -> Seen:
         """With the largest that all ranks have `shared` for what this one has."""
-        return self._replace(measured_all=measured_all, tells=True, now=gains, assumed=_NONE, lost=_NONE)
+        return self._replace(
+            measured_all=measured_all, informative=True, now=gains, assumed=_NONE, lost=_NONE
+        )
 
     def remembered(self, *, good: bool = False) -> Memory:
         """The memory with what was shown as an entry of the windows, or a part of one; so is what was assumed
@@ -256,11 +255,11 @@ class Seen(NamedTuple):
         """After the iteration, with all that it has `remembered`."""
         if not (self.now or self.lost or self.assumed or self.measured_all):
             return self
-        return Seen(self.remembered(good=good), self.iteration, self.attempt, self.present, self.settled)
+        return Seen(self.remembered(good=good), self.iteration, self.attempt, self.last_pass, self.settled)
 
     def without_iteration(self) -> Seen:
         """Without what this iteration has shown, as if it had not been."""
-        return Seen(self.memory, self.iteration, self.attempt, self.present, self.settled)
+        return Seen(self.memory, self.iteration, self.attempt, self.last_pass, self.settled)
 
     def state_dict(self) -> Dict[str, Any]:
         """What is remembered, as plain lists; this iteration ends with it."""
@@ -272,7 +271,7 @@ class Seen(NamedTuple):
 
     def amaxes(self) -> Dict[str, float]:
         """The largest magnitude that each component would have with the loss weights of the last pass."""
-        weights = dict(zip(*self.present))
+        weights = dict(zip(*self.last_pass))
         return {name: gain * weights.get(name, 1.0) for name, gain in self.gains().items()}
 
 

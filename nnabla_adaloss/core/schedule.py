@@ -52,9 +52,9 @@ class ScaleSchedule:
     components: Components
     component_scales: Sequence[float]
     fixed_scale: Optional[float]  # S0, where it was given; None: it was measured
-    weights: Tuple[float, ...]  # the loss weight of each component, for which it was chosen
+    loss_weights: Tuple[float, ...]  # the loss weight of each component, for which it was chosen
     reasons: Mapping[str, Reason] = field(default_factory=dict)  # by layer: what held its alpha where it is
-    wishes: Mapping[str, float] = field(default_factory=dict)  # by layer: what the method said
+    unbounded: Mapping[str, float] = field(default_factory=dict)  # by layer: what the method said
     joined: Optional[Joined] = None  # which components had to share a scale; None: none
     # The functions of one element that are given gradients in float32, and hand them on so.
     in_float: FrozenSet[int] = frozenset()
@@ -65,33 +65,33 @@ class ScaleSchedule:
         return self.scales[self.nodes[0].outputs[0]]
 
     @cached_property
-    def governed(self) -> FrozenSet[int]:
+    def before_layers(self) -> FrozenSet[int]:
         """The components whose scales follow from a given S0."""
         if self.joined is None:
-            return self.components.governed
-        governed = self.joined.components.governed
-        return frozenset(own for own, index in enumerate(self.joined.of) if index in governed)
+            return self.components.before_layers
+        before_layers = self.joined.components.before_layers
+        return frozenset(own for own, index in enumerate(self.joined.of) if index in before_layers)
 
     @cached_property
     def loss_scale(self) -> float:
         """S0; where it is measured, the scale behind the functions of one element at the loss."""
         if self.fixed_scale is None:
             for edge in self.components.edges:
-                at_the_loss = edge.layer is None and edge.before in self.governed
-                if at_the_loss and edge.expands and self.weights[edge.after]:
+                at_the_loss = edge.layer is None and edge.before in self.before_layers
+                if at_the_loss and edge.expands and self.loss_weights[edge.after]:
                     return self.component_scales[edge.after]
         return self.component_scales[self.components.root]
 
     def weight_of(self, position: int) -> float:
         """The loss weight of a gradient."""
         index = self.components.of.get(position)
-        return 1.0 if index is None else self.weights[index]
+        return 1.0 if index is None else self.loss_weights[index]
 
     def moved_to(self, weights: Tuple[float, ...], max_scale: float) -> Optional[ScaleSchedule]:
         """The same alphas for loss weights that have all moved by one power of two; None: they have not."""
-        if [old > 0.0 for old in self.weights] != [new > 0.0 for new in weights]:
+        if [old > 0.0 for old in self.loss_weights] != [new > 0.0 for new in weights]:
             return None
-        by = [old / new if new else None for old, new in zip(self.weights, weights)]
+        by = [old / new if new else None for old, new in zip(self.loss_weights, weights)]
         single = self.components.single
         moves = {move for index, move in enumerate(by) if move is not None and index not in single}
         if len(moves) != 1:
@@ -101,14 +101,14 @@ class ScaleSchedule:
         scales = [scale * (alike if move is None else move) for scale, move in zip(self.component_scales, by)]
         if within_float32(min(scales)) != min(scales) or max(scales) > max_scale:
             return None
-        return replace(self, component_scales=scales, weights=weights)
+        return replace(self, component_scales=scales, loss_weights=weights)
 
     def is_applied_as(self, other: ScaleSchedule) -> bool:
         """Whether a pass does the same with another schedule of a graph of the same topology."""
         measured = self.fixed_scale is None
         if self.component_scales != other.component_scales or measured != (other.fixed_scale is None):
             return False
-        return measured or self.governed == other.governed
+        return measured or self.before_layers == other.before_layers
 
     @cached_property
     def arriving(self) -> Mapping[int, float]:
@@ -124,7 +124,7 @@ class ScaleSchedule:
 
     @cached_property
     def _steps(self) -> Tuple[Dict[int, Step], Dict[int, float]]:
-        lifted = self.governed if self.fixed_scale is not None else frozenset()
+        lifted = self.before_layers if self.fixed_scale is not None else frozenset()
         return _steps_of(self.nodes, self.components.of, self.arriving, lifted)
 
     @property
@@ -153,14 +153,14 @@ def _steps_of(
     nodes: Sequence[NodeStructure],
     of: Mapping[int, int],
     arriving: Mapping[int, float],
-    governed: FrozenSet[int],
+    before_layers: FrozenSet[int],
 ) -> Tuple[Dict[int, Step], Dict[int, float]]:
     scales = {**arriving}
     steps: Dict[int, Step] = {}
     reached: Set[int] = set()
     for node in nodes:
         if node.separates:
-            lifted = governed.issuperset(of[p] for p in node.inputs)
+            lifted = before_layers.issuperset(of[p] for p in node.inputs)
             step = _boundary(node, scales, reached, lifted=lifted, first=node is nodes[0])
             if node.leaves or node.slots or step.before or step.after:
                 steps[node.number] = step
@@ -251,10 +251,10 @@ class Schedules:
         since = self.since
         if not (self.chosen and 0 <= iteration - since < self.iterations):
             since = iteration
-        chosen = {weights: one for weights, one in self.chosen.items() if weights != schedule.weights}
+        chosen = {weights: one for weights, one in self.chosen.items() if weights != schedule.loss_weights}
         if len(chosen) == _REMEMBERED:
             del chosen[next(iter(chosen))]
-        return replace(self, chosen={**chosen, schedule.weights: (iteration, schedule)}, since=since)
+        return replace(self, chosen={**chosen, schedule.loss_weights: (iteration, schedule)}, since=since)
 
     def drop(self) -> Schedules:
         """Have scales chosen again."""

@@ -3,8 +3,8 @@
 
     gradients finite           GOOD; AGAIN while scales were found far too low
     not finite                 LOWER what overflowed, and run it AGAIN
-      several times            LOOK for what is not finite in forward, and PROBE the smallest scale
-      where none is repeated   MEASURE which scales it needs, LOOK at forward; then it is lost
+      several times            CHECK_FORWARD for what is not finite in forward, and PROBE the smallest scale
+      where none is repeated   MEASURE which scales it needs, CHECK_FORWARD at forward; then it is lost
 
 The loop that does what a verdict asks for is in `nnabla_adaloss.engine.batch_loop`.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple, Optional
 
-LOOK_AFTER = 3
+CHECK_AFTER = 3
 """After so many repeats what could be wrong is looked into."""
 
 
@@ -24,7 +24,7 @@ class Verdict(Enum):
     AGAIN = "run the batch again"
     MEASURE = "run it once more, and measure every gradient"
     LOWER = "lower the scales that overflowed"
-    LOOK = "look for the first function of forward that is not finite"
+    CHECK_FORWARD = "look for the first function of forward that is not finite"
     PROBE = "try the smallest scale"
 
     GOOD = "good"
@@ -40,8 +40,8 @@ class Rules(NamedTuple):
 
     repeat: bool  # whether they run again; else they are lost
     max_repeats: int
-    look_after: int = LOOK_AFTER
-    lost: bool = False  # whether a batch before it has lost the update that this one is part of
+    check_after: int = CHECK_AFTER
+    update_lost: bool = False  # whether a batch before it has lost the update that this one is part of
 
 
 class Facts(NamedTuple):
@@ -50,7 +50,7 @@ class Facts(NamedTuple):
     repeats: int = 0
     settled: bool = True  # whether its scales were not far too low
     overflowed: bool = False  # whether gradients that the solver is going to use are not finite
-    held: bool = False  # whether a pass that measures may tell more
+    unmeasured: bool = False  # whether a pass that measures may tell more
     loss_finite: bool = True
     suspect: bool = False  # whether something in forward is known not to be finite
     fits: Optional[bool] = None  # whether it is finite with scales of its own
@@ -63,17 +63,17 @@ def judge(facts: Facts, rules: Rules) -> Verdict:
     """What is to be done with a batch, or what has become of it."""
     last = facts.repeats >= rules.max_repeats
     if not facts.overflowed:
-        return Verdict.GOOD if facts.settled or last or rules.lost else Verdict.AGAIN
+        return Verdict.GOOD if facts.settled or last or rules.update_lost else Verdict.AGAIN
     may_repeat = rules.repeat and not last
-    if facts.held and facts.fits is None and not (may_repeat and facts.loss_finite):
+    if facts.unmeasured and facts.fits is None and not (may_repeat and facts.loss_finite):
         return Verdict.MEASURE
-    if rules.lost:
+    if rules.update_lost:
         return Verdict.OVERFLOW
     if facts.fits:
         # Its scales were those of the batches before.
         return Verdict.AGAIN if may_repeat else Verdict.RETRIES if rules.repeat else Verdict.OVERFLOW
     if facts.faulty is None and (facts.suspect or not rules.repeat):
-        return Verdict.LOOK
+        return Verdict.CHECK_FORWARD
     if not facts.loss_finite:
         return Verdict.NONFINITE_LOSS
     if facts.faulty:
@@ -86,9 +86,9 @@ def judge(facts: Facts, rules: Rules) -> Verdict:
         return Verdict.LOWER
     if not rules.repeat:
         return Verdict.OVERFLOW
-    due = facts.repeats == rules.look_after
+    due = facts.repeats == rules.check_after
     if facts.faulty is None and (due or last or not facts.lowered):
-        return Verdict.LOOK
+        return Verdict.CHECK_FORWARD
     if facts.lowered and due and facts.fits_smallest is None:
         return Verdict.PROBE
     if not facts.lowered or (due and not facts.fits_smallest):

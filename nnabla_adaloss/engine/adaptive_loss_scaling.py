@@ -37,12 +37,12 @@ from ..monitor import Audience, audience_of
 from ..undo import BatchGuard, ForwardFault, ForwardState, Savepoint, Undoable, find_fault
 from .chooser import Asked, Chooser
 from .leaf_gradients import SpoiltGradients
+from .method_alphas import MethodAlphas
 from .pass_runner import PassRunner
 from .passes.backward_pass import UserHooks, leaf_arrays
 from .prepared_graph import Preparation
 from .report import PassReport
 from .saved_state import load_state, state_of
-from .wishes import Wishes
 
 # What ranks tell each other: whether scales are chosen anew, and whether an entry of the windows ends; gains,
 # and statistics of layers, by name.
@@ -132,17 +132,17 @@ class AdaptiveLossScaling:
         context, self.in_half = self.variable.parent.context, bool(graph.described.in_half)
         self.config = _config_for(config, self._storage, in_half=self.in_half)
         self.kernels = select_kernels(context)
-        wishes = Wishes(self.config)
+        method_alphas = MethodAlphas(self.config)
         # Statistics of earlier iterations need no second pass.
         asked = self.config.delay
-        self.delay = int(not wishes.look_at_arrays) if asked is None else asked
-        if self.delay and wishes.look_at_arrays:
+        self.delay = int(not method_alphas.look_at_arrays) if asked is None else asked
+        if self.delay and method_alphas.look_at_arrays:
             raise ValueError(
                 "delay=1 keeps statistics, not arrays, and "
                 f"loss_scale_method={self.config.loss_scale_method!r} looks at arrays; "
                 "choose delay=0 or another method"
             )
-        self._chooser = Chooser(self.config, wishes, delayed=bool(self.delay))
+        self._chooser = Chooser(self.config, method_alphas, delayed=bool(self.delay))
         seed = LossSeed(self.variable)
         self._runner = PassRunner(self.loss, seed, self.config, self.kernels, self._storage, self.audience)
         self._graph = Preparation(
@@ -166,7 +166,7 @@ class AdaptiveLossScaling:
     @property
     def undoable(self) -> List[Undoable]:
         """What a `Savepoint` keeps of the engine: what is known between two iterations. See `go_back_to`."""
-        return [self, self._chooser.wishes, *self._graph.undoable, self._storage.drawn]
+        return [self, self._chooser.method_alphas, *self._graph.undoable, self._storage.drawn]
 
     def go_on_from(self, before: AdaptiveLossScaling) -> None:
         """Take over what was learned with another graph of the network, for one rebuilt in each iteration. A
@@ -301,7 +301,7 @@ class AdaptiveLossScaling:
         report, planned = self._result, self._graph.prepared()
         if report is None or report.overflowed is None or report.only_s0_helps:
             return False
-        self.components, lowered = self.components.after_overflow(report.shown(planned.limits))
+        self.components, lowered = self.components.after_overflow(report.measured(planned.limits))
         return lowered
 
     def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
@@ -363,7 +363,7 @@ class AdaptiveLossScaling:
 
     def forget(self) -> None:
         """Drop what was learned of gradients and weights: call it after loading other weights."""
-        self._chooser.wishes.forget()
+        self._chooser.method_alphas.forget()
         self.components = Seen(Memory(self.components.policy))
         self._graph.forget()
 
@@ -374,15 +374,15 @@ class AdaptiveLossScaling:
 
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next scales, as plain numbers, strings, lists and dicts."""
-        planned, wishes = self._graph.prepared(), self._chooser.wishes
-        return state_of(planned, self.components, wishes, self.iteration, self._storage.drawn.count)
+        planned, method_alphas = self._graph.prepared(), self._chooser.method_alphas
+        return state_of(planned, self.components, method_alphas, self.iteration, self._storage.drawn.count)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned; ValueError, and no change, if that cannot be."""
         planned, before = self._graph.prepared(), Savepoint(self.undoable)
         try:
             memory, self.iteration, draws = load_state(
-                state, planned, self.components.memory, self._chooser.wishes
+                state, planned, self.components.memory, self._chooser.method_alphas
             )
         except BaseException:
             before.restore()
@@ -477,15 +477,15 @@ class AdaptiveLossScaling:
             watch = None
             if self._runner.has_watchers:
                 watch = self._runner.watch(planned, decided, iteration, self.components.attempt)
-            look = self._chooser.wishes.look
+            look = self._chooser.method_alphas.look
             report = self._result = self._runner.run(
                 planned, decided, found, hooks, grad, watch, look, clear_buffer=clear_buffer
             )
             if decided.measure or decided.share is not None:
                 self.components = self.components.after_pass(
-                    report.shown(planned.limits),
+                    report.measured(planned.limits),
                     last=decided.share is None or decided.share.last,
-                    tells=any(report.largest) or not self.has_nothing_to_learn(),
+                    informative=any(report.largest) or not self.has_nothing_to_learn(),
                     # These statistics are what the batch is to be scaled by.
                     again=decided.measure and not (self.delay or again),
                 )

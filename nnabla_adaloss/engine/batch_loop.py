@@ -65,7 +65,7 @@ class BatchLoop(NamedTuple):
         repeats = 0
         while True:
             found = self.judge(self._facts(repeats), rules)
-            if found.overflowed and not rules.lost:
+            if found.overflowed and not rules.update_lost:
                 self.on_overflow(found)
             if found.verdict is not Verdict.AGAIN:
                 return found
@@ -87,7 +87,7 @@ class BatchLoop(NamedTuple):
                     facts, found = measured, self._of_pass()
                 else:
                     facts = facts._replace(fits=True)
-            elif verdict is Verdict.LOOK:
+            elif verdict is Verdict.CHECK_FORWARD:
                 fault = scaling.find_fault()
                 facts = facts._replace(faulty=fault is not None)
             elif verdict is Verdict.PROBE:
@@ -121,7 +121,7 @@ class BatchLoop(NamedTuple):
         scaling, report = self.scaling, self.scaling.result
         loss_finite = bool(np.isfinite(scaling.variable.d).all())
         suspect = not loss_finite or scaling.forward_is_suspect
-        return Facts(repeats, True, True, report.held and may_run, loss_finite, suspect)
+        return Facts(repeats, True, True, report.can_measure_more and may_run, loss_finite, suspect)
 
     def _fits_smallest(self) -> bool:
         """Whether gradients are finite at the smallest scale. They are none to train with."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
-from ..core.choose import Choice, Room, Start, Wish, choose, choose_together
+from ..core.choose import Choice, Known, MethodAlpha, Start, choose, choose_together
 from ..core.components import Components
 from ..core.config import AdaLossConfig
 from ..core.formats import get_format
@@ -15,9 +15,9 @@ from ..core.power_of_two import floor_power_of_two
 from ..core.scale_history import HistoryPolicy
 from ..core.schedule import ScaleSchedule
 from ..graph.loss import check_scale
+from .method_alphas import MethodAlphas
 from .prepared_graph import PreparedGraph
 from .statistics import Share
-from .wishes import Wishes
 
 _KEPT = 2.0**8
 
@@ -44,8 +44,8 @@ class Decided(NamedTuple):
 class Chooser:
     """Decides about the passes of one loss."""
 
-    def __init__(self, config: AdaLossConfig, wishes: Wishes, *, delayed: bool) -> None:
-        self.wishes = wishes
+    def __init__(self, config: AdaLossConfig, method_alphas: MethodAlphas, *, delayed: bool) -> None:
+        self.method_alphas = method_alphas
         self._config, self._delayed = config, delayed
         # The largest gradient of a leaf may be this much below the end of the range: gradients `_KEPT` times
         # smaller are still normal numbers then.
@@ -76,47 +76,49 @@ class Chooser:
                 return Decided(held, share=planned.share(iteration) if learns else None)
         planned.statistics.begin(iteration, again=again)
         known = seen.room(planned.components, weights, planned.limits)
-        unmeasured = any(weights[i] and known.gain[i] is None for i in planned.components.measured)
+        unmeasured = any(weights[i] and known.gains[i] is None for i in planned.components.computed)
         unknown = unmeasured or planned.statistics.lacks_weights
         # Nothing is known of a seed gradient of the caller's own.
         measure = learns and (again or unknown or not self._delayed or seeded)
         # A schedule that an overflow holds down is not kept. With delay=1, nor is one of an iteration in
         # which single batches were measured: other ranks do not know of that yet.
-        kept = not (measure or seen.alone) if self._delayed else again or not measure
+        kept = not (measure or seen.unshared) if self._delayed else again or not measure
         # A pass that measures has hooks anyway.
         schedule = self._next(planned, known, policy, asked, apart=measure and not kept)
-        planned.schedules = in_use.keep(schedule, iteration) if kept and not seen.limited else in_use.drop()
+        planned.schedules = in_use.keep(schedule, iteration) if kept and not seen.assumed else in_use.drop()
         share = None if measure or not learns else planned.share(iteration)
         return Decided(schedule, schedule is not in_use.last(weights), measure, share)
 
     def _next(
-        self, planned: PreparedGraph, known: Room, policy: HistoryPolicy, asked: Asked, *, apart: bool
+        self, planned: PreparedGraph, known: Known, policy: HistoryPolicy, asked: Asked, *, apart: bool
     ) -> ScaleSchedule:
         """The next schedule; the one in use, if it would be chosen again. What only hooks could part shares a
         scale, unless it is to be chosen `apart`, or a leaf would lose its gradient.
         """
         components, structure, scale = planned.components, planned.plan.structure, asked.scale
-        wish = self._wish(planned, asked)
-        weight_room = _weight_room(planned, self._config)
+        method_alpha = self._method_alpha(planned, asked)
+        max_alpha = _max_alpha(planned, self._config)
         origin: Any = None
         present = None if asked.again else planned.schedules.last(asked.weights)
         if present is not None and present.nodes is not structure.nodes:
             present = None
-        if wish is None and scale is None:
+        if method_alpha is None and scale is None:
             # Mostly nothing new is known, and the choice would be the same: what it came from is compared.
             # Gains only matter while some room is unknown; that of a loss of one element always is.
-            gains = known.gain if None in known.room[1:] else None
-            origin = known._replace(gain=gains or ()), weight_room, asked.seeded, apart
+            gains = known.gains if None in known.room[1:] else None
+            origin = known._replace(gains=gains or ()), max_alpha, asked.seeded, apart
             if present is not None and planned.chosen[0] is present and planned.chosen[1] == origin:
                 return present
 
-        def choice_of(components: Components, known: Room) -> Choice:
+        def choice_of(components: Components, known: Known) -> Choice:
             start = self._start(components, known, planned.limits[components.root], policy, asked)
-            return choose(components, known, start, wish, weight_room, power_of_two=self._config.power_of_two)
+            return choose(
+                components, known, start, method_alpha, max_alpha, power_of_two=self._config.power_of_two
+            )
 
         joined = None if apart else planned.joined
         # The loss gradient itself has S0.
-        if joined is not None and scale is not None and joined.root not in joined.components.governed:
+        if joined is not None and scale is not None and joined.root not in joined.components.before_layers:
             joined = None
         choice = joined and choose_together(
             components, joined, known, choice_of, self._spread / policy.margin
@@ -125,15 +127,15 @@ class Chooser:
             choice, joined = choice_of(components, known), None
         if present is None or (present.fixed_scale, present.component_scales) != (scale, choice.scales):
             present = planned.schedule(
-                choice.scales, scale, asked.weights, joined, choice.reasons, self.wishes.unbounded
+                choice.scales, scale, asked.weights, joined, choice.reasons, self.method_alphas.unbounded
             )
         planned.chosen = present, origin
         return present
 
-    def _wish(self, planned: PreparedGraph, asked: Asked) -> Optional[Wish]:
-        """What the method wishes for layers."""
+    def _method_alpha(self, planned: PreparedGraph, asked: Asked) -> Optional[MethodAlpha]:
+        """What the method gives for layers."""
         weights, of = asked.weights, planned.components.of
-        return self.wishes.about(
+        return self.method_alphas.about(
             planned.plan.structure,
             planned.statistics,
             asked.iteration,
@@ -143,7 +145,7 @@ class Chooser:
         )
 
     def _start(
-        self, components: Components, known: Room, limit: float, policy: HistoryPolicy, asked: Asked
+        self, components: Components, known: Known, limit: float, policy: HistoryPolicy, asked: Asked
     ) -> Start:
         """What a pass starts with; `limit`: how large the loss gradient can be."""
         # What the loss gradient starts with when nothing is known: S0, where it is given.
@@ -151,7 +153,10 @@ class Chooser:
         u_min, u_max = self._config.range
         single = components.root in components.single and not asked.seeded
         if asked.scale is not None:
-            amax = [None if gain is None else gain * weight for gain, weight in zip(known.gain, known.weight)]
+            amax = [
+                None if gain is None else gain * weight
+                for gain, weight in zip(known.gains, known.loss_weights)
+            ]
             return Start(base, base, u_min, True, [1.0, *amax[1:]] if single else amax, u_max)
         if not single:
             return Start(known.of_root(base, u_min), base, u_min)
@@ -159,7 +164,7 @@ class Chooser:
         return Start(min(floor_power_of_two(limit), policy.max_scale), base, u_min)
 
 
-def _weight_room(planned: PreparedGraph, config: AdaLossConfig) -> Mapping[int, float]:
+def _max_alpha(planned: PreparedGraph, config: AdaLossConfig) -> Mapping[int, float]:
     """By position of a weight, the largest alpha with which its scaled copy stays in range: 1 if it was
     not measured.
     """

@@ -65,7 +65,7 @@ def records_of(
                 iteration=which[0],
                 layer=layer,
                 alpha=alpha,
-                unbounded=schedule.wishes.get(layer, alpha),
+                unbounded=schedule.unbounded.get(layer, alpha),
                 previous_scale=scale,
                 accumulated_scale=scale * alpha,
                 fan_in=slot.slot.fan_in,

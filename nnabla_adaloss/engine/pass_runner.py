@@ -98,7 +98,7 @@ class PassRunner:
 
     def _steps(self, planned: PreparedGraph, schedule: ScaleSchedule) -> Union[HooklessSteps, str]:
         """How a schedule is applied at once, or why it cannot be."""
-        known = planned.steps.get(schedule.weights)
+        known = planned.steps.get(schedule.loss_weights)
         if known is not None and known[0] is schedule:
             return known[1]
         # New scales are mostly what they were.

@@ -138,20 +138,20 @@ class PreparedGraph:
         weights: Tuple[float, ...],
         joined: Optional[Joined] = None,
         reasons: Mapping[str, Reason] = _NO_STEPS,
-        wishes: Mapping[str, float] = _NO_STEPS,
+        unbounded: Mapping[str, float] = _NO_STEPS,
     ) -> ScaleSchedule:
         """A schedule with these scales of components, for these loss weights."""
         nodes, components = self.plan.structure.nodes, self.components
         return ScaleSchedule(
-            nodes, components, scales, fixed_scale, weights, reasons, wishes, joined, self.in_float
+            nodes, components, scales, fixed_scale, weights, reasons, unbounded, joined, self.in_float
         )
 
     def keep_steps(self, schedule: ScaleSchedule, steps: Union[HooklessSteps, str]) -> None:
         """Keep what was planned for a schedule, for as many as there are in use."""
         others = self.steps
-        if schedule.weights not in others:
+        if schedule.loss_weights not in others:
             others = {key: known for key, known in others.items() if self.schedules.last(key) is not None}
-        self.steps = {**others, schedule.weights: (schedule, steps)}
+        self.steps = {**others, schedule.loss_weights: (schedule, steps)}
 
     def share(self, iteration: int) -> Optional[Share]:
         """What an iteration measures that uses the schedule; None: nothing."""

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, Optional, Sequence, Set, Tuple
 
 from ..core.components import Components
-from ..core.memory import Shown
+from ..core.memory import Measured
 from ..core.schedule import ScaleSchedule
 from ..graph.plan import GraphPlan
 from ..graph.structure import GraphStructure
@@ -49,14 +49,14 @@ class PassReport:
             f"state_finite={self.state_finite})"
         )
 
-    def shown(self, limits: Sequence[float]) -> Shown:
+    def measured(self, limits: Sequence[float]) -> Measured:
         """What of it is remembered; `limits`: the largest magnitudes of the components."""
         schedule = self.schedule
-        return Shown(
+        return Measured(
             schedule.components,
             limits,
             schedule.component_scales,
-            schedule.weights,
+            schedule.loss_weights,
             self.amax,
             self.measured_all,
             not self.found_inf,
@@ -66,23 +66,23 @@ class PassReport:
         )
 
     @property
-    def held(self) -> bool:
+    def can_measure_more(self) -> bool:
         """Whether the same batch, run again with every gradient measured, may tell more."""
-        governed, names = self.schedule.governed, self.schedule.components.names
-        decided = self.schedule.fixed_scale is not None and len(governed) == len(names)
+        before_layers, names = self.schedule.before_layers, self.schedule.components.names
+        decided = self.schedule.fixed_scale is not None and len(before_layers) == len(names)
         return not (self.measured_all or decided)
 
     @property
     def is_absent(self) -> bool:
         """Whether no part of the network has a loss weight in the batch."""
-        single, weights = self.schedule.components.single, self.schedule.weights
+        single, weights = self.schedule.components.single, self.schedule.loss_weights
         return not any(weight for index, weight in enumerate(weights) if index not in single)
 
     @property
     def only_s0_helps(self) -> bool:
         """Whether what was not finite has the scale that a given S0 gives it."""
         # A shortcut around layers leads from a loss of several elements back to its own component.
-        decided = {self.schedule.components.root} | self.schedule.governed
+        decided = {self.schedule.components.root} | self.schedule.before_layers
         return self.schedule.fixed_scale is not None and self.overflowed in decided
 
     @property

@@ -11,8 +11,8 @@ from ..core.saved_settings import check_version
 from ..core.validation import integer
 from ..errors import warn
 from ..graph.plan import GraphPlan
+from .method_alphas import MethodAlphas
 from .prepared_graph import PreparedGraph
-from .wishes import Wishes
 
 SCHEMA = 2
 
@@ -21,7 +21,7 @@ _MAGNITUDES = 1
 
 
 def state_of(
-    planned: PreparedGraph, components: Seen, wishes: Wishes, iteration: int, draws: int
+    planned: PreparedGraph, components: Seen, method_alphas: MethodAlphas, iteration: int, draws: int
 ) -> Dict[str, Any]:
     """What decides the next scales of a graph, as plain numbers, strings, lists and dicts."""
     return {
@@ -31,13 +31,13 @@ def state_of(
         "statistics": planned.statistics.state(planned.plan.structure.measured),
         "components": components.state_dict(),
         "schedule": planned.schedules.state_dict(),
-        "layers": wishes.state_dict(),
+        "layers": method_alphas.state_dict(),
         "draws": draws,
     }
 
 
 def load_state(
-    state: Mapping[str, Any], planned: PreparedGraph, memory: Memory, wishes: Wishes
+    state: Mapping[str, Any], planned: PreparedGraph, memory: Memory, method_alphas: MethodAlphas
 ) -> Tuple[Memory, int, int]:
     """Take over what `state_of` returned for a graph of the same network; return memory, iteration and draws.
     ValueError, if it is not of that: some of it may have been taken over by then.
@@ -51,7 +51,7 @@ def load_state(
         if before:
             planned.statistics.load_state((), ())
             planned.schedules = planned.schedules.drop()
-            wishes.forget()
+            method_alphas.forget()
             warn(
                 "the state was saved by an earlier version, which did not remember with which loss weights "
                 "it had measured: scales are measured anew, with the next batch"
@@ -65,7 +65,7 @@ def load_state(
             ),
             power_of_two=planned.config.power_of_two,
         )
-        wishes.load_state_dict(state["layers"])
+        method_alphas.load_state_dict(state["layers"])
         return (memory.loaded(state["components"]), *found)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error

@@ -20,13 +20,12 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from numpy.typing import NDArray
 
-from ..core.config import AdaLossConfig
+from ..core.config import AdaLossConfig, bounded, scale_by_method
 from ..core.layer_record import LayerObserver, LayerRecord, Reason
 from ..core.methods import Needs, overflow_limit
 from ..core.power_of_two import clamp_scale, floor_power_of_two
 from ..core.statistics import ArrayStatistics
 from ..core.validation import instance_or_none, integer, number, positive_number
-from ..core.wish import asked, bounded
 
 
 class LayerState(NamedTuple):
@@ -177,7 +176,7 @@ class AdaLoss(ABC):
                     past = (*state.history, g_statistics.scaled(1.0 / previous_scale))
                     state = state._replace(history=past[-(config.method.window or 1) :])
                     inputs = tuple(s.scaled(previous_scale) for s in state.history), weight_statistics
-                unbounded = asked(config, *inputs, config.range, fan_in)
+                unbounded = scale_by_method(config, *inputs, config.range, fan_in)
                 state = state._replace(computed_at=iteration, unbounded=unbounded)
             if g_statistics is not None and (W is None) == (weight_statistics is None):
                 bound = fan_in if fan_in_bound is None else fan_in_bound

@@ -12,7 +12,7 @@ from typing import Any, Optional, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.config import AdaLossConfig
+from ..core.config import AdaLossConfig, bounded
 from ..core.layer_record import LayerObserver
 from ..core.methods import (
     AbsRange,
@@ -26,7 +26,6 @@ from ..core.methods import (
 from ..core.power_of_two import clamp_scale
 from ..core.statistics import ArrayStatistics, statistics_of
 from ..core.validation import array_of_numbers, boolean, instance, positive_number, scalar
-from ..core.wish import bounded
 from .ada_loss import AdaLoss
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from ..core.verdict import LOOK_AFTER, Rules, Verdict
+from ..core.verdict import CHECK_AFTER, Rules, Verdict
 from ..engine import BatchLoop, Outcome
 from ..monitor import BatchRepeated, Overflowed
 from .global_scale import GlobalScale
@@ -44,7 +44,7 @@ class BatchRunner:
             if scaling.is_good:
                 return before
             rules = Rules(
-                self._repeat, updater.max_retries, 0 if suspicious else LOOK_AFTER, before.overflowed
+                self._repeat, updater.max_retries, 0 if suspicious else CHECK_AFTER, before.overflowed
             )
             return _together(before, self._loop(updater, before).go_on(rules))
 

@@ -13,7 +13,7 @@ import nnabla.parametric_functions as PF
 import pytest
 from hypothesis import given, settings
 
-from nnabla_adaloss.core.choose import Choice, Room, Start, choose, choose_together
+from nnabla_adaloss.core.choose import Choice, Known, Start, choose, choose_together
 from nnabla_adaloss.core.components import Components, Joined, components_of, joined
 from nnabla_adaloss.core.layer_record import Reason
 from nnabla_adaloss.core.power_of_two import is_power_of_two
@@ -44,28 +44,28 @@ class Graph(graphs.Graph):
         *,
         weights: Mapping[nn.Variable, float] = {},
         gains: Mapping[nn.Variable, float] = {},
-        ceiling: Mapping[nn.Variable, float] = {},
-        dark: Sequence[nn.Variable] = (),
+        assumed: Mapping[nn.Variable, float] = {},
+        underflowed: Sequence[nn.Variable] = (),
         level: bool = False,
-        wish: Any = None,
-        weight_room: Mapping[str, float] = {},
+        method_alpha: Any = None,
+        max_alpha: Mapping[str, float] = {},
         given: Optional[Start] = None,
         power_of_two: bool = True,
     ) -> Choice:
-        known = Room(
+        known = Known(
             self.by_index(room, None),
-            {self.index(v): own for v, own in ceiling.items()},
+            {self.index(v): own for v, own in assumed.items()},
             tuple(self.by_index(weights, 1.0)),
             self.by_index(gains, None),
-            {*map(self.index, dark)},
+            {*map(self.index, underflowed)},
             level,
         )
         found = choose(
             self.components,
             known,
             given or Start(start, S0, U_MIN),
-            wish,
-            {self.weight(layer): own for layer, own in weight_room.items()},
+            method_alpha,
+            {self.weight(layer): own for layer, own in max_alpha.items()},
             power_of_two=power_of_two,
         )
         self.scales = found.scales
@@ -121,23 +121,23 @@ def test_what_is_unknown_at_the_loss_starts_where_its_loss_weight_leaves_it(
     n.choose({}, weights=weights, gains=gains)
     # Behind a layer with what arrives.
     assert n.of(n.loss, n.c, n.b, n.a) == [S0, scale, scale, scale]
-    n.choose({}, weights=weights, gains=gains, ceiling={n.c: 2.0**-30, n.a: 2.0**-40})
+    n.choose({}, weights=weights, gains=gains, assumed={n.c: 2.0**-30, n.a: 2.0**-40})
     assert n.of(n.c, n.b, n.a) == [2.0**-30, 2.0**-30, 2.0**-40]
 
 
 def test_what_has_shown_zeros_at_the_loss_is_looked_at_with_a_far_larger_scale() -> None:
     n = Chain()
-    n.choose({}, gains={n.loss: 1.0, n.c: 0.0, n.b: 0.0}, dark=[n.c, n.b, n.a])
+    n.choose({}, gains={n.loss: 1.0, n.c: 0.0, n.b: 0.0}, underflowed=[n.c, n.b, n.a])
     assert n.of(n.loss, n.c, n.b, n.a) == [S0, *[S0 / U_MIN] * 3]
-    # What lies behind a layer starts with what arrives, however dark it was.
-    n.choose({n.c: 2.0**10}, dark=[n.b, n.a])
+    # What lies behind a layer starts with what arrives, however underflowed it was.
+    n.choose({n.c: 2.0**10}, underflowed=[n.b, n.a])
     assert n.of(n.c, n.b, n.a) == [2.0**10] * 3
     # A loss of several elements is weighed as any other.
-    known = Room([None] * 2, {}, (2.0**-3, 1.0), [0.0] * 2)
+    known = Known([None] * 2, {}, (2.0**-3, 1.0), [0.0] * 2)
     assert known.of_root(S0, U_MIN) == S0 * 2.0**3
-    assert known._replace(dark={0}).of_root(S0, U_MIN) == S0 * 2.0**3 / U_MIN
+    assert known._replace(underflowed={0}).of_root(S0, U_MIN) == S0 * 2.0**3 / U_MIN
     assert known._replace(room=[2.0, None]).of_root(S0, U_MIN) == 2.0
-    assert known._replace(dark={0}, ceiling={0: 0.5}).of_root(S0, U_MIN) == 0.5
+    assert known._replace(underflowed={0}, assumed={0: 0.5}).of_root(S0, U_MIN) == 0.5
 
 
 def test_what_float32_cannot_divide_by_is_no_scale_to_start_with() -> None:
@@ -172,41 +172,41 @@ def test_components_at_most_two_bits_apart_share_a_scale() -> None:
         (2.0**20, [2.0**20, 2.0**18], Reason.ROOM),
     ],
 )
-def test_a_wish_is_followed_as_far_as_there_is_room(
+def test_a_method_is_followed_as_far_as_there_is_room(
     alpha: float, scales: List[float], reason: Reason
 ) -> None:
     n = Chain()
-    found = n.choose({n.c: 2.0**10, n.b: 2.0**20, n.a: 2.0**18}, wish=says(alpha))
+    found = n.choose({n.c: 2.0**10, n.b: 2.0**20, n.a: 2.0**18}, method_alpha=says(alpha))
     assert n.of(n.c, n.b, n.a) == [2.0**10, *scales]
     assert found.reasons["c/affine"] == reason
 
 
 def test_scales_that_need_not_be_powers_of_two() -> None:
     n = Chain()
-    n.choose({n.c: 2.0**10, n.b: 2.0**20}, wish=says(3.0), power_of_two=False)
+    n.choose({n.c: 2.0**10, n.b: 2.0**20}, method_alpha=says(3.0), power_of_two=False)
     assert n.of(n.c, n.b, n.a) == [2.0**10, 3.0 * 2.0**10, 9.0 * 2.0**10]
 
 
-def test_a_wish_where_nothing_is_known_says_how_far() -> None:
+def test_a_method_decides_where_nothing_is_known() -> None:
     n = Chain()
-    assert n.choose({}, wish=says(4.0, Reason.UNKNOWN)).reasons["b/affine"] == Reason.UNKNOWN
+    assert n.choose({}, method_alpha=says(4.0, Reason.UNKNOWN)).reasons["b/affine"] == Reason.UNKNOWN
     assert n.of(n.c, n.b, n.a) == [S0, 4.0 * S0, 16.0 * S0]
 
 
-def test_wishes_do_not_count_what_makes_up_for_a_small_loss() -> None:
+def test_methods_do_not_count_what_makes_up_for_a_small_loss() -> None:
     n, heard = Chain(), []
 
-    def wish(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
+    def method_alpha(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
         heard.append((layer, scale, base))
         return 4.0, Reason.METHOD
 
     behind = {n.b: 2.0**40, n.a: 2.0**40}
-    n.choose({n.c: 2.0**30, **behind}, 2.0**14, wish=wish)
+    n.choose({n.c: 2.0**30, **behind}, 2.0**14, method_alpha=method_alpha)
     # A loss gradient of 2^14 and a mean are lifted by 2^27 beyond S0; what layers add is left.
     assert heard == [("c/affine", 2.0**30, S0), ("b/affine", 2.0**32, 4.0 * S0)]
     heard.clear()
     # What was lifted and lowered again counts for nothing; what was only lowered counts as it is.
-    n.choose({n.c: 2.0, **behind}, 2.0**14, wish=wish)
+    n.choose({n.c: 2.0, **behind}, 2.0**14, method_alpha=method_alpha)
     assert heard == [("c/affine", 2.0, 2.0), ("b/affine", 8.0, 8.0)]
 
 
@@ -225,7 +225,7 @@ def test_along_a_shortcut_there_is_one_scale() -> None:
     assert graph.of(last, joined, inner, stem) == [2.0**10, 2.0**14, 2.0**20, 2.0**14]
     assert set(found.reasons.values()) == {Reason.ROOM}
     # Its second layer would have it otherwise.
-    found = graph.choose({last: 2.0**10}, wish=says(4.0))
+    found = graph.choose({last: 2.0**10}, method_alpha=says(4.0))
     assert graph.of(last, joined, inner, stem) == [2.0**10, 2.0**12, 2.0**14, 2.0**12]
     assert [found.reasons[f"{name}/affine"] for name in ("last", "outer", "inner")] == [
         Reason.METHOD,
@@ -237,12 +237,12 @@ def test_along_a_shortcut_there_is_one_scale() -> None:
 def test_scaled_copies_of_weights_stay_in_range_and_what_follows_goes_down_with_them() -> None:
     n = Chain()
     room = {n.c: 2.0**10, n.b: 2.0**20, n.a: 2.0**24}
-    found = n.choose(room, weight_room={"c/affine": 4.0, "b/affine": 2.0**6})
+    found = n.choose(room, max_alpha={"c/affine": 4.0, "b/affine": 2.0**6})
     assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**12, 2.0**18]
     assert found.reasons == dict.fromkeys(["c/affine", "b/affine"], Reason.WEIGHT_RANGE)
     # Also where another way has brought the scale.
     graph, last, joined, inner, stem = skip()
-    found = graph.choose({last: 2.0**10, joined: 2.0**20, inner: 2.0**10}, weight_room={"inner/affine": 2.0})
+    found = graph.choose({last: 2.0**10, joined: 2.0**20, inner: 2.0**10}, max_alpha={"inner/affine": 2.0})
     assert graph.of(last, joined, inner, stem) == [2.0**10, 2.0**11, 2.0**10, 2.0**11]
     assert found.reasons["inner/affine"] == Reason.WEIGHT_RANGE
 
@@ -256,7 +256,7 @@ def test_a_weight_that_lowers_a_shortcut_lowers_what_came_before_it_too() -> Non
     last = affine(F.tanh(joined), "last")
     graph = Graph(F.mean(last))
     room = {last: 2.0**20, joined: 2.0**20, second: 2.0**22, first: 2.0**10}
-    graph.choose(room, weight_room={"second out/affine": 4.0, "first in/affine": 1.0})
+    graph.choose(room, max_alpha={"second out/affine": 4.0, "first in/affine": 1.0})
     assert graph.of(joined, second, first, stem) == [2.0**10, 2.0**12, 2.0**10, 2.0**10]
 
 
@@ -285,7 +285,7 @@ def test_of_two_heads_an_absent_one_decides_about_nothing(absent: int, known: bo
     other = n.tops[1 - absent]
     room = {other: 2.0**10, n.tops[absent]: 2.0**-10}
     behind = {n.trunk: 2.0**12, n.bottom: 2.0**9} if known else {}
-    found = n.choose({**room, **behind}, weights=n.without(absent), ceiling={n.tops[absent]: 2.0**-20})
+    found = n.choose({**room, **behind}, weights=n.without(absent), assumed={n.tops[absent]: 2.0**-20})
     trunk, bottom = (2.0**12, 2.0**9) if known else (2.0**10, 2.0**10)
     # An absent one takes what is behind it, so that its layer has an alpha of 1, and copies no weight.
     assert n.of(other, n.trunk, n.bottom, n.tops[absent]) == [2.0**10, trunk, bottom, trunk]
@@ -336,16 +336,16 @@ def test_a_weight_behind_an_absent_loss_limits_nothing(absent: int) -> None:
     n = Heads()
     names = "first/affine", "second/affine"
     room = dict.fromkeys(n.tops, 2.0**10)
-    n.choose({**room, n.trunk: 2.0**16}, weights=n.without(absent), weight_room={names[absent]: 1.0})
+    n.choose({**room, n.trunk: 2.0**16}, weights=n.without(absent), max_alpha={names[absent]: 1.0})
     assert n.of(n.trunk) == [2.0**16]
-    n.choose({**room, n.trunk: 2.0**16}, weights=n.without(absent), weight_room={names[1 - absent]: 1.0})
+    n.choose({**room, n.trunk: 2.0**16}, weights=n.without(absent), max_alpha={names[1 - absent]: 1.0})
     assert n.of(n.trunk) == [2.0**10]
 
 
 def test_where_all_is_absent_every_layer_has_an_alpha_of_1() -> None:
     n = Chain()
     absent = dict.fromkeys((n.c, n.b, n.a), 0.0)
-    n.choose({n.c: 2.0**20, n.b: 2.0**4, n.a: 2.0**7}, weights=absent, weight_room={"c/affine": 1.0})
+    n.choose({n.c: 2.0**20, n.b: 2.0**4, n.a: 2.0**7}, weights=absent, max_alpha={"c/affine": 1.0})
     assert n.of(n.c, n.b) == n.of(n.a) * 2
 
 
@@ -372,10 +372,10 @@ def given_s0(graph: Graph, amax: Mapping[nn.Variable, float], scale: float = S0)
 def test_a_given_s0_governs_what_is_before_any_layer() -> None:
     n = Chain()
     start = given_s0(n, {n.loss: 1.0, n.c: 1.0})
-    n.choose({n.loss: 2.0**14, n.c: 2.0**10, n.b: 2.0**9}, given=start, ceiling={n.c: 2.0})
+    n.choose({n.loss: 2.0**14, n.c: 2.0**10, n.b: 2.0**9}, given=start, assumed={n.c: 2.0})
     # However much room there is, and whatever an overflow has left; behind the layer it is as ever.
     assert n.of(n.loss, n.c, n.b, n.a) == [S0, S0, 2.0**9, 2.0**9]
-    n.choose({n.c: 2.0**10, n.b: 2.0**9}, given=start, wish=says(0.5))
+    n.choose({n.c: 2.0**10, n.b: 2.0**9}, given=start, method_alpha=says(0.5))
     assert n.of(n.loss, n.c, n.b, n.a) == [S0, S0, 0.5 * S0, 0.25 * S0]
 
 
@@ -427,27 +427,27 @@ class Case(NamedTuple):
 
     drawn: Drawn
     components: Components
-    known: Room
+    known: Known
     start: Start
-    wishes: Optional[Dict[str, float]]
-    weight_room: Dict[int, float]
+    alphas: Optional[Dict[str, float]]
+    max_alpha: Dict[int, float]
 
     def choose(self, **changes: Any) -> Choice:
         case = self._replace(**changes)
-        said = case.wishes
-        wish = None if said is None else lambda layer, *_: (said[layer], Reason.METHOD)
-        return choose(case.components, case.known, case.start, wish, case.weight_room)
+        said = case.alphas
+        method_alpha = None if said is None else lambda layer, *_: (said[layer], Reason.METHOD)
+        return choose(case.components, case.known, case.start, method_alpha, case.max_alpha)
 
     @property
     def present(self) -> Set[int]:
         """The components that get a gradient."""
-        return {index for index, weight in enumerate(self.known.weight) if weight}
+        return {index for index, weight in enumerate(self.known.loss_weights) if weight}
 
     @property
     def decided_by_room(self) -> List[int]:
         """The components that neither the start nor a given S0 decides about."""
-        governed = self.components.governed if self.start.fixed else frozenset()
-        return sorted(self.present - governed - {self.components.root})
+        before_layers = self.components.before_layers if self.start.fixed else frozenset()
+        return sorted(self.present - before_layers - {self.components.root})
 
 
 few = settings(max_examples=60, deadline=None)
@@ -476,9 +476,9 @@ def cases(draw: Any) -> Case:
     present = reached(components, absent)
     weights = tuple(weight if index in present else 0.0 for index, weight in enumerate(for_each(powers)))
     ceilings = enumerate(for_each(st.none() | powers))
-    known = Room(
+    known = Known(
         for_each(st.none() | powers),
-        {index: ceiling for index, ceiling in ceilings if ceiling is not None},
+        {index: assumed for index, assumed in ceilings if assumed is not None},
         weights,
         for_each(st.none() | st.just(0.0) | st.floats(2.0**-20, 2.0**20)),
         draw(st.sets(st.integers(0, count - 1))),
@@ -492,10 +492,10 @@ def cases(draw: Any) -> Case:
         start = Start(scale, scale, U_MIN, True, [1.0, *amax[1:]], U_MAX)
     layers = [slot for node in drawn.nodes for slot in node.slots]
     wanted = st.floats(2.0**-4, 2.0**12)
-    wishes = draw(st.none() | st.fixed_dictionaries({slot.layer: wanted for slot in layers}))
+    alphas = draw(st.none() | st.fixed_dictionaries({slot.layer: wanted for slot in layers}))
     room = st.integers(0, 12).map(lambda e: 2.0**e)
-    weight_room = {slot.factor: draw(room) for slot in layers if draw(st.booleans())}
-    return Case(drawn, components, known, start, wishes, weight_room)
+    max_alpha = {slot.factor: draw(room) for slot in layers if draw(st.booleans())}
+    return Case(drawn, components, known, start, alphas, max_alpha)
 
 
 @few
@@ -505,7 +505,7 @@ def test_no_scale_leaves_its_room(case: Case) -> None:
     assert found.scales[case.components.root] <= case.start.scale
     for index in case.decided_by_room:
         scale, room = found.scales[index], case.known.room[index]
-        assert scale <= case.known.ceiling.get(index, math.inf)
+        assert scale <= case.known.assumed.get(index, math.inf)
         # The chosen scale is the start times a power of two, so that it may be less.
         assert room is None or scale <= room
         assert is_power_of_two(scale / case.start.scale)
@@ -513,7 +513,7 @@ def test_no_scale_leaves_its_room(case: Case) -> None:
     for edge in case.components.edges:
         if edge.layer is not None and edge.before in case.present:
             alpha = found.scales[edge.after] / found.scales[edge.before]
-            assert alpha <= case.weight_room.get(edge.factor, math.inf)
+            assert alpha <= case.max_alpha.get(edge.factor, math.inf)
             assert edge.layer in found.reasons
 
 
@@ -522,11 +522,11 @@ def test_no_scale_leaves_its_room(case: Case) -> None:
 def test_what_nothing_leads_to_has_the_scale_of_the_loss_and_a_given_s0_is_only_ever_lifted(
     case: Case,
 ) -> None:
-    found = case.choose(weight_room={})
+    found = case.choose(max_alpha={})
     led_to = {edge.after for edge in case.components.edges} | {edge.before for edge in case.components.edges}
     for index, scale in enumerate(found.scales):
         assert index in led_to or scale == case.start.scale
-        if case.start.fixed and index in case.components.governed & case.present:
+        if case.start.fixed and index in case.components.before_layers & case.present:
             assert scale >= case.start.scale
 
 
@@ -546,8 +546,8 @@ def test_what_is_remembered_of_what_is_absent_changes_nothing(case: Case) -> Non
         return [value if index in case.present else None for index, value in enumerate(values)]
 
     known = case.known
-    ceiling = {index: own for index, own in known.ceiling.items() if index in case.present}
-    forgotten = known._replace(room=without(known.room), gain=without(known.gain), ceiling=ceiling)
+    assumed = {index: own for index, own in known.assumed.items() if index in case.present}
+    forgotten = known._replace(room=without(known.room), gains=without(known.gains), assumed=assumed)
     # What follows each other shares a scale in the order of all.
     assert case.choose(known=forgotten._replace(level=False)) == case.choose(
         known=known._replace(level=False)
@@ -557,15 +557,15 @@ def test_what_is_remembered_of_what_is_absent_changes_nothing(case: Case) -> Non
 @few
 @given(cases(), st.integers(-40, 40))
 def test_loss_weights_that_grow_together_move_the_scales_and_leave_the_alphas(case: Case, power: int) -> None:
-    # What was dark is looked at with no more than the scale before it leaves, which may be that of the loss.
-    components, known = case.components, case.known._replace(dark=frozenset())
+    # What underflowed is looked at with no more than the scale before it, which may be that of the loss.
+    components, known = case.components, case.known._replace(underflowed=frozenset())
     present = case.present - {components.root}
     moved = present if components.root in components.single else case.present
-    by = [2.0**power if index in moved else 1.0 for index in range(len(known.weight))]
+    by = [2.0**power if index in moved else 1.0 for index in range(len(known.loss_weights))]
     grown = known._replace(
         room=[None if room is None else room / own for room, own in zip(known.room, by)],
-        ceiling={index: ceiling / by[index] for index, ceiling in known.ceiling.items()},
-        weight=tuple(weight * own for weight, own in zip(known.weight, by)),
+        assumed={index: assumed / by[index] for index, assumed in known.assumed.items()},
+        loss_weights=tuple(weight * own for weight, own in zip(known.loss_weights, by)),
     )
     start, again = (Start(2.0**10, 8.0, U_MIN),) * 2
     if components.root in moved:
@@ -581,8 +581,8 @@ def test_loss_weights_that_grow_together_move_the_scales_and_leave_the_alphas(ca
 FAR = 2.0**20
 
 
-def joined_rooms(n: Graph, known: Room, start: Start, spread: float) -> Optional[Choice]:
-    def choice_of(components: Components, own: Room) -> Choice:
+def joined_rooms(n: Graph, known: Known, start: Start, spread: float) -> Optional[Choice]:
+    def choice_of(components: Components, own: Known) -> Choice:
         return choose(components, own, start, None, {})
 
     return choose_together(n.components, n.structure.joined, known, choice_of, spread)
@@ -606,12 +606,12 @@ class Steps(Graph):
         spread: float = FAR,
         *,
         absent: Sequence[nn.Variable] = (),
-        ceiling: Mapping[nn.Variable, float] = {},
+        assumed: Mapping[nn.Variable, float] = {},
     ) -> Optional[List[float]]:
         """The scales of the states, last one first; None: each needs one of its own."""
-        known = Room(
+        known = Known(
             self.by_index(room, None),
-            {self.index(v): own for v, own in ceiling.items()},
+            {self.index(v): own for v, own in assumed.items()},
             tuple(self.by_index(dict.fromkeys(absent, 0.0), 1.0)),
             self.by_index(dict.fromkeys(room, 1.0), None),
             level=False,
@@ -633,8 +633,8 @@ def test_what_shares_a_scale_has_that_of_the_smallest_room() -> None:
     assert n.together({n.last: 2.0**5, **falling(n, 12, 10, 14, 13)}) == [2.0**10] * 4
     # What is behind a layer of its own is none of it.
     assert n.of(n.last) == [2.0**5]
-    assert n.together(falling(n, 12, 10, 14, 13), ceiling={n.states[0]: 2.0**7}) == [2.0**7] * 4
-    assert n.together(falling(n, 12, 10, 14, 13), ceiling={n.states[0]: 2.0**11}) == [2.0**10] * 4
+    assert n.together(falling(n, 12, 10, 14, 13), assumed={n.states[0]: 2.0**7}) == [2.0**7] * 4
+    assert n.together(falling(n, 12, 10, 14, 13), assumed={n.states[0]: 2.0**11}) == [2.0**10] * 4
 
 
 def test_members_that_nothing_is_known_of_limit_nothing() -> None:
@@ -653,7 +653,7 @@ def test_members_without_a_gradient_in_this_batch_limit_nothing() -> None:
     room = {outer[0]: 2.0**4, outer[1]: 2.0**10, inner[0]: 2.0**9, inner[1]: 2.0**15}
     for absent in (None, 0, 1):
         gone = [] if absent is None else [outer[absent], inner[absent], means[absent]]
-        known = Room(
+        known = Known(
             n.by_index({v: own for v, own in room.items() if v not in gone}, None),
             {},
             tuple(n.by_index(dict.fromkeys(gone, 0.0), 1.0)),
@@ -753,13 +753,13 @@ class Together(NamedTuple):
 
     apart: Components
     joined: Joined
-    known: Room
+    known: Known
     start: Start
 
     def choose(self, spread: float, **changes: Any) -> Optional[Choice]:
         case = self._replace(**changes)
 
-        def choice_of(components: Components, known: Room) -> Choice:
+        def choice_of(components: Components, known: Known) -> Choice:
             return choose(components, known, case.start, None, {})
 
         return choose_together(case.apart, case.joined, case.known, choice_of, spread)
@@ -769,7 +769,7 @@ class Together(NamedTuple):
         """The smallest room of each joined component, and what an overflow has left."""
         found: List[Optional[float]] = [None] * len(self.joined.components.names)
         for own, index in enumerate(self.joined.of):
-            for limit in (self.known.room[own], self.known.ceiling.get(own)):
+            for limit in (self.known.room[own], self.known.assumed.get(own)):
                 if limit is not None:
                     found[index] = min(limit, found[index] or math.inf)
         return found
@@ -785,9 +785,9 @@ def together(draw: Any) -> Together:
     count = len(apart.names)
     rooms = draw(st.lists(st.none() | powers, min_size=count, max_size=count))
     ceilings = enumerate(draw(st.lists(st.none() | powers, min_size=count, max_size=count)))
-    known = Room(
+    known = Known(
         rooms,
-        {index: ceiling for index, ceiling in ceilings if ceiling is not None},
+        {index: assumed for index, assumed in ceilings if assumed is not None},
         (1.0,) * count,
         [None] * count,
         level=False,
@@ -849,7 +849,7 @@ def test_whoever_writes_most_of_a_leaf_keeps_its_gradient(case: Together, expone
 @given(together(), powers)
 def test_with_rooms_that_are_alike_it_makes_no_difference(case: Together, room: float) -> None:
     count = len(case.apart.names)
-    known = Room([room] * count, {}, (1.0,) * count, [1.0] * count)
+    known = Known([room] * count, {}, (1.0,) * count, [1.0] * count)
     start = Start(room, S0, U_MIN)
     found = case.choose(1.0, known=known, start=start)
     assert found is not None

@@ -62,7 +62,7 @@ def test_layers_separate() -> None:
     assert len(set(found.of(loss, h[4], h[3], h[1]))) == 4
     assert found.layers(h[4], h[3]) == ["c/affine"]
     assert not found.layers(h[4], h[1])
-    assert found.components.governed == {*found.of(loss, h[4])}
+    assert found.components.before_layers == {*found.of(loss, h[4])}
     # The data need no gradient: three layers, two components behind the one at the loss, and the loss's own.
     assert len(found.names) == 4
     assert found.name(loss) in found.single
@@ -114,7 +114,7 @@ def test_scalars_at_the_loss_separate_and_losses_meet_behind_them() -> None:
     assert {found.name(v) for v in (loss, second, first)} == found.single
     assert found.layers(first, y) == [None]
     # No layer leads to any of them.
-    assert found.components.governed == set(range(4))
+    assert found.components.before_layers == set(range(4))
     assert found.components.loss_exits == 2
 
 
@@ -149,7 +149,7 @@ def test_behind_a_layer_nothing_is_governed_whatever_backward_visits_first() -> 
     late = F.mean(PF.affine(shallow, 8, name="late") ** 2)
     found = Found(F.mean(F.sigmoid(clipped + shallow)) + late)
     assert together(found, clipped, shallow)
-    assert found.components.governed.isdisjoint(found.of(clipped, deep))
+    assert found.components.before_layers.isdisjoint(found.of(clipped, deep))
 
 
 def test_an_input_that_wants_its_gradient_has_a_component_of_its_own() -> None:
@@ -209,11 +209,11 @@ def test_every_gradient_has_one_component_and_every_component_one_name(network: 
         for edge in found.edges:
             assert edge.before != edge.after
             assert edge.after in found.next[edge.before]
-            assert edge.before in found.governed or edge.after not in found.governed
-            assert edge.layer is None or edge.after not in found.governed
+            assert edge.before in found.before_layers or edge.after not in found.before_layers
+            assert edge.layer is None or edge.after not in found.before_layers
         # A component is left alone only where nothing leads to it.
         assert {edge.after for edge in found.edges} >= set(range(1, len(found.names)))
-        assert 0 in found.governed
+        assert 0 in found.before_layers
     assert sizes[False] <= sizes[True]
 
 
@@ -392,11 +392,11 @@ def test_a_given_s0_decides_about_no_component_that_a_layer_leads_to_by_any_way(
     loss = F.mean(second**2)
     apart, found = Found(loss), Together(loss)
     assert together(found, first, second)
-    assert apart.components.governed == {*apart.of(loss, second)}
-    assert found.components.governed == {*found.of(loss)}
+    assert apart.components.before_layers == {*apart.of(loss, second)}
+    assert found.components.before_layers == {*found.of(loss)}
     # With weights of their own both are what they were.
     plain = Together(F.mean(dense(F.tanh(dense(data(), "a")), "b") ** 2))
-    assert plain.components.governed == plain.apart.governed
+    assert plain.components.before_layers == plain.apart.before_layers
 
 
 @pytest.mark.parametrize("network", sorted(NETWORKS))
@@ -416,7 +416,7 @@ def assert_coarser(apart: Components, found: Joined) -> None:
         assert graph.leaves[leaf] == {of[own] for own in writers}
     for index in range(len(graph.names)):
         own = {number for number, to in enumerate(of) if to == index}
-        assert (index in graph.governed) == (own <= apart.governed)
+        assert (index in graph.before_layers) == (own <= apart.before_layers)
 
 
 # What holds whatever is joined, for graphs that never run.

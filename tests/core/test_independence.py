@@ -21,7 +21,7 @@ assert get_loss_scale(g, W, config=AdaLossConfig(), fan_in=2) == 16.0
 
 from nnabla_adaloss.core.choose import Start, choose
 from nnabla_adaloss.core.components import components_of
-from nnabla_adaloss.core.memory import Memory, Seen, Shown
+from nnabla_adaloss.core.memory import Memory, Seen, Measured
 from nnabla_adaloss.core.nodes import GemmSlot, LayerSlot, NodeStructure
 from nnabla_adaloss.core.schedule import ScaleSchedule
 from nnabla_adaloss.core.verdict import Facts, Rules, Verdict, judge
@@ -38,8 +38,8 @@ assert components.names == ["mean", "second", "first"]
 
 policy, limits, ones = core.HistoryPolicy(), [65504.0] * 3, (1.0,) * 3
 seen = Seen(Memory(policy)).before_pass(0, components.names, ones)
-shown = Shown(components, limits, [1.0] * 3, ones, {1: 2.0**-6, 2: 2.0**-20}, measured_all=True)
-seen = seen.after_pass(shown, last=True)
+measured = Measured(components, limits, [1.0] * 3, ones, {1: 2.0**-6, 2: 2.0**-20}, measured_all=True)
+seen = seen.after_pass(measured, last=True)
 assert judge(Facts(settled=seen.settled), Rules(True, 9)) is Verdict.AGAIN
 known = seen.room(components, ones, limits)
 scales = choose(components, known, Start(2.0**15, 8.0, 2.0**-24), None, {}).scales
@@ -47,7 +47,7 @@ assert scales == [2.0**15, 2.0**19, 2.0**33], scales
 schedule = ScaleSchedule(nodes, components, scales, None, ones)
 assert schedule.layers == {"second": (2.0**19, 2.0**14)}
 
-seen, lowered = seen.after_overflow(shown._replace(scales=scales, overflowed=2, measured_all=False))
+seen, lowered = seen.after_overflow(measured._replace(scales=scales, overflowed=2, measured_all=False))
 assert lowered and judge(Facts(overflowed=True, lowered=lowered), Rules(True, 9)) is Verdict.AGAIN
 assert seen.room(components, ones, limits).room[1:] == [2.0**19, 2.0**29]
 

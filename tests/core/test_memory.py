@@ -8,9 +8,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import pytest
 
-from nnabla_adaloss.core.choose import Room
+from nnabla_adaloss.core.choose import Known
 from nnabla_adaloss.core.components import Components, Edge
-from nnabla_adaloss.core.memory import Memory, Seen, Shown
+from nnabla_adaloss.core.memory import Measured, Memory, Seen
 from nnabla_adaloss.core.scale_history import HistoryPolicy
 
 pytestmark = pytest.mark.any_context
@@ -55,12 +55,12 @@ def shown(
     largest: Sequence[float] = (1.0,),
     amax: Mapping[int, float] = {},  # it is only read
     **found: Any,
-) -> Shown:
+) -> Measured:
     """What a pass with these scales has found; `largest`: the gradients of parameters."""
-    return Shown(COMPONENTS, LIMITS, used, weights, amax, has_gradients=any(largest), **found)
+    return Measured(COMPONENTS, LIMITS, used, weights, amax, has_gradients=any(largest), **found)
 
 
-def room(scales: ComponentScales, weights: Tuple[float, ...] = ONES) -> Room:
+def room(scales: ComponentScales, weights: Tuple[float, ...] = ONES) -> Known:
     return scales.room(COMPONENTS, weights, LIMITS)
 
 
@@ -81,15 +81,17 @@ def see(
     weights: Tuple[float, ...] = ONES,
     measured_all: bool = False,
     last: bool = True,
-    tells: bool = True,
+    informative: bool = True,
 ) -> None:
     """A pass with the scales there is room for, or else with 1; `last`: an entry of the windows is whole,
-    `tells`: the loss is not zero.
+    `informative`: the loss is not zero.
     """
     scales.before_pass(scales.iteration, NAMES, weights)
     used = [scale or 1.0 for scale in of_all(scales, weights)]
     amax = {index: magnitude for index, magnitude in enumerate(magnitudes) if magnitude is not None}
-    scales.after_pass(shown(used, weights, amax=amax, measured_all=measured_all), last=last, tells=tells)
+    scales.after_pass(
+        shown(used, weights, amax=amax, measured_all=measured_all), last=last, informative=informative
+    )
 
 
 def overflow(
@@ -129,8 +131,8 @@ def test_a_loss_weight_moves_the_scale_at_once(weight: float) -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     found = room(scales, (1.0, weight, weight, weight))
     assert found.room == [2.0**14] + 3 * [2.0**8 / weight]
-    assert found.gain == [1.0] * 4
-    assert found.weight == (1.0, weight, weight, weight)
+    assert found.gains == [1.0] * 4
+    assert found.loss_weights == (1.0, weight, weight, weight)
 
 
 def test_the_lowest_scale_is_that_of_a_loss_weight_of_1_and_the_highest_is_the_highest_of_all() -> None:
@@ -158,13 +160,13 @@ def test_an_overflow_lowers_nothing_that_is_absent() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     weights = 1.0, 2.0**-4, 0.0, 2.0**-4
     assert overflow(scales, "a", 2.0**14, 2.0**12, 1.0, 2.0**12, weights=weights)
-    assert room(scales, weights).ceiling == {1: 2.0**8, 3: 2.0**8}
+    assert room(scales, weights).assumed == {1: 2.0**8, 3: 2.0**8}
     assert of_all(scales, weights) == [2.0**14, 2.0**8, None, 2.0**8]
     assert scales.gain("b") == 1.0
     # With another loss weight in the next batch it is as much lower.
     scales.after_lost_batch()
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**8, 2.0**4]
-    assert room(scales).ceiling == {}
+    assert room(scales).assumed == {}
 
 
 # Overflows.
@@ -177,11 +179,11 @@ def test_an_overflow_lowers_its_component_and_all_behind() -> None:
     # From the scale that the pass has used, which may be smaller than what there is room for.
     assert overflow(scales, "b", 2.0**14, 2.0**4, 2.0**4, 2.0**2)
     assert of_all(scales) == [2.0**14, 2.0**4, 1.0, 2.0**-2]
-    assert scales.limited
+    assert scales.assumed
     # What nothing is known of follows from what is before it.
     scales = scales_with(1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
-    assert room(scales).ceiling == {1: 2.0**4, 2: 2.0**4}
+    assert room(scales).assumed == {1: 2.0**4, 2: 2.0**4}
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -190,7 +192,7 @@ def test_a_finite_pass_over_the_same_batch_replaces_what_was_assumed(kept: bool)
     overflow(scales, "a", *SCALES)
     see(scales, 1.0, 2.0**4, 2.0, 1.0, measured_all=kept)
     if kept:
-        assert not scales.limited
+        assert not scales.assumed
         assert of_all(scales) == [2.0**14, 2.0**4, 2.0**7, 2.0**8]
     scales.after_iteration(good=not kept)
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**7, 2.0**8]
@@ -201,7 +203,7 @@ def test_of_a_lost_batch_what_was_assumed_stays(end: Callable[[Seen], Seen]) -> 
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
     scales.seen = end(scales.seen)
-    assert not scales.limited
+    assert not scales.assumed
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**4]
     # The next batch is measured on top of it.
     see(scales, 1.0, 2.0**2, 2.0**2, 2.0**2)
@@ -234,7 +236,7 @@ def test_a_pass_that_measures_a_part_tells_nothing_of_what_is_assumed_of_the_res
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
     see(scales, 1.0, 2.0**2)
-    assert scales.limited
+    assert scales.assumed
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**4]
 
 
@@ -267,7 +269,7 @@ def test_after_an_overflow_no_scale_rises_and_none_is_shared() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "b", 2.0**14, 2.0**8, 2.0**6, 2.0**7)
     found = room(scales)
-    assert found.ceiling == {2: 2.0**2, 3: 2.0**3}
+    assert found.assumed == {2: 2.0**2, 3: 2.0**3}
     assert found.room == [2.0**14, 2.0**8, 2.0**2, 2.0**3]
     assert not found.level
     scales.without_iteration()
@@ -332,7 +334,7 @@ def test_what_is_dark_at_the_loss_is_looked_at_once_more_and_no_more(layer: Opti
             found.append(scales.settled)
             # Known from the first batch on.
             known = layer is not None or iteration > 0
-            assert scales.room(components, ONES, LIMITS).dark == (set() if known else {1})
+            assert scales.room(components, ONES, LIMITS).underflowed == (set() if known else {1})
         scales.after_iteration()
     assert found == [layer is not None, True, True, True]
 
@@ -370,7 +372,7 @@ def test_what_was_zero_and_shows_repeats_a_batch_that_has_gradients(
     assert scales.settled is settled
 
 
-def test_what_is_absent_is_dark_for_another_reason() -> None:
+def test_what_is_absent_is_zero_for_another_reason() -> None:
     scales = ComponentScales(HistoryPolicy())
     see(scales, None, 2.0**6, 0.0, 0.0, weights=(1.0, 1.0, 0.0, 0.0), measured_all=True)
     assert scales.settled
@@ -386,14 +388,14 @@ def test_a_pass_that_has_not_looked_at_everything_repeats_no_batch_for_what_is_d
 
 def test_where_backward_leaves_no_array_a_pass_that_measures_everything_has_seen_zeros() -> None:
     scales = ComponentScales(HistoryPolicy())
-    assert room(scales).gain == [None] * 4
+    assert room(scales).gains == [None] * 4
     see(scales, 1.0, 2.0)
     # What overflows hides what is behind it.
     found = shown([1.0] * 4, measured_all=True, finite=False, overflowed=1)
     scales.after_pass(found, last=True)
-    assert room(scales).gain == [1.0, 2.0, None, None]
+    assert room(scales).gains == [1.0, 2.0, None, None]
     see(scales, None, 2.0, measured_all=True)
-    assert room(scales).gain == [1.0, 2.0, 0.0, 0.0]
+    assert room(scales).gains == [1.0, 2.0, 0.0, 0.0]
     assert of_all(scales)[2:] == [None, None]
 
 
@@ -420,7 +422,7 @@ def test_batches_whose_loss_is_zero_push_nothing_out_of_a_window() -> None:
     assert before == {"loss": [1.0], "a": [4.0, 2.0], "b": [0.0], "c": [3.0]}
     for _ in range(1000):
         # Nor does what is not zero in them, as what a mean hands on.
-        one_share(scales, None, 9.0, 0.0, 0.0, last=True, tells=False)
+        one_share(scales, None, 9.0, 0.0, 0.0, last=True, informative=False)
     assert windows(scales) == before
     # What is absent pushes nothing out, either.
     one_share(scales, None, 9.0, 9.0, 9.0, last=True, weights=(1.0, 0.0, 0.0, 0.0))
@@ -433,18 +435,18 @@ def test_batches_whose_loss_is_zero_push_nothing_out_of_a_window() -> None:
 
 def test_of_a_first_batch_whose_loss_is_zero_it_is_known_what_there_is_and_nothing_else() -> None:
     scales = ComponentScales(HistoryPolicy())
-    see(scales, None, 2.0**6, 0.0, tells=False, measured_all=True)
-    assert room(scales).gain == [None, 2.0**6, 0.0, 0.0]
+    see(scales, None, 2.0**6, 0.0, informative=False, measured_all=True)
+    assert room(scales).gains == [None, 2.0**6, 0.0, 0.0]
     scales.after_iteration()
-    assert room(scales).gain == [None, 0.0, 0.0, 0.0]
+    assert room(scales).gains == [None, 0.0, 0.0, 0.0]
     assert scales.shared() == (False, {})
 
 
-@pytest.mark.parametrize("tells", [(True, False), (False, True)])
-def test_of_several_batches_of_an_iteration_one_with_a_loss_does(tells: Tuple[bool, bool]) -> None:
+@pytest.mark.parametrize("informative", [(True, False), (False, True)])
+def test_of_several_batches_of_an_iteration_one_with_a_loss_does(informative: Tuple[bool, bool]) -> None:
     scales = scales_with(1.0, 1.0, window=1)
-    for one in tells:
-        see(scales, 1.0, 0.25, tells=one)
+    for one in informative:
+        see(scales, 1.0, 0.25, informative=one)
     scales.after_iteration()
     assert windows(scales) == {"loss": [1.0], "a": [0.25]}
 
@@ -488,13 +490,13 @@ def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
 
 def test_other_ranks_do_not_know_of_single_batches_until_the_iteration_ends() -> None:
     scales = scales_with(1.0, 1.0)
-    assert not scales.alone
+    assert not scales.unshared
     # Batches of one iteration: what the second one shows is a share, as on all ranks.
     see(scales, 1.0, 2.0, measured_all=True)
     see(scales, 1.0, 1.0)
-    assert scales.alone
+    assert scales.unshared
     scales.after_iteration()
-    assert not scales.alone
+    assert not scales.unshared
 
 
 def test_what_all_ranks_have_seen_is_taken_for_ones_own() -> None:

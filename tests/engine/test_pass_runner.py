@@ -220,7 +220,7 @@ def test_a_schedule_that_was_moved_to_other_loss_weights_is_kept_for_them() -> N
     # That of the second batch is the first that is kept.
     assert used[1] is used[3]
     assert used[2] is used[4]
-    assert used[2].weights != used[1].weights
+    assert used[2].loss_weights != used[1].loss_weights
     assert {layer: alpha for layer, (_, alpha) in used[2].layers.items()} == {
         layer: alpha for layer, (_, alpha) in used[1].layers.items()
     }
@@ -262,7 +262,7 @@ def test_what_is_done_around_functions_follows_the_schedule_where_loss_weights_s
         schedule = scaling.result.schedule
         used.append(tuple(schedule.component_scales))
         if scaling.result.kind == "hookless":
-            assert scaling._graph.prepared().steps[schedule.weights][0] is schedule
+            assert scaling._graph.prepared().steps[schedule.loss_weights][0] is schedule
     assert len(set(used)) > 2
 
 

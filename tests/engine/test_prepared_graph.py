@@ -238,7 +238,7 @@ def test_a_graph_that_is_built_again_with_another_constant_has_its_loss_weight()
         again = AdaptiveLossScaling(end(F.tanh(affine(batch(), "a"))) * 2.0**exponent)
         again.go_on_from(scaling)
         settle(again, iteration)
-        assert again.result.schedule.weights[-1] == 2.0**exponent
+        assert again.result.schedule.loss_weights[-1] == 2.0**exponent
         scaling = again
 
 

@@ -150,19 +150,19 @@ def test_a_given_s0_decides_about_what_is_before_any_layer_and_what_is_joined_wi
         assert n.report(fixed, overflowed=overflowed).only_s0_helps == own
     # Of a loss of several elements a layer may lead back to the component.
     joined = Graph(n.h + PF.affine(F.tanh(PF.affine(n.h, 3, name="inner")), 3, name="outer"))
-    assert joined.components.governed == frozenset()
+    assert joined.components.before_layers == frozenset()
     assert joined.report(fixed, overflowed=joined.components.root).only_s0_helps == helps
     assert not joined.report(fixed, overflowed=1).only_s0_helps
 
 
 def test_the_batch_once_more_may_tell_more_unless_all_was_measured_or_s0_decides_about_everything() -> None:
     for fixed in (None, 8.0):
-        assert Chain().report(fixed).held
-        assert not Chain().report(fixed, measured_all=True).held
+        assert Chain().report(fixed).can_measure_more
+        assert not Chain().report(fixed, measured_all=True).can_measure_more
     # A single layer, whose input needs no gradient.
     n = Graph(F.mean(PF.affine(nn.Variable((2, 3)), 3, name="only")))
-    assert not n.report(8.0).held
-    assert n.report(None).held
+    assert not n.report(8.0).can_measure_more
+    assert n.report(None).can_measure_more
 
 
 # What the engine reports.

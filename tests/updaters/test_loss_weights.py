@@ -167,7 +167,7 @@ def trained(storage: Optional[str], way: str, form: str, exponent: int, *, mean:
         scaling, repeats = updater.scaling, updater.counters.repeats
     schedule = scaling.result.schedule
     several = [i for i in range(len(schedule.components.names)) if i not in schedule.components.single]
-    scales = [schedule.component_scales[i] * schedule.weights[i] for i in several]
+    scales = [schedule.component_scales[i] * schedule.loss_weights[i] for i in several]
     return Trained(repeats, scales, [v.d.tobytes() for v in nn.get_parameters().values()])
 
 

@@ -360,7 +360,7 @@ def test_held_scales_of_a_state_serve_a_graph_that_has_run_forward(
     parameters, updater = start(ran_before[0])
     for _ in range(4):
         updater.update()
-    assert updater.scaling.result.held
+    assert updater.scaling.result.can_measure_more
     state, values = updater.state_dict(), {name: v.d.copy() for name, v in parameters.items()}
     expected = []
     for _ in range(6):

@@ -444,7 +444,7 @@ def test_training_goes_on_with_a_batch_of_another_size(delay: int) -> None:
     # Nothing is measured anew.
     assert result.updated
     assert result.retries == 0
-    assert second.scaling.result.held
+    assert second.scaling.result.can_measure_more
     assert second.scale == first.scale
 
 

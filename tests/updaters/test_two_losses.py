@@ -187,7 +187,7 @@ def test_tasks_in_turn_go_on_from_a_saved_state_bit_for_bit(batches: int, on_ove
             found += [
                 result,
                 schedule.component_scales,
-                schedule.weights,
+                schedule.loss_weights,
                 [g.tobytes() for g in gradients.values()],
             ]
         return [*found, net.updater.state_dict()["scaling"]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a method would multiply the input gradient of each layer by: its wish, which the room limits."""
+"""The alpha that a method gives each layer, before the room limits it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.choose import Wish
-from ..core.config import AdaLossConfig
+from ..core.choose import MethodAlpha
+from ..core.config import AdaLossConfig, bounded, scale_by_method
 from ..core.layer_record import Reason
 from ..core.methods import Needs
 from ..core.statistics import ArrayStatistics
 from ..core.validation import integer
-from ..core.wish import asked, bounded
 from ..emulation.gradient_ranges import GradientRanges
 from ..graph.node import Node
 from ..graph.structure import GraphStructure
@@ -23,7 +22,7 @@ from .statistics import Statistics, loaded_statistics
 _History = Tuple[Tuple[int, ArrayStatistics], ...]
 
 
-class Wishes:
+class MethodAlphas:
     """Asks the method of a configuration about layers."""
 
     undone = "_histories", "_arrays"
@@ -60,30 +59,30 @@ class Wishes:
         weight_of: Callable[[int], float],
         *,
         fixed: bool,
-    ) -> Optional[Wish]:
-        """The wishes for one choice, with the loss weight of each gradient; None: all the room there is.
+    ) -> Optional[MethodAlpha]:
+        """What the method gives, with the loss weight of each gradient; None: all the room there is.
 
-        A measured S0 leaves room for the gradients of all layers, so that no wish is below 1 then.
+        A measured S0 leaves room for the gradients of all layers, so that no alpha is below 1 then.
         """
         self.unbounded = {}
         if self._needs is Needs.COMPONENTS:
             return None
         lowest = 0.0 if fixed else 1.0
 
-        def wish(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
+        def method_alpha(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
             node, slot = structure.layer_slots[layer]
             g, w = statistics.gradient(node.outputs[0]), statistics.data(slot.factor)
             seen = self._seen(layer, scale, weight_of(node.outputs[0]), g, w, iteration)
             if seen is None:
                 return 1.0, Reason.UNKNOWN
             range_ = self._config.range if ranges is None else ranges.of(slot.target)
-            self.unbounded[layer] = found = asked(self._config, *seen, range_, slot.slot.fan_in)
+            self.unbounded[layer] = found = scale_by_method(self._config, *seen, range_, slot.slot.fan_in)
             found = max(found, lowest)
             if self._config.use_bound and found > 1.0:
                 return bounded(found, base, self._config)
             return found, Reason.METHOD
 
-        return wish
+        return method_alpha
 
     def _seen(
         self,

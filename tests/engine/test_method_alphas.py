@@ -18,8 +18,8 @@ from nnabla_adaloss.core.methods import Range
 from nnabla_adaloss.core.statistics import statistics_of
 from nnabla_adaloss.emulation.gradient_ranges import GradientRanges
 from nnabla_adaloss.emulation.rounded_storage import NativeStorage
+from nnabla_adaloss.engine.method_alphas import MethodAlphas
 from nnabla_adaloss.engine.statistics import Statistics, Wanted
-from nnabla_adaloss.engine.wishes import Wishes
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
 from nnabla_adaloss.kernels.measurements import HostMeasurements
@@ -72,7 +72,7 @@ class Layers:
             Wanted(everything, everything, frozenset()),
         )
         made = AdaLossConfig(loss_scale_method=method, **{"use_bound": False, **config})
-        self.method, self.wishes = made.method, Wishes(made)
+        self.method, self.method_alphas = made.method, MethodAlphas(made)
         self.know(0)
 
     @property
@@ -99,7 +99,7 @@ class Layers:
         ranges: Optional[GradientRanges] = None,
     ) -> Tuple[float, Reason]:
         asked = self.structure.layer_slots[layer][0].outputs[0]
-        wish = self.wishes.about(
+        method_alpha = self.method_alphas.about(
             self.structure,
             self.statistics,
             iteration,
@@ -107,8 +107,8 @@ class Layers:
             lambda position: weight if position == asked else math.nan,
             fixed=fixed,
         )
-        assert wish is not None
-        return wish(layer, scale, scale if base is None else base)
+        assert method_alpha is not None
+        return method_alpha(layer, scale, scale if base is None else base)
 
 
 def test_a_method_that_looks_at_statistics_is_given_those_at_the_scale_that_arrives() -> None:
@@ -120,7 +120,7 @@ def test_a_method_that_looks_at_statistics_is_given_those_at_the_scale_that_arri
     n.ask(2.0, layer="a/affine")
     assert n.heard[1][0] == statistics_of(G).scaled(2.0)
     assert n.heard[1][3] == 4.0
-    assert not n.wishes.look_at_arrays
+    assert not n.method_alphas.look_at_arrays
     # As it is in this batch: what is known of gradients is without their loss weight.
     n.ask(2.0, weight=2.0**-20)
     assert n.heard[2][:2] == (statistics_of(G).scaled(2.0**-19), statistics_of(W))
@@ -143,7 +143,7 @@ def test_where_something_was_not_measured_it_is_not_asked(
     n.know(0, g, w)
     assert n.ask(8.0) == (1.0, Reason.UNKNOWN)
     assert n.heard == []
-    assert n.wishes.unbounded == {}
+    assert n.method_alphas.unbounded == {}
 
 
 # Methods that look back.
@@ -174,7 +174,7 @@ def test_a_method_that_looks_back_is_given_the_last_iterations_at_the_scale_of_n
     # All are shown as they would be with the loss weight of this batch.
     n.ask(1.0, iteration=3, weight=2.0**-2)
     assert seen_by(n) == [5.0, 5.0]
-    n.wishes.forget()
+    n.method_alphas.forget()
     n.ask(1.0, iteration=3)
     assert seen_by(n) == [20.0]
 
@@ -191,12 +191,12 @@ def measured(
             output.g = g
         for scaling in node.scalings:
             scaling.factor.d = w
-        n.wishes.look_at(node, scale)
+        n.method_alphas.look_at(node, scale)
 
 
 def test_a_method_that_looks_at_arrays_is_asked_about_those_of_the_pass_that_measured() -> None:
     n = Layers(LooksAtArrays(says=4.0))
-    assert n.wishes.look_at_arrays
+    assert n.method_alphas.look_at_arrays
     assert n.ask(8.0) == (1.0, Reason.UNKNOWN)
     measured(n, 8.0, 2.0)
     # It is asked about the gradient as it would be with the scale that it is going to carry.
@@ -207,7 +207,7 @@ def test_a_method_that_looks_at_arrays_is_asked_about_those_of_the_pass_that_mea
         assert (g == 2.0 * scale / 8.0).all()
         assert (w == 0.5).all()
         assert fan_in == 5.0
-    n.wishes.forget()
+    n.method_alphas.forget()
     assert n.ask(8.0) == (1.0, Reason.UNKNOWN)
 
 
@@ -224,13 +224,13 @@ def test_arrays_that_are_not_finite_tell_nothing(g: float, w: float) -> None:
 
 
 @pytest.mark.parametrize(("fixed", "alpha"), [(False, 1.0), (True, 0.125)])
-def test_a_measured_s0_leaves_room_for_all_layers_so_that_no_wish_lowers_it(
+def test_a_measured_s0_leaves_room_for_all_layers_so_that_no_method_lowers_it(
     fixed: bool, alpha: float
 ) -> None:
     n = Layers(Listener(says=0.125))
     assert n.ask(8.0, fixed=fixed) == (alpha, Reason.METHOD)
     # Reported is what was said.
-    assert n.wishes.unbounded == {"b/affine": 0.125}
+    assert n.method_alphas.unbounded == {"b/affine": 0.125}
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_bounds(says: float, base: float, alpha: float, reason: Reason) -> None:
     n = Layers(Listener(says=says), use_bound=True)
     # What makes up for a small loss is no matter of theirs.
     assert n.ask(2.0**30, base, fixed=True) == (alpha, reason)
-    assert n.wishes.unbounded == {"b/affine": says}
+    assert n.method_alphas.unbounded == {"b/affine": says}
 
 
 @pytest.mark.parametrize(("narrow", "u_max"), [("a/*", 57344.0), ("b/*", 65504.0)])
