@@ -3,8 +3,8 @@
 
     gradients finite           GOOD; AGAIN while scales were found far too low
     not finite                 LOWER what overflowed, and run it AGAIN
-      several times            CHECK_FORWARD for what is not finite in forward, and PROBE the smallest scale
-      where none is repeated   MEASURE which scales it needs, CHECK_FORWARD at forward; then it is lost
+      several times            CHECK_FORWARD for what is not finite, and PROBE the smallest scale
+      where none is repeated   MEASURE which scales it needs, and CHECK_FORWARD; then it is lost
 
 The loop that does what a verdict asks for is in `nnabla_adaloss.engine.batch_loop`.
 """

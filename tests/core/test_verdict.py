@@ -31,14 +31,16 @@ def answered(facts: Facts, verdict: Verdict, answer: bool) -> Facts:
     """What is known when what a verdict asks for was done."""
     fields = {
         Verdict.MEASURE: "fits",
-        Verdict.LOOK: "faulty",
+        Verdict.CHECK_FORWARD: "faulty",
         Verdict.PROBE: "fits_smallest",
         Verdict.LOWER: "lowered",
     }
     return facts._replace(**{fields[verdict]: answer})
 
 
-@pytest.mark.parametrize("rules", [REPEAT, LOSE, REPEAT._replace(look_after=0), REPEAT._replace(lost=True)])
+@pytest.mark.parametrize(
+    "rules", [REPEAT, LOSE, REPEAT._replace(check_after=0), REPEAT._replace(update_lost=True)]
+)
 def test_nothing_is_asked_twice_and_each_way_ends(rules: Rules) -> None:
     for facts in all_facts():
         ways = [facts]
@@ -69,13 +71,17 @@ def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> Non
         verdict = judge(facts, LOSE)
         if facts.overflowed:
             assert verdict not in (Verdict.AGAIN, Verdict.RETRIES, Verdict.HOPELESS)
-    assert judge(Facts(overflowed=True, held=True), LOSE) is Verdict.MEASURE
-    assert judge(Facts(overflowed=True, held=True, fits=True), LOSE) is Verdict.OVERFLOW
+    assert judge(Facts(overflowed=True, unmeasured=True), LOSE) is Verdict.MEASURE
+    assert judge(Facts(overflowed=True, unmeasured=True, fits=True), LOSE) is Verdict.OVERFLOW
     # In a window that is lost already, too: what it shows counts for the next one.
-    assert judge(Facts(overflowed=True, held=True), LOSE._replace(lost=True)) is Verdict.MEASURE
+    assert judge(Facts(overflowed=True, unmeasured=True), LOSE._replace(update_lost=True)) is Verdict.MEASURE
     # Whatever was wrong in it, the window is lost.
     for facts in all_facts():
-        assert judge(facts, REPEAT._replace(lost=True)) in (Verdict.GOOD, Verdict.MEASURE, Verdict.OVERFLOW)
+        assert judge(facts, REPEAT._replace(update_lost=True)) in (
+            Verdict.GOOD,
+            Verdict.MEASURE,
+            Verdict.OVERFLOW,
+        )
 
 
 @pytest.mark.parametrize(
@@ -84,25 +90,25 @@ def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> Non
         # Lower scales show by themselves whether they were the cause.
         (Facts(overflowed=True), Verdict.LOWER),
         (Facts(overflowed=True, lowered=True), Verdict.AGAIN),
-        (Facts(overflowed=True, held=True), Verdict.LOWER),
+        (Facts(overflowed=True, unmeasured=True), Verdict.LOWER),
         # Where they have not helped, it is looked into; so where no scale was left.
-        (Facts(3, overflowed=True, lowered=True), Verdict.LOOK),
+        (Facts(3, overflowed=True, lowered=True), Verdict.CHECK_FORWARD),
         (Facts(3, overflowed=True, lowered=True, faulty=False), Verdict.PROBE),
         (Facts(3, overflowed=True, lowered=True, faulty=False, fits_smallest=True), Verdict.AGAIN),
         (Facts(3, overflowed=True, lowered=True, faulty=False, fits_smallest=False), Verdict.HOPELESS),
-        (Facts(overflowed=True, lowered=False), Verdict.LOOK),
+        (Facts(overflowed=True, lowered=False), Verdict.CHECK_FORWARD),
         (Facts(overflowed=True, lowered=False, faulty=False), Verdict.HOPELESS),
         # What is not finite in forward is no matter of the scale, unless gradients are finite behind it.
-        (Facts(overflowed=True, suspect=True), Verdict.LOOK),
+        (Facts(overflowed=True, suspect=True), Verdict.CHECK_FORWARD),
         (Facts(overflowed=True, suspect=True, faulty=True), Verdict.PROBE),
         (Facts(overflowed=True, faulty=True, fits_smallest=False), Verdict.NONFINITE_FORWARD),
         (Facts(overflowed=True, faulty=True, fits_smallest=True), Verdict.LOWER),
         (Facts(overflowed=True, loss_finite=False, suspect=True, faulty=True), Verdict.NONFINITE_LOSS),
         (Facts(overflowed=True, loss_finite=False, suspect=True, faulty=False), Verdict.NONFINITE_LOSS),
         # The last pass is measured, to name what was bad; what fits then was only too large for old scales.
-        (Facts(5, overflowed=True, held=True), Verdict.MEASURE),
-        (Facts(overflowed=True, held=True, loss_finite=False, suspect=True), Verdict.MEASURE),
-        (Facts(5, overflowed=True, held=True, fits=True), Verdict.RETRIES),
+        (Facts(5, overflowed=True, unmeasured=True), Verdict.MEASURE),
+        (Facts(overflowed=True, unmeasured=True, loss_finite=False, suspect=True), Verdict.MEASURE),
+        (Facts(5, overflowed=True, unmeasured=True, fits=True), Verdict.RETRIES),
         (Facts(5, overflowed=True, lowered=True, faulty=False), Verdict.RETRIES),
     ],
 )
@@ -113,7 +119,7 @@ def test_what_is_done_with_a_batch_that_may_run_again(facts: Facts, expected: Ve
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        (Facts(overflowed=True), Verdict.LOOK),
+        (Facts(overflowed=True), Verdict.CHECK_FORWARD),
         (Facts(overflowed=True, faulty=False), Verdict.LOWER),
         (Facts(overflowed=True, faulty=False, lowered=False), Verdict.OVERFLOW),
         (Facts(overflowed=True, faulty=True), Verdict.PROBE),
