@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks compare of collective calls and of arrays, and descriptions of a difference."""
+"""Named processes, and how they see that they make the same calls and hold the same values."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Dict, Hashable, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Hashable, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 class CollectiveMismatchError(RuntimeError):
@@ -33,13 +37,62 @@ class Call(NamedTuple):
         return f"{self.operation}({', '.join(arguments)})"
 
 
+@dataclass(frozen=True)
+class ProcessGroup:
+    """Named ranks of a job, in the order of their numbers in the group, and the communicator between them."""
+
+    name: str
+    ranks: Tuple[int, ...]
+    comm: MPI.Comm  # MPI's null communicator on all other ranks
+    mpi: Any  # the module mpi4py.MPI, which is imported only when a communicator is made
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    def reduce_ints(self, values: NDArray[Any], operation: MPI.Op) -> NDArray[Any]:
+        """Reduce integers over the members in place, and return them."""
+        self.comm.Allreduce(self.mpi.IN_PLACE, values, operation)
+        return values
+
+    def differing(self, values: List[int]) -> List[int]:
+        """Positions of the 64-bit integers that are not the same on all members."""
+        own = np.array(values, np.int64)
+        # One reduction gives both bounds: `~x` reverses the order and cannot overflow.
+        lower, upper = self.reduce_ints(np.stack([own, ~own]), self.mpi.MIN)
+        positions: List[int] = np.flatnonzero(lower != ~upper).tolist()
+        return positions
+
+    def compare_calls(self, call: Call) -> None:
+        """Wait until all members make a call; a CollectiveMismatchError on all unless it is the same."""
+        if self.differing([fingerprint(call)]):
+            raise CollectiveMismatchError(describe_mismatch(self.ranks, self.comm.allgather(call)))
+
+    def compare_values(self, values: Mapping[str, NDArray[Any]], what: str) -> None:
+        """A RankDisagreementError on all members unless arrays have the same bits on all."""
+        checksums = list(map(checksum, values.values()))
+        different = self.differing(checksums)
+        if not different:
+            return
+        name, value = list(values.items())[different[0]]
+        own = value.item() if value.size == 1 else f"checksum {checksums[different[0]] & (2**64 - 1):#018x}"
+        held = _ranks_by_value(zip(self.ranks, self.comm.allgather(own)))
+        raise RankDisagreementError(
+            f"{what} differ between ranks: {name!r} is {held}; {len(different)} of {len(values)} differ. "
+            "The ranks no longer train the same model: look for what changes them on one rank only, such as "
+            "a step taken or skipped there, an initialization after the broadcast, or gradients that were "
+            "not exchanged."
+        )
+
+
 @lru_cache(maxsize=64)
 def fingerprint(call: Call) -> int:
     """A signed 64-bit number equal on all ranks that make the same call (unlike `hash`, which is salted)."""
     return _int64_digest(repr(call).encode())
 
 
-def checksum(array: npt.NDArray[Any]) -> int:
+def checksum(array: NDArray[Any]) -> int:
     """A signed 64-bit number of an array's bits, dtype and element count: -0 and +0 differ, NaNs compare."""
     return _int64_digest(f"{array.dtype.str}{array.size}".encode(), np.ascontiguousarray(array).data)
 
@@ -51,44 +104,11 @@ def _int64_digest(*parts: Any) -> int:
     return int.from_bytes(digest.digest(), "little", signed=True)
 
 
-_LARGEST = np.int64(np.iinfo(np.int64).max)  # also the mask of all bits but the sign
-
-
-def to_ordered_int(values: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """float64 values as integers in the same order, every NaN above +inf.
-
-    A MAX reduction of floats loses a NaN that is on one rank only (comparisons with NaN are false); of these
-    integers it keeps it.
-    """
-    floats = np.array(values, np.float64, order="C")
-    bits = floats.view(np.int64)
-    ordered = bits ^ ((bits >> 63) & _LARGEST)
-    return np.where(np.isnan(floats), _LARGEST, ordered)
-
-
-def from_ordered_int(ordered: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """The inverse of `to_ordered_int`."""
-    integers = np.array(ordered, np.int64, order="C")
-    bits = np.asarray(integers ^ ((integers >> 63) & _LARGEST))
-    return bits.view(np.float64)
-
-
-def ranks_by_value(values: Iterable[Tuple[int, Hashable]]) -> str:
-    """The ranks that hold each value: `"16.0 on ranks 0, 2; 8.0 on rank 1"`."""
-    holders: Dict[Hashable, List[int]] = defaultdict(list)
-    for rank, value in values:
-        holders[value].append(rank)
-    return "; ".join(
-        f"{value} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-        for value, ranks in holders.items()
-    )
-
-
 def describe_mismatch(ranks: Sequence[int], calls: Sequence[Call]) -> str:
     """The first difference between the calls of the ranks, with the ranks of each, and a likely cause."""
 
     def held(values: Iterable[Hashable]) -> str:
-        return ranks_by_value(zip(ranks, values))
+        return _ranks_by_value(zip(ranks, values))
 
     if len({(call.operation, call.options) for call in calls}) > 1:
         difference = held(map(str, calls))
@@ -103,4 +123,15 @@ def describe_mismatch(ranks: Sequence[int], calls: Sequence[Call]) -> str:
         f"ranks made different collective calls: {difference}. Every rank must make the same calls in the "
         "same order with arrays of the same shapes: look for a network, a parameter scope or a branch that "
         "depends on the rank."
+    )
+
+
+def _ranks_by_value(values: Iterable[Tuple[int, Hashable]]) -> str:
+    """The ranks that hold each value: `"16.0 on ranks 0, 2; 8.0 on rank 1"`."""
+    holders: Dict[Hashable, List[int]] = defaultdict(list)
+    for rank, value in values:
+        holders[value].append(rank)
+    return "; ".join(
+        f"{value} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        for value, ranks in holders.items()
     )

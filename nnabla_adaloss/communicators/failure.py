@@ -12,7 +12,6 @@ import sys
 import textwrap
 import threading
 import time
-import traceback
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Callable, Iterator, Optional, Tuple, Type
@@ -65,11 +64,6 @@ def report(rank: int, message: str) -> None:
     sys.stdout.flush()
     sys.stderr.write(textwrap.indent(message.rstrip("\n") + "\n", f"[rank {rank}] ", lambda line: True))
     sys.stderr.flush()
-
-
-def report_exception(rank: int, error: BaseException) -> None:
-    """Write an exception's traceback as `report` does."""
-    report(rank, "".join(traceback.format_exception(type(error), error, error.__traceback__)))
 
 
 def on_uncaught_exception(function: Callable[[BaseException], None]) -> None:

@@ -20,8 +20,8 @@ MESSAGE = 1 << 20
 """Elements (4 MB in fp32) at which a packed message is full."""
 
 
-def array_list(data: Union[NdArray, Sequence[NdArray]]) -> List[NdArray]:
-    """The NdArrays of an argument that is one NdArray or a sequence of them."""
+def array_list(data: Union[NdArray, Sequence[NdArray]], *, floating: bool = False) -> List[NdArray]:
+    """The NdArrays of an argument that is one or a sequence of them; integers are refused if `floating`."""
     arrays = [data] if isinstance(data, NdArray) else list(data)
     for position, array in enumerate(arrays):
         if not isinstance(array, NdArray):
@@ -29,14 +29,7 @@ def array_list(data: Union[NdArray, Sequence[NdArray]]) -> List[NdArray]:
                 f"`data`: element {position} is a {type(array).__name__}, not an NdArray; "
                 "pass a Variable's `.data` or `.grad`"
             )
-    return arrays
-
-
-def floating_list(data: Union[NdArray, Sequence[NdArray]]) -> List[NdArray]:
-    """`array_list` for arrays that are sent as float32; integers, which would be rounded, are refused."""
-    arrays = array_list(data)
-    for position, array in enumerate(arrays):
-        if dtype_of(array).kind != "f":
+        if floating and dtype_of(array).kind != "f":
             raise TypeError(
                 f"`data`: element {position} has dtype {dtype_of(array)}; only floating point arrays can be "
                 "summed over the ranks (they travel as float32)"
@@ -86,12 +79,13 @@ class Packer:
     def exchange(
         self,
         arrays: List[NdArray],
-        function: Callable[[npt.NDArray[np.float32]], None],
+        function: Callable[[npt.NDArray[np.float32]], object],
         *,
         pack: bool,
+        divisor: int = 1,
         keep_result: bool = True,
     ) -> None:
-        """Apply `function`, which changes a flat array in place, to float32 values of all arrays.
+        """Apply `function`, which changes a flat array in place, to float32 values of all arrays, and divide.
 
         An array alone in its message is exchanged in its own memory if it is float32; everything else is
         copied to the buffer and, with `keep_result`, back, rounded to the array's dtype (overflow gives an
@@ -100,18 +94,17 @@ class Packer:
         for positions in plan_messages(tuple(array.size for array in arrays), pack):
             views = [host_view(arrays[position]) for position in positions]
             if len(views) == 1 and views[0].dtype == np.float32:
-                function(views[0])
-                continue
-            size = sum(view.size for view in views)
-            if self._buffer.size < size:
-                self._buffer = np.empty(size, np.float32)
-            buffer = self._buffer[:size]
-            np.concatenate(views, out=buffer)
+                buffer, views = views[0], []
+            else:
+                size = sum(view.size for view in views)
+                if self._buffer.size < size:
+                    self._buffer = np.empty(size, np.float32)
+                buffer = np.concatenate(views, out=self._buffer[:size])
             function(buffer)
-            if not keep_result:
-                continue
+            if divisor > 1:
+                buffer /= divisor
             begin = 0
             with np.errstate(over="ignore"):
-                for view in views:
+                for view in views if keep_result else ():
                     view[...] = buffer[begin : begin + view.size]
                     begin += view.size

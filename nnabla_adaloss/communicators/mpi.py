@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import (
@@ -30,9 +31,8 @@ from nnabla import NdArray
 
 from ..host_context import HOST, dtype_of, host_view
 from . import failure
-from .agreement import Call, from_ordered_int, to_ordered_int
-from .messages import Packer, array_list, floating_list, host_values, shapes_of
-from .process_group import ProcessGroup
+from .agreement import Call, ProcessGroup
+from .messages import Packer, array_list, host_values, shapes_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -45,18 +45,17 @@ class MPICommunicator:
     """nnabla's communicator interface over MPI: gradients of CPU processes, summed in float32.
 
     It replaces `nnabla.communicators.MultiProcessCommunicator` on hosts without GPUs. Every exchange is
-    collective: all ranks (of the group) make the same calls in the same order. Each call first compares a
-    fingerprint of itself and of its arrays' shapes across the ranks, so a mistake raises
-    `CollectiveMismatchError` on every rank instead of hanging or mixing up arrays.
+    collective: all ranks of the group make the same calls in the same order, or it is a
+    `CollectiveMismatchError` on every rank: they compare a fingerprint of the call and its arrays' shapes.
 
     Sums are computed in float32, whatever the arrays' dtypes, and have the same bits on all ranks. Not
     thread-safe.
 
     Args:
         comm: the mpi4py communicator of the processes that train together. Default: all of the job.
-        timeout_s: seconds that one exchange may wait for the other ranks. Then the process reports where it
-            waits and ends, and the job with it. It must exceed the longest time between exchanges that a rank
-            works alone, such as a validation on rank 0. Default None: wait forever.
+        timeout_s: seconds that one exchange may wait. Then the process reports where it waits and ends, and
+            the job with it. It must exceed the longest time that a rank works alone between exchanges, such
+            as a validation on rank 0. Default None: wait forever.
 
     Attributes:
         iteration: the training iteration, which a timeout names; None: unknown. The training loop sets it.
@@ -100,10 +99,10 @@ class MPICommunicator:
         self.iteration: Optional[int] = None
 
     def init(self) -> None:
-        """Set up the exchange. Call it once on every rank before anything else.
+        """Set up the exchange; to be called on every rank before anything else.
 
-        From then on an uncaught exception on one of several ranks ends all of them (`sys.excepthook`), which
-        would otherwise wait for it forever.
+        From then on an uncaught exception on one rank ends all of them (`sys.excepthook`), which would wait
+        for it forever.
         """
         if self._groups:
             return
@@ -182,7 +181,7 @@ class MPICommunicator:
         Args:
             data: NdArray or sequence of them, of any dtype.
             src: the rank that sends, as numbered in the group.
-            inplace: accepted for compatibility: arrays are never packed (parameters are sent once per run).
+            inplace: accepted for compatibility; arrays are never packed.
             group: name of the group.
         """
         arrays = array_list(data)
@@ -200,21 +199,20 @@ class MPICommunicator:
         """Replace every array, on every rank, by its sum over the ranks.
 
         The sum keeps infinities and NaNs, so all ranks see an overflow on one of them. An array that is
-        lazily zero (`NdArray.zero`, not written since) on all ranks stays so, because a solver skips a
-        parameter with such a gradient.
+        lazily zero (`NdArray.zero`, not written since) on all ranks stays so: a solver skips a parameter with
+        such a gradient.
 
         Args:
             data: NdArray or sequence of them, of floating point dtypes, which do not change.
             division: divide the sum by the number of ranks, before it is rounded to a narrower dtype.
-            inplace: True sends each array by itself. It needs no packing buffer of 4 MB, and is slower for
-                many small arrays.
+            inplace: send each array by itself: no packing buffer of 4 MB, but slower for many small arrays.
             group: name of the group.
 
         Raises:
             CollectiveMismatchError: on every rank, when the ranks' calls or shapes differ.
             TypeError: an array is not floating point.
         """
-        arrays = floating_list(data)
+        arrays = array_list(data, floating=True)
         with self._exchange(
             "all_reduce", group, shapes_of(arrays), division=bool(division), inplace=bool(inplace)
         ) as members:
@@ -222,14 +220,12 @@ class MPICommunicator:
                 return
             lazily_zero = np.array([array.zeroing for array in arrays], np.int8)
             members.reduce_ints(lazily_zero, members.mpi.MIN)
-            written = [array for array, skipped in zip(arrays, lazily_zero) if not skipped]
-
-            def sum_over_ranks(values: npt.NDArray[np.float32]) -> None:
-                members.comm.Allreduce(members.mpi.IN_PLACE, values, members.mpi.SUM)
-                if division:
-                    values /= members.size
-
-            self._packer.exchange(written, sum_over_ranks, pack=not inplace)
+            self._packer.exchange(
+                [array for array, skipped in zip(arrays, lazily_zero) if not skipped],
+                lambda values: members.comm.Allreduce(members.mpi.IN_PLACE, values, members.mpi.SUM),
+                pack=not inplace,
+                divisor=members.size if division else 1,
+            )
 
     def reduce(
         self, data: Arrays, dst: int, division: bool = False, inplace: bool = False, group: str = "world"
@@ -237,27 +233,23 @@ class MPICommunicator:
         """Replace every array on one rank by its sum over the ranks; the other ranks keep theirs.
 
         Args:
-            data: as for `all_reduce`.
             dst: the rank that gets the sum, as numbered in the group.
-            division: as for `all_reduce`.
-            inplace: as for `all_reduce`.
-            group: name of the group.
+            data, division, inplace, group: as for `all_reduce`.
         """
-        arrays = floating_list(data)
+        arrays = array_list(data, floating=True)
         with self._exchange(
             "reduce", group, shapes_of(arrays), dst=dst, division=bool(division), inplace=bool(inplace)
         ) as members:
-            receives = members.comm.Get_rank() == dst
+            mpi, receives = members.mpi, members.comm.Get_rank() == dst
 
             def sum_over_ranks(values: npt.NDArray[np.float32]) -> None:
-                if not receives:
-                    members.comm.Reduce(values, None, members.mpi.SUM, dst)
-                    return
-                members.comm.Reduce(members.mpi.IN_PLACE, values, members.mpi.SUM, dst)
-                if division:
-                    values /= members.size
+                sent, received = (mpi.IN_PLACE, values) if receives else (values, None)
+                members.comm.Reduce(sent, received, mpi.SUM, dst)
 
-            self._packer.exchange(arrays, sum_over_ranks, pack=not inplace, keep_result=receives)
+            divisor = members.size if division and receives else 1
+            self._packer.exchange(
+                arrays, sum_over_ranks, pack=not inplace, divisor=divisor, keep_result=receives
+            )
 
     def all_gather(self, ndarray: NdArray, ndarray_list: Sequence[NdArray], group: str = "world") -> None:
         """Copy the array of each rank to every rank, bit for bit, in the sender's dtype.
@@ -297,13 +289,12 @@ class MPICommunicator:
         ) as members:
             _check_parts(parts, ndarray, members)
             mine = np.stack([host_values(part).astype(np.float32) for part in parts])
-
-            def sum_over_ranks(values: npt.NDArray[np.float32]) -> None:
-                members.comm.Reduce_scatter_block(mine, values, members.mpi.SUM)
-                if division:
-                    values /= members.size
-
-            self._packer.exchange([ndarray], sum_over_ranks, pack=False)
+            self._packer.exchange(
+                [ndarray],
+                lambda values: members.comm.Reduce_scatter_block(mine, values, members.mpi.SUM),
+                pack=False,
+                divisor=members.size if division else 1,
+            )
 
     def all_reduce_callback(
         self, data: Arrays, pack_size: int, division: bool = False, group: str = "world", **options: Any
@@ -334,14 +325,15 @@ class MPICommunicator:
     def all_reduce_max_float(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """The largest of each value over the ranks; NaN where any rank has a NaN.
 
-        (MPI's own maximum of floats loses a NaN that is on one rank only.)
-
         Args:
             values: array of any shape, the same on each rank, compared as float64.
         """
-        ordered = to_ordered_int(values)
-        with self._exchange("all_reduce_max_float", shape=ordered.shape) as world:
-            return from_ordered_int(world.reduce_ints(ordered, world.mpi.MAX))
+        own = np.array(values, np.float64, order="C")
+        with self._exchange("all_reduce_max_float", shape=own.shape) as world:
+            # Gathered: MPI's own maximum of floats loses a NaN that is on one rank only.
+            everybody = np.empty((world.size, *own.shape))
+            world.comm.Allgather(own, everybody)
+            return np.asarray(everybody.max(axis=0))
 
     def any(self, flag: bool) -> bool:
         """True on every rank when the flag is set on any of them."""
@@ -390,8 +382,8 @@ class MPICommunicator:
     def abort_on_exception(self) -> Iterator[None]:
         """End the job when the block raises on one of several ranks, and report the error.
 
-        Unlike the hook of `init`, this covers `sys.exit` with an error, and surroundings that catch
-        exceptions themselves (test runners, notebooks). In a single process the exception passes as usual.
+        Unlike the hook of `init`, this covers `sys.exit` with an error, and test runners and notebooks, which
+        catch exceptions. In a single process the exception passes as usual.
 
         Example:
             >>> from nnabla_adaloss import MPICommunicator
@@ -408,7 +400,8 @@ class MPICommunicator:
             raise
 
     def _end(self, error: BaseException) -> None:
-        failure.report_exception(self.rank, error)
+        told = traceback.format_exception(type(error), error, error.__traceback__)
+        failure.report(self.rank, "".join(told))
         self.abort(failure.exit_code_of(error))
 
     # Groups and exchanges

@@ -13,7 +13,6 @@ from nnabla_adaloss.communicators.messages import (
     SMALL_ARRAY,
     Packer,
     array_list,
-    floating_list,
     plan_messages,
 )
 
@@ -64,10 +63,11 @@ def test_exchange_reaches_every_value_in_its_dtype(pack, dtype):
         assert (array.data == 2 * (i + 1)).all()
 
 
-def test_single_precision_array_alone_is_not_copied():
+def test_single_precision_array_alone_is_not_copied_and_divided_in_place():
     array, seen = written(5), []
-    Packer().exchange([array], lambda values: seen.append(values.ctypes.data), pack=True)
+    Packer().exchange([array], lambda values: seen.append(values.ctypes.data), pack=True, divisor=4)
     assert seen == [array.data.ctypes.data]
+    assert (array.data == 0.25).all()
 
 
 def test_result_of_copied_arrays_can_be_dropped():
@@ -99,4 +99,4 @@ def test_variables_and_integers_are_refused_by_position():
     integers = NdArray((2,))
     integers.cast(np.int32)
     with pytest.raises(TypeError, match="element 1 has dtype int32"):
-        floating_list([NdArray((2,)), integers])
+        array_list([NdArray((2,)), integers], floating=True)
