@@ -9,7 +9,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Callable, DefaultDict, Dict, NamedTuple, Optional
 
-from .core.validation import integer
+from .core.validation import positive_integer
 from .emulation import FormatEmulation
 from .engine import AdaptiveLossScaling
 from .graph.loss import Hook
@@ -105,8 +105,7 @@ def profile(updater: Any, iterations: int = 20) -> Profile:
     scaling = getattr(updater, "scaling", None)
     if not isinstance(scaling, AdaptiveLossScaling):
         raise TypeError(f"updater must be an AdaptiveLossScalingUpdater, got {type(updater).__name__}")
-    if integer("iterations", iterations) < 1:
-        raise ValueError(f"iterations={iterations!r} must be 1 or more")
+    iterations = positive_integer("iterations", iterations)
     if scaling.kernels.asynchronous:
         on_host = ", ".join(map(str, scaling.plan.host_functions)) or "no function"
         raise ValueError(

@@ -53,6 +53,14 @@ def integer(name: str, value: object) -> int:
     return int(value)
 
 
+def positive_integer(name: str, value: object) -> int:
+    """`value` as a Python int; TypeError or ValueError unless it is an integer from 1 on."""
+    found = integer(name, value)
+    if found < 1:
+        raise ValueError(f"{name}={value!r} must be 1 or more")
+    return found
+
+
 def boolean(name: str, value: object) -> bool:
     """`value` as a Python bool; TypeError unless it is True or False, or one of NumPy's."""
     if not isinstance(value, (bool, np.bool_)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a monitor is, and the audience that hands events to those that want them, whatever they raise."""
+"""What a monitor is, and the audience: events go to the monitors that want them, whatever these raise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import traceback
 from contextlib import suppress
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Type, Union, get_type_hints
 
-from ..core.validation import integer
+from ..core.validation import positive_integer
 from ..errors import warn
 from .events import (
     BatchRepeated,
@@ -22,14 +22,6 @@ from .events import (
 )
 
 logger = logging.getLogger("nnabla_adaloss")
-
-
-def positive(name: str, value: object) -> int:
-    """`value` as a Python int; TypeError or ValueError unless it is an integer from 1 on."""
-    found = integer(name, value)
-    if found < 1:
-        raise ValueError(f"{name}={value!r} must be 1 or more")
-    return found
 
 
 class Monitor:
@@ -96,7 +88,7 @@ class Audience:
             self._add(monitor)
 
     def _add(self, monitor: Any) -> None:
-        every = positive(f"every of {type(monitor).__name__}", getattr(monitor, "every", 1))
+        every = positive_integer(f"every of {type(monitor).__name__}", getattr(monitor, "every", 1))
         found = False
         for kind, name in _METHODS.items():
             method = getattr(monitor, name, None)

@@ -7,8 +7,8 @@ import logging
 from typing import Sequence
 
 from ..core.layer_record import LayerObserver
-from ..core.validation import integer
-from .audience import Monitor, positive
+from ..core.validation import integer, positive_integer
+from .audience import Monitor
 from .events import BatchRepeated, BatchThrownAway, LayerScaled, ScaleChanged
 
 logger = logging.getLogger("nnabla_adaloss")
@@ -38,7 +38,7 @@ class LogMonitor(Monitor):
     def __init__(self, level: int = 1, every: int = 1) -> None:
         if integer("level", level) not in (0, 1, 2):
             raise ValueError(f"level={level!r} must be 0, 1 or 2")
-        self.every = positive("every", every)
+        self.every = positive_integer("every", every)
         self._log = LayerObserver(None, level)
 
     def on_layer_scaled(self, event: LayerScaled) -> None:

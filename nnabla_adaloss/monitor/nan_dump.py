@@ -10,13 +10,12 @@ from typing import List, Tuple
 
 import numpy as np
 
-from ..core.validation import path_name
+from ..core.validation import path_name, positive_integer
 from ..state.whole_file import replace_file
-from .appended_file import PathLike
-from .audience import Monitor, positive
+from .audience import Monitor
 from .events import LayerScaled
+from .row_file import PathLike
 
-_SIGNATURE = b"PK"  # with which every archive begins
 _LONGEST = 50  # characters of a layer's name; each takes up to four bytes, and names of files may have 255
 
 
@@ -43,7 +42,7 @@ class NanDump(Monitor):
     """
 
     def __init__(self, path: PathLike, limit: int = 10) -> None:
-        self._folder, self._limit = path_name("path", path), positive("limit", limit)
+        self._folder, self._limit = path_name("path", path), positive_integer("limit", limit)
         self._last: Tuple[int, int] = (-1, -1)
         self.files: List[str] = []
 
@@ -64,5 +63,5 @@ class NanDump(Monitor):
         saved.update({name: getattr(record, name) for name in ("layer", "iteration", "attempt", "alpha")})
         archive = io.BytesIO()
         np.savez_compressed(archive, scale=record.accumulated_scale, **saved)
-        replace_file(name, archive.getvalue(), _SIGNATURE)
+        replace_file(name, archive.getvalue())
         self.files.append(name)

@@ -7,13 +7,12 @@ from functools import partial
 from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from ..core.layer_selection import LayerSelection, unmatched
-from ..core.validation import boolean, path_name, strings
+from ..core.validation import boolean, path_name, positive_integer, strings
 from ..errors import warn
-from .appended_file import PathLike
-from .audience import Monitor, positive
+from .audience import Monitor
 from .events import LayerScaled, UpdateEnded
 from .recording import Recording
-from .row_file import RowFile
+from .row_file import PathLike, RowFile
 from .rows import Row, row_of
 from .tensorboard import TensorBoardFile
 
@@ -82,12 +81,12 @@ class Recorder(Monitor):
         data: bool = False,
         tensorboard: Optional[PathLike] = None,
     ) -> None:
-        self.every = positive("every", every)
+        self.every = positive_integer("every", every)
         self._histograms, self._data = boolean("histograms", histograms), boolean("data", data)
         self._selection = LayerSelection(strings("layers", layers, "patterns of layer names"))
         self._selected: Dict[str, bool] = {}
         self._patterns: Tuple[str, ...] = self._selection.include  # that are to be looked at
-        self.recording = Recording(limit=positive("limit", limit))
+        self.recording = Recording(limit=positive_integer("limit", limit))
         self._files: List[Union[RowFile, TensorBoardFile]] = []
         self._unwritten: Set[str] = set()  # names of files that could not be written
         if tensorboard is not None:

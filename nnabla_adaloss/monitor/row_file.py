@@ -11,11 +11,15 @@ import fcntl
 import json
 import os
 import re
+from contextlib import suppress
+from io import FileIO
 from typing import Any, Callable, Dict, Iterable, List, Type, Union, get_args, get_origin, get_type_hints
 
-from .appended_file import AppendedFile, PathLike
+from ..state.whole_file import special_kind
 from .events import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, TrainingBegan, UpdateEnded
 from .rows import LayerRow, Row
+
+PathLike = Union[str, "os.PathLike[str]"]
 
 _KINDS: Dict[str, Type[Any]] = {
     "began": TrainingBegan,
@@ -62,13 +66,51 @@ _HEADER = b"%s%d}\n" % (_SIGNATURE, _VERSION)
 _LONGEST = 2**20  # bytes of a line
 
 
+class AppendedFile(FileIO):
+    """A file that grows by whole pieces, and is made when it is not there. A piece is given to the operating
+    system at once, so that it outlives the process; of one that does not fit on the disk nothing stays.
+    ValueError for a FIFO, a device or a socket.
+    """
+
+    name: str
+
+    def __init__(self, path: PathLike) -> None:
+        name = os.fsdecode(path)
+        if os.path.exists(name):
+            kind = special_kind(os.stat(name))
+            if kind:  # which one might wait for
+                raise ValueError(f"{name} is {kind}: give the path of a file")
+        super().__init__(name, "a+")
+
+    def append(self, piece: bytes) -> None:
+        """Write all of it, or raise OSError; ValueError when the file is closed."""
+        if self.closed:
+            raise ValueError(f"{self.name} is closed: nothing can be recorded to it any more")
+        size = os.fstat(self.fileno()).st_size
+        try:
+            while piece:  # a disk that is nearly full takes the beginning; then the rest tells what is wrong
+                piece = piece[self.write(piece) :]
+        except BaseException:
+            with suppress(OSError):
+                self.truncate(size)
+            raise
+
+
 class RowFile(AppendedFile):
     """Appends rows to a file; ValueError if it is not ours alone."""
 
     def __init__(self, path: PathLike) -> None:
         super().__init__(path)
         try:
-            self._lock()
+            try:
+                fcntl.flock(self, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"path={self.name!r} is open in another recorder: give each recorder, and each rank, a "
+                    "file, or close() the other one"
+                ) from None
+            except OSError:
+                pass  # a file system without locks
             self.truncate(_end_of_whole_lines(self.name))
             self.append(_HEADER)
         except BaseException:
@@ -78,17 +120,6 @@ class RowFile(AppendedFile):
     def append_row(self, row: Row) -> None:
         """Write a row: the next reader sees it, even if this process is killed, or writing the next fails."""
         self.append(_line(row))
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"path={self.name!r} is open in another recorder: give each recorder, and each rank, a file, "
-                "or close() the other one"
-            ) from None
-        except OSError:
-            pass  # a file system without locks
 
 
 def _end_of_whole_lines(name: str) -> int:

@@ -10,8 +10,8 @@ import struct
 import time
 from typing import Any, Dict, List
 
-from .appended_file import AppendedFile, PathLike
 from .events import Overflowed, TrainingBegan, UpdateEnded
+from .row_file import AppendedFile, PathLike
 from .rows import LayerRow, Row, points_of
 
 
@@ -22,6 +22,7 @@ class TensorBoardFile(AppendedFile):
     """
 
     def __init__(self, path: PathLike) -> None:
+        self._last_passes: Dict[str, LayerRow] = {}
         try:
             from tensorboardX import record_writer, summary
             from tensorboardX.proto import event_pb2
@@ -30,15 +31,11 @@ class TensorBoardFile(AppendedFile):
                 "writing for TensorBoard needs tensorboardX: pip install 'nnabla-adaloss[monitor]'"
             ) from None
         self._summary, self._event, self._checksum = summary, event_pb2.Event, record_writer.masked_crc32c
-        self._last_passes: Dict[str, LayerRow] = {}
         self._iteration = -1
         folder = os.fsdecode(path)
         os.makedirs(folder, exist_ok=True)
-        super().__init__(
-            os.path.join(
-                folder, f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-            )
-        )
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+        super().__init__(os.path.join(folder, name))
         self.append(self._record(file_version="brain.Event:2"))
 
     def append_row(self, row: Row) -> None:

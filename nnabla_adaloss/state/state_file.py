@@ -16,7 +16,6 @@ from .whole_file import replace_file, special_kind
 
 FORMAT_VERSION = 1
 _KIND = "nnabla_adaloss state"
-_SIGNATURE = json.dumps({"kind": _KIND})[:-1].encode()
 _LONGEST_HEADER = 4096
 _LARGEST = 2**28  # bytes: hundreds of thousands of layers
 
@@ -56,7 +55,7 @@ def write_state(path: Union[str, os.PathLike[str]], state: Mapping[str, Any]) ->
             f"state takes {len(content)} bytes, more than the {_LARGEST} that are read: save arrays in a "
             "file of their own"
         )
-    replace_file(path, content, _SIGNATURE)
+    replace_file(path, content)
 
 
 def read_state(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:

@@ -41,10 +41,9 @@ def special_kind(status: os.stat_result) -> Optional[str]:
     return _SPECIAL.get(stat.S_IFMT(status.st_mode))
 
 
-def replace_file(path: Union[str, os.PathLike[str]], content: bytes, signature: bytes) -> None:
+def replace_file(path: Union[str, os.PathLike[str]], content: bytes) -> None:
     """Write `content` to `path`, or raise OSError and leave the old file. Links are followed; permissions
-    and, if that is allowed, the owner are kept. Temporary files that killed writers left are removed if
-    they begin with `signature`, as every content does.
+    and, if that is allowed, the owner are kept. Temporary files that killed writers left are removed.
     """
     target = os.path.realpath(os.fsdecode(path))
     for _ in range(_ATTEMPTS):
@@ -56,13 +55,13 @@ def replace_file(path: Union[str, os.PathLike[str]], content: bytes, signature: 
         )
     # The file is written. What follows raises nothing.
     _sync_folder(os.path.dirname(target))
-    _remove_left_overs(target, signature)
+    _remove_left_overs(target)
 
 
 def replace_page(path: Union[str, os.PathLike[str]], page: str) -> None:
     """Write an HTML page as `replace_file` writes, where `check_page` lets it."""
     check_page(path)
-    replace_file(path, page.encode("utf-8", "replace"), _PAGE)
+    replace_file(path, page.encode("utf-8", "replace"))
 
 
 def check_page(path: Union[str, os.PathLike[str]]) -> None:
@@ -128,25 +127,16 @@ def _sync_folder(folder: str) -> None:
             os.close(descriptor)
 
 
-def _remove_left_overs(target: str, signature: bytes) -> None:
+def _remove_left_overs(target: str) -> None:
     folder, name = os.path.split(target)
     temporary = re.compile(re.escape(name[:_KEPT]) + r"\.[0-9a-f]{16}" + re.escape(_SUFFIX))
     with suppress(OSError):
-        for found in os.listdir(folder):
-            if temporary.fullmatch(found):
-                with suppress(OSError):
-                    _remove_if_left_over(os.path.join(folder, found), signature)
-
-
-def _remove_if_left_over(path: str, signature: bytes) -> None:
-    if not stat.S_ISREG(os.lstat(path).st_mode):
-        return
-    # For reading and writing: NFS locks no file otherwise.
-    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: its writer lives
-        # A writer may have been killed before the signature was whole.
-        if signature.startswith(os.read(descriptor, len(signature))):
-            os.unlink(path)
-    finally:
-        os.close(descriptor)
+        for path in (
+            os.path.join(folder, found) for found in os.listdir(folder) if temporary.fullmatch(found)
+        ):
+            with suppress(OSError):
+                if stat.S_ISREG(os.lstat(path).st_mode):
+                    # For reading and writing: NFS locks no file otherwise.
+                    with open(path, "r+b") as file:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: its writer lives
+                        os.unlink(path)

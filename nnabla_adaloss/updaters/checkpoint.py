@@ -22,7 +22,6 @@ from ..state.whole_file import replace_file, special_kind
 
 _VERSION = 1
 _HEAD = "nnabla_adaloss checkpoint"
-_SIGNATURE = b"PK"  # with which every archive begins
 
 _MODULES = (nn.Module, ClassModule)
 
@@ -81,7 +80,7 @@ def save_checkpoint(
             head["parts"].append(part.state_dict())
     written = io.BytesIO()
     np.savez(written, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays)
-    replace_file(path, written.getvalue(), _SIGNATURE)
+    replace_file(path, written.getvalue())
 
 
 def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str, Any]:

@@ -313,7 +313,6 @@ def test_only_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_bytes(content)
     other = f"state.{'0' * 16}.adaloss.tmp"
-    (tmp_path / other).write_bytes(b"something else")
     (tmp_path / other.replace("0", "1")).mkdir()
     (tmp_path / other.replace("0", "2")).symlink_to(left.name.replace("state", "other"))
     os.mkfifo(tmp_path / other.replace("0", "3"))
