@@ -7,7 +7,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from functools import partial
 from time import perf_counter
-from typing import Any, Callable, DefaultDict, Dict, NamedTuple, Optional
+from typing import Any, Callable, DefaultDict, Dict, List, NamedTuple, Optional
 
 from .core.validation import positive_integer
 from .emulation import FormatEmulation
@@ -75,9 +75,8 @@ class Profile:
 def profile(updater: Any, iterations: int = 20) -> Profile:
     """Time updates layer by layer, while training goes on.
 
-    The time of every pass over memory that loss scaling makes is taken where it is made, on a CPU. To look at
-    a clock some thousand times takes time as well: compare parts with each other, not with what an update
-    takes without.
+    The time of every pass over memory that loss scaling makes is taken where it is made, on a CPU. Looking at
+    the clock takes time as well: compare parts with each other, not with an update that is not profiled.
 
     Args:
         updater: an `AdaptiveLossScalingUpdater`.
@@ -85,8 +84,8 @@ def profile(updater: Any, iterations: int = 20) -> Profile:
 
     Raises:
         TypeError: `updater` has no `scaling`.
-        ValueError: `iterations` is less than 1, or the network is on a GPU, which works while Python goes on:
-            NVIDIA's profilers see more there. Functions that run on the host all the same are named.
+        ValueError: `iterations` is less than 1, or the network is on a GPU, where NVIDIA's profilers see more.
+            Functions that run on the host all the same are named.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
@@ -114,21 +113,19 @@ def profile(updater: Any, iterations: int = 20) -> Profile:
         )
     updater.update()
     loss, clock = scaling.loss, _Clock(scaling.plan)
-    owners = [
-        scaling.kernels,
-        *([loss.emulated_storage.kernels] if isinstance(loss, FormatEmulation) else []),
+    owners: List[Any] = [scaling.kernels]
+    if isinstance(loss, FormatEmulation):
+        owners.append(loss.emulated_storage.kernels)
+    timed = [
+        (kernels, name, clock.timed(field, getattr(kernels, name)))
+        for kernels in owners
+        for name, field in _KERNELS.items()
     ]
+    timed += [(scaling, name, clock.with_hooks(getattr(scaling, name))) for name in ("forward", "backward")]
     with ExitStack() as stack:
-
-        def replace(owner: Any, name: str, method: Callable[..., Any]) -> None:
+        for owner, name, method in timed:
             setattr(owner, name, method)
             stack.callback(delattr, owner, name)
-
-        for kernels in owners:
-            for name, field in _KERNELS.items():
-                replace(kernels, name, clock.timed(field, getattr(kernels, name)))
-        for name in ("forward", "backward"):
-            replace(scaling, name, clock.with_hooks(getattr(scaling, name)))
         for _ in range(iterations):
             updater.update()
         return clock.profile(iterations)
