@@ -3,26 +3,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import List
 
+import gpu_all
 import pytest
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def gpu_all(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("gpu_all")
-
-
-def start(gpu_all: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> int:
+def start(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> int:
     monkeypatch.setattr(
         sys, "argv", ["gpu_all.py", "--context", "cpu:half", "--out", str(folder), *arguments]
     )
@@ -30,7 +23,7 @@ def start(gpu_all: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: Path, *a
 
 
 def test_what_dies_or_hangs_ends_no_other_and_what_succeeded_is_not_repeated(
-    gpu_all: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     count = f"open({str(tmp_path / 'runs')!r}, 'a').write('x')"
     write = "import sys; open(sys.argv[2], 'w').write('[1]')"
@@ -41,23 +34,21 @@ def test_what_dies_or_hangs_ends_no_other_and_what_succeeded_is_not_repeated(
         gpu_all.Step("last", 60, ["-c", "print('here')"]),
     ]
     monkeypatch.setattr(gpu_all, "steps", lambda context, quick: steps)
-    assert start(gpu_all, monkeypatch, tmp_path) == 1
+    assert start(monkeypatch, tmp_path) == 1
     found = json.loads((tmp_path / "results.json").read_text())
     assert [one["status"] for one in found] == ["works", "exit code -6", "ended after 1 s", "works"]
     assert found[0]["result"] == [1]
     assert "last words" in (tmp_path / "index.md").read_text()
 
-    start(gpu_all, monkeypatch, tmp_path, "--only", "good")
+    start(monkeypatch, tmp_path, "--only", "good")
     assert "good" in capsys.readouterr().out
     assert (tmp_path / "runs").read_text() == "x"
-    assert start(gpu_all, monkeypatch, tmp_path, "--only", "good", "--again") == 0
+    assert start(monkeypatch, tmp_path, "--only", "good", "--again") == 0
     assert (tmp_path / "runs").read_text() == "xx"
 
 
-def test_dry_run_names_programs_that_are_there(
-    gpu_all: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert start(gpu_all, monkeypatch, tmp_path, "--dry-run") == 0
+def test_dry_run_names_programs_that_are_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert start(monkeypatch, tmp_path, "--dry-run") == 0
     for step in [*gpu_all.steps("cudnn:half", False), *gpu_all.steps("cpu:half", True)]:
         program = step.arguments[0]
         assert program == "-m" or (ROOT / program).is_file()

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import platform
-import sys
 from pathlib import Path
 from typing import Iterator
 
@@ -14,9 +13,6 @@ from tests.counted_device.device import ARRAY_CLASS, CountedDevice
 from tests.kernels.host_launcher import compiled, kernels_for_host, pretend_cupy
 
 COUNTED_ARRAY = Path(__file__).parent / "counted_array.cpp"
-
-# Test modules import networks of the samples at their head.
-sys.path.append(str(Path(__file__).parents[2] / "samples"))
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,16 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
-from typing import Callable, Dict
+from typing import Dict
 
 import pytest
 
+from tests.mpirun import run_ranks
+
 SAMPLE = Path(__file__).parents[2] / "samples" / "distributed.py"
-Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 
 def accuracies(printed: str) -> Dict[str, float]:
@@ -17,12 +19,10 @@ def accuracies(printed: str) -> Dict[str, float]:
     return {method: float(percent) for method, percent in rows}
 
 
-@pytest.mark.mpi
-@pytest.mark.slow
-def test_two_ranks_train_as_one_does(mpirun: Launch) -> None:
+def test_two_ranks_train_as_one_does() -> None:
     arguments = ("--method", "adaptive", "--iterations", "40")
-    alone = mpirun(SAMPLE, 0, *arguments)
-    together = mpirun(SAMPLE, 0, "--ranks", 2, *arguments, timeout=120)
+    alone = run_ranks(SAMPLE, 0, *arguments)
+    together = run_ranks(SAMPLE, 0, "--ranks", 2, *arguments, timeout=120)
     for result in (alone, together):
         assert result.returncode == 0, result.stderr
     found = [accuracies(result.stdout)["adaptive"] for result in (alone, together)]
@@ -32,10 +32,8 @@ def test_two_ranks_train_as_one_does(mpirun: Launch) -> None:
     assert together.stdout.count("test accuracy") == 1
 
 
-@pytest.mark.mpi
-@pytest.mark.slow
-def test_four_ranks_compare_both_methods(mpirun: Launch) -> None:
-    result = mpirun(SAMPLE, 4, "--iterations", "40", timeout=120)
+def test_four_ranks_compare_both_methods() -> None:
+    result = run_ranks(SAMPLE, 4, "--iterations", "40", timeout=120)
     assert result.returncode == 0, result.stderr
     found = accuracies(result.stdout)
     assert list(found) == ["dynamic", "adaptive"]
@@ -45,9 +43,7 @@ def test_four_ranks_compare_both_methods(mpirun: Launch) -> None:
     assert "4 ranks, 16 images each per batch" in result.stdout
 
 
-@pytest.mark.mpi
-@pytest.mark.slow
-def test_a_batch_that_cannot_be_shared_is_refused_once(mpirun: Launch) -> None:
-    result = mpirun(SAMPLE, 2, "--batch-size", "65")
+def test_a_batch_that_cannot_be_shared_is_refused_once() -> None:
+    result = run_ranks(SAMPLE, 2, "--batch-size", "65")
     assert result.returncode == 2
     assert result.stderr.count("--batch-size 65 cannot be shared by 2 ranks") == 1

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from typing import Set
 
+import cifar_resnet
+import gpu_networks
 import nnabla as nn
 import pytest
+from common.resnet import resnet
 
 # Of nnabla-ext-cuda120 1.39.0: nnabla copies what these read to the host and back.
 ON_THE_HOST = {"GlobalAveragePooling", "KLMultinomial"}
@@ -37,17 +38,15 @@ def types(variable: nn.Variable) -> Set[str]:
 def test_no_array_of_the_resnets_goes_through_the_host(network: str) -> None:
     x = nn.Variable((2, 3, 32, 32))
     if network in ("resnet18", "resnet50"):
-        logits = importlib.import_module("common.resnet").resnet(x, network, 2, 4, training=True)
+        logits = resnet(x, network, 2, 4, training=True)
     else:
-        logits = importlib.import_module("cifar_resnet").NETWORKS[network](x, True)
+        logits = cifar_resnet.NETWORKS[network](x, True)
     assert "Convolution" in types(logits)
     assert not types(logits) & ON_THE_HOST
 
 
 @pytest.mark.parametrize("network", ["resnet50", "transformer"])
-def test_what_is_timed_runs_on_every_gpu(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    networks = importlib.import_module("gpu_networks")
-    loss = networks.build(network, networks.QUICK[network])
+def test_what_is_timed_runs_on_every_gpu(network: str) -> None:
+    loss = gpu_networks.build(network, gpu_networks.QUICK[network])
     assert loss.size == 1
     assert not types(loss) & (ON_THE_HOST | FAIL_ON_HOPPER)

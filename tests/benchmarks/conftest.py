@@ -1,8 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-# Test modules import the benchmarks at their head.
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
