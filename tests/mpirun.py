@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a script on several MPI ranks of this machine."""
+"""Runs a script, or the checks of modules, on several MPI ranks of this machine."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -68,7 +69,7 @@ def run_checks(n: int, folder: Path, *modules: str, timeout: float = 60.0) -> No
     """Run every check of modules on `n` ranks: one launch for all, starting ranks takes longer than most."""
     package = ".".join(folder.relative_to(REPOSITORY).parts)
     names = [f"{package}.{module}" for module in modules]
-    result = run_ranks(REPOSITORY / "tests" / "rank_checks.py", n, *names, timeout=timeout)
+    result = run_ranks(__file__, n, *names, timeout=timeout)
     assert result.returncode == 0, printed_by(result)
     sources = "".join((folder / f"{module}.py").read_text("utf-8") for module in modules)
     assert result.stdout.split() == re.findall(r"^def (check_\w+)", sources, re.M)
@@ -77,3 +78,23 @@ def run_checks(n: int, folder: Path, *modules: str, timeout: float = 60.0) -> No
 def printed_by(result: subprocess.CompletedProcess[str]) -> str:
     """All that a job has printed, for the message of a test."""
     return f"{result.args} returned {result.returncode}\n{result.stdout}\n{result.stderr}"
+
+
+def check_on_this_rank(modules: list[str]) -> None:
+    """Run every check of the modules, and print the names of those that passed on all ranks."""
+    from nnabla_adaloss.communicators import MPICommunicator
+
+    comm = MPICommunicator(timeout_s=60.0)
+    comm.init()
+    with comm.abort_on_exception():
+        for module in modules:
+            for name, check in list(vars(importlib.import_module(module)).items()):
+                if name.startswith("check_"):
+                    check(comm)
+                    if comm.rank == 0:
+                        print(name, flush=True)
+        comm.barrier()
+
+
+if __name__ == "__main__":
+    check_on_this_rank(sys.argv[1:])

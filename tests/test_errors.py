@@ -9,35 +9,28 @@ from typing import Callable
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
-import nnabla.solvers as S
-import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, LossScaleWarning, Recorder
 from nnabla_adaloss.errors import warn
-
-
-def updater_of(loss: nn.Variable, **options: object) -> AdaptiveLossScalingUpdater:
-    solver = S.Sgd(0.1)
-    solver.set_parameters(nn.get_parameters())
-    return AdaptiveLossScalingUpdater(solver, loss, **options)
+from tests.updaters.networks import data, solver_of, updater_of
 
 
 def network(factor: float = 1.0) -> nn.Variable:
-    x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
-    return F.mean(PF.affine(x, 2, name="a") * factor + 1.0)
+    return F.mean(PF.affine(data(4, 3), 2, name="a") * factor + 1.0)
 
 
 def nothing_is_emulated() -> None:
-    updater_of(network())
+    loss = network()
+    AdaptiveLossScalingUpdater(solver_of(), loss)
 
 
 def all_gradients_are_zero() -> None:
-    updater_of(network(0.0), storage="float16").update()
+    updater_of(network(0.0)).update()
 
 
 def a_pattern_without_a_layer() -> None:
-    updater_of(network(), storage="float16", monitors=[Recorder(layers=["b"])]).update()
+    updater_of(network(), monitors=[Recorder(layers=["b"])]).update()
 
 
 @pytest.mark.parametrize(

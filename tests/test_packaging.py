@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -18,6 +16,7 @@ from packaging.specifiers import SpecifierSet
 
 import nnabla_adaloss
 from nnabla_adaloss.cuda_libraries import LIBRARIES_BY_CUDA_VERSION
+from tests.building.test_long_description import wheel_of_a_copy
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -124,26 +123,15 @@ def test_every_source_file_names_its_licence(folder: str) -> None:
 
 @pytest.mark.slow
 def test_the_wheel_holds_all_that_is_needed_at_run_time(tmp_path: Path) -> None:
-    # Built from a copy, because building leaves files behind in the source tree.
-    source = tmp_path / "source"
-    for folder in (PACKAGE, ROOT / "building"):
-        shutil.copytree(folder, source / folder.name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    for file in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
-        shutil.copy(ROOT / file, source)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path)]
-    subprocess.run([*command, str(source)], check=True)
-    (wheel,) = tmp_path.glob("nnabla_adaloss-*.whl")
+    wheel = wheel_of_a_copy(tmp_path)
     assert re.search(r"-py3-none-linux_\w+\.whl$", wheel.name)  # one library for all Pythons
     with zipfile.ZipFile(wheel) as archive:
         packed = set(archive.namelist())
         (entry_points,) = (name for name in packed if name.endswith("/entry_points.txt"))
         assert "nnabla-adaloss = nnabla_adaloss.__main__:main" in archive.read(entry_points).decode()
-    kept = (
-        path
-        for path in (source / PACKAGE.name).rglob("*")
-        if path.suffix in {".py", ".pyi", ".cu", ".cuh", ".typed"}
-    )
-    assert {path.relative_to(source).as_posix() for path in kept} <= packed
+    suffixes = {".py", ".pyi", ".cu", ".cuh", ".typed"}
+    kept = (path for path in PACKAGE.rglob("*") if path.suffix in suffixes)
+    assert {path.relative_to(ROOT).as_posix() for path in kept} <= packed
     assert {"nnabla_adaloss/py.typed", "nnabla_adaloss/kernels/adaloss.cu"} <= packed
     assert "nnabla_adaloss/kernels/native/libadaloss_cpu.so" in packed
     assert not [name for name in packed if name.endswith((".c", ".h"))]

@@ -48,17 +48,19 @@ def test_its_examples() -> None:
     assert doctest.testmod(building.long_description) == (0, 2)
 
 
-def metadata(folder: Path) -> Message:
-    """What a wheel says of itself, which is built from a copy of what it is made of."""
+def wheel_of_a_copy(folder: Path) -> Path:
+    """A wheel of what makes one, copied: building leaves files behind in the source tree."""
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "building", "nnabla_adaloss"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, folder / name)
+        source, target = ROOT / name, folder / "source" / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        else:
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(source, target)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", f"{folder}/made"]
-    subprocess.run([*command, str(folder)], check=True)
+    subprocess.run([*command, str(folder / "source")], check=True)
     (wheel,) = (folder / "made").glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        return message_from_string(archive.read(name).decode())
+    return wheel
 
 
 def shown(described: Message) -> str:
@@ -72,7 +74,9 @@ def shown(described: Message) -> str:
 
 @pytest.mark.slow
 def test_an_index_shows_links_and_pictures_that_lead_to_the_source(tmp_path: Path) -> None:
-    page = shown(metadata(tmp_path))
+    with zipfile.ZipFile(wheel_of_a_copy(tmp_path)) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        page = shown(message_from_string(archive.read(name).decode()))
     # But for those to headings of the page.
     addresses = re.findall(r'(?:href|src)="([^#"][^"]*)"', page)
     source = declared_source((ROOT / "pyproject.toml").read_text("utf-8"))
