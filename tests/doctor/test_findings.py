@@ -87,10 +87,4 @@ def test_long_details_are_wrapped_and_commands_are_not() -> None:
 def test_json_is_for_programs() -> None:
     report = json.loads(as_json(FINDINGS))
     assert report["works"] == {"CPU": True, "GPU": False, "MPI": True}
-    assert report["findings"][3] == {
-        "area": "GPU",
-        "status": "missing",
-        "subject": "libcudnn.so.8",
-        "detail": "not installed",
-        "cure": "pip install 'something'",
-    }
+    assert report["findings"] == [finding._asdict() for finding in FINDINGS]
