@@ -84,8 +84,8 @@ def profile(updater: Any, iterations: int = 20) -> Profile:
 
     Raises:
         TypeError: `updater` has no `scaling`.
-        ValueError: `iterations` is less than 1, or the network is on a GPU, where NVIDIA's profilers see more.
-            Functions that run on the host all the same are named.
+        ValueError: `iterations` is less than 1; or the network is on a GPU, for which there are NVIDIA's
+            profilers. Functions that run on the host all the same are named.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF

@@ -13,7 +13,8 @@ import pytest
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, LossScaleWarning, Recorder
 from nnabla_adaloss.errors import warn
-from tests.updaters.networks import data, solver_of, updater_of
+from tests.worlds.trainings import solver_of, updater_of
+from tests.worlds.values import data
 
 
 def network(factor: float = 1.0) -> nn.Variable:

@@ -18,7 +18,6 @@ import pytest
 from nnabla_adaloss import LogMonitor, NanDump, Recorder, Recording, UpdateEnded
 from tests.worlds.trainings import training, watched
 
-
 FULL = os.strerror(errno.EFBIG)
 
 

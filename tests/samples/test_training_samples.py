@@ -20,7 +20,7 @@ from PIL import Image
 from tests.mpirun import run_ranks
 from tests.samples.common.files import digits, write_cifar, write_image_folder
 from tests.samples.running import run
-from tests.state.children import end_of, in_a_child
+from tests.worlds.children import end_of, in_a_child
 from tools.mnist_sample import Scans, write_mnist
 
 SAMPLES = Path(__file__).parents[2] / "samples"
