@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .cpu import CpuKernels
 from .cuda import CudaKernels
-from .device_table import DeviceTable
+from .device_tasks import DeviceTable
 from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,

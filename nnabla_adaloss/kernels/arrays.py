@@ -32,6 +32,11 @@ def stored_dtype(array: nn.NdArray) -> Optional[np.dtype[Any]]:
         return FLOAT32
 
 
+def is_readable(array: nn.NdArray) -> bool:
+    """Whether an array was written and holds what kernels read."""
+    return stored_dtype(array) in (FLOAT32, FLOAT16)
+
+
 def are_readable(arrays: Sequence[nn.NdArray]) -> bool:
     """Whether all were written and hold what kernels read: four times as fast as `stored_dtype` of each."""
     if any(map(_zeroing, arrays)):
@@ -87,9 +92,7 @@ def as_float32(array: nn.NdArray, copy: nn.NdArray) -> nn.NdArray:
     `variable.d = numpy_array` may leave float64 or integers behind. The array itself keeps its dtype:
     casting it in place would change what the user sees.
     """
-    if stored_dtype(array) in (FLOAT32, FLOAT16):
-        return array
-    return float32_copy(array, copy)
+    return array if is_readable(array) else float32_copy(array, copy)
 
 
 def float32_copy(array: nn.NdArray, copy: nn.NdArray) -> nn.NdArray:
@@ -142,13 +145,6 @@ def require_same_sizes(sources: Sequence[nn.NdArray], targets: Sequence[nn.NdArr
         for source, target in zip(sources, targets):
             require_same_size(source, target)
     return sizes
-
-
-def require_sizes(arrays: Sequence[nn.NdArray], sizes: NDArray[np.int64]) -> None:
-    """Raise ValueError unless the arrays have these sizes."""
-    found = list(map(_size, arrays))
-    if found != sizes.tolist():
-        raise ValueError(f"arrays of other sizes: {found}, not {sizes.tolist()}")
 
 
 def unscaling_factor(scale: float) -> float:

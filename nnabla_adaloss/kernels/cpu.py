@@ -21,7 +21,6 @@ from .arrays import (
     require_float32,
     require_same_size,
     require_same_sizes,
-    require_sizes,
     unscaling_factor,
     which_are_half,
 )
@@ -38,6 +37,7 @@ from .interface import (
     ExponentHistogram,
     GradientsInPlace,
     GradientToUnscale,
+    Kernels,
     PackedArrays,
     RoundingStatistics,
     ScaledCopies,
@@ -46,7 +46,7 @@ from .interface import (
 Numbers = Union[Sequence[float], NDArray[Any]]
 
 
-class CpuKernels:
+class CpuKernels(Kernels):
     """`Kernels` in one pass over memory each, at or near its bandwidth; a few µs per call besides.
 
     Arrays of any context will do: nnabla copies those that are elsewhere to the host and back.
@@ -112,18 +112,7 @@ class CpuKernels:
         tasks[:, 1] = addresses_of(targets, to_half, HOST, write_only=True)
         self._library.scale(tasks.tobytes())
 
-    def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:
-        require_sizes(arrays, packed.sizes)
-        packed.halves = which_are_half(arrays)
-        sources = addresses_of(arrays, packed.halves, HOST)
-        self._move(packed, sources, packed.array.data_ptr(FLOAT32, HOST, True) + packed.offsets)
-
-    def unpack(self, packed: PackedArrays, arrays: Sequence[NdArray]) -> None:
-        require_sizes(arrays, packed.sizes)
-        targets = addresses_of(arrays, packed.halves, HOST, write_only=True)
-        self._move(packed, packed.array.data_ptr(FLOAT32, HOST) + packed.offsets, targets)
-
-    def _move(self, packed: PackedArrays, sources: Numbers, targets: Numbers) -> None:
+    def _copy(self, packed: PackedArrays, sources: List[int], targets: List[int]) -> None:
         halves = packed.halves
         tasks = _scale_tasks(sources, targets, packed.sizes, from_half=halves, to_half=halves)
         self._library.scale(tasks.tobytes())
@@ -153,7 +142,7 @@ class CpuKernels:
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
         """`unscale_add` for gradients that are their own masters, all read as float32."""
-        where = addresses_of(gradients.arrays, None, HOST)
+        where = [x.data_ptr(FLOAT32, HOST) for x in gradients.arrays]
         tasks = gradients.tasks_on_host
         if tasks is None:
             tasks = _scale_tasks(where, where, gradients.sizes, factors=gradients.factors)
@@ -161,25 +150,13 @@ class CpuKernels:
         tasks[:, 0] = tasks[:, 1] = where
         return self._library.scale(tasks.tobytes())
 
-    def round_to_format(
-        self,
-        source: NdArray,
-        target: NdArray,
-        storage: Format,
-        *,
-        fitted: bool = False,
-        random_key: Optional[int] = None,
+    def _round(
+        self, source: NdArray, target: NdArray, storage: Format, fitted: bool, random_key: Optional[int]
     ) -> RoundingStatistics:
-        require_float32(source, "source")
-        if storage.mantissa_bits >= 23:
-            if target is not source:
-                self.scaled_copy(source, target, 1.0)
-            return RoundingStatistics(self.statistics(source), 0, 0)
-        size = require_same_size(source, target)
         from_address = source.data_ptr(FLOAT32, HOST)
         to_address = from_address if target is source else target.data_ptr(FLOAT32, HOST, True)
         limits = storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max
-        how = fitted, random_key is not None, random_key or 0
+        how, size = (fitted, random_key is not None, random_key or 0), source.size
         row = self._library.round(rounding_task(from_address, to_address, size, *limits, *how))
         return RoundingStatistics(ArrayStatistics(size, *row[:6]), *row[6:])
 

@@ -20,18 +20,17 @@ from .arrays import (
     require_float32,
     require_same_size,
     require_same_sizes,
-    require_sizes,
     unscaling_factor,
     which_are_half,
 )
 from .cuda_launcher import CudaSource, CupyLauncher
-from .device_table import DeviceTable
-from .device_tasks import Column, DeviceTasks
+from .device_tasks import Column, DeviceTable, DeviceTasks
 from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
     GradientsInPlace,
     GradientToUnscale,
+    Kernels,
     PackedArrays,
     RoundingStatistics,
     ScaledCopies,
@@ -43,7 +42,7 @@ ELEMENTS_PER_BLOCK = 2048
 ELEMENTS_PER_ROW = 4 * ELEMENTS_PER_BLOCK
 
 
-class CudaKernels:
+class CudaKernels(Kernels):
     """`Kernels` for a CUDA context, in one pass over memory each.
 
     Each method of `Kernels` with a result waits for it. Methods whose names begin with `launch_` do not wait:
@@ -66,7 +65,7 @@ class CudaKernels:
                 )
             launcher = CupyLauncher(int(context.device_id or 0))
         self._source = source = CudaSource()
-        self._context, self._launcher = context, launcher
+        self.context, self._launcher = context, launcher
         self._source_is_half, self._target_is_half, self._accumulate = (
             source.constant(flag) for flag in ("SOURCE_IS_HALF", "TARGET_IS_HALF", "ACCUMULATE")
         )
@@ -133,7 +132,7 @@ class CudaKernels:
         """The same for some of the gradients in place, all of which are read as float32."""
         arrays = gradients.arrays[part]
         places = range(first, first + len(arrays))
-        addresses = addresses_of(arrays, None, self._context)
+        addresses = addresses_of(arrays, None, self.context)
         sizes, factors = gradients.sizes[part], gradients.factors[part]
         tasks = DeviceTasks(addresses, addresses, sizes, rows=places, factors=factors, independent=True)
         self._launch("unscale_add", tasks, table.largest)
@@ -144,18 +143,12 @@ class CudaKernels:
         target: NdArray,
         storage: Format,
         table: DeviceTable,
-        *,
         fitted: bool = False,
         random_key: Optional[int] = None,
     ) -> None:
-        """`round_to_format` with its statistics in the table's first row."""
-        require_float32(source, "source")
-        require_same_size(source, target)
-        if storage.mantissa_bits >= 23:
-            if target is not source:
-                self.scaled_copy(source, target, 1.0)
-            self.launch_statistics([source], table)
-            return
+        """Round to fewer bits than float32 has, as `round_to_format`, with the table's first row for the
+        statistics.
+        """
         address = self._address(source)
         to_address = address if target is source else self._address(target, True)
         limits = storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max
@@ -170,10 +163,6 @@ class CudaKernels:
             self._launch("round_to_format", task, *arguments, per_block=ELEMENTS_PER_ROW)
 
     # ---- Kernels
-
-    @property
-    def context(self) -> nn.Context:
-        return self._context
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
         with self._lock:
@@ -203,19 +192,13 @@ class CudaKernels:
         read, flags = self._read(copies.sources)
         if copies.half is not None:
             flags |= self._target_is_half * copies.half
-        written = addresses_of(copies.targets, flags != 0, self._context, write_only=True)
+        written = addresses_of(copies.targets, flags != 0, self.context, write_only=True)
         self._launch("scaled_copy", DeviceTasks(read, written, sizes, factors=copies.alphas, flags=flags))
 
-    def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:
-        require_sizes(arrays, packed.sizes)
-        packed.halves = which_are_half(arrays)
-        sources = addresses_of(arrays, packed.halves, self._context)
-        self._move(packed, sources, self._places(packed, write_only=True))
-
-    def unpack(self, packed: PackedArrays, arrays: Sequence[NdArray]) -> None:
-        require_sizes(arrays, packed.sizes)
-        targets = addresses_of(arrays, packed.halves, self._context, write_only=True)
-        self._move(packed, self._places(packed), targets)
+    def _copy(self, packed: PackedArrays, sources: List[int], targets: List[int]) -> None:
+        flags = self._source_is_half * packed.halves
+        tasks = DeviceTasks(sources, targets, packed.sizes, flags=flags, independent=True)
+        self._launch("scaled_copy", tasks)
 
     def scale_(self, x: NdArray, alpha: float) -> None:
         addresses, flags = self._read([x])
@@ -228,41 +211,24 @@ class CudaKernels:
             _, (largest,) = self._own_table.fetch(0, 1)
         return largest
 
-    def round_to_format(
-        self,
-        source: NdArray,
-        target: NdArray,
-        storage: Format,
-        *,
-        fitted: bool = False,
-        random_key: Optional[int] = None,
+    def _round(
+        self, source: NdArray, target: NdArray, storage: Format, fitted: bool, random_key: Optional[int]
     ) -> RoundingStatistics:
         with self._lock:
             self._own_table.clear()
-            self.launch_round_to_format(
-                source, target, storage, self._own_table, fitted=fitted, random_key=random_key
-            )
+            self.launch_round_to_format(source, target, storage, self._own_table, fitted, random_key)
             (row,), _ = self._own_table.fetch(1, 0)
         return row
 
     # ---- launching
 
     def _address(self, x: NdArray, write_only: bool = False) -> int:
-        return addresses_of([x], None, self._context, write_only=write_only)[0]
-
-    def _places(self, packed: PackedArrays, *, write_only: bool = False) -> List[int]:
-        places = self._address(packed.array, write_only) + packed.offsets
-        return places.tolist()  # type: ignore[no-any-return]
-
-    def _move(self, packed: PackedArrays, sources: List[int], targets: List[int]) -> None:
-        flags = self._source_is_half * packed.halves
-        tasks = DeviceTasks(sources, targets, packed.sizes, flags=flags, independent=True)
-        self._launch("scaled_copy", tasks)
+        return addresses_of([x], None, self.context, write_only=write_only)[0]
 
     def _read(self, arrays: Sequence[NdArray]) -> Tuple[List[int], NDArray[np.int64]]:
         """The addresses of what is read, and the flags that say how."""
         halves = which_are_half(arrays)
-        return addresses_of(arrays, halves, self._context), self._source_is_half * halves
+        return addresses_of(arrays, halves, self.context), self._source_is_half * halves
 
     def _readings(self, arrays: Sequence[NdArray], rows: Column = 0) -> DeviceTasks:
         """Tasks that read, with their results in these rows."""

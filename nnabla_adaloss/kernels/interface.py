@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every kernel backend can do with the memory of an nnabla array."""
+"""What every kernel backend can do with the memory of an nnabla array, and what all do alike."""
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Protocol, Sequence, Tuple
+from abc import ABC, abstractmethod
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from nnabla import Context, NdArray
@@ -11,7 +12,13 @@ from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
-from .arrays import unscaling_factor
+from .arrays import (
+    addresses_of,
+    require_float32,
+    require_same_size,
+    unscaling_factor,
+    which_are_half,
+)
 
 EXPONENT_BINS = 256
 """Length of an exponent histogram: one bin per value of float32's exponent field."""
@@ -85,17 +92,23 @@ class PackedArrays:
     Where each copy is follows from where the first one is: nnabla is asked for one address in place of many.
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.sizes = np.array(sizes, np.int64)
-        taken = -(-self.sizes // _ALIGNED_TO) * _ALIGNED_TO
-        ends = taken.cumsum()
-        self.offsets = 4 * (ends - taken)  # in bytes
-        self.array = NdArray((int(taken.sum()),))
+    def __init__(self) -> None:
+        self.sizes: List[int] = []
+        self.offsets = np.zeros(0, np.int64)  # in bytes
+        self.array = NdArray((0,))
         # Which of them are float16, since they were packed last.
-        self.halves = np.zeros(len(sizes), np.bool_)
+        self.halves = np.zeros(0, np.bool_)
+
+    def make_room(self, sizes: List[int]) -> None:
+        """Make room for arrays of these sizes, where the ones before had others."""
+        if sizes != self.sizes:
+            taken = -(-np.array(sizes, np.int64) // _ALIGNED_TO) * _ALIGNED_TO
+            self.offsets = 4 * (taken.cumsum() - taken)
+            self.array = NdArray((int(taken.sum()),))
+            self.sizes = sizes
 
 
-class Kernels(Protocol):
+class Kernels(ABC):
     """Elementwise passes over float32 and float16 nnabla arrays, each reading its input once.
 
     An array's own dtype is used and never changed: asking nnabla for a float16 view of a float32 parameter
@@ -112,41 +125,64 @@ class Kernels(Protocol):
         ValueError: the sizes of two arrays differ that belong together.
     """
 
-    @property
-    def asynchronous(self) -> bool:
-        """True when asking for a result waits for a device that would have gone on by itself."""
+    asynchronous: bool
+    """True when asking for a result waits for a device that would have gone on by itself."""
 
-    @property
-    def context(self) -> Context:
-        """The context by which the kernels reach arrays; reached by it, arrays stay on their device."""
+    context: Context
+    """The context by which the kernels reach arrays; reached by it, arrays stay on their device."""
 
+    @abstractmethod
     def statistics(self, x: NdArray) -> ArrayStatistics:
         """Sums, extremes and counts of `x`."""
 
+    @abstractmethod
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
         """The statistics of `x` and, from the same pass, how many elements have each binary exponent."""
 
+    @abstractmethod
     def all_finite(self, arrays: Sequence[NdArray]) -> bool:
         """Whether there is no infinity or NaN in any of the arrays."""
 
+    @abstractmethod
     def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
         """Write alpha * source to `target`, another array, in the source's dtype.
 
         With `half`, `target` becomes float16 also when the source is float32; products are rounded once.
         """
 
+    @abstractmethod
     def scaled_copy_all(self, copies: ScaledCopies) -> None:
         """`scaled_copy` for many arrays."""
 
     def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:
         """Copy arrays to their places in `packed`, in the dtype that each has."""
+        packed.make_room([x.size for x in arrays])
+        packed.halves = which_are_half(arrays)
+        sources = addresses_of(arrays, packed.halves, self.context)
+        self._copy(packed, sources, self._places(packed, write_only=True))
 
     def unpack(self, packed: PackedArrays, arrays: Sequence[NdArray]) -> None:
         """Copy what was packed back to arrays, in the dtype that it had then."""
+        sizes = [x.size for x in arrays]
+        if sizes != packed.sizes:
+            raise ValueError(f"arrays of other sizes: {sizes}, not {packed.sizes}")
+        targets = addresses_of(arrays, packed.halves, self.context, write_only=True)
+        self._copy(packed, self._places(packed), targets)
 
+    def _places(self, packed: PackedArrays, *, write_only: bool = False) -> List[int]:
+        (first,) = addresses_of([packed.array], None, self.context, write_only=write_only)
+        places: List[int] = (first + packed.offsets).tolist()
+        return places
+
+    @abstractmethod
+    def _copy(self, packed: PackedArrays, sources: List[int], targets: List[int]) -> None:
+        """Copy the arrays of `packed` from addresses to others."""
+
+    @abstractmethod
     def scale_(self, x: NdArray, alpha: float) -> None:
         """Multiply `x` by alpha in place."""
 
+    @abstractmethod
     def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
         """Write source / scale to `master`, or add it, in float32.
 
@@ -189,3 +225,16 @@ class Kernels(Protocol):
                 of an element decide, on every backend alike. Zeros, numbers of the format, infinities and
                 NaN become what they do without it, and so do magnitudes beyond the largest number.
         """
+        require_float32(source, "source")
+        require_same_size(source, target)
+        if storage.mantissa_bits < 23:
+            return self._round(source, target, storage, fitted, random_key)
+        if target is not source:
+            self.scaled_copy(source, target, 1.0)
+        return RoundingStatistics(self.statistics(source), 0, 0)
+
+    @abstractmethod
+    def _round(
+        self, source: NdArray, target: NdArray, storage: Format, fitted: bool, random_key: Optional[int]
+    ) -> RoundingStatistics:
+        """`round_to_format` to fewer bits than float32 has."""

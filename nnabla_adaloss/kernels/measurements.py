@@ -11,7 +11,7 @@ import nnabla as nn
 from ..core.statistics import ArrayStatistics
 from .cpu import CpuKernels
 from .cuda import CudaKernels
-from .device_table import DeviceTable
+from .device_tasks import DeviceTable
 from .interface import GradientsInPlace, GradientToUnscale, Kernels
 
 # Places of a table's largest magnitudes: that of all watched arrays, in the first table, then the gradients.

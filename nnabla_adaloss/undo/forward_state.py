@@ -3,21 +3,18 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import Dict, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 import nnabla as nn
 
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
-from ..kernels.arrays import FLOAT16, FLOAT32, are_readable, stored_dtype
+from ..kernels.arrays import are_readable, is_readable
 from .shared_memory import SharedMemory
 from .snapshot import Contents, DataSnapshot, contents_of, put_back
 
 Moment = Dict[DataSnapshot, DataSnapshot]
 """The state at a later moment: for each snapshot of the start of the window, one taken then."""
-
-_START: Mapping[DataSnapshot, DataSnapshot] = MappingProxyType({})
 
 
 class ForwardState:
@@ -82,8 +79,9 @@ class ForwardState:
         self._examined.update(map(hash, self._candidates))
         self._candidates, self._before = [], []
 
-    def restore(self, moment: Mapping[DataSnapshot, DataSnapshot] = _START) -> None:
+    def restore(self, moment: Optional[Moment] = None) -> None:
         """Restore the state of a moment, by default that before the window; what was met later, as it was."""
+        moment = moment or {}
         # After a forward that was interrupted, it is not known what all of it writes.
         for leaf, before in list(self._changed()):
             put_back(leaf.data, before)
@@ -92,9 +90,9 @@ class ForwardState:
         for snapshot in reversed(self._saved):
             moment.get(snapshot, snapshot).restore()
 
-    def now(self, reused: Mapping[DataSnapshot, DataSnapshot] = _START) -> Moment:
+    def now(self, reused: Optional[Moment] = None) -> Moment:
         """Save the present state, too, for one batch of several; the memory of `reused` is used again."""
-        moment: Moment = {}
+        reused, moment = reused or {}, {}
         for saved in self._saved:
             moment[saved] = reused.get(saved) or DataSnapshot(self._kernels, saved.variables)
             moment[saved].save()
@@ -104,9 +102,7 @@ class ForwardState:
     def arrays(self) -> List[nn.NdArray]:
         """The float32 and float16 arrays that forward writes, as they are now."""
         arrays = [leaf.data for leaf in self.written]
-        if are_readable(arrays):
-            return arrays
-        return [array for array in arrays if stored_dtype(array) in (FLOAT32, FLOAT16)]
+        return arrays if are_readable(arrays) else list(filter(is_readable, arrays))
 
     def _changed(self) -> Iterator[Tuple[nn.Variable, Contents]]:
         """The candidates that the first forward has changed, with their contents before it."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..host_context import host_view
 from ..kernels import Kernels, PackedArrays
-from ..kernels.arrays import FLOAT16, FLOAT32, are_readable, stored_dtype
+from ..kernels.arrays import are_readable, is_readable
 
 _data = attrgetter("data")
 
@@ -25,7 +25,7 @@ class ArraySnapshot:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._arrays: Sequence[nn.NdArray] = ()
-        self._packed: Optional[PackedArrays] = None
+        self._packed = PackedArrays()
         # Whether `_packed` is in use, and, by index, the contents of the arrays that are not in it.
         self._holds = False
         self._others: Dict[int, Contents] = {}
@@ -39,19 +39,10 @@ class ArraySnapshot:
         self.drop()
         others: Dict[int, Contents] = {}
         if not are_readable(arrays):
-            others = {
-                i: contents_of(x) for i, x in enumerate(arrays) if stored_dtype(x) not in (FLOAT32, FLOAT16)
-            }
+            others = {index: contents_of(x) for index, x in enumerate(arrays) if not is_readable(x)}
         readable = _without(arrays, others)
         if readable:
-            try:
-                if self._packed is None:
-                    raise ValueError
-                self._kernels.pack(readable, self._packed)
-            except ValueError:
-                # Sizes differ from those saved before, which is rare.
-                self._packed = PackedArrays([x.size for x in readable])
-                self._kernels.pack(readable, self._packed)
+            self._kernels.pack(readable, self._packed)
         self._arrays, self._holds, self._others = arrays, bool(readable), others
 
     def put(self, contents: Sequence[Contents]) -> None:
@@ -65,7 +56,7 @@ class ArraySnapshot:
     def restore(self, arrays: Optional[Sequence[nn.NdArray]] = None) -> None:
         """Write what was saved back, or to as many other `arrays`; do nothing before that."""
         arrays = self._arrays if arrays is None else arrays
-        if self._holds and self._packed is not None:
+        if self._holds:
             self._kernels.unpack(self._packed, _without(arrays, self._others))
         for index, contents in self._others.items():
             put_back(arrays[index], contents)

@@ -20,7 +20,7 @@ from nnabla_adaloss.kernels import (
     Measurements,
     measurements_by,
 )
-from nnabla_adaloss.kernels.device_table import DeviceTable
+from nnabla_adaloss.kernels.device_tasks import DeviceTable
 from nnabla_adaloss.kernels.measurements import DeviceMeasurements
 from tests.kernels.arrays import DTYPES, assert_same_floats, nd_array, normal, scaled
 from tests.kernels.conftest import CPU
