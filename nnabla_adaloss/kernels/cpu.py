@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from functools import lru_cache
+from struct import Struct
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -24,14 +27,7 @@ from .arrays import (
     unscaling_factor,
     which_are_half,
 )
-from .cpu_library import (
-    SCALE_FIELDS,
-    STATISTICS_FIELDS,
-    CpuLibrary,
-    rounding_task,
-    scale_task,
-    statistics_task,
-)
+from .cpu_library import allowed_threads, levels, library
 from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
@@ -43,20 +39,40 @@ from .interface import (
     ScaledCopies,
 )
 
+# The structs of native/adaloss.h. All fields have eight bytes, so nothing lies between them.
+_STATISTICS_TASK = Struct("=QqqQ")
+_SCALE_TASK = Struct("=QQqqqqd")
+_ROUNDING_TASK = Struct("=QQqqdddqqQ")
+_STATISTICS = Struct("=ddddqqqq")
+_ROW = ctypes.c_char * _STATISTICS.size
+
 Numbers = Union[Sequence[float], NDArray[Any]]
+
+
+@lru_cache(maxsize=256)
+def _array_type(of: Any, count: int) -> Any:
+    # ctypes forgets the types that nobody holds, and to make one takes as long as ten small arrays do.
+    return of * count
 
 
 class CpuKernels(Kernels):
     """`Kernels` in one pass over memory each, at or near its bandwidth; a few µs per call besides.
 
-    Arrays of any context will do: nnabla copies those that are elsewhere to the host and back.
+    Arrays of any context will do: nnabla copies those that are elsewhere to the host and back. Other Python
+    threads run meanwhile.
+
+    Args:
+        level: which of `levels()`; None: the fastest that this processor can run.
+        threads: at most so many work on one large array; None: `allowed_threads()`.
     """
 
     asynchronous = False
     context = HOST
 
-    def __init__(self, library: Optional[CpuLibrary] = None) -> None:
-        self._library = library or CpuLibrary()
+    def __init__(self, level: Optional[str] = None, threads: Optional[int] = None) -> None:
+        self._library = library()
+        self._level = self._library.adaloss_level(0 if level is None else levels().index(level))
+        self._threads = allowed_threads() if threads is None else threads
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
         return self._measured(x, counts=0)
@@ -66,12 +82,12 @@ class CpuKernels(Kernels):
         if not arrays:
             return []
         halves = None if are_float32(arrays) else which_are_half(arrays)
-        table = np.zeros((len(arrays), STATISTICS_FIELDS), np.int64)
+        table = np.zeros((len(arrays), _STATISTICS_TASK.size // 8), np.int64)
         table[:, 0] = addresses_of(arrays, halves, HOST)
         sizes = table[:, 1] = [x.size for x in arrays]
         if halves is not None:
             table[:, 2] = halves
-        rows = self._library.statistics(table.tobytes())
+        rows = self._statistics(table.tobytes(), len(arrays))
         return [ArrayStatistics(size, *row[:6]) for size, row in zip(sizes, rows)]
 
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
@@ -80,9 +96,14 @@ class CpuKernels(Kernels):
 
     def _measured(self, x: NdArray, counts: int) -> ArrayStatistics:
         half, size = is_half(x), x.size
-        task = statistics_task(x.data_ptr(FLOAT16 if half else FLOAT32, HOST), size, half, counts)
-        (row,) = self._library.statistics(task)
+        address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
+        (row,) = self._statistics(_STATISTICS_TASK.pack(address, size, half, counts), 1)
         return ArrayStatistics(size, *row[:6])
+
+    def _statistics(self, tasks: bytes, count: int) -> List[Tuple[Any, ...]]:
+        rows = _array_type(_ROW, count)()
+        self._library.adaloss_statistics(self._level, self._threads, tasks, count, rows)
+        return list(_STATISTICS.iter_unpack(rows))
 
     def all_finite(self, arrays: Sequence[NdArray]) -> bool:
         return not any(x.nonfinite for x in self.statistics_all(arrays))
@@ -93,7 +114,7 @@ class CpuKernels(Kernels):
         size = require_same_size(source, target)
         from_address = source.data_ptr(FLOAT16 if from_half else FLOAT32, HOST)
         to_address = target.data_ptr(FLOAT16 if to_half else FLOAT32, HOST, True)
-        self._library.scale(scale_task(from_address, to_address, size, from_half, to_half, False, alpha))
+        self._scale(_SCALE_TASK.pack(from_address, to_address, size, from_half, to_half, False, alpha))
 
     def scaled_copy_all(self, copies: ScaledCopies) -> None:
         # One call into the library for all: calls cost as much as small arrays do.
@@ -110,17 +131,17 @@ class CpuKernels(Kernels):
             copies.sizes, copies.tasks_on_host = sizes, tasks if from_half is None else None
         tasks[:, 0] = addresses_of(sources, from_half, HOST)
         tasks[:, 1] = addresses_of(targets, to_half, HOST, write_only=True)
-        self._library.scale(tasks.tobytes())
+        self._scale(tasks.tobytes())
 
     def _copy(self, packed: PackedArrays, sources: List[int], targets: List[int]) -> None:
         halves = packed.halves
         tasks = _scale_tasks(sources, targets, packed.sizes, from_half=halves, to_half=halves)
-        self._library.scale(tasks.tobytes())
+        self._scale(tasks.tobytes())
 
     def scale_(self, x: NdArray, alpha: float) -> None:
         half = is_half(x)
         address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
-        self._library.scale(scale_task(address, address, x.size, half, half, False, alpha))
+        self._scale(_SCALE_TASK.pack(address, address, x.size, half, half, False, alpha))
 
     def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
         return self.unscale_add_all([GradientToUnscale(source, master, scale, accumulate)])[0]
@@ -137,8 +158,8 @@ class CpuKernels(Kernels):
                 require_float32(master, "master")
             if source is not master:
                 to_address = master.data_ptr(FLOAT32, HOST, not accumulate)
-            tasks.append(scale_task(from_address, to_address, size, half, False, accumulate, factor))
-        return self._library.scale(b"".join(tasks))
+            tasks.append(_SCALE_TASK.pack(from_address, to_address, size, half, False, accumulate, factor))
+        return self._scale(b"".join(tasks))
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
         """`unscale_add` for gradients that are their own masters, all read as float32."""
@@ -148,7 +169,7 @@ class CpuKernels(Kernels):
             tasks = _scale_tasks(where, where, gradients.sizes, factors=gradients.factors)
             gradients.tasks_on_host = tasks
         tasks[:, 0] = tasks[:, 1] = where
-        return self._library.scale(tasks.tobytes())
+        return self._scale(tasks.tobytes())
 
     def _round(
         self, source: NdArray, target: NdArray, storage: Format, fitted: bool, random_key: Optional[int]
@@ -157,8 +178,18 @@ class CpuKernels(Kernels):
         to_address = from_address if target is source else target.data_ptr(FLOAT32, HOST, True)
         limits = storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max
         how, size = (fitted, random_key is not None, random_key or 0), source.size
-        row = self._library.round(rounding_task(from_address, to_address, size, *limits, *how))
-        return RoundingStatistics(ArrayStatistics(size, *row[:6]), *row[6:])
+        task, row = _ROUNDING_TASK.pack(from_address, to_address, size, *limits, *how), _ROW()
+        self._library.adaloss_round(self._level, self._threads, task, row)
+        found = _STATISTICS.unpack(row)
+        return RoundingStatistics(ArrayStatistics(size, *found[:6]), *found[6:])
+
+    def _scale(self, tasks: bytes) -> List[float]:
+        """The largest magnitude of each product; infinity where one is not finite."""
+        count = len(tasks) // _SCALE_TASK.size
+        largest = _array_type(ctypes.c_double, count)()
+        self._library.adaloss_scale(self._level, self._threads, tasks, count, largest)
+        found: List[float] = largest[:]
+        return found
 
 
 def _scale_tasks(
@@ -170,8 +201,8 @@ def _scale_tasks(
     to_half: Optional[NDArray[np.bool_]] = None,
     factors: Union[float, Numbers] = 1.0,
 ) -> NDArray[np.int64]:
-    """`scale_task`s that add to nothing, one in each row, made a column at a time."""
-    table = np.zeros((len(sources), SCALE_FIELDS), np.int64)
+    """Tasks that add to nothing, one in each row, made a column at a time."""
+    table = np.zeros((len(sources), _SCALE_TASK.size // 8), np.int64)
     table[:, 0], table[:, 1], table[:, 2] = sources, targets, sizes
     if from_half is not None:
         table[:, 3] = from_half

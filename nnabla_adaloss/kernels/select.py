@@ -11,7 +11,6 @@ import nnabla as nn
 from ..errors import warn
 from ..host_context import is_on_host
 from .cpu import CpuKernels
-from .cpu_library import CpuLibrary
 from .cuda import CudaKernels
 from .interface import Kernels
 
@@ -20,9 +19,9 @@ DEVICE_ARRAY_CLASS = "CudaCachedArray"
 
 
 @cache
-def _cpu_library() -> CpuLibrary:
+def _cpu_kernels() -> CpuKernels:
     # What the processor can do and how many threads the container allows is found out once: files are read.
-    return CpuLibrary()
+    return CpuKernels()
 
 
 @cache
@@ -57,4 +56,4 @@ def select_kernels(context: nn.Context) -> Kernels:
             "extra of your CUDA version, such as nnabla-adaloss[cuda120]",
             RuntimeWarning,
         )
-    return CpuKernels(_cpu_library())
+    return _cpu_kernels()

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from typing import Any, List, Sequence
 
 import ml_dtypes
 import nnabla as nn
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from nnabla_adaloss.core.formats import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, Format
 from nnabla_adaloss.core.statistics import ArrayStatistics, statistics_of
+from nnabla_adaloss.kernels import Kernels
 
 Array = NDArray[Any]
 
@@ -85,3 +87,24 @@ def scaled(values: Array, alpha: float, dtype: Any = None) -> Array:
     with np.errstate(all="ignore"):
         product = values.astype(np.float32) * np.float32(alpha)
         return np.asarray(product.astype(dtype or values.dtype))
+
+
+def everything(kernels: Kernels, values: Array, formats: Sequence[Format] = (FLOAT16,)) -> str:
+    """What all kernels make of an array: the numbers that they return and the bytes that they write."""
+
+    def bits(array: nn.NdArray) -> int:
+        written = array.data
+        written[np.isnan(written)] = np.nan  # whose payload may differ
+        return hash(written.tobytes())
+
+    x, size = nd_array(values, values.dtype), values.size
+    statistics, counts = kernels.exponent_histogram(x)
+    found: List[Any] = [statistics, counts.tolist(), kernels.statistics(x), kernels.all_finite([x])]
+    for flag in (False, True):
+        target, master = nn.NdArray((size,)), nd_array(np.full(size, 0.25))
+        kernels.scaled_copy(x, target, 0.3, half=flag)
+        found += [bits(target), kernels.unscale_add(x, master, 3.0, accumulate=flag), bits(master)]
+    for storage, options in itertools.product(formats, ({}, {"fitted": True}, {"random_key": 2**63 + 1})):
+        target = nn.NdArray((size,))
+        found += [kernels.round_to_format(master, target, storage, **options), bits(target)]
+    return repr(found)

@@ -7,7 +7,7 @@ import nnabla as nn
 import pytest
 
 from nnabla_adaloss.kernels import CpuKernels, CudaKernels, Kernels
-from nnabla_adaloss.kernels.cpu_library import CpuLibrary
+from nnabla_adaloss.kernels.cpu_library import levels
 from tests.kernels.host_launcher import HostLauncher, kernels_for_host
 
 CPU = nn.Context(["cpu:float"], "CpuCachedArray", "0")
@@ -24,11 +24,10 @@ def launcher(cuda_library: Path) -> HostLauncher:
     return HostLauncher(cuda_library)
 
 
-@pytest.fixture(params=["cpu", "cpu baseline", "cuda on host"], scope="session")
+# "baseline" is as on a processor with neither wide registers nor float16.
+@pytest.fixture(params=[levels()[0], "baseline", "cuda on host"], scope="session")
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     """The backends, one after another; none holds state between calls."""
-    if request.param == "cpu":
-        return CpuKernels()
-    if request.param == "cpu baseline":  # as on a processor with neither wide registers nor float16
-        return CpuKernels(CpuLibrary("baseline"))
-    return CudaKernels(CPU, HostLauncher(request.getfixturevalue("cuda_library")))
+    if request.param == "cuda on host":
+        return CudaKernels(CPU, HostLauncher(request.getfixturevalue("cuda_library")))
+    return CpuKernels(request.param)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from typing import Any, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -32,24 +32,20 @@ class MemoryArray:
         return self.values.ctypes.data
 
 
-def fenced(dtype: Any, size: int) -> Tuple[NDArray[Any], NDArray[Any]]:
-    """An array that begins behind a page that nobody may touch, and one that ends before one.
-
-    Who reads or writes beside them is killed by a segmentation fault.
+def anywhere(dtype: Any, size: int) -> List[MemoryArray]:
+    """Unaligned arrays, one that begins behind a page that nobody may touch, and one that ends before such a page:
+    who reads or writes beside these is killed by a segmentation fault.
     """
-    length = size * np.dtype(dtype).itemsize
+    itemsize = np.dtype(dtype).itemsize
+    length = size * itemsize
     pages = -(-length // PAGE) + 2
-    memory = np.frombuffer(mmap.mmap(-1, pages * PAGE), np.uint8)
-    for page in (0, pages - 1):
-        assert _LIBC.mprotect(ctypes.c_void_p(memory.ctypes.data + page * PAGE), PAGE, 0) == 0
-    inside = memory[PAGE:-PAGE]
-    return inside[:length].view(dtype), inside[inside.size - length :].view(dtype)
-
-
-def before_forbidden_page(dtype: Any, size: int) -> MemoryArray:
-    """An array at the end of memory."""
-    memory = fenced(dtype, size)[1].view(np.uint8)
-    return MemoryArray(memory, dtype, size)
+    found = [MemoryArray(np.zeros(length + 64, np.uint8), dtype, size, n * itemsize) for n in (1, 3, 5)]
+    for start in (PAGE, (pages - 1) * PAGE - length):
+        memory = np.frombuffer(mmap.mmap(-1, pages * PAGE), np.uint8)
+        for page in (0, pages - 1):
+            assert _LIBC.mprotect(ctypes.c_void_p(memory.ctypes.data + page * PAGE), PAGE, 0) == 0
+        found.append(MemoryArray(memory, dtype, size, start))
+    return found
 
 
 def reserved_zeros(dtype: Any, size: int) -> MemoryArray:

@@ -1,46 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library of CPU kernels: one result whatever the processor and the threads, no other memory touched."""
+"""The library of CPU kernels: one result whatever the processor and the threads."""
 
 from __future__ import annotations
 
 import os
 from ctypes import CDLL, c_int64
 from pathlib import Path
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Dict
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nnabla_adaloss.core.formats import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, Format
-from nnabla_adaloss.kernels.cpu_library import (
-    CpuLibrary,
-    allowed_threads,
-    opened,
-    rounding_task,
-    scale_task,
-    statistics_task,
-)
+from nnabla_adaloss.core.formats import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16
+from nnabla_adaloss.kernels import CpuKernels
+from nnabla_adaloss.kernels.cpu_library import allowed_threads, levels, opened
 from nnabla_adaloss.kernels.native import LIBRARY, digest
-from tests.kernels.memory_array import fenced
+from tests.kernels.arrays import everything, nd_array
 
 Array = NDArray[Any]
 
-LEVELS = CpuLibrary.levels()
+FORMATS = (FLOAT16, BFLOAT16, FLOAT8_E5M2, FLOAT8_E4M3.saturating())
 PROCESSORS = len(os.sched_getaffinity(0))
 THREADED = 2 * (1 << 20) + 4097
 """Enough elements for two threads, and neither whole blocks nor whole registers."""
-
-SEVERAL = pytest.mark.parametrize("level", LEVELS)
 
 
 def useful_threads(size: int, threads: int) -> int:
     """How many threads work on an array."""
     return int(CDLL(str(LIBRARY)).adaloss_useful_threads(c_int64(size), threads))
-
-
-def address(x: Array) -> int:
-    return int(x.ctypes.data)
 
 
 def values_of(kind: str, length: int) -> Array:
@@ -55,38 +43,15 @@ def values_of(kind: str, length: int) -> Array:
     return x
 
 
-def everything(library: CpuLibrary, x: Array) -> Iterator[Tuple[Any, ...]]:
-    """What all kernels make of an array: the numbers that they return and the bytes that they write."""
-    half, size = x.dtype == np.float16, x.size
-    counts = np.zeros(256, np.int64)
-    yield repr(library.statistics(statistics_task(address(x), size, half, address(counts)))), counts.tobytes()
-    for to_half, accumulate in ((True, False), (False, False), (False, True)):
-        target = np.full(size, 0.25, np.float16 if to_half else np.float32)
-        largest = library.scale(scale_task(address(x), address(target), size, half, to_half, accumulate, 0.3))
-        target[np.isnan(target)] = np.nan  # whose payload may differ
-        yield repr(largest), target.tobytes()
-    if half:
-        return
-    for storage in (FLOAT16, BFLOAT16, FLOAT8_E5M2, FLOAT8_E4M3.saturating()):
-        for fitted, at_random in ((False, False), (True, False), (False, True)):
-            target = x.copy()
-            yield repr(library.round(rounding(target, target, storage, fitted, at_random))), target.tobytes()
-
-
-def rounding(source: Array, target: Array, storage: Format, fitted: bool, at_random: bool) -> bytes:
-    limits = storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max
-    return rounding_task(address(source), address(target), source.size, *limits, fitted, at_random, 2**63 + 1)
-
-
 @pytest.mark.parametrize("kind", ["normal", "half zeros", "wide", "any bits"])
 @pytest.mark.parametrize("length", [0, 1, 31, 32, 33, 4095, 4097, 20011])
-@pytest.mark.parametrize("level", LEVELS[1:])
+@pytest.mark.parametrize("level", levels()[1:])
 def test_levels_agree_bit_for_bit(level: str, length: int, kind: str) -> None:
     values = values_of(kind, length)
     with np.errstate(over="ignore", invalid="ignore"):
         halves = values.view(np.float16) if kind == "any bits" else values.astype(np.float16)
     for x in (values, halves):
-        assert list(everything(CpuLibrary(level, 1), x)) == list(everything(CpuLibrary(threads=1), x))
+        assert everything(CpuKernels(level, 1), x, FORMATS) == everything(CpuKernels(threads=1), x, FORMATS)
 
 
 @pytest.mark.slow
@@ -97,7 +62,7 @@ def test_the_number_of_threads_changes_no_bit(kind: str, dtype: type) -> None:
     with np.errstate(over="ignore"):
         x = values_of(kind, THREADED).astype(dtype)
     assert useful_threads(x.size, 3) == 2
-    assert list(everything(CpuLibrary(threads=3), x)) == list(everything(CpuLibrary(threads=1), x))
+    assert everything(CpuKernels(threads=3), x, FORMATS) == everything(CpuKernels(threads=1), x, FORMATS)
 
 
 def test_small_arrays_get_one_thread_and_none_gets_more_than_are_allowed() -> None:
@@ -107,12 +72,11 @@ def test_small_arrays_get_one_thread_and_none_gets_more_than_are_allowed() -> No
 
 
 def test_a_forked_process_has_its_threads() -> None:
-    x, library = values_of("normal", THREADED), CpuLibrary(threads=2)
-    task = statistics_task(address(x), x.size, False, 0)
-    before = library.statistics(task)
+    x, kernels = nd_array(values_of("normal", THREADED)), CpuKernels(threads=2)
+    before = kernels.statistics(x)
     child = os.fork()
     if child == 0:
-        os._exit(0 if library.statistics(task) == before else 1)
+        os._exit(0 if kernels.statistics(x) == before else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -154,28 +118,6 @@ def test_a_container_with_less_time_has_fewer(files: Dict[str, str], threads: in
     assert allowed_threads({}, tmp_path) == threads
 
 
-# ---- memory
-
-
-@SEVERAL
-@pytest.mark.parametrize("length", [1, 5, 31, 33, 4097])
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_no_memory_beside_an_array_is_touched(level: str, length: int, dtype: type) -> None:
-    values, library = values_of("normal", length).astype(dtype), CpuLibrary(level)
-    sources, targets = fenced(dtype, length), fenced(dtype, length)
-    half = dtype == np.float16
-    for source, target in zip(sources, targets):
-        source[:] = values
-        library.statistics(statistics_task(address(source), length, half, 0))
-        library.scale(scale_task(address(source), address(target), length, half, half, False, 2.0))
-        np.testing.assert_array_equal(target, values * dtype(2))
-        library.scale(scale_task(address(target), address(target), length, half, half, False, 0.5))
-        np.testing.assert_array_equal(target, values)
-        if not half:
-            for at_random in (False, True):
-                library.round(rounding(source, target, FLOAT8_E5M2, not at_random, at_random))
-
-
 # ---- the file
 
 
@@ -193,4 +135,4 @@ def test_a_library_of_other_sources_is_refused(tmp_path: Path) -> None:
 
 def test_an_unknown_level_is_an_error() -> None:
     with pytest.raises(ValueError, match="avx9000"):
-        CpuLibrary("avx9000")
+        CpuKernels("avx9000")

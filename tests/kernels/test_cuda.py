@@ -5,28 +5,25 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, List, cast
+from typing import Any, List
 
 import nnabla as nn
 import numpy as np
 import pytest
 
-from nnabla_adaloss.core.formats import FLOAT16
 from nnabla_adaloss.kernels import CudaKernels, GradientToUnscale
 from nnabla_adaloss.kernels.cuda_launcher import CudaSource
 from tests.kernels.arrays import (
     DTYPES,
-    SPECIAL_VALUES,
     assert_same_floats,
     assert_statistics,
+    everything,
     nd_array,
     normal,
-    scaled,
-    special_values,
 )
 from tests.kernels.conftest import CPU
 from tests.kernels.host_launcher import THREADS_PER_BLOCK, HostLauncher
-from tests.kernels.memory_array import MemoryArray, before_forbidden_page, reserved_zeros
+from tests.kernels.memory_array import reserved_zeros
 
 LENGTHS = [0, 1, 3, 4, 7, 8, 31, 33, 5000]
 
@@ -34,10 +31,6 @@ LENGTHS = [0, 1, 3, 4, 7, 8, 31, 33, 5000]
 @pytest.fixture
 def kernels(launcher: HostLauncher) -> CudaKernels:
     return CudaKernels(CPU, launcher)
-
-
-def as_nd(array: MemoryArray) -> nn.NdArray:
-    return cast(nn.NdArray, array)
 
 
 # ---- many arrays in one launch
@@ -173,21 +166,6 @@ def test_any_number_of_blocks(cuda_library: Path, max_blocks: int) -> None:
 # ---- the threads of a block
 
 
-def everything(kernels: CudaKernels, values: np.ndarray) -> List[Any]:
-    """What all kernels make of an array: the numbers that they return and the bytes that they write."""
-    size = values.size
-    found: List[Any] = [kernels.exponent_histogram(nd_array(values, values.dtype))]
-    found += [kernels.statistics(nd_array(values, values.dtype)), kernels.all_finite([nd_array(values)])]
-    for half in (False, True):
-        target = nn.NdArray((size,))
-        kernels.scaled_copy(nd_array(values, values.dtype), target, 0.3, half=half)
-        found.append(target.data.tobytes())
-    master = nd_array(np.ones(size))
-    found.append(kernels.unscale_add(nd_array(values, values.dtype), master, 2.0, accumulate=True))
-    found += [kernels.round_to_format(master, master, FLOAT16), master.data.tobytes()]
-    return [x.tolist() if isinstance(x, np.ndarray) else x for x in (*found[0], *found[1:])]
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_real_threads_that_run_at_once_come_to_the_same(cuda_library: Path, dtype: Any) -> None:
     # Elsewhere threads take turns: none gets between another's reading and writing. Here all of them count
@@ -207,38 +185,6 @@ def test_a_kernel_whose_threads_wait_in_vain_is_an_error(launcher: HostLauncher)
 # ---- memory
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("offset", [0, 1, 3, 5])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_unaligned_arrays(kernels: CudaKernels, dtype: Any, offset: int, length: int) -> None:
-    values = normal(length, dtype)
-    values[: min(length, len(SPECIAL_VALUES))] = special_values(dtype)[:length]
-    itemsize = np.dtype(dtype).itemsize
-    source = MemoryArray(np.zeros(30000, np.uint8), dtype, length, offset * itemsize)
-    source.values[:] = values
-    target = MemoryArray(np.zeros(30000, np.uint8), dtype, length, 2 * itemsize)
-    assert_statistics(kernels.statistics(as_nd(source)), values)
-    kernels.scaled_copy(as_nd(source), as_nd(target), 0.25)
-    assert_same_floats(target.values, scaled(values, 0.25))
-    master = MemoryArray(np.zeros(30000, np.uint8), np.float32, length, 4)
-    kernels.unscale_add(as_nd(source), as_nd(master), 4.0, accumulate=True)
-    assert_same_floats(master.values, values.astype(np.float32) * np.float32(0.25) + np.float32(0))
-
-
-@pytest.mark.parametrize("length", [0, 1, 31, 33, 1023, 5000])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_nothing_is_read_or_written_past_the_end(kernels: CudaKernels, dtype: Any, length: int) -> None:
-    source = before_forbidden_page(dtype, length)
-    target, master = before_forbidden_page(dtype, length), before_forbidden_page(np.float32, length)
-    source.values[:] = 2
-    assert kernels.exponent_histogram(as_nd(source))[0] == kernels.statistics(as_nd(source))
-    kernels.scaled_copy(as_nd(source), as_nd(target), 2.0)
-    kernels.unscale_add(as_nd(source), as_nd(master), 2.0, accumulate=True)
-    kernels.round_to_format(as_nd(master), as_nd(master), FLOAT16)
-    assert (target.values == 4).all()
-    assert (master.values == 1).all()
-
-
 @pytest.mark.parametrize("size", [2**31 + 5, 2**32 + 5])
 def test_more_elements_than_32_bits_can_count(cuda_library: Path, size: int) -> None:
     blocks, width = 2**15, 8  # elements of 2 bytes, taken 8 at a time
@@ -253,7 +199,7 @@ def test_more_elements_than_32_bits_can_count(cuda_library: Path, size: int) -> 
         for start in starts[block]:
             x.values[start : start + length] = 1
     x.values[-5:] = 1
-    kernels.scale_(as_nd(x), 2.0)
+    kernels.scale_(x, 2.0)
     for block in starts:
         for start in starts[block]:
             assert (x.values[start : start + length] == (2 if block in chosen else 1)).all()

@@ -20,6 +20,7 @@ from nnabla_adaloss.kernels import (
     PackedArrays,
     ScaledCopies,
 )
+from nnabla_adaloss.kernels.cpu_library import levels
 from tests.kernels.arrays import (
     DTYPES,
     NARROW_DTYPES,
@@ -34,6 +35,7 @@ from tests.kernels.arrays import (
     scaled,
     special_values,
 )
+from tests.kernels.memory_array import anywhere
 
 LENGTHS = [0, 1, 2, 31, 33, 1023, 5000]
 NARROW_FORMATS = list(NARROW_DTYPES)
@@ -429,3 +431,29 @@ def test_fitted_rounding_around_every_number_times_a_power_of_two(kernels: Kerne
 def test_fitted_rounding_of_little_and_of_what_is_not_finite(kernels: Kernels, values: list) -> None:
     for storage, saturates in itertools.product((FLOAT8_E4M3, FLOAT8_E5M2), (False, True)):
         check_fitted(kernels, np.array(values, np.float32), storage.saturating(saturates))
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize("kernels", [*levels(), "cuda on host"], indirect=True)
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 7, 8, 31, 33, 1023, 5000])
+@every_dtype
+def test_arrays_are_anywhere_and_nothing_beside_them_is_touched(
+    kernels: Kernels, dtype: Any, length: int
+) -> None:
+    values = normal(length, dtype)
+    values[: len(SPECIAL_VALUES)] = special_values(dtype)[:length]
+    sources, targets, masters = anywhere(dtype, length), anywhere(dtype, length), anywhere(np.float32, length)
+    for source, target, master in zip(sources, targets[1:] + targets[:1], masters[2:] + masters[:2]):
+        source.values[:] = values
+        assert_statistics(kernels.statistics(source), values)
+        assert kernels.exponent_histogram(source)[0] == kernels.statistics(source)
+        kernels.scaled_copy(source, target, 0.25)
+        assert_same_floats(target.values, scaled(values, 0.25))
+        kernels.scale_(target, 0.5)
+        assert_same_floats(target.values, scaled(scaled(values, 0.25), 0.5))
+        kernels.unscale_add(source, master, 4.0, accumulate=True)
+        assert_same_floats(master.values, values.astype(np.float32) * np.float32(0.25) + np.float32(0))
+        for options in ({}, {"fitted": True}, {"random_key": 1}):
+            kernels.round_to_format(master, master, FLOAT8_E5M2, **options)

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine with the GPU's kernels, their source compiled for the CPU, against the CPU's."""
+"""Work whose results are fetched at the end of a pass, by either kernels."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, List
+from typing import List
 
 import nnabla as nn
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
 from nnabla_adaloss.core import ArrayStatistics
 from nnabla_adaloss.kernels import (
     CudaKernels,
@@ -142,38 +141,3 @@ def test_unscaling_in_place_looks_for_the_memory_each_time(measurements: Measure
     assert_same_floats(half.data, np.float32([2.0]))
     assert_same_floats(moved.data, np.float32([3.0]))
     assert_same_floats(every_half.data, scaled(halves, 2.0**-3, np.float32))
-
-
-@pytest.mark.slow
-@pytest.mark.gate
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("seed", range(4))
-def test_the_engine_gives_the_same_gradients_with_either_kernels(
-    monkeypatch: pytest.MonkeyPatch, cuda_kernels: CudaKernels, seed: int, delay: int
-) -> None:
-    steps = ["affine", "add", "shared", "batch_matmul", "recompute", "convolutions", "prelu"]
-    config = AdaLossConfig("approx_range", u_min=0.3, u_max=1e30, use_bound=False, delay=delay)
-
-    def run() -> Dict[str, np.ndarray]:
-        network = build(seed, steps, input_gradient=True)
-        scaling = AdaptiveLossScaling(network.loss, config)
-        for _ in range(3):
-            for leaf in network.leaves.values():
-                leaf.grad.zero()
-            scaling.forward(clear_no_need_grad=True)
-            scaling.backward(8.0, clear_buffer=True)
-        assert any(alpha != 1.0 for alpha in scaling.layer_scales.values())
-        return {name: leaf.g.copy() for name, leaf in network.leaves.items()}
-
-    expected = run()
-    monkeypatch.setattr(
-        "nnabla_adaloss.engine.adaptive_loss_scaling.select_kernels", lambda context: cuda_kernels
-    )
-    for name, gradient in run().items():
-        np.testing.assert_array_equal(gradient, expected[name], err_msg=name)
-
-
-def test_arrays_are_read_one_iteration_late_by_default() -> None:
-    loss = build(0, [], input_gradient=False).loss
-    assert AdaptiveLossScaling(loss).delay == 1
-    assert AdaptiveLossScaling(loss, AdaLossConfig(loss_scale_method="element_wise_range")).delay == 0
