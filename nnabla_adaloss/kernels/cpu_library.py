@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU kernels' shared library, the processors that it is compiled for, and how many threads it may use."""
+"""The CPU kernels' shared library: which processors it is compiled for, how many threads it may use."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class MemoryArray:
 
 
 def anywhere(dtype: Any, size: int) -> List[MemoryArray]:
-    """Unaligned arrays, one that begins behind a page that nobody may touch, and one that ends before such a page:
-    who reads or writes beside these is killed by a segmentation fault.
+    """Unaligned arrays, one that begins behind a page that nobody may touch, and one that ends before such a
+    page: who reads or writes beside these is killed by a segmentation fault.
     """
     itemsize = np.dtype(dtype).itemsize
     length = size * itemsize
