@@ -154,7 +154,8 @@ class FormatEmulation:
         self._round_weights()
         self._operands.begin_forward()
         guard = HookGuard()
-        pre = guard.chain(function_pre_hook, self._before_forward if self.precisions.operands_only else None)
+        reads = self._swap_operands if self.precisions.operands_only else None
+        pre = guard.chain(function_pre_hook, reads)
         post = guard.chain(self._round_outputs, function_post_hook)
         self._run(
             guard,
@@ -202,8 +203,9 @@ class FormatEmulation:
         self.emulated_storage.gradients.clear()
         guard = HookGuard()
         # What the engine has swapped by then is rounded where a product reads it.
-        operands = self._before_backward if self.precisions.operands_only and round_gradients else None
-        pre = guard.chain(function_pre_hook, operands)
+        swaps = self.precisions.operands_only and round_gradients
+        reads = partial(self._swap_operands, backward=True) if swaps else None
+        pre = guard.chain(function_pre_hook, reads)
         post = guard.chain(self._round_gradients if round_gradients else None, function_post_hook)
         self._run(
             guard,
@@ -248,15 +250,9 @@ class FormatEmulation:
             put_back()
             self._operands.swapped.clear()
 
-    def _before_forward(self, f: Any) -> None:
-        operands = self._rounding(f).operands.forward
-        if operands:
-            self._operands.swap(operands, remember=True)
-
-    def _before_backward(self, f: Any) -> None:
-        operands = self._rounding(f).operands.backward
-        if operands:
-            self._operands.swap(operands, remember=False)
+    def _swap_operands(self, f: Any, *, backward: bool = False) -> None:
+        rounding = self._rounding(f)
+        self._operands.swap(rounding.backward_reads if backward else rounding.reads, remember=not backward)
 
     def _round_outputs(self, f: Any) -> None:
         if self._operands.swapped:

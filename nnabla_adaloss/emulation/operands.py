@@ -28,21 +28,14 @@ class Operand(NamedTuple):
     precision: Precision  # that of the product
 
 
-class ProductOperands(NamedTuple):
-    """What one function reads as a matrix product: in forward, and in backward."""
-
-    forward: List[Operand]
-    backward: List[Operand]
-
-
-def operands_of(f: Any, precision: Precision) -> ProductOperands:
-    """The operands of `f`, which reads them in `precision`; none when it is no matrix product.
+def operands_of(f: Any, precision: Precision) -> Tuple[List[Operand], List[Operand]]:
+    """What `f` reads in `precision` as a matrix product, in forward and in backward; nothing if it is none.
 
     A single element is not worth rounding.
     """
     function, inputs = known(f.info.type_name), f.inputs
     if function.product is None:
-        return ProductOperands([], [])
+        return [], []
     indices = range(len(inputs)) if function.operands is None else function.operands
     forward: Dict[int, Operand] = {}
     backward: Dict[int, Operand] = {}
@@ -57,7 +50,7 @@ def operands_of(f: Any, precision: Precision) -> ProductOperands:
                 backward[operand.key] = operand
     outputs = [] if function.more_behind else [v for v in f.outputs if v.size > 1]
     gradients = [Operand(hash(v), v, "grad", True, i, False, precision) for i, v in enumerate(outputs)]
-    return ProductOperands([*forward.values()], [*backward.values(), *gradients])
+    return [*forward.values()], [*backward.values(), *gradients]
 
 
 class OperandSwap:

@@ -65,12 +65,12 @@ class NativeStorage:
     def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
         """The statistics of a gradient as last rounded, or None."""
         known = self.gradients.get(key)
-        return known.statistics if known is not None else None
+        return known and known.statistics
 
     def data_statistics(self, key: int) -> Optional[ArrayStatistics]:
         """The statistics of a weight or activation as last rounded, or None."""
         known = self.data.get(key)
-        return known.statistics if known is not None else None
+        return known and known.statistics
 
     def store_gradient(self, key: int, array: nn.NdArray) -> None:
         """Store a gradient again that was scaled in place."""

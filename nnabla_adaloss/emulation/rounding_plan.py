@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which arrays of a graph are rounded, when, and in which precision."""
+"""What a half-precision GPU would store in half: which arrays of a graph, when, and in which precision."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import nnabla as nn
 
 from ..core.precision import NARROWEST_SCALAR, LayerPrecisions, Precision, widest
 from ..graph.float_tail import float_tail as find_tail
-from ..graph.functions import is_matrix_product
+from ..graph.functions import is_matrix_product, known
+from ..graph.matrix_products import UNSCALED
 from ..graph.names import function_names
 from ..graph.plan import GraphPlan
-from .operands import ProductOperands, operands_of
-from .rules import half_gradients, half_outputs, keeps_fp32, leaves_of
+from .operands import Operand, operands_of
 
 Keyed = List[Tuple[int, nn.Variable]]
 
 Names = Callable[[], Mapping[int, str]]
 """Tells the names of parameters, by variable key."""
 
-_NO_OPERANDS = ProductOperands([], [])
+# They leave an unscaled fp32 gradient in a leaf: rounding it would undo what scaling saved.
+_UNSCALES: FrozenSet[str] = frozenset({"Unscale", "TrackedUnscale"})
 
 
 class Rounding(NamedTuple):
@@ -28,7 +29,8 @@ class Rounding(NamedTuple):
 
     outputs: Keyed  # when it has run
     gradients: Keyed  # of its inputs, when its backward has run
-    operands: ProductOperands  # what it reads, before it runs
+    reads: Sequence[Operand]  # as a matrix product, before it runs
+    backward_reads: Sequence[Operand]  # before its backward runs
 
 
 class RoundingPlan:
@@ -75,7 +77,7 @@ class RoundingPlan:
             if hash(f) not in self._in_float:
                 # An attention mask of -10000 would be NaN in E4M3; no hardware casts it to that.
                 casts_data = precision.stored_data.bits >= NARROWEST_SCALAR
-                operands = {operand.key for operand in self.roundings[hash(f)].operands.forward}
+                operands = {operand.key for operand in self.roundings[hash(f)].reads}
                 of_half, of_fp32 = leaves_of(f, casts_data=casts_data)
                 half.update((hash(v), v) for v in of_half if hash(v) not in operands)
                 in_fp32.update({*map(hash, of_fp32)} - operands)
@@ -94,18 +96,16 @@ class RoundingPlan:
     def rounding_of(self, f: Any) -> Rounding:
         """What is rounded for `f`."""
         precision = self._of.get(hash(f), self._default)
-        operands = operands_of(f, precision) if precision.operands_only else _NO_OPERANDS
+        reads, backward_reads = operands_of(f, precision) if precision.operands_only else ((), ())
         outputs, gradients = half_outputs(f), half_gradients(f)
         if hash(f) in self._in_float:
             # As of every function in float: what is read or written in half on the other side is half.
             outputs = [v for v in outputs if hash(v) in self._read_in_half]
             before = ((v, v.parent) for v in gradients if v.parent is not None)
-            gradients = [v for v, g in before if hash(g) not in self._in_float and not keeps_fp32(g)]
-        return Rounding(_keyed(outputs), _keyed(gradients), operands)
-
-
-def _keyed(variables: List[nn.Variable]) -> Keyed:
-    return [(hash(v), v) for v in variables]
+            gradients = [v for v, g in before if hash(g) not in self._in_float and not _keeps_fp32(g)]
+        return Rounding(
+            [(hash(v), v) for v in outputs], [(hash(v), v) for v in gradients], reads, backward_reads
+        )
 
 
 def _function_precisions(graph: GraphPlan, precisions: LayerPrecisions, names: Names) -> List[Precision]:
@@ -155,3 +155,48 @@ def _variable_precisions(graph: GraphPlan, of_functions: Sequence[Precision]) ->
                 readers.setdefault(keys[position], []).append(precision)
     found.update((key, widest(precisions)) for key, precisions in readers.items())
     return found
+
+
+def half_outputs(f: Any) -> List[nn.Variable]:
+    """The outputs of `f` that are stored in half precision."""
+    function = known(f.info.type_name)
+    if function.keeps_fp32 or any(f.inplace_data(i) == 1 for i in range(len(f.inputs))):
+        # An output that aliases its input was rounded with it, or is an fp32 master.
+        return []
+    outputs: List[nn.Variable] = f.outputs
+    return outputs[:1] if function.writes_statistics else outputs
+
+
+def leaves_of(f: Any, *, casts_data: bool = True) -> Tuple[List[nn.Variable], List[nn.Variable]]:
+    """The leaves that `f` reads in half precision, such as weights and the data of matrix products, and those
+    that it reads in fp32. `casts_data`: whether arithmetic casts data without gradient, such as masks.
+    """
+    function, inputs = known(f.info.type_name), f.inputs
+    half: List[nn.Variable] = []
+    # Functions with references of their own read weights through them: no swap reaches these.
+    if not (function.keeps_fp32 or function.own_references):
+        # Other leaves without a gradient may be labels or indices, which a half GPU keeps as they are.
+        casts = function.product not in (None, UNSCALED) or (casts_data and function.casts_data)
+        half = [v for v in function.in_half(inputs) if v.parent is None and (v.need_grad or casts)]
+    keys = set(map(hash, half))
+    return half, [v for v in inputs if v.parent is None and hash(v) not in keys]
+
+
+def half_gradients(f: Any) -> List[nn.Variable]:
+    """The inputs of `f` whose gradients are stored in half precision when `f` has run."""
+    type_name = f.info.type_name
+    function = known(type_name)
+    if type_name in _UNSCALES:
+        return []
+    # A gradient is half when the function that writes it or the one that reads it is.
+    found = [
+        v
+        for v in function.in_half(f.inputs)
+        if v.need_grad and not (function.keeps_fp32 and (v.parent is None or _keeps_fp32(v.parent)))
+    ]
+    return list({hash(v): v for v in found}.values())
+
+
+def _keeps_fp32(f: Any) -> bool:
+    """Whether what `f` writes stays fp32 until a half function reads it."""
+    return known(f.info.type_name).keeps_fp32

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import FormatEmulation
-from nnabla_adaloss.emulation.rules import half_gradients, half_outputs, leaves_of
+from nnabla_adaloss.emulation.rounding_plan import half_gradients, half_outputs, leaves_of
 from tests.emulation.networks import is_half
 
 Normalization = Callable[..., List[nn.Variable]]
