@@ -24,7 +24,6 @@ from nnabla_adaloss.kernels.measurements import DeviceMeasurements
 from tests.kernels.arrays import DTYPES, assert_same_floats, nd_array, normal, scaled
 from tests.kernels.conftest import CPU
 from tests.kernels.host_launcher import HostLauncher
-from tests.worlds.random_graphs import build
 
 
 @pytest.fixture(scope="module")
