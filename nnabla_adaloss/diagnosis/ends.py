@@ -10,14 +10,12 @@ from typing import AbstractSet, Any, Dict, FrozenSet, Iterator, List, Mapping, O
 import nnabla as nn
 
 from ..graph.functions import is_matrix_product
-from .finite import Cause, Network, factors_in_words
+from .finite import Cause, Network, factors_in_words, listed
 from .target import Examined
 from .watching import Sight
 
 # More than this share of an activation's outputs are where it is flat, in every batch.
 _MOST = 0.5
-# How many parameters or layers are named.
-_NAMED = 4
 
 # They stop the gradient on purpose.
 _STOPS: FrozenSet[str] = frozenset({"Unlink", "Sink"})
@@ -131,7 +129,7 @@ class Ends:
             what += factors_in_words(self._network, list(self._network.behind(map(hash, f.outputs))))
             return "small_factors", what, "take factors out; a solver takes them into the learning rate"
         if is_matrix_product(kind) and node.leaves and zeros:
-            parameters = [v for v in zeros if hash(v) in self._network.plan.names and v.ndim > 1]
+            parameters = [v for v in zeros if hash(v) in self._network.names and v.ndim > 1]
             if parameters:
                 what = f"its weights are all 0 and get no gradient ({name(parameters[0])})"
                 return "zero_weights", what, "initialise them randomly"
@@ -141,9 +139,20 @@ class Ends:
             what = "it runs over an axis of size 1, so that all its outputs are the same"
             return "constant_softmax", what, "choose the axis of the places that it weighs"
         if kind in _NORMALIZATIONS:
+            gammas = [v for v in zeros if self._network.called(v).endswith("gamma")]
+            if gammas:
+                return "zero_factor", f"it multiplies by {name(gammas[0])}, which is all 0", "start it from 1"
             what = "it passes no gradient: what it normalises together is constant, or one number"
             return "constant_input", what, "check what it reads; feed larger batches or maps"
-        if kind in ("Sigmoid", "Tanh", "Softmax", "HardTanh", "HardSigmoid"):
+        if kind in (
+            "Sigmoid",
+            "Tanh",
+            "Softmax",
+            "HardTanh",
+            "HardSigmoid",
+            "MinimumScalar",
+            "MaximumScalar",
+        ):
             what = "it is saturated: all of its outputs are where its derivative is 0"
             return "saturated", what, "make what it reads smaller, by a normalization or a factor before it"
         return (
@@ -189,7 +198,7 @@ class Reach:
         missed = self._missed()
         if solver is not None and missed:
             what = (
-                f"the loss does not depend on {len(missed)} of the solver's parameters: {_listed([*missed])}"
+                f"the loss does not depend on {len(missed)} of the solver's parameters: {listed([*missed])}"
             )
             remedy = "link it to the loss: look for an unlinked variable, need_grad=False or an unused output"
             nothing = len(missed) == len(parameters)
@@ -200,19 +209,18 @@ class Reach:
 
     def note(self) -> str:
         """Says which parameters are in no solver, or of a loss alone, get no gradient: maybe on purpose."""
-        if self._examined.solver is None:
-            missed = self._missed()
-            if not missed:
-                return ""
-            told = f"The loss does not depend on {len(missed)} parameters: {_listed([*missed])}"
+        missed = self._missed() if self._examined.solver is None else {}
+        if missed:
+            told = f"The loss does not depend on {len(missed)} parameters: {listed([*missed])}"
             return f"{told}{self._cut({*missed.values()})}. Unless that is on purpose, link them to the loss."
         solvers = [made for made in gc.get_objects() if isinstance(made, nn.solver.Solver)]
         held = {hash(v) for made in solvers for v in made.get_parameters().values()}
+        held.update(map(hash, self._examined.parameters.values()))
         found = [name for key, name in self._plan.names.items() if key in self._leaves - held]
-        if not found or not self._examined.parameters:
+        if not found or held.isdisjoint(self._leaves):
             return ""
-        told = f"No solver has {len(found)} of the parameters that get a gradient: {_listed(found)}"
-        return f"{told}. Unless that is on purpose, call set_parameters after all layers are built."
+        told = f"No solver has {len(found)} of the parameters that get a gradient: {listed(found)}"
+        return f"{told}. If this program is to train them, call set_parameters after all layers are built."
 
     def epsilon(self, gradients: Mapping[str, float]) -> Optional[Cause]:
         """The layers whose gradients, by name the largest magnitude, are below the epsilon of the solver."""
@@ -295,8 +303,3 @@ class Reach:
 
 def _layer(parameter: str) -> str:
     return parameter.rpartition("/")[0] or parameter
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

@@ -24,6 +24,7 @@ from typing import (
 )
 from typing import Counter as CounterOf
 
+import nnabla as nn
 import numpy as np
 
 from ..core.formats import Format, canonical_name
@@ -34,7 +35,7 @@ from ..engine import AdaptiveLossScaling
 from ..state.whole_file import replace_page
 from .advice import PrecisionAdvice, advise, candidates_of
 from .ends import Ends, Reach, ends_as_stored
-from .finite import Cause, Finiteness, Network
+from .finite import Cause, Finiteness, Network, listed
 from .passes import (
     Forward,
     Kept,
@@ -266,18 +267,38 @@ class _Tried:
                 counted.update(nonzero=nonzero, underflow=seen.underflowed, overflow=seen.overflowed)
 
     def begins(self, network: Network, layer: Layer, way: Way, kept: Kept) -> str:
-        """The function in whose backward most of what a layer loses is lost; empty: it is lost bit by bit."""
+        """The first function of each branch in whose backward most of what a layer loses is lost; empty: it
+        is lost bit by bit.
+        """
         counts = self._rounded[way]
         what = "overflow" if kept.overflow else "underflow"
         least = 0.0 if kept.overflow else max(_BEGINS * kept.underflow, 0.01)
-        keys = {*layer.outputs, *layer.weights}
-        for f in reversed(list(network.behind(layer.outputs or layer.weights))):
-            for v in f.inputs:
-                counted = counts.get(hash(v))
-                wanted = hash(v) in keys or v.parent is not None
-                if counted and wanted and counted[what] > least * counted["nonzero"]:
-                    return network.name(f)
-        return ""
+
+        def loses(v: nn.Variable) -> bool:
+            counted = counts.get(hash(v))
+            return counted is not None and counted[what] > least * counted["nonzero"]
+
+        def arrives(v: nn.Variable) -> bool:
+            counted = counts.get(hash(v))
+            return counted is None or counted["nonzero"] > counted["underflow"]
+
+        behind = {hash(f): f for f in network.behind(layer.outputs or layer.weights)}
+        waiting, seen, found = [v.parent for v in network.plan.roots], set(), []
+        while waiting:
+            f = waiting.pop()
+            if hash(f) in seen or hash(f) not in behind or not any(map(arrives, f.outputs)):
+                continue
+            seen.add(hash(f))
+            before = [v for v in f.inputs if v.parent is not None and hash(v.parent) in behind]
+            if any(map(loses, before)):
+                found.append(f)
+            else:
+                waiting += [v.parent for v in before]
+        # Or in that of the layer.
+        found = found or [
+            f for f in behind.values() if any(hash(v) in layer.weights and loses(v) for v in f.inputs)
+        ]
+        return listed([network.name(f) for f in sorted(found, key=lambda f: network.number[hash(f)])])
 
     def losing(self, network: Network, layer: Layer, way: Way, noise: AbstractSet[int]) -> str:
         """The parameters of a layer that lose, if others do not."""
@@ -469,7 +490,11 @@ class _Examination:
 
     def _noise(self, layers: Sequence[LayerNumbers]) -> Iterator[Cause]:
         noisy = [layer.name for layer in layers if layer.is_noise]
-        if noisy:
+        single = self._network.normalization_of_single_numbers()
+        if noisy and single:
+            what = "it passes no gradient: it normalises one number at a time"
+            yield Cause("constant_input", single, what, "feed larger batches or maps", False)
+        elif noisy:
             what = "its gradient in fp32 is nothing but rounding errors"
             what += f" (one of {len(noisy)} layers)" if noisy[1:] else ""
             remedy = "check what the loss computes of it: a mean over all classes of a softmax is constant"

@@ -14,6 +14,7 @@ from typing import (
     List,
     NamedTuple,
     Optional,
+    Sequence,
     Set,
     Tuple,
 )
@@ -33,6 +34,8 @@ _LOSS_DEVIATES = 0.02
 _GROWN = 8.0
 # The share of numbers that become 0 that is told.
 _LOST = 0.1
+# How many names are listed.
+_NAMED = 4
 
 _SOFTMAX: FrozenSet[str] = frozenset({"Softmax", "LogSoftmax"})
 # Which input must not be 0.
@@ -62,6 +65,11 @@ class Network:
         self.plan, self._storage = plan, storage
         self.number = {hash(f): index for index, f in enumerate(plan.functions)}
         self._positions = {name: self.number[key] for key, name in plan.labels.items()}
+        # Of all parameters, also of those without a gradient, which no solver has.
+        registered = {hash(v.data): name for name, v in nn.get_parameters(grad_only=False).items()}
+        leaves = [v for f in plan.functions for v in f.inputs if v.parent is None]
+        known = {hash(v): registered[hash(v.data)] for v in leaves if hash(v.data) in registered}
+        self.names: Dict[int, str] = {**known, **plan.names}
         self.readers: Dict[int, List[Any]] = {}
         for f in plan.functions:
             for v in f.inputs:
@@ -79,7 +87,7 @@ class Network:
         """A variable in words."""
         if v.parent is not None:
             return f"the output of {self.name(v.parent)}"
-        name = self.plan.names.get(hash(v))
+        name = self.names.get(hash(v))
         return input_name(v) if name is None else f"the parameter {name}"
 
     def position(self, cause: Cause) -> int:
@@ -89,6 +97,14 @@ class Network:
     def format(self, v: nn.Variable) -> Format:
         """That it is stored in."""
         return self._storage.data_format(hash(v), v.size)
+
+    def normalization_of_single_numbers(self) -> str:
+        """The name of a batch normalization that has one number of each channel; empty: there is none."""
+        for f in self.plan.functions:
+            is_measured = f.info.type_name.endswith("BatchNormalization") and f.info.args["batch_stat"]
+            if is_measured and f.inputs[0].size == f.inputs[1].size:
+                return self.name(f)
+        return ""
 
     def behind(self, variables: Iterable[int]) -> Iterator[Any]:
         """All functions that compute variables or depend on them, in forward order."""
@@ -148,7 +164,7 @@ class Finiteness:
         if not found:
             return None
         f = min(found, key=lambda one: one[:2])[2]
-        bad = [v for v in f.inputs if hash(v) in self._sight.not_finite]
+        bad = [v for v in (*f.inputs, *f.outputs) if hash(v) in self._sight.not_finite]
         if bad:
             return self._origin(bad)
         what = f"its gradient is not finite{self._reads(f)}{self._also()}"
@@ -199,8 +215,19 @@ class Finiteness:
         if self._as_stored is not None:
             what = f"it reads {called}, which reaches {self._amax(v):.3g}, beyond {_end(network.format(v))}"
             return Cause("beyond_format", name, what, "bring it into range, or use a wider format")
-        what = f"it reads {called}, which holds {self._sight.not_finite[hash(v)]}{others}"
-        if hash(v) in network.plan.names:
+        held = self._sight.not_finite[hash(v)]
+        if not (held.nans or held.positive):
+            # A mask: whoever makes NaN of it.
+            for g in network.plan.functions:
+                nans = [w for w in g.outputs if (own := self._sight.not_finite.get(hash(w))) and own.nans]
+                if nans:
+                    what = f"it makes NaN of the minus infinities that {called} holds"
+                    what += ": 0 times infinity is NaN" * (g.info.type_name == "Mul2")
+                    return Cause(
+                        "not_finite", network.name(g), what, "mask with a finite number, such as -1e4"
+                    )
+        what = f"it reads {called}, which holds {held}{others}"
+        if hash(v) in network.names:
             return Cause("weight_not_finite", name, what, "restore earlier weights")
         return Cause("data_not_finite", name, what, "clean the data, or leave such samples out")
 
@@ -249,7 +276,7 @@ class Finiteness:
                 number = "1 number that becomes" if more == 1 else f"{more} numbers that become"
                 told = f", as it {verb} {number} 0 in {stored.name}"
                 return told + _lost_constant(self._network, v, stored)
-        sizes = [(self._amax(v), v) for v in f.inputs if hash(v) not in self._network.plan.names]
+        sizes = [(self._amax(v), v) for v in f.inputs if hash(v) not in self._network.names]
         if not sizes:
             return ""
         size, v = max(sizes, key=lambda one: one[0])
@@ -261,7 +288,7 @@ class Finiteness:
 
     def _grown(self, f: Any) -> str:
         """Which weight, or recurrence, has made numbers grow on their way to `f`."""
-        names, chain, leaf = self._network.plan.names, [], 0.0
+        names, chain, leaf = self._network.names, [], 0.0
         while True:
             chain.append((max(map(self._amax, f.outputs)), f))
             known = [(self._amax(v), v) for v in f.inputs if hash(v) not in names]
@@ -349,6 +376,13 @@ class Finiteness:
             return False
         spacing = math.ldexp(self._largest_read(f), -stored.mantissa_bits)
         return spacing > _LOST * math.sqrt(self._in_fp32.data[hash(v)].mean_square)
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few of some names, and how many others there are."""
+    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    *first, last = [*names[:_NAMED], *more] or [""]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def factors_in_words(network: Network, functions: List[Any]) -> str:

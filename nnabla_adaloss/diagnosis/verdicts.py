@@ -162,6 +162,15 @@ def _least(layers: Mapping[str, Mapping[Way, Kept]]) -> Optional[Way]:
     return next((way for way in Way if all(serves(kept, way) for kept in layers.values())), None)
 
 
+def _helps(layer: LayerNumbers) -> bool:
+    """Whether some way keeps more of a gradient than none does."""
+    none = layer.kept[Way.NONE]
+    return any(
+        _WORSE * kept.error < none.error or kept.underflow <= _LOST < none.underflow
+        for kept in layer.kept.values()
+    )
+
+
 def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]) -> LayerVerdict:
     right = HistoryPolicy().scale(layer.amax, u_max=layer.stored.max) if layer.amax else None
     keeps = [way for way in Way if serves(layer.kept, way)]
@@ -230,7 +239,12 @@ def _network(
             not n.kept[Way.ADAPTIVE].overflow and n.kept[Way.ADAPTIVE].underflow <= _LOST
             for n in failing[Way.ADAPTIVE]
         )
-        what = "Scaling does not help" if coarse else f"No scaling keeps all gradients in {storage}"
+        what = f"No scaling keeps all gradients in {storage}"
+        if coarse:
+            helped = [n for n in failing[Way.NONE] if _helps(n)]
+            what = "Scaling does not help"
+            if helped:
+                what = f"Scaling helps {len(helped)} of {len(known)} layers, but not enough"
         return f"{what}: {fails(Way.ADAPTIVE)}. {instead}"
     if needs is Way.NONE:
         line = f"{storage} needs no scaling here" + f" for {all_layers}" * bool(spoilt)

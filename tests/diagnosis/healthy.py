@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Tuple
+from typing import Callable, Dict, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -12,6 +12,7 @@ import nnabla.solvers as S
 import numpy as np
 from sklearn.datasets import load_digits
 
+from nnabla_adaloss import GradScaler
 from tests.worlds.trainings import updater_of
 
 from .nets import Built, affine, classifier, cross_entropy, feeder, inputs
@@ -281,31 +282,129 @@ def vae() -> Built:
     return updater_of(loss, feeder(x, t), S.Adam(1e-3)), None
 
 
-NETWORKS: List[Callable[[], Built]] = [
-    mlp,
-    mean_by_hand,
-    clipped_updates,
-    convolutions,
-    digits,
-    resnet,
-    zero_initialised_residual,
-    lstm,
-    transformer_block,
-    discriminator,
-    trained_discriminator,
-    fixed_features,
-    frozen_features,
-    unlinked_features,
-    generator,
-    flat_generator,
-    fine_tuned_head,
-    biases_only,
-    q_learning,
-    trained_q_learning,
-    tied_language_model,
-    scaled_scores,
-    label_smoothing,
-    several_losses,
-    vae,
-]
-HEALTHY: Dict[str, Callable[[], Built]] = {network.__name__: network for network in NETWORKS}
+def u_net() -> Built:
+    """A decoder that reads what the encoder has kept, to the pixel."""
+    x, t = nn.Variable((4, 3, 8, 8)), nn.Variable((4, 1, 8, 8))
+    a = F.relu(conv(x, "down1"))
+    b = F.relu(conv(F.max_pooling(a, (2, 2)), "down02"))
+    up = PF.deconvolution(b, 8, (2, 2), stride=(2, 2), name="up", rng=np.random.RandomState(0))
+    h = F.relu(conv(F.concatenate(a, up, axis=1), "joined003"))
+    y = PF.convolution(h, 5, (1, 1), name="head", rng=np.random.RandomState(0))
+    return F.mean(F.softmax_cross_entropy(y, t, axis=1)), feeder(x, t)
+
+
+def gru() -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        state = nn.Variable.from_numpy_array(np.zeros((1, 1, 32, 8), np.float32))
+        return PF.gru(F.transpose(F.reshape(x, (32, 4, 4)), (1, 0, 2)), state, num_layers=1, name="gru")[0][3]
+
+    return classifier(layers)
+
+
+def contrastive() -> Built:
+    """Two views of each sample are to be alike, by cosines over a temperature."""
+    x, t = inputs()
+
+    def view(factor: float) -> nn.Variable:
+        h = affine(F.relu(affine(x * factor, 16, "fc1")), 8, "project")
+        return h / (F.sum(h**2, axis=1, keepdims=True) + 2**-12) ** 0.5
+
+    scores = F.affine(view(1.0), F.transpose(view(0.8), (1, 0))) * 10.0
+    labels = nn.Variable.from_numpy_array(np.arange(32, dtype=np.float32)[:, None])
+    return cross_entropy(scores, labels) + 0.0 * F.mean(t), feeder(x, t)
+
+
+def group_norm_and_dropout() -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = PF.convolution(x, 8, (3, 3), pad=(1, 1), name="c", rng=np.random.RandomState(0))
+        return F.dropout(F.relu(PF.group_normalization(h, 4, name="gn")), 0.5)
+
+    return on_images(layers)
+
+
+def critic() -> Built:
+    """The loss of a Wasserstein critic is below 0."""
+    x, z = inputs()[0], nn.Variable((32, 4))
+    fake = F.tanh(affine(z, 16, "g")).get_unlinked_variable(need_grad=False)
+    on_real, on_fake = (affine(F.leaky_relu(affine(v, 16, "fc1")), 1, "fc2") for v in (x, fake))
+    own = {name: v for name, v in nn.get_parameters().items() if name[0] == "f"}
+    feed = feeder(x, z)
+
+    def generate() -> None:
+        feed()
+        fake.d = np.tanh(z.d @ np.ones((4, 16)))
+
+    return updater_of(F.mean(on_fake) - F.mean(on_real), generate, S.RMSprop(1e-3), own), None
+
+
+def triplets() -> Built:
+    """Most margins are kept."""
+    x, t = inputs()
+    anchor, other, far = (F.tanh(affine(x * f + b, 8, "embed")) for f, b in ((1, 0), (0.9, 0), (-1, 0.5)))
+    near_by, far_off = (F.sum((anchor - v) ** 2, axis=1) for v in (other, far))
+    return F.mean(F.relu(near_by - far_off + 8.0)) + 0.0 * F.mean(t), feeder(x, t)
+
+
+def fixed_statistics() -> Built:
+    """Fine-tuning with the statistics of an earlier training."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = PF.convolution(x, 8, (3, 3), pad=(1, 1), name="c", rng=np.random.RandomState(0))
+        return F.relu(PF.batch_normalization(h, batch_stat=False, name="bn"))
+
+    return on_images(layers)
+
+
+def experts() -> Built:
+    """A gate shares each sample among experts."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        gate = F.softmax(affine(x, 3, "gate"))
+        each = F.reshape(affine(x, 48, "experts"), (32, 3, 16))
+        return F.sum(F.broadcast(F.reshape(gate, (32, 3, 1)), each.shape) * F.tanh(each), axis=1)
+
+    return classifier(layers)
+
+
+def actor_and_critic() -> Built:
+    """The advantage is a number to the actor; one solver trains both."""
+    x, t = inputs()
+    h = F.relu(affine(x, 16, "trunk"))
+    value, log = affine(h, 1, "value"), F.log_softmax(affine(h, 5, "policy"))
+    advantage = F.unlink(t - value)
+    taken = F.sum(F.one_hot(t, (5,)) * log, axis=1, keepdims=True)
+    loss = -F.mean(taken * advantage) + 0.5 * F.mean(F.squared_error(value, t))
+    return updater_of(loss, feeder(x, t), S.Adam(1e-3)), None
+
+
+def scaled_generator() -> Built:
+    """A loop of its own with a solver for each network, both of one scaler."""
+    z, t = nn.Variable((32, 4)), nn.Variable((32, 1))
+    fake = affine(F.relu(affine(z, 16, "g1")), 16, "g2")
+    own = nn.get_parameters()
+    y = affine(F.leaky_relu(affine(fake, 16, "d1")), 1, "d2")
+    loss = F.mean(F.sigmoid_cross_entropy(y, F.constant(1, y.shape)))
+    solvers = S.Adam(1e-3), S.Adam(1e-3)
+    solvers[0].set_parameters(own)
+    solvers[1].set_parameters({k: v for k, v in nn.get_parameters().items() if k[0] == "d"})
+    scaler = GradScaler(*solvers, storage="float16")
+    fill = feeder(z, t)
+    return loss, lambda: fill() if scaler else None
+
+
+def frozen_discriminator() -> Built:
+    """In a generator's step the discriminator's parameters need no gradient."""
+    z, t = nn.Variable((32, 4)), nn.Variable((32, 1))
+    fake = affine(F.relu(affine(z, 16, "g1")), 16, "g2")
+    own = nn.get_parameters()
+    h = F.leaky_relu(PF.affine(fake, 16, name="d1", fix_parameters=True, rng=np.random.RandomState(0)))
+    y = PF.affine(h, 1, name="d2", fix_parameters=True, rng=np.random.RandomState(0))
+    loss = F.mean(F.sigmoid_cross_entropy(y, F.constant(1, y.shape)))
+    return updater_of(loss, feeder(z, t), S.Adam(1e-3), own), None
+
+
+HEALTHY: Dict[str, Callable[[], Built]] = {
+    name: found
+    for name, found in list(globals().items())
+    if getattr(found, "__annotations__", None) == {"return": "Built"}
+}

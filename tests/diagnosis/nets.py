@@ -12,6 +12,8 @@ import nnabla.initializer as I
 import nnabla.parametric_functions as PF
 import numpy as np
 
+from tests.worlds.tampering import Gate
+
 Built = Tuple[Any, Any]
 """A loss, or an updater, and a feeder or None."""
 
@@ -144,12 +146,65 @@ def overflowing_biases() -> Built:
     return F.sum(F.squared_error(y, t)), feed
 
 
+def two_heads() -> Built:
+    """Both lose everything at once."""
+    x, t = nn.Variable((8, 3, 8, 8)), nn.Variable((8, 1))
+    h = F.relu(PF.convolution(x, 8, (3, 3), name="trunk", rng=np.random.RandomState(0)))
+    return (cross_entropy(affine(h, 5, "a"), t) + cross_entropy(affine(h, 5, "b"), t)) * 1e-12, feeder(x, t)
+
+
+def shrunk(x: nn.Variable, factor: float) -> nn.Variable:
+    gate = Gate()
+    gate.factor = factor
+    return gate(x)
+
+
+def branches_that_shrink() -> Built:
+    """In each of two branches, and in none of its layers, the gradient becomes small at once."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = F.tanh(affine(x, 16, "trunk"))
+        return sum(affine(shrunk(F.tanh(affine(h, 16, n + "1")), 1e-12), 16, n + "2") for n in "ab")
+
+    return classifier(layers)
+
+
+def recurrence_that_explodes() -> Built:
+    """The gradient grows from step to step, and what forward computes does not."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        for _ in range(12):
+            x = shrunk(F.tanh(affine(x, 16, "rnn")), 16.0)
+        return x
+
+    return classifier(layers)
+
+
+def small_residual() -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = F.tanh(affine(x, 16, "stem"))
+        return h + affine(F.tanh(affine(h, 16, "inner")), 16, "out") * 1e-7
+
+    return classifier(layers)
+
+
+def loud_loss() -> Built:
+    loss, feed = classifier(lambda x: F.tanh(affine(x, 16, "fc1")))
+    return loss * 1e4, feed
+
+
+def sum_of_losses() -> Built:
+    loss, feed = classifier(lambda x: F.tanh(affine(x, 16, "fc1")))
+    return F.sum(loss.parent.inputs[0]) * 1e5, feed
+
+
 def coarse_format() -> Built:
-    """Gradients of E5M2 that are wrong by more than half at any scale."""
+    """Gradients of E5M2 that are wrong by more than half at any scale, and lost without."""
 
     def layers(x: nn.Variable) -> nn.Variable:
         for index in range(20):
             x = F.tanh(PF.batch_normalization(affine(x, 16, f"fc{index}"), name=f"bn{index}"))
         return x
 
-    return classifier(layers)
+    loss, feed = classifier(layers)
+    return loss * 1e-7, feed

@@ -184,6 +184,18 @@ NEEDS: Dict[str, Any] = {
         Way.CONSTANT,
         "without it, rnn/affine/Broadcast loses 100% to underflow",
     ),
+    "two_heads": (
+        Way.ONE,
+        "from a/affine/SoftmaxCrossEntropy and b/affine/SoftmaxCrossEntropy on (and 2 more layers)",
+    ),
+    "branches_that_shrink": (
+        None,
+        "trunk/affine loses 100% to underflow from a2/affine/Gate and b2/affine/Gate",
+    ),
+    "recurrence_that_explodes": (None, "rnn/affine loses 100% to overflow from rnn/affine/Gate on"),
+    "small_residual": (Way.CONSTANT, "inner/affine loses 100% to underflow from out/affine/MulScalar on"),
+    "loud_loss": (Way.NONE, "has no room for 65536, which overflows in head/affine"),
+    "sum_of_losses": (Way.ONE, "fc1/affine loses 100% to overflow from head/affine/SoftmaxCrossEntropy on"),
     "overflowing_biases": (Way.ONE, "b/conv loses 100% of b/conv/b to overflow from b/conv on"),
 }
 
@@ -207,9 +219,10 @@ def test_formats_are_told_apart() -> None:
     nn.clear_parameters()
     loss, feed = nets.coarse_format()
     verdict = diagnose(loss, "float8_e5m2", feed).verdict
-    assert (verdict.needs, verdict.formats["float16"]) == (None, Way.NONE)
+    assert (verdict.needs, verdict.formats["float16"]) == (None, Way.CONSTANT)
     assert re.match(
-        r"Scaling does not help: bn\d+/bn has an error of \d+%.*, as float8_e5m2 is", verdict.line
+        r"Scaling helps 41 of 41 layers, but not enough: bn\d+/bn has an error of \d+%.*, as float8_e5m2 is",
+        verdict.line,
     )
 
 
@@ -330,7 +343,7 @@ def test_whether_a_parameter_is_in_no_solver_on_purpose_is_not_judged() -> None:
     diagnosis = diagnose(updater_of(loss, feeder(x, t), S.Sgd(0.1), early))
     (note,) = diagnosis.numbers.notes
     assert note.startswith(
-        "No solver has 2 of the parameters that get a gradient: head/affine/W, head/affine/b."
+        "No solver has 2 of the parameters that get a gradient: head/affine/W and head/affine/b. If this"
     )
     assert not diagnosis.verdict.causes
 
@@ -345,7 +358,7 @@ def test_whether_a_loss_leaves_parameters_out_on_purpose_is_not_judged(cut: str)
         h.need_grad = False
     diagnosis = diagnose(cross_entropy(affine(h, 5, "head"), t), feeder=feeder(x, t))
     assert diagnosis.numbers.notes == [
-        "The loss does not depend on 2 parameters: fc1/affine/W, fc1/affine/b; the gradient stops at the "
+        "The loss does not depend on 2 parameters: fc1/affine/W and fc1/affine/b; the gradient stops at the "
         f"output of fc1/affine/Tanh, which {cut}. Unless that is on purpose, link them to the loss."
     ]
     assert not diagnosis.verdict.causes

@@ -24,6 +24,7 @@ def network(*layers: LayerNumbers, causes: Sequence[Cause] = ()) -> NetworkNumbe
     return NetworkNumbers("float16", 4, 1.0, 1.0, scales, layers, causes, formats, [])
 
 
+COARSE = {way.name.lower(): Kept(0.0, 0.0, 0.7) for way in Way}
 ALL = {way.name.lower(): LOST for way in Way}
 
 
@@ -59,9 +60,19 @@ ALL = {way.name.lower(): LOST for way in Way}
         ([layer("a", **ALL)], None, "No scaling keeps all gradients in float16: a loses 90%"),
         ([layer("a", **ALL)], None, "Use bfloat16 without scaling."),
         (
-            [layer("a", **{way.name.lower(): Kept(0.0, 0.0, 0.7) for way in Way})],
+            [layer("a", **COARSE)],
             None,
             "Scaling does not help: a has an error of 70%, as float16 is coarse.",
+        ),
+        (
+            [
+                layer("lost", **{**COARSE, "none": Kept(0.9, 0.0, 0.7)}),
+                layer("worse", **{**COARSE, "none": Kept(0.0, 0.0, 0.9)}),
+                layer("beyond", **{**COARSE, "none": OVERFLOWS}),
+                layer("same", **COARSE),
+            ],
+            None,
+            "Scaling helps 3 of 4 layers, but not enough: lost has an error of 70%, as float16 is coarse",
         ),
         (
             [layer("a", **{way.name.lower(): Kept(0.0, 0.0, 0.3) for way in Way})],

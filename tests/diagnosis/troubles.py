@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Callable, List
 
 import nnabla as nn
 import nnabla.functions as F
@@ -14,6 +14,21 @@ import numpy as np
 from tests.worlds.trainings import updater_of
 
 from .nets import Built, affine, classifier, cross_entropy, feeder, inputs, one_hot, trouble
+
+
+def heads(x: nn.Variable, factor: float = 1.0) -> List[nn.Variable]:
+    """Queries, keys and values of four places."""
+    return [F.reshape(affine(x, 32, n, f), (32, 4, 8)) for n, f in (("q", factor), ("k", factor), ("v", 1.0))]
+
+
+def conv(x: nn.Variable, name: str) -> nn.Variable:
+    return PF.convolution(x, 8, (3, 3), pad=(1, 1), name=name, rng=np.random.RandomState(len(name)))
+
+
+def images(layers: Callable[[nn.Variable], nn.Variable]) -> Built:
+    x, t = nn.Variable((8, 3, 8, 8)), nn.Variable((8, 1))
+    return cross_entropy(affine(layers(x), 5, "head"), t), feeder(x, t)
+
 
 # Not finite, or beyond the format.
 
@@ -164,6 +179,83 @@ def variance_of_large_numbers(mended: bool) -> Built:
     return cross_entropy(affine(F.tanh(affine(F.concatenate(v, x * 0.01), 16, "fc1")), 5, "head"), t), feeder(
         x, t
     )
+
+
+@trouble("not_finite", "q/affine/Div2", "divides by 32 zeros, in fp32 too")
+def cosine_of_padding(mended: bool) -> Built:
+    """Attention by cosines; the last place of some samples is padding."""
+    x, t = nn.Variable((32, 4, 8)), nn.Variable((32, 1))
+    q, k = (PF.affine(x, 8, 2, name=n, rng=np.random.RandomState(1)) for n in "qk")
+    length = F.sum(q**2, axis=2, keepdims=True)
+    q = q / (F.maximum_scalar(length, 2**-10) if mended else length)
+    h = F.batch_matmul(F.softmax(F.batch_matmul(q, k, transpose_b=True)), x)
+
+    def pad() -> None:
+        x.d[:, 3] = 0.0
+
+    return cross_entropy(affine(h, 5, "head"), t), feeder(x, t, pad)
+
+
+@trouble("overflow", "q/affine/BatchMatmul", "it computes numbers up to")
+def scores_divided_too_late(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        q, k, v = heads(x, 100.0)
+        if mended:
+            scores = F.batch_matmul(q * 1e-4, k, transpose_b=True)
+        else:
+            scores = F.batch_matmul(q, k, transpose_b=True) * 1e-4
+        return F.batch_matmul(F.softmax(scores), v)
+
+    return classifier(layers)
+
+
+@trouble("not_finite", "d2/affine/Log", "become 0 in float16")
+def sure_discriminator(mended: bool) -> Built:
+    """The generator's loss of the first paper."""
+    z, t = nn.Variable((32, 8)), nn.Variable((32, 1))
+    fake = affine(F.relu(affine(z, 16, "g1")), 16, "g2")
+    y = affine(F.leaky_relu(affine(fake, 16, "d1")), 1, "d2", bias=-9.0 if mended else 9.0)
+    return F.mean(F.log(1.0 - F.sigmoid(y))) + 0.0 * F.mean(t), feeder(z, t)
+
+
+@trouble("weight_not_finite", "conv02/conv", "the parameter conv02/conv/W, which holds 1 infinity")
+def infinity_in_a_kernel(mended: bool) -> Built:
+    built = images(lambda x: F.relu(conv(F.relu(conv(x, "conv1")), "conv02")))
+    if not mended:
+        nn.get_parameters()["conv02/conv/W"].d[0, 0, 1, 1] = np.inf
+    return built
+
+
+@trouble("weight_not_finite", "bn/bn", "the parameter bn/bn/mean, which holds")
+def statistics_that_are_nan(mended: bool) -> Built:
+    """A normalization that uses what an earlier training has left."""
+    built = images(lambda x: F.relu(PF.batch_normalization(conv(x, "conv1"), batch_stat=False, name="bn")))
+    if not mended:
+        nn.get_parameters(grad_only=False)["bn/bn/mean"].d[0, 1] = np.nan
+    return built
+
+
+@trouble("overflow", "sigma/affine/Exp", "reads numbers up to")
+def variance_of_a_vae(mended: bool) -> Built:
+    x, t = inputs()
+    h = F.tanh(affine(x, 16, "encoder"))
+    mu, log_variance = affine(h, 4, "mu"), affine(h, 4, "sigma", 0.1 if mended else 12.0)
+    z = mu + F.exp(log_variance) * F.randn(shape=mu.shape)
+    return cross_entropy(affine(F.tanh(z), 5, "head"), t), feeder(x, t)
+
+
+@trouble("not_finite", "head/affine/Mul2", "0 times")
+def infinite_mask_times_zero(mended: bool) -> Built:
+    """Scores of impossible classes are minus infinity, and their labels 0."""
+    x, t = inputs()
+    mask = nn.Variable.from_numpy_array(np.array([[0, 0, 0, 0, -1e4 if mended else -np.inf]], np.float32))
+    y = affine(F.tanh(affine(x, 16, "fc1")), 5, "head")
+
+    def possible() -> None:
+        t.d = t.d % 4
+
+    log = F.log_softmax(y + F.broadcast(mask, y.shape))
+    return -F.mean(F.sum(F.one_hot(t, (5,)) * log, axis=1)), feeder(x, t, possible)
 
 
 # Where the gradient ends.
@@ -339,3 +431,88 @@ def solver_without_parameters(mended: bool) -> Built:
 def epsilon_of_adam(mended: bool) -> Built:
     loss, feed = classifier(lambda x: F.tanh(affine(x, 16, "fc1")))
     return updater_of(loss * 1e-10, feed, S.Adam(1e-3, eps=1e-20 if mended else 1e-8)), None
+
+
+@trouble("saturated", "head/affine/MinimumScalar", "all of its outputs are where")
+def clipped_away(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        return F.clip_by_value(affine(x, 16, "fc1", 0.5, 0.0 if mended else 20.0), -1.0, 1.0)
+
+    return classifier(layers)
+
+
+@trouble("constant_input", "bn/bn", "one number at a time", fatal=False)
+def normalization_of_one_number(mended: bool) -> Built:
+    """Each channel has one number, as the batch is one pixel."""
+    x, t = nn.Variable((8 if mended else 1, 16)), nn.Variable((8 if mended else 1, 1))
+    h = PF.batch_normalization(affine(x, 16, "fc1"), name="bn")
+    return cross_entropy(affine(F.tanh(h), 5, "head"), t), feeder(x, t)
+
+
+@trouble("zero_factor", "bn/bn", "the parameter bn/bn/gamma, which is all 0", fatal=False)
+def frozen_gamma_of_zero(mended: bool) -> Built:
+    """A branch that starts from 0, and that nothing can move."""
+    gamma = np.full((1, 8, 1, 1), 1.0 if mended else 0.0)
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = F.relu(conv(x, "stem"))
+        init = {"gamma": gamma, "beta": np.zeros_like(gamma)}
+        branch = PF.batch_normalization(
+            conv(h, "branch"), name="bn", param_init=init, fix_parameters=True, batch_stat=True
+        )
+        return F.relu(h + branch)
+
+    loss, feed = images(layers)
+    return updater_of(loss, feed, S.Sgd(0.1)), None
+
+
+@trouble("saturated", "rnn/affine/Tanh", "of its outputs are where its derivative", fatal=False)
+def saturated_recurrence(mended: bool) -> Built:
+    factor = 1.0 if mended else 12.0
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        for _ in range(3):
+            x = F.tanh(affine(x, 16, "rnn", factor))
+        return x
+
+    return classifier(layers)
+
+
+@trouble("zero_factor", "side/affine/Mul2", "which is all 0", fatal=False)
+def inverted_mask(mended: bool) -> Built:
+    (x, t), mask = inputs(), nn.Variable((32, 16))
+    h = F.tanh(affine(x, 16, "trunk"))
+    side = F.mean(F.squared_error(affine(h, 16, "side"), x) * mask)
+
+    def fill() -> None:
+        mask.d = 1.0 if mended else 0.0
+
+    return cross_entropy(affine(h, 5, "head"), t) + side, feeder(x, t, fill)
+
+
+@trouble("untrained", "g1/affine", "the gradient stops at the output of g2/affine, which has need_grad=False")
+def generator_cut_off(mended: bool) -> Built:
+    z, t = nn.Variable((32, 4)), nn.Variable((32, 1))
+    fake = affine(F.relu(affine(z, 16, "g1")), 16, "g2")
+    own = nn.get_parameters()
+    fake.need_grad = mended
+    on_fake = affine(F.leaky_relu(affine(fake, 16, "d1")), 1, "d2")
+    loss = F.mean(F.sigmoid_cross_entropy(on_fake, F.constant(1, on_fake.shape)))
+    return updater_of(loss, feeder(z, t), S.Adam(1e-3), own), None
+
+
+@trouble("epsilon", "side/affine", "below the solver's epsilon of 1e-08", fatal=False)
+def epsilon_of_one_head(mended: bool) -> Built:
+    x, t = inputs()
+    h = F.tanh(affine(x, 16, "trunk"))
+    side = F.mean(F.squared_error(affine(h, 16, "side"), x))
+    loss = cross_entropy(affine(h, 5, "head"), t) + (1e-2 if mended else 1e-9) * side
+    return updater_of(loss, feeder(x, t), S.Adam(1e-3)), None
+
+
+@trouble("zero_factor", "a/affine/Mul2", "multiplies by the output of a/affine, which is all 0")
+def zero_embedding_and_output(mended: bool) -> Built:
+    """Two factors of a bilinear form that both start from 0: neither gets a gradient."""
+    x, t = inputs()
+    a, b = (affine(x, 16, name, 1.0 if mended else 0.0) for name in "ab")
+    return F.mean(F.squared_error(F.sum(a * b, axis=1, keepdims=True), t)), feeder(x, t)
