@@ -516,3 +516,16 @@ def zero_embedding_and_output(mended: bool) -> Built:
     x, t = inputs()
     a, b = (affine(x, 16, name, 1.0 if mended else 0.0) for name in "ab")
     return F.mean(F.squared_error(F.sum(a * b, axis=1, keepdims=True), t)), feeder(x, t)
+
+
+@trouble("no_backward", "head/affine/OneHot", "has no backward")
+def hard_attention(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        q, k, v = heads(x)
+        scores = F.batch_matmul(q, k, transpose_b=True)
+        if mended:
+            return F.batch_matmul(F.softmax(scores), v)
+        chosen = F.max(scores, axis=2, keepdims=True, only_index=True)
+        return F.batch_matmul(F.one_hot(chosen, (4,)), v)
+
+    return classifier(layers)
