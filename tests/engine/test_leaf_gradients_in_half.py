@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -14,7 +14,8 @@ import pytest
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater
-from tests.worlds.values import FLOAT, HALF
+from tests.worlds.trainings import solver_of
+from tests.worlds.values import FLOAT, HALF, Values, assert_equal, snapshot
 
 UPDATES = 6
 STEPS, BATCH, WIDTH, HIDDEN = 3, 2, 4, 3
@@ -60,16 +61,8 @@ def outputs_of(case: Case, x: nn.Variable) -> List[nn.Variable]:
         state.d = 0.1
         states.append(state)
     function = {"lstm": PF.lstm, "gru": PF.gru, "rnn": PF.rnn}[case.kind]
-    return list(
-        function(
-            x,
-            *states,
-            num_layers=case.layers,
-            bidirectional=case.bidirectional,
-            training=True,
-            name="r",
-        )
-    )
+    options = {"num_layers": case.layers, "bidirectional": case.bidirectional, "training": True}
+    return list(function(x, *states, **options, name="r"))
 
 
 def network(case: Case, context: nn.Context, x: nn.Variable) -> nn.Variable:
@@ -81,74 +74,72 @@ def network(case: Case, context: nn.Context, x: nn.Variable) -> nn.Variable:
     return loss
 
 
-MakeUpdater = Callable[..., Any]
+class Trained(NamedTuple):
+    """What has become of parameters in some updates."""
 
+    moved: Values  # how far each has gone
+    dtypes: Set[Any]  # of their gradients
 
-def trained(
-    case: Case,
-    context: nn.Context,
-    make: MakeUpdater,
-    *,
-    rebuilt: bool = False,
-    batches: int = 1,
-    dtypes: Optional[Set[Any]] = None,
-) -> Dict[str, np.ndarray]:
-    """How far each parameter has gone in some updates."""
-    nn.clear_parameters()
-    x = nn.Variable((STEPS, BATCH, WIDTH))
-    loss = network(case, context, x)
-    for name, v in nn.get_parameters(grad_only=False).items():
-        v.d = np.random.RandomState(len(name)).randn(*v.shape) * 0.5
-    for name in case.frozen:
-        nn.get_parameters(grad_only=False)[name].need_grad = False
-    begun = {name: v.d.copy() for name, v in nn.get_parameters().items()}
-    solver = S.Sgd(0.1 / batches)
-    solver.set_parameters(nn.get_parameters())
-    inputs = np.random.RandomState(1)
+    @classmethod
+    def on(
+        cls,
+        case: Case,
+        context: nn.Context,
+        config: Optional[Dict[str, Any]] = None,
+        *,
+        batches: int = 1,
+        rebuilt: bool = False,
+    ) -> Trained:
+        """With an adaptive scale, or where there is no configuration with nnabla's own updater."""
+        nn.clear_parameters()
+        x = nn.Variable((STEPS, BATCH, WIDTH))
+        loss = network(case, context, x)
+        for name, v in nn.get_parameters(grad_only=False).items():
+            v.d = np.random.RandomState(len(name)).randn(*v.shape) * 0.5
+        for name in case.frozen:
+            nn.get_parameters(grad_only=False)[name].need_grad = False
+        parameters, inputs = nn.get_parameters(), np.random.RandomState(1)
+        begun, dtypes = snapshot(parameters), set()
+        solver = solver_of(S.Sgd(0.1 / batches))
 
-    def feed() -> None:
-        x.d = inputs.randn(*x.shape)
-        if rebuilt:
-            updater.loss = network(case, context, x)
+        def feed() -> None:
+            x.d = inputs.randn(*x.shape)
+            if rebuilt:
+                updater.loss = network(case, context, x)
 
-    updater = make(solver, loss, feed, batches)
-    for _ in range(UPDATES):
-        updater.update()
-        if dtypes is not None:
-            dtypes |= {v.grad.dtype for v in nn.get_parameters().values()}
-    return {name: v.d - begun[name] for name, v in nn.get_parameters().items()}
-
-
-def fixed_scale(solver: Any, loss: nn.Variable, feed: Callable[[], None], batches: int) -> Any:
-    """nnabla's own updater."""
-    return DynamicLossScalingUpdater(solver, loss, feed, scale=64.0, N=1000, accum_grad=batches)
-
-
-def adaptive(**config: Any) -> MakeUpdater:
-    def make(solver: Any, loss: nn.Variable, feed: Callable[[], None], batches: int) -> Any:
-        return AdaptiveLossScalingUpdater(
-            solver, loss, feed, config=AdaLossConfig(**config), accum_grad=batches
+        updater: Any = (
+            DynamicLossScalingUpdater(solver, loss, feed, scale=64.0, N=1000, accum_grad=batches)
+            if config is None
+            else AdaptiveLossScalingUpdater(
+                solver, loss, feed, config=AdaLossConfig(**config), accum_grad=batches
+            )
         )
+        for _ in range(UPDATES):
+            updater.update()
+            dtypes |= {v.grad.dtype for v in parameters.values()}
+        return cls({name: v.d - begun[name] for name, v in parameters.items()}, dtypes)
 
-    return make
-
-
-def error(found: Dict[str, np.ndarray], exact: Dict[str, np.ndarray]) -> float:
-    assert found.keys() == exact.keys()
-    return max(float(np.linalg.norm(found[n] - g) / np.linalg.norm(g)) for n, g in exact.items())
+    def error(self, exact: Trained) -> float:
+        assert self.moved.keys() == exact.moved.keys()
+        return max(
+            float(np.linalg.norm(self.moved[n] - g) / np.linalg.norm(g)) for n, g in exact.moved.items()
+        )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_trains_as_in_float(case: Case) -> None:
-    exact = trained(case, FLOAT, fixed_scale)
-    native = error(trained(case, HALF, fixed_scale), exact)
-    dtypes: Set[Any] = set()
-    found = error(trained(case, HALF, adaptive(), dtypes=dtypes), exact)
-    assert found < 1.5 * native + 0.001
-    assert found < 0.01
-    assert dtypes == {np.dtype(np.float32)}
+    exact = Trained.on(case, FLOAT)
+    native, found = Trained.on(case, HALF), Trained.on(case, HALF, {})
+    assert found.error(exact) < min(1.5 * native.error(exact) + 0.001, 0.01)
+    assert found.dtypes == {np.dtype(np.float32)}
 
 
+SOME = pytest.mark.parametrize(
+    "case", [Case("lstm"), Case("gru", shared=True), Case("spectral_norm")], ids=str
+)
+
+
+@SOME
 @pytest.mark.parametrize(
     "config",
     [
@@ -160,27 +151,22 @@ def test_it_trains_as_in_float(case: Case) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("case", [Case("lstm"), Case("gru", shared=True), Case("spectral_norm")], ids=str)
 @pytest.mark.parametrize("batches", [1, 2])
 def test_however_scales_are_chosen(case: Case, config: Dict[str, Any], batches: int) -> None:
-    exact = trained(case, FLOAT, fixed_scale, batches=batches)
-    dtypes: Set[Any] = set()
-    found = trained(case, HALF, adaptive(**config), batches=batches, dtypes=dtypes)
-    assert error(found, exact) < 0.01
-    assert dtypes == {np.dtype(np.float32)}
+    exact = Trained.on(case, FLOAT, batches=batches)
+    found = Trained.on(case, HALF, config, batches=batches)
+    assert found.error(exact) < 0.01
+    assert found.dtypes == {np.dtype(np.float32)}
 
 
-@pytest.mark.parametrize(
-    "case", [Case("lstm"), Case("lstm", with_head=False), Case("spectral_norm")], ids=str
-)
+@SOME
 def test_graphs_that_are_built_again(case: Case) -> None:
-    once, again = (trained(case, HALF, adaptive(), rebuilt=rebuilt) for rebuilt in (False, True))
-    for name, moved in once.items():
-        np.testing.assert_array_equal(again[name], moved, err_msg=name)
+    once, again = (Trained.on(case, HALF, {}, rebuilt=rebuilt) for rebuilt in (False, True))
+    assert_equal(again.moved, once.moved)
 
 
+@SOME
 @pytest.mark.parametrize("planned", [False, True])
-@pytest.mark.parametrize("case", [Case("lstm"), Case("gru", shared=True), Case("spectral_norm")], ids=str)
 def test_what_a_gradient_held_before_is_added_in_float32(case: Case, planned: bool) -> None:
     # In half precision it would leave the range at the scale that gradients get.
     nn.clear_parameters()
@@ -189,7 +175,7 @@ def test_what_a_gradient_held_before_is_added_in_float32(case: Case, planned: bo
     loss = network(case, HALF, x)
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=1.0))
     parameters, buffers = nn.get_parameters(), nn.get_parameters(grad_only=False)
-    values = {name: v.d.copy() for name, v in buffers.items()}
+    values = snapshot(buffers)
     found = []
     for before in (0.0, 3000.0):
         for name, v in buffers.items():

@@ -12,15 +12,11 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.core.schedule import ScaleSchedule
 from nnabla_adaloss.engine.leaf_gradients import TakenLeaf
-from nnabla_adaloss.engine.report import (
-    PassReport,
-    amax_of_components,
-    first_overflow,
-    unseen_before,
-)
+from nnabla_adaloss.engine.report import amax_of_components, first_overflow, unseen_before
 from tests.worlds import random_structures as graphs
+from tests.worlds.passes import run, settle
+from tests.worlds.values import constant
 
 pytestmark = pytest.mark.any_context
 
@@ -35,41 +31,32 @@ class Graph(graphs.Graph):
         (found,) = (n for n in self.structure.nodes if n.label == f"{layer}/affine")
         return found
 
-    def taken(self, layer: str) -> TakenLeaf:
-        function = self.function(layer)
-        at = function.leaves[-1]
-        return TakenLeaf(at, function.number, self.plan.all_variables[at], 1.0, half=False, in_place=False)
-
     def amax(
         self, gradients: Mapping[nn.Variable, float], biases: Sequence[Tuple[str, float]]
     ) -> Dict[int, float]:
-        seen = [(self.taken(one), largest) for one, largest in biases]
         found = {self.position(v): largest for v, largest in gradients.items()}
+        seen = []
+        for layer, largest in biases:
+            function = self.function(layer)
+            at = function.leaves[-1]
+            taken = TakenLeaf(at, function.number, self.plan.all_variables[at], 1.0, False, False)
+            seen.append((taken, largest))
         return amax_of_components(self.structure, self.components, found.items(), seen)
 
     def overflowed(
         self, *bad: nn.Variable, biases: Sequence[str] = (), raised: Sequence[nn.Variable] = ()
     ) -> Optional[int]:
+        numbers = [self.function(layer).number for layer in biases]
         return first_overflow(
             self.structure,
             self.components,
             {self.position(v) for v in bad},
-            {
-                self.function(layer).number: self.components.producers[self.function(layer).number]
-                for layer in biases
-            },
+            {number: self.components.producers[number] for number in numbers},
             raised={self.position(v) for v in raised},
         )
 
     def unseen(self, overflowed: nn.Variable, *seen: nn.Variable) -> Set[int]:
         return unseen_before(self.components, self.of(overflowed)[0], {*self.of(*seen)})
-
-    def report(self, fixed_scale: Optional[float] = None, **found: Any) -> PassReport:
-        count = len(self.components.names)
-        schedule = ScaleSchedule(
-            self.structure.nodes, self.components, [8.0] * count, fixed_scale, (1.0,) * count
-        )
-        return PassReport(self.plan, schedule, schedule.scales, (), (), **found)
 
 
 class Chain(Graph):
@@ -104,19 +91,12 @@ def test_the_first_overflow_in_backward_order_is_told() -> None:
     n = Chain()
     of_loss, of_out, of_h = n.of(n.loss, n.out, n.h)
     assert n.overflowed() is None
-    assert n.overflowed(biases=["first"]) == of_h
-    assert n.overflowed(biases=["first", "second"]) == of_out
-    assert n.overflowed(n.h) == of_h
-    assert n.overflowed(n.h, n.out, biases=["first"]) == of_out
+    assert n.overflowed(biases=["first"]) == n.overflowed(n.h) == of_h
+    assert n.overflowed(biases=["first", "second"]) == n.overflowed(n.h, n.out, biases=["first"]) == of_out
     assert n.overflowed(n.loss, n.out, biases=["second"]) == of_loss
-
-
-def test_what_was_raised_too_far_is_laid_to_the_component_behind() -> None:
-    n = Chain()
-    of_out = n.of(n.out)[0]
-    assert n.overflowed(n.loss, raised=[n.loss]) == of_out
-    # A layer raises nothing: what it reads belongs to its own component.
-    assert n.overflowed(n.out, raised=[n.out]) == of_out
+    # What was raised too far is laid to the component behind. A layer raises nothing: what it reads belongs
+    # to its own component.
+    assert n.overflowed(n.loss, raised=[n.loss]) == n.overflowed(n.out, raised=[n.out]) == of_out
 
 
 def test_what_may_have_handed_an_overflow_on_is_what_is_before_it_and_was_not_seen() -> None:
@@ -140,43 +120,15 @@ def test_what_may_have_handed_an_overflow_on_is_what_is_before_it_and_was_not_se
     assert unseen_before(joined.components, between, set()) == {*joined.of(inner)}
 
 
-@pytest.mark.parametrize(("fixed", "helps"), [(None, False), (8.0, True)])
-def test_a_given_s0_decides_about_what_is_before_any_layer_and_what_is_joined_with_the_loss(
-    fixed: Optional[float], helps: bool
-) -> None:
-    n = Chain()
-    of_loss, of_out, of_h = n.of(n.loss, n.out, n.h)
-    for overflowed, own in ((of_loss, helps), (of_out, helps), (of_h, False), (None, False)):
-        assert n.report(fixed, overflowed=overflowed).only_s0_helps == own
-    # Of a loss of several elements a layer may lead back to the component.
-    joined = Graph(n.h + PF.affine(F.tanh(PF.affine(n.h, 3, name="inner")), 3, name="outer"))
-    assert joined.components.before_layers == frozenset()
-    assert joined.report(fixed, overflowed=joined.components.root).only_s0_helps == helps
-    assert not joined.report(fixed, overflowed=1).only_s0_helps
-
-
-def test_the_batch_once_more_may_tell_more_unless_all_was_measured_or_s0_decides_about_everything() -> None:
-    for fixed in (None, 8.0):
-        assert Chain().report(fixed).can_measure_more
-        assert not Chain().report(fixed, measured_all=True).can_measure_more
-    # A single layer, whose input needs no gradient.
-    n = Graph(F.mean(PF.affine(nn.Variable((2, 3)), 3, name="only")))
-    assert not n.report(8.0).can_measure_more
-    assert n.report(None).can_measure_more
-
-
 # What the engine reports.
 
 
 def test_an_overflow_is_told_by_the_function_where_it_began() -> None:
-    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
-    h = F.tanh(PF.affine(x, 3, name="first"))
+    h = F.tanh(PF.affine(constant(np.ones((2, 3))), 3, name="first"))
     loss = F.sum(PF.affine(h, 3, name="second"))
-    weight = nn.get_parameters()["second/affine/W"]
-    weight.d = 60000.0
+    nn.get_parameters()["second/affine/W"].d = 60000.0
     scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"))
-    scaling.forward()
-    scaling.backward(8.0)
+    run(scaling, 8.0)
     result = scaling.result
     assert result.component == "first/affine/Tanh"
     assert list(result.found_inf) == ["first/affine/Tanh", "first/affine"]
@@ -185,25 +137,36 @@ def test_an_overflow_is_told_by_the_function_where_it_began() -> None:
     )
 
 
-def test_with_a_given_s0_an_overflow_joined_with_the_loss_is_no_matter_of_other_scales() -> None:
-    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
-    h = PF.affine(x, 3, name="first")
-    joined = h + PF.affine(F.tanh(PF.affine(h, 3, name="inner")), 3, name="outer")
-    scaling = AdaptiveLossScaling(FormatEmulation(joined, "float16"))
-    seed = np.full(joined.shape, 100.0, np.float32)
+@pytest.mark.parametrize("scale", [None, 8.0])
+def test_the_batch_once_more_may_tell_more_unless_all_was_measured_or_s0_decides_about_everything(
+    scale: Optional[float],
+) -> None:
+    h = PF.affine(constant(np.ones((2, 3))), 3, name="only")
+    # With a single layer, whose input needs no gradient, S0 decides about everything.
+    for loss, decided in ((F.mean(h), scale is not None), (F.mean(PF.affine(h, 2, name="last")), False)):
+        scaling = AdaptiveLossScaling(loss)
+        for measured in (True, False):
+            settle(scaling, scaling.iteration, scale)
+            assert scaling.result.can_measure_more == (not (measured or decided))
 
-    def backward(scale: float, *, again: bool) -> None:
-        for v in nn.get_parameters().values():
-            v.grad.zero()
-        scaling.forward()
-        scaling.backward(scale, grad=seed, iteration=0, again=again)
 
-    for again in (False, True):
-        backward(8.0, again=again)
-    assert scaling.result.component is None
-    backward(1024.0, again=True)
+@pytest.mark.parametrize("joined", [False, True])
+def test_with_a_given_s0_an_overflow_before_any_layer_is_no_matter_of_other_scales(joined: bool) -> None:
+    h = PF.affine(constant(np.ones((2, 3))), 3, name="first")
+    inner = PF.affine(F.tanh(h), 3, name="inner")
+    # Of a loss of several elements a layer may lead back to the component.
+    loss = h + PF.affine(F.tanh(inner), 3, name="outer") if joined else inner
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"))
+    seed = np.full(loss.shape, 100.0, np.float32)
+    for again, scale, overflows in ((False, 8.0, False), (True, 8.0, False), (True, 1024.0, True)):
+        run(scaling, scale, grad=seed, iteration=0, again=again)
+        assert bool(scaling.found_inf) == overflows
     before = scaling.result.schedule.component_scales
     assert scaling.result.overflowed == scaling.result.schedule.components.root
+    assert scaling.result.only_s0_helps
     assert not scaling.after_overflow()
-    backward(1024.0, again=True)
+    run(scaling, 1024.0, grad=seed, iteration=0, again=True)
     assert scaling.result.schedule.component_scales == before
+    # Where none was given, all is measured.
+    run(scaling, None, grad=seed * 2.0**10, iteration=1)
+    assert not scaling.result.only_s0_helps

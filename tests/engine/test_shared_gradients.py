@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Optional
 
 import nnabla as nn
 import nnabla.functions as F
@@ -14,7 +13,9 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation, GradScaler
-from tests.worlds.values import HALF
+from tests.worlds.passes import look, run
+from tests.worlds.trainings import scaler_step, solver_of
+from tests.worlds.values import FLOAT, HALF, Values, assert_equal, snapshot
 
 Share = Callable[[nn.Variable], nn.Variable]
 
@@ -52,88 +53,49 @@ def losses(share: Optional[Share]) -> nn.Variable:
     return F.mean(F.affine(h, other) ** 2) + F.sum(F.tanh(other)) * 2.0**-8
 
 
-def trained(
-    share: Optional[Share], way: str, storage: Optional[str], *, rebuilt: bool = False
-) -> List[np.ndarray]:
+def trained(share: Optional[Share], way: str, storage: Optional[str], *, rebuilt: bool = False) -> Values:
     """The parameters after some updates; `way` "nnabla" is a loop of its own."""
     nn.clear_parameters()
-    with nn.context_scope(HALF if storage == "native" else nn.Context()):
-        loss = losses(share)
-        again = (lambda: losses(share)) if rebuilt else (lambda: loss)
-        solver = S.Sgd(0.125)
-        solver.set_parameters(nn.get_parameters())
-        emulated = None if storage == "native" else storage
-        if way == "nnabla":
-            for _ in range(12):
-                solver.zero_grad()
-                loss.forward(clear_no_need_grad=True)
-                loss.backward(clear_buffer=True)
+    with nn.context_scope(HALF if storage == "native" else FLOAT):
+        loss, solver = losses(share), solver_of(S.Sgd(0.125))
+        stored: Any = {"storage": None if storage == "native" else storage}
+        scaler = GradScaler(solver, **stored)
+
+        def feed() -> None:
+            if rebuilt:
+                updater.loss = losses(share)
+
+        hooks = {"function_post_hook": (None, look)} if way == "hooked" else {}
+        updater = AdaptiveLossScalingUpdater(solver, loss, feed, **stored, **hooks)
+        for _ in range(12):
+            if way == "nnabla":
+                run(loss, clear=True)
                 solver.update()
-        elif way == "scaler":
-            scaler = GradScaler(solver, storage=emulated)
-            for _ in range(12):
-                solver.zero_grad()
-                scaler.forward(loss, clear_no_need_grad=True)
-                scaler.backward(loss, clear_buffer=True)
-                assert scaler.step(solver)
-                scaler.update()
-        else:
-            hooks = {"function_post_hook": (None, lambda f: None)} if way == "hooked" else {}
-
-            def feed() -> None:
-                if rebuilt:
-                    updater.loss = again()
-
-            updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage=emulated, **hooks)
-            for _ in range(12):
+            elif way == "scaler":
+                assert scaler_step(scaler, solver, loss)
+            else:
                 assert updater.update().reason == "updated"
-            assert (updater.scaling.result.kind == "hookless") == (way == "updater")
-    return [v.d.copy() for v in nn.get_parameters().values()]
+                hookless = updater.scaling.result.kind == "hookless"
+        assert way in ("nnabla", "scaler") or hookless == (way == "updater")
+    return snapshot()
 
 
 @pytest.mark.parametrize("way", ["updater", "hooked", "scaler"])
 @pytest.mark.parametrize("share", SHARES)
 def test_in_fp32_they_train_as_in_nnablas_loop(share: str, way: str) -> None:
-    for one, other in zip(trained(SHARES[share], way, None), trained(SHARES[share], "nnabla", None)):
-        np.testing.assert_array_equal(one, other)
+    assert_equal(trained(SHARES[share], way, None), trained(SHARES[share], "nnabla", None))
+
+
+def test_a_view_that_is_made_anew_for_each_graph() -> None:
+    share = SHARES["reshaped to the same"]
+    assert_equal(trained(share, "updater", None, rebuilt=True), trained(share, "nnabla", None))
 
 
 @pytest.mark.parametrize("storage", ["float16", "native"])
 @pytest.mark.parametrize("way", ["updater", "hooked", "scaler"])
 @pytest.mark.parametrize("share", ["reshaped to the same", "assigned"])
 def test_in_half_they_train_as_one_weight(share: str, way: str, storage: str) -> None:
-    for one, other in zip(trained(SHARES[share], way, storage), trained(None, way, storage)):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_a_view_that_is_made_anew_for_each_graph() -> None:
-    share = SHARES["reshaped to the same"]
-    for one, other in zip(trained(share, "updater", None, rebuilt=True), trained(share, "nnabla", None)):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_two_scopes_of_one_network() -> None:
-    """Parameters that were set under a second name, as an imported network has them."""
-    x = nn.Variable.from_numpy_array(np.random.RandomState(0).randn(4, 5).astype(np.float32))
-    scopes: List[Any] = [OrderedDict(), OrderedDict()]
-    with nn.parameter_scope("", scopes[0]):
-        first = PF.affine(x, 5, name="a")
-        shared = nn.get_parameters()
-    with nn.parameter_scope("", scopes[1]):
-        for name, v in shared.items():
-            nn.parameter.set_parameter(name, assigned(v))
-        loss = F.mean(first**2) + F.mean(PF.affine(F.tanh(x), 5, name="a") ** 4) * 1e-3
-    expected, found = [], []
-    for run in (loss, AdaptiveLossScaling(loss)):
-        for _ in range(4):
-            for v in shared.values():
-                v.grad.zero()
-            run.forward(clear_no_need_grad=True)
-            run.backward(
-                **({"clear_buffer": True} if run is not loss else {"grad": 1.0, "clear_buffer": True})
-            )
-            (expected if run is loss else found).append([v.g.copy() for v in shared.values()])
-    np.testing.assert_equal(found, expected)
+    assert_equal(trained(SHARES[share], way, storage), trained(None, way, storage))
 
 
 @pytest.mark.parametrize("accumulated", [False, True])

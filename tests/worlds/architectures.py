@@ -154,6 +154,39 @@ def rewired() -> nn.Variable:
     return y
 
 
+def leaf(name: str, *shape: int, need_grad: bool = True) -> nn.Variable:
+    return PF.get_parameter_or_create(name, shape, RNG(len(name)).randn(*shape) * 0.4, need_grad=need_grad)
+
+
+def three_that_write() -> nn.Variable:
+    """One leaf is a bias, a factor, and what is added; and it is written in three components."""
+    shared = leaf("leaf", 5)
+    spread = F.broadcast(F.reshape(shared, (1, 5)), (4, 5))
+    h = F.tanh(F.affine(image(4, 5), leaf("w", 5, 5), shared))
+    h = F.tanh(F.affine(h, leaf("w2", 5, 5)) * spread)
+    return F.mean(F.affine(F.sigmoid(h + spread), leaf("w_3", 5, 5), shared) ** 2)
+
+
+def lstm_twice() -> nn.Variable:
+    """Functions that keep references of their own to the arrays of what they share."""
+    w, state = leaf("w", 1, 4, 5, 10), leaf("state", 1, 1, 2, 5)
+    x = PF.affine(image(6, 3), 5, name="in", rng=RNG(2))
+    y, h, c = F.lstm(F.reshape(x, (3, 2, 5), inplace=False), state, state, w)
+    y = PF.affine(F.reshape(y, (6, 5)), 5, name="between", rng=RNG(4))
+    y, _, _ = F.lstm(F.reshape(y, (3, 2, 5)), h, c, w)
+    penalty = 1e-4 * F.sum(w**2)
+    return penalty + F.mean(PF.affine(F.reshape(y, (6, 5)), 2, name="last", rng=RNG(3)) ** 2)
+
+
+def normalized_and_plain() -> nn.Variable:
+    """Functions with references of their own add to a gradient after others that have none."""
+    w, u = leaf("w", 5, 5), leaf("u", 5, need_grad=False)
+    h = PF.affine(image(6, 3), 5, name="in", rng=RNG(2))
+    for _ in range(3):
+        h = F.tanh(F.affine(h, F.spectral_norm(w, u, itr=1)))
+    return F.mean(h**2) + F.mean(F.sigmoid(F.affine(h, w)))
+
+
 def einsum_and_slices() -> nn.Variable:
     h = F.tanh(PF.affine(image(3, 4), 4, name="a", rng=RNG(0)))
     h = PF.affine(h, 8, name="b", rng=RNG(1))
@@ -178,6 +211,9 @@ NETWORKS: Dict[str, Callable[[], nn.Variable]] = {
         python_function,
         rewired,
         einsum_and_slices,
+        three_that_write,
+        lstm_twice,
+        normalized_and_plain,
     )
 }
 
