@@ -132,7 +132,7 @@ class ScaleSchedule:
         """By number of the function; functions that only pass a scale on have none."""
         return self._steps[0]
 
-    @property
+    @cached_property
     def scales(self) -> Mapping[int, float]:
         """What each gradient carries in the end, by position."""
         return self._steps[1]

@@ -36,7 +36,7 @@ from ..kernels import select_kernels
 from ..monitor import Audience, audience_of
 from ..undo import BatchGuard, ForwardFault, ForwardState, Savepoint, Undoable, find_fault
 from .chooser import Asked, Chooser
-from .leaf_gradients import SpoiltGradients
+from .leaf_gradients import NonfiniteGradients
 from .method_alphas import MethodAlphas
 from .pass_runner import PassRunner
 from .passes.backward_pass import UserHooks, leaf_arrays
@@ -161,7 +161,7 @@ class AdaptiveLossScaling:
         self.components = Seen(Memory(policy.measured_every(self.config.iterations_per_measurement)))
         self.iteration = 0
         self._result: Optional[PassReport] = None
-        self._spoilt = SpoiltGradients(self.kernels)
+        self._nonfinite = NonfiniteGradients(self.kernels)
 
     @property
     def undoable(self) -> List[Undoable]:
@@ -187,7 +187,7 @@ class AdaptiveLossScaling:
         self.guard.go_on_from(before.guard)
         self.iteration = self.components.iteration + 1
         self._graph.go_on_from(before._graph)
-        self._spoilt = before._spoilt
+        self._nonfinite = before._nonfinite
         self._reader.go_on_from(before._reader)
         self.share_draws(before)
 
@@ -298,39 +298,39 @@ class AdaptiveLossScaling:
         Call it when gradients that matter are not finite: behind a mask they do no harm.
         """
         self._graph.drop_schedules()
-        report, planned = self._result, self._graph.prepared()
+        report, prepared = self._result, self._graph.prepared()
         if report is None or report.overflowed is None or report.only_s0_helps:
             return False
-        self.components, lowered = self.components.after_overflow(report.measured(planned.limits))
+        self.components, lowered = self.components.after_overflow(report.measured(prepared.limits))
         return lowered
 
     def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
         """What the next scales will be computed from, for other ranks, whose graphs may be others; None when
         that is nothing.
         """
-        planned, report = self._graph.prepared(), self._result
-        if report is None or planned.schedules.for_good(report.schedule.fixed_scale):
+        prepared, report = self._graph.prepared(), self._result
+        if report is None or prepared.schedules.for_good(report.schedule.fixed_scale):
             return None
         measured_all, gains = self.components.shared()
-        own: Dict[str, Sequence[float]] = {_ENDS: [float(not planned.schedules.chosen), float(measured_all)]}
+        own: Dict[str, Sequence[float]] = {_ENDS: [float(not prepared.schedules.chosen), float(measured_all)]}
         own.update((_COMPONENT + name, [gain]) for name, gain in gains.items())
-        own.update((_LAYER + name, row) for name, row in planned.statistics.shared().items())
+        own.update((_LAYER + name, row) for name, row in prepared.statistics.shared().items())
         return own
 
     def adopt_statistics(self, told: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Compute the next scales from `shared_statistics` of all ranks, in their order."""
-        planned = self._graph.prepared()
+        prepared = self._graph.prepared()
         dropped, measured_all = (any(flags) for flags in zip(*(one[_ENDS] for one in told)))
         if dropped:
             # A rank chooses anew, such as after an overflow: all do, and come to the same.
-            planned.schedules = planned.schedules.drop()
+            prepared.schedules = prepared.schedules.drop()
         gains: Dict[str, float] = {}
         for name, (gain, *_) in chain.from_iterable(one.items() for one in told):
             if name.startswith(_COMPONENT):
                 name = name[len(_COMPONENT) :]
                 gains[name] = max(gain, gains.get(name, gain))
         self.components = self.components.adopting(measured_all, gains)
-        planned.statistics.adopt([_layers_of(one) for one in told])
+        prepared.statistics.adopt([_layers_of(one) for one in told])
 
     def after_update(self) -> None:
         """Count a good update: what was measured is remembered."""
@@ -374,15 +374,15 @@ class AdaptiveLossScaling:
 
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next scales, as plain numbers, strings, lists and dicts."""
-        planned, method_alphas = self._graph.prepared(), self._chooser.method_alphas
-        return state_of(planned, self.components, method_alphas, self.iteration, self._storage.drawn.count)
+        prepared, method_alphas = self._graph.prepared(), self._chooser.method_alphas
+        return state_of(prepared, self.components, method_alphas, self.iteration, self._storage.drawn.count)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned; ValueError, and no change, if that cannot be."""
-        planned, before = self._graph.prepared(), Savepoint(self.undoable)
+        prepared, before = self._graph.prepared(), Savepoint(self.undoable)
         try:
             memory, self.iteration, draws = load_state(
-                state, planned, self.components.memory, self._chooser.method_alphas
+                state, prepared, self.components.memory, self._chooser.method_alphas
             )
         except BaseException:
             before.restore()
@@ -454,36 +454,36 @@ class AdaptiveLossScaling:
             self._chooser.base(scale)
         check_seed(self.variable, grad)
         # Also after the guard has looked before forward: that is when nnabla finds out who needs a gradient.
-        planned = self._graph.current(wired=wired)
+        prepared = self._graph.current(wired=wired)
         if self._reader.moved:
             self._reader.before_backward()
-        leaves = planned.plan.leaves
+        leaves = prepared.plan.leaves
         found = leaf_arrays(leaves.values())
         self.guard.before_backward(found[0], all_zero=found[1])
-        if self._spoilt.keys and self._spoilt.set_apart(leaves):
+        if self._nonfinite.keys and self._nonfinite.set_aside(leaves):
             found = leaf_arrays(leaves.values())
-        weights = planned.loss_weights()
+        weights = prepared.loss_weights()
         if grad is not None:
             factor = seed_weight(grad, on_host=not self.kernels.asynchronous)
             weights = tuple([weight * factor for weight in weights])
-        self.components = self.components.before_pass(iteration, planned.components.names, weights)
+        self.components = self.components.before_pass(iteration, prepared.components.names, weights)
         hooks = UserHooks(communicator_callbacks, function_pre_hook, function_post_hook)
         report: Optional[PassReport] = None
         try:
             if self.guard.state.written:
-                planned.statistics.watch(self.guard.state.arrays)
+                prepared.statistics.watch(self.guard.state.arrays)
             asked = Asked(iteration, scale, weights, again, grad is not None)
-            decided = self._chooser.decide(planned, self.components, asked)
+            decided = self._chooser.decide(prepared, self.components, asked)
             watch = None
             if self._runner.has_watchers:
-                watch = self._runner.watch(planned, decided, iteration, self.components.attempt)
+                watch = self._runner.watch(prepared, decided, iteration, self.components.attempt)
             look = self._chooser.method_alphas.look
             report = self._result = self._runner.run(
-                planned, decided, found, hooks, grad, watch, look, clear_buffer=clear_buffer
+                prepared, decided, found, hooks, grad, watch, look, clear_buffer=clear_buffer
             )
             if decided.measure or decided.share is not None:
                 self.components = self.components.after_pass(
-                    report.measured(planned.limits),
+                    report.measured(prepared.limits),
                     last=decided.share is None or decided.share.last,
                     informative=any(report.largest) or not self.has_nothing_to_learn(),
                     # These statistics are what the batch is to be scaled by.
@@ -493,17 +493,17 @@ class AdaptiveLossScaling:
             self._graph.present = None
             raise
         finally:
-            if self._spoilt.keys or (report is not None and report.found_inf):
-                self._spoilt.put_back(frozenset() if report is None else report.nonfinite)
+            if self._nonfinite.keys or (report is not None and report.found_inf):
+                self._nonfinite.put_back(frozenset() if report is None else report.nonfinite)
         self.iteration = iteration + 1
 
     def probe(self, scale: float) -> None:
         """Run backward once more with S0 = `scale` and no layer scales, and learn nothing from it."""
-        planned = self._graph.prepared()
+        prepared = self._graph.prepared()
         check_scale(scale)
-        weights = planned.loss_weights()
+        weights = prepared.loss_weights()
         scales = [within_float32(scale / (weight or 1.0)) for weight in weights]
-        self._runner.probe(planned, planned.schedule(scales, scale, weights))
+        self._runner.probe(prepared, prepared.schedule(scales, scale, weights))
 
 
 def _layers_of(told: Mapping[str, Sequence[float]]) -> Dict[str, Sequence[float]]:

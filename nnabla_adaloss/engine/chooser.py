@@ -61,45 +61,45 @@ class Chooser:
             self._checked = given, check_scale(given * self._config.init_scale, "scale * init_scale")
         return self._checked[1]
 
-    def decide(self, planned: PreparedGraph, seen: Seen, asked: Asked) -> Decided:
+    def decide(self, prepared: PreparedGraph, seen: Seen, asked: Asked) -> Decided:
         """What the next pass runs with, which is in use from then on."""
         iteration, scale, weights, again, seeded = asked
-        in_use, policy = planned.schedules, seen.memory.policy
+        in_use, policy = prepared.schedules, seen.memory.policy
         learns = not in_use.for_good(scale)
         if not again:
             held = in_use.current(iteration, scale, weights)
             if held is None and scale is None:
                 held = in_use.moved(iteration, weights, policy.max_scale)
                 if held is not None:
-                    planned.schedules = in_use.keep(held, iteration)
+                    prepared.schedules = in_use.keep(held, iteration)
             if held is not None:
-                return Decided(held, share=planned.share(iteration) if learns else None)
-        planned.statistics.begin(iteration, again=again)
-        known = seen.room(planned.components, weights, planned.limits)
-        unmeasured = any(weights[i] and known.gains[i] is None for i in planned.components.computed)
-        unknown = unmeasured or planned.statistics.lacks_weights
+                return Decided(held, share=prepared.share(iteration) if learns else None)
+        prepared.statistics.begin(iteration, again=again)
+        known = seen.room(prepared.components, weights, prepared.limits)
+        unmeasured = any(weights[i] and known.gains[i] is None for i in prepared.components.computed)
+        unknown = unmeasured or prepared.statistics.lacks_weights
         # Nothing is known of a seed gradient of the caller's own.
         measure = learns and (again or unknown or not self._delayed or seeded)
         # A schedule that an overflow holds down is not kept. With delay=1, nor is one of an iteration in
         # which single batches were measured: other ranks do not know of that yet.
         kept = not (measure or seen.unshared) if self._delayed else again or not measure
         # A pass that measures has hooks anyway.
-        schedule = self._next(planned, known, policy, asked, apart=measure and not kept)
-        planned.schedules = in_use.keep(schedule, iteration) if kept and not seen.assumed else in_use.drop()
-        share = None if measure or not learns else planned.share(iteration)
+        schedule = self._next(prepared, known, policy, asked, apart=measure and not kept)
+        prepared.schedules = in_use.keep(schedule, iteration) if kept and not seen.assumed else in_use.drop()
+        share = None if measure or not learns else prepared.share(iteration)
         return Decided(schedule, schedule is not in_use.last(weights), measure, share)
 
     def _next(
-        self, planned: PreparedGraph, known: Known, policy: HistoryPolicy, asked: Asked, *, apart: bool
+        self, prepared: PreparedGraph, known: Known, policy: HistoryPolicy, asked: Asked, *, apart: bool
     ) -> ScaleSchedule:
         """The next schedule; the one in use, if it would be chosen again. What only hooks could part shares a
         scale, unless it is to be chosen `apart`, or a leaf would lose its gradient.
         """
-        components, structure, scale = planned.components, planned.plan.structure, asked.scale
-        method_alpha = self._method_alpha(planned, asked)
-        max_alpha = _max_alpha(planned, self._config)
+        components, structure, scale = prepared.components, prepared.plan.structure, asked.scale
+        method_alpha = self._method_alpha(prepared, asked)
+        max_alpha = _max_alpha(prepared, self._config)
         origin: Any = None
-        present = None if asked.again else planned.schedules.last(asked.weights)
+        present = None if asked.again else prepared.schedules.last(asked.weights)
         if present is not None and present.nodes is not structure.nodes:
             present = None
         if method_alpha is None and scale is None:
@@ -107,16 +107,16 @@ class Chooser:
             # Gains only matter while some room is unknown; that of a loss of one element always is.
             gains = known.gains if None in known.room[1:] else None
             origin = known._replace(gains=gains or ()), max_alpha, asked.seeded, apart
-            if present is not None and planned.chosen[0] is present and planned.chosen[1] == origin:
+            if present is not None and prepared.chosen[0] is present and prepared.chosen[1] == origin:
                 return present
 
         def choice_of(components: Components, known: Known) -> Choice:
-            start = self._start(components, known, planned.limits[components.root], policy, asked)
+            start = self._start(components, known, prepared.limits[components.root], policy, asked)
             return choose(
                 components, known, start, method_alpha, max_alpha, power_of_two=self._config.power_of_two
             )
 
-        joined = None if apart else planned.joined
+        joined = None if apart else prepared.joined
         # The loss gradient itself has S0.
         if joined is not None and scale is not None and joined.root not in joined.components.before_layers:
             joined = None
@@ -126,20 +126,20 @@ class Chooser:
         if choice is None:
             choice, joined = choice_of(components, known), None
         if present is None or (present.fixed_scale, present.component_scales) != (scale, choice.scales):
-            present = planned.schedule(
+            present = prepared.schedule(
                 choice.scales, scale, asked.weights, joined, choice.reasons, self.method_alphas.unbounded
             )
-        planned.chosen = present, origin
+        prepared.chosen = present, origin
         return present
 
-    def _method_alpha(self, planned: PreparedGraph, asked: Asked) -> Optional[MethodAlpha]:
+    def _method_alpha(self, prepared: PreparedGraph, asked: Asked) -> Optional[MethodAlpha]:
         """What the method gives for layers."""
-        weights, of = asked.weights, planned.components.of
+        weights, of = asked.weights, prepared.components.of
         return self.method_alphas.about(
-            planned.plan.structure,
-            planned.statistics,
+            prepared.plan.structure,
+            prepared.statistics,
             asked.iteration,
-            planned.ranges,
+            prepared.ranges,
             lambda p: weights[of[p]],
             fixed=asked.scale is not None,
         )
@@ -164,17 +164,17 @@ class Chooser:
         return Start(min(floor_power_of_two(limit), policy.max_scale), base, u_min)
 
 
-def _max_alpha(planned: PreparedGraph, config: AdaLossConfig) -> Mapping[int, float]:
+def _max_alpha(prepared: PreparedGraph, config: AdaLossConfig) -> Mapping[int, float]:
     """By position of a weight, the largest alpha with which its scaled copy stays in range: 1 if it was
     not measured.
     """
     # Scaled copies of weights are stored as weights are.
-    largest, ranges = min(config.range.u_max, planned.storage.largest_weight), planned.ranges
+    largest, ranges = min(config.range.u_max, prepared.storage.largest_weight), prepared.ranges
     found: Dict[int, float] = {}
-    recomputed = planned.plan.structure.described.recomputed
-    for _, slot in planned.plan.structure.layer_slots.values():
-        weight = planned.statistics.data(slot.factor)
-        if weight is None and (slot.factor in planned.statistics.wanted.data or recomputed[slot.factor]):
+    recomputed = prepared.plan.structure.described.recomputed
+    for _, slot in prepared.plan.structure.layer_slots.values():
+        weight = prepared.statistics.data(slot.factor)
+        if weight is None and (slot.factor in prepared.statistics.wanted.data or recomputed[slot.factor]):
             found[slot.factor] = 1.0
         elif weight is not None and weight.abs_max:
             own = largest if ranges is None else ranges.of_weight(slot)

@@ -14,7 +14,7 @@ from ..graph.node import Node, Scaling
 from ..graph.plan import GraphPlan
 from ..graph.structure import GraphStructure
 from ..kernels.interface import GradientsInPlace
-from .leaf_gradients import TakenLeaf, leaves_of
+from .leaf_gradients import Contribution, contributions_of
 from .scaled_weights import SwappedFactors
 
 _zeroing, _size = attrgetter("zeroing"), attrgetter("size")
@@ -23,7 +23,9 @@ _zeroing, _size = attrgetter("zeroing"), attrgetter("size")
 class HooklessLeaves:
     """Leaves that are taken for a whole pass; what is known of them is kept from pass to pass."""
 
-    def __init__(self, leaves: Sequence[TakenLeaf], following: Mapping[int, Sequence[TakenLeaf]]) -> None:
+    def __init__(
+        self, leaves: Sequence[Contribution], following: Mapping[int, Sequence[Contribution]]
+    ) -> None:
         self.leaves = leaves
         # Where contributions are unscaled one by one: by number of a function, the leaves that it has written
         # as the next one does.
@@ -33,7 +35,7 @@ class HooklessLeaves:
         self._gradients: Optional[GradientsInPlace] = None
         self._sizes: List[int] = []
 
-    def written(self, masters: List[nn.NdArray]) -> Tuple[Sequence[TakenLeaf], GradientsInPlace]:
+    def written(self, masters: List[nn.NdArray]) -> Tuple[Sequence[Contribution], GradientsInPlace]:
         """What was written to `masters`, and is to be unscaled in place."""
         # An array that is still zeroing was not written.
         if any(map(_zeroing, masters)):
@@ -100,11 +102,11 @@ def _factors(
 
 def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> HooklessLeaves:
     """The leaves of a pass."""
-    found: Dict[int, List[TakenLeaf]] = {leaf: [] for leaf in plan.structure.leaves}
+    found: Dict[int, List[Contribution]] = {leaf: [] for leaf in plan.structure.leaves}
     for node, step in nodes:
-        for leaf in leaves_of(plan.structure, node, step):
+        for leaf in contributions_of(plan.structure, node, step):
             found[leaf.leaf].append(leaf)
-    following: Dict[int, List[TakenLeaf]] = {}
+    following: Dict[int, List[Contribution]] = {}
     for writers in found.values():
         # nnabla adds up what is exact; what is rounded, or carries another scale, is no sum yet.
         exact = not (rounded or any(leaf.half for leaf in writers)) and is_power_of_two(writers[0].scale)

@@ -17,8 +17,8 @@ from ..kernels.interface import GradientsInPlace, GradientToUnscale, Kernels
 from ..kernels.scratch import ScratchPool
 
 
-class TakenLeaf(NamedTuple):
-    """A leaf whose gradient one function writes, or several with one scale."""
+class Contribution(NamedTuple):
+    """What one function adds to the gradient of a leaf, or several with one scale."""
 
     leaf: int  # position of the parameter, or other leaf; the first one of those that share the gradient
     function: int  # number, or of the first one
@@ -29,16 +29,16 @@ class TakenLeaf(NamedTuple):
     others: Tuple[nn.Variable, ...] = ()  # to which it writes, too, and whose gradient is the same array
 
 
-def leaves_of(structure: GraphStructure, node: Node, step: Step) -> List[TakenLeaf]:
-    """The leaves whose gradients a function writes."""
+def contributions_of(structure: GraphStructure, node: Node, step: Step) -> List[Contribution]:
+    """What a function adds to the gradients of leaves."""
     scales = step.targets(node.structure) if node.scalings else {}
-    found: Dict[int, TakenLeaf] = {}
+    found: Dict[int, Contribution] = {}
     for variable, position in zip(node.leaves, node.structure.leaves):
         leaf, scale = structure.leaf(position), scales.get(position, step.scale)
         if leaf in found:
             found[leaf] = found[leaf]._replace(others=(*found[leaf].others, variable))
         else:
-            found[leaf] = TakenLeaf(leaf, node.number, variable, scale, node.half, node.in_place)
+            found[leaf] = Contribution(leaf, node.number, variable, scale, node.half, node.in_place)
     return list(found.values())
 
 
@@ -50,21 +50,23 @@ class Written(NamedTuple):
     until the contribution is added to it.
     """
 
-    taken: TakenLeaf
+    contribution: Contribution
     target: nn.NdArray  # what nnabla writes to
     master: nn.NdArray  # what it is added to: the leaf's own gradient, or what that held
-    alone: bool = True  # whether `target` holds nothing but this contribution
-    held_apart: bool = False  # whether `target` is the leaf's own gradient, and `master` holds what was in it
-    of_others: Tuple[nn.NdArray, ...] = ()  # the gradients of `taken.others`
+    only_this: bool = True  # whether `target` holds nothing but this contribution
+    master_is_copy: bool = (
+        False  # whether `target` is the leaf's own gradient, which `master` holds a copy of
+    )
+    of_others: Tuple[nn.NdArray, ...] = ()  # the gradients of `contribution.others`
 
 
-LeafSeen = Tuple[TakenLeaf, float]
+ContributionAmax = Tuple[Contribution, float]
 """What was written to the gradient of a leaf, and its largest magnitude, divided by the scale; infinity where
 it was not finite.
 """
 
 
-def told_apart(written: Sequence[Written], largest: Sequence[float]) -> List[LeafSeen]:
+def amax_by_contribution(written: Sequence[Written], largest: Sequence[float]) -> List[ContributionAmax]:
     """What each function has written to gradients that hold nothing but this batch's: it counts for the
     component of that function.
 
@@ -72,23 +74,23 @@ def told_apart(written: Sequence[Written], largest: Sequence[float]) -> List[Lea
     told as one sum, as in a pass without hooks. If it adds at another scale, the sum counts for its own
     component.
     """
-    found: List[LeafSeen] = []
+    found: List[ContributionAmax] = []
     places: Dict[int, int] = {}
     for entry, amax in zip(written, largest):
-        taken, alone = entry.taken, entry.alone
-        place = places.get(taken.leaf)
-        if place is not None and not alone and found[place][0].scale == taken.scale:
+        contribution, only_this = entry.contribution, entry.only_this
+        place = places.get(contribution.leaf)
+        if place is not None and not only_this and found[place][0].scale == contribution.scale:
             found[place] = found[place][0], amax
-        elif alone or place is not None:
-            places[taken.leaf] = len(found)
-            found.append((taken, amax))
+        elif only_this or place is not None:
+            places[contribution.leaf] = len(found)
+            found.append((contribution, amax))
     return found
 
 
 def _put_back(entry: Written) -> None:
     """Give variables their own gradients again."""
-    entry.taken.variable.grad = entry.master
-    for other, gradient in zip(entry.taken.others, entry.of_others):
+    entry.contribution.variable.grad = entry.master
+    for other, gradient in zip(entry.contribution.others, entry.of_others):
         other.grad = gradient
 
 
@@ -118,62 +120,64 @@ class LeafGradients:
         self._running: Dict[int, Written] = {}
         self._waiting: Dict[int, List[Written]] = {}
 
-    def take(self, *leaves: TakenLeaf) -> None:
+    def take(self, *leaves: Contribution) -> None:
         """Direct the gradients of leaves to where they can be unscaled, for one function or all of a pass."""
         # A second use of a leaf must find its master as the first one leaves it.
         self._unscale([entry for one in leaves for entry in self._waiting.pop(one.leaf, ())])
         for one in leaves:
             self._take(one)
 
-    def _take(self, taken: TakenLeaf) -> None:
-        variable, half, in_place = taken.variable, taken.half, taken.in_place
+    def _take(self, contribution: Contribution) -> None:
+        variable, half, in_place = contribution.variable, contribution.half, contribution.in_place
         master = target = variable.grad
-        alone, held_apart = True, False
+        only_this, master_is_copy = True, False
         prepare_master(master, self._kernels.context)
         # What is lazily zero holds nothing to be scaled, also where a function of half precision adds to it.
         if master.zeroing and (in_place or not half):
             pass
         elif in_place and half:
-            held_apart, master = True, self._scratch(taken)
+            master_is_copy, master = True, self._scratch(contribution)
             self._kernels.scaled_copy(target, master, 1.0)
             target.fill(-0.0)
-        elif in_place or (not half and not self._rounded and is_power_of_two(taken.scale)):
+        elif in_place or (not half and not self._rounded and is_power_of_two(contribution.scale)):
             # Exact both ways, and nnabla adds as it does without the engine.
-            self._kernels.scale_(master, taken.scale)
-            alone = False
+            self._kernels.scale_(master, contribution.scale)
+            only_this = False
         else:
-            target = self._scratch(taken)
+            target = self._scratch(contribution)
             if master.zeroing:
                 target.zero()
             else:
                 # nnabla has looked at the master by now, and may add: to -0.0, which changes not even a sign.
                 target.fill(-0.0)
         # Noted before it is swapped: a signal may interrupt us between any two lines.
-        of_others = tuple([other.grad for other in taken.others])
-        self._running[taken.leaf] = Written(taken, target, master, alone, held_apart, of_others)
-        if target is not master and not held_apart:
+        of_others = tuple([other.grad for other in contribution.others])
+        self._running[contribution.leaf] = Written(
+            contribution, target, master, only_this, master_is_copy, of_others
+        )
+        if target is not master and not master_is_copy:
             variable.grad = target
-            for other in taken.others:
+            for other in contribution.others:
                 other.grad = target.view(other.shape)
 
-    def _scratch(self, taken: TakenLeaf) -> nn.NdArray:
-        return self._pool.get(taken.variable.shape, "gradient", taken.leaf)
+    def _scratch(self, contribution: Contribution) -> nn.NdArray:
+        return self._pool.get(contribution.variable.shape, "gradient", contribution.leaf)
 
-    def hand_on(self, following: Sequence[TakenLeaf]) -> None:
+    def hand_on(self, following: Sequence[Contribution]) -> None:
         """Unscale what a function has written to leaves that others write next."""
-        before = [self._running[taken.leaf] for taken in following]
-        for taken, entry in zip(following, before):
-            last = entry.taken
-            apart = entry.held_apart or entry.target is entry.master or taken.in_place
-            if apart or taken.variable is not last.variable or taken.others or last.others:
+        before = [self._running[contribution.leaf] for contribution in following]
+        for contribution, entry in zip(following, before):
+            last = entry.contribution
+            apart = entry.master_is_copy or entry.target is entry.master or contribution.in_place
+            if apart or contribution.variable is not last.variable or contribution.others or last.others:
                 for one in before:
                     self._give_back(one)
                 self.take(*following)
                 return
         # Scratch arrays stay where they are.
         self._unscale([entry for entry in before if not entry.target.zeroing])
-        for taken, entry in zip(following, before):
-            self._running[taken.leaf] = Written(taken, entry.target, entry.master)
+        for contribution, entry in zip(following, before):
+            self._running[contribution.leaf] = Written(contribution, entry.target, entry.master)
             entry.target.fill(-0.0)
 
     def give_back(self) -> None:
@@ -184,12 +188,12 @@ class LeafGradients:
             self.finish()
 
     def _give_back(self, entry: Written) -> None:
-        if entry.target is not entry.master and not entry.held_apart:
+        if entry.target is not entry.master and not entry.master_is_copy:
             _put_back(entry)
         # An array that is still zeroing was not written: its master keeps what it has.
         if not entry.target.zeroing:
-            self._waiting.setdefault(entry.taken.leaf, []).append(entry)
-        del self._running[entry.taken.leaf]
+            self._waiting.setdefault(entry.contribution.leaf, []).append(entry)
+        del self._running[entry.contribution.leaf]
 
     def finish(self) -> None:
         """Unscale what is still waiting."""
@@ -200,12 +204,12 @@ class LeafGradients:
     def restore(self) -> None:
         """Put the masters back when a pass is given up; harmless when none is away."""
         for entry in self._running.values():
-            if entry.held_apart:
+            if entry.master_is_copy:
                 self._kernels.scaled_copy(entry.master, entry.target, 1.0)
                 continue
             _put_back(entry)
             if entry.target is entry.master and not entry.master.zeroing:
-                self._kernels.scale_(entry.master, 1.0 / entry.taken.scale)
+                self._kernels.scale_(entry.master, 1.0 / entry.contribution.scale)
         self._running.clear()
         self.finish()
 
@@ -215,12 +219,12 @@ class LeafGradients:
         self.written += written
         if all(entry.target is entry.master for entry in written):
             masters = [entry.master for entry in written]
-            scales = [entry.taken.scale for entry in written]
+            scales = [entry.contribution.scale for entry in written]
             self._measurements.unscale_in_place(GradientsInPlace(masters, scales))
             return
         self._measurements.unscale([self._task(entry) for entry in written])
         for entry in written:
-            if entry.held_apart:
+            if entry.master_is_copy:
                 self._kernels.scaled_copy(entry.master, entry.target, 1.0)
 
     def _task(self, entry: Written) -> GradientToUnscale:
@@ -229,10 +233,10 @@ class LeafGradients:
             # nnabla may have turned it into half precision.
             prepare_master(entry.master, self._kernels.context)
         accumulate = not in_place and not entry.master.zeroing
-        return GradientToUnscale(entry.target, entry.master, entry.taken.scale, accumulate)
+        return GradientToUnscale(entry.target, entry.master, entry.contribution.scale, accumulate)
 
 
-class SpoiltGradients:
+class NonfiniteGradients:
     """Sets apart, while a pass runs, gradients that a batch has left not finite where nobody zeroes them, as
     of leaves that no solver has: a sum with an infinity or a NaN tells nothing.
     """
@@ -240,9 +244,9 @@ class SpoiltGradients:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self.keys: AbstractSet[int] = frozenset()
-        self._apart: List[Tuple[int, nn.NdArray, nn.NdArray]] = []
+        self._aside: List[Tuple[int, nn.NdArray, nn.NdArray]] = []
 
-    def set_apart(self, leaves: Mapping[int, nn.Variable]) -> bool:
+    def set_aside(self, leaves: Mapping[int, nn.Variable]) -> bool:
         """Zero the gradients that are still not finite, and keep what they hold; False when none is."""
         for key in self.keys & leaves.keys():
             gradient = leaves[key].grad
@@ -250,13 +254,13 @@ class SpoiltGradients:
                 continue
             held = nn.NdArray(gradient.shape)
             self._kernels.scaled_copy(gradient, held, 1.0)
-            self._apart.append((key, gradient, held))
+            self._aside.append((key, gradient, held))
             gradient.zero()
-        return bool(self._apart)
+        return bool(self._aside)
 
     def put_back(self, nonfinite: AbstractSet[int]) -> None:
         """Add what was set apart to what the pass has written."""
-        for _, gradient, held in self._apart:
+        for _, gradient, held in self._aside:
             self._kernels.unscale_add(held, gradient, 1.0, accumulate=not gradient.zeroing)
-        self.keys = nonfinite | {key for key, _, _ in self._apart}
-        self._apart = []
+        self.keys = nonfinite | {key for key, _, _ in self._aside}
+        self._aside = []

@@ -49,7 +49,7 @@ class PassRunner:
 
     def run(
         self,
-        planned: PreparedGraph,
+        prepared: PreparedGraph,
         decided: Decided,
         found: LeafArrays,
         hooks: UserHooks = NO_HOOKS,
@@ -67,27 +67,28 @@ class PassRunner:
         elif watch is not None or hooks != NO_HOOKS:
             kind = "single functions are watched"
         else:
-            steps = self._steps(planned, schedule)
+            known = prepared.steps.get(schedule.loss_weights)
+            steps = known[1] if known is not None and known[0] is schedule else self._plan(prepared, schedule)
             if isinstance(steps, HooklessSteps):
-                return HooklessPass(planned, request, schedule, steps, found).run(self._loss, self._seed)
+                return HooklessPass(prepared, request, schedule, steps, found).run(self._loss, self._seed)
             kind = steps
-        return HookedPass(planned, request, schedule, kind).run(self._loss, self._seed)
+        return HookedPass(prepared, request, schedule, kind).run(self._loss, self._seed)
 
-    def probe(self, planned: PreparedGraph, schedule: ScaleSchedule) -> None:
+    def probe(self, prepared: PreparedGraph, schedule: ScaleSchedule) -> None:
         """Run a pass of which nothing is learned."""
         request = PassRequest(clear_buffer=True)
-        HookedPass(planned, request, schedule, "it is only tried").run(self._loss, self._seed)
+        HookedPass(prepared, request, schedule, "it is only tried").run(self._loss, self._seed)
 
     def watch(
-        self, planned: PreparedGraph, decided: Decided, iteration: int, attempt: int
+        self, prepared: PreparedGraph, decided: Decided, iteration: int, attempt: int
     ) -> Optional[LayerWatch]:
         """Report the scales of a pass to whoever records them; who is told of its layers as they run."""
         audience = self._audience
         watched = audience is not None and audience.wants(LayerScaled, iteration)
         if not (watched or self._observer.needed):
             return None
-        structure, (schedule, chosen, *_) = planned.plan.structure, decided
-        records = records_of(structure, planned.statistics, schedule, (iteration, attempt), chosen=chosen)
+        structure, (schedule, chosen, *_) = prepared.plan.structure, decided
+        records = records_of(structure, prepared.statistics, schedule, (iteration, attempt), chosen=chosen)
         if self._observer.needed:
             for record in records:
                 self._observer(record)
@@ -96,16 +97,14 @@ class PassRunner:
         stored = get_format(self._config.dtype or "float16")
         return LayerWatch(audience, self._kernels, self._storage, stored, records)
 
-    def _steps(self, planned: PreparedGraph, schedule: ScaleSchedule) -> Union[HooklessSteps, str]:
+    def _plan(self, prepared: PreparedGraph, schedule: ScaleSchedule) -> Union[HooklessSteps, str]:
         """How a schedule is applied at once, or why it cannot be."""
-        known = planned.steps.get(schedule.loss_weights)
-        if known is not None and known[0] is schedule:
-            return known[1]
+        known = prepared.steps.get(schedule.loss_weights)
         # New scales are mostly what they were.
         if known is not None and schedule.is_applied_as(known[0]):
             steps = known[1]
         else:
             rounded = self._storage.rounds
-            steps = plan_steps(planned.plan, schedule, rounded=rounded, max_bytes=self._max_bytes)
-        planned.keep_steps(schedule, steps)
+            steps = plan_steps(prepared.plan, schedule, rounded=rounded, max_bytes=self._max_bytes)
+        prepared.keep_steps(schedule, steps)
         return steps

@@ -241,10 +241,13 @@ class Preparation:
 
     def current(self, *, wired: bool) -> PreparedGraph:
         """The graph as it is now."""
-        plan = None if self.present is None else self.present.plan
-        if plan is None or plan.reshaped or plan.marked_otherwise or not (wired or not plan.rewired):
-            self.present = self._prepare()
-        return self.prepared()
+        found = self.present
+        if found is not None:
+            plan = found.plan
+            if not (plan.reshaped or plan.marked_otherwise) and (wired or not plan.rewired):
+                return found
+        self.present = found = self._prepare()
+        return found
 
     def plan(self) -> GraphPlan:
         """The plan of the graph as it is wired now; before forward nnabla itself does not know which of its
@@ -293,7 +296,7 @@ class Preparation:
         if alike is not own:
             self.pool.end_graph()
         if alike is not None:
-            return before.built_again(graph.planned(alike), self._storage)
+            return before.built_again(graph.with_roles(alike), self._storage)
         known = self._wake(graph, described)
         rests = Resting(own, before.schedules, before.statistics.state(own.measured))
         self._resting = (*self._resting[2 - _REMEMBERED :], rests)
@@ -310,7 +313,7 @@ class Preparation:
         return Resting(structure, self._no_schedules, ())
 
     def _found(self, graph: GraphPlan, known: Resting) -> PreparedGraph:
-        plan, structure = graph.planned(known.structure), known.structure
+        plan, structure = graph.with_roles(known.structure), known.structure
         # Per variable its gradient, as it arrives and as one branch, and its data.
         measurements = measurements_by(self._kernels, 3 * len(plan.variables) + 64)
         statistics = Statistics(plan, measurements, self.pool, self._storage, self._wanted(structure))

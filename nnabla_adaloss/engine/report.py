@@ -14,7 +14,7 @@ from ..core.memory import Measured
 from ..core.schedule import ScaleSchedule
 from ..graph.plan import GraphPlan
 from ..graph.structure import GraphStructure
-from .leaf_gradients import LeafSeen, TakenLeaf
+from .leaf_gradients import Contribution, ContributionAmax
 
 _position = attrgetter("leaf")
 
@@ -33,7 +33,7 @@ class PassReport:
     plan: GraphPlan
     schedule: ScaleSchedule
     scales: Mapping[int, float]
-    leaves: Sequence[TakenLeaf]  # those whose gradients were written
+    leaves: Sequence[Contribution]  # those whose gradients were written
     largest: Sequence[float]  # of each, divided by its scale; infinity where it is not finite
     found_inf: Sequence[str] = ()
     amax: Mapping[int, float] = field(default_factory=dict)
@@ -112,7 +112,7 @@ def amax_of_components(
     structure: GraphStructure,
     components: Components,
     gradients: Iterable[Tuple[int, float]],
-    leaves: Iterable[LeafSeen],
+    leaves: Iterable[ContributionAmax],
 ) -> Dict[int, float]:
     """The largest magnitude of each component, of gradients by position, and of those of leaves that were
     finite; all unscaled.
@@ -122,9 +122,9 @@ def amax_of_components(
         index = components.of.get(position)
         if index is not None and largest > found.get(index, -1.0):
             found[index] = largest
-    for taken, largest in leaves:
+    for contribution, largest in leaves:
         if largest < math.inf:
-            index = component_of_leaf(structure, components, taken.leaf, taken.function)
+            index = component_of_leaf(structure, components, contribution.leaf, contribution.function)
             if largest > found.get(index, -1.0):
                 found[index] = largest
     return found

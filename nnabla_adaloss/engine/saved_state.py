@@ -21,23 +21,23 @@ _MAGNITUDES = 1
 
 
 def state_of(
-    planned: PreparedGraph, components: Seen, method_alphas: MethodAlphas, iteration: int, draws: int
+    prepared: PreparedGraph, components: Seen, method_alphas: MethodAlphas, iteration: int, draws: int
 ) -> Dict[str, Any]:
     """What decides the next scales of a graph, as plain numbers, strings, lists and dicts."""
     return {
         "schema": SCHEMA,
         "iteration": iteration,
-        "network": fingerprint(planned.plan),
-        "statistics": planned.statistics.state(planned.plan.structure.measured),
+        "network": fingerprint(prepared.plan),
+        "statistics": prepared.statistics.state(prepared.plan.structure.measured),
         "components": components.state_dict(),
-        "schedule": planned.schedules.state_dict(),
+        "schedule": prepared.schedules.state_dict(),
         "layers": method_alphas.state_dict(),
         "draws": draws,
     }
 
 
 def load_state(
-    state: Mapping[str, Any], planned: PreparedGraph, memory: Memory, method_alphas: MethodAlphas
+    state: Mapping[str, Any], prepared: PreparedGraph, memory: Memory, method_alphas: MethodAlphas
 ) -> Tuple[Memory, int, int]:
     """Take over what `state_of` returned for a graph of the same network; return memory, iteration and draws.
     ValueError, if it is not of that: some of it may have been taken over by then.
@@ -46,24 +46,24 @@ def load_state(
         before = integer("schema", state["schema"]) == _MAGNITUDES
         if not before:
             check_version(state["schema"], SCHEMA)
-        check_network(planned.plan, list(state["network"]))
+        check_network(prepared.plan, list(state["network"]))
         found = integer("iteration", state["iteration"]), integer("draws", state["draws"])
         if before:
-            planned.statistics.load_state((), ())
-            planned.schedules = planned.schedules.drop()
+            prepared.statistics.load_state((), ())
+            prepared.schedules = prepared.schedules.drop()
             method_alphas.forget()
             warn(
                 "the state was saved by an earlier version, which did not remember with which loss weights "
                 "it had measured: scales are measured anew, with the next batch"
             )
             return (Memory(memory.policy), *found)
-        planned.statistics.load_state(planned.plan.structure.measured, state["statistics"])
-        planned.schedules = planned.schedules.loaded(
+        prepared.statistics.load_state(prepared.plan.structure.measured, state["statistics"])
+        prepared.schedules = prepared.schedules.loaded(
             state["schedule"],
-            lambda scales, fixed_scale, weights, together: planned.schedule(
-                scales, fixed_scale, weights, planned.joined if together else None
+            lambda scales, fixed_scale, weights, together: prepared.schedule(
+                scales, fixed_scale, weights, prepared.joined if together else None
             ),
-            power_of_two=planned.config.power_of_two,
+            power_of_two=prepared.config.power_of_two,
         )
         method_alphas.load_state_dict(state["layers"])
         return (memory.loaded(state["components"]), *found)

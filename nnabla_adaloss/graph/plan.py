@@ -67,12 +67,12 @@ class GraphPlan:
 
     @classmethod
     def read(cls, loss: nn.Variable) -> GraphPlan:
-        """The graph behind `loss` without roles, which `planned` adds."""
+        """The graph behind `loss` without roles, which `with_roles` adds."""
         plan = cls.__new__(cls)
         plan._read(loss)
         return plan
 
-    def planned(self, structure: GraphStructure) -> GraphPlan:
+    def with_roles(self, structure: GraphStructure) -> GraphPlan:
         """The same with roles that are known of a graph that was built alike."""
         plan = copy(self)
         plan.structure = structure

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.engine.leaf_gradients import TakenLeaf
+from nnabla_adaloss.engine.leaf_gradients import Contribution
 from nnabla_adaloss.engine.report import amax_of_components, first_overflow, unseen_before
 from tests.worlds import random_structures as graphs
 from tests.worlds.passes import run, settle
@@ -39,7 +39,7 @@ class Graph(graphs.Graph):
         for layer, largest in biases:
             function = self.function(layer)
             at = function.leaves[-1]
-            taken = TakenLeaf(at, function.number, self.plan.all_variables[at], 1.0, False, False)
+            taken = Contribution(at, function.number, self.plan.all_variables[at], 1.0, False, False)
             seen.append((taken, largest))
         return amax_of_components(self.structure, self.components, found.items(), seen)
 
@@ -83,7 +83,7 @@ def test_a_leaf_that_a_layer_scales_counts_for_what_is_behind_the_layer() -> Non
     before, behind = n.components.producers[layer.number], n.components.of[at_x]
     assert before != behind
     for function, index in ((layer, behind), (tanh, before)):
-        seen = TakenLeaf(at_x, function.number, x, 1.0, half=False, in_place=False), 3.0
+        seen = Contribution(at_x, function.number, x, 1.0, half=False, in_place=False), 3.0
         assert amax_of_components(n.structure, n.components, [], [seen]) == {index: 3.0}
 
 

@@ -42,7 +42,7 @@ def test_a_graph_that_is_built_again_has_the_plan_that_it_would_get(
     names = {hash(leaf): f"scope/{name}" for name, leaf in first.leaves.items()}
     known, reading = GraphPlan(first.loss, names=names), GraphPlan.read(again.loss)
     assert reading.description(names) == known.structure.described
-    bound, made = reading.planned(known.structure), GraphPlan(again.loss, names=names)
+    bound, made = reading.with_roles(known.structure), GraphPlan(again.loss, names=names)
     assert str(bound) == str(made) == str(known)
     assert [*bound.nodes] == [*made.nodes]
     for node, own in zip(bound.nodes.values(), made.nodes.values()):

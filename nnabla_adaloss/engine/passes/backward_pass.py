@@ -30,7 +30,7 @@ from ...graph.loss import Hook, HookGuard, LossLike, LossSeed, Seed, root_cause,
 from ...graph.node import Node
 from ...kernels.arrays import stored_dtype
 from ..layer_watch import LayerWatch
-from ..leaf_gradients import LeafGradients, LeafSeen, TakenLeaf, told_apart
+from ..leaf_gradients import Contribution, ContributionAmax, LeafGradients, amax_by_contribution
 from ..prepared_graph import PreparedGraph
 from ..report import PassReport, amax_of_components, component_of_leaf, first_overflow, unseen_before
 from ..statistics import Findings, Share
@@ -97,9 +97,9 @@ class BackwardPass(ABC):
     kind = "hookless"
     """Or why there are hooks around single functions."""
 
-    def __init__(self, planned: PreparedGraph, request: PassRequest, schedule: ScaleSchedule) -> None:
-        self.plan, self.kernels = planned.plan, planned.kernels
-        self.statistics, self.storage = planned.statistics, planned.storage
+    def __init__(self, prepared: PreparedGraph, request: PassRequest, schedule: ScaleSchedule) -> None:
+        self.plan, self.kernels = prepared.plan, prepared.kernels
+        self.statistics, self.storage = prepared.statistics, prepared.storage
         self._request, self._schedule, self._share = request, schedule, request.share
         self.seed, self.scales = schedule.seed, schedule.scales
 
@@ -181,10 +181,12 @@ class BackwardPass(ABC):
         """What has been found, where parameter gradients were taken one by one."""
         gradients.finish()
         findings, written = self.statistics.finish(self._schedule.weight_of), gradients.written
-        return self._report(findings, [w.taken for w in written], told_apart(written, findings.largest))
+        return self._report(
+            findings, [w.contribution for w in written], amax_by_contribution(written, findings.largest)
+        )
 
     def _report(
-        self, findings: Findings, leaves: Sequence[TakenLeaf], seen: Iterable[LeafSeen]
+        self, findings: Findings, leaves: Sequence[Contribution], seen: Iterable[ContributionAmax]
     ) -> PassReport:
         """What has been found."""
         measure_all, share = self._request.measure_all, self._share
@@ -251,15 +253,17 @@ class BackwardPass(ABC):
         return bad.difference(self.plan.structure.leaves)
 
     def _overflow(
-        self, arrived: Set[int], rounded: Set[int], bad_leaves: Set[int], seen: Sequence[LeafSeen]
+        self, arrived: Set[int], rounded: Set[int], bad_leaves: Set[int], seen: Sequence[ContributionAmax]
     ) -> Tuple[Sequence[str], Optional[int], FrozenSet[int]]:
         """The functions whose gradients were not finite, the component where that began, and those before it
         that nothing tells of.
         """
         structure, graph = self.plan.structure, self._schedule.components
         bad = arrived | rounded
-        told = {taken.leaf for taken, _ in seen}
-        written = [(taken.leaf, taken.function, amax == math.inf) for taken, amax in seen]
+        told = {contribution.leaf for contribution, _ in seen}
+        written = [
+            (contribution.leaf, contribution.function, amax == math.inf) for contribution, amax in seen
+        ]
         for node in structure.nodes:
             others = [leaf for leaf in map(structure.leaf, node.leaves) if leaf not in told]
             written += [(leaf, node.number, leaf in bad_leaves) for leaf in others]

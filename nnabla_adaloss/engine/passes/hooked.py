@@ -12,7 +12,7 @@ from typing import AbstractSet, Any, List, Tuple
 from ...core.schedule import Rescale, ScaleSchedule
 from ...errors import GraphChangedError
 from ...graph.node import Node
-from ..leaf_gradients import LeafGradients, leaves_of
+from ..leaf_gradients import LeafGradients, contributions_of
 from ..prepared_graph import PreparedGraph
 from ..report import PassReport
 from ..scaled_weights import ScaledWeights
@@ -23,9 +23,9 @@ class HookedPass(BackwardPass):
     """Applies the steps of a schedule around each function; `kind` says why."""
 
     def __init__(
-        self, planned: PreparedGraph, request: PassRequest, schedule: ScaleSchedule, kind: str
+        self, prepared: PreparedGraph, request: PassRequest, schedule: ScaleSchedule, kind: str
     ) -> None:
-        super().__init__(planned, request, schedule)
+        super().__init__(prepared, request, schedule)
         self.kind = kind
         self._nodes, self._steps = self.plan.nodes, schedule.steps
         self._measured: AbstractSet[int] = frozenset(() if self._share is None else self._share.gradients)
@@ -34,12 +34,12 @@ class HookedPass(BackwardPass):
             self._measured = self.plan.structure.limiting_gradients | wanted.gradients | wanted.watched
         # The function that runs or ran last, if there is still something to do after it.
         self._unfinished: List[Tuple[Node, Tuple[Rescale, ...]]] = []
-        self._weights = ScaledWeights(planned.kernels, planned.pool, planned.storage)
+        self._weights = ScaledWeights(prepared.kernels, prepared.pool, prepared.storage)
         self._leaves = LeafGradients(
-            planned.kernels,
-            planned.pool,
-            planned.measurements,
-            rounded=planned.storage.rounds,
+            prepared.kernels,
+            prepared.pool,
+            prepared.measurements,
+            rounded=prepared.storage.rounds,
             unscale_each=request.hooks.take_gradients,
         )
 
@@ -92,7 +92,7 @@ class HookedPass(BackwardPass):
         for index, (scaling, alpha) in enumerate(zip(node.scalings, step.alphas)):
             if alpha != 1.0:
                 self._weights.swap(scaling, alpha, index)
-        self._leaves.take(*leaves_of(self.plan.structure, node, step))
+        self._leaves.take(*contributions_of(self.plan.structure, node, step))
 
     def _finish_last(self, _: Any = None) -> None:
         if not self._unfinished:

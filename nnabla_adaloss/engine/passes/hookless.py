@@ -16,7 +16,7 @@ import nnabla as nn
 
 from ...core.schedule import ScaleSchedule
 from ..hookless_steps import HooklessSteps
-from ..leaf_gradients import LeafGradients, TakenLeaf
+from ..leaf_gradients import Contribution, LeafGradients
 from ..prepared_graph import PreparedGraph
 from ..report import PassReport
 from ..scaled_weights import ScaledWeights
@@ -32,26 +32,26 @@ class HooklessPass(BackwardPass):
 
     def __init__(
         self,
-        planned: PreparedGraph,
+        prepared: PreparedGraph,
         request: PassRequest,
         schedule: ScaleSchedule,
         steps: HooklessSteps,
         found: LeafArrays,
     ) -> None:
-        super().__init__(planned, request, schedule)
-        self._steps, self._masters, self._measurements = steps, found[0], planned.measurements
-        self._written: Sequence[TakenLeaf] = ()
+        super().__init__(prepared, request, schedule)
+        self._steps, self._masters, self._measurements = steps, found[0], prepared.measurements
+        self._written: Sequence[Contribution] = ()
         # The masters, while nnabla writes to them.
         self._scaled: Sequence[nn.NdArray] = ()
         # Variables whose gradients nnabla would free before they are measured.
         self._kept: List[nn.Variable] = []
         self._weights: Optional[ScaledWeights] = None
         if steps.factors.keys:
-            self._weights = ScaledWeights(planned.kernels, planned.pool, planned.storage)
+            self._weights = ScaledWeights(prepared.kernels, prepared.pool, prepared.storage)
         self._leaves: Optional[LeafGradients] = None
         if not (found[1] and steps.leaves.direct):
             self._leaves = LeafGradients(
-                planned.kernels, planned.pool, planned.measurements, rounded=planned.storage.rounds
+                prepared.kernels, prepared.pool, prepared.measurements, rounded=prepared.storage.rounds
             )
 
     def begin(self) -> Tuple[Hooks, Hooks]:
