@@ -139,10 +139,7 @@ class MPICommunicator:
         """Name some of the ranks, for the `group` argument of the exchanges. All ranks make this call.
 
         Args:
-            name_ranks: the name, and the ranks in the order in which they are numbered inside the group.
-
-        Returns:
-            The name.
+            name_ranks: the name, which is returned, and the ranks in the order of their numbers in the group.
 
         Raises:
             ValueError: the name is taken, or the ranks are none, repeated or out of range.
@@ -181,7 +178,7 @@ class MPICommunicator:
         Args:
             data: NdArray or sequence of them, of any dtype.
             src: the rank that sends, as numbered in the group.
-            inplace: accepted for compatibility; arrays are never packed.
+            inplace: for compatibility: arrays are never packed.
             group: name of the group.
         """
         arrays = array_list(data)
@@ -257,10 +254,8 @@ class MPICommunicator:
         Args:
             ndarray: this rank's array.
             ndarray_list: receives the arrays of ranks 0, 1, ...: one per rank of the group, of the same size.
+                ValueError if it does not fit.
             group: name of the group.
-
-        Raises:
-            ValueError: `ndarray_list` does not fit.
         """
         gathered = array_list(ndarray_list)
         with self._exchange("all_gather", group, shapes_of([ndarray, *gathered])) as members:
@@ -276,12 +271,10 @@ class MPICommunicator:
 
         Args:
             ndarray_list: one array per rank of the group, each of the size of `ndarray`; unchanged.
+                ValueError if it does not fit.
             ndarray: receives this rank's sum; floating point.
             division: divide the sum by the number of ranks.
             group: name of the group.
-
-        Raises:
-            ValueError: `ndarray_list` does not fit.
         """
         parts = array_list(ndarray_list)
         with self._exchange(
@@ -299,11 +292,7 @@ class MPICommunicator:
     def all_reduce_callback(
         self, data: Arrays, pack_size: int, division: bool = False, group: str = "world", **options: Any
     ) -> NoReturn:
-        """Not available: nnabla takes only callbacks that its own GPU communicator made.
-
-        Raises:
-            NotImplementedError: always, naming the alternative.
-        """
+        """Not available: a NotImplementedError that names the alternative."""
         raise NotImplementedError(
             "Variable.backward(communicator_callbacks=...) takes only objects made by nnabla's own GPU "
             "communicator. Call `comm.all_reduce(grads)` after `backward`, or pass `comm` to the updater, "
@@ -313,20 +302,15 @@ class MPICommunicator:
     # Agreement
 
     def all_reduce_max_int(self, values: Sequence[int]) -> List[int]:
-        """The largest of each value over the ranks: the same list on every rank.
-
-        Args:
-            values: integers of at most 64 bits, as many on each rank.
-        """
+        """The largest of each value over the ranks; `values`: integers of 64 bits, as many on each rank."""
         with self._exchange("all_reduce_max_int", length=len(values)) as world:
             largest = world.reduce_ints(np.array(values, np.int64), world.mpi.MAX)
             return [int(value) for value in largest]
 
     def all_reduce_max_float(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """The largest of each value over the ranks; NaN where any rank has a NaN.
+        """The largest of each value over the ranks, as float64; NaN where any rank has a NaN.
 
-        Args:
-            values: array of any shape, the same on each rank, compared as float64.
+        `values` is an array of any shape, the same on each rank.
         """
         own = np.array(values, np.float64, order="C")
         with self._exchange("all_reduce_max_float", shape=own.shape) as world:

@@ -70,7 +70,7 @@ class GradientSeen(NamedTuple):
 
 
 class LayerLook(Protocol):
-    """A look at a layer's arrays, right after its backward ran. Use it while the monitor is being called."""
+    """A look at a layer's arrays right after its backward ran, to be used while the monitor is called."""
 
     @property
     def gradient(self) -> Optional[GradientSeen]:

@@ -78,7 +78,6 @@ class Recording:
 
         Raises:
             ValueError: the file is no recording, of a newer version, or damaged before its end.
-            OSError: it cannot be read.
         """
         return cls(read_rows(path))
 
@@ -99,11 +98,7 @@ class Recording:
         return {layer: list(rows.values()) for layer, rows in found.items()}
 
     def of_layer(self, layer: str) -> List[LayerRow]:
-        """The rows of one layer, as `by_layer` has them.
-
-        Raises:
-            KeyError: no layer of this name was recorded.
-        """
+        """The rows of one layer, as `by_layer` has them; KeyError if no layer of this name was recorded."""
         rows = self.by_layer().get(layer)
         if rows is None:
             known = ", ".join(self.layers) or "none"
@@ -112,9 +107,7 @@ class Recording:
 
     def at(self, layer: str, iteration: int) -> LayerRow:
         """What is known of a layer at an iteration: the last pass of it, or of the last one recorded before.
-
-        Raises:
-            KeyError: nothing of the layer was recorded up to then.
+        KeyError if nothing of the layer was recorded up to then.
         """
         rows = self.of_layer(layer)
         for row in reversed(rows):
@@ -126,10 +119,8 @@ class Recording:
         """Layers whose input gradients lose more than a share of their elements, the worst first.
 
         Args:
-            above: the share of elements that are not zero until they are stored, and zero then. 0.01.
-
-        Returns:
-            One for each such layer; layers whose storage does not count underflow are left out.
+            above: the share of elements that are not zero until they are stored, and zero then. 0.01. Layers
+                whose storage does not count underflow are left out.
         """
         found = (_underflow(rows, above) for rows in self.by_layer().values())
         return sorted((u for u in found if u is not None), key=lambda u: -u.worst)
@@ -153,11 +144,7 @@ class Recording:
             writer.writerows([getattr(row, name) for name in _COLUMNS] for row in self.of(LayerRow))
 
     def to_pandas(self) -> Any:
-        """The layers as a `pandas.DataFrame` with a row for each layer and pass.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
+        """The layers as a `pandas.DataFrame`, a row for each layer and pass; ImportError without pandas."""
         try:
             import pandas
         except ImportError:
@@ -182,14 +169,7 @@ class Recording:
                 series.add(iteration, value)
 
     def to_tensorboard(self, path: PathLike) -> None:
-        """Write what `Recorder(tensorboard=path)` writes while training.
-
-        Args:
-            path: the folder that `tensorboard --logdir` is given.
-
-        Raises:
-            ImportError: tensorboardX is not installed.
-        """
+        """Write what `Recorder(tensorboard=path)` writes; ImportError if tensorboardX is not installed."""
         with closing(TensorBoardFile(path)) as file:
             for row in self.rows:
                 file.append_row(row)
