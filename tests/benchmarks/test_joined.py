@@ -99,16 +99,3 @@ def test_two_versions_fill_one_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [line["error"] for line in lines] == [""] * 5
     assert [line["method"] for line in lines] == ["fp32", "before", "before", "now", "now"]
     assert "Now is worse than before in 0 cells" in results.with_suffix(".md").read_text("utf-8")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("joined", "--label", "later"), "choose of before, now"),
-        (("weights", "--gradients"), "--label and --gradients are of joined alone"),
-    ],
-)
-def test_a_wrong_option_is_told(options: Any, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(options)
-    assert message in capsys.readouterr().err

@@ -100,6 +100,8 @@ def test_weights_that_change_are_trained_with_every_way(
         (("advice", "--only", "net=lenet,nothing"), "'nothing' is unknown; choose of lenet,"),
         (("apart", "--only", "nets=lenet"), "choose of net, storage, weight,"),
         (("reach", "--jobs", "0"), "--jobs 0 must be 1 or more"),
+        (("joined", "--label", "later"), "choose of before, now"),
+        (("weights", "--gradients"), "--label and --gradients are of joined alone"),
     ],
 )
 def test_a_wrong_option_is_told(options: Any, message: str, capsys: pytest.CaptureFixture[str]) -> None:

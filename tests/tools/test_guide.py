@@ -87,25 +87,19 @@ def test_every_public_name_has_its_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "shown"),
+    ("written", "shown", "folder"),
     [
-        ("[a](docs/gpu.md#what)", "[a](gpu.md#what)"),
-        ("![a](docs/images/demo.png)", "![a](images/demo.png)"),
-        ("[a](https://arxiv.org/abs/1)", "[a](https://arxiv.org/abs/1)"),
-        ("[![a](https://b.org/c.svg)](https://b.org) ![d](https://b.org/e.svg) f", "f"),
-        ("[a](#below)", "[a](#below)"),
-        ("[a](benchmarks/results/README.md)", "a"),
+        ("[a](docs/gpu.md#what)", "[a](gpu.md#what)", ""),
+        ("![a](docs/images/demo.png)", "![a](images/demo.png)", ""),
+        ("[a](https://arxiv.org/abs/1)", "[a](https://arxiv.org/abs/1)", ""),
+        ("[![a](https://b.org/c.svg)](https://b.org) ![d](https://b.org/e.svg) f", "f", ""),
+        ("[a](#below)", "[a](#below)", ""),
+        ("[a](benchmarks/results/README.md)", "a", ""),
+        ("[a](../docs/gpu.md) [b](../README.md) [c](gan.py)", "[a](gpu.md) [b](index.md) c", "samples"),
     ],
 )
-def test_links_from_beside(written: str, shown: str) -> None:
-    assert beside(written) == shown
-
-
-def test_links_from_a_folder_beside() -> None:
-    assert (
-        beside("[a](../docs/gpu.md) [b](../README.md) [c](gan.py)", "samples")
-        == "[a](gpu.md) [b](index.md) c"
-    )
+def test_links_from_beside(written: str, shown: str, folder: str) -> None:
+    assert beside(written, folder) == shown
 
 
 def test_cells_of_wide_tables_know_their_columns() -> None:
