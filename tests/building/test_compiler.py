@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import subprocess
 import sys
 from pathlib import Path
+from typing import Dict
 
 import pytest
 
@@ -53,3 +55,20 @@ def test_without_any_there_is_a_sentence_about_what_to_do(empty_path: Path) -> N
     assert shutil.which("cc") is None
     with pytest.raises(SystemExit, match="no C compiler: install gcc or clang, or `pip install ziglang`"):
         compiler()
+
+
+ASK = """
+import runpy, setuptools
+setuptools.setup = lambda **given: print(given["setup_requires"])
+runpy.run_path("setup.py")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("more", "needed"), [({"CC": "gcc"}, "[]"), ({}, "['ziglang>=0.13']")])
+def test_setup_asks_for_a_compiler_only_where_there_is_none(
+    more: Dict[str, str], needed: str, tmp_path: Path
+) -> None:
+    command, root = [sys.executable, "-W", "ignore", "-c", ASK], Path(__file__).parents[2]
+    told = subprocess.check_output(command, cwd=root, env={"PATH": str(tmp_path), **more}, text=True)
+    assert told.strip() == needed

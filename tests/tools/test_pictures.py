@@ -111,10 +111,8 @@ def test_pages_of_the_guide_are_photographed_whole_and_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(guide_pictures, "GUIDE", tmp_path)
-    sheet, wide = (
-        '<div style="height:3000px;background:#123456">all</div>',
-        '<div style="width:700px">wide</div>',
-    )
+    sheet = '<div style="height:3000px;background:#123456">all</div>'
+    wide = '<div style="width:700px">wide</div>'
     (tmp_path / "good.html").write_text(f"{HEAD}{sheet}", "utf-8")
     (tmp_path / "bad.html").write_text(f'{HEAD}{wide}<img src="gone.png">', "utf-8")
     pictures = tmp_path / "pictures"
