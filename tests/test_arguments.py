@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
-from typing import Any, Callable, Dict, Iterator, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
-import nnabla.parametric_functions as PF
-import nnabla.solvers as S
 import numpy as np
 import pytest
 
 import nnabla_adaloss as na
 from nnabla_adaloss.core import FLOAT8_E4M3, methods
 from nnabla_adaloss.kernels import CpuKernels
-from tests.worlds.values import HALF
+from tests.worlds.networks import two_layers
+from tests.worlds.trainings import solver_of, updater_of
+from tests.worlds.values import HALF, data
 
 Make = Callable[..., Any]
 Base = Callable[[], Dict[str, Any]]
@@ -26,19 +26,11 @@ G, W = np.array([[1e-7, -1e-7]]), np.ones((2, 2))
 
 
 def loss() -> nn.Variable:
-    x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
-    return F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2)
+    return two_layers(data(4, 3))
 
 
 def trained() -> Dict[str, Any]:
-    made = loss()
-    solver = S.Sgd(0.1)
-    solver.set_parameters(nn.get_parameters())
-    return {"solver": solver, "loss": made, "data_feeder": lambda: None}
-
-
-def updater() -> na.AdaptiveLossScalingUpdater:
-    return na.AdaptiveLossScalingUpdater(**trained(), storage="float16")
+    return {"loss": loss(), "solver": solver_of(), "data_feeder": lambda: None}
 
 
 def scaler(*args: Any, **options: Any) -> na.GradScaler:
@@ -78,8 +70,8 @@ CALLS: Dict[str, Tuple[Make, Base]] = {
     "Format.ieee": (na.Format.ieee, lambda: {"name": "e5m6", "exponent_bits": 5, "mantissa_bits": 6}),
     "NNablaAdaLoss": (na.NNablaAdaLoss, lambda: {"config": na.AdaLossConfig(), "kernels": CpuKernels()}),
     "diagnose": (na.diagnose, lambda: {"loss_or_updater": loss()}),
-    "profile": (na.profile, lambda: {"updater": updater()}),
-    "SanityChecker": (na.SanityChecker, lambda: {"updater": updater()}),
+    "profile": (na.profile, lambda: {"updater": updater_of(loss())}),
+    "SanityChecker": (na.SanityChecker, lambda: {"updater": updater_of(loss())}),
     "Recorder": (na.Recorder, dict),
     "LogMonitor": (na.LogMonitor, dict),
     "NanDump": (na.NanDump, lambda: {"path": "arrays"}),
@@ -105,12 +97,13 @@ CALLS: Dict[str, Tuple[Make, Base]] = {
 NOT_CHECKED = {("NNablaAdaLoss", "kernels"), ("Recording", "rows")}
 
 
-def arguments() -> Iterator[Tuple[str, str]]:
-    for call, (make, _) in CALLS.items():
-        named = inspect.signature(na.GradScaler if make is scaler else make).parameters.values()
-        for parameter in named:
-            if parameter.kind is not parameter.VAR_POSITIONAL and (call, parameter.name) not in NOT_CHECKED:
-                yield call, parameter.name
+def arguments() -> List[Tuple[str, str]]:
+    named = {
+        call: inspect.signature(na.GradScaler if make is scaler else make).parameters.values()
+        for call, (make, _) in CALLS.items()
+    }
+    found = [(call, p.name) for call, own in named.items() for p in own if p.kind is not p.VAR_POSITIONAL]
+    return [argument for argument in found if argument not in NOT_CHECKED]
 
 
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
@@ -167,15 +160,16 @@ def test_arguments_of_backward_are_checked(make: Any) -> None:
             wrapped.backward(iteration=2.5)
 
 
-@pytest.mark.parametrize("name", ["clear_buffer", "clear_no_need_grad"])
-def test_what_a_grad_scaler_frees_is_said_by_a_boolean(name: str) -> None:
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [("forward", "clear_buffer"), ("forward", "clear_no_need_grad"), ("backward", "clear_buffer")],
+)
+def test_what_a_grad_scaler_frees_is_said_by_a_boolean(call: str, name: str) -> None:
     work = trained()
-    scaler = na.GradScaler(work["solver"])
+    made = na.GradScaler(work["solver"])
+    made.forward(work["loss"])
     with pytest.raises(TypeError, match=f"^{name}='no' must be True or False"):
-        scaler.forward(work["loss"], **{name: "no"})
-    scaler.forward(work["loss"])
-    with pytest.raises(TypeError, match="^clear_buffer='no' must be True or False"):
-        scaler.backward(work["loss"], clear_buffer="no")  # type: ignore[arg-type]
+        getattr(made, call)(work["loss"], **{name: "no"})
 
 
 FIXED = {

@@ -42,9 +42,8 @@ def errors_of(type_config: str = "float", **options: Any) -> List[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 3, 5])
-def test_all_work(processes: int) -> None:
-    assert errors_of("half", processes=processes) == [""] * 4
+def test_all_work() -> None:
+    assert errors_of("half", processes=3) == [""] * 4  # one has two of them
 
 
 @pytest.mark.slow
@@ -56,10 +55,6 @@ def test_all_work(processes: int) -> None:
         (
             "_tanh = F.tanh\nF.tanh = lambda x: _tanh(x) * 1.1",
             "ArithmeticError: wrong numbers: its output differs by 1.0e-01 of the largest",
-        ),
-        (
-            "_tanh = F.tanh\nF.tanh = lambda x: _tanh(x) * float('nan')",
-            "ArithmeticError: wrong numbers: its output differs by nan of the largest",
         ),
     ],
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures for the documentation: of components, of ranges, of pages in a browser, and what is wrong there."""
+"""Pictures for the documentation: of components, of ranges, and of pages in a browser."""
 
 from __future__ import annotations
 
