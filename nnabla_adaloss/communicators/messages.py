@@ -93,18 +93,19 @@ class Packer:
         """
         for positions in plan_messages(tuple(array.size for array in arrays), pack):
             views = [host_view(arrays[position]) for position in positions]
-            if len(views) == 1 and views[0].dtype == np.float32:
-                buffer, views = views[0], []
-            else:
-                size = sum(view.size for view in views)
-                if self._buffer.size < size:
-                    self._buffer = np.empty(size, np.float32)
-                buffer = np.concatenate(views, out=self._buffer[:size])
-            function(buffer)
+            in_place = len(views) == 1 and views[0].dtype == np.float32
+            values = views[0] if in_place else self._packed(views)
+            function(values)
             if divisor > 1:
-                buffer /= divisor
-            begin = 0
-            with np.errstate(over="ignore"):
-                for view in views if keep_result else ():
-                    view[...] = buffer[begin : begin + view.size]
-                    begin += view.size
+                values /= divisor
+            if keep_result and not in_place:
+                ends = np.cumsum([view.size for view in views])
+                with np.errstate(over="ignore"):
+                    for view, part in zip(views, np.split(values, ends[:-1])):
+                        view[...] = part
+
+    def _packed(self, views: List[npt.NDArray[Any]]) -> npt.NDArray[np.float32]:
+        size = sum(view.size for view in views)
+        if self._buffer.size < size:
+            self._buffer = np.empty(size, np.float32)
+        return np.concatenate(views, out=self._buffer[:size])
