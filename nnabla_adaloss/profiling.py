@@ -7,7 +7,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from functools import partial
 from time import perf_counter
-from typing import Any, Callable, DefaultDict, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, DefaultDict, Dict, List, NamedTuple, Optional, Tuple
 
 from .core.validation import positive_integer
 from .emulation import FormatEmulation
@@ -113,12 +113,12 @@ def profile(updater: Any, iterations: int = 20) -> Profile:
         )
     updater.update()
     loss, clock = scaling.loss, _Clock(scaling.plan)
-    owners: List[Any] = [scaling.kernels]
+    all_kernels = {scaling.kernels}
     if isinstance(loss, FormatEmulation):
-        owners.append(loss.emulated_storage.kernels)
-    timed = [
+        all_kernels.add(loss.emulated_storage.kernels)  # mostly the same ones
+    timed: List[Tuple[Any, str, Callable[..., Any]]] = [
         (kernels, name, clock.timed(field, getattr(kernels, name)))
-        for kernels in owners
+        for kernels in all_kernels
         for name, field in _KERNELS.items()
     ]
     timed += [(scaling, name, clock.with_hooks(getattr(scaling, name))) for name in ("forward", "backward")]
