@@ -4,17 +4,68 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import AbstractSet, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import (
+    AbstractSet,
+    Any,
+    Dict,
+    FrozenSet,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
-from .nodes import NodeStructure
+
+class GemmSlot(NamedTuple):
+    """An input of a matrix product whose gradient can be scaled, by index."""
+
+    input: int
+    factor: int  # the input that the output gradient is multiplied by: the weight
+    fan_in: float  # K, the mean number of products summed into one element of the input gradient
+    fan_in_bound: float  # the largest number in any element, for overflow bounds
+
+
+class LayerSlot(NamedTuple):
+    """A layer: an input of a function whose gradient is scaled; variables go by position."""
+
+    layer: str
+    slot: GemmSlot
+    target: int  # the input whose gradient is scaled
+    factor: int  # the weight
+    to_leaf: bool  # whether the target is a leaf, whose gradient is kept unscaled in an array of its own
+    half: bool  # whether the function reads the factor in half precision
+
+
+class NodeStructure(NamedTuple):
+    """A function of a graph, as far as it decides about scales; variables go by position."""
+
+    number: int  # in forward order
+    type_name: str
+    args: Mapping[str, Any]
+    label: str
+    outputs: Tuple[int, ...]
+    inputs: Tuple[int, ...]  # those that need a gradient, but for leaves, each once
+    leaves: Tuple[int, ...]  # the leaves among them
+    slots: Tuple[LayerSlot, ...]
+    loss_section: bool  # whether it lies between the loss and the first layer
+    loss_exit: bool  # whether the gradient of that section leaves it here
+    non_homogeneous: bool  # whether its gradient is not proportional to the output gradient
+    in_place: bool  # whether it keeps references of its own to arrays of its parameters
+    half: bool
+    expands: bool  # whether one of its inputs has several elements
+    separates: bool  # whether input gradients may carry another scale than the output's, with no layer
 
 
 class Edge(NamedTuple):
-    """A way from one component to another, whatever the shapes: a layer, or what may change the scale."""
+    """A function that leads from one component to another, whatever the shapes."""
 
     before: int
     after: int
-    layer: Optional[str]  # None: no layer
+    layer: Optional[str]  # None: it is no layer
     factor: int  # position of the layer's weight; -1 without one
     expands: bool  # whether the function's input has several elements
 
@@ -43,7 +94,7 @@ class Components(NamedTuple):
 
     @property
     def computed(self) -> List[int]:
-        """All but that of a loss of one element, whose gradient is what backward is given."""
+        """All but that of a loss of one element, whose gradient backward is given."""
         root = self.root if self.root in self.single else -1
         return [index for index in range(len(self.names)) if index != root]
 
@@ -53,11 +104,6 @@ class Joined(NamedTuple):
 
     components: Components
     of: Sequence[int]  # the joined component of each component, by index
-
-    @property
-    def root(self) -> int:
-        """That of the loss gradient."""
-        return self.of[0]
 
 
 def components_of(

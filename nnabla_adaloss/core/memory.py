@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is remembered of a network's components, and what the present iteration has shown of them.
+"""What is remembered of a network's components, and what this iteration has measured of them.
 
 All of it are gains: largest magnitudes, divided by the loss weight of the component in the batch that showed
 them. So a loss weight that changes moves the scales, and nothing that is remembered.
@@ -43,11 +43,11 @@ class Memory(NamedTuple):
     windows: Mapping[str, AmaxWindow] = {}
     partial: _Gains = _NONE  # since the last entry of the windows, where that takes several iterations
 
-    def after(self, gains: _Gains, *, whole: bool) -> Memory:
-        """With what an iteration has shown; `whole`: it ends an entry of the windows."""
+    def after(self, gains: _Gains, *, completes_entry: bool) -> Memory:
+        """With the gains of one more iteration."""
         partial = _larger(self.partial, gains)
-        if not whole:
-            return Memory(self.policy, self.windows, partial)
+        if not completes_entry:
+            return self._replace(partial=partial)
         windows, length = self.windows, self.policy.window
         pushed = {name: windows.get(name, _EMPTY).push(gain, length) for name, gain in partial.items()}
         return Memory(self.policy, {**windows, **pushed})
@@ -67,7 +67,7 @@ class Memory(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a pass has shown of the components of a graph, by index."""
+    """What a pass has measured of the components of a graph, by index."""
 
     components: Components
     limits: Sequence[float]  # the largest magnitudes that their gradients can have
@@ -78,28 +78,26 @@ class Measured(NamedTuple):
     finite: bool = True
     has_gradients: bool = True  # whether that of any parameter is not zero
     overflowed: Optional[int] = None  # the first in backward order that was not finite
-    suspected: AbstractSet[int] = frozenset()  # those before it that nothing tells of
+    suspected: AbstractSet[int] = frozenset()  # those before it that may not have been, either
 
 
 class Seen(NamedTuple):
-    """What an iteration has shown so far, beside what is remembered."""
+    """What this iteration has measured so far, beside what is remembered."""
 
     memory: Memory
     iteration: int = -1
     attempt: int = 0  # the number of the pass in it that began last
-    # The components in that, and their loss weights.
-    last_pass: Tuple[Sequence[str], Sequence[float]] = ((), ())
+    last_pass: Tuple[Sequence[str], Sequence[float]] = ((), ())  # its components, and their loss weights
     # False: the batch is to run again. The pass has measured a component for the first time, and its scale
     # was more than a margin too low; or what is behind it was zero, and may not be with the next scale.
     settled: bool = True
     now: _Gains = _NONE
     # Gains that an overflow has us assume; the next finite pass over the same batch replaces them.
     assumed: _Gains = _NONE
-    lost: _Gains = _NONE  # by batches that were lost
-    # Components that were zero when first measured, although the one before them was not.
-    underflowed: FrozenSet[str] = frozenset()
-    measured_all: bool = False  # whether all was measured that makes an entry of the windows
-    informative: bool = False  # whether a batch tells of gradients
+    lost: _Gains = _NONE  # of batches that were lost
+    underflowed: FrozenSet[str] = frozenset()  # zero when first measured, unlike what they follow from
+    entry_complete: bool = False  # whether all was measured that makes an entry of the windows
+    informative: bool = False  # whether a batch had a loss that is not zero
     unshared: bool = False  # whether single batches were measured, of which other ranks do not know yet
 
     @property
@@ -116,23 +114,22 @@ class Seen(NamedTuple):
                 known = since[name]
         return known
 
-    def room(self, components: Components, weights: Tuple[float, ...], limits: Sequence[float]) -> Known:
+    def known(self, components: Components, weights: Tuple[float, ...], limits: Sequence[float]) -> Known:
         """What the next scales of a graph are chosen from; `weights` are the loss weights of its components,
         `limits` the largest magnitudes that their gradients can have.
         """
-        policy = self.policy
         gains = list(map(self.gain, components.names))
-        scales: List[Optional[float]] = []
-        ceilings: Dict[int, float] = {}
+        room: List[Optional[float]] = []
+        assumed_room: Dict[int, float] = {}
         for index, (name, gain, weight, u_max) in enumerate(zip(components.names, gains, weights, limits)):
             assumed = self.assumed.get(name, 0.0)
             if weight and assumed:
-                ceilings[index] = _scale(policy, assumed, weight, u_max)
-            known = bool(gain and weight)
-            scales.append(_scale(policy, max(gain or 0.0, assumed), weight, u_max) if known else None)
-        dark = {i for i, name in enumerate(components.names) if name in self.underflowed}
+                assumed_room[index] = _scale(self.policy, assumed, weight, u_max)
+            measured = bool(gain and weight)
+            room.append(_scale(self.policy, max(gain or 0.0, assumed), weight, u_max) if measured else None)
+        underflowed = {i for i, name in enumerate(components.names) if name in self.underflowed}
         # After an overflow nobody knows how large gradients have become: each goes as low as it has to.
-        return Known(scales, ceilings, weights, gains, dark, level=not self.assumed)
+        return Known(room, assumed_room, weights, gains, underflowed, level=not self.assumed)
 
     def before_pass(self, iteration: int, names: Sequence[str], weights: Sequence[float]) -> Seen:
         """With one more pass, with these loss weights; after the iteration before, if this is another."""
@@ -141,11 +138,11 @@ class Seen(NamedTuple):
         return Seen(self.remembered(), iteration, 0, (names, weights))
 
     def after_pass(
-        self, measured: Measured, *, last: bool, informative: bool = True, again: bool = False
+        self, measured: Measured, *, completes_entry: bool, informative: bool = True, again: bool = False
     ) -> Seen:
-        """With what a pass has measured. `last`: it completes an entry of the windows. `informative`: False
-        for a batch whose loss is zero, as without a reward: it says nothing about how large gradients are.
-        `again`: the batch is to run once more with what was measured.
+        """With what a pass has measured. `informative`: False for a batch whose loss is zero, as without a
+        reward: it says nothing about how large gradients are. `again`: the batch is to run once more with
+        what was measured.
         """
         components, names, weights = measured.components, measured.components.names, measured.loss_weights
         amax, everything = measured.amax, measured.measured_all and measured.finite
@@ -157,40 +154,44 @@ class Seen(NamedTuple):
             now=_larger(self.now, gains),
             # A finite pass over the same batch has measured what was assumed.
             assumed=_NONE if everything else self.assumed,
-            measured_all=self.measured_all or last,
+            entry_complete=self.entry_complete or completes_entry,
             informative=self.informative or informative,
             unshared=self.unshared or measured.measured_all,
             settled=self.settled and not again,
         )
         known = list(map(self.gain, names))
         counts = measured.measured_all or measured.has_gradients
-        dark = {
+        unseen = {
             i for i in components.computed if weights[i] and (known[i] is None or (counts and not known[i]))
         }
-        return found._with_first_looks(known, dark, measured) if dark else found
+        return found._after_first_look(known, unseen, measured) if unseen else found
 
-    def _with_first_looks(self, known: Sequence[Optional[float]], dark: Set[int], measured: Measured) -> Seen:
-        """Whether what a pass has shown for the first time has it run again; `known` are the gains before it,
-        `dark` the components of which nothing but zeros was known.
+    def _after_first_look(
+        self, known: Sequence[Optional[float]], unseen: Set[int], measured: Measured
+    ) -> Seen:
+        """Whether what a pass has measured for the first time has it run again; `known` are the gains before
+        it, `unseen` the components of which nothing but zeros was known.
         """
         components, names, policy = measured.components, measured.components.names, self.policy
-        lit = {index for index in dark if self.gain(names[index])}
+        new = {index for index in unseen if self.gain(names[index])}
         unsettled = any(
             _scale(policy, self.now[names[i]], measured.loss_weights[i], measured.limits[i])
             > measured.scales[i] * policy.margin
-            for i in lit
+            for i in new
         )
-        still = dark - lit
-        if not (measured.measured_all and measured.finite and still):
+        zero = unseen - new
+        if not (measured.measured_all and measured.finite and zero):
             return self._replace(settled=self.settled and not unsettled)
         # With the scales that they get now, these may bring more to what is behind them.
-        behind = set().union(*map(components.behind, lit))
+        behind = set().union(*map(components.behind, new))
         # The loss gradient itself is not zero.
-        fed_by = {components.root, *(index for index, gain in enumerate(known) if gain)}
-        fed = {edge.after for edge in components.edges if edge.layer is None and edge.before in fed_by}
-        reached = {names[i] for i in still & (fed | {components.root})} - self.memory.windows.keys()
-        unsettled |= not reached <= self.underflowed or not behind.isdisjoint(still)
-        return self._replace(underflowed=self.underflowed | reached, settled=self.settled and not unsettled)
+        nonzero = {components.root, *(index for index, gain in enumerate(known) if gain)}
+        follow = {edge.after for edge in components.edges if edge.layer is None and edge.before in nonzero}
+        underflowed = {names[i] for i in zero & (follow | {components.root})} - self.memory.windows.keys()
+        unsettled |= not underflowed <= self.underflowed or not behind.isdisjoint(zero)
+        return self._replace(
+            underflowed=self.underflowed | underflowed, settled=self.settled and not unsettled
+        )
 
     def after_overflow(self, measured: Measured) -> Tuple[Seen, bool]:
         """With the component lowered that overflowed in a pass, and all behind it; False when none did, or it
@@ -209,56 +210,55 @@ class Seen(NamedTuple):
         assumed = {**self.assumed}
         for index in set().union(*map(components.behind, (first, *measured.suspected))):
             name, limit = components.names[index], measured.limits[index]
-            gain, present = self.gain(name), used[index]
+            gain, scale = self.gain(name), used[index]
             # What nothing is known of follows from what is before it.
             if not weights[index] or not (index == first or gain or name in assumed):
                 continue
             if gain and index != first:
-                present = min(policy.scale(max(gain, assumed.get(name, 0.0)), u_max=limit), present)
-            assumed[name] = policy.assumed(policy.after_overflow(present), u_max=limit)
+                scale = min(policy.scale(max(gain, assumed.get(name, 0.0)), u_max=limit), scale)
+            assumed[name] = policy.assumed(policy.after_overflow(scale), u_max=limit)
         return self._replace(assumed=assumed), not policy.at_floor(used[first])
 
     def after_lost_batch(self) -> Seen:
-        """With what was assumed since an overflow: no pass over this batch will show what is so."""
+        """With what was assumed since an overflow: no pass over this batch will measure it."""
         lost = _larger(_larger(self.lost, self.now), self.assumed)
         return self._replace(now=_NONE, assumed=_NONE, lost=lost)
 
     @property
     def _learned(self) -> _Gains:
-        """What is remembered of what this iteration has shown; else only what there is, with zeros."""
+        """The gains of this iteration; of one that is not informative zeros, for components that are new."""
         if self.informative:
             return self.now
         return {name: 0.0 for name in self.now if name not in self.memory.windows}
 
     def shared(self) -> Tuple[bool, _Gains]:
-        """For other ranks: whether this iteration ends an entry of the windows, and the gains in it by name.
-        What is assumed of a lost batch counts.
+        """For other ranks: whether this iteration completes an entry of the windows, and its gains by name,
+        with what is assumed of a lost batch.
         """
-        return self.measured_all, _larger(_larger(self.lost, self._learned), self.assumed)
+        return self.entry_complete, _larger(_larger(self.lost, self._learned), self.assumed)
 
-    def adopting(self, measured_all: bool, gains: _Gains) -> Seen:
+    def adopting(self, entry_complete: bool, gains: _Gains) -> Seen:
         """With the largest that all ranks have `shared` for what this one has."""
-        return self._replace(
-            measured_all=measured_all, informative=True, now=gains, assumed=_NONE, lost=_NONE
-        )
+        learned = self._replace(now=gains, assumed=_NONE, lost=_NONE)
+        return learned._replace(entry_complete=entry_complete, informative=True)
 
     def remembered(self, *, good: bool = False) -> Memory:
-        """The memory with what was shown as an entry of the windows, or a part of one; so is what was assumed
-        since an overflow, unless the last pass was `good`.
+        """The memory with the gains of this iteration; with what was assumed since an overflow, too, unless
+        the last pass was `good`.
         """
         seen = self.after_lost_batch() if self.assumed and not good else self
-        if not (seen.now or seen.lost or seen.measured_all):
+        if not (seen.now or seen.lost or seen.entry_complete):
             return self.memory
-        return self.memory.after(_larger(seen.lost, seen._learned), whole=self.measured_all)
+        return self.memory.after(_larger(seen.lost, seen._learned), completes_entry=self.entry_complete)
 
     def after_iteration(self, *, good: bool = False) -> Seen:
         """After the iteration, with all that it has `remembered`."""
-        if not (self.now or self.lost or self.assumed or self.measured_all):
+        if not (self.now or self.lost or self.assumed or self.entry_complete):
             return self
-        return Seen(self.remembered(good=good), self.iteration, self.attempt, self.last_pass, self.settled)
+        return self._replace(memory=self.remembered(good=good)).without_iteration()
 
     def without_iteration(self) -> Seen:
-        """Without what this iteration has shown, as if it had not been."""
+        """Without what this iteration has measured, as if it had not been."""
         return Seen(self.memory, self.iteration, self.attempt, self.last_pass, self.settled)
 
     def state_dict(self) -> Dict[str, Any]:

@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import Any, Callable, Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .choose import within_float32
-from .components import Components, Joined
+from .components import Components, Joined, NodeStructure
 from .layer_record import Reason
-from .nodes import NodeStructure
 from .power_of_two import is_power_of_two
 from .validation import integer, number
 

@@ -6,10 +6,9 @@ from __future__ import annotations
 import math
 from typing import Dict
 
-from ..core.components import Components
+from ..core.components import Components, LayerSlot
 from ..core.config import AdaLossConfig
 from ..core.methods import Range
-from ..core.nodes import LayerSlot
 from ..graph.plan import GraphPlan
 from .rounded_storage import RoundedStorage
 

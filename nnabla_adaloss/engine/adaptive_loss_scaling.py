@@ -311,8 +311,10 @@ class AdaptiveLossScaling:
         prepared, report = self._graph.prepared(), self._result
         if report is None or prepared.schedules.for_good(report.schedule.fixed_scale):
             return None
-        measured_all, gains = self.components.shared()
-        own: Dict[str, Sequence[float]] = {_ENDS: [float(not prepared.schedules.chosen), float(measured_all)]}
+        entry_complete, gains = self.components.shared()
+        own: Dict[str, Sequence[float]] = {
+            _ENDS: [float(not prepared.schedules.chosen), float(entry_complete)]
+        }
         own.update((_COMPONENT + name, [gain]) for name, gain in gains.items())
         own.update((_LAYER + name, row) for name, row in prepared.statistics.shared().items())
         return own
@@ -320,7 +322,7 @@ class AdaptiveLossScaling:
     def adopt_statistics(self, told: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Compute the next scales from `shared_statistics` of all ranks, in their order."""
         prepared = self._graph.prepared()
-        dropped, measured_all = (any(flags) for flags in zip(*(one[_ENDS] for one in told)))
+        dropped, entry_complete = (any(flags) for flags in zip(*(one[_ENDS] for one in told)))
         if dropped:
             # A rank chooses anew, such as after an overflow: all do, and come to the same.
             prepared.schedules = prepared.schedules.drop()
@@ -329,7 +331,7 @@ class AdaptiveLossScaling:
             if name.startswith(_COMPONENT):
                 name = name[len(_COMPONENT) :]
                 gains[name] = max(gain, gains.get(name, gain))
-        self.components = self.components.adopting(measured_all, gains)
+        self.components = self.components.adopting(entry_complete, gains)
         prepared.statistics.adopt([_layers_of(one) for one in told])
 
     def after_update(self) -> None:
@@ -484,7 +486,7 @@ class AdaptiveLossScaling:
             if decided.measure or decided.share is not None:
                 self.components = self.components.after_pass(
                     report.measured(prepared.limits),
-                    last=decided.share is None or decided.share.last,
+                    completes_entry=decided.share is None or decided.share.last,
                     informative=any(report.largest) or not self.has_nothing_to_learn(),
                     # These statistics are what the batch is to be scaled by.
                     again=decided.measure and not (self.delay or again),

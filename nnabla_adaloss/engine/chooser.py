@@ -75,7 +75,7 @@ class Chooser:
             if held is not None:
                 return Decided(held, share=prepared.share(iteration) if learns else None)
         prepared.statistics.begin(iteration, again=again)
-        known = seen.room(prepared.components, weights, prepared.limits)
+        known = seen.known(prepared.components, weights, prepared.limits)
         unmeasured = any(weights[i] and known.gains[i] is None for i in prepared.components.computed)
         unknown = unmeasured or prepared.statistics.lacks_weights
         # Nothing is known of a seed gradient of the caller's own.
@@ -118,8 +118,9 @@ class Chooser:
 
         joined = None if apart else prepared.joined
         # The loss gradient itself has S0.
-        if joined is not None and scale is not None and joined.root not in joined.components.before_layers:
-            joined = None
+        if joined is not None and scale is not None:
+            together = joined.components
+            joined = joined if together.root in together.before_layers else None
         choice = joined and choose_together(
             components, joined, known, choice_of, self._spread / policy.margin
         )

@@ -8,8 +8,8 @@ from typing import Dict, Optional, Union
 
 import nnabla as nn
 
+from ..core.components import GemmSlot
 from ..core.config import AdaLossConfig
-from ..core.nodes import GemmSlot
 from ..graph.functions import gemm_slots
 from ..graph.node import Node
 from ..graph.plan import GraphPlan

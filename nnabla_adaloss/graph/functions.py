@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Op
 
 import nnabla as nn
 
-from ..core.nodes import GemmSlot
+from ..core.components import GemmSlot
 from .matrix_products import (
     UNSCALED,
     Args,

@@ -21,8 +21,7 @@ from typing import AbstractSet, Dict, List, NamedTuple, Optional, Sequence, Set,
 import nnabla as nn
 import numpy as np
 
-from ..core.components import Components
-from ..core.nodes import NodeStructure
+from ..core.components import Components, NodeStructure
 from ..core.power_of_two import floor_power_of_two
 from ..host_context import host_view
 from .description import GraphDescription

@@ -16,7 +16,7 @@ from typing import Any, Callable, List, Mapping, NamedTuple, Sequence, Tuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.nodes import GemmSlot
+from ..core.components import GemmSlot
 
 Shape = Tuple[int, ...]
 Args = Mapping[str, Any]

@@ -9,7 +9,7 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.nodes import GemmSlot, NodeStructure
+from ..core.components import GemmSlot, NodeStructure
 from .functions import known
 
 

@@ -11,9 +11,8 @@ from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Se
 
 import nnabla as nn
 
-from ..core.components import Components, Joined, components_of, joined
+from ..core.components import Components, Joined, LayerSlot, NodeStructure, components_of, joined
 from ..core.layer_selection import LayerSelection
-from ..core.nodes import LayerSlot, NodeStructure
 from .description import GraphDescription, is_half, may_depend
 from .functions import gemm_slots, hands_memory_on, is_matrix_product, known, written_inputs
 from .loss_weights import LossWeights

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss import AdaptiveLossScaling
-from nnabla_adaloss.core.components import Components, Joined, components_of, joined
-from nnabla_adaloss.core.nodes import NodeStructure
+from nnabla_adaloss.core.components import Components, Joined, NodeStructure, components_of, joined
 from nnabla_adaloss.core.schedule import ScaleSchedule, Step
 from tests.worlds.architectures import NETWORKS
 from tests.worlds.random_graphs import Network, networks

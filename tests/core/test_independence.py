@@ -20,9 +20,8 @@ g, W = np.full((2, 2), 1e-7), np.full((2, 2), 0.1)
 assert get_loss_scale(g, W, config=AdaLossConfig(), fan_in=2) == 16.0
 
 from nnabla_adaloss.core.choose import Start, choose
-from nnabla_adaloss.core.components import components_of
-from nnabla_adaloss.core.memory import Memory, Seen, Measured
-from nnabla_adaloss.core.nodes import GemmSlot, LayerSlot, NodeStructure
+from nnabla_adaloss.core.components import GemmSlot, LayerSlot, NodeStructure, components_of
+from nnabla_adaloss.core.memory import Measured, Memory, Seen
 from nnabla_adaloss.core.schedule import ScaleSchedule
 from nnabla_adaloss.core.verdict import Facts, Rules, Verdict, judge
 
@@ -39,9 +38,9 @@ assert components.names == ["mean", "second", "first"]
 policy, limits, ones = core.HistoryPolicy(), [65504.0] * 3, (1.0,) * 3
 seen = Seen(Memory(policy)).before_pass(0, components.names, ones)
 measured = Measured(components, limits, [1.0] * 3, ones, {1: 2.0**-6, 2: 2.0**-20}, measured_all=True)
-seen = seen.after_pass(measured, last=True)
+seen = seen.after_pass(measured, completes_entry=True)
 assert judge(Facts(settled=seen.settled), Rules(True, 9)) is Verdict.AGAIN
-known = seen.room(components, ones, limits)
+known = seen.known(components, ones, limits)
 scales = choose(components, known, Start(2.0**15, 8.0, 2.0**-24), None, {}).scales
 assert scales == [2.0**15, 2.0**19, 2.0**33], scales
 schedule = ScaleSchedule(nodes, components, scales, None, ones)
@@ -49,7 +48,7 @@ assert schedule.layers == {"second": (2.0**19, 2.0**14)}
 
 seen, lowered = seen.after_overflow(measured._replace(scales=scales, overflowed=2, measured_all=False))
 assert lowered and judge(Facts(overflowed=True, lowered=lowered), Rules(True, 9)) is Verdict.AGAIN
-assert seen.room(components, ones, limits).room[1:] == [2.0**19, 2.0**29]
+assert seen.known(components, ones, limits).room[1:] == [2.0**19, 2.0**29]
 
 frameworks = {name.split(".")[0] for name in sys.modules} & {"nnabla", "nnabla_ext", "cupy"}
 assert frameworks == {"nnabla"}, frameworks

@@ -61,7 +61,7 @@ def shown(
 
 
 def room(scales: ComponentScales, weights: Tuple[float, ...] = ONES) -> Known:
-    return scales.room(COMPONENTS, weights, LIMITS)
+    return scales.known(COMPONENTS, weights, LIMITS)
 
 
 def of_all(scales: ComponentScales, weights: Tuple[float, ...] = ONES) -> List[Optional[float]]:
@@ -80,17 +80,19 @@ def see(
     *magnitudes: Optional[float],
     weights: Tuple[float, ...] = ONES,
     measured_all: bool = False,
-    last: bool = True,
+    completes_entry: bool = True,
     informative: bool = True,
 ) -> None:
-    """A pass with the scales there is room for, or else with 1; `last`: an entry of the windows is whole,
+    """A pass with the scales there is room for, or else with 1; `completes_entry`: of the windows,
     `informative`: the loss is not zero.
     """
     scales.before_pass(scales.iteration, NAMES, weights)
     used = [scale or 1.0 for scale in of_all(scales, weights)]
     amax = {index: magnitude for index, magnitude in enumerate(magnitudes) if magnitude is not None}
     scales.after_pass(
-        shown(used, weights, amax=amax, measured_all=measured_all), last=last, informative=informative
+        shown(used, weights, amax=amax, measured_all=measured_all),
+        completes_entry=completes_entry,
+        informative=informative,
     )
 
 
@@ -329,12 +331,13 @@ def test_what_is_dark_at_the_loss_is_looked_at_once_more_and_no_more(layer: Opti
         for _ in range(2):
             scales.before_pass(iteration, (), ())
             scales.after_pass(
-                shown(SCALES, amax={1: 0.0}, measured_all=True)._replace(components=components), last=True
+                shown(SCALES, amax={1: 0.0}, measured_all=True)._replace(components=components),
+                completes_entry=True,
             )
             found.append(scales.settled)
             # Known from the first batch on.
             known = layer is not None or iteration > 0
-            assert scales.room(components, ONES, LIMITS).underflowed == (set() if known else {1})
+            assert scales.known(components, ONES, LIMITS).underflowed == (set() if known else {1})
         scales.after_iteration()
     assert found == [layer is not None, True, True, True]
 
@@ -346,7 +349,7 @@ def test_what_was_looked_at_once_more_in_an_iteration_is_not_again_when_others_w
     for weights in (ONES, (1.0, 0.0, 1.0, 1.0), ONES):
         scales.before_pass(0, NAMES, weights)
         passed = shown(SCALES, weights, amax={1: 0.0, 2: 0.0, 3: 0.0}, measured_all=True)
-        scales.after_pass(passed._replace(components=components), last=True)
+        scales.after_pass(passed._replace(components=components), completes_entry=True)
         found.append(scales.settled)
     assert found == [False, True, True]
 
@@ -368,7 +371,7 @@ def test_what_was_zero_and_shows_repeats_a_batch_that_has_gradients(
     scales = scales_with(1.0, 1.0, known)
     scales.before_pass(1, (), ())
     found = shown([1.0] * 4, largest=largest, amax={2: 2.0**-9}, measured_all=measured_all)
-    scales.after_pass(found, last=True)
+    scales.after_pass(found, completes_entry=True)
     assert scales.settled is settled
 
 
@@ -382,7 +385,7 @@ def test_a_pass_that_has_not_looked_at_everything_repeats_no_batch_for_what_is_d
     for found in ({"measured_all": False}, {"measured_all": True, "finite": False}):
         scales = ComponentScales(HistoryPolicy())
         passed = shown(SCALES, amax={1: 1.0, 2: 0.0}, **found)
-        scales.after_pass(passed, last=False)
+        scales.after_pass(passed, completes_entry=False)
         assert scales.settled
 
 
@@ -392,7 +395,7 @@ def test_where_backward_leaves_no_array_a_pass_that_measures_everything_has_seen
     see(scales, 1.0, 2.0)
     # What overflows hides what is behind it.
     found = shown([1.0] * 4, measured_all=True, finite=False, overflowed=1)
-    scales.after_pass(found, last=True)
+    scales.after_pass(found, completes_entry=True)
     assert room(scales).gains == [1.0, 2.0, None, None]
     see(scales, None, 2.0, measured_all=True)
     assert room(scales).gains == [1.0, 2.0, 0.0, 0.0]
@@ -403,10 +406,10 @@ def test_where_backward_leaves_no_array_a_pass_that_measures_everything_has_seen
 
 
 def one_share(
-    scales: ComponentScales, *magnitudes: Optional[float], last: bool = False, **options: Any
+    scales: ComponentScales, *magnitudes: Optional[float], completes_entry: bool = False, **options: Any
 ) -> None:
     """An iteration that measures a part of what makes an entry."""
-    see(scales, *magnitudes, last=last, **options)
+    see(scales, *magnitudes, completes_entry=completes_entry, **options)
     scales.after_iteration()
 
 
@@ -417,19 +420,19 @@ def windows(scales: ComponentScales) -> Dict[str, List[float]]:
 
 def test_batches_whose_loss_is_zero_push_nothing_out_of_a_window() -> None:
     scales = scales_with(1.0, 4.0, 0.0, window=2)
-    one_share(scales, 1.0, 2.0, 0.0, 3.0, last=True)
+    one_share(scales, 1.0, 2.0, 0.0, 3.0, completes_entry=True)
     before = windows(scales)
     assert before == {"loss": [1.0], "a": [4.0, 2.0], "b": [0.0], "c": [3.0]}
     for _ in range(1000):
         # Nor does what is not zero in them, as what a mean hands on.
-        one_share(scales, None, 9.0, 0.0, 0.0, last=True, informative=False)
+        one_share(scales, None, 9.0, 0.0, 0.0, completes_entry=True, informative=False)
     assert windows(scales) == before
     # What is absent pushes nothing out, either.
-    one_share(scales, None, 9.0, 9.0, 9.0, last=True, weights=(1.0, 0.0, 0.0, 0.0))
+    one_share(scales, None, 9.0, 9.0, 9.0, completes_entry=True, weights=(1.0, 0.0, 0.0, 0.0))
     assert windows(scales) == before
     # Where the loss is not zero, gradients have become smaller than what the format holds.
     for _ in range(2):
-        one_share(scales, 1.0, 1.0, 0.0, 0.0, last=True)
+        one_share(scales, 1.0, 1.0, 0.0, 0.0, completes_entry=True)
     assert windows(scales) == {"loss": [1.0], "a": [1.0], "b": [0.0], "c": [0.0]}
 
 
@@ -461,19 +464,19 @@ def test_the_shares_of_a_cycle_make_one_entry() -> None:
     assert scales.state_dict()["partial"] == {"a": 2.0, "b": 0.25}
     # What grows counts at once; what shrinks, when the window has forgotten what was there.
     assert of_all(scales) == [2.0**14, 2.0**7, 2.0**8, 2.0**8]
-    one_share(scales, 0.5, None, None, 0.125, last=True)
+    one_share(scales, 0.5, None, None, 0.125, completes_entry=True)
     assert scales.state_dict()["partial"] == {}
     assert windows(scales) == {"loss": [1.0, 0.5], "a": [2.0], "b": [1.0, 0.25], "c": [1.0, 0.125]}
     for _ in range(2):
         one_share(scales, None, 0.25, 0.25)
-        one_share(scales, 0.5, None, None, 0.125, last=True)
+        one_share(scales, 0.5, None, None, 0.125, completes_entry=True)
     assert of_all(scales) == [2.0**15, 2.0**10, 2.0**10, 2.0**11]
 
 
 def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
     scales = scales_with(1.0, 1.0, 1.0)
     one_share(scales, None, 2.0)
-    see(scales, None, None, 4.0, last=False)
+    see(scales, None, None, 4.0, completes_entry=False)
     state = json.loads(json.dumps(scales.state_dict()))
     # The iteration ends with the state, but not for those who go on.
     assert state["partial"] == {"a": 2.0, "b": 4.0}
@@ -483,7 +486,7 @@ def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
     scales.after_iteration()
     for one in (scales, other):
         assert of_all(one) == [2.0**14, 2.0**7, 2.0**6, None]
-        one_share(one, 0.5, last=True)
+        one_share(one, 0.5, completes_entry=True)
     assert other.state_dict() == scales.state_dict()
     assert windows(other) == {"loss": [1.0, 0.5], "a": [2.0], "b": [4.0]}
 
@@ -512,8 +515,8 @@ def test_what_all_ranks_have_seen_is_taken_for_ones_own() -> None:
 
 def test_ranks_end_an_entry_together() -> None:
     ranks = [scales_with(1.0, 1.0) for _ in range(2)]
-    for rank, last in zip(ranks, (True, False)):
-        see(rank, None, 2.0, last=last)
+    for rank, completes_entry in zip(ranks, (True, False)):
+        see(rank, None, 2.0, completes_entry=completes_entry)
     assert [rank.shared()[0] for rank in ranks] == [True, False]
     for rank in ranks:
         rank.adopting(True, {"a": 2.0})

@@ -195,7 +195,7 @@ def test_every_component_stays_within_the_formats_of_its_own_layers() -> None:
     assert limits["a/ReLU"] == BRAIN.backward.max
     scaling.end_iteration(good=False)
     amax = scaling.components.amaxes()
-    room = scaling.components.room(known.components, known.loss_weights(), known.limits).room
+    room = scaling.components.known(known.components, known.loss_weights(), known.limits).room
     for name, scale in zip(names, room):
         if scale is not None and amax.get(name):
             assert amax[name] * scale <= limits[name]

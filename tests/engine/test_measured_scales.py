@@ -37,7 +37,7 @@ def batch(scaling: AdaptiveLossScaling) -> int:
 def room(scaling: AdaptiveLossScaling) -> Dict[str, Any]:
     """The scales that there is room for, by component."""
     planned = scaling._graph.prepared()
-    found = scaling.components.room(planned.components, planned.loss_weights(), planned.limits)
+    found = scaling.components.known(planned.components, planned.loss_weights(), planned.limits)
     return dict(zip(planned.components.names, found.room))
 
 

@@ -9,8 +9,7 @@ from typing import Any, List, Mapping, NamedTuple, Sequence
 import hypothesis.strategies as st
 import nnabla as nn
 
-from nnabla_adaloss.core.components import Components, components_of
-from nnabla_adaloss.core.nodes import GemmSlot, LayerSlot, NodeStructure
+from nnabla_adaloss.core.components import Components, GemmSlot, LayerSlot, NodeStructure, components_of
 from nnabla_adaloss.graph.plan import GraphPlan
 
 SLOT = GemmSlot(0, 1, 1.0, 1.0)
