@@ -168,7 +168,7 @@ def _steps_of(
             scales.update(dict.fromkeys((*node.outputs, *alone), step.scale))
         elif node.leaves or node.slots:
             scale = scales[node.outputs[0]]
-            alphas = tuple([scales.get(slot.target, scale) / scale for slot in node.slots])
+            alphas = tuple([arriving.get(slot.target, scale) / scale for slot in node.slots])
             steps[node.number] = Step((), scale, alphas)
         reached.update(node.inputs)
     return steps, scales

@@ -50,7 +50,7 @@ class Facts(NamedTuple):
     repeats: int = 0
     settled: bool = True  # whether its scales were not far too low
     overflowed: bool = False  # whether gradients that the solver is going to use are not finite
-    unmeasured: bool = False  # whether a pass that measures may tell more
+    can_measure_more: bool = False  # whether a pass that measures may tell more
     loss_finite: bool = True
     suspect: bool = False  # whether something in forward is known not to be finite
     fits: Optional[bool] = None  # whether it is finite with scales of its own
@@ -65,7 +65,7 @@ def judge(facts: Facts, rules: Rules) -> Verdict:
     if not facts.overflowed:
         return Verdict.GOOD if facts.settled or last or rules.update_lost else Verdict.AGAIN
     may_repeat = rules.repeat and not last
-    if facts.unmeasured and facts.fits is None and not (may_repeat and facts.loss_finite):
+    if facts.can_measure_more and facts.fits is None and not (may_repeat and facts.loss_finite):
         return Verdict.MEASURE
     if rules.update_lost:
         return Verdict.OVERFLOW

@@ -117,6 +117,18 @@ def test_the_scale_of_the_loss_is_that_of_one_that_is_present_in_the_batch() -> 
     assert schedule.weight_of(-1) == 1.0
 
 
+def test_a_leaf_that_a_clipping_layer_reads_too_has_the_scale_of_its_component_elsewhere() -> None:
+    """A function that is not linear writes its gradient without a scale; the alpha of others is their own."""
+    clips = graphs.node(2, [1], [], leaves=[4, 5], layers={4: 5}, clips=True)
+    multiplies = graphs.node(1, [2], [], leaves=[4, 6], layers={4: 6})
+    drawn = graphs.Drawn([graphs.node(3, [0], [1, 2]), clips, multiplies], [2] * 7)
+    components = drawn.components()
+    scales = [2.0**10] * len(components.names)
+    scales[components.of[4]] = 2.0**14
+    schedule = ScaleSchedule(drawn.nodes, components, scales, None, (1.0,) * len(scales))
+    assert [schedule.steps[number].alphas for number in (2, 1)] == [(1.0,), (16.0,)]
+
+
 # Schedules in use.
 
 ONES = 1.0, 1.0, 1.0

@@ -20,11 +20,11 @@ TRUTHS: List[Optional[bool]] = [None, False, True]
 
 def all_facts() -> Iterator[Facts]:
     flags = product([False, True], repeat=5)
-    for (settled, overflowed, held, loss_finite, suspect), answers in product(
+    for (settled, overflowed, can_measure_more, loss_finite, suspect), answers in product(
         flags, product(TRUTHS, repeat=4)
     ):
         for repeats in (0, 3, 5):
-            yield Facts(repeats, settled, overflowed, held, loss_finite, suspect, *answers)
+            yield Facts(repeats, settled, overflowed, can_measure_more, loss_finite, suspect, *answers)
 
 
 def answered(facts: Facts, verdict: Verdict, answer: bool) -> Facts:
@@ -71,10 +71,13 @@ def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> Non
         verdict = judge(facts, LOSE)
         if facts.overflowed:
             assert verdict not in (Verdict.AGAIN, Verdict.RETRIES, Verdict.HOPELESS)
-    assert judge(Facts(overflowed=True, unmeasured=True), LOSE) is Verdict.MEASURE
-    assert judge(Facts(overflowed=True, unmeasured=True, fits=True), LOSE) is Verdict.OVERFLOW
+    assert judge(Facts(overflowed=True, can_measure_more=True), LOSE) is Verdict.MEASURE
+    assert judge(Facts(overflowed=True, can_measure_more=True, fits=True), LOSE) is Verdict.OVERFLOW
     # In a window that is lost already, too: what it shows counts for the next one.
-    assert judge(Facts(overflowed=True, unmeasured=True), LOSE._replace(update_lost=True)) is Verdict.MEASURE
+    assert (
+        judge(Facts(overflowed=True, can_measure_more=True), LOSE._replace(update_lost=True))
+        is Verdict.MEASURE
+    )
     # Whatever was wrong in it, the window is lost.
     for facts in all_facts():
         assert judge(facts, REPEAT._replace(update_lost=True)) in (
@@ -90,7 +93,7 @@ def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> Non
         # Lower scales show by themselves whether they were the cause.
         (Facts(overflowed=True), Verdict.LOWER),
         (Facts(overflowed=True, lowered=True), Verdict.AGAIN),
-        (Facts(overflowed=True, unmeasured=True), Verdict.LOWER),
+        (Facts(overflowed=True, can_measure_more=True), Verdict.LOWER),
         # Where they have not helped, it is looked into; so where no scale was left.
         (Facts(3, overflowed=True, lowered=True), Verdict.CHECK_FORWARD),
         (Facts(3, overflowed=True, lowered=True, faulty=False), Verdict.PROBE),
@@ -106,9 +109,9 @@ def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> Non
         (Facts(overflowed=True, loss_finite=False, suspect=True, faulty=True), Verdict.NONFINITE_LOSS),
         (Facts(overflowed=True, loss_finite=False, suspect=True, faulty=False), Verdict.NONFINITE_LOSS),
         # The last pass is measured, to name what was bad; what fits then was only too large for old scales.
-        (Facts(5, overflowed=True, unmeasured=True), Verdict.MEASURE),
-        (Facts(overflowed=True, unmeasured=True, loss_finite=False, suspect=True), Verdict.MEASURE),
-        (Facts(5, overflowed=True, unmeasured=True, fits=True), Verdict.RETRIES),
+        (Facts(5, overflowed=True, can_measure_more=True), Verdict.MEASURE),
+        (Facts(overflowed=True, can_measure_more=True, loss_finite=False, suspect=True), Verdict.MEASURE),
+        (Facts(5, overflowed=True, can_measure_more=True, fits=True), Verdict.RETRIES),
         (Facts(5, overflowed=True, lowered=True, faulty=False), Verdict.RETRIES),
     ],
 )
