@@ -15,9 +15,8 @@ from .validation import boolean, integer, number, positive_number
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating point format with subnormals, no wider than float32.
-
-    `Format.ieee` makes one from the widths of its fields. One of your own can be given wherever a name can.
+    """A binary floating point format with subnormals, no wider than float32; it can be given wherever a name
+    can. `Format.ieee` makes one from the widths of its fields.
 
     Attributes:
         name: what it is called in messages and saved states.
@@ -110,14 +109,7 @@ class Format:
         return self if saturates == self.saturates else replace(self, saturates=saturates)
 
     def nearest(self, value: float) -> float:
-        """What `value` becomes when it is rounded to the format, half to even.
-
-        Example:
-            >>> from nnabla_adaloss import Format
-            >>> half = Format.ieee("half", exponent_bits=5, mantissa_bits=10)
-            >>> [half.nearest(x) for x in (0.1, 1e-8, 1e5)]
-            [0.0999755859375, 0.0, inf]
-        """
+        """What `value` becomes when it is rounded to the format, half to even."""
         if value == 0.0 or not math.isfinite(value):
             return value
         exponent = math.frexp(value)[1] - 1 - self.mantissa_bits
@@ -126,13 +118,9 @@ class Format:
         return math.copysign(self.beyond_max if abs(rounded) > self.max else rounded, value)
 
     def fitted_to(self, abs_max: float) -> Format:
-        """The format's numbers times the power of two that brings `max` to `abs_max`, or just above it.
-
-        Rounding an array to it is the same as multiplying the array by the inverse power of two, rounding to
-        the format, and dividing again. Numbers stay in the normal range of float32, where that is exact.
-
-        Args:
-            abs_max: the largest magnitude of an array; 0: the format itself.
+        """The format's numbers times the power of two that brings `max` to `abs_max`, or just above it; the
+        format itself for 0. Rounding an array to it is the same as scaling the array, rounding, and dividing
+        again. Numbers stay in the normal range of float32, where that is exact.
 
         Example:
             >>> from nnabla_adaloss import Format

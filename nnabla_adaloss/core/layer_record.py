@@ -13,42 +13,34 @@ logger = logging.getLogger("nnabla_adaloss")
 
 
 class Reason(str, Enum):
-    """Why a layer's scale is what it is: the last of these, in this order, that decided about it."""
+    """Why a layer's scale is what it is: the last of these, in this order, that decided about it.
 
-    METHOD = "method"
-    """`loss_scale_method` asked for it (rounded down to a power of two)."""
-
-    SCALE_BOUND = "scale bound"
-    """`scale_upper_bound`."""
-
-    ACCUMULATED_BOUND = "accumulated bound"
-    """`accum_upper_bound`, over the product of the scales from the loss to the layer."""
-
-    OVERFLOW_GUARD = "overflow guard"
-    """A larger one could have made the input gradient overflow."""
-
-    ROOM = "room"
-    """A larger one would leave the gradients behind the layer less than the margin."""
-
-    LEVEL = "level"
-    """The gradients around the layer have nearly the same room, and share a scale."""
-
-    WEIGHT_RANGE = "weight range"
-    """A larger one would have made the scaled copy of the weight overflow."""
-
-    BRANCHES = "meeting of branches"
-    """Another function's contribution to the same gradient carries this scale already, or the gradients
-    around the layer share a scale because only hooks could part them.
+    Attributes:
+        METHOD: `loss_scale_method` asked for it (rounded down to a power of two).
+        SCALE_BOUND: `scale_upper_bound`.
+        ACCUMULATED_BOUND: `accum_upper_bound`, over the product of the scales from the loss to the layer.
+        OVERFLOW_GUARD: a larger one could have made the input gradient overflow.
+        ROOM: a larger one would leave the gradients behind the layer less than the margin.
+        LEVEL: the gradients around the layer have nearly the same room, and share a scale.
+        WEIGHT_RANGE: a larger one would have made the scaled copy of the weight overflow.
+        BRANCHES: another function's contribution to the same gradient carries this scale already, or the
+            gradients around the layer share a scale because only hooks could part them.
+        NONFINITE: the gradient or the weight holds an infinity or a NaN: no scale would help.
+        UNKNOWN: nothing was measured yet that the method could look at.
+        HELD: it was chosen some iterations ago, and would be chosen again, or is not measured anew yet.
     """
 
+    METHOD = "method"
+    SCALE_BOUND = "scale bound"
+    ACCUMULATED_BOUND = "accumulated bound"
+    OVERFLOW_GUARD = "overflow guard"
+    ROOM = "room"
+    LEVEL = "level"
+    WEIGHT_RANGE = "weight range"
+    BRANCHES = "meeting of branches"
     NONFINITE = "non-finite"
-    """The gradient or the weight holds an infinity or a NaN: no scale would help."""
-
     UNKNOWN = "unknown"
-    """Nothing was measured yet that the method could look at."""
-
     HELD = "held"
-    """It was chosen some iterations ago, and would be chosen again, or is not measured anew yet."""
 
 
 class LayerRecord(NamedTuple):
@@ -66,9 +58,9 @@ class LayerRecord(NamedTuple):
         g: statistics of the output gradient, S included; None when the method did not ask for them.
         weight: statistics of the weight; None where there is no weight or the method did not ask.
         reason: what held alpha where it is.
-        attempt: number of the backward pass within its iteration, from 0: retries of a batch that was thrown
-            away count on, and so do the micro-batches of a window (`accum_grad`). Each wrapped graph counts
-            by itself; functions that scale without an engine leave it 0.
+        attempt: number of the backward pass within its iteration, from 0: retries of a batch count on, and so
+            do micro-batches (`accum_grad`). Each wrapped graph counts by itself; functions that scale without
+            an engine leave it 0.
     """
 
     iteration: int
@@ -112,25 +104,13 @@ class LayerObserver:
     def _log(self, record: LayerRecord) -> None:
         before = self._records
         if before and before[0].iteration != record.iteration:
-            alphas = [one.alpha for one in before]
-            logger.info(
-                "iteration %d: %d layers, scales from %g to %g, largest accumulated scale %g",
-                before[0].iteration,
-                len(before),
-                min(alphas),
-                max(alphas),
-                max(one.accumulated_scale for one in before),
-            )
+            alphas, scales = [one.alpha for one in before], [one.accumulated_scale for one in before]
+            message = "iteration %d: %d layers, scales from %g to %g, largest accumulated scale %g"
+            logger.info(message, before[0].iteration, len(before), min(alphas), max(alphas), max(scales))
             self._records = []
         self._records.append(record)
         if self._level >= 2:
             logger.info(
                 "iteration %d, layer %s: scale %g (unbounded %g), accumulated scale %g -> %g, fan-in %g",
-                record.iteration,
-                record.layer,
-                record.alpha,
-                record.unbounded,
-                record.previous_scale,
-                record.accumulated_scale,
-                record.fan_in,
+                *record[:7],
             )

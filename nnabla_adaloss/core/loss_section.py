@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scaling between the loss and the first layer with a weight.
+"""Scaling between the loss and the first layer with a weight, with a given S0.
 
-A small loss weight and a mean over the batch shrink the gradient before any layer could scale it. The
-functions of this section are linear in their output gradient, so a factor applied there rides on to the
-first layer.
+A small loss weight and a mean over the batch shrink the gradient before any layer could scale it.
 """
 
 from __future__ import annotations
@@ -12,12 +10,11 @@ import math
 
 from .power_of_two import exponent_to_reach, floor_power_of_two
 
-# Where a scalar is lifted to before it meets a weight of unknown size: the middle of float16's range. And
-# how far above start_scale that may be, so that backing start_scale off ends an overflow that the lift
-# causes.
+# Where a scalar is lifted to before it meets a weight of unknown size: the middle of float16's range. And how
+# far above start_scale that may be, so that lowering start_scale ends an overflow that the lift causes.
 _SCALAR_TARGET = 2.0**7
 _SCALAR_LIFT = 2.0**4
-# What a target leaves free below u_max, for formats with little room.
+# What a target leaves free below u_max, for formats of a small range.
 _HEADROOM = 8.0
 # A gradient of many elements is lifted once it is this much smaller than what the loss gradient started with:
 # below that, a float16 gradient that started with 8 is subnormal.
@@ -41,10 +38,9 @@ def loss_section_factor(
 
     One element about to be spread over many (a mean, a sum): it is brought to what it would be with a loss
     weight of 1, into (start_scale / 2, start_scale], but never so low that it would carry less than
-    `start_scale`. So the gradient does not depend on the loss weight, and backing `start_scale` off ends
-    any overflow.
+    `start_scale`. So lowering `start_scale` ends any overflow.
 
-    Many elements: once they are below t = start_scale * 2**-16 they are raised into [t, 2t).
+    Many elements: once they are below t = start_scale * 2**-16 they are lifted into [t, 2t).
 
     `abs_max` is max|g| as stored, with `scale`; `expands` tells whether the function's input has more than
     one element. Where `several` losses meet, a small one is not raised to what it would be with a weight of
@@ -57,32 +53,27 @@ def loss_section_factor(
         return 1.0
     highest = u_max / _HEADROOM
     if count > 1:
-        return _raising(abs_max, min(start_scale * _SHRUNK, highest), scale)
+        return _lift_to(min(start_scale * _SHRUNK, highest), abs_max, scale)
     if not expands:
         target = min(_SCALAR_TARGET, _SCALAR_LIFT * start_scale, highest)
-        return _raising(abs_max, floor_power_of_two(target), scale)
+        return _lift_to(floor_power_of_two(target), abs_max, scale)
     target = min(start_scale, highest)
-    raised = min(target, _SCALAR_TARGET) if several else target
-    if abs_max <= raised:
+    lifted = min(target, _SCALAR_TARGET) if several else target
+    if abs_max <= lifted:
         # The largest power of two that keeps it at or below the target.
-        return _within(_exponent_to_fall(abs_max, raised), scale)
+        return _within(-exponent_to_reach(lifted, abs_max), scale)
     if abs_max <= target:
         return 1.0
     # Lowered into (target / 2, target], but to no less than start_scale.
-    exponent = min(max(_exponent_to_fall(abs_max, target), exponent_to_reach(scale, start_scale)), 0)
+    exponent = min(max(-exponent_to_reach(target, abs_max), exponent_to_reach(scale, start_scale)), 0)
     return math.ldexp(1.0, max(exponent, -1022))
 
 
-def _exponent_to_fall(value: float, bound: float) -> int:
-    """Largest k with value * 2**k <= bound; both are positive and finite."""
-    return -exponent_to_reach(bound, value)
+def _lift_to(target: float, abs_max: float, scale: float) -> float:
+    """The power of two that lifts `abs_max` into [target, 2 target); 1 when it is there or above."""
+    return _within(exponent_to_reach(abs_max, target), scale)
 
 
 def _within(exponent: int, scale: float) -> float:
     """2**exponent, or less where it, or the scale that it leads to, would leave float64."""
     return math.ldexp(1.0, max(min(exponent, 1023, 1024 - math.frexp(scale)[1]), 0))
-
-
-def _raising(abs_max: float, target: float, scale: float) -> float:
-    """The power of two that raises `abs_max` into [target, 2 target); 1 when it is there or above."""
-    return _within(exponent_to_reach(abs_max, target), scale)

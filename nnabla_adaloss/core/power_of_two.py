@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact arithmetic on powers of two.
+"""Exact arithmetic on powers of two: multiplying by one changes no significand bit.
 
-Multiplying by a power of two changes no significand bit, so a scaled gradient that stays in range is the same
-gradient. Everything here works on the exponent field (`frexp`, `ldexp`); a logarithm would round.
+Everything here works on the exponent field (`frexp`, `ldexp`); a logarithm would round.
 """
 
 from __future__ import annotations

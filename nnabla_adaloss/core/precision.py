@@ -21,31 +21,20 @@ _64_BITS = 2**64 - 1
 class Precision:
     """The formats of what forward and what backward stores; it can be given wherever `storage=` is.
 
-    Everything is stored in `forward` and `backward`, or, with `operands_only`, just what matrix products
-    read. In 8 bits only the latter is usual: every tensor that a product reads is multiplied by a power of
-    two of its own before it is rounded, and divided by it again.
-
     Args:
         forward: the format of activations, and of weights where they are used; a name or a `Format`.
         backward: the format of gradients. None: the same as `forward`.
         saturate: numbers that are too large for these two become the largest one instead of an infinity or
             NaN.
         operands_only: only what matrix products read is rounded to `forward` (activations and weights) and
-            `backward` (output gradients), with a power of two for each array that brings its largest
-            magnitude just below the format's. What they write is stored in `otherwise`, as is everything
-            else. Infinities and NaNs are read as what they are, also with `saturate`.
-        otherwise: the format of what is not stored in the other two: everything but operands with
-            `operands_only`; else arrays of a single element (a loss, a loss weight's product) where the other
-            format has less than 16 bits. It has 16 bits or more.
+            `backward` (output gradients), as is usual in 8 bits: with a power of two for each array that
+            brings its largest magnitude just below the format's. Everything else is stored in `otherwise`.
+            Infinities and NaNs are read as what they are, also with `saturate`.
+        otherwise: the format of the rest: everything but operands with `operands_only`; else arrays of a
+            single element (a loss, a loss weight's product) where the other format has less than 16 bits. It
+            has 16 bits or more.
         stochastic_seed: gradients are rounded to `backward` up or down at random, so that the expected value
             is the gradient; the same seed gives the same numbers. None: half to even.
-
-    Attributes:
-        forward: the `Format` of activations and weights.
-        backward: the `Format` of gradients.
-        operands_only: whether only matrix products read these.
-        otherwise: the `Format` of the rest.
-        stochastic_seed: the seed of stochastic rounding, or None.
 
     Raises:
         TypeError: `saturate` or `operands_only` is no boolean, or `stochastic_seed` no integer.
@@ -55,8 +44,6 @@ class Precision:
         >>> from nnabla_adaloss import Precision
         >>> Precision("float8_e4m3", "float8_e5m2", saturate=True).backward.max
         57344.0
-        >>> str(Precision("float16"))
-        'float16'
         >>> print(Precision("float8_e4m3", "bfloat16", operands_only=True, otherwise="bfloat16"))
         bfloat16, and float8_e4m3 with gradients in bfloat16 in matrix products
     """

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A loss scale from what was measured: the largest one that the last iterations leave room for.
 
-    entry = largest magnitude of an iteration, as stored, divided by its scale
-    amax  = largest entry of the last `window` iterations that measured one
-    scale = largest power of two with scale * amax <= u_max / margin
-    after an overflow at scale s:  entry >= u_max / s, tried again with s / (4 * margin);
-                                   so is what is behind it, until a finite pass over the batch has measured it
-
-The policy and what it remembers are apart, as those of the growing scale are
-(`nnabla_adaloss.core.scale_policy`).
+entry = largest magnitude of an iteration, as stored, divided by its scale
+amax  = largest entry of the last `window` iterations that measured one
+scale = largest power of two with scale * amax <= u_max / margin
+after an overflow at scale s:  entry >= u_max / s, tried again with s / (4 * margin);
+                               so is what is behind it, until a finite pass over the batch has measured it
 """
 
 from __future__ import annotations
@@ -22,10 +19,10 @@ from .power_of_two import floor_power_of_two
 from .validation import integer, number, positive_number
 
 # How much further than to a margin below the overflow a scale goes down for the next try.
-_STEPS = 4.0
+_STEP = 4.0
 
-# How far apart scales may be for which the smallest stands in. Each layer that changes the scale copies
-# its weight; and of scales that change less often, fewer are chosen anew.
+# How far apart scales may be that are levelled. Each layer that changes the scale copies its weight; and
+# scales that change less often are chosen anew less often.
 _APART = 4.0
 
 # Fewer measurements than these show too little of how large gradients become.
@@ -33,7 +30,7 @@ _LEAST_MEASUREMENTS = 16
 
 
 def levelled(scales: Sequence[float]) -> List[float]:
-    """Scales that follow each other, with the smallest for as many as are at most two bits apart."""
+    """Scales that follow each other; the smallest replaces as many as are at most two bits apart."""
     found: List[float] = []
     alike = 0
     smallest = largest = 0.0
@@ -50,12 +47,11 @@ def levelled(scales: Sequence[float]) -> List[float]:
 
 
 class AmaxWindow(NamedTuple):
-    """The largest magnitude of the last iterations; what is smaller and older than another entry is
-    forgotten.
-    """
+    """The largest magnitude of the last iterations: a sliding maximum."""
 
     pushed: int = 0  # how many entries there were in all
-    entries: Tuple[Tuple[int, float], ...] = ()  # those that count or will, by number, magnitudes falling
+    # By number; those that are smaller and older than another one are dropped, so that magnitudes fall.
+    entries: Tuple[Tuple[int, float], ...] = ()
 
     @property
     def amax(self) -> float:
@@ -66,7 +62,6 @@ class AmaxWindow(NamedTuple):
         """The window after one more iteration, of which the last `length` count."""
         pushed = self.pushed + 1
         entries, start, end = self.entries, 0, len(self.entries)
-        # Numbers rise and magnitudes fall: what is to be forgotten is at the ends.
         while start < end and entries[start][0] <= pushed - length:
             start += 1
         while start < end and entries[end - 1][1] <= magnitude:
@@ -144,11 +139,7 @@ class HistoryPolicy:
     def measured_every(self, iterations: int) -> HistoryPolicy:
         """The same policy where one in so many iterations measures: `window` then counts measurements.
 
-        These are as many as there are in `window` iterations, but 16 at least, or `window` if that is fewer:
-        the largest of a handful of measurements says little about the gradients between them.
-
-        Args:
-            iterations: how many iterations a measurement serves (see `AdaLossConfig.measure_every`).
+        These are as many as there are in `window` iterations, but 16 at least, or `window` if that is fewer.
 
         Example:
             >>> from nnabla_adaloss import HistoryPolicy
@@ -161,24 +152,16 @@ class HistoryPolicy:
     def scale(self, amax: float, *, u_max: float) -> float:
         """The scale for gradients of magnitude `amax` at most, which is positive; a power of two."""
         room = u_max / self.margin / amax
-        # Infinity and zero are among them.
-        if not self.min_scale < room < 2.0 * self.max_scale:
-            return self._within(room)
-        return self._within(floor_power_of_two(room))
+        # It may be zero or infinite.
+        inside = self.min_scale < room < 2.0 * self.max_scale
+        return self._within(floor_power_of_two(room) if inside else room)
 
     def after_overflow(self, scale: float) -> float:
         """The scale to try next where `scale` was too large."""
-        return self._within(scale / (_STEPS * floor_power_of_two(self.margin)))
+        return self._within(scale / (_STEP * floor_power_of_two(self.margin)))
 
     def assumed(self, scale: float, *, u_max: float) -> float:
-        """The magnitude that gradients would have for which `scale` is the one to take.
-
-        Example:
-            >>> from nnabla_adaloss import HistoryPolicy
-            >>> policy = HistoryPolicy()
-            >>> policy.scale(policy.assumed(64.0, u_max=65504.0), u_max=65504.0)
-            64.0
-        """
+        """The magnitude for which `scale` is the one to take: the inverse of `scale`."""
         return u_max / self.margin / scale
 
     def at_floor(self, scale: float) -> bool:

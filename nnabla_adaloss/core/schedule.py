@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scales of one backward pass: one per component. All else is the ratio of neighbours."""
+"""The scales of one backward pass, one per component, and how they are applied around its functions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .validation import integer, number
 
 # The scale of a single element in float32 may differ from that of its component by this much. 16 bits hold
 # the element at the component's scale, so that the factor between two such scales fits float32.
-_FLOAT_ROOM = 2.0**60
+_FLOAT_FACTOR = 2.0**60
 
 # For so many sets of loss weights schedules are kept.
-_REMEMBERED = 64
+_KEPT = 64
 
 
 class Rescale(NamedTuple):
@@ -32,7 +32,7 @@ class Step(NamedTuple):
     """What is done around the backward of one function."""
 
     before: Tuple[Rescale, ...]  # before it runs
-    scale: float  # what its contributions carry, except those that an alpha raises
+    scale: float  # what its contributions carry, except those that have an alpha
     alphas: Tuple[float, ...]  # of its layers, in the order of `NodeStructure.slots`
     after: Tuple[Rescale, ...] = ()  # when it has run
 
@@ -43,9 +43,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class ScaleSchedule:
-    """The scales of one pass, for any graph of the same topology: functions go by number, variables by
-    position.
-    """
+    """The scales of one pass, for any graph of the same topology."""
 
     nodes: Sequence[NodeStructure]  # in backward order
     components: Components
@@ -118,13 +116,29 @@ class ScaleSchedule:
         for node in reversed(self.nodes) if self.in_float else ():
             if node.number in self.in_float and node.inputs:
                 own, behind = found[node.outputs[0]], min(found[position] for position in node.inputs)
-                found[node.outputs[0]] = min(max(behind, own / _FLOAT_ROOM), own * _FLOAT_ROOM)
+                found[node.outputs[0]] = min(max(behind, own / _FLOAT_FACTOR), own * _FLOAT_FACTOR)
         return found
 
     @cached_property
     def _steps(self) -> Tuple[Dict[int, Step], Dict[int, float]]:
-        lifted = self.before_layers if self.fixed_scale is not None else frozenset()
-        return _steps_of(self.nodes, self.components.of, self.arriving, lifted)
+        given = self.before_layers if self.fixed_scale is not None else frozenset()
+        scales, steps = {**self.arriving}, {}
+        reached: Set[int] = set()
+        for node in self.nodes:
+            if node.separates:
+                by_s0 = given.issuperset(self.components.of[p] for p in node.inputs)
+                step = _boundary(node, scales, reached, by_s0=by_s0, first=node is self.nodes[0])
+                if node.leaves or node.slots or step.before or step.after:
+                    steps[node.number] = step
+                # A leaf's gradient is kept in an array of its own, which nothing brings to another scale.
+                leaves = [slot.target for slot in node.slots if slot.to_leaf]
+                scales.update(dict.fromkeys((*node.outputs, *leaves), step.scale))
+            elif node.leaves or node.slots:
+                scale = scales[node.outputs[0]]
+                alphas = tuple([self.arriving.get(slot.target, scale) / scale for slot in node.slots])
+                steps[node.number] = Step((), scale, alphas)
+            reached.update(node.inputs)
+        return steps, scales
 
     @property
     def steps(self) -> Mapping[int, Step]:
@@ -148,34 +162,8 @@ class ScaleSchedule:
         }
 
 
-def _steps_of(
-    nodes: Sequence[NodeStructure],
-    of: Mapping[int, int],
-    arriving: Mapping[int, float],
-    before_layers: FrozenSet[int],
-) -> Tuple[Dict[int, Step], Dict[int, float]]:
-    scales = {**arriving}
-    steps: Dict[int, Step] = {}
-    reached: Set[int] = set()
-    for node in nodes:
-        if node.separates:
-            lifted = before_layers.issuperset(of[p] for p in node.inputs)
-            step = _boundary(node, scales, reached, lifted=lifted, first=node is nodes[0])
-            if node.leaves or node.slots or step.before or step.after:
-                steps[node.number] = step
-            # A leaf's gradient is kept in an array of its own, which nothing brings to another scale.
-            alone = [slot.target for slot in node.slots if slot.to_leaf]
-            scales.update(dict.fromkeys((*node.outputs, *alone), step.scale))
-        elif node.leaves or node.slots:
-            scale = scales[node.outputs[0]]
-            alphas = tuple([arriving.get(slot.target, scale) / scale for slot in node.slots])
-            steps[node.number] = Step((), scale, alphas)
-        reached.update(node.inputs)
-    return steps, scales
-
-
 def _boundary(
-    node: NodeStructure, scales: Mapping[int, float], reached: Set[int], *, lifted: bool, first: bool
+    node: NodeStructure, scales: Mapping[int, float], reached: Set[int], *, by_s0: bool, first: bool
 ) -> Step:
     """Around a function that changes the scale, though it is no layer: as much as the array of one element
     holds is multiplied before it runs, the rest after it. One that is not linear sees gradients without a
@@ -187,8 +175,8 @@ def _boundary(
     elif not behind:
         through = own
     else:
-        # The lift of a given S0 is such that the array holds it.
-        through = behind[0] if lifted else min(behind[0], own)
+        # The scales that follow from a given S0 are such that the array holds them.
+        through = behind[0] if by_s0 else min(behind[0], own)
     # What other branches have brought to its inputs carries their scale already.
     arrived = [(p, scale) for p, scale in zip(node.inputs, behind) if p in reached]
     outputs = [(p, scales[p]) for p in node.outputs if not first]
@@ -199,11 +187,10 @@ def _boundary(
 
 @dataclass(frozen=True)
 class Schedules:
-    """The schedules in use, one for each set of loss weights; how long they are reused, and what is measured
-    meanwhile for the next ones.
+    """The schedules in use, one for each set of loss weights, and what is measured meanwhile for the next.
 
-    With `delay=1` each of so many iterations measures another share of the arrays: when scales are chosen
-    anew, all have been measured once. With `delay=0` the iteration that chooses measures all of them.
+    With `delay=1` each iteration measures another share of the arrays: when scales are chosen anew, all have
+    been measured once. With `delay=0` the iteration that chooses measures all of them.
     """
 
     iterations: int  # a schedule is used in so many
@@ -211,7 +198,7 @@ class Schedules:
     delayed: bool
     # By loss weights, each with the iteration in which it was chosen; the last one chosen is the last.
     chosen: Mapping[Tuple[float, ...], Tuple[int, ScaleSchedule]] = field(default_factory=dict)
-    since: int = 0  # when the cycle of shares began
+    since: int = 0  # the iteration that measured the first share
 
     def last(self, weights: Tuple[float, ...]) -> Optional[ScaleSchedule]:
         """What was chosen last for these loss weights, whether it is still in use or not."""
@@ -226,8 +213,8 @@ class Schedules:
             return None
         # With delay=0, every batch of a measuring iteration measures.
         first, age = int(not self.delayed), iteration - self.since
-        held = first <= age < self.iterations and chosen_in >= self.since
-        return schedule if held or (self.constant and fixed_scale is not None) else None
+        in_use = first <= age < self.iterations and chosen_in >= self.since
+        return schedule if in_use or self.for_good(fixed_scale) else None
 
     def moved(self, iteration: int, weights: Tuple[float, ...], max_scale: float) -> Optional[ScaleSchedule]:
         """The measured schedule that was chosen last, if it only has to be moved to these loss weights."""
@@ -242,16 +229,16 @@ class Schedules:
         """Which share of the arrays an iteration measures, of `iterations`; None: nothing."""
         if not (self.delayed and self.chosen):
             return None
-        # Each cycle begins with another share, so that of batches that take turns all are measured in time.
+        # It begins with another share each time, so that of batches that take turns all are measured in time.
         return (iteration - self.since - self.since // self.iterations) % self.iterations
 
     def keep(self, schedule: ScaleSchedule, iteration: int) -> Schedules:
-        """Use the schedule that was chosen in this iteration. Loss weights that turn begin no cycle."""
+        """Use the schedule that was chosen in this iteration."""
         since = self.since
         if not (self.chosen and 0 <= iteration - since < self.iterations):
             since = iteration
         chosen = {weights: one for weights, one in self.chosen.items() if weights != schedule.loss_weights}
-        if len(chosen) == _REMEMBERED:
+        if len(chosen) == _KEPT:
             del chosen[next(iter(chosen))]
         return replace(self, chosen={**chosen, schedule.loss_weights: (iteration, schedule)}, since=since)
 

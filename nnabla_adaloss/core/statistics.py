@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the loss scale methods need to know about an array, gathered in one pass."""
+"""What loss scale methods need to know about an array."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 class ArrayStatistics(NamedTuple):
     """Sums and extremes of an array's finite elements, as Python numbers.
 
-    Infinities and NaNs are counted in `nonfinite` and left out of everything else, so that one NaN does not
-    hide the rest of a report. Code that decides anything looks at `nonfinite` first.
+    Infinities and NaNs are counted in `nonfinite`, and left out of everything else.
 
     Attributes:
         count: number of elements, non-finite ones included.
@@ -64,10 +63,7 @@ class ArrayStatistics(NamedTuple):
 
     @property
     def std(self) -> float:
-        """Population standard deviation of the finite elements.
-
-        It is the difference of two sums, so it keeps no digits when it is below 1e-8 of the mean.
-        """
+        """Population standard deviation of the finite elements; below 1e-8 of the mean it has no digits."""
         return math.sqrt(max(self.mean_square - self.mean**2, 0.0))
 
     def scaled(self, factor: float) -> ArrayStatistics:

@@ -17,22 +17,22 @@ from ..validation import positive_number
 
 
 class Needs(str, Enum):
-    """What a method looks at. The less it needs, the cheaper it is, and the more engines can run it."""
+    """What a method looks at. The less it needs, the cheaper it is, and the more engines can run it.
+
+    Attributes:
+        NOTHING: neither gradient nor weight: nothing is measured for it.
+        STATISTICS: `ArrayStatistics` of gradient and weight: works with `delay=1`, on a GPU without waiting
+            for it.
+        HISTORY: as `STATISTICS`, and the gradient's statistics of the iterations before.
+        COMPONENTS: the largest magnitudes of components, over iterations: the engine chooses the scales.
+        ARRAYS: the elements, as NumPy arrays: `delay=0` only, and on a GPU a copy to the host per layer.
+    """
 
     NOTHING = "nothing"
-    """Neither gradient nor weight: nothing is measured for it."""
-
     STATISTICS = "statistics"
-    """`ArrayStatistics` of gradient and weight: works with `delay=1` and on a GPU without waiting for it."""
-
     HISTORY = "history"
-    """As `STATISTICS`, and the gradient's statistics of the iterations before."""
-
     COMPONENTS = "components"
-    """The largest magnitudes of what a network connects, over iterations: the engine chooses the scales."""
-
     ARRAYS = "arrays"
-    """The elements, as NumPy arrays: `delay=0` only, and on a GPU a copy to the host per layer."""
 
 
 class Range(NamedTuple):
@@ -79,12 +79,10 @@ class Method(ABC):
         It is asked about finite arrays only, and its answer is kept below what could overflow.
 
         Args:
-            g: what is known of the gradient of the layer's output, which carries its scale S:
-                `ArrayStatistics`, None with `Needs.NOTHING`, a NumPy array with `Needs.ARRAYS`, with
-                `Needs.HISTORY` a tuple of `ArrayStatistics`, one per iteration, the present one last, all as
-                if they carried S.
-            W: the same of the layer's weight (of the present iteration only); None for a layer without
-                weight.
+            g: the gradient of the layer's output, which carries its scale S, as `needs` says:
+                `ArrayStatistics`, or None, or a NumPy array; with `Needs.HISTORY` a tuple of
+                `ArrayStatistics`, one per iteration, this one last, all as if they carried S.
+            W: the same of the layer's weight (of this iteration only); None for a layer without weight.
             range: the magnitudes to keep from underflow and overflow.
             fan_in: K, number of products summed into one element of the input gradient, on average.
         """
@@ -92,7 +90,7 @@ class Method(ABC):
 
 @dataclass(frozen=True)
 class Fixed(Method):
-    """The same scale for every layer; only bounds and the room that gradients leave change it."""
+    """The same scale for every layer, within the bounds and the room that gradients leave."""
 
     needs = Needs.NOTHING
     fixed_loss_scale: float = 1.0
@@ -119,10 +117,8 @@ class ArrayFunction(Method):
 
 
 def overflow_limit(g: ArrayStatistics, W: Optional[ArrayStatistics], fan_in: float, u_max: float) -> float:
-    """Largest scale under which no element of the input gradient can exceed `u_max`.
-
-    (u_max / K) / (max|g| * max|W|): K products, none larger than the product of the two maxima. Infinite when
-    the gradient or the weight is all zero. Without a weight it is u_max / max|g|, whatever `fan_in`.
+    """Largest scale under which no element of the input gradient can exceed `u_max`: (u_max / K) / (max|g| *
+    max|W|), or u_max / max|g| without a weight; infinite when one of them is all zero.
     """
     largest = g.abs_max if W is None else g.abs_max * W.abs_max * fan_in
     return u_max / largest if largest else math.inf
