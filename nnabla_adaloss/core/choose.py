@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The algorithm: one scale for each component of the gradients, chosen before every backward pass.
 
-A component is what functions connect that only pass a scale on. Layers, which multiply by a weight, lead from
-one component to the next; so do functions of one element at the loss, and functions whose gradient is not
+A component is what functions connect that only pass a scale on. Edges lead from one component to the next:
+layers, which multiply by a weight, functions of one element at the loss, and functions whose gradient is not
 linear. In backward order, with S the scale that the gradients of a component carry:
 
     S(root) = the end of the range     the loss gradient is 1; S0 where it is given, or nothing is known
-    S(c)    = min(room(c), S(before) * method)                    the first way that leads to c decides
-    S(c)    = S(before) * method * weight(before) / weight(c)       where nothing was measured, behind a layer
+    S(c)    = min(room(c), S(before) * method)                    the first edge that leads to c decides
+    S(c)    = S(before) * method * weight(before) / weight(c)     where nothing was measured, behind a layer
     S(c)    = start scale / (gain(before) * weight(c))            where nothing was measured, at the loss;
                                                                   if that has shown zeros, divided by u_min
     S(c)    = lowered, until alpha * max|W| stays in range for every layer that leads to c
@@ -21,17 +21,18 @@ linear. In backward order, with S the scale that the gradients of a component ca
     level     : the rooms of components that follow each other, at most two bits apart, count as the smallest;
                 so do those behind several losses, at most four bits apart
     joined    : components that only hooks could part are one, with the smallest of their rooms, unless a leaf
-                would lose its gradient
+                would lose its gradient to underflow
     absent    : with a loss weight of 0, c limits nothing, and takes the scale of what is behind it, so that
                 its layers have alpha 1
 
-A given S0 governs the components before any layer: each has the scale of the one before, lifted where a small
-loss weight or a mean shrinks the gradient. Everything here is pure.
+A given S0 decides about the components before any layer: each has the scale of the one before, lifted where a
+small loss weight or a mean shrinks the gradient. Everything here is pure.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import AbstractSet, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .components import Components, Edge, Joined
@@ -40,11 +41,11 @@ from .loss_section import loss_section_factor
 from .power_of_two import floor_power_of_two
 from .scale_history import levelled
 
-# The largest scale of which float32 holds the reciprocal with room to spare.
+# The largest scale: float32 holds its reciprocal, too.
 _LARGEST = 2.0**100
 
 # How much larger a gradient must be with a scale of its own, for hooks to be worth it.
-_CLEARLY = 2.0**6
+_WORTH_HOOKS = 2.0**6
 
 # Scales of several losses within this factor of each other are replaced by the smallest of them.
 _LOSSES_APART = 16.0
@@ -59,15 +60,15 @@ class Known(NamedTuple):
     """What is known of each component, by index."""
 
     room: Sequence[Optional[float]]  # None: nothing was measured, or nothing but zeros
-    assumed: Mapping[int, float]  # the room that some are assumed to have after an overflow
+    assumed: Mapping[int, float]  # the room that assumed gains leave, after an overflow
     loss_weights: Tuple[float, ...]  # 0: absent from this batch
     gains: Sequence[Optional[float]]  # None: nothing was measured
     underflowed: AbstractSet[int] = frozenset()  # all zeros so far, unlike what they follow from
     level: bool = True  # whether components that follow each other may share a scale
 
     def first(self, index: int, start: float, before: float, u_min: float) -> float:
-        """The scale with which a component is looked at first: `start`, divided by its loss weight. One that
-        was zero then is looked at once more, with the largest scale at which nothing can be larger than 1.
+        """The scale of a component that was not measured yet: `start`, divided by its loss weight. One that
+        underflowed is measured once more, with the largest scale at which nothing can be larger than 1.
         """
         scale = start / (self.loss_weights[index] or 1.0)
         if index in self.underflowed:
@@ -79,7 +80,7 @@ class Known(NamedTuple):
         room: List[Optional[float]] = [None] * count
         amax: List[Optional[float]] = [None] * count
         weight = [0.0] * count
-        ceiling: Dict[int, float] = {}
+        assumed: Dict[int, float] = {}
         for own, index in enumerate(of):
             scale, gain, largest = self.room[own], self.gains[own], amax[index]
             if scale is not None:
@@ -88,9 +89,9 @@ class Known(NamedTuple):
                 amax[index] = max(gain * self.loss_weights[own], largest or 0.0)
             weight[index] = max(weight[index], self.loss_weights[own])
             if own in self.assumed:
-                ceiling[index] = min(self.assumed[own], ceiling.get(index, math.inf))
-        gain_of = [None if a is None else a / (w or 1.0) for a, w in zip(amax, weight)]
-        return Known(room, ceiling, tuple(weight), gain_of, {of[own] for own in self.underflowed}, self.level)
+                assumed[index] = min(self.assumed[own], assumed.get(index, math.inf))
+        gains = [None if a is None else a / (w or 1.0) for a, w in zip(amax, weight)]
+        return Known(room, assumed, tuple(weight), gains, {of[own] for own in self.underflowed}, self.level)
 
     def of_root(self, base: float, u_min: float) -> float:
         """The scale of a loss gradient that is measured as any other."""
@@ -113,7 +114,7 @@ class Choice(NamedTuple):
     """The scales of a pass."""
 
     scales: List[float]  # by component
-    reasons: Dict[str, Reason]  # by layer: what held its alpha where it is
+    reasons: Dict[str, Reason]  # by layer, for its alpha
 
 
 def choose(
@@ -132,12 +133,13 @@ def choose(
     found: List[Optional[float]] = [None] * len(room)
     found[components.root] = start.scale
     reasons: Dict[str, Reason] = {}
-    alive = {components.root}
+    # Those in which gradients arrive that are not zero.
+    nonzero = {components.root}
     # What layers have made of the scale, by component: the product of their alphas.
     by_layers = [1.0] * len(room)
-    for edge in _present(components, known.loss_weights):
+    for edge in _in_order(components, known.loss_weights):
         before, own, layer = found[edge.before], room[edge.after], edge.layer
-        assert before is not None, "it comes after a way that leads to it"
+        assert before is not None, "it comes after an edge that leads to it"
         if start.fixed and edge.after in components.before_layers:
             scale, reason = within_float32(before * _lift(components, edge, before, start)), Reason.METHOD
         else:
@@ -156,21 +158,21 @@ def choose(
             elif own is None:
                 scale = scale if scale < math.inf else before
                 if layer is not None:
-                    # On another way more may arrive.
+                    # Along another edge more may arrive.
                     scale *= known.loss_weights[edge.before] / known.loss_weights[edge.after]
             scale = min(scale, known.assumed.get(edge.after, math.inf))
             scale = before * floor_power_of_two(scale / before) if power_of_two else scale
-        # Several ways may lead to a component that was never measured: the first along which gradients arrive
-        # decides its scale.
-        brings = edge.before in alive
-        if found[edge.after] is None or (own is None and brings and edge.after not in alive):
+        # Several edges may lead to a component that was never measured: the first along which gradients
+        # arrive decides its scale.
+        arrives = edge.before in nonzero
+        if found[edge.after] is None or (own is None and arrives and edge.after not in nonzero):
             found[edge.after] = scale
             by_layers[edge.after] = by_layers[edge.before] * (1.0 if layer is None else scale / before)
         elif scale != found[edge.after]:
             reason = Reason.BRANCHES
         # A scalar that is zero is absent from the batch; of several elements all may have underflowed.
-        if own is not None or (brings and edge.after not in components.single):
-            alive.add(edge.after)
+        if own is not None or (arrives and edge.after not in components.single):
+            nonzero.add(edge.after)
         if layer is not None:
             reasons[layer] = reason
     # A component that nothing leads to gets no gradient.
@@ -187,9 +189,9 @@ def choose_together(
     choice_of: Callable[[Components, Known], Choice],
     spread: float,
 ) -> Optional[Choice]:
-    """One scale for all components that only hooks could part; None if a leaf would lose its gradient. It
-    would if its largest contributions come through a component that this scale puts more than `spread` below
-    its room, and that is clearly larger with a scale of its own.
+    """One scale for all components that only hooks could part; None if the gradient of a leaf would
+    underflow: if its largest contributions come through a component that this scale puts more than `spread`
+    below its room, and that is clearly larger with a scale of its own.
     """
     choice = choice_of(joined.components, known.joined(joined.of, len(joined.components.names)))
     choice = choice._replace(scales=[choice.scales[index] for index in joined.of])
@@ -197,18 +199,18 @@ def choose_together(
     if not low:
         return choice
     apart = choice_of(components, known).scales
-    far = {i for i in low if apart[i] > _CLEARLY * choice.scales[i]}
-    lost = set().union(*map(components.behind, far))
+    far = {i for i in low if apart[i] > _WORTH_HOOKS * choice.scales[i]}
+    underflow = set().union(*map(components.behind, far))
     for writers in components.leaves.values():
         rooms = {room: index for index in writers for room in [known.room[index]] if room is not None}
-        if rooms and rooms[min(rooms)] in lost:
+        if rooms and rooms[min(rooms)] in underflow:
             return None
     return choice
 
 
-def _present(components: Components, weights: Sequence[float]) -> Iterator[Edge]:
-    """The ways between components that are present, each after one that leads to where it begins: the first
-    one to a trunk may come from a head that is absent.
+def _in_order(components: Components, weights: Sequence[float]) -> Iterator[Edge]:
+    """The edges between components that are not absent, each after one that leads to where it begins: the
+    first one to a trunk may come from a head that is absent.
     """
     reached = {components.root}
     waiting = [edge for edge in components.edges if weights[edge.before] and weights[edge.after]]
@@ -248,41 +250,33 @@ def within_float32(scale: float) -> float:
 
 
 def _lift(components: Components, edge: Edge, before: float, start: Start) -> float:
-    """How far a gradient is raised where it leaves a function at the loss, with a given S0."""
-    amax, after = start.amax[edge.before], start.amax[edge.after]
+    """How far a gradient is lifted where it leaves a function at the loss, with a given S0."""
+    own, behind = start.amax[edge.before] or 0.0, start.amax[edge.after] or 0.0
     several = components.loss_exits > 1
-    factor = loss_section_factor(
-        (amax or 0.0) * before,
-        1,
-        before,
-        start.base,
-        expands=edge.expands,
-        u_max=start.u_max,
-        several=several,
+    factor = partial(
+        loss_section_factor, start_scale=start.base, expands=edge.expands, u_max=start.u_max, several=several
     )
-    if not edge.expands:
-        return factor
-    stored = (after or 0.0) * before * factor
-    return factor * loss_section_factor(
-        stored, 2, before * factor, start.base, expands=True, u_max=start.u_max
-    )
+    lift = factor(own * before, 1, before)
+    if edge.expands:
+        lift *= factor(behind * before * lift, 2, before * lift)
+    return lift
 
 
 def _set_absent(components: Components, scales: List[float], weights: Sequence[float], start: float) -> None:
     """Give components that have no gradient in a batch the largest scale of those behind them; `start` where
     these are absent, too.
     """
-    ways = [edge for edge in reversed(components.edges) if not weights[edge.before]]
-    for edge in ways:
+    edges = [edge for edge in reversed(components.edges) if not weights[edge.before]]
+    for edge in edges:
         scales[edge.before] = 0.0
     # They only rise, and to what others have, so that it ends.
     risen = True
     while risen:
         risen = False
-        for edge in ways:
+        for edge in edges:
             if scales[edge.after] > scales[edge.before]:
                 scales[edge.before], risen = scales[edge.after], True
-    for edge in ways:
+    for edge in edges:
         scales[edge.before] = scales[edge.before] or start
 
 
@@ -290,16 +284,16 @@ def _lower_for_weights(
     components: Components,
     scales: List[float],
     weights: Sequence[float],
-    room: Mapping[int, float],
+    max_alpha: Mapping[int, float],
     reasons: Dict[str, Reason],
 ) -> None:
     """Lower scales until the scaled copy of every weight stays in range. They only fall, so that it ends."""
-    limited = [edge for edge in components.edges if edge.factor in room and weights[edge.before]]
+    edges = [edge for edge in components.edges if edge.factor in max_alpha and weights[edge.before]]
     lowered = True
     while lowered:
         lowered = False
-        for edge in limited:
-            highest = scales[edge.before] * room[edge.factor]
+        for edge in edges:
+            highest = scales[edge.before] * max_alpha[edge.factor]
             if scales[edge.after] > highest:
                 scales[edge.after], lowered = highest, True
                 reasons[edge.layer or ""] = Reason.WEIGHT_RANGE
