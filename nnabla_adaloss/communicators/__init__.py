@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exchange of gradients and decisions between processes."""
 
-from __future__ import annotations
-
-from .agreement import CollectiveMismatchError, RankDisagreementError
-from .mpi import MPICommunicator
-
-__all__ = ["CollectiveMismatchError", "MPICommunicator", "RankDisagreementError"]
+from .agreement import CollectiveMismatchError as CollectiveMismatchError
+from .agreement import RankDisagreementError as RankDisagreementError
+from .mpi import MPICommunicator as MPICommunicator

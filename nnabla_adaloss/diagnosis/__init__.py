@@ -1,28 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Examination of a training: whether it needs scaling, and where its gradient is lost, not finite or ends."""
 
-from __future__ import annotations
-
-from .advice import Harm, LayerAdvice, PrecisionAdvice
-from .examination import Diagnosis, diagnose
-from .finite import Cause
-from .passes import Kept
-from .sanity_checker import LayerLoss, SanityChecker
-from .verdicts import LayerNumbers, LayerVerdict, NetworkNumbers, Verdict, Way
-
-__all__ = [
-    "Cause",
-    "Diagnosis",
-    "Harm",
-    "Kept",
-    "LayerAdvice",
-    "LayerLoss",
-    "LayerNumbers",
-    "LayerVerdict",
-    "NetworkNumbers",
-    "PrecisionAdvice",
-    "SanityChecker",
-    "Verdict",
-    "Way",
-    "diagnose",
-]
+from .advice import Harm as Harm
+from .advice import LayerAdvice as LayerAdvice
+from .advice import PrecisionAdvice as PrecisionAdvice
+from .examination import Diagnosis as Diagnosis
+from .examination import diagnose as diagnose
+from .finite import Cause as Cause
+from .passes import Kept as Kept
+from .sanity_checker import LayerLoss as LayerLoss
+from .sanity_checker import SanityChecker as SanityChecker
+from .verdicts import LayerNumbers as LayerNumbers
+from .verdicts import LayerVerdict as LayerVerdict
+from .verdicts import NetworkNumbers as NetworkNumbers
+from .verdicts import Verdict as Verdict
+from .verdicts import Way as Way

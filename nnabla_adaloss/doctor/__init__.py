@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Examination of an installation: what is there, what is missing, and what to do about it."""
 
-from __future__ import annotations
-
-from .checks import examine
-from .findings import Area, Finding, Status, area_works, as_json, as_text
-
-__all__ = ["Area", "Finding", "Status", "area_works", "as_json", "as_text", "examine"]
+from .checks import examine as examine
+from .findings import Area as Area
+from .findings import Finding as Finding
+from .findings import Status as Status
+from .findings import area_works as area_works
+from .findings import as_json as as_json
+from .findings import as_text as as_text

@@ -1,45 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Watching a training: events, monitors that take them, and recordings that answer questions."""
 
-from __future__ import annotations
-
-from .audience import Audience, Monitor, audience_of
-from .events import (
-    BatchRepeated,
-    BatchThrownAway,
-    Event,
-    GradientSeen,
-    LayerArrays,
-    LayerScaled,
-    Overflowed,
-    ScaleChanged,
-    TrainingBegan,
-    UpdateEnded,
-)
-from .log_monitor import LogMonitor
-from .nan_dump import NanDump
-from .recorder import Recorder
-from .recording import Recording, Underflow
-from .rows import LayerRow
-
-__all__ = [
-    "Audience",
-    "BatchRepeated",
-    "BatchThrownAway",
-    "Event",
-    "GradientSeen",
-    "LayerArrays",
-    "LayerRow",
-    "LayerScaled",
-    "LogMonitor",
-    "Monitor",
-    "NanDump",
-    "Overflowed",
-    "Recorder",
-    "Recording",
-    "ScaleChanged",
-    "TrainingBegan",
-    "Underflow",
-    "UpdateEnded",
-    "audience_of",
-]
+from .audience import Audience as Audience
+from .audience import Monitor as Monitor
+from .audience import audience_of as audience_of
+from .events import BatchRepeated as BatchRepeated
+from .events import BatchThrownAway as BatchThrownAway
+from .events import Event as Event
+from .events import GradientSeen as GradientSeen
+from .events import LayerArrays as LayerArrays
+from .events import LayerScaled as LayerScaled
+from .events import Overflowed as Overflowed
+from .events import ScaleChanged as ScaleChanged
+from .events import TrainingBegan as TrainingBegan
+from .events import UpdateEnded as UpdateEnded
+from .log_monitor import LogMonitor as LogMonitor
+from .nan_dump import NanDump as NanDump
+from .recorder import Recorder as Recorder
+from .recording import Recording as Recording
+from .recording import Underflow as Underflow
+from .rows import LayerRow as LayerRow

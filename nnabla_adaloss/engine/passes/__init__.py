@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backward passes: without hooks where a schedule allows it, with hooks for everything else."""
 
-from .hooked import HookedPass
-from .hookless import HooklessPass
-
-__all__ = ["HookedPass", "HooklessPass"]
+from .hooked import HookedPass as HookedPass
+from .hookless import HooklessPass as HooklessPass
