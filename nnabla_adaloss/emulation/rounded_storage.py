@@ -171,9 +171,10 @@ class RoundedStorage(NativeStorage):
             self.kernels.round_to_format(array, array, self.data_format(key, array.size))
 
     def _random_key(self, precision: Precision) -> Optional[int]:
-        if precision.stochastic_seed is not None:
-            self.draws += 1
-        return precision.random_key(self.draws)
+        if precision.stochastic_seed is None:
+            return None
+        self.drawn.count += 1
+        return precision.random_key(self.drawn.count)
 
 
 def _as_float32(source: nn.NdArray, copy: nn.NdArray) -> Optional[nn.NdArray]:

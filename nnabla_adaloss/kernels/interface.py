@@ -226,7 +226,8 @@ class Kernels(ABC):
                 NaN become what they do without it, and so do magnitudes beyond the largest number.
         """
         require_float32(source, "source")
-        require_same_size(source, target)
+        if target is not source:
+            require_same_size(source, target)
         if storage.mantissa_bits < 23:
             return self._round(source, target, storage, fitted, random_key)
         if target is not source:
