@@ -6,8 +6,8 @@ layers, which multiply by a weight, functions of one element at the loss, and fu
 linear. In backward order, with S the scale that the gradients of a component carry:
 
     S(root) = the end of the range     the loss gradient is 1; S0 where it is given, or nothing is known
-    S(c)    = min(room(c), S(before) * method)                    the first edge that leads to c decides
-    S(c)    = S(before) * method * weight(before) / weight(c)     where nothing was measured, behind a layer
+    S(c)    = min(room(c), S(before) * alpha_m)                   the first edge that leads to c decides
+    S(c)    = S(before) * alpha_m * weight(before) / weight(c)    where nothing was measured, behind a layer
     S(c)    = start scale / (gain(before) * weight(c))            where nothing was measured, at the loss;
                                                                   if that has shown zeros, divided by u_min
     S(c)    = lowered, until alpha * max|W| stays in range for every layer that leads to c
@@ -17,7 +17,7 @@ linear. In backward order, with S the scale that the gradients of a component ca
     gain(c)   = the largest gradient of c that is remembered, divided by the loss weight of its batch; 1 where
                 none is
     room(c)   = the largest power of two with S * gain(c) * weight(c) <= u_max / margin
-    method    = the alpha that the loss scale method gives the layer; "amax_history" gives none
+    alpha_m   = the alpha that the loss scale method gives the layer; "amax_history" gives none
     level     : the rooms of components that follow each other, at most two bits apart, count as the smallest;
                 so do those behind several losses, at most four bits apart
     joined    : components that only hooks could part are one, with the smallest of their rooms, unless a leaf
