@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -23,7 +22,9 @@ from nnabla_adaloss.graph.description import visited
 from nnabla_adaloss.graph.functions import is_matrix_product
 from tests.emulation.networks import is_half, masked_attention
 from tests.worlds.architectures import dense_block, embedding_with_tied_output
+from tests.worlds.interruptions import Moments
 from tests.worlds.random_graphs import STEPS, build
+from tests.worlds.values import constant, data
 
 # A format of 16 bits' mantissa in which nothing here under- or overflows.
 WIDE = Format.ieee("float19", exponent_bits=8, mantissa_bits=10)
@@ -59,16 +60,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return found
 
 
-def parameter(*shape: int, seed: int = 0, size: float = 1.0) -> nn.Variable:
-    rng = np.random.default_rng((seed, *shape))
-    return nn.Variable.from_numpy_array(
-        (rng.standard_normal(shape) * size).astype(np.float32), need_grad=True
-    )
-
-
-def data(*shape: int, seed: int = 1) -> nn.Variable:
-    v = parameter(*shape, seed=seed)
-    v.need_grad = False
+def parameter(*shape: int) -> nn.Variable:
+    v = data(*shape)
+    v.need_grad = True
     return v
 
 
@@ -264,12 +258,6 @@ def test_an_overflow_stays_to_be_seen() -> None:
 # ---- other products
 
 
-def zeros(*shape: int) -> nn.Variable:
-    v = nn.Variable(shape)
-    v.d = 0
-    return v
-
-
 IMAGES, KERNEL = (2, 2, 5, 5), (3, 2, 3, 3)
 # What computes it, the shapes of its inputs, those of more that are zero, and which inputs are its operands.
 PRODUCTS: Dict[str, Tuple[Callable[..., nn.Variable], List[Any], List[Any], List[int]]] = {
@@ -302,7 +290,7 @@ PRODUCTS: Dict[str, Tuple[Callable[..., nn.Variable], List[Any], List[Any], List
 @pytest.mark.parametrize("type_name", PRODUCTS)
 def test_other_products(type_name: str, seen: Seen) -> None:
     function, inputs, more, expected = PRODUCTS[type_name]
-    y = function(*(parameter(*shape) for shape in inputs), *(zeros(*shape) for shape in more))
+    y = function(*(parameter(*shape) for shape in inputs), *(constant(np.zeros(shape)) for shape in more))
     f = next(f for f in visited(y)[0] if f.info.type_name == type_name)
     assert is_matrix_product(type_name)
     reads, backward_reads = operands_of(f, FP8_HYBRID)
@@ -382,45 +370,15 @@ def test_after_an_exception_in_a_hook_all_arrays_are_back(direction: str, which:
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_an_interruption_at_any_line_leaves_nothing_swapped(direction: str) -> None:
+def test_an_interruption_at_any_moment_leaves_nothing_swapped(direction: str) -> None:
     loss = masked_attention()
     emulation = FormatEmulation(loss, "fp8_hybrid")
-    scaling = AdaptiveLossScaling(emulation, AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0))
-    scaling.forward()
-    scaling.backward(1.0)
-    before = arrays_of(loss)
-    finished, line = False, 0
-    while not finished:
-        line += 3
-        try:
-            sys.settrace(interrupting_at(line))
-            getattr(scaling, direction)()
-            finished = True
-        except (KeyboardInterrupt, SystemError):
-            pass
-        finally:
-            sys.settrace(None)
-        assert arrays_of(loss) == before, line
-    assert line > 100
-
-
-INTERRUPTED = {
-    *("_before_forward", "_before_backward", "_round_outputs", "_round_gradients"),
-    *("swap", "put_back", "_rounded", "_remembered", "round_operand"),
-}
-
-
-def interrupting_at(number: int) -> Callable[..., Any]:
-    """A trace function that raises at the given line that is run while a product's operands are away."""
-    left = [number]
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        if "/emulation/" not in frame.f_code.co_filename or frame.f_code.co_name not in INTERRUPTED:
-            return None
-        if event == "line":
-            left[0] -= 1
-            if left[0] == 0:
-                raise KeyboardInterrupt
-        return trace
-
-    return trace
+    emulation.forward()
+    emulation.backward()
+    before, moments = arrays_of(loss), Moments(0)
+    moments.run(getattr(emulation, direction))
+    assert moments.count > 300
+    for stop in range(1, moments.count, 5):
+        with pytest.raises(KeyboardInterrupt):
+            Moments(stop).run(getattr(emulation, direction))
+        assert arrays_of(loss) == before, stop

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of one network in different formats: what is rounded, and how scales follow."""
+"""What is stored in half precision, by functions and by layers, and how scales follow."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
-import nnabla.solvers as S
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -23,10 +22,12 @@ from nnabla_adaloss import (
     LossScaleError,
     Precision,
 )
+from nnabla_adaloss.emulation.rounding_plan import half_gradients, half_outputs, leaves_of
 from nnabla_adaloss.functions import round_to_format
+from tests.emulation.networks import half, is_half
 from tests.worlds.passes import run
-from tests.worlds.trainings import solver_of
-from tests.worlds.values import assert_equal, data, snapshot
+from tests.worlds.trainings import solver_of, updater_of
+from tests.worlds.values import assert_equal, constant, data, snapshot
 
 HALF, BRAIN = Precision("float16"), Precision("bfloat16")
 FP32, EIGHT = Precision("float32"), Precision("float8_e4m3", "float8_e5m2")
@@ -99,24 +100,16 @@ def test_equal_precisions_of_all_layers_are_one_precision(storage: str) -> None:
 
 
 def test_products_read_in_the_precision_of_their_own_layer() -> None:
-    w = parameter("w/W", 4, 4)
-    x = data(3, 4, seed=1)
-    with nn.parameter_scope("first"):
-        h = F.affine(x, w)
-    loss = F.sum(F.affine(h, parameter("second/W", 4, 2)) ** 2)
-    emulation = FormatEmulation(loss, {"second": "fp8_hybrid"})
-    emulation.forward()
+    x, w, second = data(3, 4, seed=1), parameter("w/W", 4, 4), parameter("second/W", 4, 2)
+    h = F.affine(x, w)
+    loss = F.sum(F.affine(h, second) ** 2)
+    FormatEmulation(loss, {"second": "fp8_hybrid"}).forward()
     in_fp32 = F.affine(x, w)
     in_fp32.forward()
     np.testing.assert_array_equal(h.d, in_fp32.d)
-    fitted = [
-        round_to_format(v, "fp8_hybrid")
-        for v in (nn.Variable.from_numpy_array(h.d), parameter("second/W", 4, 2))
-    ]
-    y = F.affine(*fitted)
+    y = F.affine(*(round_to_format(v, "fp8_hybrid") for v in (constant(h.d), second)))
     y.forward()
-    expected = (y.d.astype(np.float16).astype(np.float32) ** 2).astype(np.float16).astype(np.float32).sum()
-    assert loss.d == np.float32(np.float16(expected))
+    assert loss.d == half(half(half(y.d) ** 2).sum())
 
 
 def test_a_weight_that_layers_share_is_stored_in_the_widest_of_their_formats() -> None:
@@ -126,7 +119,7 @@ def test_a_weight_that_layers_share_is_stored_in_the_widest_of_their_formats() -
     emulation = FormatEmulation(loss, {"shared": EIGHT, "shared#2": HALF})
     emulation.forward()
     stored = emulation.emulated_storage.weights[hash(w)]
-    np.testing.assert_array_equal(stored.data, w.d.astype(np.float16).astype(np.float32))
+    np.testing.assert_array_equal(stored.data, half(w.d))
 
 
 def test_a_sum_of_layers_is_as_wide_as_the_widest() -> None:
@@ -140,13 +133,15 @@ def test_a_sum_of_layers_is_as_wide_as_the_widest() -> None:
     assert storage.gradient_format(hash(a), 15).name == "float8_e5m2"
 
 
-def test_functions_before_all_layers_go_by_their_own_names() -> None:
+def test_functions_before_all_layers_and_those_that_read_a_parameter_go_by_their_own_names() -> None:
     x = data(3, 5, seed=3)
     scaled = x * 0.3
-    loss = F.sum(F.affine(scaled, parameter("a/W", 5, 2)))
-    storage = FormatEmulation(loss, {"a": EIGHT, "*": HALF}).emulated_storage
+    product = F.affine(scaled, parameter("a/W", 5, 2)) * parameter("gain/W", 3, 2)
+    loss = F.sum(product)
+    storage = FormatEmulation(loss, {"a": EIGHT, "gain": BRAIN, "*": HALF}).emulated_storage
     assert storage.data_format(hash(scaled), 15).name == "float16"
-    with pytest.raises(ValueError, match="layers are a/MulScalar, a$"):
+    assert storage.data_format(hash(product), 6).name == "bfloat16"
+    with pytest.raises(ValueError, match="layers are a/MulScalar, a, gain$"):
         FormatEmulation(loss, {"b": EIGHT})
 
 
@@ -161,19 +156,15 @@ MAKERS: Dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("how", MAKERS)
 def test_a_pattern_without_a_layer_is_refused_before_anything_is_computed(how: str) -> None:
     loss = network()
-    with pytest.raises(
-        ValueError, match=r"'head/\*', which matches no layer; the network's layers are a, b, c$"
-    ):
+    with pytest.raises(ValueError, match=r"'head/\*', which matches no layer; .* layers are a, b, c$"):
         MAKERS[how](loss, {"head/*": "float16", "*": "float32"})
     MAKERS[how](loss, {"a": "float16", "*": "float32"})
 
 
 def test_layers_of_modules_go_by_the_names_that_their_solver_knows() -> None:
-    w = nn.Variable.from_numpy_array(np.ones((5, 2), np.float32), need_grad=True)
-    solver = S.Sgd(0.1)
-    solver.set_parameters({"head/W": w})
+    w = nn.Variable((5, 2), need_grad=True)
     loss = F.mean(F.affine(data(3, 5, seed=4), w) ** 2)
-    updater = AdaptiveLossScalingUpdater(solver, loss, storage={"head": "bf16"})
+    updater = updater_of(loss, parameters={"head/W": w}, storage={"head": "bf16"})
     assert updater.scaling.loss.emulated_storage.data_format(hash(w), 10).name == "bfloat16"
 
 
@@ -226,8 +217,7 @@ def test_training_with_several_formats_saves_and_resumes_bit_for_bit(method: str
     def updater() -> AdaptiveLossScalingUpdater:
         nn.clear_parameters()
         loss = network()
-        config = AdaLossConfig(loss_scale_method=method, delay=delay)
-        return AdaptiveLossScalingUpdater(solver_of(S.Sgd(0.01)), loss, storage=storage, config=config)
+        return updater_of(loss, storage=storage, config=AdaLossConfig(method, delay=delay))
 
     whole = updater()
     for _ in range(6):
@@ -246,8 +236,7 @@ def test_training_with_several_formats_saves_and_resumes_bit_for_bit(method: str
 
 
 def test_a_rebuilt_graph_goes_on() -> None:
-    loss = network()
-    updater = AdaptiveLossScalingUpdater(solver_of(S.Sgd(0.01)), loss, storage={"b": EIGHT, "*": HALF})
+    updater = updater_of(network(), storage={"b": EIGHT, "*": HALF})
     for _ in range(4):
         updater.loss = network()
         assert updater.update().updated
@@ -256,10 +245,112 @@ def test_a_rebuilt_graph_goes_on() -> None:
 def test_overflow_in_forward_names_the_format_of_the_layer() -> None:
     h = F.affine(data(6, 8, seed=0) * 100.0, parameter("a/W", 8, 7))
     loss = F.mean(F.affine(h, parameter("b/W", 7, 5)))
-    updater = AdaptiveLossScalingUpdater(
-        solver_of(S.Sgd(0.01)), loss, storage={"a": Precision("float8_e4m3"), "*": "bf16"}
-    )
-    with pytest.raises(
-        LossScaleError, match=r"a \(Affine\) computes .* beyond float8_e4m3, which ends at 448"
-    ):
+    updater = updater_of(loss, storage={"a": Precision("float8_e4m3"), "*": "bf16"})
+    with pytest.raises(LossScaleError, match=r"a \(Affine\) .* beyond float8_e4m3, which ends at 448"):
         updater.update()
+
+
+# ---- function by function
+
+
+def leaf(*shape: int, need_grad: bool = True) -> nn.Variable:
+    return nn.Variable(shape, need_grad=need_grad)
+
+
+def no_grad(*shape: int) -> nn.Variable:
+    return leaf(*shape, need_grad=False)
+
+
+def normalized(normalization: Callable[..., Any]) -> Any:
+    """The output of a batch normalization, and the mean and the variance of the batch."""
+    parameters = (constant(np.full((1, 3, 1, 1), value)) for value in (0.1, 1.1, 0.0, 1.0))
+    return normalization(data(6, 3, 4, 4), *parameters, batch_stat=True, output_stat=True)
+
+
+@pytest.mark.parametrize(
+    ("made", "halves"),
+    [
+        # The statistics of a batch stay fp32.
+        (lambda: normalized(F.batch_normalization), [True, False, False]),
+        (lambda: normalized(F.fused_batch_normalization), [True, False, False]),
+        (lambda: F.split(data(1, 3) * 1.0, axis=1), [True] * 3),
+    ],
+)
+def test_which_outputs_are_halves(made: Callable[[], List[nn.Variable]], halves: List[bool]) -> None:
+    x, outputs = leaf(), list(made())
+    x.d = 1.0
+    assert [v in half_outputs(outputs[0].parent) for v in outputs] == halves
+    for v in outputs:
+        v.persistent = True
+    FormatEmulation(F.sum(F.add_n(*(F.sum(v) for v in outputs)) * x)).forward()
+    assert [is_half(v.d) for v in outputs] == halves
+
+
+def places(found: Sequence[nn.Variable], f: Any) -> List[int]:
+    """Which inputs of a function were found."""
+    return [index for index, v in enumerate(f.inputs) if v in found]
+
+
+def normalized_by(function: Callable[..., Any], *shape: int, **more: nn.Variable) -> nn.Variable:
+    """The statistics that are kept need no gradient."""
+    return function(leaf(2, 3, 4), leaf(*shape), leaf(*shape), no_grad(*shape), no_grad(*shape), **more)
+
+
+def fused(**more: nn.Variable) -> nn.Variable:
+    return F.fused_convolution(leaf(2, 3, 5, 5), leaf(4, 3, 3, 3), **more)
+
+
+def per_map() -> Dict[str, nn.Variable]:
+    kept = {"mean": no_grad(1, 4, 1, 1), "variance": no_grad(1, 4, 1, 1)}
+    return {"beta": leaf(1, 4, 1, 1), "gamma": leaf(1, 4, 1, 1), **kept}
+
+
+@pytest.mark.parametrize(
+    ("made", "half", "gradients"),
+    [
+        # The data of a product are read in half precision, need_grad or not.
+        (lambda: F.affine(no_grad(2, 3), leaf(3, 4), leaf(4)), [0, 1, 2], [1, 2]),
+        (lambda: F.affine(leaf(2, 3) * 1.0, leaf(3, 4), no_grad(4)), [1, 2], [0, 1]),
+        (lambda: F.einsum(no_grad(2, 3), leaf(3, 4), equation="ij,jk->ik"), [1], [1]),
+        # Arithmetic casts all that it reads.
+        (lambda: F.add2(leaf(2, 3), no_grad(2, 3)), [0, 1], [0]),
+        # What needs no gradient may be a label.
+        (lambda: F.sigmoid_cross_entropy(leaf(2, 3), no_grad(2, 3)), [0], [0]),
+        (lambda: F.softmax(leaf(2, 3)), [], []),
+        # It reads its weights through references of its own, which no swap reaches.
+        (
+            lambda: F.lstm(leaf(2, 1, 3), leaf(1, 1, 1, 4), leaf(1, 1, 1, 4), leaf(1, 4, 4, 7))[0],
+            [],
+            [0, 1, 2, 3],
+        ),
+        (lambda: normalized_by(F.batch_normalization, 1, 3, 1), [0], [0]),
+        (lambda: normalized_by(F.fused_batch_normalization, 1, 3, 1, z=leaf(2, 3, 4)), [0, 5], [0, 5]),
+        (lambda: fused(bias=leaf(4)), [0, 1, 2], [0, 1, 2]),
+        (lambda: fused(**per_map()), [0, 1], [0, 1]),
+    ],
+)
+def test_which_leaves_are_read_and_which_gradients_are_written_in_half(
+    made: Callable[[], nn.Variable], half: List[int], gradients: List[int]
+) -> None:
+    f = made().parent
+    leaves = [index for index, v in enumerate(f.inputs) if v.parent is None]
+    assert [places(found, f) for found in leaves_of(f)] == [half, [i for i in leaves if i not in half]]
+    assert places(half_gradients(f), f) == gradients
+
+
+def test_arithmetic_casts_no_data_to_less_than_16_bits() -> None:
+    f = F.add2(leaf(2, 3), no_grad(2, 3)).parent
+    assert [places(found, f) for found in leaves_of(f, casts_data=False)] == [[0], [1]]
+
+
+def test_a_gradient_between_two_functions_is_half_when_one_of_them_is() -> None:
+    x = leaf(2, 3)
+    inner = F.log_softmax(F.softmax(x * 2.0))
+    assert half_gradients(inner.parent) == []
+    assert half_gradients(inner.parent.inputs[0].parent) == inner.parent.inputs[0].parent.inputs
+    assert half_gradients((inner * 2.0).parent) == [inner]
+
+
+def test_a_gradient_that_is_written_twice_is_rounded_once() -> None:
+    x = leaf(2, 3)
+    assert half_gradients((x * x).parent) == [x]
