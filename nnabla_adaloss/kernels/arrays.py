@@ -126,7 +126,7 @@ def which_are_half(arrays: Sequence[nn.NdArray]) -> NDArray[np.bool_]:
 
 def require_float32(x: nn.NdArray, argument: str) -> None:
     """Raise TypeError unless `x` is float32."""
-    if is_half(x, argument):
+    if x.dtype != FLOAT32 and is_half(x, argument):
         raise TypeError(f"{argument} is float16; a float32 array is needed here")
 
 

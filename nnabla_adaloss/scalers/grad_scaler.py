@@ -358,7 +358,6 @@ class GradScaler:
         def run_pass(again: bool) -> None:
             if again:
                 scaling.forward()
-                guard.state.note_changes()
             clear = clears and not again
             scaling.backward(None, clear_buffer=clear, grad=grad, iteration=self._iteration, again=again)
 

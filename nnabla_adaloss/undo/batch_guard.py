@@ -14,7 +14,7 @@ from .snapshot import ArraySnapshot
 
 
 class BatchGuard:
-    """Undoes batches; per window `begin`; per batch `begin_batch`, forward, `note_changes` and backward."""
+    """Undoes batches; per window `begin`; per batch `begin_batch`, forward and backward."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class BatchGuard:
         # Whether the batch is the first of the window, and if not, the state when it began.
         self._first = True
         self._start: Moment = {}
-        self._saves_gradients = self.can_undo_batch = False
+        self._saves_gradients = self.can_undo_batch = self._can_undo_window = False
         # Gradients when the first batch of the window began, and when another one did, by `_first`.
         self._gradients = {first: ArraySnapshot(kernels) for first in (True, False)}
 
@@ -38,13 +38,14 @@ class BatchGuard:
     def begin(self) -> None:
         """Begin a window: forget what was saved of the one before."""
         self.state.drop()
-        self._gradients[True].drop()
         self._first, self._saves_gradients = True, False
+        self.can_undo_batch = self._can_undo_window = False
 
     def undo_window(self) -> None:
         """Restore what forward has written in this window, and the gradients that were saved in it."""
         self.state.restore()
-        self._gradients[True].restore()
+        if self._can_undo_window:
+            self._gradients[True].restore()
 
     def begin_batch(self, *, first: bool, repeat: bool = True) -> None:
         """Before forward, save what a batch will change; with its leaf gradients where it may be repeated."""
@@ -55,11 +56,14 @@ class BatchGuard:
             self._start = self.state.now(self._start)
 
     def before_backward(self, gradients: Sequence[nn.NdArray], *, all_zero: bool) -> None:
-        """Save leaf gradients if `begin_batch` has asked for that, or all are lazily zero."""
+        """Note what forward has written; save leaf gradients if that is asked for, or all are lazily zero."""
+        if self.state.candidates:
+            self.state.note_changes()
         # Nothing has to be saved of zeros.
         self.can_undo_batch = self._saves_gradients or all_zero
         if self.can_undo_batch:
             self._gradients[self._first].save(gradients, all_zero=all_zero)
+            self._can_undo_window = self._can_undo_window or self._first
 
     def rewind(self) -> None:
         """Restore what forward has written since the batch began, so that it can run on it once more."""

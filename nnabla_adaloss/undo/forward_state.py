@@ -32,7 +32,8 @@ class ForwardState:
         self._carried = DataSnapshot(kernels, [])
         self._examined: Set[int] = set()
         self.written: List[nn.Variable] = []
-        self._candidates: List[nn.Variable] = []
+        # Parameters of which the first forward will show whether it writes them.
+        self.candidates: List[nn.Variable] = []
         # Contents of the candidates before the first forward; kept no longer than that.
         self._before: List[Contents] = []
 
@@ -64,20 +65,20 @@ class ForwardState:
             if snapshot not in self._saved:
                 snapshot.save()
                 self._saved.append(snapshot)
-        if self._candidates:
-            self._before = [contents_of(leaf.data) for leaf in self._candidates]
+        if self.candidates:
+            self._before = [contents_of(leaf.data) for leaf in self.candidates]
 
     def note_changes(self) -> None:
         """After the first forward, find the parameters that it has changed; they are saved from now on."""
-        if not self._candidates:
+        if not self.candidates:
             return
         for leaf, before in self._changed():
             self.written.append(leaf)
             snapshot = self._add([leaf])
             snapshot.put([before])
             self._saved.append(snapshot)
-        self._examined.update(map(hash, self._candidates))
-        self._candidates, self._before = [], []
+        self._examined.update(map(hash, self.candidates))
+        self.candidates, self._before = [], []
 
     def restore(self, moment: Optional[Moment] = None) -> None:
         """Restore the state of a moment, by default that before the window; what was met later, as it was."""
@@ -106,7 +107,7 @@ class ForwardState:
 
     def _changed(self) -> Iterator[Tuple[nn.Variable, Contents]]:
         """The candidates that the first forward has changed, with their contents before it."""
-        for leaf, before in zip(self._candidates, self._before):
+        for leaf, before in zip(self.candidates, self._before):
             now = contents_of(leaf.data)
             if (None if now is None else now.tobytes()) != (None if before is None else before.tobytes()):
                 yield leaf, before
@@ -123,7 +124,7 @@ class ForwardState:
         known: Dict[DataSnapshot, None] = {}
         lasting: List[nn.Variable] = []
         passing: List[nn.Variable] = []
-        self.written, self._candidates = [], []
+        self.written, self.candidates = [], []
         for leaf, written in plan.fixed_leaves:
             key = hash(leaf)
             if key in self._snapshots:
@@ -132,7 +133,7 @@ class ForwardState:
                 (lasting if key in plan.names else passing).append(leaf)
             else:
                 if key in plan.names and key not in self._examined:
-                    self._candidates.append(leaf)
+                    self.candidates.append(leaf)
                 continue
             self.written.append(leaf)
         self._present = list(known)

@@ -22,7 +22,7 @@ class SharedMemory:
 
     def __init__(self, reads: Sequence[Use], writes: Sequence[Use]) -> None:
         self._reads, self._writes = reads, writes
-        self._leaves, self._outputs = ([v for v, _ in uses] for uses in (reads, writes))
+        self._leaves, self._outputs = [v for v, _ in reads], [v for v, _ in writes]
         self._marks: List[nn.Variable] = []
 
     def find(self) -> Tuple[List[nn.Variable], List[nn.Variable]]:
@@ -33,7 +33,7 @@ class SharedMemory:
         # refer to a memory. All that share it have the same count, and a mark, which is one Variable more,
         # raises it.
         # Each is asked for once: of a large graph none is in a cache.
-        of_leaves, of_outputs = (list(map(_references, some)) for some in (self._leaves, self._outputs))
+        of_leaves, of_outputs = list(map(_references, self._leaves)), list(map(_references, self._outputs))
         common = set(of_leaves)
         if common.isdisjoint(of_outputs):
             return [], []

@@ -36,7 +36,7 @@ class ArraySnapshot:
             self._arrays, self._holds, self._others = arrays, False, dict.fromkeys(range(len(arrays)))
             return
         # What is saved counts when all of it is: a signal may interrupt us between any two lines.
-        self.drop()
+        self._arrays, self._holds, self._others = (), False, {}
         others: Dict[int, Contents] = {}
         if not are_readable(arrays):
             others = {index: contents_of(x) for index, x in enumerate(arrays) if not is_readable(x)}
@@ -48,10 +48,6 @@ class ArraySnapshot:
     def put(self, contents: Sequence[Contents]) -> None:
         """Replace the saved contents of each array."""
         self._holds, self._others = False, dict(enumerate(contents))
-
-    def drop(self) -> None:
-        """Forget what was saved."""
-        self._arrays, self._holds, self._others = (), False, {}
 
     def restore(self, arrays: Optional[Sequence[nn.NdArray]] = None) -> None:
         """Write what was saved back, or to as many other `arrays`; do nothing before that."""

@@ -70,7 +70,6 @@ class BatchRunner:
     def _forward_backward(self, updater: Settings, *, again: bool) -> None:
         scaling, (forward_hooks, backward_hooks) = updater.scaling, self._hooks
         scaling.forward(clear_no_need_grad=updater.clear_buffer, **forward_hooks)
-        scaling.guard.state.note_changes()
         scaling.backward(
             None if self._s0.measured else self._s0.scale,
             clear_buffer=updater.clear_buffer,
