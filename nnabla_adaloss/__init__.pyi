@@ -34,6 +34,7 @@ from .diagnosis import diagnose as diagnose
 from .emulation import FormatEmulation as FormatEmulation
 from .emulation import GradientRounding as GradientRounding
 from .engine import AdaptiveLossScaling as AdaptiveLossScaling
+from .engine import PassReport as PassReport
 from .errors import GraphChangedError as GraphChangedError
 from .errors import LossScaleError as LossScaleError
 from .errors import LossScaleWarning as LossScaleWarning

@@ -100,5 +100,8 @@ def test_what_a_public_function_returns_is_public() -> None:
         f for f in map(nnabla_adaloss.__getattr__, nnabla_adaloss.__all__[:-1]) if inspect.isfunction(f)
     ]
     functions += [nnabla_adaloss.Recording.underflows, nnabla_adaloss.AdaptiveLossScalingUpdater.update]
-    assert {"Diagnosis", "PrecisionAdvice", "Profile"} <= set().union(*map(returned_by, functions))
+    functions.append(nnabla_adaloss.AdaptiveLossScaling.result.fget)
+    assert {"Diagnosis", "PassReport", "PrecisionAdvice", "Profile"} <= set().union(
+        *map(returned_by, functions)
+    )
     assert set().union(*map(returned_by, functions)) <= set(nnabla_adaloss.__all__)

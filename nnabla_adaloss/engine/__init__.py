@@ -4,3 +4,4 @@
 from .adaptive_loss_scaling import AdaptiveLossScaling as AdaptiveLossScaling
 from .batch_loop import BatchLoop as BatchLoop
 from .batch_loop import Outcome as Outcome
+from .report import PassReport as PassReport

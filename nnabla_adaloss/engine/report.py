@@ -21,13 +21,23 @@ _position = attrgetter("leaf")
 
 @dataclass(frozen=True)
 class PassReport:
-    """What a backward pass has found: users read it as `result` of the engine.
+    """What a backward pass has found: `result` of an `AdaptiveLossScaling`.
 
     Attributes:
         found_inf: layers whose gradients are not finite, first in backward order first.
         kind: `"hookless"`; `"measuring"`: every gradient was measured; or why there were hooks around single
             functions.
         state_finite: whether running statistics, and whatever else forward has written, are finite.
+
+    Example:
+        >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
+        >>> from nnabla_adaloss import AdaptiveLossScaling
+        >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+        >>> scaling = AdaptiveLossScaling(F.mean(PF.affine(x, 2, name="a") ** 2))
+        >>> scaling.forward(clear_no_need_grad=True)
+        >>> scaling.backward(clear_buffer=True)
+        >>> scaling.result
+        PassReport(kind='measuring', found_inf=[], component=None, state_finite=True)
     """
 
     plan: GraphPlan
