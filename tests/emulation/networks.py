@@ -3,15 +3,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import numpy as np
 
+from tests.worlds.values import constant
+
 
 def half(array: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         return np.asarray(array, np.float32).astype(np.float16).astype(np.float32)
+
+
+def leaf(values: Any) -> nn.Variable:
+    """A Variable that holds these values in float32 and gets a gradient, which is zero."""
+    v = constant(values)
+    v.need_grad = True
+    v.grad.zero()
+    return v
 
 
 def is_half(array: np.ndarray) -> bool:
@@ -20,8 +32,8 @@ def is_half(array: np.ndarray) -> bool:
 
 def masked_attention() -> nn.Variable:
     rng = np.random.default_rng(0)
-    x = nn.Variable.from_numpy_array(rng.standard_normal((2, 6, 8)).astype(np.float32))
+    x = constant(rng.standard_normal((2, 6, 8)))
     q, k, v = (PF.affine(x, 8, base_axis=2, name=name) for name in "qkv")
-    mask = nn.Variable.from_numpy_array(np.triu(np.full((1, 6, 6), -1e4, np.float32), 1))
+    mask = constant(np.triu(np.full((1, 6, 6), -1e4), 1))
     scores = F.batch_matmul(q, k, transpose_b=True) + F.broadcast(mask, (2, 6, 6))
     return F.mean(F.batch_matmul(F.softmax(scores), v) ** 2)

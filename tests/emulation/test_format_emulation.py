@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, List, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -13,73 +13,30 @@ import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.emulation import format_emulation, with_storage
-from tests.emulation.networks import half, is_half
-from tests.worlds.values import HALF
+from nnabla_adaloss.graph.description import visited
+from tests.emulation.networks import is_half, leaf
+from tests.worlds.networks import layers
+from tests.worlds.passes import run
+from tests.worlds.values import HALF, assert_equal, constant, snapshot
 
 
-def all_halves() -> np.ndarray:
-    return np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
-
-
-def midpoints() -> np.ndarray:
-    finite = np.unique(all_halves()[np.isfinite(all_halves())].astype(np.float64))
-    # Between the largest half and the first that does not exist lies the threshold of infinity.
-    upwards = np.append(finite, 65536.0)
-    middle = ((upwards[1:] + upwards[:-1]) / 2).astype(np.float32)
-    return np.concatenate([middle, -middle, np.nextafter(middle, np.inf), np.nextafter(middle, -np.inf)])
-
-
-def test_storage_rounds_as_ieee_half_does_at_every_boundary() -> None:
-    special = [np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-45, -1e38]
-    values = np.concatenate([all_halves(), midpoints(), np.array(special, np.float32)])
-    x = nn.Variable.from_numpy_array(values, need_grad=True)
-    y = F.mul_scalar(x, 1.0)
-    loss = FormatEmulation(F.sum(y))
-    y.persistent = True
-    loss.forward()
-    number = ~np.isnan(values)
-    np.testing.assert_array_equal(np.isnan(y.d), ~number)
-    np.testing.assert_array_equal(y.d[number].view(np.uint32), half(values)[number].view(np.uint32))
-
-
-def network(batch: int = 4) -> Any:
-    nn.clear_parameters()
-    rng = np.random.RandomState(0)
-    x = nn.Variable.from_numpy_array(rng.randn(batch, 5).astype(np.float32) / 3)
-    t = nn.Variable.from_numpy_array(np.full((batch, 1), 1))
-    h = F.tanh(PF.affine(x, 6, name="a", rng=rng))
-    h = PF.batch_normalization(h, name="bn")
-    h = F.reshape(h, (batch, 6), inplace=True)
+def network() -> nn.Variable:
+    h = PF.batch_normalization(layers(6, names="a", batch=4), name="bn")
+    h = F.reshape(h, (4, 6), inplace=True)
     h = F.prelu(h, PF.get_parameter_or_create("slope", (1,), np.array([0.3])))
-    y = PF.affine(h, 3, name="b", rng=rng)
-    return x, t, F.mean(F.softmax_cross_entropy(y, t))
-
-
-def outputs(loss: nn.Variable) -> List[Any]:
-    found: List[Any] = []
-    loss.visit(lambda f: found.append((f.info.type_name, f.outputs[0])))
-    return found
+    return F.mean(F.softmax_cross_entropy(PF.affine(h, 3, name="b"), constant([[1]] * 4)))
 
 
 def test_outputs_and_gradients_are_halves_and_masters_are_not_touched() -> None:
-    _, _, variable = network()
-    masters = {name: v.d.copy() for name, v in nn.get_parameters().items()}
-    loss = FormatEmulation(variable)
-    loss.forward()
-    for v in nn.get_parameters().values():
-        v.grad.zero()
-    loss.backward(8.0)
+    variable = network()
+    masters = snapshot(nn.get_parameters())
+    for name, gradient in run(FormatEmulation(variable), 8.0).items():
+        assert is_half(gradient) != name.startswith("bn/"), name
     assert not is_half(masters["a/affine/W"])
-    for name, v in nn.get_parameters().items():
-        np.testing.assert_array_equal(v.d, masters[name])
-        kept = name.startswith("bn/")
-        assert is_half(v.g) != kept, name
-    for type_name, v in outputs(variable):
-        if type_name == "SoftmaxCrossEntropy":
-            assert not is_half(v.d)
-        else:
-            assert is_half(v.d), type_name
-            assert is_half(v.g), type_name
+    assert_equal(snapshot(), masters)
+    for f in visited(variable)[0]:
+        stored = is_half(f.outputs[0].d), is_half(f.outputs[0].g)
+        assert stored == ((False, True) if f.info.type_name == "SoftmaxCrossEntropy" else (True, True))
 
 
 # Less one, what half precision drops of it is all that there is.
@@ -87,36 +44,29 @@ FINE = np.float32(1 + 2.0**-12)
 
 
 def test_weights_of_one_shape_are_rounded_each_by_itself() -> None:
-    x = nn.Variable.from_numpy_array(np.eye(2, dtype=np.float32))
-    weights = [
-        nn.Variable.from_numpy_array(np.full((2, 2), value, np.float32), need_grad=True)
-        for value in (FINE, 2.0 * FINE)
-    ]
+    x = constant(np.eye(2))
+    weights = [leaf(np.full((2, 2), value)) for value in (FINE, 2.0 * FINE)]
     products = [F.affine(x, w) for w in weights]
     loss = FormatEmulation(F.sum(products[0] - 1.0) + F.sum(products[1] - 2.0))
     loss.forward()
     assert loss.variable.d == 0.0
     assert [np.unique(w.d).tolist() for w in weights] == [[FINE], [2 * FINE]]
-    for w, value in zip(weights, (1.0, 2.0)):
-        known = loss.emulated_storage.data_statistics(hash(w))
-        assert known is not None
-        assert known.abs_max == value
-    for v, value in zip(products, (1.0, 2.0)):
+    for v, value in zip((*weights, *products), (1.0, 2.0) * 2):
         known = loss.emulated_storage.data_statistics(hash(v))
         assert known is not None
         assert (known.count, known.abs_max) == (4, value)
 
 
 def test_a_weight_that_is_also_read_in_fp32_is_rounded_for_nobody() -> None:
-    w = nn.Variable.from_numpy_array(np.full((1, 2), FINE, np.float32), need_grad=True)
+    w = leaf(np.full((1, 2), FINE))
     scaled, shares = w - 1.0, F.softmax(w)
     FormatEmulation(F.sum(scaled) + F.sum(shares)).forward()
     np.testing.assert_array_equal(scaled.d, FINE - np.float32(1.0))
 
 
 def test_what_is_to_be_rounded_follows_the_graph() -> None:
-    w = nn.Variable.from_numpy_array(np.array([FINE], np.float32))
-    x = nn.Variable.from_numpy_array(np.ones(1, np.float32), need_grad=True)
+    w = constant([FINE])
+    x = leaf(np.ones(1))
     loss = FormatEmulation(F.sum((w - 1.0) * x))
     loss.forward()
     assert loss.variable.d == FINE - np.float32(1.0)
@@ -126,14 +76,12 @@ def test_what_is_to_be_rounded_follows_the_graph() -> None:
 
 
 def test_backward_rounds_weights_itself_where_forward_did_not() -> None:
-    w = nn.Variable.from_numpy_array(np.array([FINE], np.float32), need_grad=True)
-    x = nn.Variable.from_numpy_array(np.array([2.0**12], np.float32), need_grad=True)
+    w = leaf([FINE])
+    x = leaf([2.0**12])
     product = w * x
     variable = F.sum(product)
     loss = FormatEmulation(variable)
     variable.forward()
-    x.grad.zero()
-    w.grad.zero()
     loss.backward()
     assert (x.g, w.g) == (1.0, 2.0**12)
     # The gradient of the loss is 1 unless a scale is given.
@@ -142,10 +90,9 @@ def test_backward_rounds_weights_itself_where_forward_did_not() -> None:
 
 
 def test_a_loss_of_several_elements_starts_from_its_seed() -> None:
-    x = nn.Variable.from_numpy_array(np.ones(2, np.float32), need_grad=True)
+    x = leaf(np.ones(2))
     loss = FormatEmulation(x * 2.0)
     loss.forward()
-    x.grad.zero()
     loss.backward(4.0, grad=np.array([1.0, 3.0]))
     assert x.g.tolist() == [8.0, 24.0]
     with pytest.raises(ValueError, match="loss has shape .2,., not one element"):
@@ -153,7 +100,7 @@ def test_a_loss_of_several_elements_starts_from_its_seed() -> None:
 
 
 def test_a_function_that_a_hook_brings_into_the_graph_rounds_as_any_other() -> None:
-    x = nn.Variable.from_numpy_array(np.array([1.0, 2.0], np.float32), need_grad=True)
+    x = leaf([1.0, 2.0])
     inner = x * 2.0
     outer = F.sin(inner)
     loss = FormatEmulation(F.sum(outer + 1.0))
@@ -165,19 +112,16 @@ def test_a_function_that_a_hook_brings_into_the_graph_rounds_as_any_other() -> N
         if len(seen) == 1:
             outer.rewire_on(F.tan(inner))
 
-    x.grad.zero()
     loss.backward(function_pre_hook=rewire)
     assert "Tan" in seen
     assert is_half(inner.g)
     np.testing.assert_allclose(inner.g, 1.0 + np.tan(inner.d) ** 2, rtol=1e-3)
 
 
-def chain() -> Dict[str, nn.Variable]:
-    x = nn.Variable.from_numpy_array(np.ones(2, np.float32), need_grad=True)
-    made = {"needed": x * 2.0}
-    made["behind"] = F.sin(made["needed"])
-    made["loss"] = F.sum(made["behind"] + 1.0)
-    return made
+def chain() -> Tuple[nn.Variable, nn.Variable, nn.Variable]:
+    needed = leaf(np.ones(2)) * 2.0
+    behind = F.sin(needed)
+    return needed, behind, F.sum(behind + 1.0)
 
 
 def test_buffers_are_freed_as_forward_and_backward_are_told_to() -> None:
@@ -186,27 +130,27 @@ def test_buffers_are_freed_as_forward_and_backward_are_told_to() -> None:
         ({"clear_buffer": True}, (True, True)),
         ({"clear_no_need_grad": True}, (False, True)),
     ):
-        made = chain()
-        FormatEmulation(made["loss"]).forward(**options)
-        assert (made["needed"].data.clear_called, made["behind"].data.clear_called) == freed
+        needed, behind, loss = chain()
+        FormatEmulation(loss).forward(**options)
+        assert (needed.data.clear_called, behind.data.clear_called) == freed
     for clear_buffer in (False, True):
-        made = chain()
-        loss = FormatEmulation(made["loss"])
-        loss.forward()
-        loss.backward(clear_buffer=clear_buffer)
-        assert made["needed"].grad.clear_called is made["behind"].data.clear_called is clear_buffer
+        needed, behind, loss = chain()
+        emulation = FormatEmulation(loss)
+        emulation.forward()
+        emulation.backward(clear_buffer=clear_buffer)
+        assert needed.grad.clear_called is behind.data.clear_called is clear_buffer
 
 
 def test_callbacks_of_a_communicator_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: List[Any] = []
     monkeypatch.setattr(format_emulation, "run_backward", lambda *arguments: seen.extend(arguments))
-    loss, callbacks = FormatEmulation(chain()["loss"]), object()
+    loss, callbacks = FormatEmulation(chain()[-1]), object()
     loss.backward(communicator_callbacks=callbacks)
     assert seen[:5] == [loss.variable, 1.0, None, False, callbacks]
 
 
 def test_storage_is_emulated_where_it_is_asked_for() -> None:
-    variable = chain()["loss"]
+    variable = chain()[-1]
     assert with_storage(variable, None) is variable
     emulation = with_storage(variable, "bfloat16")
     assert isinstance(emulation, FormatEmulation)
@@ -220,37 +164,35 @@ def test_storage_is_emulated_where_it_is_asked_for() -> None:
 def test_labels_are_not_rounded() -> None:
     labels = np.array([[2049], [2051]])
     t = nn.Variable.from_numpy_array(labels)
-    x = nn.Variable.from_numpy_array(np.zeros((2, 3000), np.float32), need_grad=True)
+    x = leaf(np.zeros((2, 3000)))
     loss = FormatEmulation(F.sum(F.softmax_cross_entropy(x, t)))
     loss.forward()
-    x.grad.zero()
     loss.backward()
     np.testing.assert_array_equal(t.d, labels)
     np.testing.assert_array_equal(np.argmin(x.g, axis=1), labels[:, 0])
 
 
 def test_a_leaf_is_never_rounded_through_an_alias() -> None:
-    w = nn.Variable.from_numpy_array(np.array([0.1, 0.2], np.float32), need_grad=True)
+    w = leaf([0.1, 0.2])
     y = F.reshape(w, (2, 1), inplace=True)
     FormatEmulation(F.sum(y)).forward()
     np.testing.assert_array_equal(w.d, np.array([0.1, 0.2], np.float32))
 
 
 def test_gradient_rounding_counts_what_was_flushed() -> None:
-    x = nn.Variable.from_numpy_array(np.array([1.0, 1.0, 1.0, 0.0], np.float32), need_grad=True)
-    factors = nn.Variable.from_numpy_array(np.array([1e-5, 1e3, 1.0, 0.0], np.float32))
+    x = leaf([1.0, 1.0, 1.0, 0.0])
+    factors = constant([1e-5, 1e3, 1.0, 0.0])
     with pytest.raises(ValueError, match="needs no gradient"):
         FormatEmulation(F.sum(factors))
     loss = FormatEmulation(F.sum(x * factors * factors))
     assert loss.gradient_rounding(x) is None
     loss.forward()
-    x.grad.zero()
     loss.backward(1.0)
     assert loss.gradient_rounding(x) == (4, 3, 1, 1)
 
 
 def test_unknown_formats_wrong_losses_and_half_contexts_are_refused() -> None:
-    _, _, variable = network()
+    variable = network()
     with pytest.raises(ValueError, match=r"storage.*float16"):
         FormatEmulation(variable, "float12")
     with pytest.raises(
@@ -271,7 +213,7 @@ def test_unknown_formats_wrong_losses_and_half_contexts_are_refused() -> None:
 
 @pytest.mark.parametrize("wrap", [lambda loss: loss, AdaptiveLossScaling])
 def test_a_scale_is_checked_however_much_it_is_like_the_one_before(wrap: Any) -> None:
-    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
+    x = constant(np.ones((2, 3)))
     loss = wrap(FormatEmulation(F.mean(PF.affine(x, 2))))
     loss.forward()
     loss.backward(1.0)
@@ -284,14 +226,12 @@ def test_a_scale_is_checked_however_much_it_is_like_the_one_before(wrap: Any) ->
 
 def test_gradients_can_stay_in_fp32_behind_stored_weights() -> None:
     """What forward has stored is read as it was stored; gradients below the format are not lost."""
-    x = nn.Variable.from_numpy_array(np.full((4, 3), 1e-9, np.float32))
-    w = nn.Variable.from_numpy_array(np.full((4, 3), 3.0, np.float32), need_grad=True)
-    y = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32), need_grad=True)
+    x = constant(np.full((4, 3), 1e-9))
+    w = leaf(np.full((4, 3), 3.0))
+    y = leaf(np.ones((4, 3)))
     loss = F.mean(w * x) + F.mean(y * 1e-9)
     emulation = FormatEmulation(loss)
     emulation.forward()
-    w.grad.zero()
-    y.grad.zero()
     emulation.backward(1.0, round_gradients=False)
     assert not w.g.any()
     np.testing.assert_allclose(y.g, 1e-9 / 12.0, rtol=1e-5)

@@ -14,7 +14,9 @@ from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation, Precision
 from nnabla_adaloss.core.precision import LayerPrecisions
 from nnabla_adaloss.emulation.rounded_storage import RoundedStorage
 from nnabla_adaloss.kernels import CpuKernels
+from tests.emulation.networks import half, leaf
 from tests.imports import modules_looked_for
+from tests.worlds.values import constant
 
 # One that no format holds, one that float16 flushes to zero, one that is too large for float8_e5m2, one that
 # is too large for both.
@@ -34,13 +36,10 @@ def test_data_and_gradients_are_known_by_their_keys_in_formats_of_their_own(stor
     data, gradient = array(), array()
     assert storage.round_data(3, data, data) is data
     storage.round_gradient(4, gradient)
-    with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(data.data, VALUES.astype(np.float16).astype(np.float32))
+    np.testing.assert_array_equal(data.data, half(VALUES))
     np.testing.assert_array_equal(gradient.data, np.array([0.09375, 0.0, np.inf, np.inf], np.float32))
-    stored, rounding = storage.data_statistics(3), storage.data.get(3)
-    assert stored is not None
-    assert rounding is not None
-    assert stored == rounding.statistics
+    stored, rounding = storage.data_statistics(3), storage.data[3]
+    assert stored is rounding.statistics
     assert (stored.nonfinite, stored.zeros, rounding.underflowed, rounding.overflowed) == (1, 1, 1, 1)
     known = storage.gradient_statistics(4)
     assert known is not None
@@ -72,7 +71,7 @@ def test_what_was_not_rounded_is_not_stored_when_it_is_scaled(storage: RoundedSt
 def test_the_scaled_copy_of_a_weight_is_stored_as_weights_are(storage: RoundedStorage) -> None:
     copy = array([0.1, 6.4e4])
     storage.store(3, copy)
-    np.testing.assert_array_equal(copy.data, np.array([0.1, 6.4e4], np.float16).astype(np.float32))
+    np.testing.assert_array_equal(copy.data, half([0.1, 6.4e4]))
     assert not storage.data
 
 
@@ -101,7 +100,7 @@ def test_arrays_of_other_dtypes_are_read_where_they_are(storage: RoundedStorage,
 
 
 def weighted(weight: float) -> Any:
-    x = nn.Variable.from_numpy_array(np.linspace(0.4, 0.9, 500, dtype=np.float32), need_grad=True)
+    x = leaf(np.linspace(0.4, 0.9, 500))
     return x, F.sum(F.tanh(x * 1.0)) * weight
 
 
@@ -117,14 +116,13 @@ def test_a_loss_weight_survives_in_the_loss(storage: Any) -> None:
     total = float(loss.parent.inputs[0].d)
     assert total > 200.0
     assert float(loss.d) == pytest.approx(weight * total, rel=2e-3)
-    x.grad.zero()
     AdaptiveLossScaling(emulation).backward(2.0**10)
     assert np.count_nonzero(x.g) == 500
 
 
 def test_single_elements_are_halves_whatever_else_is_stored() -> None:
-    x = nn.Variable.from_numpy_array(np.array([[1.2345]], np.float32), need_grad=True)
-    many = nn.Variable.from_numpy_array(np.full((2,), 1.2345, np.float32), need_grad=True)
+    x = leaf([[1.2345]])
+    many = leaf(np.full((2,), 1.2345))
     one, several = x * 1.0, many * 1.0
     for v in (one, several):
         v.persistent = True
@@ -134,9 +132,8 @@ def test_single_elements_are_halves_whatever_else_is_stored() -> None:
 
 
 def rounded_gradients(precision: Precision, passes: int = 1) -> List[np.ndarray]:
-    x = nn.Variable.from_numpy_array(np.ones(4000, np.float32), need_grad=True)
-    factors = np.linspace(1.0, 1.25, 4000, dtype=np.float32)
-    loss = F.sum(F.tanh(x * nn.Variable.from_numpy_array(factors)) * 1.0)
+    x = leaf(np.ones(4000))
+    loss = F.sum(F.tanh(x * constant(np.linspace(1.0, 1.25, 4000))) * 1.0)
     emulation = FormatEmulation(loss, precision)
     found = []
     for _ in range(passes):
@@ -172,10 +169,7 @@ def test_draws_lead_back_to_where_a_run_was() -> None:
 
     def run(draws: int, passes: int) -> Dict[str, Any]:
         rng = np.random.default_rng(0)
-        x, w = (
-            nn.Variable.from_numpy_array(rng.standard_normal(shape).astype(np.float32), need_grad=True)
-            for shape in ((30, 20), (20, 10))
-        )
+        x, w = (leaf(rng.standard_normal(shape)) for shape in ((30, 20), (20, 10)))
         emulation = FormatEmulation(F.mean(F.affine(x, w) ** 2), precision)
         emulation.emulated_storage.draws = draws
         for _ in range(passes):
