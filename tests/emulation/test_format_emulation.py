@@ -232,6 +232,9 @@ def test_gradients_can_stay_in_fp32_behind_stored_weights() -> None:
     loss = F.mean(w * x) + F.mean(y * 1e-9)
     emulation = FormatEmulation(loss)
     emulation.forward()
+    emulation.backward(0.0625)
+    assert emulation.gradient_rounding(y) == (12, 12, 12, 0)
     emulation.backward(1.0, round_gradients=False)
+    assert emulation.gradient_rounding(y) is None
     assert not w.g.any()
     np.testing.assert_allclose(y.g, 1e-9 / 12.0, rtol=1e-5)
