@@ -297,6 +297,15 @@ def test_backward_reads_what_it_multiplies() -> None:
     assert [o.variable for o in operands_of(f, FP8_HYBRID)[1]] == [x, f.outputs[0]]
     f = F.affine(parameter(4, 3), w, b).parent
     assert [o.position for o in operands_of(f, FP8_HYBRID)[1]] == [0, 1, 0]
+    f = F.adaptive_separable_convolution(data(*IMAGES), parameter(2, 3, 3, 3), data(2, 3, 3, 3)).parent
+    assert [o.position for o in operands_of(f, FP8_HYBRID)[1]] == [0, 2, 0]
+
+
+def test_a_single_element_is_not_worth_rounding() -> None:
+    f = F.affine(data(1, 1), parameter(1, 3)).parent
+    assert [[o.position for o in found] for found in operands_of(f, FP8_HYBRID)] == [[1], [0]]
+    f = F.affine(parameter(1, 3), parameter(3, 1)).parent
+    assert [o.attribute for o in operands_of(f, FP8_HYBRID)[1]] == ["data", "data"]
 
 
 def test_layers_with_references_of_their_own_are_left_alone() -> None:
