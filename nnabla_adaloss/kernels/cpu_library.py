@@ -25,14 +25,13 @@ def opened(path: Path) -> Any:
     library.adaloss_sources.restype = ctypes.c_char_p
     if sources() and library.adaloss_sources().decode() != digest():
         raise ImportError(f"{path} was built from other sources than those beside it: {cure}")
-    library.adaloss_level.argtypes = [ctypes.c_int]
-    library.adaloss_level.restype = ctypes.c_void_p
+    library.adaloss_level.argtypes, library.adaloss_level.restype = [ctypes.c_int], ctypes.c_void_p
     library.adaloss_level_name.argtypes = [ctypes.c_void_p]
     library.adaloss_level_name.restype = ctypes.c_char_p
-    calls: List[Any] = [ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p]  # level, threads, tasks
-    library.adaloss_statistics.argtypes = [*calls, ctypes.c_int64, ctypes.c_void_p]
-    library.adaloss_scale.argtypes = [*calls, ctypes.c_int64, ctypes.c_void_p]
-    library.adaloss_round.argtypes = [*calls, ctypes.c_void_p]
+    # Level, threads, tasks, how many they are, and where results go; there is one task for `adaloss_round`.
+    calls: List[Any] = [ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p]
+    library.adaloss_statistics.argtypes = library.adaloss_scale.argtypes = calls
+    library.adaloss_round.argtypes = [*calls[:3], ctypes.c_void_p]
     for work in (library.adaloss_statistics, library.adaloss_scale, library.adaloss_round):
         work.restype = None
     return library

@@ -31,23 +31,21 @@ class HostMeasurements:
 
     def __init__(self, kernels: CpuKernels) -> None:
         self._kernels = kernels
-        self._statistics: List[ArrayStatistics] = []
-        self._largest: List[float] = []
-        self._watched_finite: Optional[bool] = None
+        self._found = Measured([], [])
 
     def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
         """Start taking the statistics of arrays as they are now; return the tickets of the results."""
-        first = len(self._statistics)
-        self._statistics += self._kernels.statistics_all(arrays)
-        return list(range(first, len(self._statistics)))
+        found = self._found.statistics
+        found += self._kernels.statistics_all(arrays)
+        return list(range(len(found) - len(arrays), len(found)))
 
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
         """Start looking whether arrays are finite: once a pass."""
-        self._watched_finite = self._kernels.all_finite(arrays)
+        self._found = self._found._replace(watched_finite=self._kernels.all_finite(arrays))
 
     def unscale(self, gradients: Sequence[GradientToUnscale]) -> None:
         """Start unscaling gradients into their masters."""
-        self._largest += self._kernels.unscale_add_all(gradients)
+        self._found.largest.extend(self._kernels.unscale_add_all(gradients))
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> None:
         """Start unscaling gradients where they are.
@@ -55,13 +53,12 @@ class HostMeasurements:
         nnabla makes those float32 first that it has turned into something else, which is exact for float16.
         To look for them would take a sixth of the time that many small gradients take.
         """
-        self._largest += self._kernels.unscale_in_place(gradients)
+        self._found.largest.extend(self._kernels.unscale_in_place(gradients))
 
     def fetch(self) -> Measured:
         """Wait for everything that was started, return it and forget it."""
-        measured = Measured(self._statistics, self._largest, self._watched_finite)
-        self._statistics, self._largest, self._watched_finite = [], [], None
-        return measured
+        found, self._found = self._found, Measured([], [])
+        return found
 
 
 class DeviceMeasurements:
