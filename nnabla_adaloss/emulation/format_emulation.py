@@ -50,25 +50,24 @@ class GradientRounding(NamedTuple):
 class FormatEmulation:
     """A loss whose activations, gradients and weights are stored in a low-precision format.
 
-    nnabla computes in float, as tensor cores accumulate in fp32; what a half-precision GPU would store is
+    nnabla computes in float, as tensor cores accumulate in fp32. What a half-precision GPU would store is
     rounded half to even, with overflow to infinity and gradual underflow: outputs after each function's
-    forward, gradients after each function's backward, weights at use (the fp32 masters stay untouched).
-    Softmax, cross entropy, batch normalization's statistics, beta and gamma, labels and indices stay fp32.
-    Arrays of one element are not stored in less than 16 bits. What `recompute` computes again is not
-    rounded. On a native half context there is nothing to emulate.
+    forward, gradients after its backward, weights at use (the fp32 masters stay as they are). Softmax, cross
+    entropy, batch normalization's statistics, beta and gamma, labels and indices stay fp32, and so does what
+    `recompute` computes again. Arrays of one element are stored in 16 bits or more.
 
     Args:
         loss: the loss Variable.
-        storage: the format: `"float16"` (default), `"bfloat16"`, `"float8_e5m2"`, `"float8_e4m3"`, or
-            a `Format` of your own; or a `Precision`, where gradients have another one or numbers saturate;
-            or `"fp8_hybrid"`, where only matrix products read 8 bits and the rest is stored in float16. A
-            mapping gives each layer its own, such as `{"head/*": "float16", "*": "fp8_hybrid"}`: the first
-            pattern that matches the layer's name decides, and layers that none matches are computed in fp32.
-        float_tail: keep what functions of one element at the loss compute in fp32, and what functions compute
-            that have a constant which the format cannot hold, as the updaters of this package do in a half
-            context. False: as nnabla does by itself, apart from constants, which are never rounded here.
-        parameters: parameters by name, for layers whose parameters nnabla does not know by name, as
-            `AdaptiveLossScaling` takes them; only a mapping asks for names.
+        storage: `"float16"` (default), `"bfloat16"`, `"float8_e5m2"`, `"float8_e4m3"`, or a `Format` of your
+            own; a `Precision`, where gradients have another format or numbers saturate; `"fp8_hybrid"`, where
+            only matrix products read 8 bits and the rest is stored in float16; or a mapping that gives each
+            layer its own, such as `{"head/*": "float16", "*": "fp8_hybrid"}`: the first pattern that matches
+            the layer's name decides, and layers that none matches are computed in fp32.
+        float_tail: keep in fp32 what functions of one element at the loss compute, and functions that have a
+            constant which the format cannot hold, as the updaters of this package do in a half context.
+            False: as nnabla does by itself, apart from constants, which are never rounded here.
+        parameters: parameters by name, as `AdaptiveLossScaling` takes them, where nnabla does not know their
+            names; only a mapping asks for names.
 
     Raises:
         TypeError: `loss` is not a Variable; wrap the Variable first, then scale the emulation.
@@ -120,12 +119,8 @@ class FormatEmulation:
         return self.emulated_storage.precisions
 
     def go_on_from(self, before: FormatEmulation) -> None:
-        """Draw random numbers from the stream of another graph's emulation, for a graph that is built anew in
-        each iteration. Both draw from it from then on. `AdaptiveLossScalingUpdater` and
-        `FixedLossScalingUpdater` do so when another loss is assigned.
-
-        Args:
-            before: the emulation of the graph before.
+        """Share the stream of random numbers with the emulation of the graph `before`, where a graph is built
+        anew in each iteration. The updaters do so when another loss is assigned.
         """
         self.emulated_storage.drawn = before.emulated_storage.drawn
 
@@ -150,7 +145,8 @@ class FormatEmulation:
 
         Hooks see arrays as they are stored, not what a matrix product reads in their place.
         """
-        self._look_at_the_graph()
+        if not self._plan.graph.is_current:
+            self._plan = self._make_plan()
         self._round_weights()
         self._operands.begin_forward()
         guard = HookGuard()
@@ -197,7 +193,8 @@ class FormatEmulation:
         if type(scale) is not float or scale != self._checked_scale:
             self._checked_scale = check_scale(scale)
         check_seed(self._loss, grad)
-        self._look_at_the_graph()
+        if not self._plan.graph.is_current:
+            self._plan = self._make_plan()
         if self.emulated_storage.weights.keys() != {key for key, _ in self._plan.leaves}:
             self._round_weights()
         self.emulated_storage.gradients.clear()
@@ -213,10 +210,6 @@ class FormatEmulation:
                 self._loss, scale, grad, clear_buffer, communicator_callbacks, pre, post, self._seed
             ),
         )
-
-    def _look_at_the_graph(self) -> None:
-        if not self._plan.graph.is_current:
-            self._plan = self._make_plan()
 
     def _make_plan(self) -> RoundingPlan:
         plan = RoundingPlan(

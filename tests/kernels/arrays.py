@@ -82,6 +82,24 @@ def assert_same_floats(actual: Array, expected: Array) -> None:
     np.testing.assert_array_equal(actual[numbers].view(bits), expected[numbers].view(bits))
 
 
+def check_rounded(
+    kernels: Kernels,
+    values: Array,
+    storage: Format,
+    expected: Array,
+    too_large: Any = False,
+    **options: Any,
+) -> None:
+    """See that values are rounded to those expected, in place and elsewhere, and what is told of it."""
+    source, target = nd_array(values), nn.NdArray(values.shape)
+    for result in (target, source):
+        statistics, underflowed, overflowed = kernels.round_to_format(source, result, storage, **options)
+        assert_same_floats(result.data, expected)
+        assert_statistics(statistics, expected)
+        assert underflowed == np.count_nonzero((values != 0) & (expected == 0))
+        assert overflowed == np.count_nonzero(np.isfinite(values) & too_large)
+
+
 def scaled(values: Array, alpha: float, dtype: Any = None) -> Array:
     """alpha * values in float32, rounded to a dtype; None: that of `values`."""
     with np.errstate(all="ignore"):
