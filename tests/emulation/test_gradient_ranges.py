@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from typing import Dict, Set
 
+import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, FormatEmulation, GraphPlan
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, GraphPlan, Precision
 from nnabla_adaloss.emulation.gradient_ranges import GradientRanges
 from tests.emulation.networks import leaf
 
@@ -39,3 +40,20 @@ def test_the_narrowest_format_of_a_component_is_its_range(narrow: str) -> None:
         found.setdefault(index, set()).add(u_max)
     assert any(each == {448.0, 65504.0} for each in found.values())
     assert ranges.of_components(components) == {index: min(each) for index, each in found.items()}
+
+
+def test_a_scaled_weight_stays_in_the_formats_of_its_own_layer() -> None:
+    h = leaf(np.ones((2, 3)))
+    for name in "abcd":
+        h = F.tanh(PF.affine(h * 1e-2, 3, name=name, with_bias=False))
+    for v in nn.get_parameters().values():
+        v.d = 100.0
+    # What layer c hands on is stored as what it reads, which is in the formats of layer b.
+    storage = {"b/*": Precision("float16", "float8_e4m3"), "d/*": Precision("float8_e4m3", "float16")}
+    emulation = FormatEmulation(F.mean(h) * 1e-6, {**storage, "*": "float16"})
+    scaling = AdaptiveLossScaling(emulation, AdaLossConfig("fixed", fixed_loss_scale=16.0, delay=0))
+    for again in (False, True):
+        scaling.forward()
+        scaling.backward(1.0, iteration=0, again=again)
+    # 400 is in the range of float8_e4m3, 1600 is not.
+    assert [scaling.layer_scales[f"{name}/affine"] for name in "abcd"] == [16.0, 16.0, 4.0, 4.0]
