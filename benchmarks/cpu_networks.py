@@ -13,6 +13,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "samples"))
+from common.resnet import cifar_resnet
 from networks import NETWORKS
 
 
@@ -60,25 +61,7 @@ def mlp(x: nn.Variable) -> nn.Variable:
 
 
 def resnet20(x: nn.Variable) -> nn.Variable:
-    """He et al. 2016, section 4.2, with n = 3 and zero-padded shortcuts."""
-
-    def unit(h: nn.Variable, maps: int, stride: int = 1) -> nn.Variable:
-        h = PF.convolution(h, maps, (3, 3), pad=(1, 1), stride=(stride, stride), with_bias=False)
-        return PF.batch_normalization(h)
-
-    with nn.parameter_scope("stem"):
-        h = F.relu(unit(x, 16))
-    for stage, maps in enumerate((16, 32, 64)):
-        for block in range(3):
-            stride = 2 if stage > 0 and block == 0 else 1
-            shortcut = h
-            if stride == 2:
-                shortcut = F.pad(h[:, :, ::2, ::2], (0, maps // 2, 0, 0, 0, 0))
-            with nn.parameter_scope(f"stage{stage}/block{block}/a"):
-                h = F.relu(unit(h, maps, stride))
-            with nn.parameter_scope(f"stage{stage}/block{block}/b"):
-                h = F.relu(unit(h, maps) + shortcut)
-    return PF.affine(F.average_pooling(h, h.shape[2:]), 10, name="fc")
+    return cifar_resnet(x, 3, (16, 32, 64), training=True)
 
 
 CASES = {

@@ -34,36 +34,13 @@ from common import options as common_options
 from common import ranks as common_ranks
 from common.digits import enlarged
 from common.feeder import Feeder, in_epochs
+from common.resnet import cifar_resnet
 from common.scores import accuracy, print_result
 from common.session import run
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater
 
 MAPS = (16, 32, 64)
-
-
-def resnet(
-    x: nn.Variable, blocks: int, maps: Sequence[int], training: bool, decay_rate: float = 0.9
-) -> nn.Variable:
-    """He et al. 2016, section 4.2: 6 * blocks + 2 layers, shortcuts padded with zeros."""
-
-    def unit(h: nn.Variable, maps: int, stride: int = 1) -> nn.Variable:
-        h = PF.convolution(h, maps, (3, 3), pad=(1, 1), stride=(stride, stride), with_bias=False)
-        return PF.batch_normalization(h, batch_stat=training, decay_rate=decay_rate)
-
-    with nn.parameter_scope("stem"):
-        h = F.relu(unit(x, maps[0]))
-    for stage, width in enumerate(maps):
-        for block in range(blocks):
-            stride = 2 if stage > 0 and block == 0 else 1
-            shortcut = h
-            if stride == 2:
-                shortcut = F.pad(h[:, :, ::2, ::2], (0, width // 2, 0, 0, 0, 0))
-            with nn.parameter_scope(f"stage{stage}/block{block}/a"):
-                h = F.relu(unit(h, width, stride))
-            with nn.parameter_scope(f"stage{stage}/block{block}/b"):
-                h = F.relu(unit(h, width) + shortcut)
-    return PF.affine(F.average_pooling(h, h.shape[2:]), 10, name="fc")
 
 
 def wide_resnet(x: nn.Variable, training: bool, blocks: int = 2, wider: int = 4) -> nn.Variable:
@@ -92,9 +69,9 @@ def wide_resnet(x: nn.Variable, training: bool, blocks: int = 2, wider: int = 4)
 
 
 NETWORKS = {
-    "resnet20": lambda x, training: resnet(x, 3, MAPS, training),
-    "resnet56": lambda x, training: resnet(x, 9, MAPS, training),
-    "resnet110": lambda x, training: resnet(x, 18, MAPS, training),
+    "resnet20": lambda x, training: cifar_resnet(x, 3, MAPS, training),
+    "resnet56": lambda x, training: cifar_resnet(x, 9, MAPS, training),
+    "resnet110": lambda x, training: cifar_resnet(x, 18, MAPS, training),
     "wide16_4": lambda x, training: wide_resnet(x, training),
 }
 

@@ -12,8 +12,8 @@ import nnabla.functions as F
 import nnabla.initializer as I
 import nnabla.parametric_functions as PF
 import numpy as np
-from cifar_resnet import resnet
 from common.digits import BatchFeeder, load
+from common.resnet import cifar_resnet
 
 from .task import Player, Task, accuracy, cross_entropy
 
@@ -73,7 +73,7 @@ def conv12(x: nn.Variable, *, training: bool) -> nn.Variable:
 
 def resnet20(x: nn.Variable, *, training: bool) -> nn.Variable:
     """ResNet-20 with half as many maps."""
-    return resnet(x, 3, (8, 16, 32), training, decay_rate=0.8)
+    return cifar_resnet(x, 3, (8, 16, 32), training, decay_rate=0.8)
 
 
 def rnn(steps: int, width: int, x: nn.Variable, *, training: bool) -> nn.Variable:

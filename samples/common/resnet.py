@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The residual networks of ImageNet, in any width."""
+"""The residual networks of CIFAR-10 and of ImageNet, in any width."""
 
 from __future__ import annotations
+
+from typing import Sequence
 
 import nnabla as nn
 import nnabla.functions as F
@@ -10,6 +12,30 @@ import nnabla.parametric_functions as PF
 import numpy as np
 
 BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
+
+
+def cifar_resnet(
+    x: nn.Variable, blocks: int, maps: Sequence[int], training: bool, decay_rate: float = 0.9
+) -> nn.Variable:
+    """Logits of 6 * blocks + 2 layers (He et al. 2016, section 4.2), shortcuts padded with zeros."""
+
+    def unit(h: nn.Variable, maps: int, stride: int = 1) -> nn.Variable:
+        h = PF.convolution(h, maps, (3, 3), pad=(1, 1), stride=(stride, stride), with_bias=False)
+        return PF.batch_normalization(h, batch_stat=training, decay_rate=decay_rate)
+
+    with nn.parameter_scope("stem"):
+        h = F.relu(unit(x, maps[0]))
+    for stage, width in enumerate(maps):
+        for block in range(blocks):
+            stride = 2 if stage > 0 and block == 0 else 1
+            shortcut = h
+            if stride == 2:
+                shortcut = F.pad(h[:, :, ::2, ::2], (0, width // 2, 0, 0, 0, 0))
+            with nn.parameter_scope(f"stage{stage}/block{block}/a"):
+                h = F.relu(unit(h, width, stride))
+            with nn.parameter_scope(f"stage{stage}/block{block}/b"):
+                h = F.relu(unit(h, width) + shortcut)
+    return PF.affine(F.average_pooling(h, h.shape[2:]), 10, name="fc")
 
 
 def resnet(
