@@ -75,29 +75,10 @@ def test_all_that_is_asked_for_has_to_work(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("module", "text", "subject", "told"),
-    [
-        (
-            "nnabla/__init__.py",
-            "raise ValueError('numpy.dtype size changed, may ...')",
-            "Python ",
-            "pip install 'numpy>=1.26,<2'",
-        ),
-        (
-            "sitecustomize.py",
-            "from nnabla_adaloss.kernels import CpuKernels\n"
-            "CpuKernels.scaled_copy_all = CpuKernels.scaled_copy = lambda *a, **k: None",
-            "adaptive loss scaling",
-            "nnabla's own functions work here, so the fault is in this package",
-        ),
-    ],
-)
-def test_whose_fault_it_is(module: str, text: str, subject: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / module).parent.mkdir(exist_ok=True)
-    (tmp_path / module).write_text(text)
+def test_nnabla_and_numpy_do_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "nnabla").mkdir()
+    (tmp_path / "nnabla" / "__init__.py").write_text("raise ValueError('numpy.dtype size changed, may ...')")
     process = run("doctor", "--json", shadow=str(tmp_path))
     assert process.returncode == 1, process.stderr
-    (broken,) = (found for found in findings_of(process, "CPU") if found.status == "broken")
-    assert broken.subject.startswith(subject)
-    assert told in broken.detail + broken.cure
+    broken = {found.cure for found in findings_of(process, "CPU") if found.status == "broken"}
+    assert broken == {"pip install 'numpy>=1.26,<2'"}

@@ -174,7 +174,6 @@ def try_functions(
     names: Sequence[str] = tuple(TRIALS),
     *,
     processes: int = 1,
-    time_limit: float = _TIME_LIMIT,
     on_progress: Callable[[str], Any],
 ) -> Dict[str, Outcome]:
     """What became of the trials of some functions, with a process for each part of them."""
@@ -182,7 +181,7 @@ def try_functions(
 
     def try_part(part: Sequence[str]) -> None:
         calls = [(extension, type_config, name) for name in part]
-        found.update(zip(part, call_isolated(try_function, *calls, time_limit=time_limit)))
+        found.update(zip(part, call_isolated(try_function, *calls, time_limit=_TIME_LIMIT)))
         on_progress(f"{extension}:{type_config}: {len(found)} of {len(names)} functions tried")
 
     with ThreadPoolExecutor() as pool:  # they wait for processes

@@ -15,14 +15,13 @@ from .row_file import AppendedFile, PathLike
 from .rows import LayerRow, Row, points_of
 
 
-class TensorBoardFile(AppendedFile):
+class TensorBoardFile:
     """Writes rows to a new event file in a folder: of a layer, the last pass of an iteration that is over.
 
     tensorboardX's own writer has a queue and a thread: a training waits for them for ever on a full disk.
     """
 
     def __init__(self, path: PathLike) -> None:
-        self._last_passes: Dict[str, LayerRow] = {}
         try:
             from tensorboardX import record_writer, summary
             from tensorboardX.proto import event_pb2
@@ -31,12 +30,14 @@ class TensorBoardFile(AppendedFile):
                 "writing for TensorBoard needs tensorboardX: pip install 'nnabla-adaloss[monitor]'"
             ) from None
         self._summary, self._event, self._checksum = summary, event_pb2.Event, record_writer.masked_crc32c
+        self._last_passes: Dict[str, LayerRow] = {}
         self._iteration = -1
         folder = os.fsdecode(path)
         os.makedirs(folder, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        super().__init__(os.path.join(folder, name))
-        self.append(self._record(file_version="brain.Event:2"))
+        self._file = AppendedFile(os.path.join(folder, name))
+        self.name = self._file.name
+        self._file.append(self._record(file_version="brain.Event:2"))
 
     def append_row(self, row: Row) -> None:
         """Write a row, at the latest with the next iteration."""
@@ -53,15 +54,15 @@ class TensorBoardFile(AppendedFile):
             first = row.layers[0] if row.layers else "unknown"
             text = f"{row.cause}, first bad layer {first}, loss scale {row.scale:g}"
             layers.append(self._of(row, self._summary.text("overflows", text)))
-        self.append(b"".join(layers))
+        self._file.append(b"".join(layers))
 
     def close(self) -> None:
         """Write what is left, and close the file; harmless when it is closed."""
         try:
             if self._last_passes:
-                self.append(b"".join(self._layers()))
+                self._file.append(b"".join(self._layers()))
         finally:
-            super().close()
+            self._file.close()
 
     def _layers(self) -> List[bytes]:
         """The layers of the iteration that is over."""

@@ -99,9 +99,10 @@ def test_whose_fault_a_failure_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert functions.detail.startswith("sum: the GPU reports an illegal instruction. This is nnabla")
     assert "serves CUDA 13.0, H100 (sm_90)" in functions.detail
     assert "nnabla's own functions fail here (sum)" in scaling.detail
-    on_cpu, *_ = broken(findings(Area.CPU))
+    on_cpu, _, scaling_on_cpu = broken(findings(Area.CPU))
     assert "(nnabla 1." in on_cpu.detail
     assert ", numpy 1." in on_cpu.detail
+    assert "nnabla's own functions fail here (sum)" in scaling_on_cpu.detail
     pretend_gpu(monkeypatch, WRONG, ALL_WORK)
     first, second = broken(findings())
     assert first.subject.startswith("adaptive loss scaling")

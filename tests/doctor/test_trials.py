@@ -26,7 +26,7 @@ def break_nnabla(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Break:
     """Code that Python runs when it starts, and that knows nnabla's functions as F."""
 
     def run_at_start(code: str) -> None:
-        head = "import os, signal, time, nnabla as nn, nnabla.functions as F\n"
+        head = "import os, signal, nnabla as nn, nnabla.functions as F\n"
         (tmp_path / "sitecustomize.py").write_text(head + code)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
 
@@ -51,7 +51,6 @@ def test_all_work() -> None:
     ("code", "error"),
     [
         ("F.tanh = lambda x: os.kill(os.getpid(), signal.SIGSEGV)", "Crash: the process ended by SIGSEGV"),
-        ("F.tanh = lambda x: time.sleep(1000)", "TimeoutExpired: no answer within 10 s"),
         (
             "_tanh = F.tanh\nF.tanh = lambda x: _tanh(x) * 1.1",
             "ArithmeticError: wrong numbers: its output differs by 1.0e-01 of the largest",
@@ -62,7 +61,7 @@ def test_the_function_that_fails_is_named_and_the_others_are_tried(
     code: str, error: str, break_nnabla: Break
 ) -> None:
     break_nnabla(code)
-    first, found, *others = errors_of(time_limit=10.0)
+    first, found, *others = errors_of()
     assert found.startswith(error)
     assert {first, *others} == {""}
 
