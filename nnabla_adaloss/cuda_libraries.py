@@ -62,11 +62,12 @@ def cuda_version_of(extension_library: Path) -> str:
 
 def find_cuda_libraries(nvidia_folders: Sequence[Path], cuda_version: str) -> List[CudaLibrary]:
     """The libraries of a CUDA version in the folders of `nvidia`, in loading order; none if it is unknown."""
-    return [
-        library._replace(path=next(filter(Path.is_file, candidates), None))
-        for library in LIBRARIES_BY_CUDA_VERSION.get(cuda_version, ())
-        for candidates in [[folder / library.package / "lib" / library.soname for folder in nvidia_folders]]
-    ]
+
+    def located(library: CudaLibrary) -> CudaLibrary:
+        candidates = (folder / library.package / "lib" / library.soname for folder in nvidia_folders)
+        return library._replace(path=next(filter(Path.is_file, candidates), None))
+
+    return list(map(located, LIBRARIES_BY_CUDA_VERSION.get(cuda_version, ())))
 
 
 def namespace_folders(package: str) -> List[Path]:

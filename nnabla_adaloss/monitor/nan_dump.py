@@ -11,10 +11,9 @@ from typing import List, Tuple
 import numpy as np
 
 from ..core.validation import path_name, positive_integer
-from ..state.whole_file import replace_file
+from ..state.whole_file import PathLike, replace_file
 from .audience import Monitor
 from .events import LayerScaled
-from .row_file import PathLike
 
 _LONGEST = 50  # characters of a layer's name; each takes up to four bytes, and names of files may have 255
 

@@ -9,10 +9,11 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 from ..core.layer_selection import LayerSelection, unmatched
 from ..core.validation import boolean, path_name, positive_integer, strings
 from ..errors import warn
+from ..state.whole_file import PathLike
 from .audience import Monitor
 from .events import LayerScaled, UpdateEnded
 from .recording import Recording
-from .row_file import PathLike, RowFile
+from .row_file import RowFile
 from .rows import Row, row_of
 from .tensorboard import TensorBoardFile
 

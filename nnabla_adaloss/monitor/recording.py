@@ -11,8 +11,9 @@ from itertools import chain
 from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Type, TypeVar
 
 from ..core.validation import integer
+from ..state.whole_file import PathLike
 from .events import BatchThrownAway
-from .row_file import PathLike, read_rows, write_rows
+from .row_file import read_rows, write_rows
 from .rows import LayerRow, Row, points_of
 from .tensorboard import TensorBoardFile
 

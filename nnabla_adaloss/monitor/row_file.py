@@ -15,11 +15,9 @@ from contextlib import suppress
 from io import FileIO
 from typing import Any, Callable, Dict, Iterable, List, Type, Union, get_args, get_origin, get_type_hints
 
-from ..state.whole_file import special_kind
+from ..state.whole_file import PathLike, special_kind
 from .events import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, TrainingBegan, UpdateEnded
 from .rows import LayerRow, Row
-
-PathLike = Union[str, "os.PathLike[str]"]
 
 _KINDS: Dict[str, Type[Any]] = {
     "began": TrainingBegan,

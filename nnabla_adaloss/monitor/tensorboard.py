@@ -10,8 +10,9 @@ import struct
 import time
 from typing import Any, Dict, List
 
+from ..state.whole_file import PathLike
 from .events import Overflowed, TrainingBegan, UpdateEnded
-from .row_file import AppendedFile, PathLike
+from .row_file import AppendedFile
 from .rows import LayerRow, Row, points_of
 
 

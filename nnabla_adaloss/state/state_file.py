@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import Any, Dict, Mapping, Union
+from typing import Any, Dict, Mapping
 
-from .whole_file import replace_file, special_kind
+from .whole_file import PathLike, replace_file, special_kind
 
 FORMAT_VERSION = 1
 _KIND = "nnabla_adaloss state"
@@ -24,7 +24,7 @@ class StateFileError(ValueError):
     """A file does not hold a state that can be loaded."""
 
 
-def write_state(path: Union[str, os.PathLike[str]], state: Mapping[str, Any]) -> None:
+def write_state(path: PathLike, state: Mapping[str, Any]) -> None:
     """Write `state` to `path`; a crash at any moment leaves the old file or the new one.
 
     A link is followed, and permissions of an older file are kept. Temporary files that killed writers left
@@ -58,7 +58,7 @@ def write_state(path: Union[str, os.PathLike[str]], state: Mapping[str, Any]) ->
     replace_file(path, content)
 
 
-def read_state(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
+def read_state(path: PathLike) -> Dict[str, Any]:
     """Read a state that `write_state` wrote.
 
     Raises:

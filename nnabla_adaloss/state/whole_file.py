@@ -18,6 +18,8 @@ import stat
 from contextlib import suppress
 from typing import Optional, Union
 
+PathLike = Union[str, "os.PathLike[str]"]
+
 _SUFFIX = ".adaloss.tmp"
 # Characters of the file's name that a temporary one begins with. Each takes up to four bytes, and names may
 # have 255.
@@ -41,7 +43,7 @@ def special_kind(status: os.stat_result) -> Optional[str]:
     return _SPECIAL.get(stat.S_IFMT(status.st_mode))
 
 
-def replace_file(path: Union[str, os.PathLike[str]], content: bytes) -> None:
+def replace_file(path: PathLike, content: bytes) -> None:
     """Write `content` to `path`, or raise OSError and leave the old file. Links are followed; permissions
     and, if that is allowed, the owner are kept. Temporary files that killed writers left are removed.
     """
@@ -58,13 +60,13 @@ def replace_file(path: Union[str, os.PathLike[str]], content: bytes) -> None:
     _remove_left_overs(target)
 
 
-def replace_page(path: Union[str, os.PathLike[str]], page: str) -> None:
+def replace_page(path: PathLike, page: str) -> None:
     """Write an HTML page as `replace_file` writes, where `check_page` lets it."""
     check_page(path)
     replace_file(path, page.encode("utf-8", "replace"))
 
 
-def check_page(path: Union[str, os.PathLike[str]]) -> None:
+def check_page(path: PathLike) -> None:
     """Raise ValueError if a page would replace what is no page, such as the file that it is made from, by
     whatever name.
     """
