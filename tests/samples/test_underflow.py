@@ -1,26 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import Iterator
-
 import nnabla as nn
-import nnabla.functions as F
-import nnabla.parametric_functions as PF
-import numpy as np
 import pytest
 from underflow import Underflow, UnderflowProbe, total
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
+from tests.worlds.networks import two_layers
+from tests.worlds.values import data
 
 
 @pytest.fixture
-def loss() -> Iterator[nn.Variable]:
-    # Layers are named after the parameters of the scope that is current.
-    with nn.parameter_scope("", OrderedDict()):
-        nn.seed(0)
-        x = nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32))
-        yield F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2)
+def loss() -> nn.Variable:
+    return two_layers(data(4, 3))
 
 
 def test_layers_and_elements_are_those_of_the_network(loss: nn.Variable) -> None:
