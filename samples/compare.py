@@ -85,7 +85,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     """The options; exits with a message when one is wrong."""
-    from parallel import positive
+    from option_values import positive
 
     parser = argparse.ArgumentParser(
         description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 from pathlib import Path
@@ -102,7 +101,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     """The options; exits with a message when one is wrong."""
-    from parallel import positive
+    from option_values import positive, positive_number
 
     parser = argparse.ArgumentParser(
         description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -119,7 +118,7 @@ def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     add(
         "--loss-weights",
         nargs="+",
-        type=_weight,
+        type=positive_number,
         metavar="W",
         help="what the loss is multiplied by (default: 1e4 1 1e-6 1e-11; of two losses 1 1e-6 1e-10 1e-12)",
     )
@@ -127,13 +126,6 @@ def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     add("--out", type=Path, default=Path("build/demo"), help="folder for the picture (default: build/demo)")
     add("--jobs", type=positive, default=min(2, os.cpu_count() or 1), help="processes to use (default: 2)")
     return parser.parse_args(arguments)
-
-
-def _weight(text: str) -> float:
-    number = float(text)
-    if not 0.0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not positive and finite")
-    return number
 
 
 def train(

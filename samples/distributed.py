@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence
 
+from option_values import positive
+
 if TYPE_CHECKING:
     from common.digits import Examples
 
@@ -113,7 +115,7 @@ def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
         allow_abbrev=False,  # `launch` looks for --ranks, and must not miss it
     )
     add = parser.add_argument
-    add("--ranks", type=_positive, metavar="N", help="start this program with mpirun on N ranks")
+    add("--ranks", type=positive, metavar="N", help="start this program with mpirun on N ranks")
     add(
         "--method",
         nargs="+",
@@ -122,11 +124,11 @@ def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
         help="how to scale the loss (default: both, one after the other)",
     )
     add("--quick", action="store_true", help="60 updates instead of 300, for a quick look")
-    add("--iterations", type=_positive, metavar="N", help="updates per training (default: 300)")
+    add("--iterations", type=positive, metavar="N", help="updates per training (default: 300)")
     add("--network", choices=("mlp", "lenet"), default="mlp", help="(default: mlp, eight hidden layers)")
     add(
         "--batch-size",
-        type=_positive,
+        type=positive,
         default=64,
         metavar="N",
         help="images per batch, of all ranks together (default: 64)",
@@ -143,13 +145,6 @@ def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     if options.iterations is None:
         options.iterations = 60 if options.quick else 300
     return options
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return number
 
 
 def launch(ranks: int, arguments: Sequence[str]) -> None:

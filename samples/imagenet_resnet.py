@@ -36,6 +36,7 @@ from common.feeder import Feeder, in_epochs
 from common.resnet import BLOCKS, resnet
 from common.scores import accuracy_of_batches, print_result, whole_batches
 from common.session import run
+from option_values import positive
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater
 
@@ -49,7 +50,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     add("--image-size", type=int, metavar="N", help="(default: 224; of digits 32)")
     add(
         "--width",
-        type=common_options.positive,
+        type=positive,
         metavar="N",
         help="maps of the stem (default: 64; of digits 16)",
     )

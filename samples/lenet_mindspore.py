@@ -58,6 +58,7 @@ from common.digits import enlarged
 from common.feeder import Feeder, batches, in_epochs
 from common.scores import accuracy
 from common.session import Session
+from option_values import positive
 
 from nnabla_adaloss import (
     AdaptiveLossScalingUpdater,
@@ -83,7 +84,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = common_options.parser(__doc__, iterations=220, batch_size=32, lr=0.01)
     add = parser.add_argument
     add("--data-dir", type=Path, metavar="FOLDER", help="MNIST's files (default: scikit-learn's digits)")
-    add("--epochs", type=common_options.positive, metavar="N", help="instead of --iterations")
+    add("--epochs", type=positive, metavar="N", help="instead of --iterations")
     add("--manager", choices=("fixed", "dynamic", "adaptive"), default="adaptive")
     add("--loss-scale", type=float, default=1024.0, metavar="S", help="fixed, or where dynamic starts (1024)")
     add("--keep-overflow-update", action="store_true", help="drop_overflow_update=False: of fixed")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import multiprocessing
 import queue
@@ -45,11 +44,3 @@ def run_all(
 def silence_nnabla() -> None:
     """Keep nnabla from logging that it is being imported, once in every process."""
     logging.getLogger("nnabla").setLevel(logging.WARNING)
-
-
-def positive(text: str) -> int:
-    """An option's value of 1 or more, for argparse."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return number

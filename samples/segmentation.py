@@ -36,6 +36,7 @@ from common.digits import load
 from common.feeder import Feeder
 from common.scenes import Scenes, scenes, test_scenes
 from common.session import Session
+from option_values import positive_number
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, FixedLossScalingUpdater, round_to_format
 
@@ -67,7 +68,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     add("--cast", default="float8_e5m2", metavar="FORMAT", help="of the code, or none (default: float8_e5m2)")
     add(
         "--loss-weight",
-        type=common_options.positive_number,
+        type=positive_number,
         default=1e-2,
         metavar="W",
         help="multiplies the loss (default: 0.01)",

@@ -32,6 +32,7 @@ from common.feeder import Feeder
 from common.scores import fate
 from common.session import run
 from common.text import text, windows
+from option_values import positive
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater
 
@@ -76,14 +77,10 @@ def attention(h: nn.Variable, heads: int) -> nn.Variable:
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Train and test; returns the exit status."""
     parser = common_options.parser(__doc__, iterations=600, batch_size=16, lr=3e-3)
-    parser.add_argument(
-        "--width", type=common_options.positive, default=64, metavar="N", help="(default: 64)"
-    )
-    parser.add_argument("--heads", type=common_options.positive, default=4, metavar="N", help="(default: 4)")
-    parser.add_argument("--blocks", type=common_options.positive, default=2, metavar="N", help="(default: 2)")
-    parser.add_argument(
-        "--length", type=common_options.positive, default=48, metavar="N", help="(default: 48)"
-    )
+    parser.add_argument("--width", type=positive, default=64, metavar="N", help="(default: 64)")
+    parser.add_argument("--heads", type=positive, default=4, metavar="N", help="(default: 4)")
+    parser.add_argument("--blocks", type=positive, default=2, metavar="N", help="(default: 2)")
+    parser.add_argument("--length", type=positive, default=48, metavar="N", help="(default: 48)")
     common_ranks.add_option(parser)
     options = common_options.start(parser, arguments)
     ranks = common_ranks.join(options)

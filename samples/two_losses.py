@@ -34,6 +34,7 @@ from common.digits import Examples, load
 from common.feeder import Feeder, in_epochs
 from common.scores import accuracy
 from common.session import Session
+from option_values import positive_number
 
 from nnabla_adaloss import (
     AdaLossConfig,
@@ -86,7 +87,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--method", choices=("dynamic", "one", "adaptive"), default="adaptive")
     parser.add_argument(
         "--loss-weight",
-        type=common_options.positive_number,
+        type=positive_number,
         default=1e-12,
         help="multiplies the second loss (default: 1e-12)",
     )

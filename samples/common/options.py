@@ -11,6 +11,7 @@ from typing import Callable, Optional, Sequence
 import nnabla as nn
 import nnabla.functions as F
 from nnabla.ext_utils import get_extension_context
+from option_values import positive, positive_number
 
 from nnabla_adaloss import FormatEmulation
 
@@ -98,22 +99,6 @@ def _check_storage(made: argparse.ArgumentParser, storage: str) -> None:
         FormatEmulation(F.sum(nn.Variable((2,), need_grad=True)), storage)
     except ValueError as error:
         made.error(f"--storage: {error}, or none")
-
-
-def positive(text: str) -> int:
-    """An option's value of 1 or more, for argparse."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return number
-
-
-def positive_number(text: str) -> float:
-    """An option's value above 0, for argparse."""
-    number = float(text)
-    if not 0.0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not positive and finite")
-    return number
 
 
 def cosine(lr: float, iterations: int) -> Callable[[int], float]:
