@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import math
-from typing import AbstractSet, Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Dict, FrozenSet, Iterator, List, Mapping, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -162,14 +162,13 @@ class Ends:
         )
 
 
-def ends_as_stored(network: Network, stored: Ends, ended: Mapping[int, Cause]) -> Optional[Cause]:
-    """The first function at which the gradient ends as stored, and not in fp32."""
+def ends_as_stored(network: Network, stored: Ends, ended: Mapping[int, Cause]) -> Iterator[Cause]:
+    """The functions at which the gradient ends as stored, and not in fp32, in forward order."""
     for key, cause in stored.functions().items():
         if key not in ended:
-            f = network.function(key)
-            what = f"{cause.what}, as stored in {network.format(f.outputs[0]).name}, not in fp32"
-            return cause._replace(kind=f"{cause.kind}_as_stored", what=what, fatal=True)
-    return None
+            format = network.format(network.function(key).outputs[0]).name
+            what = f"{cause.what}, as stored in {format}, not in fp32"
+            yield cause._replace(kind=f"{cause.kind}_as_stored", what=what)
 
 
 class Reach:
@@ -222,19 +221,18 @@ class Reach:
         told = f"No solver has {len(found)} of the parameters that get a gradient: {listed(found)}"
         return f"{told}. If this program is to train them, call set_parameters after all layers are built."
 
-    def epsilon(self, gradients: Mapping[str, float]) -> Optional[Cause]:
+    def epsilon(self, gradients: Mapping[str, float]) -> Iterator[Cause]:
         """The layers whose gradients, by name the largest magnitude, are below the epsilon of the solver."""
         epsilon = float(getattr(self._examined.solver, "info", {}).get("eps", 0.0))
-        small = {name: amax for name, amax in gradients.items() if 0.0 < amax < epsilon}
-        if not small:
-            return None
-        name, amax = min(small.items(), key=lambda one: one[1])
-        what = f"its gradient reaches {amax:.1e}, below the solver's epsilon of {epsilon:.0e}"
-        what += f" (one of {len(small)} layers)" * (len(small) > 1)
-        what += ": it hardly moves, whatever the loss scale, which is undone before the solver"
-        trained = [amax for amax in gradients.values() if amax]
-        remedy = "make eps smaller, or the loss larger"
-        return Cause("epsilon", name, what, remedy, len(small) == len(trained))
+        trained = {name: amax for name, amax in gradients.items() if amax}
+        small = [name for name, amax in trained.items() if amax < epsilon]
+        if small:
+            name = min(small, key=trained.__getitem__)
+            what = f"its gradient reaches {trained[name]:.1e}, below the solver's epsilon of {epsilon:.0e}"
+            what += f" (one of {len(small)} layers)" * (len(small) > 1)
+            what += ": it hardly moves, whatever the loss scale, which is undone before the solver"
+            remedy = "make eps smaller, or the loss larger"
+            yield Cause("epsilon", name, what, remedy, len(small) == len(trained))
 
     def _missed(self) -> Dict[str, int]:
         """The parameters that need a gradient and get none from this loss.

@@ -14,7 +14,6 @@ from typing import (
     Iterator,
     List,
     Literal,
-    Mapping,
     Optional,
     Sequence,
     Set,
@@ -36,20 +35,10 @@ from ..state.whole_file import replace_page
 from .advice import PrecisionAdvice, advise, candidates_of
 from .ends import Ends, Reach, ends_as_stored
 from .finite import Cause, Finiteness, Network, listed
-from .passes import (
-    Forward,
-    Kept,
-    Layer,
-    LayerGradients,
-    NoBackward,
-    Passes,
-    Tally,
-    parameter_layers,
-    parts_of,
-)
+from .passes import Forward, Gradients, Kept, Layer, NoBackward, Passes, Tallies, parameter_layers
 from .report import as_page, as_text
 from .target import Examined, Feeder, input_name
-from .verdicts import USELESS, LayerNumbers, NetworkNumbers, Verdict, Way, judge
+from .verdicts import TOLERANCE, USELESS, LayerNumbers, NetworkNumbers, Verdict, Way, judge
 from .watching import Sight, Watch
 
 _CONSTANT = 65536.0
@@ -212,99 +201,74 @@ def diagnose(
 class _Tried:
     """What each way of scaling leaves of the gradients in one format."""
 
-    def __init__(self, examined: Examined, layers: Sequence[Layer], precisions: LayerPrecisions) -> None:
-        self.emulation = FormatEmulation(
-            examined.loss, precisions.storage, float_tail=True, parameters=examined.parameters
-        )
-        self.u_max = precisions.narrowest.stored_gradients.max
-        self._adaptive = AdaptiveLossScaling(self.emulation)
+    def __init__(
+        self, examined: Examined, layers: Sequence[Layer], emulation: FormatEmulation, amax: float
+    ) -> None:
+        u_max = emulation.precisions.narrowest.stored_gradients.max
+        one = HistoryPolicy().scale(amax, u_max=u_max) if amax else 1.0
+        self.scales: Dict[Way, float] = {Way.NONE: 1.0, Way.CONSTANT: _CONSTANT, Way.ONE: one}
+        self.floor = Tallies(layers)
+        self.ways = {way: Tallies(layers) for way in Way}
         self._examined, self._passes = examined, Passes(layers)
-        # The parameters of each layer, by its name.
-        self._parts = {layer.name: parts_of(layer) for layer in layers}
-        self._floors = {name: [Tally() for _ in parts] for name, parts in self._parts.items()}
-        self._ways = {
-            name: {way: [Tally() for _ in parts] for way in Way} for name, parts in self._parts.items()
-        }
+        self._emulation, self._adaptive = emulation, AdaptiveLossScaling(emulation)
         # By way and key: elements that were not 0 before a gradient was rounded, and what became of them.
         self._rounded: Dict[Way, Dict[int, CounterOf[str]]] = {way: {} for way in Way}
 
-    def kept(self, noise: AbstractSet[int]) -> Dict[str, Dict[Way, Kept]]:
-        """What is left, by layer: the worst of its parameters, but for those whose gradients are noise."""
-        return {
-            name: {way: self._worst(name, tallies, noise) for way, tallies in ways.items()}
-            for name, ways in self._ways.items()
-        }
-
-    def floor(self, name: str, noise: AbstractSet[int]) -> Tuple[int, float]:
-        """Of a layer, the elements that are not 0 in fp32, and the error with gradients in fp32."""
-        nonzero = sum(tally.nonzero for tally in self._floors[name])
-        return nonzero, self._worst(name, self._floors[name], noise).error
-
-    def _worst(self, name: str, tallies: Sequence[Tally], noise: AbstractSet[int]) -> Kept:
-        parts = zip(self._parts[name], tallies)
-        kept = [tally.kept() for part, tally in parts if noise.isdisjoint(part.weights)]
-        return Kept(*map(max, zip(*kept))) if kept else Kept(0.0, 0.0, 0.0)
-
-    def compare(self, index: int, in_fp32: LayerGradients, scales: Mapping[Way, float]) -> None:
+    def compare(self, index: int, in_fp32: Gradients) -> None:
         """Every way of scaling, on one batch."""
-        forward: Forward = partial(self._examined.forward, self.emulation, index)
+        forward: Forward = partial(self._examined.forward, self._emulation, index)
         # Of the same activations: what is lost is lost by storing gradients.
-        unstored = self._passes.with_one_scale(forward, self.emulation, round_gradients=False)
-        for name, parts in self._parts.items():
-            for part, tally in zip(parts, self._floors[name]):
-                tally.add(part, unstored, in_fp32)
-        for way in Way:
+        unstored = self._passes.with_one_scale(forward, self._emulation, round_gradients=False)
+        self.floor.add(unstored, in_fp32)
+        for way, tallies in self.ways.items():
             if way is Way.ADAPTIVE:
                 stored = self._passes.adaptive(forward, self._adaptive, index)
             else:
-                stored = self._passes.with_one_scale(forward, self.emulation, scales[way])
-            for name, parts in self._parts.items():
-                for part, tally in zip(parts, self._ways[name][way]):
-                    tally.add(part, stored, in_fp32, unstored)
-            for key, seen in self.emulation.emulated_storage.gradients.items():
+                stored = self._passes.with_one_scale(forward, self._emulation, self.scales[way])
+            tallies.add(stored, in_fp32, unstored)
+            for key, seen in self._emulation.emulated_storage.gradients.items():
                 nonzero = seen.statistics.count - seen.statistics.zeros + seen.underflowed
                 counted = self._rounded[way].setdefault(key, Counter())
                 counted.update(nonzero=nonzero, underflow=seen.underflowed, overflow=seen.overflowed)
+
+    def kept(self, name: str, noise: AbstractSet[int]) -> Dict[Way, Kept]:
+        """What is left of a layer: the worst of its parameters, but for those whose gradients are noise."""
+        return {way: tallies.kept(name, noise) for way, tallies in self.ways.items()}
 
     def begins(self, network: Network, layer: Layer, way: Way, kept: Kept) -> str:
         """The first function of each branch in whose backward most of what a layer loses is lost; empty: it
         is lost bit by bit.
         """
-        counts = self._rounded[way]
         what = "overflow" if kept.overflow else "underflow"
         least = 0.0 if kept.overflow else max(_BEGINS * kept.underflow, 0.01)
-
-        def loses(v: nn.Variable) -> bool:
-            counted = counts.get(hash(v))
-            return counted is not None and counted[what] > least * counted["nonzero"]
-
-        def arrives(v: nn.Variable) -> bool:
-            counted = counts.get(hash(v))
-            return counted is None or counted["nonzero"] > counted["underflow"]
-
+        losing, gone = set(), set()
+        for key, counted in self._rounded[way].items():
+            if counted[what] > least * counted["nonzero"]:
+                losing.add(key)
+            if not counted["nonzero"] > counted["underflow"]:
+                gone.add(key)
         behind = {hash(f): f for f in network.behind(layer.outputs or layer.weights)}
         waiting, seen, found = [v.parent for v in network.plan.roots], set(), []
         while waiting:
             f = waiting.pop()
-            if hash(f) in seen or hash(f) not in behind or not any(map(arrives, f.outputs)):
+            if hash(f) in seen or hash(f) not in behind or gone.issuperset(map(hash, f.outputs)):
                 continue
             seen.add(hash(f))
             before = [v for v in f.inputs if v.parent is not None and hash(v.parent) in behind]
-            if any(map(loses, before)):
-                found.append(f)
-            else:
+            if losing.isdisjoint(map(hash, before)):
                 waiting += [v.parent for v in before]
+            else:
+                found.append(f)
         # Or in that of the layer.
-        found = found or [
-            f for f in behind.values() if any(hash(v) in layer.weights and loses(v) for v in f.inputs)
-        ]
+        own = losing & layer.weights.keys()
+        found = found or [f for f in behind.values() if not own.isdisjoint(map(hash, f.inputs))]
         return listed([network.name(f) for f in sorted(found, key=lambda f: network.number[hash(f)])])
 
     def losing(self, network: Network, layer: Layer, way: Way, noise: AbstractSet[int]) -> str:
         """The parameters of a layer that lose, if others do not."""
-        parts = list(zip(self._parts[layer.name], self._ways[layer.name][way]))
+        parts = self.ways[way].parts[layer.name]
         kept = {key: tally.kept() for part, tally in parts for key in part.weights if key not in noise}
-        found = [key for key, own in kept.items() if own.overflow or own.error > 0.05]
+        found = [key for key, own in kept.items() if own.overflow or own.error > TOLERANCE]
         names = network.plan.names
         return ", ".join(names.get(key, "an input") for key in found) if len(found) < len(kept) else ""
 
@@ -313,14 +277,13 @@ class _Examination:
     """Measures a network whose batches are recorded."""
 
     def __init__(self, examined: Examined, storage: StorageLike) -> None:
-        self._examined, precisions = examined, LayerPrecisions(storage)
+        self._examined, self._emulation = examined, _emulated(examined, storage)
+        precisions = self._emulation.precisions
         self._storage = canonical_name(storage) if isinstance(storage, str) else str(precisions)
         self._layers = parameter_layers(examined.plan)
         self._passes = Passes(self._layers)
-        self._tried = _Tried(examined, self._layers, precisions)
-        self._network = Network(examined.plan, self._tried.emulation.emulated_storage)
+        self._network = Network(examined.plan, self._emulation.emulated_storage)
         self._reach = Reach(examined, self._network)
-        self._finer = FormatEmulation(examined.loss, _FINER)
         self._in_fp32: List[Sight] = []
         self._as_stored: List[Sight] = []
         self._losses: List[Tuple[float, float]] = []
@@ -329,133 +292,101 @@ class _Examination:
 
     def numbers(self) -> NetworkNumbers:
         """Everything that verdicts are made from."""
-        examined, batches = self._examined, range(len(self._examined))
-        causes = list(self._unfed())
-        scales: Dict[Way, float] = {}
-        formats: Dict[str, Dict[str, Dict[Way, Kept]]] = {}
+        examined, unfed = self._examined, self._examined.unfed
+        tried: Dict[str, _Tried] = {}
+        noise: Set[int] = set()
         layers: List[LayerNumbers] = []
-        if not causes:
-            try:
-                for index in batches:
-                    self._observe(index)
-                causes += [cause for cause in self._not_finite(self._in_fp32) if cause.fatal]
-                if not causes:
-                    scales, formats, noise = self._compare(batches)
-                    layers = [self._numbers(layer, noise) for layer in self._layers]
-                    causes = list(self._of_gradients(layers))
-            except NoBackward as error:
-                what = "it has no backward, so that nothing before it can be trained"
-                remedy = "use a function with a gradient, or unlinked() before it"
-                name = self._network.name(self._network.function(error.function))
-                causes = [Cause("no_backward", name, what, remedy)]
-        losses = self._losses or [(math.nan, math.nan)]
-        in_fp32, as_stored = (float(np.mean(one)) for one in zip(*losses))
+        try:
+            causes = [_unfed(self._network, *unfed[0])] if unfed else self._observe()
+            if not causes:
+                tried, noise = self._compare()
+                layers = [self._numbers(tried[self._storage], layer, noise) for layer in self._layers]
+                causes = list(self._of_gradients(layers))
+        except NoBackward as error:
+            what = "it has no backward, so that nothing before it can be trained"
+            remedy = "use a function with a gradient, or unlinked() before it"
+            name = self._network.name(self._network.function(error.function))
+            causes = [Cause("no_backward", name, what, remedy)]
+        in_fp32, as_stored = (float(np.mean(one)) for one in zip(*self._losses or [(math.nan, math.nan)]))
         return NetworkNumbers(
             self._storage,
             len(examined),
             in_fp32,
             as_stored,
-            scales,
+            tried[self._storage].scales if tried else {},
             layers,
             causes,
-            formats,
+            {name: {n.name: one.kept(n.name, noise) for n in layers} for name, one in tried.items()},
             [note for note in (examined.note, self._reach.note()) if note],
         )
 
-    def _unfed(self) -> Iterator[Cause]:
-        for v, f in self._examined.unfed[:1]:
-            what = f"it reads {input_name(v)}, which nobody has filled, and no layer reads other data"
-            remedy = "fill it, or give a feeder that does"
-            if v.need_grad:
-                what = (
-                    f"it reads a variable of shape {v.shape} that is unlinked: nothing computes it in forward"
-                )
-                remedy = "link it, or run forward of it in the feeder"
-            yield Cause("unfed", self._network.name(f), what, remedy)
-
-    def _observe(self, index: int) -> None:
-        """Look at a batch in fp32, and with activations and weights as stored."""
-        examined, plan = self._examined, self._examined.plan
-        in_fp32 = Watch(plan, examined.kernels)
-        forward = partial(examined.forward, examined.loss, index, in_fp32.after_forward)
-        self._passes.with_one_scale(forward, examined.loss, pre=in_fp32.before_backward)
-        self._in_fp32.append(in_fp32.end())
-        loss = float(examined.loss.d)
-        if examined.on_gradients is not None:
-            examined.on_gradients(examined.solver)
-        for layer in self._layers:
-            known = [in_fp32.statistics(v.grad) for v in layer.weights.values()]
-            largest = max((one.abs_max for one in known if one is not None), default=0.0)
-            self._for_solver[layer.name] = max(self._for_solver.get(layer.name, 0.0), largest)
-        as_stored = Watch(plan, examined.kernels, in_fp32)
-        forward = partial(examined.forward, self._tried.emulation, index, as_stored.after_forward)
-        self._passes.with_one_scale(
-            forward, self._tried.emulation, pre=as_stored.before_backward, round_gradients=False
-        )
-        self._as_stored.append(as_stored.end())
-        self._losses.append((loss, float(examined.loss.d)))
+    def _observe(self) -> List[Cause]:
+        """Look at all batches in fp32, and with activations and weights as stored; what stops all learning
+        in fp32.
+        """
+        examined, plan, passes = self._examined, self._examined.plan, self._passes
+        for index in range(len(examined)):
+            in_fp32 = Watch(plan, examined.kernels)
+            forward = partial(examined.forward, examined.loss, index, in_fp32.after_forward)
+            passes.with_one_scale(forward, examined.loss, pre=in_fp32.before_backward)
+            self._in_fp32.append(in_fp32.end())
+            loss = float(examined.loss.d)
+            if examined.on_gradients is not None:
+                examined.on_gradients(examined.solver)
+            for layer in self._layers:
+                known = [in_fp32.statistics(v.grad) for v in layer.weights.values()]
+                largest = max((one.abs_max for one in known if one is not None), default=0.0)
+                self._for_solver[layer.name] = max(self._for_solver.get(layer.name, 0.0), largest)
+            as_stored, emulation = Watch(plan, examined.kernels, in_fp32), self._emulation
+            forward = partial(examined.forward, emulation, index, as_stored.after_forward)
+            passes.with_one_scale(forward, emulation, pre=as_stored.before_backward, round_gradients=False)
+            self._as_stored.append(as_stored.end())
+            self._losses.append((loss, float(examined.loss.d)))
+        return [cause for cause in self._not_finite(self._in_fp32) if cause.fatal]
 
     def _not_finite(self, *sights: Sequence[Sight]) -> List[Cause]:
         """The first in forward order that is found in any batch."""
         found = (Finiteness(self._network, *of_batch).cause() for of_batch in zip(*sights))
         return sorted((cause for cause in found if cause), key=self._network.position)[:1]
 
-    def _compare(
-        self, batches: Sequence[int]
-    ) -> Tuple[Dict[Way, float], Dict[str, Dict[str, Dict[Way, Kept]]], Set[int]]:
-        """The scales, what is left in each format, and keys of the parameters whose gradients are noise."""
-        examined, passes = self._examined, self._passes
+    def _compare(self) -> Tuple[Dict[str, _Tried], Set[int]]:
+        """What is left in each format, and keys of the parameters whose gradients are noise."""
+        examined, passes, layers = self._examined, self._passes, self._layers
         roots = set(map(hash, examined.plan.roots))
         seen = [item for sight in self._in_fp32 for item in sight.gradients.items()]
         amax = max((one.abs_max for key, one in seen if key not in roots), default=0.0)
-        tried = {self._storage: self._tried}
+        emulations = {self._storage: self._emulation}
         for other in _FORMATS:
-            if other not in tried:
-                tried[other] = _Tried(examined, self._layers, LayerPrecisions(other))
-        scales = {
-            name: {
-                Way.NONE: 1.0,
-                Way.CONSTANT: _CONSTANT,
-                Way.ONE: HistoryPolicy().scale(amax, u_max=one.u_max) if amax else 1.0,
-            }
-            for name, one in tried.items()
-        }
-        noise = {key for layer in self._layers for key in layer.weights}
-        for index in batches:
+            if other not in emulations:
+                emulations[other] = _emulated(examined, other)
+        tried = {name: _Tried(examined, layers, one, amax) for name, one in emulations.items()}
+        finer = FormatEmulation(examined.loss, _FINER)
+        noise = {key for layer in layers for key in layer.weights}
+        for index in range(len(examined)):
             forward = partial(examined.forward, examined.loss, index)
             in_fp32 = passes.with_one_scale(forward, examined.loss)
-            finer = passes.with_one_scale(partial(examined.forward, self._finer, index), self._finer)
-            noise = self._differ(noise, finer, in_fp32)
+            rounded = passes.with_one_scale(partial(examined.forward, finer, index), finer)
+            noise &= _differing(layers, rounded, in_fp32)
             if noise:
                 # Not random numbers of every pass.
-                noise -= self._differ(noise, passes.with_one_scale(forward, examined.loss), in_fp32)
-            for name, one in tried.items():
-                one.compare(index, in_fp32, scales[name])
-        return scales[self._storage], {name: one.kept(noise) for name, one in tried.items()}, noise
+                noise -= _differing(layers, passes.with_one_scale(forward, examined.loss), in_fp32)
+            for one in tried.values():
+                one.compare(index, in_fp32)
+        return tried, noise
 
-    def _differ(self, keys: AbstractSet[int], a: LayerGradients, b: LayerGradients) -> Set[int]:
-        """Those of some parameters whose gradients are finite and not the same."""
-        found: Set[int] = set()
-        for part in (part for layer in self._layers for part in parts_of(layer)):
-            tally = Tally()
-            tally.add(part, a, b)
-            if keys & part.weights.keys() and _NOISE < tally.error < math.inf:
-                found.update(part.weights)
-        return found
-
-    def _numbers(self, layer: Layer, noise: AbstractSet[int]) -> LayerNumbers:
-        tried, keys = self._tried, [*layer.outputs, *layer.weights]
-        (nonzero, floor), kept = tried.floor(layer.name, noise), tried.kept(noise)[layer.name]
+    def _numbers(self, tried: _Tried, layer: Layer, noise: AbstractSet[int]) -> LayerNumbers:
+        keys, kept = [*layer.outputs, *layer.weights], tried.kept(layer.name, noise)
         known = (s.gradients[k].abs_max for s in self._in_fp32 for k in keys if k in s.gradients)
+        nonzero = sum(tally.nonzero for _, tally in tried.floor.parts[layer.name])
         losing = [way for way, one in kept.items() if one.overflow or one.underflow >= 0.01]
         return LayerNumbers(
             layer.name,
             layer.type_name,
             max(known, default=0.0),
             nonzero,
-            floor,
+            tried.floor.kept(layer.name, noise).error,
             kept,
-            tried.emulation.emulated_storage.precision_of(keys[0]).stored_gradients,
+            self._emulation.emulated_storage.precision_of(keys[0]).stored_gradients,
             bool(nonzero and layer.weights and layer.weights.keys() <= noise),
             {way: tried.begins(self._network, layer, way, kept[way]) for way in losing},
             {way: tried.losing(self._network, layer, way, noise) for way in Way},
@@ -464,7 +395,9 @@ class _Examination:
     def _of_gradients(self, layers: Sequence[LayerNumbers]) -> Iterator[Cause]:
         """What is wrong where fp32 is finite everywhere."""
         network = self._network
-        damaged = {n.name for n in layers if not n.floor < USELESS and not n.is_noise and n.nonzero}
+        noisy = [n.name for n in layers if n.is_noise]
+        learning = [n for n in layers if n.nonzero and not n.is_noise]
+        damaged = [n.name for n in learning if not n.floor < USELESS]
         beyond = self._not_finite(self._in_fp32, self._as_stored)
         yield from beyond
         ends = Ends(network, self._in_fp32)
@@ -473,33 +406,50 @@ class _Examination:
         for cause in (*ended.values(), *ends.saturated()):
             once.setdefault((cause.kind, cause.function.partition("#")[0]), cause)
         yield from once.values()
-        yield from self._noise(layers)
+        if noisy:
+            yield _noise(network, noisy, fatal=not learning)
         if damaged and not any(cause.fatal for cause in beyond):
             sights = zip(self._in_fp32, self._as_stored)
             changed = (Finiteness(network, *of_batch).changed(damaged) for of_batch in sights)
-            first = sorted((cause for cause in changed if cause), key=network.position)
-            stored = ends_as_stored(network, Ends(network, self._as_stored), ended)
-            everything = len(damaged) == sum(bool(n.nonzero) for n in layers if not n.is_noise)
-            found = [*first, *([] if stored is None else [stored])][:1]
-            spoilt = tuple(n.name for n in layers if n.name in damaged)
-            yield from (cause._replace(fatal=everything, spoils=spoilt) for cause in found)
+            found = sorted((cause for cause in changed if cause), key=network.position)
+            found += ends_as_stored(network, Ends(network, self._as_stored), ended)
+            for cause in found[:1]:
+                yield cause._replace(fatal=len(damaged) == len(learning), spoils=tuple(damaged))
         yield from self._reach.causes()
-        noise = {layer.name for layer in layers if layer.is_noise}
-        small = self._reach.epsilon({n: amax for n, amax in self._for_solver.items() if n not in noise})
-        yield from [] if small is None else [small]
+        yield from self._reach.epsilon({n: a for n, a in self._for_solver.items() if n not in noisy})
 
-    def _noise(self, layers: Sequence[LayerNumbers]) -> Iterator[Cause]:
-        noisy = [layer.name for layer in layers if layer.is_noise]
-        single = self._network.normalization_of_single_numbers()
-        if noisy and single:
-            what = "it passes no gradient: it normalises one number at a time"
-            yield Cause("constant_input", single, what, "feed larger batches or maps", False)
-        elif noisy:
-            what = "its gradient in fp32 is nothing but rounding errors"
-            what += f" (one of {len(noisy)} layers)" if noisy[1:] else ""
-            remedy = "check what the loss computes of it: a mean over all classes of a softmax is constant"
-            nothing = all(layer.is_noise or not layer.nonzero for layer in layers)
-            yield Cause("rounding_noise", noisy[-1], what, remedy, nothing)
+
+def _emulated(examined: Examined, storage: StorageLike) -> FormatEmulation:
+    return FormatEmulation(examined.loss, storage, float_tail=True, parameters=examined.parameters)
+
+
+def _differing(layers: Sequence[Layer], a: Gradients, b: Gradients) -> Set[int]:
+    """Keys of the parameters whose gradients are finite and not the same."""
+    tallies = Tallies(layers)
+    tallies.add(a, b)
+    parts = (one for parts in tallies.parts.values() for one in parts)
+    return {k for part, tally in parts if _NOISE < tally.kept().error < math.inf for k in part.weights}
+
+
+def _unfed(network: Network, v: nn.Variable, f: Any) -> Cause:
+    what = f"it reads {input_name(v)}, which nobody has filled, and no layer reads other data"
+    remedy = "fill it, or give a feeder that does"
+    if v.need_grad:
+        what = f"it reads a variable of shape {v.shape} that is unlinked: nothing computes it in forward"
+        remedy = "link it, or run forward of it in the feeder"
+    return Cause("unfed", network.name(f), what, remedy)
+
+
+def _noise(network: Network, layers: Sequence[str], *, fatal: bool) -> Cause:
+    """Of gradients that are nothing but rounding errors."""
+    single = network.normalization_of_single_numbers()
+    if single:
+        what = "it passes no gradient: it normalises one number at a time"
+        return Cause("constant_input", single, what, "feed larger batches or maps", False)
+    what = "its gradient in fp32 is nothing but rounding errors"
+    what += f" (one of {len(layers)} layers)" if layers[1:] else ""
+    remedy = "check what the loss computes of it: a mean over all classes of a softmax is constant"
+    return Cause("rounding_noise", layers[-1], what, remedy, fatal)
 
 
 def _plain(value: float) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from typing import (
-    AbstractSet,
     Any,
     Dict,
     FrozenSet,
@@ -319,7 +318,7 @@ class Finiteness:
         each = f"makes numbers {times:.2g} times larger each time"
         return f"; the weight {weight} is applied {len(grown)} times, and {each}"
 
-    def changed(self, damaged: AbstractSet[str]) -> Optional[Cause]:
+    def changed(self, damaged: Sequence[str]) -> Optional[Cause]:
         """Where forward as stored begins to differ from fp32, if that reaches a loss or a damaged layer."""
         sight, network = self._sight, self._network
         leads: Set[int] = set()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import AbstractSet, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from ..core.verdict import Rules
 from ..engine import AdaptiveLossScaling, BatchLoop
 from ..graph.loss import Hook, LossLike, root_cause, run_backward
-from ..graph.node import Node
 from ..graph.plan import GraphPlan
 
 Forward = Callable[[], None]
+Gradients = Dict[int, NDArray[Any]]
+"""Of the outputs and the weights of layers, by key, as a pass has stored them, divided by their scales."""
 
 # So often a batch runs again, at most, until its scales hold.
 _REPEATS = 19
@@ -33,53 +34,29 @@ class Layer(NamedTuple):
     weights: Dict[int, nn.Variable]
 
 
-def is_layer(node: Optional[Node]) -> bool:
-    """Whether a function has weights, or is a product of activations."""
-    return node is not None and bool(node.scalings or node.leaves)
-
-
 def layers_of(plan: GraphPlan) -> List[Layer]:
     """The layers of a graph, in forward order."""
     found: List[Layer] = []
     taken: Set[int] = set()
     read = {*plan.readers, *map(hash, plan.roots)}
-    for node in filter(is_layer, sorted(plan.nodes.values(), key=lambda node: node.number)):
-        weights = {key: v for key, v in zip(node.leaf_keys, node.leaves) if key not in taken}
-        taken.update(weights)
-        outputs = {key: v for key, v in zip(node.output_keys, node.outputs) if key in read}
-        found.append(Layer(node.label, node.type_name, outputs, weights))
+    for node in sorted(plan.nodes.values(), key=lambda node: node.number):
+        if node.scalings or node.leaves:
+            weights = {key: v for key, v in zip(node.leaf_keys, node.leaves) if key not in taken}
+            taken.update(weights)
+            outputs = {key: v for key, v in zip(node.output_keys, node.outputs) if key in read}
+            found.append(Layer(node.label, node.type_name, outputs, weights))
     return found
 
 
 def parameter_layers(plan: GraphPlan) -> List[Layer]:
     """The layers that parameters belong to, each with the outputs of all its uses; without any, all."""
-    owners: Dict[int, Layer] = {}
-    found: List[Layer] = []
+    every = layers_of(plan)
+    owners = {key: layer for layer in every for key in layer.weights}
     nodes = {node.label: node for node in plan.nodes.values()}
-    for layer in layers_of(plan):
-        if layer.weights:
-            found.append(layer)
-            owners.update(dict.fromkeys(layer.weights, layer))
-        elif nodes[layer.name].leaves:
+    for layer in every:
+        if not layer.weights and nodes[layer.name].leaves:
             owners[nodes[layer.name].leaf_keys[0]].outputs.update(layer.outputs)
-    return found or layers_of(plan)
-
-
-def parts_of(layer: Layer) -> List[Layer]:
-    """One for each parameter: a bias, which is large, tells nothing of the weight."""
-    return [layer._replace(outputs={}, weights={key: v}) for key, v in layer.weights.items()] or [layer]
-
-
-class LayerGradients(NamedTuple):
-    """The gradients of each layer's outputs and weights, as a pass has stored them, by key."""
-
-    arrays: Dict[int, NDArray[Any]]
-    scale: float  # that they carry
-    scales: Mapping[int, float]  # but for these, by key
-
-    def unscaled(self, key: int) -> NDArray[Any]:
-        """A gradient divided by its scale."""
-        return self.arrays[key].astype(np.float64) / self.scales.get(key, self.scale)
+    return [layer for layer in every if layer.weights] or every
 
 
 class NoBackward(ValueError):
@@ -109,14 +86,14 @@ class Passes:
         pre: Optional[Hook] = None,
         *,
         round_gradients: bool = True,
-    ) -> LayerGradients:
-        """Backward of a Variable or its emulation, which leaves gradients scaled; the hook `pre` looks on. An
-        emulation can leave gradients in fp32.
+    ) -> Gradients:
+        """Backward of a Variable or its emulation; the hook `pre` looks on. An emulation can leave gradients
+        in fp32.
 
         Raises:
             NoBackward: a function has none.
         """
-        arrays: Dict[int, NDArray[Any]] = {}
+        arrays: Gradients = {}
         last: Any = None
 
         def note(f: Any) -> None:
@@ -142,14 +119,13 @@ class Passes:
             # nnabla hides an interruption in a function of the user's.
             raise root_cause(error) from None
         self._note_weights(arrays)
-        return LayerGradients(arrays, scale, {})
+        return _unscaled(arrays, dict.fromkeys(arrays, scale))
 
-    def adaptive(self, forward: Forward, scaling: AdaptiveLossScaling, iteration: int) -> LayerGradients:
+    def adaptive(self, forward: Forward, scaling: AdaptiveLossScaling, iteration: int) -> Gradients:
         """Backward with measured scales, again until they hold, as the updater does it."""
-        arrays: Dict[int, NDArray[Any]] = {}
+        arrays: Gradients = {}
 
         def run_pass(again: bool) -> None:
-            arrays.clear()
             self._begin(forward)
             scaling.backward(
                 None, function_pre_hook=lambda f: self._note(f, arrays), iteration=iteration, again=again
@@ -162,22 +138,24 @@ class Passes:
         BatchLoop(scaling, run_pass, self._weights.values, smallest).run(Rules(True, _REPEATS))
         scaling.after_update()
         # Gradients of weights are unscaled already.
-        scales = {key: scaling.scale_of(v) for key, v in self._outputs.items()}
-        return LayerGradients(arrays, 1.0, scales)
+        return _unscaled(arrays, {key: scaling.scale_of(v) for key, v in self._outputs.items()})
 
     def _begin(self, forward: Forward) -> None:
         forward()
         for v in self._weights.values():
             v.grad.zero()
 
-    def _note(self, f: Any, arrays: Dict[int, NDArray[Any]]) -> None:
+    def _note(self, f: Any, arrays: Gradients) -> None:
         for v in f.outputs:
             if hash(v) in self._outputs:
                 arrays[hash(v)] = np.array(v.grad.data, np.float32)
 
-    def _note_weights(self, arrays: Dict[int, NDArray[Any]]) -> None:
-        for key, v in self._weights.items():
-            arrays[key] = np.array(v.grad.data, np.float32)
+    def _note_weights(self, arrays: Gradients) -> None:
+        arrays.update((key, np.array(v.grad.data, np.float32)) for key, v in self._weights.items())
+
+
+def _unscaled(arrays: Gradients, scales: Mapping[int, float]) -> Gradients:
+    return {key: array.astype(np.float64) / scales.get(key, 1.0) for key, array in arrays.items()}
 
 
 class Kept(NamedTuple):
@@ -206,37 +184,49 @@ class Tally:
     def add(
         self,
         layer: Layer,
-        stored: LayerGradients,
-        fp32: LayerGradients,
-        unstored: Optional[LayerGradients] = None,
+        stored: Gradients,
+        fp32: Gradients,
+        unstored: Optional[Gradients] = None,
     ) -> None:
         """Take errors against `fp32`, and count what is lost and overflows against `unstored`, if given."""
-        complete = fp32 if unstored is None else unstored
         for key in (*layer.outputs, *layer.weights):
-            self._count(complete.arrays[key], stored.arrays[key])
+            complete, rounded = (fp32 if unstored is None else unstored)[key], stored[key]
+            finite = np.isfinite(complete)
+            nonzero = finite & (complete != 0.0)
+            self.nonzero += int(np.count_nonzero(nonzero))
+            self._lost += int(np.count_nonzero(nonzero & (rounded == 0.0)))
+            self._finite += int(np.count_nonzero(finite))
+            self._overflowed += int(np.count_nonzero(finite & ~np.isfinite(rounded)))
         for key in layer.weights or layer.outputs:
-            wide = fp32.arrays[key].astype(np.float64)
             with np.errstate(invalid="ignore", over="ignore"):
-                self._squared_error += float(np.sum((stored.unscaled(key) - wide) ** 2))
-                self._squared += float(np.sum(wide**2))
-
-    def _count(self, complete: NDArray[Any], stored: NDArray[Any]) -> None:
-        finite = np.isfinite(complete)
-        nonzero = finite & (complete != 0.0)
-        self.nonzero += int(np.count_nonzero(nonzero))
-        self._lost += int(np.count_nonzero(nonzero & (stored == 0.0)))
-        self._finite += int(np.count_nonzero(finite))
-        self._overflowed += int(np.count_nonzero(finite & ~np.isfinite(stored)))
-
-    @property
-    def error(self) -> float:
-        """The relative error of all that was compared."""
-        if self._squared_error == 0.0:
-            return 0.0
-        if not math.isfinite(self._squared_error) or self._squared == 0.0:
-            return math.inf
-        return math.sqrt(self._squared_error / self._squared)
+                self._squared_error += float(np.sum((stored[key] - fp32[key]) ** 2))
+                self._squared += float(np.sum(fp32[key] ** 2))
 
     def kept(self) -> Kept:
         """The shares and the error."""
-        return Kept(self._lost / max(self.nonzero, 1), self._overflowed / max(self._finite, 1), self.error)
+        error = 0.0
+        if self._squared_error:
+            is_known = math.isfinite(self._squared_error) and self._squared
+            error = math.sqrt(self._squared_error / self._squared) if is_known else math.inf
+        return Kept(self._lost / max(self.nonzero, 1), self._overflowed / max(self._finite, 1), error)
+
+
+class Tallies:
+    """One for each parameter of each layer: a bias, which is large, tells nothing of the weight."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.parts: Dict[str, List[Tuple[Layer, Tally]]] = {}
+        for layer in layers:
+            own = [layer._replace(outputs={}, weights={key: v}) for key, v in layer.weights.items()]
+            self.parts[layer.name] = [(part, Tally()) for part in own or [layer]]
+
+    def add(self, stored: Gradients, fp32: Gradients, unstored: Optional[Gradients] = None) -> None:
+        """See `Tally.add`."""
+        for parts in self.parts.values():
+            for part, tally in parts:
+                tally.add(part, stored, fp32, unstored)
+
+    def kept(self, name: str, but: AbstractSet[int]) -> Kept:
+        """Of the parameters of a layer the worst, without some, by key."""
+        kept = [tally.kept() for part, tally in self.parts[name] if but.isdisjoint(part.weights)]
+        return Kept(*map(max, zip(*kept))) if kept else Kept(0.0, 0.0, 0.0)

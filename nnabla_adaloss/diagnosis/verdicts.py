@@ -13,7 +13,7 @@ from .finite import Cause
 from .passes import Kept
 
 # Relative error of a weight gradient that does no harm.
-_TOLERANCE = 0.05
+TOLERANCE = 0.05
 # By how much a gradient may be worse than the best that any way makes of it, where the format is so narrow
 # that all are worse than that; and what is no gradient.
 _WORSE = 1.25
@@ -148,7 +148,7 @@ def serves(kept: Mapping[Way, Kept], way: Way) -> bool:
     if own.overflow or not math.isfinite(own.error):
         return False
     best = min((k.error for k in kept.values() if not k.overflow), default=math.inf)
-    return own.error <= _TOLERANCE or (
+    return own.error <= TOLERANCE or (
         own.error < USELESS and own.error <= _WORSE * best and own.underflow <= _LOST
     )
 
