@@ -17,6 +17,8 @@ from .watching import Sight
 # More than this share of an activation's outputs are where it is flat, in every batch.
 _MOST = 0.5
 
+_SMALLER = "make what it reads smaller, by a normalization or a factor before it"
+
 # They stop the gradient on purpose.
 _STOPS: FrozenSet[str] = frozenset({"Unlink", "Sink"})
 _RECTIFIERS: FrozenSet[str] = frozenset({"ReLU", "ReLU6", "CReLU"})
@@ -24,8 +26,6 @@ _PRODUCTS: FrozenSet[str] = frozenset({"Mul2", "Div2"})
 _NORMALIZATIONS: FrozenSet[str] = frozenset(
     f"{kind}Normalization" for kind in ("Batch", "FusedBatch", "SyncBatch", "Layer", "Instance", "Group")
 )
-
-_Told = Tuple[str, str, str]  # kind, what, remedy
 
 
 class Ends:
@@ -63,18 +63,17 @@ class Ends:
         shares = {key: min(sight.flat.get(key, 0.0) for sight in self._sights) for key in keys}
         flat = {key: share for key, share in shares.items() if share > _MOST}
         others = self._leaves_without(flat.keys()) if flat else set()
-        for f in self._network.plan.functions:
-            node = self._network.plan.nodes.get(hash(f))
-            share = flat.get(hash(f), 0.0)
+        for key, node in reversed(list(self._network.plan.nodes.items()) if flat else []):
+            f = self._network.function(key)
             # In a loss, an output may well be sure; and what gets its gradient by another way does learn.
-            if node is None or node.loss_section or not share or self._leaves_before(f) <= others:
+            if key not in flat or node.loss_section or self._leaves_before(f) <= others:
                 continue
             if self._largest_gradient(self._sights, node.output_keys):
-                what = f"it is saturated: {share:.0%} of its outputs are where its derivative is next to 0"
-                if f.info.type_name == "Softmax":
-                    what = f"it is saturated: {share:.0%} of its rows are 1 in one place and 0 elsewhere"
-                remedy = "make what it reads smaller, by a normalization or a factor before it"
-                yield Cause("saturated", self._network.name(f), what, remedy, self._is_fatal(f))
+                what = "outputs are where its derivative is next to 0"
+                if node.type_name == "Softmax":
+                    what = "rows are 1 in one place and 0 elsewhere"
+                what = f"it is saturated: {flat[key]:.0%} of its {what}"
+                yield Cause("saturated", self._network.name(f), what, _SMALLER, self._is_fatal(f))
 
     def _largest_gradient(self, sights: Sequence[Sight], keys: Sequence[int]) -> float:
         """The largest magnitude; infinite where something is not finite."""
@@ -87,11 +86,9 @@ class Ends:
 
     def _nothing_to_learn(self, f: Any) -> bool:
         """Whether what a function contributes to the loss is 0: a margin is kept, no label counts."""
-        reached: Set[int] = set()
-        for g in self._network.behind(map(hash, f.outputs)):
-            if not reached and any(v.size == 1 for v in g.outputs):
-                return all(not self._largest(v) for v in g.outputs if v.size == 1)
-        return False
+        behind = (v for g in self._network.behind(map(hash, f.outputs)) for v in g.outputs if v.size == 1)
+        first = next(behind, None)
+        return first is not None and not self._largest(first)
 
     def _is_fatal(self, f: Any) -> bool:
         """Whether no layer that `f` depends on gets a gradient by another way, and may mend it."""
@@ -113,7 +110,8 @@ class Ends:
                 waiting += [v.parent for v in f.inputs if v.parent is not None and v.need_grad]
         return found
 
-    def _told(self, f: Any, node: Any) -> _Told:
+    def _told(self, f: Any, node: Any) -> Tuple[str, str, str]:
+        """The kind, what is wrong, and a remedy."""
         kind, args, name = node.type_name, node.args, self._network.called
         zeros = [v for v in f.inputs if not self._largest(v)]
         if kind in _RECTIFIERS and not any(map(self._largest, f.outputs)):
@@ -128,18 +126,17 @@ class Ends:
             what = f"it multiplies the gradient, which is {arriving:.1g}, by {args['val']:g}, which gives 0"
             what += factors_in_words(self._network, list(self._network.behind(map(hash, f.outputs))))
             return "small_factors", what, "take factors out; a solver takes them into the learning rate"
-        if is_matrix_product(kind) and node.leaves and zeros:
-            parameters = [v for v in zeros if hash(v) in self._network.names and v.ndim > 1]
-            if parameters:
-                what = f"its weights are all 0 and get no gradient ({name(parameters[0])})"
-                return "zero_weights", what, "initialise them randomly"
+        weights = [v for v in zeros if hash(v) in self._network.names and v.ndim > 1]
+        if is_matrix_product(kind) and node.leaves and weights:
+            what = f"its weights are all 0 and get no gradient ({name(weights[0])})"
+            return "zero_weights", what, "initialise them randomly"
         if (kind in _PRODUCTS or is_matrix_product(kind)) and zeros:
             return "zero_factor", f"it multiplies by {name(zeros[0])}, which is all 0", "check why that is 0"
         if kind in ("Softmax", "LogSoftmax") and f.inputs[0].shape[args["axis"]] == 1:
             what = "it runs over an axis of size 1, so that all its outputs are the same"
             return "constant_softmax", what, "choose the axis of the places that it weighs"
         if kind in _NORMALIZATIONS:
-            gammas = [v for v in zeros if self._network.called(v).endswith("gamma")]
+            gammas = [v for v in zeros if name(v).endswith("gamma")]
             if gammas:
                 return "zero_factor", f"it multiplies by {name(gammas[0])}, which is all 0", "start it from 1"
             what = "it passes no gradient: what it normalises together is constant, or one number"
@@ -154,12 +151,9 @@ class Ends:
             "MaximumScalar",
         ):
             what = "it is saturated: all of its outputs are where its derivative is 0"
-            return "saturated", what, "make what it reads smaller, by a normalization or a factor before it"
-        return (
-            "no_gradient",
-            "it passes no gradient on",
-            "check whether it masks everything or has no derivative",
-        )
+            return "saturated", what, _SMALLER
+        what, remedy = "it passes no gradient on", "check whether it masks everything or has no derivative"
+        return "no_gradient", what, remedy
 
 
 def ends_as_stored(network: Network, stored: Ends, ended: Mapping[int, Cause]) -> Iterator[Cause]:

@@ -39,7 +39,6 @@ _NAMED = 4
 _SOFTMAX: FrozenSet[str] = frozenset({"Softmax", "LogSoftmax"})
 # Which input must not be 0.
 _NOT_ZERO: Dict[str, int] = {"Log": 0, "PowScalar": 0, "Pow2": 0, "Div2": 1, "RDivScalar": 0}
-_INDEXED: FrozenSet[str] = frozenset({"Embed", "OneHot"})
 _DIVISIONS: FrozenSet[str] = frozenset({"Div2", "RDivScalar"})
 
 
@@ -128,21 +127,25 @@ class Finiteness:
     """Looks for what is not finite in one batch, in fp32; or as stored, where nothing is in fp32."""
 
     def __init__(self, network: Network, in_fp32: Sight, as_stored: Optional[Sight] = None) -> None:
-        self._network, self._in_fp32, self._as_stored = network, in_fp32, as_stored
+        self._network, self._in_fp32 = network, in_fp32
         self._sight = in_fp32 if as_stored is None else as_stored
+        self._is_stored = as_stored is not None
+        self._also = "" if self._is_stored else ", in fp32 too"
 
     def cause(self) -> Optional[Cause]:
         """The first function in forward order that is to blame for a loss or a gradient, if there is one."""
-        roots = [v for v in self._network.plan.roots if hash(v) in self._sight.not_finite]
+        roots = self._bad(self._network.plan.roots)
         return self._origin(roots) if roots else self._in_backward() or self._labels()
+
+    def _bad(self, variables: Iterable[nn.Variable]) -> List[nn.Variable]:
+        return [v for v in variables if hash(v) in self._sight.not_finite]
 
     def _labels(self) -> Optional[Cause]:
         """NaNs that a function takes for labels or indices, which harm nothing that can be seen."""
-        for v in self._network.plan.all_leaves.values():
-            held = self._sight.not_finite.get(hash(v))
-            for f in self._network.readers[hash(v)] if held and held.nans else ():
-                kind = f.info.type_name
-                if kind.endswith("CrossEntropy") or kind in _INDEXED:
+        for v in self._bad(self._network.plan.all_leaves.values()):
+            held = self._sight.not_finite[hash(v)]
+            for f in self._network.readers[hash(v)] if held.nans else ():
+                if f.info.type_name.endswith(("CrossEntropy", "Embed", "OneHot")):
                     what = f"it takes {self._network.called(v)} for numbers of classes, which holds {held}"
                     return Cause("data_not_finite", self._network.name(f), what, "clean the data", False)
         return None
@@ -157,20 +160,16 @@ class Finiteness:
             if broken and arriving and all(s.finite for s in arriving):
                 f = network.function(key)
                 # Where others read it as well, the gradient may be theirs.
-                own = any(len(network.readers[k]) == 1 for k in broken)
-                bad = [v for v in f.inputs if hash(v) in self._sight.not_finite]
-                found.append((not own, not (bad or self._reads(f)), f))
+                shared = all(len(network.readers[k]) > 1 for k in broken)
+                found.append((shared, not (self._bad(f.inputs) or self._reads(f)), f))
         if not found:
             return None
         f = min(found, key=lambda one: one[:2])[2]
-        bad = [v for v in (*f.inputs, *f.outputs) if hash(v) in self._sight.not_finite]
+        bad = self._bad((*f.inputs, *f.outputs))
         if bad:
             return self._origin(bad)
-        what = f"its gradient is not finite{self._reads(f)}{self._also()}"
+        what = f"its gradient is not finite{self._reads(f)}{self._also}"
         return Cause("backward_not_finite", network.name(f), what, _remedy(f))
-
-    def _also(self) -> str:
-        return ", in fp32 too" if self._as_stored is None else ""
 
     def _origin(self, variables: List[nn.Variable]) -> Cause:
         """Go back from what is not finite to what is computed from finite numbers."""
@@ -187,19 +186,19 @@ class Finiteness:
                 f = network.readers[hash(v)][0] if v.parent is None else v.parent
                 found.append((network.number[hash(f)], f, v))
         _, f, v = min(found, key=lambda one: one[0])
-        if v.parent is None:
-            others = sum(w.parent is None for _, _, w in found) - 1
-            return self._leaf(
-                f, v, f" ({others} other inputs or parameters are not finite either)" * (others > 0)
-            )
-        return self._computed(f, v)
+        if v.parent is not None:
+            return self._computed(f, v)
+        others = sum(w.parent is None for _, _, w in found) - 1
+        return self._leaf(
+            f, v, f" ({others} other inputs or parameters are not finite either)" * (others > 0)
+        )
 
     def _to_blame(self, v: nn.Variable) -> List[nn.Variable]:
         """Which of the inputs that a variable is computed from account for what is not finite in it."""
         held = self._sight.not_finite
         if v.parent is None:
             return []
-        bad = [w for w in v.parent.inputs if hash(w) in held]
+        bad = self._bad(v.parent.inputs)
         nans = [w for w in bad if held[hash(w)].nans]
         if not held[hash(v)].nans:
             return [w for w in bad if w not in nans] or bad
@@ -210,16 +209,14 @@ class Finiteness:
 
     def _leaf(self, f: Any, v: nn.Variable, others: str) -> Cause:
         network, name = self._network, self._network.name(f)
-        called = network.called(v)
-        if self._as_stored is not None:
-            what = f"it reads {called}, which reaches {self._amax(v):.3g}, beyond {_end(network.format(v))}"
+        called, held = network.called(v), self._sight.not_finite[hash(v)]
+        if self._is_stored:
+            what = f"it reads {called}, which reaches {self._beyond(v)}"
             return Cause("beyond_format", name, what, "bring it into range, or use a wider format")
-        held = self._sight.not_finite[hash(v)]
         if not (held.nans or held.positive):
             # A mask: whoever makes NaN of it.
             for g in network.plan.functions:
-                nans = [w for w in g.outputs if (own := self._sight.not_finite.get(hash(w))) and own.nans]
-                if nans:
+                if any(self._sight.not_finite[hash(w)].nans for w in self._bad(g.outputs)):
                     what = f"it makes NaN of the minus infinities that {called} holds"
                     what += ": 0 times infinity is NaN" * (g.info.type_name == "Mul2")
                     return Cause(
@@ -231,55 +228,53 @@ class Finiteness:
         return Cause("data_not_finite", name, what, "clean the data, or leave such samples out")
 
     def _computed(self, f: Any, v: nn.Variable) -> Cause:
-        network, name, held = self._network, self._network.name(f), self._sight.not_finite[hash(v)]
-        bad = [w for w in f.inputs if hash(w) in self._sight.not_finite]
+        network, name, bad = self._network, self._network.name(f), self._bad(f.inputs)
         if bad:
-            what = f"it reads rows of minus infinity alone from {network.called(bad[0])}{self._also()}"
-            masks = (w for g in network.before(f) for w in g.inputs if w.parent is None)
-            for mask in masks if self._as_stored is not None else ():
-                if self._amax(mask) > network.format(mask).max:
-                    what += f", as {network.called(mask)} reaches {self._amax(mask):.3g}"
-                    what += f", beyond {_end(network.format(mask))}"
-                    break
+            what = f"it reads rows of minus infinity alone from {network.called(bad[0])}{self._also}"
+            leaves = [w for g in network.before(f) for w in g.inputs if w.parent is None and self._is_stored]
+            for mask in [w for w in leaves if self._amax(w) > network.format(w).max][:1]:
+                what += f", as {network.called(mask)} reaches {self._beyond(mask)}"
             remedy = "a mask must leave one place per row open, and mask with a number that the format holds"
             return Cause("closed_row", name, what, remedy)
-        if self._as_stored is not None and self._amax(v) > network.format(v).max:
-            what = f"it computes numbers up to {self._amax(v):.3g}, beyond {_end(network.format(v))}"
-            told = what + self._reads(f) + self._grown(f)
-            return Cause("overflow", name, told, _remedy(f, too_large=True))
-        what = f"it computes {held} from finite numbers{self._reads(f)}{self._also()}{self._grown(f)}"
+        if self._is_stored and self._amax(v) > network.format(v).max:
+            what = f"it computes numbers up to {self._beyond(v)}{self._reads(f)}{self._grown(f)}"
+            return Cause("overflow", name, what, _remedy(f, too_large=True))
+        held = self._sight.not_finite[hash(v)]
+        what = f"it computes {held} from finite numbers{self._reads(f)}{self._also}{self._grown(f)}"
         return Cause("not_finite", name, what, _remedy(f))
 
     def _amax(self, v: nn.Variable) -> float:
         seen = self._in_fp32.data.get(hash(v))
         return 0.0 if seen is None else FLOAT32.max if seen.nonfinite else seen.abs_max
 
+    def _beyond(self, v: nn.Variable) -> str:
+        stored = self._network.format(v)
+        return f"{self._amax(v):.3g}, beyond {stored.name}, which ends at {stored.max:g}"
+
     def _reads(self, f: Any) -> str:
         """What it reads that explains it."""
-        kind, args, data = f.info.type_name, f.info.args, self._sight.data
-        index = _NOT_ZERO.get(kind)
+        kind, args, network = f.info.type_name, f.info.args, self._network
+        power = args["val"] if kind == "PowScalar" else 0.5
         # A square of 0 is nothing to worry about.
-        if index is not None and not (kind == "PowScalar" and args["val"] >= 1.0):
-            v = f.inputs[index]
+        if kind in _NOT_ZERO and power < 1.0:
+            v = f.inputs[_NOT_ZERO[kind]]
             negative = self._sight.negatives.get(hash(f), 0)
-            if negative and not (kind == "PowScalar" and args["val"] == int(args["val"])):
+            if negative and power != int(power):
                 return f", as it reads {negative} number{'s' * (negative > 1)} below 0"
-            seen, before = data.get(hash(v)), self._in_fp32.data.get(hash(v))
-            zeros = 0 if seen is None else seen.zeros
-            if zeros:
+            now, before = (one.data.get(hash(v)) for one in (self._sight, self._in_fp32))
+            if now is not None and now.zeros:
                 verb = "divides by" if kind in _DIVISIONS else "reads"
-                if self._as_stored is None or before is None or before.zeros >= zeros:
-                    return f", as it {verb} {zeros} zero{'s' * (zeros > 1)}"
-                stored = self._network.format(v)
-                more = zeros - before.zeros
+                more = 0 if before is None else now.zeros - before.zeros
+                if more <= 0:
+                    return f", as it {verb} {now.zeros} zero{'s' * (now.zeros > 1)}"
                 number = "1 number that becomes" if more == 1 else f"{more} numbers that become"
-                told = f", as it {verb} {number} 0 in {stored.name}"
-                return told + _lost_constant(self._network, v, stored)
-        sizes = [(self._amax(v), v) for v in f.inputs if hash(v) not in self._network.names]
+                stored = network.format(v)
+                return f", as it {verb} {number} 0 in {stored.name}{_lost_constant(network, v, stored)}"
+        sizes = [(self._amax(v), v) for v in f.inputs if hash(v) not in network.names]
         if not sizes:
             return ""
         size, v = max(sizes, key=lambda one: one[0])
-        what = f" from {self._network.called(v)}" if v.parent is None else ""
+        what = f" from {network.called(v)}" if v.parent is None else ""
         if kind == "Sum":
             return f", as it adds up {v.size // max(f.outputs[0].size, 1)} numbers of up to {size:.3g}{what}"
         factor = f", and multiplies by {args['val']:g}" if kind == "MulScalar" else ""
@@ -287,94 +282,83 @@ class Finiteness:
 
     def _grown(self, f: Any) -> str:
         """Which weight, or recurrence, has made numbers grow on their way to `f`."""
-        names, chain, leaf = self._network.names, [], 0.0
-        while True:
-            chain.append((max(map(self._amax, f.outputs)), f))
-            known = [(self._amax(v), v) for v in f.inputs if hash(v) not in names]
-            size, v = max(known, key=lambda one: one[0], default=(0.0, None))
-            if v is None or v.parent is None:
-                leaf = size
-                break
-            f = v.parent
-        chain.reverse()
-        sizes = [leaf, *(size for size, _ in chain)]
-        start = min(range(len(chain)), key=lambda i: sizes[i] or math.inf)
+        names = self._network.names
+        # Functions, what they read, and what they compute.
+        steps: List[Tuple[Any, float, float]] = []
+        while f is not None:
+            known = [v for v in f.inputs if hash(v) not in names]
+            read = max(known, key=self._amax, default=None)
+            size = 0.0 if read is None else self._amax(read)
+            steps.insert(0, (f, size, max(map(self._amax, f.outputs))))
+            f = None if read is None else read.parent
+        start = min(range(len(steps)), key=lambda i: steps[i][1] or math.inf)
         uses: Dict[str, List[float]] = {}
         first = ""
-        for (size, g), before in list(zip(chain, sizes))[start:]:
+        for g, before, size in steps[start:]:
             weight = next((names[hash(v)] for v in g.inputs if hash(v) in names and v.ndim > 1), "")
-            if weight and before and size > before:
+            if weight and size > before > 0.0:
                 first = first or self._network.name(g)
                 uses.setdefault(weight, []).append(math.log(size / before))
         total = sum(map(sum, uses.values()))
         if total < math.log(_GROWN):
             return ""
         weight, grown = max(uses.items(), key=lambda one: sum(one[1]))
-        times = math.exp(sum(grown) / len(grown))
         if sum(grown) < total / 2.0:
             return f"; numbers grow from layer to layer, {math.exp(total):.2g} times from {first} on"
+        makes = f"makes numbers {math.exp(sum(grown) / len(grown)):.2g} times larger"
         if len(grown) == 1:
-            return f"; the weight {weight} makes numbers {times:.2g} times larger"
-        each = f"makes numbers {times:.2g} times larger each time"
-        return f"; the weight {weight} is applied {len(grown)} times, and {each}"
+            return f"; the weight {weight} {makes}"
+        return f"; the weight {weight} is applied {len(grown)} times, and {makes} each time"
 
     def changed(self, damaged: Sequence[str]) -> Optional[Cause]:
         """Where forward as stored begins to differ from fp32, if that reaches a loss or a damaged layer."""
-        sight, network = self._sight, self._network
+        deviation, network = self._sight.deviation, self._network
         leads: Set[int] = set()
-        origins: List[Tuple[int, Any, nn.Variable]] = []
+        origins: List[Tuple[Any, nn.Variable]] = []
         for f in reversed(network.plan.functions):
             single = (v for v in f.outputs if v.size == 1)
-            leads.update(hash(v) for v in single if sight.deviation(hash(v)).error > _LOSS_DEVIATES)
+            leads.update(hash(v) for v in single if deviation(hash(v)).error > _LOSS_DEVIATES)
             changed = not leads.isdisjoint(map(hash, f.outputs))
             if not (changed or network.name(f) in damaged):
                 continue
-            before = [v for v in f.inputs if not sight.deviation(hash(v)).error < _DEVIATES]
+            before = [v for v in f.inputs if not deviation(hash(v)).error < _DEVIATES]
             leads.update(map(hash, before))
-            number = network.number[hash(f)]
-            origins += [(number, f, v) for v in before if v.parent is None]
-            error = max(sight.deviation(hash(v)).error for v in f.outputs)
+            origins += [(f, v) for v in before if v.parent is None]
+            error = max(deviation(hash(v)).error for v in f.outputs)
             # What adds up from function to function begins nowhere.
-            jumps = all(2.0 * sight.deviation(hash(v)).error < error for v in f.inputs)
+            jumps = all(2.0 * deviation(hash(v)).error < error for v in f.inputs)
             if changed and jumps and not (before or error < _DEVIATES):
-                origins.append((number, f, f.outputs[0]))
+                origins.append((f, f.outputs[0]))
         if not origins:
             return None
-        _, f, v = min(origins, key=lambda one: one[0])
-        deviation, stored = sight.deviation(hash(v)), network.format(v)
-        subject = "it computes numbers" if v.parent is not None else f"it reads {network.called(v)}"
+        return self._begins(*min(origins, key=lambda one: network.number[hash(one[0])]))
+
+    def _begins(self, f: Any, v: nn.Variable) -> Cause:
+        """What is different in a variable that `f` computes, or reads from a leaf."""
+        network, name = self._network, self._network.name(f)
+        own, deviation, stored = v.parent is not None, self._sight.deviation(hash(v)), network.format(v)
+        subject = "it computes numbers" if own else f"it reads {network.called(v)}"
         if self._amax(v) > stored.max:
-            what = f"{subject} up to {self._amax(v):.3g}, beyond {_end(stored)}"
-            grown = self._grown(f) if v.parent is not None else ""
-            return Cause("overflow", network.name(f), what + grown, _remedy(f, too_large=True))
-        if v.parent is not None and self._cancels(f, v, stored):
-            what = (
-                f"it computes the difference of numbers up to {self._largest_read(f):.3g}, which is so small "
-            )
+            what = f"{subject} up to {self._beyond(v)}{self._grown(f) if own else ''}"
+            return Cause("overflow", name, what, _remedy(f, too_large=True))
+        largest = max(map(self._amax, f.inputs), default=0.0)
+        # Rounding errors of what it reads are of the size of what it computes.
+        size = math.sqrt(self._in_fp32.data[hash(v)].mean_square)
+        cancels = math.ldexp(largest, -stored.mantissa_bits) > _LOST * size
+        if own and cancels and f.info.type_name in ("Add2", "Sub2", "AddScalar", "RSubScalar"):
+            what = f"it computes the difference of numbers up to {largest:.3g}, which is so small "
             what += f"beside them that {stored.name} holds it with an error of {deviation.error:.0%}"
             remedy = "take the difference before numbers become large (subtract the mean first), or in fp32"
-            return Cause("precision", network.name(f), what, remedy)
+            return Cause("precision", name, what, remedy)
         if deviation.lost > _LOST:
-            which = "of which " if v.parent is not None else "of whose numbers "
-            what = f"{subject}, {which}{deviation.lost:.0%} become 0 in {stored.name}"
-            what += f", whose smallest is {stored.smallest_subnormal:.1g}"
+            what = f"{subject}, {'of which' if own else 'of whose numbers'} {deviation.lost:.0%} become 0 in "
+            what += f"{stored.name}, whose smallest is {stored.smallest_subnormal:.1g}"
             what += factors_in_words(network, list(network.before(f)))
             remedy = "bring them into range: divide later, or multiply the mean rather than the elements"
-            return Cause("underflow", network.name(f), what, remedy)
-        reads = self._reads(f) if v.parent is not None else ""
-        what = f"{subject} that come out with an error of {deviation.error:.0%} in {stored.name}{reads}"
-        remedy = "use a format with more bits there"
-        return Cause("precision", network.name(f), what, remedy)
-
-    def _largest_read(self, f: Any) -> float:
-        return max((self._amax(v) for v in f.inputs), default=0.0)
-
-    def _cancels(self, f: Any, v: nn.Variable, stored: Format) -> bool:
-        """Whether rounding errors of what a function reads are of the size of what it computes."""
-        if f.info.type_name not in ("Add2", "Sub2", "AddScalar", "RSubScalar"):
-            return False
-        spacing = math.ldexp(self._largest_read(f), -stored.mantissa_bits)
-        return spacing > _LOST * math.sqrt(self._in_fp32.data[hash(v)].mean_square)
+            return Cause("underflow", name, what, remedy)
+        what = f"{subject} that come out with an error of {deviation.error:.0%} in {stored.name}"
+        what += self._reads(f) if own else ""
+        return Cause("precision", name, what, "use a format with more bits there")
 
 
 def listed(names: Sequence[str]) -> str:
@@ -409,10 +393,6 @@ def _is_exponential(f: Any) -> bool:
     while f is not None and f.info.type_name in ("Sum", "Broadcast", "BroadcastTo", "Reshape"):
         f = f.inputs[0].parent
     return f is not None and f.info.type_name in ("Exp", "Sigmoid", "Softmax")
-
-
-def _end(stored: Format) -> str:
-    return f"{stored.name}, which ends at {stored.max:g}"
 
 
 def _remedy(f: Any, *, too_large: bool = False) -> str:

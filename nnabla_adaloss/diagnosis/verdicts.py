@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import List, Mapping, NamedTuple, Optional, Sequence
+from typing import Mapping, NamedTuple, Optional, Sequence
 
 from ..core.formats import Format
 from ..core.scale_history import HistoryPolicy
@@ -121,6 +121,14 @@ class Verdict(NamedTuple):
     formats: Mapping[str, Optional[Way]]
 
 
+_IN_WORDS = {
+    Way.NONE: "without scaling",
+    Way.CONSTANT: "with a scale of 65536",
+    Way.ONE: "with one measured scale",
+    Way.ADAPTIVE: "with AdaptiveLossScalingUpdater",
+}
+
+
 def judge(network: NetworkNumbers) -> Verdict:
     """The verdicts on a network and on each of its layers."""
     causes = sorted(network.causes, key=lambda cause: not cause.fatal)
@@ -164,11 +172,8 @@ def _least(layers: Mapping[str, Mapping[Way, Kept]]) -> Optional[Way]:
 
 def _helps(layer: LayerNumbers) -> bool:
     """Whether some way keeps more of a gradient than none does."""
-    none = layer.kept[Way.NONE]
-    return any(
-        _WORSE * kept.error < none.error or kept.underflow <= _LOST < none.underflow
-        for kept in layer.kept.values()
-    )
+    none, ways = layer.kept[Way.NONE], layer.kept.values()
+    return any(_WORSE * k.error < none.error or k.underflow <= _LOST < none.underflow for k in ways)
 
 
 def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]) -> LayerVerdict:
@@ -197,17 +202,15 @@ def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]
 def _lost(layer: LayerNumbers, way: Way) -> str:
     """How much a layer loses, to what, and where that begins."""
     kept, begins, which = layer.kept[way], layer.begins.get(way, ""), layer.losing.get(way, "")
-    where = f" from {begins} on" if begins else ""
-    of, within = (f" of {which}", f" in {which}") if which else ("", "")
-    if kept.overflow:
-        return f"loses {_percent(kept.overflow)}%{of} to overflow{where}"
-    if kept.underflow > _LOST:
-        return f"loses {_percent(kept.underflow)}%{of} to underflow{where}"
+    if kept.overflow or kept.underflow > _LOST:
+        share, to = (kept.overflow, "overflow") if kept.overflow else (kept.underflow, "underflow")
+        of, where = f" of {which}" * bool(which), f" from {begins} on" * bool(begins)
+        return f"loses {_percent(share)}%{of} to {to}{where}"
+    within = f" in {which}" * bool(which)
     if math.isinf(kept.error):
         return f"gets NaN{within}"
-    coarse = f"{layer.stored.name} is coarse"
-    if kept.error > _WORSE * min(own.error for own in layer.kept.values()):
-        coarse += " for numbers so small"
+    small = kept.error > _WORSE * min(own.error for own in layer.kept.values())
+    coarse = f"{layer.stored.name} is coarse{' for numbers so small' * small}"
     return f"has an error of {_percent(kept.error)}%{within}, as {coarse}"
 
 
@@ -222,30 +225,25 @@ def _network(
     spoilt = [name for cause in network.causes for name in cause.spoils]
     known = [(n, v) for n, v in zip(network.layers, layers) if needs is None or n.name not in spoilt]
     failing = {way: [n for n, v in known if way not in v.serves] for way in Way}
-    all_layers = f"all layers but {', '.join(spoilt[:3])}" if spoilt else "all layers"
+    all_layers = "all layers" + f" but {', '.join(spoilt[:3])}" * bool(spoilt)
 
     def fails(way: Way) -> str:
         found = failing[way]
         if not found:
             return "nothing is lost"
         worst = max(found, key=lambda n: (n.kept[way].overflow, n.kept[way].underflow, n.kept[way].error))
-        others = f" (and {_layers(len(found) - 1)})" if found[1:] else ""
+        others = f" (and {len(found) - 1} more layer{'s' * (len(found) > 2)})" if found[1:] else ""
         return f"{worst.name} {_lost(worst, way)}{others}"
 
     if needs is None:
-        others = [f"{name} {_in_words(way)}" for name, way in formats.items() if way is not None]
-        instead = f"Use {others[0]}." if others else "Use more bits."
-        coarse = all(
-            not n.kept[Way.ADAPTIVE].overflow and n.kept[Way.ADAPTIVE].underflow <= _LOST
-            for n in failing[Way.ADAPTIVE]
-        )
-        what = f"No scaling keeps all gradients in {storage}"
-        if coarse:
-            helped = [n for n in failing[Way.NONE] if _helps(n)]
+        others = [f"{name} {_IN_WORDS[way]}" for name, way in formats.items() if way is not None]
+        what, helped = f"No scaling keeps all gradients in {storage}", list(filter(_helps, failing[Way.NONE]))
+        left = [n.kept[Way.ADAPTIVE] for n in failing[Way.ADAPTIVE]]
+        if not any(kept.overflow or kept.underflow > _LOST for kept in left):
             what = "Scaling does not help"
             if helped:
                 what = f"Scaling helps {len(helped)} of {len(known)} layers, but not enough"
-        return f"{what}: {fails(Way.ADAPTIVE)}. {instead}"
+        return f"{what}: {fails(Way.ADAPTIVE)}. Use {others[0] if others else 'more bits'}."
     if needs is Way.NONE:
         line = f"{storage} needs no scaling here" + f" for {all_layers}" * bool(spoilt)
         full = [n for n, _ in known if n.kept[Way.CONSTANT].overflow]
@@ -263,34 +261,19 @@ def _network(
             f"{_apart(layers)}: use AdaptiveLossScalingUpdater at its defaults. Without, {fails(Way.NONE)}; "
             f"with one measured scale, {fails(Way.ONE)}."
         )
-    coarsest = max((n for n, _ in known), key=lambda n: n.kept[needs].error)
-    if coarsest.kept[needs].error >= _COARSE:
-        error = coarsest.kept[needs].error
-        line += f" In any case {coarsest.name} has an error of {error:.0%}: {storage} is coarse."
+    error, coarsest = max((n.kept[needs].error, n.name) for n, _ in known)
+    if error >= _COARSE:
+        line += f" In any case {coarsest} has an error of {error:.0%}: {storage} is coarse."
     return line
-
-
-def _in_words(way: Way) -> str:
-    return {
-        Way.NONE: "without scaling",
-        Way.CONSTANT: "with a scale of 65536",
-        Way.ONE: "with one measured scale",
-        Way.ADAPTIVE: "with AdaptiveLossScalingUpdater",
-    }[way]
-
-
-def _layers(number: int) -> str:
-    return f"{number} more layer{'s' * (number > 1)}"
 
 
 def _apart(layers: Sequence[LayerVerdict]) -> str:
     """Two layers that one scale cannot serve together."""
-    known: List[LayerVerdict] = [layer for layer in layers if layer.right_scale]
-    short = [layer for layer in known if Way.ONE not in layer.serves] or known
-    a = max(short, key=lambda layer: layer.right_scale or 0.0)
-    b = min(known, key=lambda layer: layer.right_scale or 0.0)
-    if a is b or not (a.right_scale and b.right_scale):
+    known = [(layer.right_scale, layer) for layer in layers if layer.right_scale]
+    short = [one for one in known if Way.ONE not in one[1].serves] or known
+    high, a = max(short, key=lambda one: one[0])
+    low, b = min(known, key=lambda one: one[0])
+    if a is b:
         return f"No single scale works for layer {a.name}"
-    first, second = (a, b) if known.index(a) < known.index(b) else (b, a)
-    apart = power(a.right_scale / b.right_scale)
-    return f"Layers {first.name} and {second.name} need scales {apart} apart"
+    first, second = sorted((a, b), key=layers.index)
+    return f"Layers {first.name} and {second.name} need scales {power(high / low)} apart"
