@@ -150,7 +150,8 @@ def _patterns_of(name: str, repeated: AbstractSet[str]) -> Sequence[str]:
 def advise(network: Examined, candidates: Sequence[Candidate]) -> PrecisionAdvice:
     """The fewest bits for each layer; the network is as before afterwards."""
     with network.preserved():
-        for v, f in network.unfed[:1]:
+        if network.unfed is not None:
+            v, f = network.unfed
             reader = network.plan.labels[hash(f)]
             raise ValueError(f"nobody has filled {input_name(v)}, which {reader} reads: give a feeder")
         return _Trials(network).advise(candidates)

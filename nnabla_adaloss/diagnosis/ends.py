@@ -22,6 +22,9 @@ _SMALLER = "make what it reads smaller, by a normalization or a factor before it
 # They stop the gradient on purpose.
 _STOPS: FrozenSet[str] = frozenset({"Unlink", "Sink"})
 _RECTIFIERS: FrozenSet[str] = frozenset({"ReLU", "ReLU6", "CReLU"})
+_SATURATES: FrozenSet[str] = frozenset(
+    {"Sigmoid", "Tanh", "Softmax", "HardTanh", "HardSigmoid", "MinimumScalar", "MaximumScalar"}
+)
 _PRODUCTS: FrozenSet[str] = frozenset({"Mul2", "Div2"})
 _NORMALIZATIONS: FrozenSet[str] = frozenset(
     f"{kind}Normalization" for kind in ("Batch", "FusedBatch", "SyncBatch", "Layer", "Instance", "Group")
@@ -141,15 +144,7 @@ class Ends:
                 return "zero_factor", f"it multiplies by {name(gammas[0])}, which is all 0", "start it from 1"
             what = "it passes no gradient: what it normalises together is constant, or one number"
             return "constant_input", what, "check what it reads; feed larger batches or maps"
-        if kind in (
-            "Sigmoid",
-            "Tanh",
-            "Softmax",
-            "HardTanh",
-            "HardSigmoid",
-            "MinimumScalar",
-            "MaximumScalar",
-        ):
+        if kind in _SATURATES:
             what = "it is saturated: all of its outputs are where its derivative is 0"
             return "saturated", what, _SMALLER
         what, remedy = "it passes no gradient on", "check whether it masks everything or has no derivative"
@@ -198,7 +193,8 @@ class Reach:
             if nothing and self._plan.positions.keys().isdisjoint(missed.values()):
                 remedy = "the graph has other parameters: give the solver those that it was built with"
             what += self._cut({*missed.values()})
-            yield Cause("untrained", _layer(next(iter(missed))), what, remedy, nothing)
+            first = next(iter(missed))
+            yield Cause("untrained", first.rpartition("/")[0] or first, what, remedy, nothing)
 
     def note(self) -> str:
         """Says which parameters are in no solver, or of a loss alone, get no gradient: maybe on purpose."""
@@ -291,7 +287,3 @@ class Reach:
             if any(hash(v) not in self._plan.names for v in stray):
                 return f"; the gradient stops at an input of {self._network.name(f)}, which is unlinked"
         return ""
-
-
-def _layer(parameter: str) -> str:
-    return parameter.rpartition("/")[0] or parameter

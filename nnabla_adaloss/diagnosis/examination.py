@@ -297,7 +297,7 @@ class _Examination:
         noise: Set[int] = set()
         layers: List[LayerNumbers] = []
         try:
-            causes = [_unfed(self._network, *unfed[0])] if unfed else self._observe()
+            causes = [_unfed(self._network, *unfed)] if unfed else self._observe()
             if not causes:
                 tried, noise = self._compare()
                 layers = [self._numbers(tried[self._storage], layer, noise) for layer in self._layers]

@@ -44,7 +44,8 @@ def analyse(place: str, storage: PrecisionName, batches: int, page: Optional[str
             diagnosis.write_html(page)
     # Whatever a network or a feeder of the user's raises, also where it ends the program.
     except (Exception, SystemExit) as error:
-        told = str(error) if isinstance(error, ProgramError) else f"{place}: {_told(error, place)}"
+        own = isinstance(error, ProgramError)
+        told = str(error) if own else f"{place}: {_told(error, place.rpartition(':')[0])}"
         print(f"error: {' '.join(told.split())}", file=sys.stderr)
         return 2
     print(json.dumps(diagnosis.as_dict(), indent=2, allow_nan=False) if as_json else diagnosis)
@@ -77,13 +78,23 @@ def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
     if needed:
         raise ProgramError(
-            f"{file}:{name} needs arguments ({', '.join(needed)}): write a function without any that calls it"
+            f"{place} needs arguments ({', '.join(needed)}): write a function without any that calls it"
         )
     try:
         returned = function()
     except (Exception, SystemExit) as error:
-        raise ProgramError(f"{file}:{name} raised {_told(error, place)}") from error
-    return _program(returned, f"{file}:{name}")
+        raise ProgramError(f"{place} raised {_told(error, file)}") from error
+    loss, feeder, *_ = returned if isinstance(returned, tuple) and returned[1:] else (returned, None)
+    told = f"returned a {type(loss).__name__}"
+    if isinstance(returned, tuple) and len(returned) != 2:
+        told = f"returned a tuple of {len(returned)}"
+    elif feeder is not None and not callable(feeder):
+        told = f"returned a feeder that is a {type(feeder).__name__}, not a function without arguments"
+    elif loss is None:
+        told = "returned nothing (a return is missing?)"
+    elif isinstance(loss, (nn.Variable, LossWrapper)) or hasattr(loss, "data_feeder"):
+        return loss, feeder
+    raise ProgramError(f"{place} {told}: return the loss Variable, or (loss, feeder)")
 
 
 def _run(path: Path) -> ModuleType:
@@ -102,29 +113,10 @@ def _run(path: Path) -> ModuleType:
     return module
 
 
-def _program(returned: Any, place: str) -> Tuple[Any, Optional[Feeder]]:
-    loss, feeder = returned, None
-    if isinstance(returned, tuple):
-        if len(returned) != 2:
-            raise ProgramError(
-                f"{place} returned a tuple of {len(returned)}: return the loss, or (loss, feeder)"
-            )
-        loss, feeder = returned
-        if feeder is not None and not callable(feeder):
-            raise ProgramError(
-                f"{place} returned a feeder that is a {type(feeder).__name__}: it must be a function without "
-                "arguments that fills the inputs with the next batch"
-            )
-    if not (isinstance(loss, (nn.Variable, LossWrapper)) or hasattr(loss, "data_feeder")):
-        forgot = "nothing (a return is missing?)" if loss is None else f"a {type(loss).__name__}"
-        raise ProgramError(f"{place} returned {forgot}: return the loss Variable, or (loss, feeder)")
-    return loss, feeder
-
-
-def _told(error: BaseException, place: str) -> str:
+def _told(error: BaseException, file: str) -> str:
     """The error, and the last line of the file that led to it."""
-    own = str(Path(place.rpartition(":")[0] or place).resolve())
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == own]
+    frames, own = traceback.extract_tb(error.__traceback__), str(Path(file).resolve())
+    lines = [frame.lineno for frame in frames if frame.filename == own]
     if not lines and isinstance(error, (TypeError, ValueError, OSError)):
         return str(error)  # which says what is wrong, as it is ours
     where = f" (line {lines[-1]})" if lines else ""

@@ -49,8 +49,8 @@ class Examined:
         plan: of the first batch's graph, with the names that the updater has for its functions.
         fed: keys of the leaves that do not hold the same in all batches; with one batch, of all that a feeder
             may fill.
-        unfed: the inputs that nobody has filled, with the function that reads each, if no layer reads
-            anything else; empty otherwise.
+        unfed: an input that nobody has filled, with the function that reads it, if no layer reads anything
+            else; None otherwise.
         note: what else there is to say of the data; empty if there is nothing.
     """
 
@@ -141,58 +141,46 @@ class Examined:
                 self.loss, first = loss, graph.description(names)
                 self._inputs = _may_be_fed(graph, names)
                 own = self._inputs.keys() - _written_by_forward(graph)
-                never = {p for p in own if not _is_written(self._inputs[p].data)}
+                arrays = {p: self._inputs[p].data for p in own}
+                never = {p for p, a in arrays.items() if not (a.zeroing or a.modification_count)}
             elif hash(loss) != hash(self.loss) and graph.description(names) != first:
                 continue
             inputs = _may_be_fed(graph, names)
             self._batches.append({p: np.array(v.data.get_data("r")) for p, v in inputs.items()})
         self.plan = self._plan_of(self.loss)
-        changing = {position for position in self._inputs if self._is_fed(position)}
-        self.fed = {hash(self._inputs[position]) for position in changing}
-        blank = {p for p in own if p in never or not (self._changes(p) or self._is_filled(p))}
-        self.unfed = self._unfed({hash(self._inputs[p]): self._inputs[p] for p in blank})
-        self.note = self._note(changing, [self._inputs[p] for p in sorted(never)])
-
-    def _note(self, changing: Set[int], never: List[nn.Variable]) -> str:
+        changing = {p for p in self._inputs if len(self._batches) == 1 or self._changes(p)}
+        self.fed = {hash(self._inputs[p]) for p in changing}
+        # One element may be 0 on purpose.
+        zero = {p for p, first in self._batches[0].items() if first.size > 1 and not first.any()}
+        blank = {p for p in own if p in never or (p in zero and not self._changes(p))}
+        self.unfed = self._unfed({hash(self._inputs[p]) for p in blank})
         notes = []
         if self._feeder is None or not changing:
             why = "No feeder was given" if self._feeder is None else "The feeder changes no input"
             notes.append(f"{why}: this is about what the inputs hold now.")
-        if never and not self.unfed:
-            notes.append(f"Nobody has filled {' or '.join(map(input_name, never))}.")
-        return " ".join(notes)
+        if never and self.unfed is None:
+            which = " or ".join(input_name(self._inputs[p]) for p in sorted(never))
+            notes.append(f"Nobody has filled {which}.")
+        self.note = " ".join(notes)
 
-    def _unfed(self, blank: Mapping[int, nn.Variable]) -> List[Tuple[nn.Variable, Any]]:
-        # Whether what a function reads comes from data that nobody has filled alone; None: from no data.
-        behind: Dict[int, Optional[bool]] = {}
-        found: Dict[int, Tuple[nn.Variable, Any]] = {}
-        layers: List[bool] = []
+    def _unfed(self, blank: Set[int]) -> Optional[Tuple[nn.Variable, Any]]:
+        leaves = [(v, f) for f in self.plan.functions for v in f.inputs if v.parent is None]
+        filled = {hash(v) for v, _ in leaves} - self.plan.names.keys() - blank
+        # What depends on data that somebody has filled, and on other data; and whether any layer reads it.
+        behind = {True: filled, False: set(blank)}
+        read: Set[bool] = set()
         for f in self.plan.functions:
-            told = [behind.get(hash(v), self._is_blank(v, blank)) for v in f.inputs]
-            known = [one for one in told if one is not None]
-            own = all(known) if known else None
-            behind.update((hash(v), own) for v in f.outputs)
-            for v in f.inputs:
-                if hash(v) in blank:
-                    found.setdefault(hash(v), (v, f))
-            has_weights = any(hash(v) in self.plan.names for v in f.inputs)
-            if own is not None and (has_weights or is_matrix_product(f.info.type_name)):
-                layers.append(own)
-        return list(found.values()) if layers and all(layers) else []
-
-    def _is_blank(self, v: nn.Variable, blank: Mapping[int, nn.Variable]) -> Optional[bool]:
-        return hash(v) in blank if v.parent is None and hash(v) not in self.plan.names else None
-
-    def _is_filled(self, position: int) -> bool:
-        """Whether it holds anything but zeros; one element may be 0 on purpose."""
-        return self._batches[0][position].size == 1 or bool(self._batches[0][position].any())
+            inputs = set(map(hash, f.inputs))
+            is_layer = not inputs.isdisjoint(self.plan.names) or is_matrix_product(f.info.type_name)
+            for is_filled, keys in behind.items():
+                if not keys.isdisjoint(inputs):
+                    keys.update(map(hash, f.outputs))
+                    read.update([is_filled] * is_layer)
+        return next(((v, f) for v, f in leaves if hash(v) in blank), None) if read == {False} else None
 
     def _changes(self, position: int) -> bool:
         first, *others = (batch[position] for batch in self._batches)
         return any(not np.array_equal(first, other, equal_nan=True) for other in others)
-
-    def _is_fed(self, position: int) -> bool:
-        return len(self._batches) == 1 or self._changes(position)
 
 
 def _may_be_fed(graph: GraphPlan, names: Mapping[int, str]) -> Dict[int, nn.Variable]:
@@ -209,10 +197,6 @@ def _written_by_forward(graph: GraphPlan) -> Set[int]:
     described = graph.described
     kinds = zip(described.type_names, described.args, described.inputs.by_function())
     return {p for kind, args, read in kinds for i in written_inputs(kind, args) for p in read[i : i + 1]}
-
-
-def _is_written(array: nn.NdArray) -> bool:
-    return array.zeroing or bool(array.modification_count)
 
 
 def input_name(v: nn.Variable) -> str:
