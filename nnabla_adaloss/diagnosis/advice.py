@@ -232,15 +232,10 @@ class _Trials:
             stored = self._passes.adaptive(partial(network.forward, emulation, index), scaling, index)
             for layer in self._layers:
                 tallies[layer.name].add(layer, stored, reference)
-                for key in self._data[layer.name]:
-                    rounding = emulation.emulated_storage.data.get(key)
-                    if rounding is not None:
-                        known = rounding.statistics.count - rounding.statistics.zeros
-                        data[layer.name].update(
-                            all=known + rounding.underflowed,
-                            underflow=rounding.underflowed,
-                            overflow=rounding.overflowed,
-                        )
+                for key in self._data[layer.name] & emulation.emulated_storage.data.keys():
+                    statistics, underflowed, overflowed = emulation.emulated_storage.data[key]
+                    known = statistics.count - statistics.zeros + underflowed
+                    data[layer.name].update(all=known, underflow=underflowed, overflow=overflowed)
         return {
             name: Harm(tally.kept(), *(data[name][lost] / max(data[name]["all"], 1) for lost in _LOSSES))
             for name, tally in tallies.items()

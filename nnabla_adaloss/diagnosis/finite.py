@@ -317,16 +317,16 @@ class Finiteness:
         origins: List[Tuple[Any, nn.Variable]] = []
         for f in reversed(network.plan.functions):
             single = (v for v in f.outputs if v.size == 1)
-            leads.update(hash(v) for v in single if deviation(hash(v)).error > _LOSS_DEVIATES)
+            leads.update(hash(v) for v in single if deviation(v).error > _LOSS_DEVIATES)
             changed = not leads.isdisjoint(map(hash, f.outputs))
             if not (changed or network.name(f) in damaged):
                 continue
-            before = [v for v in f.inputs if not deviation(hash(v)).error < _DEVIATES]
+            before = [v for v in f.inputs if not deviation(v).error < _DEVIATES]
             leads.update(map(hash, before))
             origins += [(f, v) for v in before if v.parent is None]
-            error = max(deviation(hash(v)).error for v in f.outputs)
+            error = max(deviation(v).error for v in f.outputs)
             # What adds up from function to function begins nowhere.
-            jumps = all(2.0 * deviation(hash(v)).error < error for v in f.inputs)
+            jumps = all(2.0 * deviation(v).error < error for v in f.inputs)
             if changed and jumps and not (before or error < _DEVIATES):
                 origins.append((f, f.outputs[0]))
         if not origins:
@@ -336,7 +336,7 @@ class Finiteness:
     def _begins(self, f: Any, v: nn.Variable) -> Cause:
         """What is different in a variable that `f` computes, or reads from a leaf."""
         network, name = self._network, self._network.name(f)
-        own, deviation, stored = v.parent is not None, self._sight.deviation(hash(v)), network.format(v)
+        own, deviation, stored = v.parent is not None, self._sight.deviation(v), network.format(v)
         subject = "it computes numbers" if own else f"it reads {network.called(v)}"
         if self._amax(v) > stored.max:
             what = f"{subject} up to {self._beyond(v)}{self._grown(f) if own else ''}"

@@ -47,20 +47,18 @@ def as_page(network: NetworkNumbers, verdict: Verdict) -> str:
         what = (
             "Whether each way of scaling trains the loss, and the largest share of a layer's gradient lost."
         )
-        contents.append(
-            section("Formats", what, table("Formats and ways of scaling", _HEAD, _formats(network)))
-        )
         lines = [(layer.name, layer.line) for layer in verdict.layers]
-        meanings = table("What the words mean", ("word", "meaning"), _legend(network), words=True)
-        contents.append(
+        ways = (f"{what}, {way}" for what in ("lost", "error") for way in _ways(network))
+        contents += [
+            section("Formats", what, table("Formats and ways of scaling", _HEAD, _formats(network))),
             section(
                 "Layer by layer",
                 "",
                 table("Verdicts", ("layer", "verdict"), lines, words=True),
-                table("Shares and errors", _head(network), _rows(network, verdict)),
-                meanings,
-            )
-        )
+                table("Shares and errors", ("layer", *ways, "right scale"), _rows(network, verdict)),
+                table("What the words mean", ("word", "meaning"), _legend(network), words=True),
+            ),
+        ]
     title = f"Gradients in {network.storage}, beside fp32"
     return document(title, *contents, section("Not judged", _NOT_JUDGED))
 
@@ -90,27 +88,27 @@ def _facts(network: NetworkNumbers) -> str:
     return f"{batches}; loss {network.stored_loss:.6g} (fp32: {network.loss:.6g})"
 
 
+def _other_causes(verdict: Verdict) -> List[object]:
+    """Causes that the verdict does not mention."""
+    return [cause for cause in verdict.causes if str(cause) not in verdict.line]
+
+
 def _formats(network: NetworkNumbers) -> List[Tuple[str, ...]]:
     return [(name, *(_trains(layers, way) for way in Way)) for name, layers in network.formats.items()]
 
 
 def _trains(layers: Mapping[str, Mapping[Way, Kept]], way: Way) -> str:
     kept = [one[way] for one in layers.values()]
-    trains = "yes" if all(serves(one, way) for one in layers.values()) else "no"
     if any(one.overflow for one in kept):
         return "no, overflows"
     if any(math.isinf(one.error) for one in kept):
         return "no, NaN"
+    trains = "yes" if all(serves(one, way) for one in layers.values()) else "no"
     return f"{trains}, {_share(max((one.underflow for one in kept), default=0.0))}"
 
 
 def _ways(network: NetworkNumbers) -> Tuple[str, ...]:
     return ("none", "65536", f"one {power(network.scales[Way.ONE])}", "adaptive")
-
-
-def _head(network: NetworkNumbers) -> Tuple[str, ...]:
-    ways = (f"{what}, {way}" for what in ("lost", "error") for way in _ways(network))
-    return ("layer", *ways, "right scale")
 
 
 def _rows(network: NetworkNumbers, verdict: Verdict) -> List[Tuple[str, ...]]:
@@ -121,11 +119,6 @@ def _rows(network: NetworkNumbers, verdict: Verdict) -> List[Tuple[str, ...]]:
         scale = "-" if judged.right_scale is None else power(judged.right_scale)
         rows.append((layer.name, *lost, *errors, scale))
     return rows
-
-
-def _other_causes(verdict: Verdict) -> List[object]:
-    """Causes that the verdict does not mention."""
-    return [cause for cause in verdict.causes if str(cause) not in verdict.line]
 
 
 def _legend(network: NetworkNumbers) -> Sequence[Tuple[str, str]]:
@@ -141,17 +134,15 @@ def _legend(network: NetworkNumbers) -> Sequence[Tuple[str, str]]:
     ]
 
 
-def _share(value: float) -> str:
-    """A share in percent; what is not zero does not look like zero."""
-    if not math.isfinite(value):
-        return "-"
-    if 0.0 < value < 0.0005:
-        return "<0.1%"
-    return f"{value:.1%}" if value < 10.0 else ">1000%"
-
-
 def _error(kept: Kept) -> str:
     """The error, or the share of elements that overflow."""
     if kept.overflow:
         return f"inf {_share(kept.overflow)}"
     return "NaN" if math.isinf(kept.error) else _share(kept.error)
+
+
+def _share(value: float) -> str:
+    """A share in percent; what is not zero does not look like zero."""
+    if 0.0 < value < 0.0005:
+        return "<0.1%"
+    return f"{value:.1%}" if value < 10.0 else ">1000%"

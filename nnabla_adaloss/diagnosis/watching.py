@@ -41,9 +41,6 @@ class Deviation(NamedTuple):
     lost: float  # share of what is not 0 in fp32 that is 0 as stored
 
 
-_NONE = Deviation(0.0, 0.0)
-
-
 class Sight:
     """What one batch has shown, by key of the variable or of the function."""
 
@@ -57,9 +54,9 @@ class Sight:
         self.flat: Dict[int, float] = {}
         self.deviations: Dict[int, Deviation] = {}
 
-    def deviation(self, key: int) -> Deviation:
+    def deviation(self, v: nn.Variable) -> Deviation:
         """Of a variable."""
-        return self.deviations.get(key, _NONE)
+        return self.deviations.get(hash(v), Deviation(0.0, 0.0))
 
 
 class Watch:
@@ -75,10 +72,8 @@ class Watch:
         """A post hook of forward."""
         type_name, args, sight = f.info.type_name, f.info.args, self.sight
         written = written_inputs(type_name, args)
-        for index, v in enumerate(f.inputs):
-            if v.parent is None and index not in written and hash(v) not in sight.data:
-                self._note(v)
-        for v in f.outputs:
+        read = [v for index, v in enumerate(f.inputs) if v.parent is None and index not in written]
+        for v in (*(v for v in read if hash(v) not in sight.data), *f.outputs):
             self._note(v)
         if type_name in _FROM_ZERO and f.inputs[0].parent is not None:
             sight.negatives[hash(f)] = int(np.count_nonzero(f.inputs[0].data.data < 0))
@@ -146,12 +141,10 @@ def _deviation(stored: NDArray[Any], exact: NDArray[Any]) -> Deviation:
 def _flat_rows(f: Any) -> NDArray[Any]:
     """Which rows of a softmax are 1 in one place, of those with several places that are not masked."""
     axis, x = f.info.args["axis"], f.inputs[0].data.data
-    largest = np.max(x, axis=axis, keepdims=True)
     with np.errstate(invalid="ignore"):
-        is_open = np.count_nonzero(x > largest - _MASKED, axis=axis) > 1
-    flat: NDArray[Any] = np.max(f.outputs[0].data.data, axis=axis) >= 1.0 - _FLAT / 2.0
-    found: NDArray[Any] = flat[is_open]
-    return found
+        is_open = np.count_nonzero(x > np.max(x, axis=axis, keepdims=True) - _MASKED, axis=axis) > 1
+    flat: NDArray[Any] = np.max(f.outputs[0].data.data, axis=axis)[is_open] >= 1.0 - _FLAT / 2.0
+    return flat
 
 
 _FLATNESS: Dict[str, Callable[[Any], NDArray[Any]]] = {
