@@ -60,12 +60,23 @@ def cross_entropy(y: nn.Variable, t: nn.Variable) -> nn.Variable:
     return F.mean(F.softmax_cross_entropy(y, t))
 
 
-Layers = Callable[[nn.Variable], nn.Variable]
+def classes(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+    return cross_entropy(affine(h, 5, "head"), t)
 
 
-def classifier(layers: Layers, scores: Layers = lambda y: y) -> Built:
-    x, t = inputs()
-    return cross_entropy(scores(affine(layers(x), 5, "head")), t), feeder(x, t)
+def hidden(x: nn.Variable) -> nn.Variable:
+    return F.tanh(affine(x, 16, "fc1"))
+
+
+def network(
+    layers: Callable[[nn.Variable], nn.Variable] = hidden,
+    loss: Callable[[nn.Variable, nn.Variable], nn.Variable] = classes,
+    spoil: Callable[[nn.Variable, nn.Variable], object] = lambda x, t: None,
+    shape: Tuple[int, ...] = (32, 16),
+) -> Built:
+    """The loss of layers and labels, and a feeder that ends with `spoil`."""
+    x, t = nn.Variable(shape), nn.Variable((shape[0], 1))
+    return loss(layers(x), t), feeder(x, t, lambda: spoil(x, t))
 
 
 def noisy_net() -> Built:
@@ -83,15 +94,11 @@ def noisy_net() -> Built:
     return cross_entropy(affine(h, 3, "fc2"), t), feed
 
 
-def one_hot(t: nn.Variable) -> nn.Variable:
-    return F.one_hot(t, (5,))
-
-
 # Losses that lose gradients without scaling.
 
 
 def tiny_loss_weight() -> Built:
-    loss, feed = classifier(lambda x: F.tanh(affine(x, 16, "fc1")))
+    loss, feed = network()
     return loss * 1e-12, feed
 
 
@@ -116,7 +123,7 @@ def vanishing_sigmoid() -> Built:
             x = F.sigmoid(affine(x, 32, f"fc{index}", 0.7))
         return x
 
-    return classifier(layers)
+    return network(layers)
 
 
 def recurrence_with_a_quiet_beginning() -> Built:
@@ -129,7 +136,7 @@ def recurrence_with_a_quiet_beginning() -> Built:
             h = h * 0.15 + F.tanh(affine(h, 16, "rnn", 0.01) + affine(x, 16, "in"))
         return h
 
-    return classifier(layers)
+    return network(layers)
 
 
 def overflowing_biases() -> Built:
@@ -166,7 +173,7 @@ def branches_that_shrink() -> Built:
         h = F.tanh(affine(x, 16, "trunk"))
         return sum(affine(shrunk(F.tanh(affine(h, 16, n + "1")), 1e-12), 16, n + "2") for n in "ab")
 
-    return classifier(layers)
+    return network(layers)
 
 
 def recurrence_that_explodes() -> Built:
@@ -177,7 +184,7 @@ def recurrence_that_explodes() -> Built:
             x = shrunk(F.tanh(affine(x, 16, "rnn")), 16.0)
         return x
 
-    return classifier(layers)
+    return network(layers)
 
 
 def small_residual() -> Built:
@@ -185,16 +192,16 @@ def small_residual() -> Built:
         h = F.tanh(affine(x, 16, "stem"))
         return h + affine(F.tanh(affine(h, 16, "inner")), 16, "out") * 1e-7
 
-    return classifier(layers)
+    return network(layers)
 
 
 def loud_loss() -> Built:
-    loss, feed = classifier(lambda x: F.tanh(affine(x, 16, "fc1")))
+    loss, feed = network()
     return loss * 1e4, feed
 
 
 def sum_of_losses() -> Built:
-    loss, feed = classifier(lambda x: F.tanh(affine(x, 16, "fc1")))
+    loss, feed = network()
     return F.sum(loss.parent.inputs[0]) * 1e5, feed
 
 
@@ -206,5 +213,5 @@ def coarse_format() -> Built:
             x = F.tanh(PF.batch_normalization(affine(x, 16, f"fc{index}"), name=f"bn{index}"))
         return x
 
-    loss, feed = classifier(layers)
+    loss, feed = network(layers)
     return loss * 1e-7, feed
