@@ -37,26 +37,8 @@ from tests.worlds.values import HALF
 
 from . import nets
 from .healthy import mlp
-from .nets import (
-    affine,
-    branches_apart,
-    cross_entropy,
-    feeder,
-    inputs,
-    noisy_net,
-    tiny_loss_weight,
-)
+from .nets import affine, classes, cross_entropy, feeder, hidden, inputs, network, noisy_net, tiny_loss_weight
 from .troubles import a_weight_behind_the_loss, hard_gate, never_fed
-
-
-def test_layers_that_need_scales_apart_are_named() -> None:
-    loss, feed = branches_apart()
-    line = diagnose(loss, feeder=feed).verdict.line
-    assert re.fullmatch(
-        r"Layers loud_head/affine and quiet_\w+/affine need scales 2\^\d\d apart: use "
-        r"AdaptiveLossScalingUpdater at its defaults\. Without, quiet_\w+/affine loses 100% to underflow .*",
-        line,
-    )
 
 
 def test_underflow_is_what_the_emulation_loses() -> None:
@@ -255,20 +237,12 @@ def test_the_updater_names_the_same_function() -> None:
     assert f"{name} (SquaredError) computes" in str(error.value)
 
 
-def by_number(updater: Any, x: nn.Variable, t: nn.Variable, asked: List[int]) -> None:
-    """Feed what docs/checkpoints.md recommends."""
-    batch = updater.counters.fed
-    asked.append(batch)
-    rng = np.random.default_rng(batch)
-    x.d, t.d = rng.standard_normal(x.shape), rng.integers(0, 5, t.shape)
-
-
 def test_batches_are_counted_as_the_updater_counts_them() -> None:
-    x, t = inputs()
+    """A feeder may draw by their number, as docs/checkpoints.md recommends."""
     asked: List[int] = []
-    updater = updater_of(
-        cross_entropy(affine(x, 5, "head"), t), lambda: by_number(updater, x, t, asked), S.Sgd(0.1)
-    )
+    updater: Any = None
+    loss, feed = network(spoil=lambda x, t: asked.append(updater.counters.fed))
+    updater = updater_of(loss, feed, S.Sgd(0.1))
     updater.update()
     diagnosis = diagnose(updater)
     assert asked == [0, 1, 2, 3, 4]
@@ -335,12 +309,13 @@ def test_one_of_several_inputs_that_nobody_has_filled_is_a_note() -> None:
     assert diagnosis.verdict.needs is Way.NONE
 
 
-def test_whether_a_parameter_is_in_no_solver_on_purpose_is_not_judged() -> None:
+@pytest.mark.parametrize("of_the_loss", [False, True])
+def test_whether_a_parameter_is_in_no_solver_on_purpose_is_not_judged(of_the_loss: bool) -> None:
     x, t = inputs()
-    h = affine(x, 16, "fc1")
+    h = hidden(x)
     early = nn.get_parameters()
-    loss = cross_entropy(affine(h, 5, "head"), t)
-    diagnosis = diagnose(updater_of(loss, feeder(x, t), S.Sgd(0.1), early))
+    updater = updater_of(classes(h, t), feeder(x, t), S.Sgd(0.1), early)
+    diagnosis = diagnose(updater.loss, feeder=updater.data_feeder) if of_the_loss else diagnose(updater)
     (note,) = diagnosis.numbers.notes
     assert note.startswith(
         "No solver has 2 of the parameters that get a gradient: head/affine/W and head/affine/b. If this"
@@ -351,12 +326,9 @@ def test_whether_a_parameter_is_in_no_solver_on_purpose_is_not_judged() -> None:
 @pytest.mark.parametrize("cut", ["has need_grad=False", "is unlinked"])
 def test_whether_a_loss_leaves_parameters_out_on_purpose_is_not_judged(cut: str) -> None:
     x, t = inputs()
-    h = F.tanh(affine(x, 16, "fc1"))
-    if cut == "is unlinked":
-        h = F.unlink(h)
-    else:
-        h.need_grad = False
-    diagnosis = diagnose(cross_entropy(affine(h, 5, "head"), t), feeder=feeder(x, t))
+    h = hidden(x)
+    h.need_grad = cut == "is unlinked"
+    diagnosis = diagnose(classes(F.unlink(h) if h.need_grad else h, t), feeder=feeder(x, t))
     assert diagnosis.numbers.notes == [
         "The loss does not depend on 2 parameters: fc1/affine/W and fc1/affine/b; the gradient stops at the "
         f"output of fc1/affine/Tanh, which {cut}. Unless that is on purpose, link them to the loss."
@@ -372,13 +344,6 @@ def test_nothing_is_said_of_scaling_where_the_loss_is_zero() -> None:
     assert diagnosis.verdict.line == "Nothing can be said: no layer gets a gradient, and the loss is 0."
 
 
-def test_data_feeder_is_the_other_name_of_feeder() -> None:
-    loss, feed = mlp()
-    assert diagnose(loss, data_feeder=feed, batches=2).numbers.batches == 2
-    with pytest.raises(TypeError, match="feeder and data_feeder"):
-        diagnose(loss, feeder=feed, data_feeder=feed)
-
-
 def test_a_gradient_that_is_not_linear_is_no_noise() -> None:
     # A function that passes on the same whatever arrives.
     x = nn.Variable.from_numpy_array(np.ones((8, 3), np.float32))
@@ -388,8 +353,7 @@ def test_a_gradient_that_is_not_linear_is_no_noise() -> None:
 
 def test_other_formats() -> None:
     loss, feed = mlp()
-    assert diagnose(loss, "bfloat16", feed).verdict.line == "bfloat16 needs no scaling here."
-    assert diagnose(loss * 1e-9, "bfloat16", feed).verdict.needs is Way.NONE
+    assert diagnose(loss, "bfloat16", data_feeder=feed).verdict.line == "bfloat16 needs no scaling here."
     assert diagnose(loss * 1e-6, "fp8_hybrid", feed).verdict.needs is Way.CONSTANT
 
 
@@ -397,7 +361,8 @@ def test_other_formats() -> None:
     ("call", "error", "message"),
     [
         (lambda loss: diagnose(3), TypeError, "loss_or_updater must be a loss Variable.*got int"),
-        (lambda loss: diagnose(loss, feeder=3), TypeError, "feeder must be callable"),
+        (lambda loss: diagnose(loss, data_feeder=3), TypeError, "feeder must be callable"),
+        (lambda loss: diagnose(loss, feeder=print, data_feeder=print), TypeError, "feeder and data_feeder"),
         (lambda loss: diagnose(loss, batches=0), ValueError, "batches=0 must be 1 or more"),
         (lambda loss: diagnose(loss, "float17"), ValueError, "storage='float17' is unknown"),
         (lambda loss: diagnose(loss.parent.inputs[0]), ValueError, r"shape \(32, 1\), not one element"),

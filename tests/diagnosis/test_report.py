@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Callable, Dict
 
 import pytest
 
 from nnabla_adaloss import Diagnosis, diagnose
+from tests.report.parsed import Parsed
 
 from .healthy import mlp
 from .nets import Built, branches_apart, vanishing_sigmoid
@@ -49,41 +49,18 @@ def test_text_fits_a_terminal_and_names_every_layer() -> None:
         assert sum(line.startswith(layer.name + " ") for line in lines) == 2
 
 
-class Reader(HTMLParser):
-    """Notes what a page refers to, and that every tag is closed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: List[str] = []
-        self.links: List[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: List[Tuple[str, Any]]) -> None:
-        self.links += [value for name, value in attrs if name in ("src", "href")]
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 @pytest.mark.parametrize("name", ["nan", "vanishing", "branch", "healthy"])
 def test_a_page_needs_nothing_else(name: str, tmp_path: Path) -> None:
     diagnosis = diagnosis_of(name)
     path = tmp_path / "page.html"
     diagnosis.write_html(path)
-    reader = Reader()
-    reader.feed(path.read_text("utf-8"))
-    assert reader.links == []
-    assert reader.open == []
-    assert diagnosis.verdict.line in reader.text
+    page = Parsed(path.read_text("utf-8"))
+    assert not any({"src", "href"} & attributes.keys() for _, attributes in page.elements)
+    assert diagnosis.verdict.line in page.text
     # A cause that is in the verdict is not told again.
-    assert reader.text.count("it is dead") == (name == "branch")
-    assert "Not judged" in reader.text
-    assert all(layer.name in reader.text for layer in diagnosis.numbers.layers)
+    assert page.text.count("it is dead") == (name == "branch")
+    assert "Not judged" in page.text
+    assert all(layer.name in page.text for layer in diagnosis.numbers.layers)
 
 
 def test_the_documentation_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
