@@ -80,12 +80,9 @@ class Branch(TrackedFunction):
 
 
 def common_scale(branches: Sequence[Tuple[float, float]], *, u_max: float) -> float:
-    """The largest of the branches' scales at which their sum cannot overflow.
-
-    Where a variable feeds several functions, its gradient is the sum of their contributions, which must carry
-    one scale when they are added. Of the scales s of `branches`, each with its max|g| as stored, it is the
-    largest with sum_i max|g_i| * (s / scale_i) <= u_max; the smallest when none fits. A branch whose max|g|
-    is not finite has no say: whatever the scale, its update is skipped.
+    """The largest of the branches' scales at which their sum cannot overflow: of the scales s of `branches`,
+    each with its max|g| as stored, the largest with sum_i max|g_i| * (s / scale_i) <= u_max; the smallest
+    when none fits. A branch whose max|g| is not finite does not count: its update is skipped anyway.
     """
     scales = {scale for scale, _ in branches}
     smallest = min(scales)

@@ -17,8 +17,8 @@ def cast_loss_scaling(
 ) -> Array:
     """`x`, whose gradient is multiplied in backward by a scale computed from that gradient alone.
 
-    It stands where a gradient is about to be stored in fewer bits: it is scaled before that. The scale joins
-    the accumulated scale S, so that every `unscale` behind takes it back.
+    It stands where a gradient is about to be stored in fewer bits. The scale joins S, so that every `unscale`
+    behind takes it back.
 
     Args:
         x: Variable or NdArray of any shape, float32 or float16 (others are copied as float32). An NdArray is

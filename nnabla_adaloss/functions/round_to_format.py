@@ -24,10 +24,10 @@ def round_to_format(
 ) -> Array:
     """`x` rounded to the numbers that `storage` can hold, and its gradient likewise.
 
-    Rounding is half to even, with gradual underflow, and overflow to infinity (to NaN in a format without
-    infinities, to the largest number in one that saturates), as IEEE 754 rounds. The gradient passes through
-    the rounding of `x` as if there was none. A precision with `operands_only` rounds as a matrix product
-    reads: with a power of two for the array, and infinities stay.
+    Rounding is that of IEEE 754: half to even, with gradual underflow, and overflow to infinity (to NaN in a
+    format without infinities, to the largest number in one that saturates). The gradient passes through the
+    rounding of `x` as if there was none. A precision with `operands_only` rounds as a matrix product reads:
+    with a power of two for the array, and infinities stay.
 
     Args:
         x: Variable or NdArray of any shape and dtype.

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the scale of every gradient comes from: the graph behind a scaled loss, looked at once.
+"""Where the scale of every gradient comes from, found once, before the first backward.
 
 S changes only at scaling functions. Between them it passes through whatever is there, since an input gradient
-is proportional to the output gradient. Following S from the loss finds, before the first backward, what would
-otherwise be a wrong gradient in each of them.
+is proportional to the output gradient.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ def connect_scales(loss: nn.Variable, tracker: ScaleTracker) -> None:
 
 class _ScaleFlow:
     def __init__(self, loss: nn.Variable, tracker: ScaleTracker) -> None:
-        config = tracker.config
-        self._unit = tracker.unit
-        self._plan = GraphPlan(loss, config.selection)
+        self._unit, self._plan = tracker.unit, GraphPlan(loss, tracker.config.selection)
         # By variable key, in the order in which backward reaches the variables.
         self._points: Dict[int, ScalePoint] = {}
         self._redirected: Dict[Tuple[int, int], ScalePoint] = {}

@@ -52,10 +52,9 @@ class ScalePoint:
 class ScaleTracker:
     """What the scaling functions of one graph share: configuration, S0, and each gradient's scale S.
 
-    `loss_scaling(loss, tracker)` ends the graph. It looks at everything behind `loss` once, finds for each
-    scaling function where its S comes from, and refuses a graph whose gradients would come out wrong: a
-    parameter without `unscale`, a variable that feeds functions at different scales without `branch`. In
-    backward S travels from function to function by that knowledge, as Python floats.
+    `loss_scaling(loss, tracker)` ends the graph. It finds for each scaling function where its S comes from,
+    and refuses a graph whose gradients would come out wrong: a parameter without `unscale`, a variable that
+    feeds functions at different scales without `branch`.
 
     A tracker serves one loss at a time; a graph that is built anew in each iteration keeps its tracker.
 
@@ -71,8 +70,7 @@ class ScaleTracker:
 
     Raises:
         TypeError: `config` is no `AdaLossConfig`, or `scale` is not a number.
-        ValueError: `scale` is not positive and finite, or `config.delay` is 1: scales are computed from the
-            gradient that they are applied to.
+        ValueError: `scale` is not positive and finite, or `config.delay` is 1.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F

@@ -31,13 +31,12 @@ def adaptive_loss_scaling(
         y = adaptive_loss_scaling(F.affine(h, v, unscale(b, tracker)), v, tracker)
 
     In backward alpha is computed from g and `w` by `tracker.config`, and the layer is left with alpha * w to
-    multiply g by. So the input gradient is scaled before anything of it is stored: in float16 nothing is
-    lost that a scaling of the product would have come too late for. The gradients of weight and bias come
-    from g without alpha; they carry S, the input gradient S * alpha. `w` itself is never touched: alpha goes
-    to the copy of it that `unscale` made.
+    multiply g by: the input gradient is scaled before it is stored. The gradients of weight and bias come
+    from g without alpha; they carry S, the input gradient S * alpha. Alpha goes to the copy of the weight
+    that `unscale` made.
 
     With a configuration in place of a tracker nothing is tracked: `w` is any array, and the gradient that
-    arrives is multiplied by alpha and handed on. It stays so; `config.recorder` is told each alpha.
+    arrives is multiplied by alpha and handed on. `config.recorder` is told each alpha.
 
     Args:
         x: output of Affine, a convolution or a deconvolution that was given `w`; any shape, float32 or
@@ -86,20 +85,17 @@ def adaptive_loss_scaling(
     if isinstance(w, nn.NdArray):
         raise TypeError("w must be an nnabla.Variable, as x is: what unscale(weight, tracker) returned")
     if isinstance(config, AdaLossConfig):
-        return AdaptiveGradientScale(w, _slot_for(x, w), config, ctx)(x)
+        try:
+            slot = _slot_of(x, w)
+        except ValueError:
+            # K of an affine layer with this weight.
+            fan_in = float(math.prod(w.shape[1:]))
+            slot = GemmSlot(0, 1, fan_in, fan_in)
+        return AdaptiveGradientScale(w, slot, config, ctx)(x)
     slot, copier = _slot_of(x, w), _copier_of(w, config)
     y = ScaledLayer(x, w, slot, copier, config, ctx).apply(x)
     copier.taken = True
     return y
-
-
-def _slot_for(x: nn.Variable, w: nn.Variable) -> GemmSlot:
-    """K of the layer that computed `x` with `w`, or of an affine layer with `w`."""
-    try:
-        return _slot_of(x, w)
-    except ValueError:
-        fan_in = float(math.prod(w.shape[1:]))
-        return GemmSlot(0, 1, fan_in, fan_in)
 
 
 def _slot_of(x: nn.Variable, w: nn.Variable) -> GemmSlot:

@@ -18,15 +18,13 @@ from .scale_tracker import ScaleTracker, TrackedFunction
 def unscale(w: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[nn.Context] = None) -> Array:
     """`w`, whose gradient is divided by its scale in backward, in float32.
 
-    In float16 a small gradient would be lost again by the division. The gradient of `w` is therefore always
-    float32, whatever the context.
+    In float16 a small gradient would underflow again: that of `w` is float32, whatever the context.
 
     Args:
         w: parameter, or input whose gradient is wanted: Variable or NdArray of any shape, float32 or float16
             (others are copied as float32). An NdArray is copied: there is no backward.
         scale: what to divide by, positive and finite. Or the tracker of the graph, which knows S where the
-            result is used. With a tracker each use of a parameter needs an `unscale` of its own, unless all
-            uses are at the same S.
+            result is used; then uses of a parameter at different S need an `unscale` each.
         ctx: context to run in; None for the current one.
 
     Returns:

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which scale a layer's input gradient gets by itself, for functions that scale by hand. In a network, where
-what was measured of all layers is known, scales follow from `nnabla_adaloss.core.choose`.
+"""Which scale a layer's input gradient gets by itself, for functions that scale by hand.
 
-    unbounded = method(g, W, range, K)              when it is due, else what it gave last
-    scale     = min(unbounded, scale_upper_bound, accum_upper_bound / S)      never from above 1 to below
-    scale     = min(scale, what could overflow)
-    alpha     = largest power of two <= scale
-    alpha     = min(alpha, what keeps alpha * W in range, but no less than 1)
+unbounded = method(g, W, range, K)              when it is due, else what it gave last
+scale     = min(unbounded, scale_upper_bound, accum_upper_bound / S)      never from above 1 to below
+scale     = min(scale, what could overflow)
+alpha     = largest power of two <= scale
+alpha     = min(alpha, what keeps alpha * W in range, but no less than 1)
 
-    input gradient  = backward(alpha * W, g)        carries S * alpha
-    weight gradient = backward(g) / S               in float32
+input gradient  = backward(alpha * W, g)        carries S * alpha
+weight gradient = backward(g) / S               in float32
 """
 
 from __future__ import annotations
@@ -68,8 +67,7 @@ _NEW_LAYER = LayerState()
 class AdaLoss(ABC):
     """The loss scale of every layer, computed every `update_per_n_iteration` iterations and kept in between.
 
-    It remembers what it needs to know of each layer, and reports what was decided. A subclass says how the
-    framework's arrays are reduced to statistics and brought to NumPy.
+    A subclass says how the framework's arrays are reduced to statistics and brought to NumPy.
 
     Args:
         config: method, range, bounds, recorder. None: the defaults.
@@ -132,8 +130,8 @@ class AdaLoss(ABC):
         """The scale to multiply a layer's input gradient by.
 
         The method is asked anew when the layer's scale is `update_per_n_iteration` iterations old. The bounds
-        and the overflow guard apply each time; the guard takes the statistics that are given, and without any
-        the last ones it saw. Statistics that are not given are computed when an adaptive method is asked.
+        and the overflow guard apply each time; the guard takes the statistics that are given, or else the
+        last ones. Those that are not given are computed when an adaptive method is asked.
 
         Args:
             layer: name of the layer; its state is kept under this name.
@@ -182,9 +180,13 @@ class AdaLoss(ABC):
                 bound = fan_in if fan_in_bound is None else fan_in_bound
                 limit = overflow_limit(g_statistics, weight_statistics, bound, config.range.u_max)
                 state = state._replace(accumulated_limit=previous_scale * limit)
-            alpha, reason = limited(
-                state.unbounded, state.accumulated_limit / previous_scale, previous_scale / lift, config
-            )
+            alpha, reason = state.unbounded, Reason.METHOD
+            if config.use_bound and alpha > 1.0:
+                alpha, reason = bounded(alpha, previous_scale / lift, config)
+            if alpha > state.accumulated_limit / previous_scale:
+                alpha = clamp_scale(state.accumulated_limit / previous_scale)
+                reason = Reason.OVERFLOW_GUARD
+            alpha = floor_power_of_two(alpha) if config.power_of_two else alpha
             largest = 0.0 if weight_statistics is None else weight_statistics.abs_max
             if alpha > 1.0 and alpha * largest > weight_max:
                 # The scaled weight is stored in the same format.
@@ -223,15 +225,3 @@ class AdaLoss(ABC):
     def forget(self) -> None:
         """Drop what was computed from gradients and weights, as after loading other weights."""
         self._layers = {}
-
-
-def limited(
-    scale: float, overflow: float, previous_scale: float, config: AdaLossConfig
-) -> Tuple[float, Reason]:
-    """The scale under bounds and overflow guard, rounded down to a power of two."""
-    reason = Reason.METHOD
-    if config.use_bound and scale > 1.0:
-        scale, reason = bounded(scale, previous_scale, config)
-    if scale > overflow:
-        scale, reason = clamp_scale(overflow), Reason.OVERFLOW_GUARD
-    return floor_power_of_two(scale) if config.power_of_two else scale, reason

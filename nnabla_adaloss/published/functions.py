@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The published functions: each step from a gradient and a weight to a loss scale, on NumPy arrays.
-
-Thin over the code that trains: the methods of `core`, and `ada_loss`.
-"""
+"""The published functions: each step from a gradient and a weight to a loss scale, on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -44,8 +41,7 @@ def get_loss_scale_by_approx_range(
     Source: Zhao et al. 2019 (arXiv 1910.12385), section 3.3.
 
     Args:
-        g: gradient of the layer's output, any shape, float16, float32 or float64. Everything is computed in
-            float64.
+        g: gradient of the layer's output, any shape, float16, float32 or float64; computed in float64.
         W: the layer's weight, (C, M) or (C_out, C_in, k...). None for a function without weight, e.g. a cast:
             then sigma = std(g), and max|g| alone must not overflow.
         config: gives p (`n_uf_threshold`), u_min and u_max.
@@ -56,8 +52,7 @@ def get_loss_scale_by_approx_range(
             1)).
 
     Returns:
-        0-dim float64 array, positive and finite; 1 when `g` or `W` holds an infinity or NaN (the update is
-        to be skipped; a scale would not help) or nothing but zeros.
+        0-dim float64 array, positive and finite; 1 when `g` or `W` holds an infinity or NaN, or only zeros.
 
     Raises:
         ValueError: `lognormal` together with `W`, or `fan_in` not positive and finite.
@@ -107,8 +102,7 @@ def get_loss_scale_by_abs_range(
         g: gradient of the layer's output, any shape, float16, float32 or float64.
         W: the layer's weight, any shape; None for a function without weight, where K is 1.
         config: gives u_min and u_max.
-        fan_in: K, number of products summed into one element of the input gradient; None looks at single
-            products.
+        fan_in: K, number of products in one element of the input gradient; None looks at single products.
 
     Returns:
         0-dim float64 array, positive and finite; 1 when `g` or `W` is all zero, empty, or holds an infinity
@@ -166,22 +160,18 @@ def get_loss_scale_by_element_wise_range(
 
 
 def _by(
-    method: Method,
-    g: NDArray[Any],
-    W: Optional[NDArray[Any]],
-    config: AdaLossConfig,
-    fan_in: Optional[float],
+    method: Method, g: Any, W: Any, config: AdaLossConfig, fan_in: Optional[float]
 ) -> NDArray[np.float64]:
     terms = 1.0 if fan_in is None else positive_number("fan_in", fan_in)
     instance("config", config, AdaLossConfig)
-    g, W, known, weight = _looked_at(g, W)
+    g, W, known, weight = _with_statistics(g, W)
     if known.nonfinite or (weight is not None and weight.nonfinite):
         return np.array(1.0)
     inputs = (g, W) if method.needs is Needs.ARRAYS else (known, weight)
     return np.array(method.scale(*inputs, range=config.range, fan_in=terms))
 
 
-def _looked_at(
+def _with_statistics(
     g: Any, W: Any
 ) -> tuple[NDArray[Any], Optional[NDArray[Any]], ArrayStatistics, Optional[ArrayStatistics]]:
     """Gradient and weight as arrays, and their statistics."""
@@ -196,8 +186,7 @@ def bound_loss_scale_by_heuristics(
     before it.
 
     min(scale, scale_upper_bound, accum_upper_bound / prev_scale), except that a bound never turns a scale of
-    1 or more into one below 1: that would create the underflow which scaling is there to prevent. A scale
-    below 1 was demanded by overflow and stays.
+    1 or more into one below 1. A scale below 1 was demanded by overflow and stays.
 
     Args:
         scale: the layer's scale, positive.
@@ -235,11 +224,11 @@ def get_loss_scale(
     guard (u_max / K) / (max|g| max|W|), which holds for every method, then `get_power_of_two_scale` (if
     `power_of_two`).
     Source: Zhao et al. 2019 (arXiv 1910.12385), section 3.3, and `get_loss_scale` in the authors' Chainer
-    implementation. There each method guards against overflow by itself.
+    implementation.
 
     Args:
-        g: gradient of the layer's output, carrying `prev_scale`; any shape, float16, float32 or float64.
-            Everything is computed in float64.
+        g: gradient of the layer's output, carrying `prev_scale`; any shape, float16, float32 or float64;
+            computed in float64.
         W: the layer's weight, of any of these dtypes: (C, M) or (C_out, C_in, k...). None for a function
             without weight, where `fan_in` is not looked at.
         config: method, range, bounds.
@@ -262,7 +251,7 @@ def get_loss_scale(
     """
     terms = positive_number("fan_in", fan_in)
     instance("config", config, AdaLossConfig)
-    g, W, known, weight = _looked_at(g, W)
+    g, W, known, weight = _with_statistics(g, W)
     return np.array(
         _OfArrays(config).loss_scale(
             "",
