@@ -23,6 +23,7 @@ from tests.worlds.random_structures import Drawn, structures
 pytestmark = pytest.mark.any_context
 
 S0, U_MIN, U_MAX = 8.0, 2.0**-14, 65504.0
+FAR = 2.0**20
 
 
 class Graph(graphs.Graph):
@@ -37,22 +38,17 @@ class Graph(graphs.Graph):
     def weight(self, layer: str) -> int:
         return self.plan.structure.layer_slots[layer][1].factor
 
-    def choose(
+    def known(
         self,
         room: Mapping[nn.Variable, float],
-        start: float = S0,
         *,
         weights: Mapping[nn.Variable, float] = {},
         gains: Mapping[nn.Variable, float] = {},
         assumed: Mapping[nn.Variable, float] = {},
         underflowed: Sequence[nn.Variable] = (),
         level: bool = False,
-        method_alpha: Any = None,
-        max_alpha: Mapping[str, float] = {},
-        given: Optional[Start] = None,
-        power_of_two: bool = True,
-    ) -> Choice:
-        known = Known(
+    ) -> Known:
+        return Known(
             self.by_index(room, None),
             {self.index(v): own for v, own in assumed.items()},
             tuple(self.by_index(weights, 1.0)),
@@ -60,9 +56,21 @@ class Graph(graphs.Graph):
             {*map(self.index, underflowed)},
             level,
         )
+
+    def choose(
+        self,
+        room: Mapping[nn.Variable, float],
+        start: float = S0,
+        *,
+        method_alpha: Any = None,
+        max_alpha: Mapping[str, float] = {},
+        given: Optional[Start] = None,
+        power_of_two: bool = True,
+        **known: Any,
+    ) -> Choice:
         found = choose(
             self.components,
-            known,
+            self.known(room, **known),
             given or Start(start, S0, U_MIN),
             method_alpha,
             {self.weight(layer): own for layer, own in max_alpha.items()},
@@ -71,8 +79,26 @@ class Graph(graphs.Graph):
         self.scales = found.scales
         return found
 
+    def together(
+        self, room: Mapping[nn.Variable, float], spread: float = FAR, **known: Any
+    ) -> Optional[Choice]:
+        """The scales with which what only hooks could part shares one; None: each needs one of its own."""
+        own = self.known(room, gains=dict.fromkeys(room, 1.0), **known)
+        found = together(self.components, self.structure.joined, own, Start(S0, S0, U_MIN), spread)
+        self.scales = [] if found is None else found.scales
+        return found
+
     def of(self, *variables: nn.Variable) -> List[float]:
         return [self.scales[self.index(v)] for v in variables]
+
+
+def together(
+    apart: Components, joined: Joined, known: Known, start: Start, spread: float
+) -> Optional[Choice]:
+    def choice_of(components: Components, own: Known) -> Choice:
+        return choose(components, own, start, None, {})
+
+    return choose_together(apart, joined, known, choice_of, spread)
 
 
 def affine(x: nn.Variable, name: str, width: int = 5) -> nn.Variable:
@@ -578,49 +604,22 @@ def test_loss_weights_that_grow_together_move_the_scales_and_leave_the_alphas(ca
 
 # Components that only hooks could part share a scale.
 
-FAR = 2.0**20
-
-
-def joined_rooms(n: Graph, known: Known, start: Start, spread: float) -> Optional[Choice]:
-    def choice_of(components: Components, own: Known) -> Choice:
-        return choose(components, own, start, None, {})
-
-    return choose_together(n.components, n.structure.joined, known, choice_of, spread)
-
 
 class Steps(Graph):
-    """Three steps with one weight, from a state that a layer of its own computes, and a layer behind them."""
+    """Steps with one weight, from a state that a layer of its own computes, and a layer behind them."""
 
-    def __init__(self, *, trained: bool = False) -> None:
-        start = nn.Variable((4, 5), need_grad=True) if trained else affine(nn.Variable((4, 3)), "start")
-        self.states = [start]
-        for _ in range(3):
+    def __init__(self, start: Optional[nn.Variable] = None, steps: int = 3) -> None:
+        self.states = [affine(nn.Variable((4, 3)), "start") if start is None else start]
+        for _ in range(steps):
             self.states.append(F.tanh(affine(self.states[-1], "cell")))
+        if start is not None and not (start.need_grad or start.parent):
+            del self.states[0]
         self.last = affine(self.states[-1], "last")
-        self.loss = F.mean(self.last**2)
-        super().__init__(self.loss)
+        super().__init__(F.mean(self.last**2))
 
-    def together(
-        self,
-        room: Mapping[nn.Variable, float],
-        spread: float = FAR,
-        *,
-        absent: Sequence[nn.Variable] = (),
-        assumed: Mapping[nn.Variable, float] = {},
-    ) -> Optional[List[float]]:
+    def shared(self, room: Mapping[nn.Variable, float], spread: float = FAR, **known: Any) -> Any:
         """The scales of the states, last one first; None: each needs one of its own."""
-        known = Known(
-            self.by_index(room, None),
-            {self.index(v): own for v, own in assumed.items()},
-            tuple(self.by_index(dict.fromkeys(absent, 0.0), 1.0)),
-            self.by_index(dict.fromkeys(room, 1.0), None),
-            level=False,
-        )
-        found = joined_rooms(self, known, Start(S0, S0, U_MIN), spread)
-        if found is None:
-            return None
-        self.scales = found.scales
-        return self.of(*reversed(self.states))
+        return self.together(room, spread, **known) and self.of(*reversed(self.states))
 
 
 def falling(n: Steps, *exponents: int) -> Dict[nn.Variable, float]:
@@ -630,19 +629,19 @@ def falling(n: Steps, *exponents: int) -> Dict[nn.Variable, float]:
 
 def test_what_shares_a_scale_has_that_of_the_smallest_room() -> None:
     n = Steps()
-    assert n.together({n.last: 2.0**5, **falling(n, 12, 10, 14, 13)}) == [2.0**10] * 4
+    assert n.shared({n.last: 2.0**5, **falling(n, 12, 10, 14, 13)}) == [2.0**10] * 4
     # What is behind a layer of its own is none of it.
     assert n.of(n.last) == [2.0**5]
-    assert n.together(falling(n, 12, 10, 14, 13), assumed={n.states[0]: 2.0**7}) == [2.0**7] * 4
-    assert n.together(falling(n, 12, 10, 14, 13), assumed={n.states[0]: 2.0**11}) == [2.0**10] * 4
+    assert n.shared(falling(n, 12, 10, 14, 13), assumed={n.states[0]: 2.0**7}) == [2.0**7] * 4
+    assert n.shared(falling(n, 12, 10, 14, 13), assumed={n.states[0]: 2.0**11}) == [2.0**10] * 4
 
 
 def test_members_that_nothing_is_known_of_limit_nothing() -> None:
     n = Steps()
     for known in n.states:
-        assert n.together({n.last: 2.0**5, known: 2.0**9}) == [2.0**9] * 4
+        assert n.shared({n.last: 2.0**5, known: 2.0**9}) == [2.0**9] * 4
     # Of none: the scale of what it comes from.
-    assert n.together({n.last: 2.0**5}) == [2.0**5] * 4
+    assert n.shared({n.last: 2.0**5}) == [2.0**5] * 4
 
 
 def test_members_without_a_gradient_in_this_batch_limit_nothing() -> None:
@@ -653,15 +652,8 @@ def test_members_without_a_gradient_in_this_batch_limit_nothing() -> None:
     room = {outer[0]: 2.0**4, outer[1]: 2.0**10, inner[0]: 2.0**9, inner[1]: 2.0**15}
     for absent in (None, 0, 1):
         gone = [] if absent is None else [outer[absent], inner[absent], means[absent]]
-        known = Known(
-            n.by_index({v: own for v, own in room.items() if v not in gone}, None),
-            {},
-            tuple(n.by_index(dict.fromkeys(gone, 0.0), 1.0)),
-            n.by_index({}, None),
-        )
-        found = joined_rooms(n, known, Start(S0, S0, U_MIN), FAR)
-        assert found is not None
-        n.scales = found.scales
+        here = {v: own for v, own in room.items() if v not in gone}
+        assert n.together(here, weights=dict.fromkeys(gone, 0.0), level=True) is not None
         expected = [2.0**10, 2.0**15] if absent == 0 else [2.0**4, 2.0**9]
         assert n.of(outer[0], inner[0]) == n.of(outer[1], inner[1]) == expected
 
@@ -670,11 +662,11 @@ def test_a_shared_weight_may_lose_what_little_is_added_to_it() -> None:
     n = Steps()
     # Most of its gradient comes from the last step: of the first one only what is added to that is lost.
     room = falling(n, 5, 15, 25, 45)
-    assert n.together(room, 2.0**60) == [2.0**5] * 4
+    assert n.shared(room, 2.0**60) == [2.0**5] * 4
     # The layer before the first step has only what comes through it.
-    assert n.together(room, 2.0**39) is None
-    assert n.together({**room, n.states[0]: 2.0**25}, 2.0**20) == [2.0**5] * 4
-    assert n.together({**room, n.states[0]: 2.0**25}, 2.0**19) is None
+    assert n.shared(room, 2.0**39) is None
+    assert n.shared({**room, n.states[0]: 2.0**25}, 2.0**20) == [2.0**5] * 4
+    assert n.shared({**room, n.states[0]: 2.0**25}, 2.0**19) is None
 
 
 @pytest.mark.parametrize("trained", [True, False])
@@ -682,45 +674,28 @@ def test_a_shared_weight_may_lose_what_little_is_added_to_it() -> None:
 def test_a_leaf_that_only_what_is_further_than_the_spread_leads_to_would_be_lost(
     trained: bool, apart: int, kept: bool
 ) -> None:
-    n = Steps(trained=trained)
+    n = Steps(nn.Variable((4, 5), need_grad=True) if trained else None)
     room = falling(n, 5, 10, 15, 5 + apart)
-    assert (n.together(room, 2.0**20) is not None) == kept
+    assert (n.shared(room, 2.0**20) is not None) == kept
     # However far that is, what is not measured is not lost.
     del room[n.states[0]]
-    assert n.together(room, 2.0**20) is not None
+    assert n.shared(room, 2.0**20) is not None
 
 
 def test_without_a_leaf_of_its_own_the_first_step_may_be_as_small_as_it_likes() -> None:
-    class Untrained(Steps):
-        def __init__(self) -> None:
-            self.states = [nn.Variable((4, 5))]
-            for _ in range(4):
-                self.states.append(F.tanh(affine(self.states[-1], "cell")))
-            del self.states[0]
-            self.last = affine(self.states[-1], "last")
-            Graph.__init__(self, F.mean(self.last**2))
-
-    n = Untrained()
-    assert n.together(falling(n, 5, 20, 40, 60), 2.0**4) == [2.0**5] * 4
+    n = Steps(nn.Variable((4, 5)), 4)
+    assert n.shared(falling(n, 5, 20, 40, 60), 2.0**4) == [2.0**5] * 4
 
 
 def test_what_only_something_lost_leads_to_is_lost_whatever_scale_it_has() -> None:
-    class Behind(Steps):
-        def __init__(self) -> None:
-            self.stem = F.tanh(affine(nn.Variable((4, 3)), "stem"))
-            # It has nothing to lose itself.
-            self.states = [PF.affine(self.stem, 5, name="start", fix_parameters=True)]
-            self.states.append(F.tanh(affine(self.states[-1], "cell")))
-            self.states.append(F.tanh(affine(self.states[-1], "cell")))
-            self.last = affine(self.states[-1], "last")
-            Graph.__init__(self, F.mean(self.last**2))
-
-    n = Behind()
+    stem = F.tanh(affine(nn.Variable((4, 3)), "stem"))
+    # It has nothing to lose itself.
+    n = Steps(PF.affine(stem, 5, name="start", fix_parameters=True), 2)
     room = {n.last: 2.0**5, **falling(n, 5, 15, 30)}
-    for stem in (2.0**5, 2.0**30, 2.0**60):
-        assert n.together({**room, n.stem: stem}, 2.0**24) is None
-        assert n.together({**room, n.stem: stem}, 2.0**25) == [2.0**5] * 3
-        assert n.of(n.stem) == [stem]
+    for own in (2.0**5, 2.0**30, 2.0**60):
+        assert n.shared({**room, stem: own}, 2.0**24) is None
+        assert n.shared({**room, stem: own}, 2.0**25) == [2.0**5] * 3
+        assert n.of(stem) == [own]
 
 
 def test_losses_at_most_four_bits_apart_share_a_scale() -> None:
@@ -758,11 +733,7 @@ class Together(NamedTuple):
 
     def choose(self, spread: float, **changes: Any) -> Optional[Choice]:
         case = self._replace(**changes)
-
-        def choice_of(components: Components, known: Known) -> Choice:
-            return choose(components, known, case.start, None, {})
-
-        return choose_together(case.apart, case.joined, case.known, choice_of, spread)
+        return together(*case, spread)
 
     @property
     def limited(self) -> List[Optional[float]]:
@@ -776,7 +747,7 @@ class Together(NamedTuple):
 
 
 @st.composite
-def together(draw: Any) -> Together:
+def together_cases(draw: Any) -> Together:
     drawn = draw(structures())
     factors = sorted({slot.factor for node in drawn.nodes for slot in node.slots})
     swappable = set(factors) - (draw(st.sets(st.sampled_from(factors))) if factors else set())
@@ -796,7 +767,7 @@ def together(draw: Any) -> Together:
 
 
 @few
-@given(together())
+@given(together_cases())
 def test_no_shared_scale_leaves_the_smallest_room(case: Together) -> None:
     found = case.choose(math.inf)
     assert found is not None
@@ -813,14 +784,14 @@ def test_no_shared_scale_leaves_the_smallest_room(case: Together) -> None:
 
 
 @few
-@given(together(), st.integers(0, 40))
+@given(together_cases(), st.integers(0, 40))
 def test_a_larger_spread_allows_no_less_and_changes_no_scale(case: Together, exponent: int) -> None:
     found = case.choose(2.0**exponent)
     assert found is None or found == case.choose(2.0 ** (exponent + 1)) == case.choose(math.inf)
 
 
 @few
-@given(together(), st.integers(0, 30))
+@given(together_cases(), st.integers(0, 30))
 def test_whoever_writes_most_of_a_leaf_keeps_its_gradient(case: Together, exponent: int) -> None:
     spread = 2.0**exponent
     found = case.choose(spread)
@@ -846,7 +817,7 @@ def test_whoever_writes_most_of_a_leaf_keeps_its_gradient(case: Together, expone
 
 
 @few
-@given(together(), powers)
+@given(together_cases(), powers)
 def test_with_rooms_that_are_alike_it_makes_no_difference(case: Together, room: float) -> None:
     count = len(case.apart.names)
     known = Known([room] * count, {}, (1.0,) * count, [1.0] * count)

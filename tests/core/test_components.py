@@ -138,7 +138,7 @@ def test_a_leaf_belongs_to_the_components_of_all_functions_that_write_it() -> No
     assert found.leaves == dict.fromkeys(plan.structure.leaves, writers)
 
 
-def test_behind_a_layer_nothing_is_governed_whatever_backward_visits_first() -> None:
+def test_behind_a_layer_no_given_s0_decides_whatever_backward_visits_first() -> None:
     deep, shallow = (PF.affine(nn.Variable((4, 8)), 8, name=n) for n in ("deep", "shallow"))
     below = deep
     for _ in range(4):
@@ -238,34 +238,9 @@ def data(*shape: int) -> nn.Variable:
     return nn.Variable(shape or (4, 8))
 
 
-def mlp() -> nn.Variable:
-    h = data()
-    for name in "abcd":
-        h = F.tanh(dense(h, name))
-    return F.mean(h**2)
-
-
-def residual_network() -> nn.Variable:
-    h = PF.convolution(nn.Variable((2, 3, 8, 8)), 4, (3, 3), pad=(1, 1), name="stem")
-    for name in "abc":
-        inner = F.relu(PF.batch_normalization(h, name=f"{name}1"))
-        inner = PF.convolution(inner, 4, (3, 3), pad=(1, 1), name=f"{name}1")
-        inner = F.relu(PF.batch_normalization(inner, name=f"{name}2"))
-        h = h + PF.convolution(inner, 4, (3, 3), pad=(1, 1), name=f"{name}2")
-    return F.mean(PF.affine(F.average_pooling(h, (8, 8)), 5, name="last") ** 2)
-
-
 def heads() -> nn.Variable:
     h = F.tanh(dense(F.tanh(dense(data(), "a")), "b"))
     return F.mean(dense(h, "left") ** 2) + F.mean(F.sigmoid(dense(h, "right"))) * 0.1
-
-
-@pytest.mark.parametrize("network", [mlp, residual_network, heads])
-def test_what_no_hooks_are_needed_for_stays_apart(network: Callable[[], nn.Variable]) -> None:
-    found = Together(network())
-    assert list(found.joined.of) == list(range(len(found.apart.names)))
-    assert found.joined.components == found.apart
-    assert len(found.apart.names) > 3
 
 
 def test_products_of_activations_have_one_scale_with_what_they_multiply() -> None:
@@ -285,10 +260,11 @@ def test_products_of_activations_have_one_scale_with_what_they_multiply() -> Non
     assert set(found.layers(out, stem)) == {"q/affine", "k/affine", "v/affine"}
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_layers_of_one_weight_have_one_alpha(bias: bool) -> None:
+# Of a frozen one nothing is added to anywhere, but there is one array.
+@pytest.mark.parametrize("options", [{}, {"with_bias": False}, {"fix_parameters": True}])
+def test_layers_of_one_weight_have_one_alpha(options: Any) -> None:
     inner = [F.tanh(dense(data(), name)) for name in ("left", "right")]
-    outer = [PF.affine(h, 8, name="shared", with_bias=bias) for h in inner]
+    outer = [PF.affine(h, 8, name="shared", **options) for h in inner]
     loss = F.mean(outer[0] ** 2) + F.mean(F.sigmoid(outer[1]))
     apart, found = Found(loss), Together(loss)
     assert len(set(apart.of(*inner, *outer))) == 4
@@ -296,43 +272,6 @@ def test_layers_of_one_weight_have_one_alpha(bias: bool) -> None:
     assert together(found, *inner)
     assert not together(found, inner[0], outer[0])
     assert found.layers(outer[0], inner[0]) == ["shared/affine", "shared/affine#2"]
-
-
-def test_layers_of_one_frozen_weight_have_one_alpha_too() -> None:
-    """Nothing is added to anywhere, but there is one array."""
-    inner = [F.tanh(dense(data(), name)) for name in ("left", "right")]
-    outer = [PF.affine(h, 8, name="shared", fix_parameters=True) for h in inner]
-    found = Together(F.mean(outer[0] ** 2) + F.mean(F.sigmoid(outer[1])))
-    assert together(found, *outer)
-    assert together(found, *inner)
-    assert not together(found, inner[0], outer[0])
-
-
-def test_all_steps_of_an_unrolled_network_are_together() -> None:
-    states = [dense(data(), "start")]
-    for _ in range(4):
-        states.append(F.tanh(dense(states[-1], "cell") + dense(data(), "in")))
-    last = dense(states[-1], "last")
-    loss = F.mean(last**2)
-    found = Together(loss)
-    assert together(found, *states)
-    assert len({*found.of(loss, last, states[0])}) == 3
-    assert len(set(Found(loss).of(*states))) == 5
-
-
-def test_twins_are_together_layer_by_layer() -> None:
-    twins = []
-    for _ in range(2):
-        first = dense(data(), "first")
-        second = dense(F.tanh(first), "second")
-        twins.append((first, second))
-    (a, c), (b, d) = twins
-    loss = F.mean(c**2) + F.mean(F.sigmoid(d))
-    found = Together(loss)
-    assert together(found, a, b)
-    assert together(found, c, d)
-    assert not together(found, a, c)
-    assert len(set(Found(loss).of(a, b, c, d))) == 4
 
 
 def test_ends_of_a_tied_autoencoder_are_together() -> None:
@@ -402,6 +341,14 @@ def test_a_given_s0_decides_about_no_component_that_a_layer_leads_to_by_any_way(
 def test_joined_components_of_networks_that_people_build(network: str) -> None:
     found = Together(NETWORKS[network]())
     assert_coarser(found.apart, found.joined)
+
+
+@pytest.mark.parametrize("network", [NETWORKS["u_net"], NETWORKS["squeeze_and_excite"], heads])
+def test_what_no_hooks_are_needed_for_stays_apart(network: Callable[[], nn.Variable]) -> None:
+    found = Together(network())
+    assert list(found.joined.of) == list(range(len(found.apart.names)))
+    assert found.joined.components == found.apart
+    assert len(found.apart.names) > 2
 
 
 def assert_coarser(apart: Components, found: Joined) -> None:

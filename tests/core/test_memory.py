@@ -267,6 +267,12 @@ def test_an_overflow_at_the_floor_is_no_matter_of_the_scale(weight: float) -> No
     assert not overflow(scales, "a", 1.0, lowest, 1.0, 1.0, weights=weights)
 
 
+def test_what_is_behind_an_overflow_starts_from_the_room_it_had_where_the_pass_used_more() -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    overflow(scales, "b", 2.0**14, 2.0**8, 2.0**10, 2.0**12)
+    assert room(scales).assumed == {2: 2.0**6, 3: 2.0**4}
+
+
 def test_after_an_overflow_no_scale_rises_and_none_is_shared() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "b", 2.0**14, 2.0**8, 2.0**6, 2.0**7)
@@ -323,7 +329,7 @@ def test_what_shows_for_the_first_time_may_show_more_behind_it_once_more(
 
 
 @pytest.mark.parametrize("layer", [None, "first"])
-def test_what_is_dark_at_the_loss_is_looked_at_once_more_and_no_more(layer: Optional[str]) -> None:
+def test_what_underflows_at_the_loss_is_measured_once_more_and_no_more(layer: Optional[str]) -> None:
     """The loss gradient itself is not zero: what follows from it without a layer may have underflowed."""
     edges = [Edge(index, index + 1, f"layer{index}" if index else layer, -1, True) for index in range(3)]
     components, scales, found = COMPONENTS._replace(edges=edges), ComponentScales(HistoryPolicy()), []
@@ -381,7 +387,7 @@ def test_what_is_absent_is_zero_for_another_reason() -> None:
     assert scales.settled
 
 
-def test_a_pass_that_has_not_looked_at_everything_repeats_no_batch_for_what_is_dark() -> None:
+def test_a_pass_that_has_not_looked_at_everything_repeats_no_batch_for_what_is_zero() -> None:
     for found in ({"measured_all": False}, {"measured_all": True, "finite": False}):
         scales = ComponentScales(HistoryPolicy())
         passed = shown(SCALES, amax={1: 1.0, 2: 0.0}, **found)

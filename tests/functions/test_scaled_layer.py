@@ -161,25 +161,21 @@ def test_layers_can_be_excluded_and_the_first_one_needs_none() -> None:
     assert tracker.layer_scales == {"net/fc2": 4.0}
 
 
-@pytest.mark.parametrize("bad", [np.inf, np.nan])
-def test_a_nonfinite_gradient_gets_no_scale_and_is_reported(bad: float) -> None:
-    tracker = ScaleTracker()
+@pytest.mark.parametrize("tracked", [False, True])
+def test_scales_are_kept_for_some_iterations(tracked: bool) -> None:
+    records: List[LayerRecord] = []
+    config = AdaLossConfig(recorder=records.append, update_per_n_iteration=2, use_bound=False)
+    tracker = ScaleTracker(config, scale=1.0)
     x, w = variable(np.ones((1, 2))), variable(np.ones((2, 2)))
-    _, loss = one_layer(tracker, x, w, [[1e-9, bad]])
-    gradients_of(loss, x, w)
-    assert tracker.layer_scales == {"Affine": 1.0}
-    assert tracker.found_inf
-
-
-def test_scales_are_kept_for_some_iterations() -> None:
-    tracker = ScaleTracker(AdaLossConfig(update_per_n_iteration=2), scale=1.0)
-    x, w = variable(np.ones((1, 2))), variable(np.ones((2, 2)))
-    seen = []
+    y = adaptive_loss_scaling(F.affine(x, w), w, config)
+    y.forward()
     for size in (1e-5, 1e-9, 1e-9):
-        _, loss = one_layer(tracker, x, w, [[size, size]])
-        gradients_of(loss, x, w)
-        seen.append(tracker.layer_scales["Affine"])
-    assert seen[0] == seen[1] < seen[2]
+        if tracked:
+            gradients_of(one_layer(tracker, x, w, [[size, size]])[1], x, w)
+        else:
+            y.backward(np.float32([[size, -size]]))
+    alphas = [record.alpha for record in records]
+    assert alphas[0] == alphas[1] < alphas[2]
 
 
 def test_what_is_no_layer_with_this_weight_is_refused() -> None:
@@ -254,15 +250,3 @@ def test_the_scaled_weight_stays_in_range() -> None:
     _, loss = one_layer(tracker, x, w, np.full((1, 2), 1e-6))
     gradients_of(loss, x, w)
     assert tracker.layer_scales == {"Affine": 2.0}
-
-
-def test_without_a_tracker_scales_are_kept_for_some_iterations() -> None:
-    records: List[LayerRecord] = []
-    x, w = variable(np.ones((1, 2))), variable(np.ones((2, 2)))
-    config = AdaLossConfig(recorder=records.append, update_per_n_iteration=2, use_bound=False)
-    y = adaptive_loss_scaling(F.affine(x, w), w, config)
-    y.forward()
-    for size in (1e-5, 1e-9, 1e-9):
-        y.backward(np.float32([[size, -size]]))
-    alphas = [record.alpha for record in records]
-    assert alphas[0] == alphas[1] < alphas[2]

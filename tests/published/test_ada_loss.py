@@ -336,15 +336,6 @@ def test_a_copy_goes_on_from_the_state_of_the_original() -> None:
     assert call(copy, arrays(0, 10)[0], layer="a", iteration=1) == 1.0
 
 
-def test_a_state_is_saved_in_as_few_numbers_as_it_has() -> None:
-    # A limit below 1 is that of gradients near the end of the range.
-    state = LayerState(3, 8.0, 0.5, 4.0)
-    assert state.as_list() == [3, 8.0, 0.5, 4.0]
-    assert LayerState.from_list(state.as_list()) == state
-    known = statistics_of(SMALL)
-    assert state._replace(history=(known,)).as_list() == [3, 8.0, 0.5, 4.0, [list(known)]]
-
-
 @pytest.mark.parametrize(
     ("values", "named"),
     [

@@ -9,7 +9,6 @@ from typing import Any, List
 
 import nnabla as nn
 import nnabla.functions as F
-import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 import pytest
@@ -28,17 +27,13 @@ from nnabla_adaloss.graph.functions import Function
 from nnabla_adaloss.graph.matrix_products import Product
 from nnabla_adaloss.kernels import CpuKernels, CudaKernels, Kernels
 from nnabla_adaloss.kernels.cuda_launcher import CudaSource
+from tests.worlds.networks import mlp
 
 
 def updater_with(
     config: AdaLossConfig, storage: Any = "float16", **options: Any
 ) -> AdaptiveLossScalingUpdater:
-    nn.clear_parameters()
-    rng = np.random.RandomState(0)
-    h = nn.Variable.from_numpy_array(rng.randn(8, 5).astype(np.float32))
-    for name in ("a", "b", "c"):
-        h = F.tanh(PF.affine(h, 6, name=name, rng=rng))
-    loss = F.mean(h**2) * 1e-6
+    loss = mlp(1e-6, batch=8)
     solver = S.Sgd(1e5)
     solver.set_parameters(nn.get_parameters())
     return AdaptiveLossScalingUpdater(solver, loss, config=config, storage=storage, **options)

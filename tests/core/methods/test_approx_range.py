@@ -49,25 +49,11 @@ def test_never_zero_nor_infinite(dtype: Any) -> None:
                 assert 0.0 < float(scale) < math.inf
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_nonfinite_gives_one(bad: float) -> None:
-    good, poisoned = np.full((2, 2), 1e-7), np.array([[1e-7, bad], [1.0, 0.0]])
-    for g, W in ((good, poisoned), (poisoned, good), (poisoned, None)):
-        assert get_loss_scale_by_approx_range(g, W, config=CONFIG) == 1.0
-    assert get_loss_scale_by_approx_range(good, poisoned, config=CONFIG, fan_in=2) == 1.0
-    assert get_loss_scale_by_approx_range(poisoned, config=CONFIG, lognormal=True) == 1.0
-
-
 @pytest.mark.parametrize("g", [np.zeros((3, 2)), np.zeros((0, 2)), np.float32(0)])
 def test_zeros_and_nothing_give_one(g: Any) -> None:
     assert get_loss_scale_by_approx_range(g, np.ones((2, 2)), config=CONFIG, fan_in=2) == 1.0
     assert get_loss_scale_by_approx_range(g, config=CONFIG) == 1.0
     assert get_loss_scale_by_approx_range(g, config=CONFIG, lognormal=True) == 1.0
-
-
-def test_overflow_goes_below_one() -> None:
-    g, W = np.full((1, 4), 60000.0, np.float16), np.full((4, 1), 2.0, np.float16)
-    assert float(get_loss_scale_by_approx_range(g, W, config=CONFIG, fan_in=4)) == 65504.0 / 480000.0
 
 
 def test_a_deviation_under_a_large_mean_keeps_its_digits() -> None:

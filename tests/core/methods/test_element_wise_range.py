@@ -83,12 +83,6 @@ def test_at_least_one_product_is_kept(ratio: float, kept: float) -> None:
         assert math.isclose(scale, max(6e-8 / (weight * kept), 1.0))
 
 
-@pytest.mark.parametrize("g", [np.zeros((2, 3)), np.zeros((0, 3)), np.array([[1.0, 0.0, 0.0]])])
-def test_no_product_gives_one(g: np.ndarray) -> None:
-    W = np.array([[0.0], [1.0], [1.0]])
-    assert get_loss_scale_by_element_wise_range(g, W, config=AdaLossConfig(), fan_in=3) == 1.0
-
-
 def test_extremes_of_float64_stay_finite_and_positive() -> None:
     g = np.array([[5e-324, 1e308]])
     for W in (g.T, g[:, ::-1].T):
@@ -134,17 +128,8 @@ def test_products_below_1e_15_are_not_chased() -> None:
     assert abs_range(g, W, fan_in=1) == 6e-8 / 1e-15
 
 
-def test_overflow_of_extremes_goes_below_one() -> None:
-    assert math.isclose(abs_range([1e4], np.array([10.0]), fan_in=2), 65504.0 / 2e5)
-
-
 @pytest.mark.parametrize("g", [[], [0.0, -0.0], [np.nan], [np.inf, 1e-8]])
 def test_useless_arrays_give_one(g: List[float]) -> None:
     assert abs_range(g, np.array([1e-8]), fan_in=2) == 1.0
     assert abs_range([1e-8], np.asarray(g), fan_in=2) == 1.0
     assert abs_range(g, None) == 1.0
-
-
-@given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
-def test_extremes_are_never_zero_nor_infinite(g: float, W: float) -> None:
-    assert 0.0 < abs_range([g], np.array([W]), fan_in=3) < math.inf
