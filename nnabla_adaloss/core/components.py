@@ -228,7 +228,7 @@ def _numbered(
 
 
 def _edges(node: NodeStructure, of: Mapping[int, int], before: int) -> Iterable[Edge]:
-    """The ways through a function, to components other than that of its output."""
+    """The edges of a function, to components other than that of its output."""
     scaled = {slot.target for slot in node.slots if of.get(slot.target, before) != before}
     for slot in node.slots:
         if slot.target in scaled:
@@ -249,7 +249,7 @@ def _reachable(following: Sequence[AbstractSet[int]], first: AbstractSet[int]) -
 
 
 def _root(parents: Dict[int, int], key: int) -> int:
-    """The position that stands for all that are connected with `key`."""
+    """The position that stands for all that are connected with `key`: the root of a union-find tree."""
     while parents[key] != key:
         parents[key] = key = parents[parents[key]]
     return key

@@ -32,7 +32,7 @@ class AdaLossConfig:
             `f(g, W, *, config, fan_in) -> float` of NumPy arrays (`W` may be None). `"approx_range"` assumes
             normal distributions (section 3.3 of the paper). `"amax_history"` gives each part of the network
             (component) the largest scale that its gradients leave room for. None: `"amax_history"` in a
-            network; `"approx_range"` for a layer by itself, which is not part of one.
+            network; `"approx_range"` for a layer by itself.
         fixed_loss_scale: the scale of every layer when the method is `"fixed"`.
         init_scale: factor the loss gradient is multiplied by, on top of the global loss scale.
         n_uf_threshold: for `"approx_range"`: p, accepted share of input gradient elements that underflow;
@@ -47,9 +47,8 @@ class AdaLossConfig:
         measure_every: scales are chosen in one of so many iterations (or of `update_per_n_iteration`, if that
             is more), and reused in between. With `delay=1` each of them measures another share of the arrays,
             and keeps the gradients of that share until its backward ends: more iterations, less memory. An
-            overflow is seen in every iteration, and has everything measured again. 8: until there no more is
-            lost to underflow in float16 than with 1, and longer distances save little more time
-            (benchmarks/results/measuring.md).
+            overflow is seen in every iteration, and has everything measured again. 8: no more is lost to
+            underflow in float16 than with 1, and more save little time (benchmarks/results/measuring.md).
         scale_upper_bound: largest scale of one layer, for all methods but `"amax_history"`.
         accum_upper_bound: largest accumulated scale, i.e. product of the scales from the loss to a layer;
             likewise. Both are as published.
@@ -150,8 +149,7 @@ class AdaLossConfig:
     @cached_property
     def range(self) -> Range:
         """(u_min, u_max), what was left None filled in from `dtype`."""
-        stored = get_format("float16" if self.dtype is None else self.dtype, argument="dtype")
-        return self.range_in(stored)
+        return self.range_in(get_format("float16" if self.dtype is None else self.dtype, argument="dtype"))
 
     def range_in(self, stored: Format) -> Range:
         """(u_min, u_max) of gradients that are stored in a format, what was given here put in its place."""
@@ -167,10 +165,7 @@ class AdaLossConfig:
 
     @property
     def sigma_min(self) -> float:
-        """Standard deviation at which a share p of a centred normal distribution lies below u_min.
-
-        u_min / (sqrt(2) * erfinv(p)): what `approx_range` raises a smaller standard deviation to.
-        """
+        """Standard deviation at which a share p of a centred normal distribution lies below u_min."""
         return ApproxRange(self.n_uf_threshold).sigma_min(self.range)
 
     @property
@@ -196,24 +191,16 @@ class AdaLossConfig:
             {field.name for field in fields(method)} if is_dataclass(method) else set()
             for method in (self.method, *METHODS.values())
         )
-        return (
-            set()
-            .union(*of_all)
-            .difference(of_method)
-            .union(_OF_PUBLISHED_METHODS if isinstance(self.method, AmaxHistory) else ())
-        )
+        unused = _OF_PUBLISHED_METHODS if isinstance(self.method, AmaxHistory) else ()
+        return {*set().union(*of_all) - of_method, *unused}
 
     def for_network(self) -> AdaLossConfig:
         """The configuration for the gradients of a network: with `loss_scale_method` filled in."""
-        if self.loss_scale_method is not None:
-            return self
-        return replace(self, loss_scale_method="amax_history")
+        return replace(self, loss_scale_method="amax_history") if self.loss_scale_method is None else self
 
     def stored_in(self, precision: Optional[Precision]) -> AdaLossConfig:
-        """The configuration with `dtype` filled in from a storage; None: nothing is known of it.
-
-        Raises:
-            ValueError: `dtype` is another format than that of the gradients.
+        """The configuration with `dtype` filled in from a storage; None: nothing is known of it. ValueError
+        if `dtype` is another format than that of the gradients.
         """
         if precision is None:
             return self if self.dtype is not None else replace(self, dtype="float16")

@@ -26,11 +26,13 @@ class Given(NamedTuple):
 
 def fields_of(value: Any) -> Dict[str, Given]:
     """The fields of a dataclass as settings; none of anything else."""
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return {}
-    return {
-        field.name: Given(getattr(value, field.name), _default(field)) for field in dataclasses.fields(value)
-    }
+    found: Dict[str, Given] = {}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            made = field.default_factory
+            default = field.default if made is dataclasses.MISSING else made()
+            found[field.name] = Given(getattr(value, field.name), default)
+    return found
 
 
 def plain(value: Any) -> Any:
@@ -113,11 +115,6 @@ def check_version(version: Any, known: int) -> None:
     if integer("version", version) != known:
         remedy = "update nnabla_adaloss" if version > known else "begin with a new state"
         raise ValueError(f"state has version {version}, this package knows {known}: {remedy}")
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    made = field.default_factory
-    return field.default if made is dataclasses.MISSING else made()
 
 
 def _is_default(given: Given) -> bool:

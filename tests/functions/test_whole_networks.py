@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
+import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
@@ -22,38 +23,30 @@ CONFIG = AdaLossConfig("approx_range", u_min=1e-3, scale_upper_bound=64.0, delay
 class Layers:
     """Layers by name, with scaling functions if there is a tracker, else as the engine takes them."""
 
-    def __init__(self, tracker: Optional[ScaleTracker], parameters: Dict[str, nn.Variable]) -> None:
+    def __init__(self, tracker: Optional[ScaleTracker]) -> None:
         self.tracker = tracker
-        self.parameters = parameters
 
-    def parameter(self, name: str, *shape: int) -> nn.Variable:
-        if name not in self.parameters:
-            rng = np.random.default_rng(len(self.parameters))
-            value = 0.1 * rng.standard_normal(shape).astype(np.float32)
-            w = nn.parameter.get_parameter_or_create(name, shape, need_grad=True)
-            w.d = value
-            self.parameters[name] = w
-        w = self.parameters[name]
+    def parameter(self, w: nn.Variable) -> nn.Variable:
         return unscale(w, self.tracker) if self.tracker else w
 
-    def layer(
-        self, function: Callable, h: nn.Variable, name: str, *shape: int, bias: int, **kwargs: Any
-    ) -> nn.Variable:
-        w, b = self.parameter(name + "/W", *shape), self.parameter(name + "/b", bias)
-        y = function(h, w, b, **kwargs)
-        return adaptive_loss_scaling(y, w, self.tracker) if self.tracker else y
+    def layer(self, function: Callable, h: nn.Variable, *args: Any, name: str, **options: Any) -> nn.Variable:
+        own = {"apply_w": self.parameter, "apply_b": self.parameter, "rng": np.random.RandomState(len(name))}
+        y = function(h, *args, name=name, **own, **options)
+        return adaptive_loss_scaling(y, y.parent.inputs[1], self.tracker) if self.tracker else y
 
-    def affine(self, h: nn.Variable, name: str, n: int) -> nn.Variable:
-        return self.layer(F.affine, h, name, int(np.prod(h.shape[1:])), n, bias=n)
-
-    def convolution(self, h: nn.Variable, name: str, n: int, kernel: int, **kwargs: Any) -> nn.Variable:
-        return self.layer(F.convolution, h, name, n, h.shape[1], kernel, kernel, bias=n, **kwargs)
+    def convolution(self, h: nn.Variable, name: str, n: int, kernel: int = 3, **options: Any) -> nn.Variable:
+        pad = (kernel // 2,) * 2
+        return self.layer(PF.convolution, h, n, (kernel, kernel), name=name, pad=pad, **options)
 
     def normalization(self, h: nn.Variable, name: str) -> nn.Variable:
-        c = h.shape[1]
-        mean, variance = nn.Variable((1, c, 1, 1)), nn.Variable((1, c, 1, 1))
-        beta, gamma = (self.parameter(f"{name}/{p}", 1, c, 1, 1) for p in ("beta", "gamma"))
-        return F.batch_normalization(h, beta, gamma + 1.0, mean, variance, batch_stat=True)
+        shape = 1, h.shape[1], 1, 1
+        beta, gamma = (
+            self.parameter(
+                nn.parameter.get_parameter_or_create(f"{name}/{own}", shape, value, need_grad=True)
+            )
+            for own, value in (("beta", np.zeros(shape)), ("gamma", np.ones(shape)))
+        )
+        return F.batch_normalization(h, beta, gamma, nn.Variable(shape), nn.Variable(shape))
 
     def branch(self, h: nn.Variable, n: int) -> Tuple[nn.Variable, ...]:
         # nnabla's convolution adds to a gradient product by product; behind an identity it starts from zero.
@@ -63,21 +56,18 @@ class Layers:
 def mlp(layers: Layers, rng: np.random.Generator) -> nn.Variable:
     h = nn.Variable.from_numpy_array(rng.standard_normal((16, 12)).astype(np.float32))
     for i in range(4):
-        h = F.tanh(layers.affine(h, f"fc{i}", 12))
-    return layers.affine(h, "out", 4)
+        h = F.tanh(layers.layer(PF.affine, h, 12, name=f"fc{i}"))
+    return layers.layer(PF.affine, h, 4, name="out")
 
 
 def residual(layers: Layers, rng: np.random.Generator) -> nn.Variable:
     x = nn.Variable.from_numpy_array(rng.standard_normal((16, 3, 8, 8)).astype(np.float32))
-    h = F.relu(layers.normalization(layers.convolution(x, "stem", 6, 3, pad=(1, 1)), "bn"))
-    a, b = layers.branch(h, 2)
-    a = F.relu(layers.convolution(a, "conv1", 6, 3, pad=(1, 1)))
-    h = F.relu(layers.convolution(a, "conv2", 6, 3, pad=(1, 1)) + b)
-    a, b = layers.branch(h, 2)
-    h = layers.convolution(a, "down", 8, 3, pad=(1, 1), stride=(2, 2)) + layers.convolution(
-        b, "shortcut", 8, 1, stride=(2, 2)
-    )
-    return layers.affine(F.relu(h), "out", 4)
+    a, b = layers.branch(F.relu(layers.normalization(layers.convolution(x, "stem", 6), "bn")), 2)
+    a = F.relu(layers.convolution(a, "conv1", 6))
+    a, b = layers.branch(F.relu(layers.convolution(a, "conv2", 6) + b), 2)
+    h = layers.convolution(a, "down", 8, stride=(2, 2))
+    h = h + layers.convolution(b, "shortcut", 8, 1, stride=(2, 2))
+    return layers.layer(PF.affine, F.relu(h), 4, name="out")
 
 
 def loss_of(network: Callable, layers: Layers) -> nn.Variable:
@@ -87,19 +77,14 @@ def loss_of(network: Callable, layers: Layers) -> nn.Variable:
     return loss_scaling(loss, layers.tracker) if layers.tracker else loss
 
 
-@pytest.fixture
-def parameters() -> Dict[str, nn.Variable]:
-    return {}
-
-
 @pytest.mark.slow
 @pytest.mark.gate
 @pytest.mark.parametrize("network", [mlp, residual])
-def test_gradients_are_those_of_the_engine(network: Callable, parameters: Dict[str, nn.Variable]) -> None:
+def test_gradients_are_those_of_the_engine(network: Callable) -> None:
     tracker = ScaleTracker(CONFIG, 8.0)
-    hand = loss_of(network, Layers(tracker, parameters))
-    engine = AdaptiveLossScaling(loss_of(network, Layers(None, parameters)), CONFIG)
-    leaves = list(parameters.values())
+    hand = loss_of(network, Layers(tracker))
+    engine = AdaptiveLossScaling(loss_of(network, Layers(None)), CONFIG)
+    leaves = list(nn.get_parameters().values())
     by_hand = gradients_of(hand, *leaves, clear=True)
     # Scales of layers act from the second pass over a batch on.
     for again in (False, True):
@@ -111,7 +96,7 @@ def test_gradients_are_those_of_the_engine(network: Callable, parameters: Dict[s
     assert (tracker.layer_scales == engine.layer_scales) == (network is mlp)
     assert (tracker.accumulated_scales == engine.accumulated_scales) == (network is mlp)
     assert max(tracker.layer_scales.values()) > 1.0
-    for name, a, b in zip(parameters, by_hand, by_engine):
+    for name, a, b in zip(nn.get_parameters(), by_hand, by_engine):
         assert np.abs(a).max() > 0.0, name
         np.testing.assert_array_equal(bits(a), bits(b), err_msg=name)
 
@@ -119,29 +104,29 @@ def test_gradients_are_those_of_the_engine(network: Callable, parameters: Dict[s
 @pytest.mark.slow
 @pytest.mark.gate
 @pytest.mark.parametrize("network", [mlp, residual])
-def test_gradients_are_those_of_nnabla(network: Callable, parameters: Dict[str, nn.Variable]) -> None:
+def test_gradients_are_those_of_nnabla(network: Callable) -> None:
     tracker = ScaleTracker(CONFIG)
-    hand = loss_of(network, Layers(tracker, parameters))
-    plain = loss_of(network, Layers(None, parameters))
-    leaves = list(parameters.values())
-    for name, a, b in zip(parameters, gradients_of(hand, *leaves), gradients_of(plain, *leaves)):
+    hand = loss_of(network, Layers(tracker))
+    plain = loss_of(network, Layers(None))
+    leaves = list(nn.get_parameters().values())
+    for name, a, b in zip(nn.get_parameters(), gradients_of(hand, *leaves), gradients_of(plain, *leaves)):
         np.testing.assert_array_equal(bits(a), bits(b), err_msg=name)
     np.testing.assert_array_equal(bits(hand.d), bits(plain.d))
 
 
-def test_the_engine_refuses_a_graph_that_scales_itself(parameters: Dict[str, nn.Variable]) -> None:
-    hand = loss_of(residual, Layers(ScaleTracker(CONFIG), parameters))
+def test_the_engine_refuses_a_graph_that_scales_itself() -> None:
+    hand = loss_of(residual, Layers(ScaleTracker(CONFIG)))
     with pytest.raises(ValueError, match="loss scales itself already"):
         AdaptiveLossScaling(hand, CONFIG)
 
 
 @pytest.mark.slow
 @pytest.mark.gate
-def test_emulated_storage_leaves_unscaled_gradients_in_fp32(parameters: Dict[str, nn.Variable]) -> None:
-    exact = loss_of(residual, Layers(None, parameters))
-    leaves = list(parameters.values())
+def test_emulated_storage_leaves_unscaled_gradients_in_fp32() -> None:
+    exact = loss_of(residual, Layers(None))
+    leaves = list(nn.get_parameters().values())
     expected = gradients_of(exact, *leaves)
-    emulated = FormatEmulation(loss_of(residual, Layers(ScaleTracker(CONFIG, scale=2.0**10), parameters)))
-    for name, a, b in zip(parameters, gradients_of(emulated, *leaves), expected):
+    emulated = FormatEmulation(loss_of(residual, Layers(ScaleTracker(CONFIG, scale=2.0**10))))
+    for name, a, b in zip(nn.get_parameters(), gradients_of(emulated, *leaves), expected):
         # A bias before batch normalization has a gradient of rounding noise.
         assert not name.endswith("/W") or np.linalg.norm(a - b) < 0.02 * np.linalg.norm(b), name

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss scale methods that have names: a line each in `METHODS`.
-
-A method of one's own needs none: it is named in the configuration as `"package.module:name"`, which survives
-being saved, or given as itself.
-"""
+"""The loss scale methods that have names: a line each in `METHODS`. One of the user's own needs none."""
 
 from __future__ import annotations
 
@@ -12,28 +8,17 @@ from inspect import signature
 from pkgutil import resolve_name
 from typing import Any, Callable, Dict, Literal, Type, Union
 
-from .amax_history import AmaxHistory
-from .approx_range import ApproxRange, LognormalRange
-from .element_wise_range import AbsRange, ElementWiseRange
-from .method import ArrayFunction, Fixed, Method, Needs, Range, overflow_limit
-
-__all__ = [
-    "METHODS",
-    "AbsRange",
-    "AmaxHistory",
-    "ApproxRange",
-    "ArrayFunction",
-    "ElementWiseRange",
-    "Fixed",
-    "LognormalRange",
-    "Method",
-    "MethodLike",
-    "MethodName",
-    "Needs",
-    "Range",
-    "overflow_limit",
-    "resolve_method",
-]
+from .amax_history import AmaxHistory as AmaxHistory
+from .approx_range import ApproxRange as ApproxRange
+from .approx_range import LognormalRange as LognormalRange
+from .element_wise_range import AbsRange as AbsRange
+from .element_wise_range import ElementWiseRange as ElementWiseRange
+from .method import ArrayFunction as ArrayFunction
+from .method import Fixed as Fixed
+from .method import Method as Method
+from .method import Needs as Needs
+from .method import Range as Range
+from .method import overflow_limit as overflow_limit
 
 MethodName = Literal["approx_range", "amax_history", "abs_range", "element_wise_range", "fixed"]
 """What `loss_scale_method=` takes by name."""
@@ -53,14 +38,15 @@ MethodLike = Union[MethodName, Method, Type[Method], Callable[..., float]]
 def resolve_method(given: MethodLike, config: Any = None) -> Method:
     """The method that a name, a `Method`, a subclass of it, or a function stands for.
 
-    A method that is given by name or class takes its parameters from the fields that `config` has too; a
-    function is given `config` as it is.
+    A method that is given by name or class takes its parameters from the fields that `config` has too.
     """
     found: Any = _imported(given) if isinstance(given, str) else given
     if isinstance(found, Method):
         return found
     if isinstance(found, type) and issubclass(found, Method):
-        return _with_parameters_of(found, config)
+        own: Any = found
+        names = [field.name for field in fields(own)] if is_dataclass(own) else []
+        return found(**{name: getattr(config, name) for name in names if hasattr(config, name)})
     # To call a class would make an object, not a scale.
     if isinstance(found, type) or not callable(found):
         raise TypeError(
@@ -97,9 +83,3 @@ def _check_arguments(given: MethodLike, function: Callable[..., float]) -> None:
         raise TypeError(
             f"loss_scale_method={given!r} must be callable as f(g, W, *, config, fan_in): {error}"
         ) from None
-
-
-def _with_parameters_of(method: Any, config: Any) -> Method:
-    names = [field.name for field in fields(method)] if is_dataclass(method) else []
-    made: Method = method(**{name: getattr(config, name) for name in names if hasattr(config, name)})
-    return made

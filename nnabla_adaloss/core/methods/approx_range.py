@@ -20,9 +20,6 @@ from ..statistics import ArrayStatistics
 from ..validation import number
 from .method import Method, Needs, Range, overflow_limit
 
-# The largest float below 1.
-_BELOW_ONE = 1.0 - 2.0**-53
-
 
 @dataclass(frozen=True)
 class ApproxRange(Method):
@@ -95,10 +92,8 @@ def erfinv(y: float) -> float:
 
     From Python's own library: SciPy's takes 20 MB and 0.2 s to import.
     """
-    below = 0.5 * (1.0 + y)
-    if y < 1.0:
-        # Next to one the sum is rounded to one.
-        below = min(below, _BELOW_ONE)
+    # Next to one the sum is rounded to one.
+    below = min(0.5 * (1.0 + y), math.nextafter(1.0, 0.0))
     x = NormalDist().inv_cdf(below) / math.sqrt(2.0)
     # 1 + y has lost digits of a small y; a step of Newton's method finds them again.
     return x - (math.erf(x) - y) * (0.5 * math.sqrt(math.pi) * math.exp(x * x))
