@@ -636,14 +636,6 @@ def test_what_shares_a_scale_has_that_of_the_smallest_room() -> None:
     assert n.shared(falling(n, 12, 10, 14, 13), assumed={n.states[0]: 2.0**11}) == [2.0**10] * 4
 
 
-def test_members_that_nothing_is_known_of_limit_nothing() -> None:
-    n = Steps()
-    for known in n.states:
-        assert n.shared({n.last: 2.0**5, known: 2.0**9}) == [2.0**9] * 4
-    # Of none: the scale of what it comes from.
-    assert n.shared({n.last: 2.0**5}) == [2.0**5] * 4
-
-
 def test_members_without_a_gradient_in_this_batch_limit_nothing() -> None:
     inner = [F.tanh(affine(nn.Variable((4, 3)), name)) for name in ("left", "right")]
     outer = [affine(h, "shared") for h in inner]
