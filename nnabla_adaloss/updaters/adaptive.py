@@ -17,18 +17,17 @@ from ..core.precision import StorageLike
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy
 from ..core.validation import explains_keywords
-from ..core.verdict import Verdict
-from ..engine import AdaptiveLossScaling, Outcome
+from ..core.verdict import CHECK_AFTER, Rules, Verdict
+from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
 from ..engine.gradients import gradients_are_zero
 from ..engine.notifier import Notifier
 from ..errors import LossScaleError, warn
 from ..graph.loss import LossLike, check_scale
-from ..monitor import BatchThrownAway, ScaleChanged, audience_of
+from ..monitor import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, audience_of
 from ..state import read_state, write_state
 from ..undo import Savepoint, Undoable
-from .batch_run import BatchRunner
 from .exchange import GradientExchange
-from .global_scale import GlobalScale, GlobalScaleName, agreed_scales, history_of
+from .global_scale import GlobalScale, GlobalScaleName, history_of
 from .idle import Idle
 from .notifications import notify_beginning, notify_float_storage, notify_update
 from .retries import Counters, RetryState, UpdateResult
@@ -45,16 +44,15 @@ _HOPELESS = 25
 class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: ignore[misc]
     """Trains with measured loss scales: one for each part of the network (component), and nothing to tune.
 
-    A drop-in replacement for nnabla's `DynamicLossScalingUpdater`: it has the same positional arguments with
-    the same defaults.
+    A drop-in replacement for nnabla's `DynamicLossScalingUpdater`, with the same positional arguments and
+    defaults.
 
     Args:
         solver: the solver, with its parameters set.
         loss: the loss Variable of one element (or a wrapper of one, such as `FormatEmulation`).
         data_feeder: called without arguments before each forward to fill the input variables.
         scale: S0, the global loss scale to start with. 8.0, as the baseline.
-        scaling_factor: what S0 is multiplied by to grow and divided by to back off, with
-            `global_scale="dynamic"`. 2.0.
+        scaling_factor: what S0 grows and backs off by, with `global_scale="dynamic"`. 2.0.
         N: S0 grows after more than this many updates without overflow, with `"dynamic"`. 2000.
         clear_buffer: free activations and gradients that are no longer needed. True.
         accum_grad: batches whose gradients are summed per update; with `on_overflow="next"`, one overflow
@@ -63,7 +61,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         comm: a communicator for data-parallel training; None for one process.
         grads: gradients to exchange; None (or empty) means those of all the solver's parameters.
         global_scale: `"history"` (default): the largest scale that the gradients of the last iterations leave
-            room for, from the first batch on, or a `HistoryPolicy` with settings of your own; or `"dynamic"`:
+            room for, from the first batch on; a `HistoryPolicy`: likewise, with its settings; `"dynamic"`:
             grows and backs off as the baseline's.
         on_overflow: `"repeat"` (default): the same batch again, with lower scales where it overflowed; or
             `"next"`: throw the batch away and take the next one, as the baseline does.
@@ -89,19 +87,19 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             many iterations, and raise on every rank when they differ. 1000; 0 never does.
         monitors: objects with some of the methods of `Monitor`, such as `Recorder`, `LogMonitor` and
             `NanDump`. Without monitors there is no overhead.
-        function_pre_hook: called with each function before it runs, in forward and in backward; or a pair of
-            hooks, for forward and for backward, such as nnabla's `TimeProfiler` has. With one for backward,
-            scales are applied around each function. None.
-        function_post_hook: likewise, after each function has run. Gradients of parameters are unscaled by
-            then, those of activations still carry their scales. None. For `NanInfTracer`:
+        function_pre_hook: called with each function before it runs, or a pair of hooks for forward and for
+            backward, such as nnabla's `TimeProfiler` has. With one for backward, scales are applied around
+            each function. None.
+        function_post_hook: likewise, after each function. Gradients of parameters are unscaled by then, those
+            of activations still carry their scales. None. For `NanInfTracer`:
             `(tracer.forward_post_hook, tracer.backward_post_hook)`.
         float_tail: in half precision, native or emulated, compute functions of one element at the loss in
             float, and functions with a constant that half cannot hold: in half, `loss * 1e-8` is `loss * 0`.
             In a half context it replaces these functions in the graph. True; False leaves it as it is.
 
-    All of these are attributes as well. A value assigned between updates is checked as here and used from
-    then on. Those with which other objects were made (`comm`, `grads`, `config`, `storage`, `on_overflow`,
-    the hooks, ...) raise AttributeError instead.
+    All of these are attributes as well. A value assigned between updates is checked and used from then on;
+    those with which other objects were made (`comm`, `grads`, `config`, `storage`, `on_overflow`, the hooks,
+    ...) raise AttributeError instead.
 
     Attributes:
         counters: the numbers of updates, batches and repeats, and of lost batches by cause; `counters.fed` is
@@ -167,7 +165,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self.on_nonfinite_loss, self.on_nonfinite_forward = on_nonfinite_loss, on_nonfinite_forward
         self.on_scale_floor, self.on_overflow, self.average = on_scale_floor, on_overflow, average
         self.clear_buffer = clear_buffer
-        hooks = hooks_by_pass(function_pre_hook, function_post_hook)
+        self._hooks = hooks_by_pass(function_pre_hook, function_post_hook)
         self.history = history_of(global_scale, start_scale=scale, min_scale=min_scale)
         self._s0 = GlobalScale(scale, policy, self.history)
         self.config, self.storage, self.solver, self.global_scale = config, storage, solver, global_scale
@@ -177,21 +175,18 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self.counters, self._idle, self._notifier = Counters(), Idle(), Notifier()
         self._exchange = GradientExchange(comm, grads, solver)
         self._repeat = on_overflow == "repeat"
-        self._runner = BatchRunner(self._s0, self._idle.lock, hooks, self._count_repeat, repeat=self._repeat)
         # Scales are lowered from batch to batch, and on all ranks alike.
         self._searches = not (self._repeat or self._s0.measured)
         self.iteration = 0
         self.loss = loss
         self.comm, self.grads = comm, [] if comm is None else self._exchange.grads
         notify_float_storage(self.scaling, storage, config)
-        # An iteration that ended with an exception before the exchange, with which the next call goes on; and
-        # whether an exception now would be one.
+        # An iteration that ended with an exception before the exchange, with which the next call goes on.
         self._interrupted: Optional[RetryState] = None
         self._before_exchange = False
-        # What an iteration that does not end is undone with; empty between two iterations.
+        # What an iteration that does not end is undone with.
         self._undone: List[Tuple[Savepoint, AdaptiveLossScaling]] = []
-        # Keys of the parameters that the solver had when that was last asked, and of those to which the last
-        # batches added more than zeros.
+        # Keys of the solver's parameters when last asked, and of those with gradients that are not zero.
         self._trained: Set[int] = set()
         self._nonzero: AbstractSet[int] = set()
         # The last iteration with a gradient that was not zero.
@@ -217,113 +212,13 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         finally:
             self._idle.drain()
 
-    def _update(self) -> UpdateResult:
-        # What a second interruption has left of the iteration before.
-        self._undo_iteration()
-        resumed, self._interrupted = self._interrupted, None
-        before = self._s0.state
-        self._retries = resumed or RetryState(before)
-        self.scaling.guard.begin()
-        if self.comm is None:
-            own: List[Undoable] = [self, self._s0, self.counters]
-            self._undone.append((Savepoint(own + self.scaling.undoable), self.scaling))
-        try:
-            result = self._run_iteration(resumed=resumed is not None)
-        except BaseException as error:
-            if self._before_exchange:
-                # Other ranks wait for this one in the same try of the same iteration.
-                self.iteration -= 1
-                self.counters.fed = self._retries.fed
-                self._undo_batches()
-                self._interrupted = self._retries
-            self._undo_iteration()
-            if isinstance(error, LossScaleError):
-                # Raised on all ranks alike: no scale was at fault.
-                self._restore_scales()
-            raise
-        if self._audience is not None:
-            if self._s0.scale != before.scale:
-                self._audience.tell(ScaleChanged(self.iteration, before.scale, self._s0.scale))
-            notify_update(self._audience, self.iteration, result, self.scaling.variable)
-        return result
-
-    def _run_iteration(self, *, resumed: bool) -> UpdateResult:
-        self._before_exchange = False
-        self._start_iteration(resumed=resumed)
-        retries = self._retries
-        while True:
-            self._before_exchange = self.comm is not None
-            outcome = self._run_batches()
-            if self.comm is None:
-                used, overflowed = self.scaling.loss_scale, outcome.overflowed
-            else:
-                used, overflowed = self._s0.exchange(
-                    self._exchange,
-                    self.scaling,
-                    average=self.average,
-                    alike=self._searches,
-                    bad=outcome.overflowed,
-                )
-                self._before_exchange = False
-                overflowed = overflowed or not self._exchange.all_finite(self.scaling.kernels)
-            if not overflowed:
-                break
-            self._undo_batches()
-            verdict, only_s0 = self._exchange.agree(outcome, repeat=self._repeat)
-            retries.last = outcome
-            if verdict in (Verdict.NONFINITE_LOSS, Verdict.NONFINITE_FORWARD):
-                return self._skip_bad_batch(outcome, verdict)
-            if only_s0 and not self._s0.lower():
-                verdict = Verdict.HOPELESS
-            self._discard(verdict.value, outcome.layers)
-            if verdict is Verdict.HOPELESS:
-                retries.hopeless += 1
-                is_last = retries.hopeless == _HOPELESS or retries.discarded == self.max_retries
-                if self._searches or is_last:
-                    return self._skip_at_floor()
-                # No scale helps this batch: go on with those before it.
-                self._restore_scales()
-                self._notifier.warn(
-                    "hopeless",
-                    f"gradients of a batch in iteration {self.iteration} are not finite at any loss scale: "
-                    f"it is thrown away; first bad layer: {retries.last.where}",
-                )
-            retries.discarded += 1
-            self._notifier.count_lost(self.iteration, retries.last.where)
-            self.scaling.lose_batch()
-            self.scaling.guard.begin()
-            if verdict is Verdict.RETRIES or retries.discarded > self.max_retries:
-                return self._give_up()
-        reason = self._reason()
-        if not self.scaling.result.state_finite:
-            self._undo_batches()
-        if self.average and self.accum_grad > 1:
-            self.solver.scale_grad(1.0 / self.accum_grad)
-        if self.on_gradients is not None:
-            self.on_gradients(self.solver)
-        if self.weight_decay is not None:
-            self.solver.weight_decay(self.weight_decay)
-        self._s0.after_update(used)
-        self.scaling.end_iteration()
-        self.counters.count_update(self.accum_grad)
-        self._notifier.lost_in_a_row = 0
-        with self._idle.lock:
-            # One call into C that runs no line of Python: no signal can come between the step and the end of
-            # the iteration, with which it counts.
-            deque(map(_CALL, (self.solver.update, self._undone.clear)), 0)
-        self.scaling.measure_weights()
-        last = retries.last
-        found = retries.retries, reason, last.layers, outcome.layers, "", last.component
-        return UpdateResult(True, self._s0.scale, *found)
-
     @property
     def parameters_lock(self) -> Any:
-        """A lock to hold while another thread reads parameters: updates hold it while these are swapped or
-        changed.
+        """A lock that updates hold while parameters are swapped or changed.
 
         `with updater.parameters_lock: copy = parameter.d.copy()`. Two threads must not read one array at a
-        time (nnabla casts without Python's lock): hold it in the training thread, too, while you read there.
-        In a signal handler use `when_idle`.
+        time (nnabla casts without Python's lock): hold it wherever you read, in the training thread, too. In
+        a signal handler use `when_idle`.
         """
         return self._idle.lock
 
@@ -378,6 +273,89 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         """
         self.load_state_dict(read_state(path))
 
+    def _update(self) -> UpdateResult:
+        # What a second interruption has left of the iteration before.
+        self._undo_iteration()
+        resumed, self._interrupted = self._interrupted, None
+        before = self._s0.state
+        self._retries = resumed or RetryState(before)
+        self.scaling.guard.begin()
+        if self.comm is None:
+            own: List[Undoable] = [self, self._s0, self.counters]
+            self._undone.append((Savepoint(own + self.scaling.undoable), self.scaling))
+        try:
+            result = self._run_iteration(resumed=resumed is not None)
+        except BaseException as error:
+            if self._before_exchange:
+                # Other ranks wait for this one in the same try of the same iteration.
+                self.iteration -= 1
+                self.counters.fed = self._retries.fed
+                self._undo_batches()
+                self._interrupted = self._retries
+            self._undo_iteration()
+            if isinstance(error, LossScaleError):
+                # Raised on all ranks alike: no scale was at fault.
+                self._restore_scales()
+            raise
+        if self._audience is not None:
+            if self._s0.scale != before.scale:
+                self._audience.tell(ScaleChanged(self.iteration, before.scale, self._s0.scale))
+            notify_update(self._audience, self.iteration, result, self.scaling.variable)
+        return result
+
+    def _run_iteration(self, *, resumed: bool) -> UpdateResult:
+        self._before_exchange = False
+        if not self.iteration:
+            self._notifier.check_parameters(self.solver, self.scaling.plan)
+        self.iteration += 1
+        if self._audience is not None and self._audience.begins():
+            notify_beginning(self._audience, self.iteration, self)
+        shared = self.comm is not None
+        if shared and self._exchange.begin_iteration(self.iteration, self.check_every) and not resumed:
+            # Scales that must be the same on every rank between two iterations.
+            gains = [gain for _, gain in sorted(self.scaling.components.gains().items())]
+            self._exchange.check_ranks_agree([self._s0.scale, *gains], self.iteration)
+        while True:
+            self._before_exchange = shared
+            outcome = self._run_batches()
+            used, overflowed = self.scaling.loss_scale, outcome.overflowed
+            if shared:
+                used, overflowed = self._s0.exchange(
+                    self._exchange,
+                    self.scaling,
+                    average=self.average,
+                    alike=self._searches,
+                    bad=overflowed,
+                )
+                self._before_exchange = False
+                overflowed = overflowed or not self._exchange.all_finite(self.scaling.kernels)
+            if not overflowed:
+                break
+            skipped = self._lose_batches(outcome)
+            if skipped is not None:
+                return skipped
+        reason = self._reason()
+        if not self.scaling.result.state_finite:
+            self._undo_batches()
+        if self.average and self.accum_grad > 1:
+            self.solver.scale_grad(1.0 / self.accum_grad)
+        if self.on_gradients is not None:
+            self.on_gradients(self.solver)
+        if self.weight_decay is not None:
+            self.solver.weight_decay(self.weight_decay)
+        self._s0.after_update(used)
+        self.scaling.end_iteration()
+        self.counters.count_update(self.accum_grad)
+        self._notifier.lost_in_a_row = 0
+        with self._idle.lock:
+            # One call into C that runs no line of Python: no signal can come between the step and the end of
+            # the iteration, with which it counts.
+            deque(map(_CALL, (self.solver.update, self._undone.clear)), 0)
+        self.scaling.measure_weights()
+        last = self._retries.last
+        found = self._retries.retries, reason, last.layers, outcome.layers, "", last.component
+        return UpdateResult(True, self._s0.scale, *found)
+
     def _run_batches(self) -> Outcome:
         """Zero the gradients, then feed, run forward and backward `accum_grad` times."""
         outcome = Outcome()
@@ -387,44 +365,65 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             # May assign another loss, and rewire this one.
             self.data_feeder()
             self.counters.fed += 1
-            suspicious = bool(self._retries.hopeless)
-            outcome = self._runner.run(self, outcome, first=not index, suspicious=suspicious)
-            found = self.scaling.result.nonzero
+            scaling = self.scaling
+            with self._idle.lock:
+                # With delay=0 every batch runs twice.
+                scaling.guard.begin_batch(first=not index, repeat=self._repeat or not scaling.delay)
+                self._run_pass(again=False)
+                # Nearly always.
+                if not scaling.is_good:
+                    # After a hopeless batch, it is looked into at the first overflow whether any scale helps.
+                    look_after = 0 if self._retries.hopeless else CHECK_AFTER
+                    rules = Rules(self._repeat, self.max_retries, look_after, outcome.overflowed)
+                    outcome = _together(outcome, self._repeats(outcome).go_on(rules))
+            found = scaling.result.nonzero
             self._nonzero = self._nonzero | found if index else found
         return outcome
 
-    def _count_repeat(self, found: Outcome) -> None:
-        """Count a pass whose gradients are not used, as its batch runs again."""
-        self._retries.repeats += 1
-        if found.overflowed:
-            self._retries.last = found
-        self.counters.count_repeat()
+    def _run_pass(self, again: bool) -> None:
+        """Forward and backward on the present inputs; whether over the same batch again."""
+        forward_hooks, backward_hooks = self._hooks
+        self.scaling.forward(clear_no_need_grad=self.clear_buffer, **forward_hooks)
+        self.scaling.backward(
+            None if self._s0.measured else self._s0.scale,
+            clear_buffer=self.clear_buffer,
+            iteration=self.iteration,
+            again=again,
+            wired=True,
+            **backward_hooks,
+        )
 
-    def _undo_batches(self) -> None:
-        """Restore what forward has written since the update began, in whichever graph of the network."""
-        with self._idle.lock:
-            self.scaling.guard.state.restore()
+    def _repeats(self, before: Outcome) -> BatchLoop:
+        """The passes over a batch after its first one; `before`: what became of the batches before it."""
 
-    def _undo_iteration(self) -> None:
-        """Go back to before an iteration that did not end; do nothing after one that did."""
-        for savepoint, scaling in self._undone:
-            with self._idle.lock:
-                self.scaling.guard.undo_window()
-            savepoint.restore()
-            self.scaling.go_back_to(scaling)
-        self._undone.clear()
+        def on_overflow(found: Outcome) -> None:
+            if self._audience is not None:
+                found = _together(before, found)
+                fault = "" if found.fault is None else str(found.fault)
+                loss = found.verdict is Verdict.NONFINITE_LOSS
+                cause = "nonfinite_loss" if loss else "nonfinite_forward" if fault else "overflow"
+                where = found.layers, found.component, self.scaling.loss_scale
+                self._audience.tell(Overflowed(self.iteration, found.attempt, cause, *where, fault))
 
-    def _start_iteration(self, *, resumed: bool) -> None:
-        if not self.iteration:
-            self._notifier.check_parameters(self.solver, self.scaling.plan)
-        self.iteration += 1
-        if self._audience is not None and self._audience.begins():
-            notify_beginning(self._audience, self.iteration, self)
-        if self.comm is not None:
-            is_check_due = self._exchange.begin_iteration(self.iteration, self.check_every)
-            if is_check_due and not resumed:
-                scales = agreed_scales(self.scaling, self._s0.scale)
-                self._exchange.check_ranks_agree(scales, self.iteration)
+        def on_repeat(found: Outcome) -> None:
+            found = _together(before, found)
+            self._retries.repeats += 1
+            self.counters.count_repeat()
+            if found.overflowed:
+                self._retries.last = found
+            if self._audience is not None:
+                cause = "overflow" if found.overflowed else "first measurement"
+                self._audience.tell(BatchRepeated(self.iteration, found.attempt, cause, found.layers))
+
+        return BatchLoop(
+            self.scaling,
+            self._run_pass,
+            lambda: self.solver.get_parameters().values(),
+            self.policy.min_scale,
+            lambda: self._repeat and self._s0.lower(),
+            on_overflow,
+            on_repeat,
+        )
 
     def _reason(self) -> str:
         """`"updated"`, or `"zero_gradients"`."""
@@ -441,6 +440,59 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
                 return "zero_gradients"
         self._last_gradient = self.iteration
         return "updated"
+
+    def _lose_batches(self, outcome: Outcome) -> Optional[UpdateResult]:
+        """Undo the batches of this try, with whatever has come of them here; the result of the iteration when
+        it ends with them, None to go on with others.
+        """
+        retries = self._retries
+        self._undo_batches()
+        verdict, only_s0 = self._exchange.agree(outcome, repeat=self._repeat)
+        retries.last = outcome
+        if verdict in (Verdict.NONFINITE_LOSS, Verdict.NONFINITE_FORWARD):
+            return self._skip_bad_batch(outcome, verdict)
+        if only_s0 and not self._s0.lower():
+            verdict = Verdict.HOPELESS
+        self._discard(verdict.value, outcome.layers)
+        if verdict is Verdict.HOPELESS:
+            retries.hopeless += 1
+            is_last = retries.hopeless == _HOPELESS or retries.discarded == self.max_retries
+            if self._searches or is_last:
+                return self._skip_at_floor()
+            # No scale helps this batch: go on with those before it.
+            self._restore_scales()
+            self._notifier.warn(
+                "hopeless",
+                f"gradients of a batch in iteration {self.iteration} are not finite at any loss scale: "
+                f"it is thrown away; first bad layer: {outcome.where}",
+            )
+        retries.discarded += 1
+        self._notifier.count_lost(self.iteration, outcome.where)
+        self.scaling.lose_batch()
+        self.scaling.guard.begin()
+        if verdict is Verdict.RETRIES or retries.discarded > self.max_retries:
+            self.scaling.end_iteration(good=False)
+            policy = self.on_scale_floor if self._repeat and self.max_retries else "skip"
+            message = (
+                f"gradients overflowed {retries.retries} times in iteration {self.iteration}, with ever "
+                f"lower scales; first bad layer: {outcome.where}"
+            )
+            return self._skipped(policy, "retries", message)
+        return None
+
+    def _undo_batches(self) -> None:
+        """Restore what forward has written since the update began, in whichever graph of the network."""
+        with self._idle.lock:
+            self.scaling.guard.state.restore()
+
+    def _undo_iteration(self) -> None:
+        """Go back to before an iteration that did not end; do nothing after one that did."""
+        for savepoint, scaling in self._undone:
+            with self._idle.lock:
+                self.scaling.guard.undo_window()
+            savepoint.restore()
+            self.scaling.go_back_to(scaling)
+        self._undone.clear()
 
     def _skip_bad_batch(self, outcome: Outcome, verdict: Verdict) -> UpdateResult:
         if self._repeat:
@@ -485,15 +537,6 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         )
         return self._skipped(self.on_scale_floor, "scale_floor", message, layers=self._retries.last.layers)
 
-    def _give_up(self) -> UpdateResult:
-        self.scaling.end_iteration(good=False)
-        message = (
-            f"gradients overflowed {self._retries.retries} times in iteration {self.iteration}, with ever "
-            f"lower scales; first bad layer: {self._retries.last.where}"
-        )
-        policy = self.on_scale_floor if self._repeat and self.max_retries else "skip"
-        return self._skipped(policy, "retries", message)
-
     def _skipped(
         self,
         policy: str,
@@ -509,3 +552,9 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         retries, last = self._retries.retries, self._retries.last
         component = last.component if reason == "overflow" else ""
         return UpdateResult(False, self.scale, retries, reason, last.layers, layers, fault, component)
+
+
+def _together(before: Outcome, found: Outcome) -> Outcome:
+    """The outcome of some batches and one more: the first overflow, and all layers that were not finite."""
+    layers = tuple(dict.fromkeys((*before.layers, *found.layers)))
+    return (before if before.overflowed else found)._replace(layers=layers)

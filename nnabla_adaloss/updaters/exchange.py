@@ -29,9 +29,8 @@ Numbers = Mapping[str, Sequence[float]]
 
 
 class GradientExchange:
-    """Sums gradients over the ranks of a communicator, and agrees on flags; without one it does nothing. It
-    needs `all_reduce` and `bcast` alone, so any communicator of nnabla's duck type works. TypeError or
-    ValueError where an argument is not as an updater wants it.
+    """Sums gradients over the ranks of a communicator, and agrees on flags; without one it does nothing. Any
+    communicator of nnabla's duck type works, as `all_reduce` and `bcast` are all it needs.
     """
 
     def __init__(self, comm: Optional[Any], grads: Optional[Sequence[nn.NdArray]], solver: Any) -> None:
@@ -78,16 +77,15 @@ class GradientExchange:
             return False
         return bool(check_every) and iteration % check_every == 0
 
-    def sum(self, *, average: bool) -> None:
-        """Sum the gradients over all ranks, or average them."""
+    def sum(self) -> None:
+        """Sum the gradients over all ranks."""
         if self.comm is not None:
-            self.comm.all_reduce(self.grads, division=average, inplace=False)
+            self.comm.all_reduce(self.grads, division=False, inplace=False)
 
     def sum_with(self, own: Numbers, *, average: bool) -> List[Numbers]:
-        """Sum the gradients, and tell all ranks these numbers, whose names may differ from rank to rank; what
-        each of them has told.
+        """Sum the gradients, and return what each rank has told: numbers by name.
 
-        One message, as numbers of known names go by their order. A rank with a name of which not all know
+        In one message, as numbers of known names go by their order. A rank with a name of which not all know
         announces that, and tells of it in a second message; from then on all know.
         """
         new = {name: list(values) for name, values in own.items() if self._known.get(name) != len(values)}
@@ -97,7 +95,10 @@ class GradientExchange:
             values = own.get(name, ())
             row += values if len(values) == count else [math.nan] * count
         rows = self._gather(np.array(row, np.float64), self.grads, average=average)
-        told = [self._named(one[1:].tolist()) for one in rows]
+        told: List[Numbers] = []
+        for values in map(iter, rows[:, 1:].tolist()):
+            known = {name: list(islice(values, count)) for name, count in self._known.items()}
+            told.append({name: own for name, own in known.items() if not math.isnan(own[0])})
         longest = int(rows[:, 0].max())
         if longest:
             texts = self._gather(
@@ -108,12 +109,6 @@ class GradientExchange:
             names = {name: len(values) for further in more for name, values in further.items()}
             self._known = {**self._known, **names}
         return told
-
-    def _named(self, row: Sequence[float]) -> Numbers:
-        """What a rank has told, without the names that it has nothing of."""
-        values = iter(row)
-        told = {name: list(islice(values, count)) for name, count in self._known.items()}
-        return {name: numbers for name, numbers in told.items() if not math.isnan(numbers[0])}
 
     def _gather(self, own: NDArray[Any], gradients: Sequence[nn.NdArray], *, average: bool) -> NDArray[Any]:
         """Sum the gradients, and gather `own` of all ranks with the same message: a row for each."""

@@ -19,20 +19,10 @@ from ..monitor import BatchThrownAway, Overflowed, audience_of
 from .exchange import GradientExchange
 from .notifications import notify_beginning, notify_update
 from .retries import UpdateResult
-from .settings import (
-    Setting,
-    always,
-    check_count,
-    check_data_feeder,
-    check_decay,
-    check_one_element,
-    check_solver,
-    exchanges,
-    keep_data,
-)
+from .settings import CommonSettings, Setting, check_one_element, keep_data
 
 
-class FixedLossScalingUpdater:
+class FixedLossScalingUpdater(CommonSettings):
     """Trains with one constant loss scale; a batch whose gradients overflow is dropped.
 
     Args:
@@ -73,16 +63,8 @@ class FixedLossScalingUpdater:
         True
     """
 
-    comm: Any = Setting(refuses=always)
-    solver: Any = Setting(check_solver, refuses=exchanges)
-    data_feeder: Any = Setting(check_data_feeder)
     scale: Any = Setting(lambda name, value: check_scale(value, name))
     drop_overflow_update: Any = Setting(boolean)
-    clear_buffer: Any = Setting(boolean)
-    accum_grad: Any = Setting(check_count)
-    weight_decay: Any = Setting(check_decay)
-    storage: Any = Setting(refuses=always)
-    float_tail: Any = Setting(boolean, refuses=always)
 
     @explains_keywords({"config": "AdaptiveLossScalingUpdater gives layers scales of their own"})
     def __init__(
@@ -102,20 +84,13 @@ class FixedLossScalingUpdater:
         monitors: Sequence[Any] = (),
         float_tail: bool = True,
     ) -> None:
-        self.storage, self.float_tail = storage, float_tail
-        self._reader: Optional[TailReader] = None
-        self.comm = comm
-        self.solver = solver
-        self.scale = scale
-        self.drop_overflow_update = drop_overflow_update
-        self.clear_buffer = clear_buffer
-        self.data_feeder = data_feeder
-        self.accum_grad = accum_grad
-        self.weight_decay = weight_decay
-        self.iteration = 0
-        self._audience = audience_of(monitors)
+        self.storage, self.float_tail, self.comm, self.solver = storage, float_tail, comm, solver
+        self.scale, self.drop_overflow_update, self.clear_buffer = scale, drop_overflow_update, clear_buffer
+        self.data_feeder, self.accum_grad, self.weight_decay = data_feeder, accum_grad, weight_decay
+        self.iteration, self._audience = 0, audience_of(monitors)
         self._notifier, self._has_gradients = Notifier(), False
         self._exchange = GradientExchange(comm, grads, solver)
+        self._reader: Optional[TailReader] = None
         # May replace functions of the graph: after all that may be refused.
         self._loss = self._checked(loss)
 
@@ -134,7 +109,7 @@ class FixedLossScalingUpdater:
             if self._reader is not None:
                 self._reader.before_backward()
             self.loss.backward(self.scale, clear_buffer=self.clear_buffer)
-        self._exchange.sum(average=False)
+        self._exchange.sum()
         self.iteration += 1
         result = self._update()
         if self._audience is not None:

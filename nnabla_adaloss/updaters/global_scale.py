@@ -8,7 +8,7 @@ scalars fit. Gradients are exchanged unscaled, so that does no harm; after the e
 from __future__ import annotations
 
 import math
-from typing import List, Literal, Optional, Tuple, Union
+from typing import Literal, Optional, Tuple, Union
 
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
@@ -52,9 +52,8 @@ class GlobalScale:
         alike: bool,
         bad: bool,
     ) -> Tuple[float, bool]:
-        """Sum the gradients over all ranks, with statistics and scales in the same message, and adopt the
-        lowest; returns the global scale of the last batch, and whether the gradients of any rank are `bad`.
-        `alike`: all ranks have the same global scale.
+        """Sum the gradients, and adopt statistics and the lowest scale of all ranks, in one message; `alike`:
+        they have the same scale. Returns that of the last batch, and whether any rank's gradients are `bad`.
         """
         state = self.state._replace(scale=scaling.loss_scale) if self.measured else self.state
         measured = scaling.shared_statistics()
@@ -92,8 +91,3 @@ def history_of(
     name = choice("global_scale", global_scale, GlobalScaleName, ", or a HistoryPolicy")
     # Of the fields, `window` is the only integer.
     return HistoryPolicy(**fields) if name == "history" else None  # type: ignore[arg-type]
-
-
-def agreed_scales(scaling: AdaptiveLossScaling, scale: float) -> List[float]:
-    """Scales that must be the same on every rank between two iterations."""
-    return [scale, *(gain for _, gain in sorted(scaling.components.gains().items()))]

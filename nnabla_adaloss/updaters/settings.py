@@ -82,12 +82,20 @@ def check_call(name: str, value: Any, what: str, instead: str, arguments: Tuple[
     return value
 
 
-check_data_feeder = partial(
-    check_call,
-    what="callable without arguments",
-    instead="feed, not feed(), or lambda: feed(...)",
-    arguments=(),
-)
+def _check_data_feeder(name: str, value: Any) -> Any:
+    return check_call(name, value, "callable without arguments", "feed, not feed(), or lambda: feed(...)", ())
+
+
+def _check_gradient_hook(name: str, value: Any) -> Any:
+    if value is not None:
+        check_call(name, value, "callable with the solver", "lambda solver: hook(...)", (None,))
+    return value
+
+
+def _check_decay(name: str, value: Any) -> Any:
+    if value is not None:
+        nonnegative_number(name, value)
+    return value
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
@@ -95,13 +103,6 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
     if integer(name, value) < least:
         raise ValueError(f"{name}={value!r} must be {least} or more")
     return int(value)
-
-
-def check_decay(name: str, value: Any) -> Any:
-    """`value` when it is a finite number, 0 or more, or None; else TypeError or ValueError."""
-    if value is not None:
-        nonnegative_number(name, value)
-    return value
 
 
 def check_one_element(loss: nn.Variable) -> None:
@@ -124,12 +125,6 @@ def hooks_by_pass(pre: Any, post: Any) -> PassHooks:
             )
     forward, backward = ({name: pair[index] for name, pair in pairs.items()} for index in (0, 1))
     return forward, backward
-
-
-def _check_gradient_hook(name: str, value: Any) -> Any:
-    if value is not None:
-        check_call(name, value, "callable with the solver", "lambda solver: hook(...)", (None,))
-    return value
 
 
 Check = Callable[[str, Any], Any]
@@ -185,8 +180,21 @@ def field_of_policy(name: str) -> Any:
     return property(lambda updater: getattr(updater.policy, name), assign)
 
 
-class Settings:
-    """The arguments of an updater as attributes.
+class CommonSettings:
+    """The arguments that all updaters have."""
+
+    solver: Any = Setting(check_solver, refuses=exchanges)
+    data_feeder: Any = Setting(_check_data_feeder)
+    clear_buffer: Any = Setting(boolean)
+    accum_grad: Any = Setting(check_count)
+    weight_decay: Any = Setting(_check_decay)
+    comm: Any = Setting(refuses=always)
+    storage: Any = Setting(refuses=always)
+    float_tail: Any = Setting(boolean, refuses=always)
+
+
+class Settings(CommonSettings):
+    """The arguments of an adaptive updater as attributes.
 
     A value assigned later is checked as in the constructor, and used from the next update on; or refused. The
     constructor assigns `_s0`, `_audience` and the settings that the engine needs before `loss`.
@@ -202,20 +210,13 @@ class Settings:
     _audience: Optional[Audience]
     _loss: Optional[LossLike] = None
 
-    solver: Any = Setting(check_solver, refuses=exchanges)
-    data_feeder: Any = Setting(check_data_feeder)
     scaling_factor: Any = field_of_policy("scaling_factor")
     N: Any = field_of_policy("N")
-    clear_buffer: Any = Setting(boolean)
-    accum_grad: Any = Setting(check_count)
-    weight_decay: Any = Setting(check_decay)
-    comm: Any = Setting(refuses=always)
     grads: Any = Setting(refuses=always)
     global_scale: Any = Setting(refuses=always)
     history: Any = Setting(refuses=always)
     on_overflow: Any = Setting(partial(choice, words=OnOverflow), refuses=always)
     config: Any = Setting(refuses=always)
-    storage: Any = Setting(refuses=always)
     max_retries: Any = Setting(partial(check_count, least=0))
     on_nonfinite_loss: Policy = cast(Any, Setting(partial(choice, words=Policy)))
     on_nonfinite_forward: Policy = cast(Any, Setting(partial(choice, words=Policy)))
@@ -229,7 +230,6 @@ class Settings:
     monitors: Any = Setting(refuses=always)
     function_pre_hook: Any = Setting(refuses=always)
     function_post_hook: Any = Setting(refuses=always)
-    float_tail: Any = Setting(boolean, refuses=always)
 
     @property
     def loss(self) -> LossLike:

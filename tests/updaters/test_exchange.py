@@ -87,14 +87,12 @@ def gradients(exchange: GradientExchange) -> Dict[str, List[float]]:
     return {name: v.g.tolist() for name, v in exchange.parameters.items()}
 
 
-@pytest.mark.parametrize(("average", "total"), [(False, 6.0), (True, 2.0)])
-def test_gradients_are_summed_or_averaged_in_one_message(average: bool, total: float) -> None:
+def test_gradients_are_summed_in_one_message() -> None:
     made = exchanges()
-    on_all(lambda exchange: exchange.sum(average=average), made)
-    letters = 1 if average else SIZE
-    expected = {name: [total, ord(name) * letters] for name in "ab"}
+    on_all(GradientExchange.sum, made)
+    expected = {name: [6.0, ord(name) * SIZE] for name in "ab"}
     assert [gradients(exchange) for exchange in made] == [expected] * SIZE
-    assert made[0].comm.messages == [("all_reduce", 2, average, False)]
+    assert made[0].comm.messages == [("all_reduce", 2, False, False)]
 
 
 # Numbers by name.
@@ -252,7 +250,7 @@ def test_a_number_that_is_none_is_told_where_others_of_its_name_are() -> None:
 
 def test_without_a_communicator_nothing_is_exchanged() -> None:
     alone = GradientExchange(None, None, solver_with(a=[2.0, 2.0]))
-    alone.sum(average=True)
+    alone.sum()
     assert alone.any([True, False]) == [True, False]
     assert gradients(alone) == {"a": [2.0, 2.0]}
 

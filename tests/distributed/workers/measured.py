@@ -12,7 +12,6 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError, LossScaleWarning
 from nnabla_adaloss.communicators import MPICommunicator
-from nnabla_adaloss.updaters.global_scale import agreed_scales
 from tests.distributed.workers.ranks import from_all, is_last, same_on_all
 from tests.distributed.workers.task import Parameters, task
 
@@ -49,7 +48,7 @@ def options(case: Case) -> Dict[str, Any]:
 def scales(updater: AdaptiveLossScalingUpdater) -> Tuple[Any, ...]:
     """What decides the next scales and is no matter of one rank."""
     components = updater.scaling.components.state_dict()
-    return updater.scale_state, agreed_scales(updater.scaling, updater.scale), components
+    return updater.scale_state, updater.scaling.components.gains(), components
 
 
 def check_an_overflow_on_one_rank_is_repeated_there(comm: MPICommunicator) -> None:
