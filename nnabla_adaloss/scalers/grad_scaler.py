@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive loss scaling for custom training loops, with the methods of PyTorch's `GradScaler`.
-
-scaler.forward(loss);  scaler.backward(loss)      gradients come out unscaled, in fp32
-scaler.unscale_(solver);  clip                    where gradients are clipped
-scaler.step(solver)                               skipped when they are not finite
-scaler.update()                                   the end of the iteration
-"""
+"""Adaptive loss scaling for custom training loops, with the methods of PyTorch's `GradScaler`."""
 
 from __future__ import annotations
 
@@ -63,9 +57,9 @@ class GradScaler:
     several solvers, as a GAN has, share one scaler. A loss may be built anew in each iteration: one with the
     same functions and names keeps the scales. There is nothing to tune.
 
-    The first batch of a loss runs again, forward and backward, until its scales fit. Later, as in PyTorch, a
-    batch that overflows is not repeated: the step is skipped and the scale that overflowed is lowered.
-    (`AdaptiveLossScalingUpdater` repeats the batch.)
+    The first batch of a loss runs again, forward and backward, until its scales fit. Later, a batch that
+    overflows is not repeated, as in PyTorch (and unlike in `AdaptiveLossScalingUpdater`): the step is skipped
+    and the scale that overflowed is lowered.
 
     Args:
         solvers: the solvers, with their parameters set.
@@ -132,8 +126,8 @@ class GradScaler:
         self._losses = ScaledLosses(self._make)
         self.steps = self.skipped_steps = 0
         self.cause = ""
-        self._iteration = 0
-        self._notifier, self._last_gradient = Notifier(), 0
+        self._iteration = self._last_gradient = 0
+        self._notifier = Notifier()
         self._begin()
 
     def _begin(self) -> None:
@@ -151,10 +145,9 @@ class GradScaler:
     def forward(self, loss: LossLike, clear_buffer: bool = False, clear_no_need_grad: bool = False) -> None:
         """Run forward as `Variable.forward` does, in the storage format if one is emulated.
 
-        Without `storage`, `loss.forward()` does as well, but then its effects cannot be undone: a skipped
-        batch stays in running statistics, and the first batch, which runs again, starts from what it has
-        written the first time. That matters where forward reads what it writes, as `spectral_norm` and a
-        recurrent state do.
+        Without `storage`, `loss.forward()` does as well, but its effects cannot be undone: a skipped batch
+        stays in running statistics, and the first batch runs again from what it has written, which matters to
+        `spectral_norm` and to a recurrent state.
 
         Raises:
             RuntimeError: an input shares its data with an output, which `clear_buffer` has freed.
@@ -207,8 +200,7 @@ class GradScaler:
     def unscale_(self, solver: Any) -> None:
         """Call this before a solver's gradients are read or changed, for example clipped.
 
-        They are unscaled already; this checks that they are finite, before clipping hides an infinity. It is
-        not needed where gradients stay as they are until `step`.
+        They are unscaled already; this checks that they are finite, before clipping hides an infinity.
 
         Raises:
             RuntimeError: it was called for this solver since the last `update`, or `step` was; or nothing has
@@ -370,17 +362,14 @@ class GradScaler:
             guard.state.restore(now)
 
     def _loop(self, scaling: AdaptiveLossScaling, run_pass: Callable[[bool], Any]) -> BatchLoop:
-        smallest = scaling.components.policy.min_scale
-        return BatchLoop(scaling, run_pass, self._parameters, smallest)
+        return BatchLoop(scaling, run_pass, self._parameters, scaling.components.policy.min_scale)
 
     def _parameters(self) -> List[nn.Variable]:
         return [v for solver in self._solvers for v in solver.get_parameters().values()]
 
-    def _is_first_batch(self, scaling: AdaptiveLossScaling) -> bool:
-        return not scaling.components.gains() and hash(scaling.variable) not in self._used
-
     def _may_run_again(self, scaling: AdaptiveLossScaling) -> bool:
-        return not scaling.delay or self._is_first_batch(scaling)
+        is_first_batch = not scaling.components.gains() and hash(scaling.variable) not in self._used
+        return is_first_batch or not scaling.delay
 
     def _begin_where_forward_ended(self, scaling: AdaptiveLossScaling) -> None:
         """Begin the batch of a loss on which `loss.forward()` ran, so that nothing was saved before it."""

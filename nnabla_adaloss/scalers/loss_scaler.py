@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One loss scale for a whole network, for custom training loops.
-
-loss = scaler.scale_loss(loss);  backward
-if scaler.unscale_gradients_and_check(gradients):
-    update the parameters
-"""
+"""One loss scale for a whole network, for custom training loops."""
 
 from __future__ import annotations
 
@@ -110,13 +105,9 @@ class LossScaler:
         if isinstance(initial_scale, (Solver, nn.Variable, AdaLossConfig)):
             raise TypeError("initial_scale must be a number; GradScaler takes solvers and config=")
         self._history = history_of(global_scale)
-        self.dynamic_scaling = dynamic_scaling
-        self.growth_interval = growth_interval
-        self.growth_factor = growth_factor
-        self.backoff_factor = backoff_factor
-        self.min_scale = min_scale
-        self.max_scale = max_scale
-        self.initial_scale = initial_scale
+        self.dynamic_scaling, self.growth_interval = dynamic_scaling, growth_interval
+        self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
+        self.min_scale, self.max_scale, self.initial_scale = min_scale, max_scale, initial_scale
         self.reset()
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -219,11 +210,8 @@ class LossScaler:
                 f"and max_scale={self.max_scale!r}"
             )
         self.scale = self.initial_scale = initial
-        self.total_updates = 0
-        self.skipped_updates = 0
-        self._good_updates = 0
-        self._window = AmaxWindow()
-        self._warned = False
+        self.total_updates = self.skipped_updates = self._good_updates = 0
+        self._window, self._warned = AmaxWindow(), False
 
     def __str__(self) -> str:
         kind = "dynamic" if self.dynamic_scaling else "constant"
@@ -277,18 +265,19 @@ class LossScaler:
         usable = not any(map(has_nonfinite, gradients))
         self.total_updates += 1
         self.skipped_updates += not usable
-        if self._history is not None and self.dynamic_scaling:
-            wanted = self._measured(self._history, max(map(largest, gradients)) if usable else None)
+        if not self.dynamic_scaling:
+            self._searched(usable)
+            return usable
+        if not usable and self.scale <= self.min_scale and not self._warned:
+            self._warned = True
+            warn(
+                f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
+                "look at the loss, the data and the learning rate"
+            )
+        if self._history is None:
+            self.scale = self._searched(usable)
         else:
-            wanted = self._searched(usable)
-        if self.dynamic_scaling:
-            if not usable and self.scale <= self.min_scale and not self._warned:
-                self._warned = True
-                warn(
-                    f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
-                    "look at the loss, the data and the learning rate"
-                )
-            self.scale = wanted
+            self.scale = self._measured(self._history, max(map(largest, gradients)) if usable else None)
         return usable
 
     def _measured(self, policy: HistoryPolicy, amax: Optional[float]) -> float:

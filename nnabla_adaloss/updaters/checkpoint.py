@@ -9,7 +9,7 @@ import json
 import os
 import zipfile
 from itertools import chain
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Union, cast
 
 import nnabla as nn
 import numpy as np
@@ -35,16 +35,15 @@ def save_checkpoint(
 ) -> None:
     """Save all that a training needs to go on bit for bit into one file, whole or not at all.
 
-    These are the parameters of the current scope (running statistics included), of the solvers and of the
-    Modules that are given, the states of the solvers, and those of updaters and scalers with their iteration.
-    Data and random generators are yours: derive them from `updater.counters.fed`, or give `extra`. Of several
-    ranks, one saves.
+    That is: the parameters of the current scope (running statistics included), of the solvers and of the
+    Modules; the states of solvers, updaters and scalers. Data and random generators are yours: derive them
+    from `updater.counters.fed`, or give `extra`. Of several ranks, one saves.
 
     Args:
         path: the file; its folder must exist. An older one is replaced when the new one is complete.
         *parts: updaters, which bring their solver along; scalers and solvers of a loop of your own; and each
             `nn.Module`, whose running statistics and frozen parameters no scope and no solver has.
-        extra: what else you need to go on, by name, as JSON holds it; single numbers of NumPy are saved, too.
+        extra: what else you need to go on, by name, as JSON holds it, or a number of NumPy;
             `load_checkpoint` returns it. None: `{}`.
 
     Raises:
@@ -90,8 +89,7 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str
 
     Args:
         path: the file.
-        *parts: what was saved, in the same order: updaters, scalers, solvers and Modules. Their parameters,
-            states and iterations become those of the file.
+        *parts: what was saved, in the same order: updaters, scalers, solvers and Modules.
 
     Returns:
         What was given as `extra`; `{}` for nothing.
@@ -143,8 +141,7 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str
         for part, state in zip(loaded, states):
             part.set_states(state) if isinstance(part, Solver) else part.load_state_dict(state)
         raise
-    extra: Dict[str, Any] = head["extra"]
-    return extra
+    return cast(Dict[str, Any], head["extra"])
 
 
 def _plain(extra: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
@@ -169,16 +166,16 @@ def _with_solvers(parts: Any) -> Tuple[List[Any], List[Any]]:
     found: List[Any] = []
     modules: List[Any] = []
     for part in parts:
-        if isinstance(part, (Solver, *_MODULES)):
-            (found if isinstance(part, Solver) else modules).append(part)
-            continue
-        if not hasattr(part, "load_state_dict"):
+        if isinstance(part, _MODULES):
+            modules.append(part)
+        elif isinstance(part, Solver) or hasattr(part, "load_state_dict"):
+            solver = getattr(part, "solver", None)
+            found += [solver, part] if isinstance(solver, Solver) else [part]
+        else:
             instead = "give it as extra=" if isinstance(part, Mapping) else "leave it out"
             raise TypeError(
                 f"{part!r} is no solver, no Module, and no updater or scaler with a state: {instead}"
             )
-        solver = getattr(part, "solver", None)
-        found += [solver, part] if isinstance(solver, Solver) else [part]
     if not found:
         raise TypeError("no updater, scaler or solver is given: give all that the training has")
     return found, modules
@@ -215,10 +212,9 @@ def _unsaved_by_forward(parts: List[Any], known: Set[nn.NdArray]) -> Iterator[st
     """What forward writes, such as running statistics, and is not known."""
     for part in parts:
         scaling = getattr(part, "scaling", None)
-        engines = [scaling] if isinstance(scaling, AdaptiveLossScaling) else getattr(part, "engines", ())
-        for plan in [engine.plan for engine in engines]:
-            structure = plan.structure
-            for (leaf, written), position in zip(plan.fixed_leaves, structure.fixed):
+        for engine in [scaling] if isinstance(scaling, AdaptiveLossScaling) else getattr(part, "engines", ()):
+            structure = engine.plan.structure
+            for (leaf, written), position in zip(engine.plan.fixed_leaves, structure.fixed):
                 if written and leaf.data not in known:
                     readers = zip(structure.labels, structure.described.inputs.by_function())
                     label = next(label for label, read in readers if position in read)
@@ -241,8 +237,7 @@ def _of_module(module: Any) -> Dict[str, nn.Variable]:
     scope meanwhile, also for other threads.
     """
     if not isinstance(module, nn.Module):
-        own: Dict[str, nn.Variable] = module.get_parameters(grad_only=False)
-        return own
+        return cast(Dict[str, nn.Variable], module.get_parameters(grad_only=False))
     found = dict(_in_scope(module.parameter_scope, ""))
     for name, below in module.submodules.items():
         found.update({f"@{name}/{key}": variable for key, variable in _of_module(below).items()})

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The global loss scale S0 of a training: measured, or searched for by growth and back-off.
 
-A rank that repeats a batch lowers scales on its own, and one that measures holds its scale where its own
-scalars fit. Gradients are exchanged unscaled, so that does no harm; after the exchange all take the lowest.
+A rank may lower its scales on its own: gradients are exchanged unscaled. After that all take the lowest.
 """
 
 from __future__ import annotations

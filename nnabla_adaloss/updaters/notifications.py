@@ -41,9 +41,7 @@ def notify_beginning(audience: Audience, iteration: int, updater: Any) -> None:
 
 
 def _settings_in_words(updater: Any) -> Dict[str, str]:
-    """What an updater was made with: the arguments of its class that are in use, and the fields of those that
-    have fields.
-    """
+    """The arguments of an updater that are in use, and the fields of those that have fields."""
     # An object that stands for a solver need not have these.
     rate = getattr(updater.solver, "learning_rate", lambda: "unknown")()
     found: Dict[str, Any] = {

@@ -102,14 +102,11 @@ class Counters:
         Raises:
             KeyError, TypeError, AttributeError, ValueError: `saved` does not come from `as_dict`.
         """
-        found = cls(
-            integer("updates", saved["updates"]),
-            integer("batches", saved["batches"]),
-            integer("repeats", saved["repeats"]),
-            {str(cause): integer("lost", number) for cause, number in saved["lost"].items()},
-            # Earlier states do not have it.
-            integer("fed", saved.get("fed", saved["batches"])),
-        )
+        # Earlier states do not have `fed`.
+        counts = {"fed": saved["batches"], **saved}
+        names = ("updates", "batches", "repeats", "fed")
+        lost = {str(cause): integer("lost", number) for cause, number in saved["lost"].items()}
+        found = cls(lost=lost, **{name: integer(name, counts[name]) for name in names})
         if min(found.updates, found.batches, found.repeats, found.fed, *found.lost.values()) < 0:
             raise ValueError(f"counters={dict(saved)!r} must not be negative")
         return found

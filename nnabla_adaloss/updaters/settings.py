@@ -127,9 +127,6 @@ def hooks_by_pass(pre: Any, post: Any) -> PassHooks:
     return forward, backward
 
 
-Check = Callable[[str, Any], Any]
-
-
 def always(updater: Any, before: Any, value: Any) -> bool:
     """What refuses any other value, because other objects were made with the first."""
     return True
@@ -141,7 +138,9 @@ class Setting:
     """
 
     def __init__(
-        self, check: Optional[Check] = None, refuses: Optional[Callable[[Any, Any, Any], bool]] = None
+        self,
+        check: Callable[[str, Any], Any] = lambda name, value: value,
+        refuses: Callable[[Any, Any, Any], bool] = lambda updater, before, value: False,
     ) -> None:
         self._check, self.refuses = check, refuses
 
@@ -150,9 +149,9 @@ class Setting:
 
     def __set__(self, updater: Any, value: Any) -> None:
         held = vars(updater)
-        if self.refuses and self._name in held and self.refuses(updater, held[self._name], value):
+        if self._name in held and self.refuses(updater, held[self._name], value):
             refuse(self._name)
-        held[self._name] = self._check(self._name, value) if self._check else value
+        held[self._name] = self._check(self._name, value)
 
 
 def refuse(name: str) -> None:
@@ -198,12 +197,9 @@ class Settings(CommonSettings):
 
     A value assigned later is checked as in the constructor, and used from the next update on; or refused. The
     constructor assigns `_s0`, `_audience` and the settings that the engine needs before `loss`.
-
-    Attributes:
-        scaling: the engine of the present loss.
     """
 
-    scaling: AdaptiveLossScaling
+    scaling: AdaptiveLossScaling  # the engine of the present loss
     iteration: int
     counters: Counters
     _s0: GlobalScale
