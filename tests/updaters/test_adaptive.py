@@ -87,14 +87,6 @@ def test_lost_batches_with_good_ones_in_between_are_no_alarm() -> None:
     assert updater.counters.lost == {"overflow": 12}
 
 
-def test_without_retries_an_overflow_skips_the_iteration() -> None:
-    train = training(overflow=[0])
-    before = snapshot(train.parameters)
-    result = updater_on(train, max_retries=0).update()
-    assert (result.updated, result.scale, result.reason) == (False, 4.0, "overflow")
-    assert_equal(snapshot(train.parameters), before)
-
-
 def test_hysteresis_tolerates_an_overflow_and_is_refilled() -> None:
     updater = updater_on(training(overflow=[0, 2, 3]), hysteresis=2)
     assert [updater.update().scale for _ in range(3)] == [8.0, 4.0, 4.0]

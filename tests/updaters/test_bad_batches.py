@@ -268,24 +268,6 @@ def test_batches_without_labels_are_no_alarm_however_many_come_after_one_with_th
         assert {updater.update().reason for _ in range(150)} == {"zero_gradients"}
 
 
-@every_storage
-@pytest.mark.parametrize("accum_grad", [1, 2])
-def test_a_batch_without_labels_is_no_alarm(storage: Optional[str], accum_grad: int) -> None:
-    labelled = nn.Variable((4, 1))
-    batches = iter([0.0] * 4 + [1.0, 0.0] * 10)
-
-    def feed() -> None:
-        labelled.d = next(batches)
-
-    updater = tiny(storage, labelled, feed, solver=S.Sgd(0.01), config=AdaLossConfig(), accum_grad=accum_grad)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", LossScaleWarning)
-        reasons = [updater.update().reason for _ in range(24 // accum_grad)]
-    zero = ["zero_gradients"] * (4 // accum_grad)
-    alternating = ["updated", "zero_gradients"] * 10 if accum_grad == 1 else ["updated"] * 10
-    assert reasons == zero + alternating
-
-
 @pytest.mark.parametrize("options", [{}, AS_THE_BASELINE])
 def test_parameters_that_the_solver_does_not_have_decide_nothing(options: Dict[str, Any]) -> None:
     """Fine-tuning a head: nobody clears the backbone's gradients, so an infinity in them stays."""
@@ -358,24 +340,6 @@ def test_a_loss_of_one_element_may_have_any_shape(shape: Tuple[int, ...]) -> Non
         for value, reason in ((math.nan, "nonfinite_loss"), (1.0, "updated")):
             x.d = value
             assert updater.update().reason == reason
-
-
-def test_a_loss_that_the_feeder_assigns_counts_at_once() -> None:
-    loss = two_layers(data(4, 3))
-    other = F.mean(PF.affine(data(4, 3), 5, name="a") ** 2)
-
-    def feed() -> None:
-        updater.loss = other
-
-    updater = updater_of(loss, feed)
-    before = snapshot()
-    updater.update()
-    now = snapshot()
-    assert {name for name in now if not np.array_equal(now[name], before[name])} == {
-        "a/affine/W",
-        "a/affine/b",
-    }
-    assert updater.scaling.variable is updater.loss is other
 
 
 def test_nothing_to_train_is_said() -> None:

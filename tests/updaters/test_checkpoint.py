@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
@@ -282,15 +281,6 @@ def test_names_that_would_be_one_in_the_file_are_refused(tmp_path: Path) -> None
     with pytest.raises(ValueError, match=r"'0:a\\x00b' has a name that an archive cuts off"):
         save_checkpoint(tmp_path / "c", solver, updater)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
-@pytest.mark.parametrize("function", [save_checkpoint, load_checkpoint])
-def test_examples_run_when_they_are_pasted(function: Any) -> None:
-    nn.clear_parameters()
-    example = doctest.DocTestParser().get_doctest(function.__doc__, {}, function.__name__, None, None)
-    found = doctest.DocTestRunner().run(example)
-    assert (found.failed, found.attempted > 8) == (0, True)
 
 
 @pytest.mark.parametrize("names", [("w", "w.npy"), ("w.npy", "w.npy.npy"), ("a/b", "a/../b"), ("..", "a")])

@@ -155,13 +155,6 @@ def test_a_layers_own_scale_backs_off_instead_of_the_global_one_and_recovers() -
     assert updater.scaling.layer_scales == before
 
 
-def test_when_no_layers_scale_is_above_one_the_global_one_backs_off() -> None:
-    planted = Planted(mlp, jump(math.inf, 1), config=ONES)
-    planted.updater.update()
-    result = planted.updater.update()
-    assert (result.updated, result.scale, result.retries) == (True, 4.0, 1)
-
-
 def test_gradients_that_are_infinite_behind_a_layer_leave_the_global_scale_alone() -> None:
     config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=8.0, include=("d/*",))
     planted = Planted(mlp, jump(math.inf, *range(1, 6)), config=config)

@@ -12,12 +12,12 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, LossScaleError
+from nnabla_adaloss import AdaLossConfig, LossScaleError, LossScaleWarning
 from nnabla_adaloss.core.scale_policy import ScaleState
 from tests.worlds.networks import two_layers
 from tests.worlds.tampering import Gate, Tampering
 from tests.worlds.trainings import METHODS, training, updater_of, updater_on
-from tests.worlds.values import data
+from tests.worlds.values import assert_equal, data, snapshot
 
 
 @pytest.mark.parametrize("accum_grad", [1, 3])
@@ -199,3 +199,90 @@ def test_a_graph_for_each_batch_of_an_iteration(method: str, delay: int) -> None
     windows = updater.scaling.components.state_dict()["windows"]
     assert {pushed for pushed, _ in windows.values()} == {4}
     assert len({(r.iteration, r.attempt, r.layer) for r in records}) == len(records)
+
+
+def with_factors(iterations: int, factors: Dict[int, float], **options: Any) -> Any:
+    updater = updater_on(training(factors=factors), **options)
+    assert all(updater.update().updated for _ in range(iterations))
+    return updater
+
+
+IN_FP32 = {
+    "storage": None,
+    "global_scale": "dynamic",
+    "scale": 1.0,
+    "config": AdaLossConfig(loss_scale_method="fixed", dtype="float32"),
+}
+
+
+@pytest.mark.parametrize("global_scale", ["history", "dynamic"])
+@pytest.mark.parametrize(("method", "delay"), [("approx_range", 0), ("approx_range", 1), ("amax_history", 1)])
+@pytest.mark.parametrize(("accum_grad", "large"), [(1, 4), (3, 9), (3, 10), (3, 11)])
+def test_an_overflow_in_any_batch_loses_nothing(
+    accum_grad: int, large: int, method: str, delay: int, global_scale: str
+) -> None:
+    """Running statistics of batch normalization are those of each batch once, and gradients too."""
+    factors = {large: 2.0**6}
+    with_factors(5, factors, accum_grad=accum_grad, **IN_FP32)
+    exact = snapshot()
+    options: Dict[str, Any] = {
+        "global_scale": global_scale,
+        "scale": 2.0**13 if global_scale == "dynamic" else 8.0,
+    }
+    options["config"] = AdaLossConfig(loss_scale_method=method, delay=delay)
+    updater = with_factors(5, factors, accum_grad=accum_grad, **options)
+    assert updater.counters.batches == 5 * accum_grad
+    assert updater.counters.repeats > 1
+    found = snapshot()
+    for name, array in exact.items():
+        atol = 0.02 * np.abs(array).max() + 2e-3
+        np.testing.assert_allclose(found[name], array, rtol=0.02, atol=atol, err_msg=name)
+
+
+@every_way
+def test_a_batch_that_no_scale_helps_is_thrown_away_alone(method: str, delay: int) -> None:
+    updater = updater_on(training(overflow=[3]), config=AdaLossConfig(loss_scale_method=method, delay=delay))
+    for _ in range(3):
+        updater.update()
+    before = updater.scaling.components.state_dict(), updater.scale_state
+    updater.solver.set_learning_rate(0.0)
+    with pytest.warns(LossScaleWarning, match="not finite at any loss scale"):
+        result = updater.update()
+    assert result.updated
+    assert updater.counters.batches == 5
+    assert updater.scale_state == before[1]
+    pushed = {name: values[0] for name, values in before[0]["windows"].items()}
+    now = updater.scaling.components.state_dict()["windows"]
+    # With delay=1 an entry takes as many iterations as there are shares.
+    assert {name: values[0] - (not delay) for name, values in now.items()} == pushed
+    assert updater.update().retries == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+def test_after_too_many_of_them_scales_and_weights_are_as_before(method: str) -> None:
+    config = AdaLossConfig(loss_scale_method=method, delay=0)
+    updater = updater_on(training(overflow=range(3, 28)), config=config)
+    for _ in range(3):
+        updater.update()
+    state, weights = updater.state_dict(), snapshot()
+    with pytest.raises(LossScaleError, match="iteration 4 at the smallest loss scale"):
+        updater.update()
+    assert updater.counters.batches == 28
+    after = updater.state_dict()
+    assert after["scaling"]["components"] == state["scaling"]["components"]
+    assert after["scale_state"] == state["scale_state"]
+    assert_equal(snapshot(), weights)
+    assert updater.update().updated
+
+
+def test_hopeless_batches_end_with_the_retries_that_are_allowed() -> None:
+    updater = updater_on(training(overflow=range(9)), max_retries=5)
+    with (
+        pytest.warns(LossScaleWarning, match="it is thrown away"),
+        pytest.raises(LossScaleError, match="iteration 1 at the smallest loss scale"),
+    ):
+        updater.update()
+    assert updater.counters.lost == {"hopeless": 6}
+    # Three before the smallest scale is tried for the first; none for those after it.
+    assert updater.counters.repeats == 3

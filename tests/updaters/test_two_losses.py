@@ -244,17 +244,6 @@ def test_a_network_with_shortcuts_may_be_absent_as_a_whole(way: str) -> None:
                 assert updater.update().reason == ("updated" if value else "zero_gradients")
 
 
-def test_a_batch_that_is_zero_for_a_reason_costs_nothing_and_raises_no_alarm() -> None:
-    net = InTurn("float16")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for index in range(24):
-            masked = index % 4 == 3
-            result, _ = net.gradients(*(0.0, 0.0) if masked else (1.0, 1.0))
-            assert result.reason == ("zero_gradients" if masked else "updated")
-            assert not (index and result.retries)
-
-
 def test_batches_without_a_reward_are_no_measurements_and_raise_no_alarm() -> None:
     """In 29 of 30 batches the loss is exactly zero, by an array of advantages."""
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List
+from typing import Any, Callable, Dict, List
 
 import nnabla as nn
 import nnabla.functions as F
@@ -12,9 +12,14 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
+from nnabla_adaloss import (
+    AdaLossConfig,
+    DynamicLossScalingUpdater,
+    FormatEmulation,
+)
 from tests.worlds.networks import two_layers
-from tests.worlds.trainings import solver_of, updater_of
-from tests.worlds.values import FLOAT, HALF, assert_equal, data, gradients, snapshot
+from tests.worlds.trainings import Loop, solver_of, updater_of
+from tests.worlds.values import FLOAT, HALF, assert_equal, constant, data, gradients, snapshot
 
 
 def cast(which: str) -> nn.Variable:
@@ -77,3 +82,121 @@ def test_a_network_that_is_half_in_part_is_not_emulated() -> None:
     loss = F.mean(PF.affine(h, 2, name="b") ** 2)
     with pytest.raises(ValueError, match=r"^storage: Affine is computed in cpu:half.*or leave storage out$"):
         updater_of(loss)
+
+
+CLOUDS, POINTS, CLASSES = 16, 5, 4
+
+
+def orthogonality(matrix: nn.Variable) -> nn.Variable:
+    """How far matrices are from being orthogonal."""
+    product = F.batch_matmul(matrix, F.transpose(matrix, (0, 2, 1)))
+    identity = constant(np.tile(np.eye(3), (CLOUDS, 1, 1)))
+    return F.mean(F.norm(F.reshape(product - identity, (CLOUDS, -1)), axis=1))
+
+
+def point_net(*, spread: float, size: float) -> nn.Variable:
+    """The loss of a net that turns point clouds of this `size` by matrices of its own, and classifies them.
+
+    Where they are nearly alike, of little `spread`, batch normalization multiplies gradients by much.
+    """
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    features = constant(rng.randn(1, 6) + spread * rng.randn(CLOUDS, 6))
+    points = constant(rng.randn(CLOUDS, POINTS, 3) * size)
+    h = F.relu(PF.batch_normalization(PF.affine(features, 8, name="turn1", rng=rng), name="turn1"))
+    # The matrix feeds the product with the points, and the regularizer.
+    turned = PF.affine(h, 9, name="turn2", rng=rng) + constant(np.tile(np.eye(3).reshape(1, 9), (CLOUDS, 1)))
+    matrix = F.reshape(turned, (CLOUDS, 3, 3))
+    h = F.relu(PF.affine(F.batch_matmul(points, matrix), 8, base_axis=2, name="point", rng=rng))
+    y = PF.affine(F.max(h, axis=1), CLASSES, name="class", rng=rng)
+    t = constant(rng.randint(0, CLASSES, (CLOUDS, 1)))
+    return F.mean(F.softmax_cross_entropy(y, t)) + 0.001 * orthogonality(matrix)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize(
+    ("spread", "size", "scale"),
+    [(1e-2, 1.0, 128.0), (1e-2, 8.0, 8.0), (1e-3, 8.0, 8.0), (1e-4, 1.0, 8.0)],
+)
+def test_training_goes_on_where_a_layer_meets_a_small_regularizer(
+    spread: float, size: float, scale: float, delay: int
+) -> None:
+    """nnabla's updater needs one batch for an update; the layers' scales may cost some in the first one."""
+    loss = point_net(spread=spread, size=size)
+    dynamic = DynamicLossScalingUpdater(
+        solver_of(S.Adam(0.001)), FormatEmulation(loss), lambda: None, scale=scale
+    )
+    dynamic.update()
+    assert dynamic.scale > scale / 64.0, "the batch is no good example"
+
+    loss = point_net(spread=spread, size=size)
+    before = snapshot()
+    updater = updater_of(loss, solver=S.Adam(0.001), scale=scale, config=AdaLossConfig(delay=delay))
+    results: List[Any] = [updater.update() for _ in range(8)]
+    assert all(result.updated for result in results), results
+    # Each one that is thrown away halves the scale of the layer, or the global one.
+    assert sum(result.retries for result in results) <= 30, results
+    assert [result.retries for result in results[-4:]] == [0] * 4
+    for name, v in nn.get_parameters().items():
+        assert not np.array_equal(v.d, before[name]), name
+
+
+Network = Callable[[nn.Variable], nn.Variable]
+UPDATES = 12
+
+
+def cut(v: nn.Variable) -> nn.Variable:
+    return v.get_unlinked_variable(need_grad=False)
+
+
+def affine(h: nn.Variable, width: int, name: str) -> nn.Variable:
+    return PF.affine(h, width, name=name, rng=np.random.RandomState(len(name)))
+
+
+def diffusion(x: nn.Variable) -> nn.Variable:
+    """The variance is learned by a second loss that does not reach the mean."""
+    h = F.swish(affine(x, 6, "in"))
+    mean, variance = F.split(F.reshape(affine(h, 8, "out"), (4, 2, 4)), axis=1)
+    bound = (x - cut(mean)) ** 2 * F.exp(-variance) + variance
+    return F.mean((x - mean) ** 2) + 0.1 * F.mean(bound)
+
+
+def virtual_adversarial(x: nn.Variable) -> nn.Variable:
+    """What the network says should change little with its input."""
+
+    def said(x: nn.Variable) -> nn.Variable:
+        return F.log_softmax(affine(F.relu(affine(x, 6, "hidden")), 3, "logits"))
+
+    clean = said(x)
+    return F.mean(clean**2) + F.mean(F.exp(cut(clean)) * (cut(clean) - said(x + 0.1)))
+
+
+def quantized(x: nn.Variable) -> nn.Variable:
+    """Gradients go around a code book, whose entries and the encoder come closer to each other."""
+    h = affine(x, 6, "encoder")
+    codes = nn.parameter.get_parameter_or_create("codes", (5, 6), np.eye(5, 6), need_grad=True)
+    nearest = F.max(F.affine(cut(h), F.transpose(codes, (1, 0))), axis=1, only_index=True)
+    nearest.need_grad = False
+    q = F.reshape(F.embed(nearest, codes), h.shape)
+    out = affine(h + cut(q - h), 4, "decoder")
+    return F.mean((out - x) ** 2) + F.mean((cut(h) - q) ** 2) + 0.25 * F.mean((h - cut(q)) ** 2)
+
+
+@pytest.mark.parametrize("rebuilt", [False, True], ids=["static", "rebuilt"])
+@pytest.mark.parametrize("network", [diffusion, virtual_adversarial, quantized])
+@pytest.mark.filterwarnings("ignore:nothing is stored in half precision")
+def test_after_a_native_iteration_they_train_bit_for_bit(network: Network, rebuilt: bool) -> None:
+    def after_one() -> Loop:
+        loop = Loop(network, (4, 4), rebuilt=rebuilt)
+        loop.feed()
+        loop.solver.zero_grad()
+        loop.loss.forward(clear_no_need_grad=True)
+        # Nothing is updated: nnabla may have freed what is read cut off, and computes with what is there.
+        loop.loss.backward(clear_buffer=True)
+        return loop
+
+    wanted = after_one().plainly(UPDATES)
+    assert_equal(after_one().updated(UPDATES), wanted)
+    assert_equal(after_one().scaled(UPDATES), wanted)
+    if network is not diffusion:
+        assert_equal(after_one().updated(UPDATES, DynamicLossScalingUpdater), wanted)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -14,6 +14,7 @@ import numpy as np
 from nnabla_adaloss import AdaptiveLossScalingUpdater, GradScaler
 from tests.worlds.networks import gate
 from tests.worlds.tampering import Gate
+from tests.worlds.values import Values, snapshot
 
 # The words with which the adaptive updater searches for its scale as nnabla's does.
 AS_THE_BASELINE: Dict[str, Any] = {"global_scale": "dynamic", "on_overflow": "next"}
@@ -112,6 +113,69 @@ def scaler_step(scaler: GradScaler, solver: Any, loss: nn.Variable) -> bool:
     updated = scaler.step(solver)
     scaler.update()
     return updated
+
+
+class Loop:
+    """A network on random batches, trained by a bare loop, an updater or a `GradScaler`.
+
+    Args:
+        network: builds the loss of a batch.
+        shape: of a batch.
+        rebuilt: build the graph anew for each batch.
+        need_grad: whether the batch gets a gradient.
+        solver: by default Momentum(0.05).
+    """
+
+    def __init__(
+        self,
+        network: Callable[[nn.Variable], nn.Variable],
+        shape: Tuple[int, ...],
+        *,
+        rebuilt: bool = False,
+        need_grad: bool = False,
+        solver: Any = None,
+    ) -> None:
+        nn.clear_parameters()
+        nn.seed(0)
+        nn.random.prng = np.random.RandomState(0)
+        self.network, self.rebuilt = network, rebuilt
+        self.rng, self.x = np.random.default_rng(0), nn.Variable(shape, need_grad=need_grad)
+        self.loss = network(self.x)
+        self.solver = solver_of(S.Momentum(0.05) if solver is None else solver)
+
+    def feed(self) -> None:
+        if self.rebuilt:
+            self.loss = self.network(self.x)
+        self.x.d = self.rng.standard_normal(self.x.shape)
+
+    def plainly(self, updates: int, accum_grad: int = 1) -> Values:
+        """What a bare loop comes to, in which nothing is freed."""
+        for _ in range(updates):
+            self.solver.zero_grad()
+            for _ in range(accum_grad):
+                self.feed()
+                self.loss.forward()
+                self.loss.backward()
+            self.solver.update()
+        return snapshot()
+
+    def updated(self, updates: int, make: Any = AdaptiveLossScalingUpdater, **options: Any) -> Values:
+        def feed() -> None:
+            self.feed()
+            updater.loss = self.loss
+
+        updater = make(self.solver, self.loss, feed, **options)
+        for _ in range(updates):
+            result = updater.update()  # None from nnabla's own
+            assert result is None or result.updated
+        return snapshot()
+
+    def scaled(self, updates: int, **options: Any) -> Values:
+        scaler = GradScaler(self.solver, **options)
+        for _ in range(updates):
+            self.feed()
+            assert scaler_step(scaler, self.solver, self.loss)
+        return snapshot()
 
 
 def watched(
