@@ -95,27 +95,12 @@ def frozen(folder: Path, storage: Any) -> Training:
     return made
 
 
-def of_any_names(folder: Path, storage: Any) -> Training:
-    parameters = {name: nn.Variable((3, 2), need_grad=True) for name in ("w.npy", "w", "a/b", "..")}
-    for number, v in enumerate(parameters.values()):
-        v.d = np.random.RandomState(number).randn(3, 2)
-    solver = S.Momentum(0.1)
-    solver.set_parameters(parameters)
-
-    def losses(x: nn.Variable) -> List[Tuple[Any, nn.Variable]]:
-        outputs = [F.affine(F.tanh(x), v) for v in parameters.values()]
-        return [(solver, F.mean(F.concatenate(*outputs) ** 2))]
-
-    return Training(on_batches(losses, storage), [], parameters, lambda: None)
-
-
 CASES: Dict[str, Callable[[Path, Any], Training]] = {
     "in training": lambda folder, s: of_a_module(folder, s, training=True, loaded=False),
     "in evaluation": lambda folder, s: of_a_module(folder, s, training=False, loaded=False),
     "loaded": lambda folder, s: of_a_module(folder, s, training=False, loaded=True),
     "two solvers": lambda folder, s: of_a_module(folder, s, training=True, loaded=True, solvers=2),
     "frozen": frozen,
-    "names": of_any_names,
 }
 
 

@@ -207,42 +207,6 @@ def test_graphs_of_other_shapes_share_what_is_held(method: str, delay: int) -> N
     assert settled.count("hookless") == (14 if delay == 0 else 16)
 
 
-@pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("rebuilt", [False, True])
-def test_an_input_that_gets_a_gradient_may_change_its_shape(rebuilt: bool, delay: int, named: bool) -> None:
-    x, rng = nn.Variable((2, 5), need_grad=True), np.random.default_rng(0)
-    if named:
-        nn.parameter.set_parameter("x", x)
-
-    def loss() -> nn.Variable:
-        return F.mean(PF.affine(F.tanh(PF.affine(x, 6, name="a")), 4, name="b") ** 2)
-
-    def gradient(graph: Any, **options: bool) -> np.ndarray:
-        for leaf in (x, *nn.get_parameters().values()):
-            leaf.grad.zero()
-        graph.forward()
-        graph.backward(**options)
-        return x.g.copy()
-
-    def settled_gradient(scaling: AdaptiveLossScaling) -> np.ndarray:
-        found = gradient(scaling, clear_buffer=True)
-        return found if scaling.settled else gradient(scaling, clear_buffer=True, again=True)
-
-    scaling = AdaptiveLossScaling(loss(), AdaLossConfig(dtype="float32", u_max=65504.0, delay=delay))
-    passes = []
-    for batch in (2, 2, 2, 2, 4096, 4096, 4096, 1, 3, 4096, 5, 2, 4096):
-        x.reset_shape((batch, 5), True)
-        x.d = rng.standard_normal(x.shape)
-        if rebuilt:
-            before, scaling = scaling, AdaptiveLossScaling(loss(), scaling.config)
-            scaling.go_on_from(before)
-        expected = gradient(scaling.variable)
-        np.testing.assert_array_equal(settled_gradient(scaling), expected)
-        passes.append(scaling.result.kind)
-    assert "hookless" in passes
-
-
 class Passes(Tampering):
     """Something in a graph that can be seen to go away with it."""
 

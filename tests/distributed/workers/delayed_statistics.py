@@ -16,8 +16,7 @@ import numpy as np
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.communicators import MPICommunicator
-from tests.distributed.workers.ranks import by_first, is_last, same_on_all
-from tests.distributed.workers.task import Task, task
+from tests.distributed.workers.task import Task, by_first, is_last, same_on_all, task
 from tests.worlds.trainings import AS_THE_BASELINE
 
 # With float16's own range the gradients of so small a network would need no scales.

@@ -10,8 +10,7 @@ import time
 from typing import Any
 
 from nnabla_adaloss.communicators import MPICommunicator
-from tests.distributed.workers.ranks import is_last
-from tests.distributed.workers.task import task
+from tests.distributed.workers.task import is_last, task
 
 FAILS_IN = 5
 

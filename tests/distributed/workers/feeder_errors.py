@@ -10,8 +10,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError
 from nnabla_adaloss.communicators import MPICommunicator
-from tests.distributed.workers.ranks import Decided, decisions, is_last, same_on_all
-from tests.distributed.workers.task import Task, task
+from tests.distributed.workers.task import Decided, Task, decisions, is_last, same_on_all, task
 from tests.worlds.trainings import AS_THE_BASELINE
 
 DELAYS = (0, 1)

@@ -12,8 +12,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError, LossScaleWarning
 from nnabla_adaloss.communicators import MPICommunicator
-from tests.distributed.workers.ranks import from_all, is_last, same_on_all
-from tests.distributed.workers.task import Parameters, task
+from tests.distributed.workers.task import Parameters, from_all, is_last, same_on_all, task
 
 Case = Tuple[str, str, int, int]
 # Half of all combinations: each pair of settings is among them.

@@ -10,8 +10,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, LossScaleError, LossScaleWarning
 from nnabla_adaloss.communicators import MPICommunicator
-from tests.distributed.workers.ranks import decisions, is_last, same_on_all
-from tests.distributed.workers.task import task
+from tests.distributed.workers.task import decisions, same_on_all, task
 from tests.worlds.trainings import AS_THE_BASELINE
 
 DELAYS = (0, 1)
@@ -31,34 +30,6 @@ def check_an_infinity_on_one_rank_backs_off_all(comm: MPICommunicator) -> None:
             (True, 2.0, 2),
             (True, 1.0, 3),
         ]
-
-
-def check_fp16_overflow_on_one_rank_backs_off_all(comm: MPICommunicator) -> None:
-    for delay in DELAYS:
-        work = task(comm, spoiled={3: "large"})
-        config = AdaLossConfig(delay=delay)
-        updater = work.updater(
-            **AS_THE_BASELINE, config=config, storage="float16", scale=2.0**14, max_retries=0
-        )
-        found = decisions(updater, 5)
-        assert same_on_all(comm, (found, work.bits()))
-        assert [decided[0] for decided in found] == [True, True, True, False, True]
-        assert found[-1][1] == 2.0**13
-
-
-def check_layers_are_named_where_the_overflow_was(comm: MPICommunicator) -> None:
-    work = task(comm, spoiled={0: "gradient"})
-    result = work.updater(**AS_THE_BASELINE, max_retries=0).update()
-    assert bool(result.overflow_layers) == is_last(comm)
-
-
-def check_a_floor_is_reached_by_all_and_says_whose_overflow_it_was(comm: MPICommunicator) -> None:
-    work = task(comm, spoiled=dict.fromkeys(range(9), "gradient"))
-    updater = work.updater(**AS_THE_BASELINE, min_scale=2.0)
-    with pytest.raises(LossScaleError, match="iteration 1 at the smallest loss scale, 2") as caught:
-        updater.update()
-    assert ("on another rank" in str(caught.value)) != is_last(comm)
-    assert same_on_all(comm, updater.scale_state)
 
 
 def check_nan_in_the_data_of_one_rank_is_answered_by_policy(comm: MPICommunicator) -> None:

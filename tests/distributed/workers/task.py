@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small training of which each rank has its share of every batch, and ways to spoil batches."""
+"""A small training of which each rank has its share of every batch, and what ranks know of each other."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, TypeVar
 
 import nnabla as nn
 import nnabla.functions as F
@@ -11,7 +11,7 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 
-from nnabla_adaloss import AdaptiveLossScalingUpdater
+from nnabla_adaloss import AdaptiveLossScalingUpdater, UpdateResult
 from nnabla_adaloss.communicators import MPICommunicator
 from tests.worlds.tampering import Gate
 
@@ -94,3 +94,50 @@ def task(
     solver = S.Momentum(0.05)
     solver.set_parameters(nn.get_parameters())
     return Task(comm, solver, loss, feed)
+
+
+T = TypeVar("T")
+
+
+def from_all(comm: MPICommunicator, own: T) -> List[T]:
+    """The objects of all ranks, in the order of ranks."""
+    return [comm.broadcast_object(own, src=rank) for rank in range(comm.size)]
+
+
+def is_last(comm: MPICommunicator) -> bool:
+    """Whether this is the rank to which things happen that happen on one rank only."""
+    return comm.rank == comm.size - 1
+
+
+def by_first(comm: MPICommunicator, compute: Callable[[], T]) -> T:
+    """What the first rank computes, on all ranks: cores are fewer than ranks."""
+    return comm.broadcast_object(compute() if comm.rank == 0 else None)
+
+
+def same_on_all(comm: MPICommunicator, own: T) -> bool:
+    """Whether all ranks have an equal object."""
+    return all(one == own for one in from_all(comm, own))
+
+
+class Decided(NamedTuple):
+    """What came of an iteration. A batch is run again by its own rank alone."""
+
+    updated: bool
+    scale: float
+    lost: int  # batches, by now
+    reason: str
+    iteration: int
+    scale_state: Any
+
+
+def decisions(
+    updater: AdaptiveLossScalingUpdater, iterations: int, update: Optional[Callable[[], UpdateResult]] = None
+) -> List[Decided]:
+    """What each iteration decided; `update` is what an iteration calls, the updater's if left out."""
+    found: List[Decided] = []
+    for _ in range(iterations):
+        result = (update or updater.update)()
+        lost = sum(updater.counters.lost.values())
+        what = result.updated, result.scale, lost, result.reason
+        found.append(Decided(*what, updater.iteration, updater.scale_state))
+    return found

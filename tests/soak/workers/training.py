@@ -7,45 +7,17 @@ import gc
 import os
 import sys
 from collections import Counter
-from typing import Dict, List, Tuple
+from typing import Dict
 
-import nnabla as nn
-import nnabla.functions as F
-import nnabla.parametric_functions as PF
-import nnabla.solvers as S
 import numpy as np
 import psutil
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from nnabla_adaloss import AdaLossConfig
+from tests.worlds.trainings import training, updater_on
 
 ITERATIONS = int(os.environ.get("ADALOSS_SOAK_ITERATIONS", "4000"))
 OVERFLOW_EVERY = 97
 MIB = 2.0**20
-
-
-def updater_on(delay: int) -> Tuple[AdaptiveLossScalingUpdater, List[int]]:
-    """An updater, and the number of batches that it was fed."""
-    nn.clear_parameters()
-    rng = np.random.default_rng(0)
-    weights = np.random.RandomState(0)
-    x, t, one = nn.Variable((4, 6)), nn.Variable((4, 1)), nn.Variable((1,))
-    h = F.tanh(PF.affine(x, 8, name="a", rng=weights))
-    y = PF.affine(h, 3, name="b", rng=weights)
-    # sqrt has an infinite slope at 0: where ``one`` is 0, every gradient is lost.
-    root = F.pow_scalar(F.reshape(F.mean(y) * 0.0, (1,)) + one, 0.5)
-    loss = F.mean(F.softmax_cross_entropy(y, t)) + F.sum(root)
-    solver = S.Momentum(1e-3)
-    solver.set_parameters(nn.get_parameters())
-    batches = [0]
-
-    def feed() -> None:
-        batches[0] += 1
-        x.d = rng.standard_normal(x.shape)
-        t.d = rng.integers(0, 3, t.shape)
-        one.d = float(batches[0] % OVERFLOW_EVERY != 0)
-
-    config = AdaLossConfig(delay=delay)
-    return AdaptiveLossScalingUpdater(solver, loss, feed, N=50, storage="float16", config=config), batches
 
 
 def objects() -> Dict[str, int]:
@@ -59,7 +31,9 @@ def largest_containers() -> int:
 
 
 def check_that_nothing_grows(delay: int) -> None:
-    updater, batches = updater_on(delay)
+    train = training(overflow=range(OVERFLOW_EVERY, 10**9, OVERFLOW_EVERY))
+    train.solver.set_learning_rate(1e-5)
+    updater = updater_on(train, N=50, config=AdaLossConfig(delay=delay))
     process = psutil.Process()
     scales = np.empty(ITERATIONS)
 
@@ -79,7 +53,7 @@ def check_that_nothing_grows(delay: int) -> None:
     assert abs(grown) <= MIB, f"{grown / MIB:.2f} MiB"
     assert abs(sum(objects().values()) - count) <= 50
     assert abs(largest_containers() - elements) <= 100
-    assert batches[0] - ITERATIONS == batches[0] // OVERFLOW_EVERY
+    assert updater.counters.batches - ITERATIONS == (updater.counters.batches - 1) // OVERFLOW_EVERY
     mantissas, exponents = np.frexp(scales)
     assert np.isfinite(scales).all()
     assert (mantissas == 0.5).all()

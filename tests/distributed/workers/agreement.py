@@ -1,18 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that have drifted apart are told so, all of them, at the next check."""
+"""Ranks hold the same parameters, those that one process would have; what drifts apart is told on all."""
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Any, Callable, List
 
 import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.communicators import CollectiveMismatchError, MPICommunicator, RankDisagreementError
-from tests.distributed.workers.ranks import is_last, same_on_all
-from tests.distributed.workers.task import task
+from tests.distributed.workers.task import Parameters, Task, by_first, from_all, is_last, same_on_all, task
 from tests.worlds.trainings import AS_THE_BASELINE
+
+
+def trained(work: Task, iterations: int = 30, **options: Any) -> Parameters:
+    updater = work.updater(N=5, **options)
+    for _ in range(iterations):
+        assert updater.update().updated
+    return work.snapshot()
+
+
+def distinct(comm: MPICommunicator, parameters: Parameters) -> int:
+    """How many ranks hold something of their own, in the parameter in which most do."""
+    counts: List[int] = []
+    for array in parameters.values():
+        assert np.isfinite(array).all()
+        counts.append(len(set(from_all(comm, array.tobytes()))))
+    return max(counts)
+
+
+def check_ranks_that_start_different_are_equal_to_the_bit(comm: MPICommunicator) -> None:
+    for delay in (0, 1):
+        for storage in (None, "float16"):
+            work = task(comm, seed=comm.rank)
+            assert distinct(comm, work.snapshot()) == comm.size
+            after = trained(work, config=AdaLossConfig(delay=delay), storage=storage)
+            assert distinct(comm, after) == 1
+
+
+def check_ranks_train_like_one_process_on_the_whole_batch(comm: MPICommunicator) -> None:
+    accumulated = {"accum_grad": 2, "iterations": 10}
+    alone, alone_accumulated = by_first(
+        comm, lambda: (trained(task(None)), trained(task(None), average=True, **accumulated))
+    )
+    for delay in (0, 1):
+        options = {"config": AdaLossConfig(delay=delay)}
+        for found, expected in (
+            (trained(task(comm), average=True, **options), alone),
+            (trained(task(comm, weight=1 / comm.size), **options), alone),
+            (trained(task(comm), average=True, **accumulated, **options), alone_accumulated),
+        ):
+            for name, array in expected.items():
+                np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-6, err_msg=name)
+
 
 CHECK_EVERY = 4
 Plant = Callable[[AdaptiveLossScalingUpdater], None]
@@ -34,7 +75,7 @@ def what_was_measured(updater: AdaptiveLossScalingUpdater) -> None:
     updater.scaling.load_state_dict(state)
 
 
-def train(updater: AdaptiveLossScalingUpdater, iterations: int) -> None:
+def update(updater: AdaptiveLossScalingUpdater, iterations: int) -> None:
     for _ in range(iterations):
         assert updater.update().updated
 
@@ -43,11 +84,11 @@ def found_by_all(comm: MPICommunicator, plant: Plant, named: str, delay: int) ->
     work = task(comm)
     config = AdaLossConfig(loss_scale_method="approx_range", delay=delay, u_min=0.01)
     updater = work.updater(**AS_THE_BASELINE, config=config, check_every=CHECK_EVERY)
-    train(updater, CHECK_EVERY + 1)
+    update(updater, CHECK_EVERY + 1)
     if is_last(comm):
         plant(updater)
     with pytest.raises(RankDisagreementError, match=f"in iteration {2 * CHECK_EVERY}: .*{named}") as caught:
-        train(updater, CHECK_EVERY)
+        update(updater, CHECK_EVERY)
     assert f"(rank {comm.rank} {'differs' if is_last(comm) else 'agrees'}" in str(caught.value)
     assert same_on_all(comm, updater.iteration)
 
@@ -61,10 +102,10 @@ def check_what_was_planted_on_one_rank_is_found_by_all(comm: MPICommunicator) ->
 
 def check_a_check_that_is_switched_off_finds_nothing(comm: MPICommunicator) -> None:
     updater = task(comm).updater(**AS_THE_BASELINE, check_every=0)
-    train(updater, 1)
+    update(updater, 1)
     if is_last(comm):
         the_global_scale(updater)
-    train(updater, 3)
+    update(updater, 3)
 
 
 def check_a_network_that_differs_is_refused_by_all(comm: MPICommunicator) -> None:
