@@ -111,26 +111,24 @@ class FixedLossScalingUpdater(CommonSettings):
             self.loss.backward(self.scale, clear_buffer=self.clear_buffer)
         self._exchange.sum()
         self.iteration += 1
-        result = self._update()
-        if self._audience is not None:
-            if not result.updated:
+        loss = variable_of(self.loss)
+        if self.drop_overflow_update and self.solver.check_inf_or_nan_grad():
+            result = UpdateResult(False, self.scale, 0, "overflow")
+            if self._audience is not None:
                 # Layers are not looked at one by one here.
-                finite = np.isfinite(variable_of(self.loss).d).all()
-                cause = "overflow" if finite else "nonfinite_loss"
+                cause = "overflow" if np.isfinite(loss.d).all() else "nonfinite_loss"
                 self._audience.tell(Overflowed(self.iteration, 0, cause, (), "", self.scale))
                 self._audience.tell(BatchThrownAway(self.iteration, cause, (), self.accum_grad))
-            notify_update(self._audience, self.iteration, result, variable_of(self.loss))
+        else:
+            reason = self._reason()
+            self.solver.scale_grad(1.0 / self.scale)
+            if self.weight_decay is not None:
+                self.solver.weight_decay(self.weight_decay)
+            self.solver.update()
+            result = UpdateResult(True, self.scale, 0, reason)
+        if self._audience is not None:
+            notify_update(self._audience, self.iteration, result, loss)
         return result
-
-    def _update(self) -> UpdateResult:
-        if self.drop_overflow_update and self.solver.check_inf_or_nan_grad():
-            return UpdateResult(False, self.scale, 0, "overflow")
-        reason = self._reason()
-        self.solver.scale_grad(1.0 / self.scale)
-        if self.weight_decay is not None:
-            self.solver.weight_decay(self.weight_decay)
-        self.solver.update()
-        return UpdateResult(True, self.scale, 0, reason)
 
     def _reason(self) -> str:
         """`"zero_gradients"` until a gradient is not zero for the first time; from then on `"updated"`."""

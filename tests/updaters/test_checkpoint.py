@@ -21,7 +21,7 @@ from nnabla.experimental.parametric_function_class.module import Module as Class
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, GradScaler, load_checkpoint, save_checkpoint
 from tests.worlds.trainings import scaler_step, solver_of, updater_of
-from tests.worlds.values import constant, snapshot
+from tests.worlds.values import constant, snapshot, solver_states
 
 SOLVERS = {"Sgd": lambda: S.Sgd(0.05), "Adam": lambda: S.Adam(1e-2), "Lars": lambda: S.Lars(0.05)}
 
@@ -46,10 +46,7 @@ def training(solver: Any = None, width: int = 6, **options: Any) -> AdaptiveLoss
 
 def everything(*updaters: AdaptiveLossScalingUpdater) -> Tuple[Any, ...]:
     """What a checkpoint holds, as it is now."""
-    states = [
-        {name: (s.t, {key: v.d.copy() for key, v in s.pstate.items()}) for name, s in found.items()}
-        for found in (updater.solver.get_states() for updater in updaters)
-    ]
+    states = [solver_states(updater.solver) for updater in updaters]
     return snapshot(), states, [updater.state_dict() for updater in updaters]
 
 

@@ -7,7 +7,7 @@ import os
 import pickle
 import signal
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -18,7 +18,8 @@ import pytest
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, load_checkpoint, save_checkpoint
 from tests.worlds.children import end_of, in_a_child
-from tests.worlds.values import FLOAT, HALF
+from tests.worlds.trainings import updater_of
+from tests.worlds.values import FLOAT, HALF, data, snapshot, solver_states
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
@@ -47,44 +48,37 @@ class Training(NamedTuple):
     """What is saved, and what can be compared."""
 
     updaters: List[AdaptiveLossScalingUpdater]
-    modules: List[nn.Module]
-    parameters: Dict[str, nn.Variable]
-    evaluated: Callable[[], Any]
+    net: Net
+
+    @property
+    def parameters(self) -> Dict[str, nn.Variable]:
+        return self.net.get_parameters(grad_only=False)  # type: ignore[no-any-return]
+
+    def everything(self) -> List[Any]:
+        states = [solver_states(updater.solver) for updater in self.updaters]
+        found = [snapshot(self.parameters), states, [updater.state_dict() for updater in self.updaters]]
+        self.net.training = False
+        y = self.net(data(5, 3, seed=7))
+        y.forward()
+        return [*found, y.d.copy()]
 
 
-def on_batches(losses: Callable[[nn.Variable], List[Tuple[Any, nn.Variable]]], storage: Any) -> Any:
-    """An updater for each solver and its loss, all fed with one batch for each iteration."""
-    x = nn.Variable((8, 3))
+def of_a_module(folder: Path, storage: Any, *, training: bool, loaded: bool, solvers: int = 1) -> Training:
+    net, x = Net(), nn.Variable((8, 3))
+    if loaded:
+        net.load_parameters(str(folder / "pretrained.h5"))
+    net.training = training
+    loss = F.mean((net(x) - 1.0) ** 2)
+    own = net.get_parameters(grad_only=True)
+    updaters: List[AdaptiveLossScalingUpdater] = []
 
     def feed() -> None:
         x.d = np.random.default_rng(updaters[-1].counters.fed).standard_normal(x.shape)
 
-    updaters = [AdaptiveLossScalingUpdater(solver, loss, feed, storage=storage) for solver, loss in losses(x)]
-    return updaters
-
-
-def of_a_module(folder: Path, storage: Any, *, training: bool, loaded: bool, solvers: int = 1) -> Training:
-    net = Net()
-    if loaded:
-        net.load_parameters(str(folder / "pretrained.h5"))
-    net.training = training
-
-    def losses(x: nn.Variable) -> List[Tuple[Any, nn.Variable]]:
-        loss = F.mean((net(x) - 1.0) ** 2)
-        own = net.get_parameters(grad_only=True)
-        split = [{n: v for i, (n, v) in enumerate(own.items()) if i % solvers == k} for k in range(solvers)]
-        made = [S.Adam(0.05) for _ in split]
-        for solver, parameters in zip(made, split):
-            solver.set_parameters(parameters)
-        return [(solver, loss) for solver in made]
-
-    def evaluated() -> Any:
-        net.training = False
-        y = net(nn.Variable.from_numpy_array(np.random.RandomState(7).randn(5, 3)))
-        y.forward()
-        return y.d.copy()
-
-    return Training(on_batches(losses, storage), [net], net.get_parameters(grad_only=False), evaluated)
+    for number in range(solvers):
+        trained = {name: v for index, (name, v) in enumerate(own.items()) if index % solvers == number}
+        updaters.append(updater_of(loss, feed, S.Adam(0.05), trained, storage=storage))
+    return Training(updaters, net)
 
 
 def frozen(folder: Path, storage: Any) -> Training:
@@ -121,20 +115,10 @@ def run_on(made: Training, folder: Path, die: bool) -> None:
         for updater in made.updaters:
             updater.update()
         if made.updaters[0].iteration == SAVED:
-            save_checkpoint(folder / "last", *made.updaters, *made.modules, extra={"at": SAVED})
+            save_checkpoint(folder / "last", *made.updaters, made.net, extra={"at": SAVED})
         if die and made.updaters[0].iteration == SAVED + 1:
             os.kill(os.getpid(), signal.SIGKILL)
-    solvers = [updater.solver for updater in made.updaters]
-    states = [
-        {k: (s.t, {n: v.d for n, v in s.pstate.items()}) for k, s in x.get_states().items()} for x in solvers
-    ]
-    found = [
-        {name: v.d for name, v in made.parameters.items()},
-        made.evaluated(),
-        states,
-        [updater.state_dict() for updater in made.updaters],
-    ]
-    (folder / "end").write_bytes(pickle.dumps(found))
+    (folder / "end").write_bytes(pickle.dumps(made.everything()))
 
 
 @pytest.mark.parametrize("storage", ["fp32", "float16", "native"])
@@ -153,7 +137,7 @@ def test_a_killed_training_goes_on_bit_for_bit(case: str, storage: str, tmp_path
 
         def resume() -> None:
             made = began(case, killed, format)
-            assert load_checkpoint(killed / "last", *made.updaters, *made.modules) == {"at": SAVED}
+            assert load_checkpoint(killed / "last", *made.updaters, made.net) == {"at": SAVED}
             run_on(made, killed, die=False)
 
         assert end_of(in_a_child(lambda: run_on(began(case, straight, format), straight, die=False))) == 0

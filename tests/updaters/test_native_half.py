@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from functools import partial
 from typing import Any, Callable, Dict, NamedTuple, Optional
 
 import nnabla as nn
@@ -25,8 +24,7 @@ from nnabla_adaloss import (
     GradScaler,
     LossScaleWarning,
 )
-from nnabla_adaloss.graph.loss import variable_of
-from tests.worlds.trainings import AS_THE_BASELINE, scaler_step, solver_of, updater_of
+from tests.worlds.trainings import AS_THE_BASELINE, Loop, scaler_step, solver_of, updater_of
 from tests.worlds.values import FLOAT, HALF, constant, data
 
 Make = Callable[[np.random.RandomState], nn.Variable]
@@ -144,55 +142,34 @@ def test_trains_natively_with_other_settings(weight: float, options: Dict[str, A
     assert native.is_near(exact)
 
 
-def by_updater(solver: Any, loss: nn.Variable, build: Callable[[], nn.Variable], make: Any) -> nn.Variable:
-    def feed() -> None:
-        updater.loss = build()
-
-    updater = make(solver, loss, feed)
+def after_its_own_forward(loop: Loop) -> None:
+    scaler = GradScaler(loop.solver)
     for _ in range(ITERATIONS):
-        assert updater.update().updated
-    return updater.loss
-
-
-def by_grad_scaler(
-    solver: Any, loss: nn.Variable, build: Callable[[], nn.Variable], own_forward: bool
-) -> nn.Variable:
-    scaler = GradScaler(solver)
-    for _ in range(ITERATIONS):
-        loss = build()
-        solver.zero_grad()
-        if own_forward:
-            loss.forward()
-        else:
-            scaler.forward(loss)
-        scaler.backward(loss)
-        assert scaler.step(solver)
+        loop.feed()
+        loop.solver.zero_grad()
+        loop.loss.forward()
+        scaler.backward(loop.loss)
+        assert scaler.step(loop.solver)
         scaler.update()
-    return loss
+
+
+LOOPS: Dict[str, Callable[[Loop], Any]] = {
+    "adaptive": lambda loop: loop.updated(ITERATIONS),
+    "fixed": lambda loop: loop.updated(ITERATIONS, FixedLossScalingUpdater, scale=2.0**40),
+    "scaler": lambda loop: loop.scaled(ITERATIONS),
+    "after the loss's own forward": after_its_own_forward,
+}
 
 
 @pytest.mark.parametrize("rebuilt", [False, True])
-@pytest.mark.parametrize(
-    "way",
-    [
-        partial(by_updater, make=AdaptiveLossScalingUpdater),
-        partial(by_updater, make=partial(FixedLossScalingUpdater, scale=2.0**40)),
-        partial(by_grad_scaler, own_forward=True),
-        partial(by_grad_scaler, own_forward=False),
-    ],
-    ids=["adaptive", "fixed", "after the loss's own forward", "scaler"],
-)
-def test_trains_natively_in_other_loops(way: Any, rebuilt: bool) -> None:
+@pytest.mark.parametrize("way", LOOPS)
+def test_trains_natively_in_other_loops(way: str, rebuilt: bool) -> None:
     weight = 1e-9
     exact = train(classifier, weight, "float32")
-    nn.clear_parameters()
-    loss = built(classifier, weight, None)
-    last = way(
-        solver_of(S.Momentum(0.05 / weight)),
-        loss,
-        lambda: built(classifier, weight, None) if rebuilt else loss,
-    )
-    assert Trained(exact.first, float(variable_of(last).d) / weight).is_near(exact)
+    solver = S.Momentum(0.05 / weight)
+    loop = Loop(lambda _: built(classifier, weight, None), (1,), rebuilt=rebuilt, solver=solver)
+    LOOPS[way](loop)
+    assert Trained(exact.first, float(loop.loss.d) / weight).is_near(exact)
 
 
 @pytest.mark.parametrize("storage", [None, "float16"])

@@ -15,9 +15,9 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError
+from nnabla_adaloss import AdaLossConfig, LossScaleError
 from tests.worlds.tampering import Gate
-from tests.worlds.trainings import AS_THE_BASELINE, training, updater_of
+from tests.worlds.trainings import AS_THE_BASELINE, training, updater_of, updater_on
 from tests.worlds.values import assert_equal, snapshot
 
 pytestmark = pytest.mark.any_context
@@ -184,15 +184,9 @@ def test_an_overflow_in_any_micro_batch_drops_the_whole_window(micro_batch: int,
         train = training(overflow=bad)
         for _ in range(skip):
             train.feed()
-        updater = AdaptiveLossScalingUpdater(
-            train.solver,
-            train.loss,
-            train.feed,
-            scale=8.0 / (2.0 if skip else 1.0),
-            accum_grad=3,
-            config=AdaLossConfig(loss_scale_method="fixed", delay=delay),
-            **AS_THE_BASELINE,
-        )
+        config = AdaLossConfig(loss_scale_method="fixed", delay=delay)
+        options = {"scale": 4.0 if skip else 8.0, "accum_grad": 3, "config": config, **AS_THE_BASELINE}
+        updater = updater_on(train, storage=None, **options)
         result = updater.update()
         assert result.updated
         assert result.retries == len(bad)
@@ -212,15 +206,8 @@ def test_an_overflow_in_any_micro_batch_drops_the_whole_window(micro_batch: int,
 def test_records_tell_tries_and_micro_batches_apart(accum_grad: int, expected: List[Any]) -> None:
     records: List[Any] = []
     train = training(overflow=[1, 2])
-    updater = AdaptiveLossScalingUpdater(
-        train.solver,
-        train.loss,
-        train.feed,
-        config=AdaLossConfig(recorder=records.append, measure_every=1, delay=0),
-        storage="float16",
-        accum_grad=accum_grad,
-        **AS_THE_BASELINE,
-    )
+    config = AdaLossConfig(recorder=records.append, measure_every=1, delay=0)
+    updater = updater_on(train, config=config, accum_grad=accum_grad, **AS_THE_BASELINE)
     for _ in range(3):
         assert updater.update().updated
     found = list(dict.fromkeys((record.iteration, record.attempt) for record in records))

@@ -17,7 +17,7 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.updaters.settings import always
 from tests.worlds.networks import two_layers
 from tests.worlds.ranks import Pair
-from tests.worlds.trainings import AS_THE_BASELINE, solver_of
+from tests.worlds.trainings import AS_THE_BASELINE, solver_of, updater_of
 from tests.worlds.values import assert_equal, data, snapshot
 
 ARGUMENTS = [*inspect.signature(AdaptiveLossScalingUpdater.__init__).parameters][1:]
@@ -30,10 +30,7 @@ BUILT_IN = [
 
 def updater_with(**options: Any) -> AdaptiveLossScalingUpdater:
     nn.clear_parameters()
-    loss = two_layers(data(4, 3))
-    return AdaptiveLossScalingUpdater(
-        **{"solver": solver_of(), "loss": loss, "storage": "float16", **options}
-    )
+    return updater_of(two_layers(data(4, 3)), **options)
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)

@@ -35,6 +35,12 @@ def snapshot(parameters: Optional[Mapping[str, nn.Variable]] = None) -> Values:
     return {name: v.d.copy() for name, v in parameters.items()}
 
 
+def solver_states(solver: Any) -> Dict[str, Any]:
+    """Of each parameter, the number of updates and copies of the solver's arrays."""
+    states = solver.get_states()
+    return {name: (one.t, {key: v.d.copy() for key, v in one.pstate.items()}) for name, one in states.items()}
+
+
 def gradients() -> Values:
     """Return copies of the gradients of all parameters."""
     return {name: v.g.copy() for name, v in nn.get_parameters().items()}
