@@ -373,8 +373,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
                 # Nearly always.
                 if not scaling.is_good:
                     # After a hopeless batch, it is looked into at the first overflow whether any scale helps.
-                    look_after = 0 if self._retries.hopeless else CHECK_AFTER
-                    rules = Rules(self._repeat, self.max_retries, look_after, outcome.overflowed)
+                    check_after = 0 if self._retries.hopeless else CHECK_AFTER
+                    rules = Rules(self._repeat, self.max_retries, check_after, outcome.overflowed)
                     outcome = _together(outcome, self._repeats(outcome).go_on(rules))
             found = scaling.result.nonzero
             self._nonzero = self._nonzero | found if index else found
