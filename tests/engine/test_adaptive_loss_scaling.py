@@ -14,7 +14,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, LossScaleWarning
 from nnabla_adaloss.core import Method, Needs
-from tests.worlds.networks import layers, mlp
+from tests.worlds.networks import layers, mlp, two_layers
 from tests.worlds.passes import look, run, settle, settled
 from tests.worlds.values import HALF, assert_close, assert_equal, constant, data, gradients
 
@@ -66,12 +66,11 @@ def test_a_seed_gradient_is_multiplied_by_the_scale() -> None:
     assert_equal(run(AdaptiveLossScaling(loss), 8.0, grad=np.array(0.5)), half_of_it)
 
 
-@pytest.mark.parametrize("scale", [0.0, -2.0, float("inf"), float("nan")])
-def test_scales_that_are_none_are_refused(scale: float) -> None:
+def test_scales_that_are_none_are_refused() -> None:
     loss = mlp()
     before = run(loss, 1.0)
     with pytest.raises(ValueError, match="scale=.* must be a positive finite number"):
-        AdaptiveLossScaling(loss).backward(scale)
+        AdaptiveLossScaling(loss).backward(-2.0)
     assert_equal(gradients(), before)
 
 
@@ -103,17 +102,6 @@ def test_freezing_a_layer_is_noticed() -> None:
         nn.get_parameters(grad_only=False)["b/affine/W"].need_grad = need_grad
         expected = run(loss, 1.0)
         assert_equal(run(scaling, 8.0), expected)
-
-
-def test_underflow_is_prevented_where_one_scale_fails() -> None:
-    loss = mlp(weight=1e-7)
-    expected = run(loss, 1.0)
-    lost = run(FormatEmulation(loss), 1.0)
-    kept = settled(AdaptiveLossScaling(FormatEmulation(loss), AT_ONCE), 1.0)
-    for name in ("a/affine/W", "b/affine/W"):
-        assert np.count_nonzero(lost[name]) < 0.5 * lost[name].size
-        error = np.linalg.norm(kept[name] - expected[name]) / np.linalg.norm(expected[name])
-        assert error < 1e-2
 
 
 def test_hooks_run_around_the_engines_own() -> None:
@@ -279,8 +267,7 @@ def test_a_method_of_arrays_cannot_be_delayed() -> None:
 
 def test_an_engine_goes_on_from_that_of_the_graph_before() -> None:
     def build() -> AdaptiveLossScaling:
-        x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
-        return AdaptiveLossScaling(F.mean(PF.affine(F.tanh(PF.affine(x, 3, name="a")), 2, name="b") ** 2))
+        return AdaptiveLossScaling(two_layers(data(2, 3)))
 
     before, after = build(), build()
     settle(before, 7)

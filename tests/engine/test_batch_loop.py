@@ -14,14 +14,13 @@ from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.core.verdict import Rules, Verdict
 from nnabla_adaloss.engine import BatchLoop
 from tests.worlds.networks import mlp
-from tests.worlds.values import assert_close, gradients, zero_grads
+from tests.worlds.values import assert_close, constant, data, gradients, zero_grads
 
 
 def test_a_batch_whose_gradients_were_not_saved_runs_once_however_low_its_scales_were() -> None:
     """What it has added to the gradients of the batch before cannot be taken away again."""
-    own, weight = mlp(), nn.Variable.from_numpy_array(np.zeros(1, np.float32))
-    x = nn.Variable.from_numpy_array(np.random.RandomState(1).randn(4, 3).astype(np.float32))
-    other = F.mean(PF.affine(x, 2, name="other", rng=np.random.RandomState(2)) ** 2)
+    own, weight = mlp(), constant([0.0])
+    other = F.mean(PF.affine(data(4, 3), 2, name="other", rng=np.random.RandomState(2)) ** 2)
     loss = F.reshape(own, (1,)) * weight + F.reshape(other, (1,))
 
     zero_grads()
@@ -50,8 +49,7 @@ def test_a_batch_whose_gradients_were_not_saved_runs_once_however_low_its_scales
 
 def test_a_lost_batch_is_measured_on_the_state_that_it_began_with() -> None:
     nn.clear_parameters()
-    rng = np.random.RandomState(0)
-    x = nn.Variable.from_numpy_array(rng.randn(8, 5).astype(np.float32) + 1.0)
+    x, rng = constant(data(8, 5).d + 1.0), np.random.RandomState(0)
     h = F.tanh(PF.affine(PF.batch_normalization(x, name="in"), 5, name="a", rng=rng))
     scaling = AdaptiveLossScaling(FormatEmulation(F.mean(PF.affine(h, 5, name="b", rng=rng))))
     mean = nn.get_parameters(grad_only=False)["in/bn/mean"]

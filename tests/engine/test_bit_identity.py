@@ -15,11 +15,10 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.engine import statistics
 from tests.worlds.passes import any_scales, look, settle
 from tests.worlds.random_graphs import Network, assert_same_above_subnormals, build, networks_that_clip
-from tests.worlds.values import bits
+from tests.worlds.values import Values, assert_equal, bits, zero_grads
 
 EVERY = 3
 STOPPED_BY_RELU = ["affine", "relu", "relu", "one_of_many_outputs", "affine"]
-Bits = Dict[str, np.ndarray]
 
 
 class Way(NamedTuple):
@@ -45,14 +44,13 @@ def ways(exponents: Tuple[int, int], storages: st.SearchStrategy[Any]) -> st.Sea
     )
 
 
-def gradients(network: Network, backward: Callable[[], Any]) -> Bits:
-    for leaf in network.leaves.values():
-        leaf.grad.zero()
+def gradients(network: Network, backward: Callable[[], Any]) -> Values:
+    zero_grads(network.leaves.values())
     backward()
     return {name: bits(leaf.g.copy()) for name, leaf in network.leaves.items()}
 
 
-def native(network: Network, way: Way) -> Bits:
+def native(network: Network, way: Way) -> Values:
     def backward() -> None:
         for _ in range(way.accum_grad):
             network.loss.forward(clear_no_need_grad=way.clear_buffer)
@@ -61,8 +59,14 @@ def native(network: Network, way: Way) -> Bits:
     return gradients(network, backward)
 
 
-def iterate(network: Network, scaling: AdaptiveLossScaling, way: Way, iteration: int, hook: Any) -> Bits:
+def assert_native(found: Values, reference: Values) -> None:
+    for name, own in reference.items():
+        assert_same_above_subnormals(found[name], own, name)
+
+
+def iterate(network: Network, scaling: AdaptiveLossScaling, way: Way, iteration: int, hook: Any) -> Values:
     leaves, clear = list(network.leaves.values()), way.clear_buffer
+    options: Any = {"clear_buffer": clear, "iteration": iteration, "function_post_hook": hook}
 
     def backward() -> None:
         if way.accum_grad == 1:
@@ -70,12 +74,12 @@ def iterate(network: Network, scaling: AdaptiveLossScaling, way: Way, iteration:
             return
         for _ in range(way.accum_grad):
             scaling.forward(clear_no_need_grad=clear)
-            scaling.backward(way.scale, clear_buffer=clear, iteration=iteration, function_post_hook=hook)
+            scaling.backward(way.scale, **options)
 
     return gradients(network, backward)
 
 
-def runs(network: Network, way: Way, seed: int, hook: Any) -> Tuple[List[Bits], AdaptiveLossScaling]:
+def runs(network: Network, way: Way, seed: int, hook: Any) -> Tuple[List[Values], AdaptiveLossScaling]:
     loss = network.loss if way.storage is None else FormatEmulation(network.loss, way.storage)
     config = AdaLossConfig(way.method, fixed_loss_scale=4.0, use_bound=False, measure_every=EVERY)
     scaling = AdaptiveLossScaling(loss, config)
@@ -84,7 +88,7 @@ def runs(network: Network, way: Way, seed: int, hook: Any) -> Tuple[List[Bits], 
         return [iterate(network, scaling, way, i, hook) for i in range(2 * EVERY)], scaling
 
 
-def run_both_ways(network: Network, way: Way, seed: int) -> List[Bits]:
+def run_both_ways(network: Network, way: Way, seed: int) -> List[Values]:
     """The gradients of some iterations, after it was seen that passes with and without hooks come to the same
     in all.
     """
@@ -95,8 +99,7 @@ def run_both_ways(network: Network, way: Way, seed: int) -> List[Bits]:
     assert scaling.accumulated_scales == other.accumulated_scales
     assert scaling.state_dict() == other.state_dict()
     for one, another in zip(hookless, hooked):
-        for name in network.leaves:
-            np.testing.assert_array_equal(one[name], another[name], err_msg=name)
+        assert_equal(one, another)
     return hookless
 
 
@@ -107,8 +110,7 @@ def run_both_ways(network: Network, way: Way, seed: int) -> List[Bits]:
 def test_scales_change_no_bit(network: Network, way: Way, seed: int) -> None:
     reference = native(network, way)
     for found in run_both_ways(network, way, seed):
-        for name in network.leaves:
-            assert_same_above_subnormals(found[name], reference[name], name)
+        assert_native(found, reference)
 
 
 @pytest.mark.slow
@@ -132,26 +134,36 @@ def test_passes_with_hooks_and_without_store_the_same(network: Network, way: Way
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(networks_that_clip, ways((-8, 30), st.none()), st.integers(0, 2**31), st.sampled_from([None, look]))
 def test_gradients_that_stay_readable_are_unscaled(network: Network, way: Way, seed: int, hook: Any) -> None:
-    way = way._replace(clear_buffer=False, accum_grad=1)
+    unscaled_within(network, way._replace(clear_buffer=False, accum_grad=1), seed, hook)
+
+
+@pytest.mark.parametrize("hook", [None, look])
+def test_the_gradient_of_a_persistent_variable_is_unscaled(hook: Any) -> None:
+    network = build(7, ["affine", "relu", "affine"], input_gradient=False)
+    for v in intermediates(network.loss).values():
+        v.persistent = True
+    unscaled_within(network, Way("amax_history", (-8, 30), None, True, 1), 0, hook)
+
+
+def unscaled_within(network: Network, way: Way, seed: int, hook: Any) -> None:
     inner = intermediates(network.loss)
     native(network, way)
-    expected = [bits(v.g.copy()) for v in inner]
+    expected = {name: bits(v.g.copy()) for name, v in inner.items()}
     runs(network, way, seed, hook)
-    for index, (v, reference) in enumerate(zip(inner, expected)):
-        assert_same_above_subnormals(bits(v.g), reference, f"gradient {index}")
+    assert_native({name: bits(v.g) for name, v in inner.items()}, expected)
 
 
-def intermediates(loss: Any) -> List[Any]:
+def intermediates(loss: Any) -> Dict[str, Any]:
     """Variables between functions, apart from those that recomputation clears."""
-    found: Dict[int, Any] = {}
+    found: Dict[str, Any] = {}
 
     def visit(f: Any) -> None:
         for v in f.outputs:
             if v.need_grad and not v.recompute and v.parent.info.type_name != "Split":
-                found[hash(v)] = v
+                found[str(hash(v))] = v
 
     loss.visit(visit)
-    return list(found.values())
+    return found
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -163,9 +175,7 @@ def test_a_pass_without_hooks_applies_any_scales(seed: int) -> None:
     steps = scaling.result.schedule.steps.values()
     assert any(step.before and step.after for step in steps)
     assert any(alpha != 1.0 for step in steps for alpha in step.alphas)
-    reference = native(network, way)
-    for name in network.leaves:
-        assert_same_above_subnormals(found[-1][name], reference[name], name)
+    assert_native(found[-1], native(network, way))
 
 
 def test_what_is_too_small_for_float32_is_there_with_a_scale() -> None:
@@ -176,17 +186,3 @@ def test_what_is_too_small_for_float32_is_there_with_a_scale() -> None:
     found = runs(network, way, 0, None)[0][-1]["w11"]
     assert np.count_nonzero(found << 1) > np.count_nonzero(reference << 1)
     assert_same_above_subnormals(found, reference, "w11")
-
-
-@pytest.mark.parametrize("hook", [None, look])
-def test_the_gradient_of_a_persistent_variable_is_unscaled(hook: Any) -> None:
-    network = build(7, ["affine", "relu", "affine"], input_gradient=False)
-    way = Way("amax_history", (-8, 30), None, True, 1)
-    inner = intermediates(network.loss)
-    for v in inner:
-        v.persistent = True
-    native(network, way)
-    expected = [bits(v.g.copy()) for v in inner]
-    runs(network, way, 0, hook)
-    for index, (v, reference) in enumerate(zip(inner, expected)):
-        assert_same_above_subnormals(bits(v.g), reference, f"gradient {index}")

@@ -17,7 +17,7 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScali
 from nnabla_adaloss.engine.leaf_gradients import Contribution, Written, amax_by_contribution
 from tests.worlds.networks import layers, mlp
 from tests.worlds.passes import look
-from tests.worlds.tampering import Interrupted, Tampering
+from tests.worlds.tampering import Gate, Interrupted
 from tests.worlds.values import Values, assert_equal, bits, data, gradients, zero_grads
 
 
@@ -197,13 +197,10 @@ def test_an_interruption_between_two_functions_that_write_a_leaf(
     assert (hookless["layer0/affine/W"] == before).all()
 
 
-class Sometimes(Tampering):
+class Sometimes(Gate):
     """The identity; its backward writes its gradient when it is told to."""
 
     writes = False
-
-    def changed(self, g: np.ndarray) -> np.ndarray:
-        return g
 
     def backward_impl(self, *args: Any) -> None:
         if self.writes:

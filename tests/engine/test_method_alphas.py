@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, List, Optional, Tuple
 
 import nnabla as nn
@@ -17,13 +18,8 @@ from nnabla_adaloss.core.layer_record import Reason
 from nnabla_adaloss.core.methods import Range
 from nnabla_adaloss.core.statistics import statistics_of
 from nnabla_adaloss.emulation.gradient_ranges import GradientRanges
-from nnabla_adaloss.emulation.rounded_storage import NativeStorage
 from nnabla_adaloss.engine.method_alphas import MethodAlphas
-from nnabla_adaloss.engine.statistics import Statistics, Wanted
 from nnabla_adaloss.graph.plan import GraphPlan
-from nnabla_adaloss.kernels import CpuKernels
-from nnabla_adaloss.kernels.measurements import HostMeasurements
-from nnabla_adaloss.kernels.scratch import ScratchPool
 
 pytestmark = pytest.mark.any_context
 
@@ -62,30 +58,15 @@ class Layers:
         x = nn.Variable((2, 3), need_grad=True)
         self.loss = PF.affine(PF.affine(x, 4, name="a"), 5, name="b")
         self.plan = GraphPlan(self.loss)
-        self.structure = self.plan.structure
-        everything = frozenset(self.structure.measured)
-        self.statistics = Statistics(
-            self.plan,
-            HostMeasurements(CpuKernels()),
-            ScratchPool(),
-            NativeStorage(),
-            Wanted(everything, everything, frozenset()),
-        )
         made = AdaLossConfig(loss_scale_method=method, **{"use_bound": False, **config})
-        self.method, self.method_alphas = made.method, MethodAlphas(made)
-        self.know(0)
+        self.heard: List[Any] = getattr(made.method, "heard", [])
+        self.method_alphas = MethodAlphas(made)
+        self.know(G)
 
-    @property
-    def heard(self) -> List[Any]:
-        assert isinstance(self.method, Listener)
-        return self.method.heard
-
-    def know(self, iteration: int, g: Optional[np.ndarray] = G, w: Optional[np.ndarray] = W) -> None:
-        """Have all gradients and weights be these, in an iteration."""
-        positions = self.structure.measured
-        parts = [None if one is None else list(statistics_of(one)) for one in (g, w)]
-        self.statistics.load_state(positions, [[i, *parts] for i in range(len(positions))])
-        self.statistics.begin(iteration, again=True)
+    def know(self, g: Optional[np.ndarray], w: Optional[np.ndarray] = W) -> None:
+        """Have all gradients and weights be these."""
+        known = [None if one is None else statistics_of(one) for one in (g, w)]
+        self.statistics: Any = SimpleNamespace(gradient=lambda p: known[0], data=lambda p: known[1])
 
     def ask(
         self,
@@ -98,9 +79,10 @@ class Layers:
         fixed: bool = False,
         ranges: Optional[GradientRanges] = None,
     ) -> Tuple[float, Reason]:
-        asked = self.structure.layer_slots[layer][0].outputs[0]
+        structure = self.plan.structure
+        asked = structure.layer_slots[layer][0].outputs[0]
         method_alpha = self.method_alphas.about(
-            self.structure,
+            structure,
             self.statistics,
             iteration,
             ranges,
@@ -128,7 +110,7 @@ def test_a_method_that_looks_at_statistics_is_given_those_at_the_scale_that_arri
 
 def test_a_method_that_looks_at_nothing_is_asked_where_nothing_is_known() -> None:
     n = Layers(LooksAtNothing())
-    n.know(0, None, None)
+    n.know(None, None)
     assert n.ask(8.0) == (3.0, Reason.METHOD)
     assert n.heard[0][:2] == (None, None)
     assert Layers("fixed", fixed_loss_scale=4.0).ask(8.0) == (4.0, Reason.METHOD)
@@ -140,7 +122,7 @@ def test_where_something_was_not_measured_it_is_not_asked(
     method: Any, g: Optional[np.ndarray], w: Optional[np.ndarray]
 ) -> None:
     n = Layers(method())
-    n.know(0, g, w)
+    n.know(g, w)
     assert n.ask(8.0) == (1.0, Reason.UNKNOWN)
     assert n.heard == []
     assert n.method_alphas.unbounded == {}
@@ -158,14 +140,14 @@ def test_a_method_that_looks_back_is_given_the_last_iterations_at_the_scale_of_n
     n = Layers(LooksBack())
     n.ask(8.0)
     assert seen_by(n) == [32.0]
-    n.know(1, 2.0 * G)
+    n.know(2.0 * G)
     n.ask(2.0, iteration=1)
     assert seen_by(n) == [8.0, 16.0]
     # Once more in the same iteration: its gradient is replaced, and none forgotten for it.
-    n.know(1, 3.0 * G)
+    n.know(3.0 * G)
     n.ask(1.0, iteration=1)
     assert seen_by(n) == [4.0, 12.0]
-    n.know(2, 5.0 * G)
+    n.know(5.0 * G)
     n.ask(1.0, iteration=2)
     assert seen_by(n) == [12.0, 20.0]
     # Each layer has a history of its own.

@@ -13,7 +13,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
 from tests.worlds.passes import run, settle
-from tests.worlds.values import FLOAT, HALF, assert_equal, gradients
+from tests.worlds.values import FLOAT, HALF, assert_equal, constant, data, gradients
 
 Loss = nn.Variable
 Rewire = Callable[[], None]
@@ -25,7 +25,7 @@ def affine(x: nn.Variable, name: str, width: int = 4) -> nn.Variable:
 
 
 def batch() -> nn.Variable:
-    return nn.Variable.from_numpy_array(RNG(0).randn(3, 4).astype(np.float32))
+    return data(3, 4)
 
 
 def end(h: nn.Variable) -> Loss:
@@ -74,7 +74,7 @@ def at_an_input_that_needs_a_gradient_now() -> Tuple[Loss, Rewire]:
 
 def at_an_input_of_nothing_that_is_trained() -> Tuple[Loss, Rewire]:
     x = nn.Variable((3, 4))
-    fixed = nn.Variable.from_numpy_array(RNG(1).randn(4, 4).astype(np.float32))
+    fixed = data(4, 4, seed=1)
     loss = F.mean(F.tanh(F.affine(F.tanh(x), fixed)) ** 2)
     return loss, lambda: x.rewire_on(F.tanh(affine(batch(), "c")))
 
@@ -144,28 +144,18 @@ def test_a_rewired_graph_is_right_at_once(case: Any, delay: int, updates_before:
     else:
         rewire()
         scaling = AdaptiveLossScaling(loss, every_third(delay=delay))
-    passes = []
-    found = []
+    passes, found = [], []
     for iteration in range(updates_before, updates_before + 4):
         passes.append(settle(scaling, iteration))
         found.append(gradients())
-    assert list(scaling.plan.nodes) == visited_backward(loss)
+    # It is read before its first forward as after it.
+    again = AdaptiveLossScaling(loss, every_third(delay=delay)).plan
+    assert list(scaling.plan.nodes) == list(again.nodes) == visited_backward(loss)
+    assert scaling.plan.structure.described == again.structure.described
     expected = run(loss, clear=True)
     for one in found:
         assert_equal(one, expected)
     assert ["hookless"] in passes
-
-
-@cases
-def test_a_graph_is_read_before_its_first_forward_as_after_it(case: Any) -> None:
-    nn.clear_parameters()
-    loss, rewire = case()
-    rewire()
-    before = AdaptiveLossScaling(loss)
-    run(before)
-    after = AdaptiveLossScaling(loss)
-    assert list(before.plan.nodes) == list(after.plan.nodes) == visited_backward(loss)
-    assert before.plan.structure.described == after.plan.structure.described
 
 
 def test_a_function_whose_need_for_a_gradient_only_forward_finds_out() -> None:
@@ -243,7 +233,7 @@ def test_a_graph_that_is_built_again_with_another_constant_has_its_loss_weight()
 
 
 def test_what_was_planned_for_loss_weights_is_kept_as_long_as_their_schedule() -> None:
-    weight = nn.Variable.from_numpy_array(np.float32(1.0))
+    weight = constant(1.0)
     scaling = AdaptiveLossScaling(end(affine(batch(), "a")) * weight, AdaLossConfig(measure_every=99))
     prepared, planned = scaling._graph.prepared(), []
     for iteration, exponent in enumerate((0, 0, 1, 2, *range(3, 80))):
@@ -279,56 +269,42 @@ AT_THE_LOSS = {"Mean", "MulScalar", "Add2"}
 
 def test_in_float_all_functions_at_the_loss_hand_on_float() -> None:
     assert in_float(two_losses()) == AT_THE_LOSS
-    # Where nothing of one element is left, there is none.
-    x = affine(batch(), "a")
-    assert in_float(F.sum(x)) == {"Sum"}
+    assert in_float(F.sum(affine(batch(), "a"))) == {"Sum"}
+    # What clips hands no scale on.
+    clipped = F.clip_grad_by_norm(F.mean(affine(batch(), "a") ** 2) * 0.5, 1e-3)
+    assert in_float(clipped * 2.0) == {"MulScalar", "Mean"}
 
 
-def test_where_gradients_are_rounded_only_what_is_computed_in_float_is_left() -> None:
+def test_in_half_precision_only_what_is_computed_and_read_in_float_is_left() -> None:
     assert in_float(FormatEmulation(two_losses(), "float16")) == set()
     assert in_float(FormatEmulation(two_losses(), "float16", float_tail=True)) == AT_THE_LOSS
-
-
-def test_in_native_half_precision_only_what_is_computed_and_read_in_float_is_left() -> None:
     # The means are in half, and read by a sum that is not: what is computed in float is all of them or this.
     assert in_float(two_losses(HALF)) == AT_THE_LOSS
     assert in_float(two_losses(HALF), float_tail=False) == {"Add2"}
     with nn.context_scope(HALF):
         h = F.mean(affine(batch(), "a") ** 2)
     with nn.context_scope(FLOAT):
-        loss = h * 2.0**-9
-    assert in_float(loss, float_tail=False) == {"MulScalar"}
+        assert in_float(h * 2.0**-9, float_tail=False) == {"MulScalar"}
 
 
-def test_what_clips_is_no_function_that_hands_a_scale_on() -> None:
-    total = F.mean(affine(batch(), "a") ** 2)
-    clipped = F.clip_grad_by_norm(total * 0.5, 1e-3)
-    assert in_float(clipped * 2.0) == {"MulScalar", "Mean"}
+def shared() -> Loss:
+    h = F.tanh(affine(batch(), "a"))
+    return end(F.tanh(affine(F.tanh(affine(h, "s")), "s")))
 
 
-@pytest.mark.parametrize("method", ["approx_range", "abs_range", "fixed", "element_wise_range"])
+@pytest.mark.parametrize(
+    "method", ["approx_range", "abs_range", "fixed", "element_wise_range", "amax_history"]
+)
 def test_where_a_method_says_what_each_layer_gets_nothing_is_joined(method: str) -> None:
-    def shared() -> Loss:
-        nn.clear_parameters()
-        h = F.tanh(affine(batch(), "a"))
-        return end(F.tanh(affine(F.tanh(affine(h, "s")), "s")))
-
     scaling = AdaptiveLossScaling(shared(), AdaLossConfig(method))
-    settle(scaling)
-    assert scaling._graph.prepared().joined is None
-    scaling = AdaptiveLossScaling(shared())
-    settle(scaling)
-    joined = scaling._graph.prepared().joined
-    assert joined is not None
-    assert joined == scaling.plan.structure.joined
-    assert len(joined.components.names) < len(joined.of)
+    for iteration in range(2):
+        settle(scaling, iteration)
+    joined = scaling.result.schedule.joined
+    assert joined == (scaling.plan.structure.joined if method == "amax_history" else None)
+    assert joined is None or len(joined.components.names) < len(joined.of)
 
 
 def test_a_graph_that_is_built_again_shares_what_was_found_out() -> None:
-    def shared() -> Loss:
-        h = affine(batch(), "a")
-        return end(affine(F.tanh(affine(F.tanh(h), "s")), "s"))
-
     first, again = AdaptiveLossScaling(shared()), AdaptiveLossScaling(shared())
     for iteration in range(2):
         settle(first, iteration)

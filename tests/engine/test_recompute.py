@@ -12,14 +12,10 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
-from tests.worlds.passes import settle
-from tests.worlds.values import FLOAT, HALF, gradients
+from tests.worlds.passes import look, settle
+from tests.worlds.values import FLOAT, HALF, assert_equal, data, gradients, zero_grads
 
 RNG = np.random.RandomState
-
-
-def data(*shape: int) -> nn.Variable:
-    return nn.Variable.from_numpy_array(RNG(0).randn(*shape).astype(np.float32))
 
 
 def attention() -> nn.Variable:
@@ -63,21 +59,19 @@ def test_gradients_are_nnablas(network: str, half: bool, method: str, hooked: bo
     nn.clear_parameters()
     with nn.context_scope(HALF if half else FLOAT):
         loss = NETWORKS[network]()
-    parameters = nn.get_parameters()
-    for v in parameters.values():
-        v.grad.zero()
+    zero_grads()
     # In half the loss gradient fits; scales are powers of two, and nothing is subnormal.
-    scale = 2.0**12 if half else 1.0
+    scale = np.float32(2.0**12 if half else 1.0)
     loss.forward(clear_no_need_grad=True)
     loss.backward(scale, clear_buffer=True)
-    expected = {name: v.g.astype(np.float32) / np.float32(scale) for name, v in parameters.items()}
+    expected = {name: v.g.astype(np.float32) / scale for name, v in nn.get_parameters().items()}
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(method, fixed_loss_scale=4.0, use_bound=False))
-    hooks = {"function_post_hook": lambda f: None} if hooked else {}
+    hooks = {"function_post_hook": look} if hooked else {}
     for iteration in range(3):
-        settle(scaling, iteration, leaves=list(parameters.values()), clear=True, **hooks)
-        for name, gradient in gradients().items():
-            if half:
+        settle(scaling, iteration, **hooks)
+        if half:
+            for name, gradient in gradients().items():
                 close = 2e-2 * np.abs(expected[name]).max()
                 assert np.abs(gradient - expected[name]).max() <= close, name
-            else:
-                np.testing.assert_array_equal(gradient, expected[name], err_msg=name)
+        else:
+            assert_equal(gradients(), expected)

@@ -19,6 +19,7 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.core import LayerRecord
 from tests.reference.rebuild import sha
+from tests.worlds.values import Values, zero_grads
 
 DATA = json.loads((Path(__file__).parents[1] / "reference" / "backward_runs.json").read_text("utf-8"))
 RUNS = {f"{run['net']}-{run['w']:g}": run for run in DATA["runs"]}
@@ -72,13 +73,10 @@ def _apply(h: nn.Variable, node: List[Any], act: str, p: Dict[str, nn.Variable])
     return F.convolution(h, weight, bias, stride=(node[3],) * 2, pad=(node[4],) * 2)
 
 
-@pytest.fixture(params=sorted(RUNS))
-def run(request: pytest.FixtureRequest) -> Dict[str, Any]:
-    return RUNS[request.param]
-
-
-def test_scales_and_gradients_of_the_published_runs(run: Dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", sorted(RUNS))
+def test_scales_and_gradients_of_the_published_runs(name: str) -> None:
     nn.clear_parameters()
+    run = RUNS[name]
     net = build(run["net"])
     seed = (run["w"] * net.seed_gradient).astype(np.float16)
     assert sha(seed) == run["g0_sha"]
@@ -87,15 +85,11 @@ def test_scales_and_gradients_of_the_published_runs(run: Dict[str, Any]) -> None
     records: List[LayerRecord] = []
     config = AdaLossConfig(loss_scale_method="approx_range", recorder=records.append, delay=0)
     scaling = AdaptiveLossScaling(FormatEmulation(net.y), config)
-    for v in net.parameters.values():
-        v.grad.zero()
-    net.x.grad.zero()
     # The first pass over the batch has one scale for all layers, with which small gradients lose digits: what
     # the second one measures is what the published pass sees.
     for again in (False, True, True):
         records.clear()
-        for v in (*net.parameters.values(), net.x):
-            v.grad.zero()
+        zero_grads((*net.parameters.values(), net.x))
         scaling.forward()
         scaling.backward(float(run["init_scale"]), grad=seed, iteration=0, again=again)
 
@@ -120,16 +114,13 @@ def test_scales_and_gradients_of_the_published_runs(run: Dict[str, Any]) -> None
     assert relative_error(net.x.g, exact["x"]) <= 1.25 * run["x_grad"]["rel_err"] + 2e-4
 
 
-def backward_exactly(net: Net, seed: np.ndarray) -> Dict[str, np.ndarray]:
+def backward_exactly(net: Net, seed: np.ndarray) -> Values:
     """Native fp32 gradients: next to fp16 rounding their error is nothing."""
-    for v in net.parameters.values():
-        v.grad.zero()
-    net.x.grad.zero()
+    leaves = {**net.parameters, "x": net.x}
+    zero_grads(leaves.values())
     net.y.forward()
     net.y.backward(seed)
-    found = {name: v.g.copy() for name, v in net.parameters.items()}
-    found["x"] = net.x.g.copy()
-    return found
+    return {name: v.g.copy() for name, v in leaves.items()}
 
 
 def relative_error(value: np.ndarray, exact: np.ndarray) -> float:

@@ -15,7 +15,7 @@ import pytest
 from nnabla_adaloss import AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation, GradScaler
 from tests.worlds.passes import look, run
 from tests.worlds.trainings import scaler_step, solver_of
-from tests.worlds.values import FLOAT, HALF, Values, assert_equal, snapshot
+from tests.worlds.values import FLOAT, HALF, Values, assert_equal, data, snapshot
 
 Share = Callable[[nn.Variable], nn.Variable]
 
@@ -44,8 +44,7 @@ SHARES: Dict[str, Share] = {
 
 def losses(share: Optional[Share]) -> nn.Variable:
     """A weight, and what shares its gradient, in layers whose gradients differ much in size."""
-    rng = np.random.RandomState(0)
-    x = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32))
+    rng, x = np.random.RandomState(0), data(4, 5)
     w = PF.get_parameter_or_create("w", (5, 5), rng.randn(5, 5).astype(np.float32) * 0.5)
     other = w if share is None else share(w)
     h = F.tanh(F.affine(x, w)) * 2.0**-6

@@ -335,6 +335,8 @@ def test_all_that_is_wanted_is_in_exactly_one_share(least: int, network: Network
         found = divided(structure, count)
         assert found == divided(structure, count)
     assert [share.last for share in found] == [*(count - 1) * [False], True]
+    # What is little is measured right before the next choice.
+    assert least == 1 or not any(any(share[:4]) for share in found[:-1])
     factors = {slot.factor for node in structure.nodes for slot in node.slots}
     for field, wanted in (
         ("gradients", set(structure.gradients) - set(structure.roots)),
@@ -354,6 +356,5 @@ def test_shares_are_even_but_for_one_array(count: int, monkeypatch: pytest.Monke
         parts = [list(getattr(share, field)) for share in divided(structure, count)]
         filled = [sum(sizes[p] for p in part) for part in parts]
         largest = max(sizes[p] for part in parts for p in part)
-        # What is memory: no share is larger than an even one by more than an array.
-        assert max(filled) <= sum(filled) / count + largest
-        assert max(filled) - min(filled) <= largest
+        # What is memory: no share is much larger than an even one, but for a single array.
+        assert max(filled) <= max(1.01 * sum(filled) / count, largest)

@@ -11,9 +11,10 @@ import nnabla.solvers as S
 import numpy as np
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, GradScaler
+from tests.worlds import random_graphs
+from tests.worlds.random_graphs import BATCH, WIDTH
 from tests.worlds.tampering import Gate, Tampering
 
-BATCH, WIDTH = 3, 4
 Records = List[Dict[str, np.ndarray]]
 
 
@@ -21,7 +22,7 @@ class Builder:
     """Makes the parts of a network; parameters follow from their names, and are those of the last build."""
 
     def __init__(self, kept: Dict[str, nn.Variable], limit: float) -> None:
-        self.scope, self.limit = "", limit
+        self.scope, self.limit, self.count = "", limit, 0
         self.weights: List[nn.Variable] = []
         self.kept = kept  # leaves that are no parameters, and live on when the graph is built anew
 
@@ -43,6 +44,15 @@ class Builder:
     def numbers(self, name: str, *shape: int) -> np.ndarray:
         """Random numbers that follow from a name."""
         return np.random.default_rng(list(name.encode())).standard_normal(shape).astype(np.float32) * 0.5
+
+    def leaf(self, kind: str, *shape: int, reuse: bool = False) -> nn.Variable:
+        """A parameter of a step of `random_graphs`; one that is used already, where they are to be shared."""
+        self.count += 1
+        return self.weight() if reuse else self.parameter(f"{kind}{self.count}", *shape)
+
+    def pick(self, pool: List[nn.Variable]) -> nn.Variable:
+        """The input of a step of `random_graphs`."""
+        return pool[0]
 
     def weight(self) -> nn.Variable:
         """A weight that is used already, or the first one."""
@@ -146,28 +156,6 @@ def fused_convolution(residual: bool, normalized: bool) -> Step:
     return step
 
 
-def convolutions(b: Builder, h: nn.Variable) -> nn.Variable:
-    y = F.relu(F.convolution(b.image(h), b.parameter("first", 4, 2, 3, 3), pad=(1, 1), stride=(2, 2)))
-    y = F.tanh(F.convolution(y, b.parameter("grouped", 4, 2, 1, 1), group=2))
-    y = F.tanh(F.deconvolution(y, b.parameter("back", 4, 3, 2, 2), stride=(2, 2)))
-    y = F.depthwise_convolution(y, b.parameter("depthwise", 3, 2, 2))
-    return b.flat(
-        F.depthwise_deconvolution(F.max_pooling(y, (2, 2), stride=(1, 1)), b.parameter("up", 3, 2, 2))
-    )
-
-
-def attention(b: Builder, h: nn.Variable) -> nn.Variable:
-    x = F.reshape(h, (BATCH, 2, 2))
-    q, k, v = (F.affine(x, b.parameter(n, 2, 3), base_axis=2) for n in "qkv")
-    y = F.batch_matmul(F.softmax(F.batch_matmul(q, k, transpose_b=True) * 0.5), v)
-    return b.flat(y)
-
-
-def squared(b: Builder, h: nn.Variable) -> nn.Variable:
-    x = F.reshape(h, (BATCH, 2, 2), inplace=False)
-    return F.tanh(F.reshape(F.batch_matmul(x, x, transpose_b=True), (BATCH, WIDTH)))
-
-
 def embedding(b: Builder, h: nn.Variable) -> nn.Variable:
     table = b.weight()
     ids = constant([[0, 1], [1, 3], [2, 2]])
@@ -244,23 +232,19 @@ def own_view(b: Builder, h: nn.Variable) -> nn.Variable:
     return F.tanh(F.affine(h, F.affine(w, w) + F.affine(w.reshape(w.shape, unlink=True), w)))
 
 
-def many_outputs(b: Builder, h: nn.Variable) -> nn.Variable:
-    first, second = F.split(F.reshape(h, (BATCH, 2, 2)), axis=1)
-    return F.concatenate(first * 2.0, F.concatenate(first, second, axis=1)[:, 1:3], axis=1)
+def anywhere(step: Callable[..., List[nn.Variable]]) -> Step:
+    """A step of `random_graphs` behind what comes before it."""
+    return lambda b, h: step(b, [h])[0]
 
 
-def in_place(b: Builder, h: nn.Variable) -> nn.Variable:
-    y = F.relu(F.reshape(layer(b, h), (BATCH, 2, 2)), inplace=True)
-    return F.reshape(F.add2(y, F.tanh(y), inplace=True), (BATCH, WIDTH))
-
+ANYWHERE = {name: anywhere(step) for name, step in random_graphs.STEPS.items() if name != "recompute"}
 
 STEPS: Dict[str, Step] = {
+    **ANYWHERE,
     "layer": layer,
     "deep": lambda b, h: F.relu(
         F.affine(F.tanh(F.affine(h, b.parameter("W", WIDTH, 6))), b.parameter("V", 6, WIDTH))
     ),
-    "shared": lambda b, h: F.tanh(F.affine(h, b.weight())),
-    "tied": lambda b, h: F.affine(h, F.transpose(b.weight(), (1, 0))),
     "reshaped": lambda b, h: F.tanh(F.affine(h, b.weight().reshape((WIDTH, WIDTH), unlink=True))),
     "unlinked weight": lambda b, h: F.affine(h, b.weight().get_unlinked_variable(need_grad=True)),
     "frozen use": lambda b, h: F.affine(h, b.weight().get_unlinked_variable(need_grad=False)),
@@ -278,7 +262,6 @@ STEPS: Dict[str, Step] = {
     "gain": lambda b, h: (
         h * F.broadcast(b.parameter("gain", 1, WIDTH), (BATCH, WIDTH)) + b.parameter("bias", 1, WIDTH)
     ),
-    "prelu": lambda b, h: F.prelu(layer(b, h), b.parameter("slope", 1)),
     "layer normalization": lambda b, h: F.layer_normalization(
         h, b.parameter("beta", 1, WIDTH), b.parameter("gamma", 1, WIDTH), batch_axis=0
     ),
@@ -288,9 +271,6 @@ STEPS: Dict[str, Step] = {
     "fused": fused_convolution(residual=False, normalized=False),
     "fused residual": fused_convolution(residual=True, normalized=False),
     "fused normalized": fused_convolution(residual=False, normalized=True),
-    "convolutions": convolutions,
-    "attention": attention,
-    "squared": squared,
     "einsum": lambda b, h: F.tanh(F.einsum(h, b.weight(), equation="ij,jk->ik")),
     "embedding": embedding,
     "lstm cells": lstm_cells,
@@ -304,8 +284,6 @@ STEPS: Dict[str, Step] = {
     "quantized": quantized,
     "noisy": noisy,
     "own view": own_view,
-    "many outputs": many_outputs,
-    "in place": in_place,
     "python": lambda b, h: Gate()(layer(b, h)),
     "limited": lambda b, h: Limited(b.limit)(layer(b, h)),
     "clipped gradient": lambda b, h: F.clip_grad_by_norm(layer(b, h), 1e-2),
@@ -318,27 +296,40 @@ STEPS: Dict[str, Step] = {
 
 # What nnabla 1.39 itself computes again from memory that it has freed.
 NOT_AGAIN = {
-    "averaged",
-    "clipped values",
-    "embedding",
-    "lstm cells",
-    "many outputs",
-    "noisy",
-    "scattered",
-    "scattered trained",
-    "small",
-    "squared",
-    "view",
+    *ANYWHERE,
+    *("averaged", "clipped values", "embedding", "lstm cells", "noisy", "scattered", "scattered trained"),
+    *("small", "view"),
 }
 
 HEADS: Dict[str, Callable[[Builder, nn.Variable, nn.Variable], nn.Variable]] = {
     "squares": lambda b, h, t: F.mean(F.affine(h, b.parameter("head", WIDTH, 2)) ** 2),
     "classes": lambda b, h, t: F.mean(F.softmax_cross_entropy(F.affine(h, b.parameter("head", WIDTH, 3)), t)),
     "sum": lambda b, h, t: F.sum(F.tanh(h)),
+    "rows": lambda b, h, t: F.mean(F.sum(h**2, axis=1)),
+    "variance": lambda b, h, t: F.mean((h - F.mean(h, keepdims=True)) ** 2) + F.mean(h),
+    "share": lambda b, h, t: F.mean(F.log(F.sigmoid(h) / F.sum(F.sigmoid(h), keepdims=True))),
     "regularizer": lambda b, h, t: F.sum(b.weight() ** 2) + F.mean(h),
     "penalty": lambda b, h, t: F.mean(
         nn.grad([F.sum(F.softplus(F.affine(h, b.parameter("critic", WIDTH, 1))))], [h])[0] ** 2
     ),
+}
+
+# Of a loss, a number, and a Variable that holds the number, times one that changes from batch to batch.
+WEIGHTS: Dict[str, Callable[[nn.Variable, float, nn.Variable], nn.Variable]] = {
+    "none": lambda one, factor, weight: one,
+    "constant": lambda one, factor, weight: one * factor,
+    "variable": lambda one, factor, weight: one * weight,
+    "quotient": lambda one, factor, weight: F.div2(one, weight + 2.0),
+    "computed": lambda one, factor, weight: (weight * 0.5 + 0.25) * one,
+    "both": lambda one, factor, weight: (one * 2.0**-20 - factor) * weight,
+    "squared": lambda one, factor, weight: (one * weight) ** 2,
+}
+
+COMBINATIONS: Dict[str, Callable[[List[nn.Variable]], nn.Variable]] = {
+    "sum": lambda losses: sum(losses[1:], losses[0]),
+    "stack": lambda losses: F.sum(F.stack(*losses, losses[0])),
+    "mean of stack": lambda losses: F.mean(F.stack(*losses, losses[0])),
+    "product": lambda losses: F.mul2(losses[0], losses[-1]) + losses[0],
 }
 
 
@@ -347,7 +338,7 @@ class Head(NamedTuple):
 
     kind: str
     after: int  # how many steps it is behind, at most
-    weight: str  # "constant", or "variable", which changes from batch to batch, or "none"
+    weight: str
     factor: float
 
 
@@ -364,6 +355,7 @@ class Program(NamedTuple):
     toggled: bool = False  # whether a parameter is frozen in the second iteration, and thawed after the third
     input_gradient: bool = False
     apart: bool = False  # whether each loss has a backward of its own
+    combination: str = "sum"  # what becomes of losses that have one backward
     limit: float = np.inf  # beyond which gradients overflow in some places, so that batches are repeated
     iterations: int = 5
 
@@ -407,12 +399,8 @@ class Run:
         for index, head in enumerate(self.program.heads):
             b.scope = f"head {index}"
             one = HEADS[head.kind](b, reached[max(len(reached) - 1 - head.after, 0)], self.t)
-            if head.weight == "constant":
-                one = one * head.factor
-            elif head.weight == "variable":
-                one = one * self.factors[index]
-            losses.append(one)
-        return losses if self.program.apart else [sum(losses[1:], losses[0])]
+            losses.append(WEIGHTS[head.weight](one, head.factor, self.factors[index]))
+        return losses if self.program.apart else [COMBINATIONS[self.program.combination](losses)]
 
     def feed(self) -> None:
         """The next batch; each is fed once."""

@@ -18,7 +18,7 @@ from hypothesis import given
 from nnabla_adaloss import AdaLossConfig
 from nnabla_adaloss.engine import statistics
 from tests.fuzz.budget import budget
-from tests.fuzz.programs import HEADS, STEPS, Head, Program, Records
+from tests.fuzz.programs import COMBINATIONS, HEADS, STEPS, WEIGHTS, Head, Program, Records
 from tests.worlds.passes import any_scales, look
 from tests.worlds.random_graphs import assert_same_above_subnormals
 from tests.worlds.values import assert_equal, bits
@@ -52,8 +52,9 @@ def programs(draw: Any) -> Program:
         Head,
         st.sampled_from(sorted(HEADS)),
         st.sampled_from([0, 0, 1, 2]),
-        st.sampled_from(["none", "none", "constant", "variable"]),
-        st.sampled_from([1.0, 0.3, 1e-3, 100.0]),
+        st.sampled_from(["none", "none", *WEIGHTS]),
+        # Below 2**-126, scales keep more than float32 does.
+        st.sampled_from([1.0, 0.3, 1e-3, 100.0, -1.0, 1e-6, 1e-9, 1e4]),
     )
     heads = draw(st.lists(head, min_size=1, max_size=3))
     return Program(
@@ -67,6 +68,7 @@ def programs(draw: Any) -> Program:
         toggled=draw(st.booleans()),
         input_gradient=draw(st.booleans()),
         apart=draw(st.booleans()),
+        combination=draw(st.sampled_from(["sum", *COMBINATIONS])),
         limit=draw(st.sampled_from([np.inf, 2.0**10, 2.0**4])),
     )
 
@@ -106,7 +108,7 @@ def check(program: Program, way: Way) -> None:
             assert_same_above_subnormals(bits(one[name]), bits(array), f"{name} of iteration {iteration}")
 
 
-@budget(30)
+@budget(60)
 @given(programs(), ways)
 def test_a_program_trains_as_in_nnablas_loop(program: Program, way: Way) -> None:
     check(program, way)

@@ -57,12 +57,3 @@ def test_edited_files_are_refused_or_read_as_written(
         assert read_state(edited) == STATE
     except StateFileError as error:
         assert "edited.state" in str(error)  # noqa: PT017
-
-
-@budget(300)
-@given(st.binary(max_size=200))
-def test_any_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    path = tmp_path_factory.getbasetemp() / "random.state"
-    path.write_bytes(content)
-    with pytest.raises(StateFileError, match=r"random\.state"):
-        read_state(path)

@@ -15,8 +15,8 @@ import pytest
 from nnabla_adaloss import LossScaleWarning
 from nnabla_adaloss.graph.float_tail import FloatTail, TailReader, float_tail, is_computed
 from nnabla_adaloss.graph.plan import GraphPlan
-from tests.worlds.tampering import Tampering
-from tests.worlds.values import HALF
+from tests.worlds.tampering import Gate
+from tests.worlds.values import HALF, constant
 
 WARNING = (
     r"MulScalar \(MulScalar\): 1e-08 is 0 in half precision.*function in Python.*"
@@ -25,15 +25,10 @@ WARNING = (
 Make = Callable[[nn.Variable], nn.Variable]
 
 
-class Same(Tampering):
-    """A function in Python."""
-
-    def changed(self, g: np.ndarray) -> np.ndarray:
-        return g
-
-
 def leaf(*shape: int) -> nn.Variable:
-    return nn.Variable.from_numpy_array(np.ones(shape, np.float32), need_grad=True)
+    v = constant(np.ones(shape))
+    v.need_grad = True
+    return v
 
 
 def graph(make: Make) -> nn.Variable:
@@ -148,7 +143,8 @@ def test_what_was_computed_is_computed_again_unless_it_was_cleared(cleared: bool
 
 
 def same(h: nn.Variable) -> nn.Variable:
-    return Same(HALF)(h)
+    """What a function in Python makes of it."""
+    return Gate(HALF)(h)
 
 
 def slope(h: nn.Variable) -> nn.Variable:

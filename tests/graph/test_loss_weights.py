@@ -78,12 +78,10 @@ def test_every_form_of_a_weight_is_read(form: str) -> None:
     assert next(iter(read.all().values())) == 1.0
 
 
-@pytest.mark.parametrize("form", ["computed", "learned"])
-def test_what_only_waiting_could_read_counts_as_one(form: str) -> None:
-    y = head()
-    assert Read(WEIGHTED[form](y), on_host=False).of(y) == [1.0]
-    y = head()
-    assert Read(WEIGHTED["Variable"](y), on_host=False).of(y) == [2.0**-20]
+def test_what_only_waiting_could_read_counts_as_one() -> None:
+    for form, weight in (("computed", 1.0), ("learned", 1.0), ("Variable", 2.0**-20)):
+        y = head()
+        assert Read(WEIGHTED[form](y), on_host=False).of(y) == [weight]
 
 
 UNKNOWN: Dict[str, Callable[[nn.Variable], nn.Variable]] = {
@@ -148,21 +146,13 @@ def test_each_head_has_its_own_and_a_trunk_the_largest() -> None:
 def test_where_heads_meet_the_largest_counts_also_where_it_joins_further_on() -> None:
     """A residual stream is one component; a head that reads it early comes late in backward."""
     x = F.tanh(PF.affine(data(8, 4), 4, name="stem"))
-    late = x + F.tanh(PF.affine(x, 4, name="block"))
-    read = Read(mean(late) * 2.0**-30 + mean(head("early", x)) * 2.0**-10)
-    assert read.of(x, late) == [2.0**-10] * 2
-    inner = [name for name in read.components.names if name.startswith("block")]
-    assert [read.all()[name] for name in inner] == [2.0**-10] * len(inner)
-
-
-def test_a_head_that_comes_late_counts_for_what_a_block_that_came_before_it_leads_to() -> None:
-    x = F.tanh(PF.affine(data(8, 4), 4, name="stem"))
     inner = F.tanh(PF.affine(x, 4, name="in"))
     late = x + F.tanh(PF.affine(inner, 4, name="out"))
     read = Read(mean(late) * 2.0**-30 + mean(head("early", x)) * 2.0**-10)
+    # What a block leads to that came before that head is another component.
     assert read.of(x, late, inner) == [2.0**-10] * 3
-    names = read.components.names
-    assert len({names[read.components.of[read.plan.positions[hash(v)]]] for v in (late, inner)}) == 2
+    of, positions = read.components.of, read.plan.positions
+    assert of[positions[hash(x)]] == of[positions[hash(late)]] != of[positions[hash(inner)]]
 
 
 def test_what_only_a_layer_brings_to_a_leaf_is_weighed_as_what_comes_before_it() -> None:
@@ -245,38 +235,23 @@ def test_losses_that_are_put_together_in_an_array_keep_their_own(stacked: Any) -
     assert read.of(first, second) == [0.25, 2.0**-30]
 
 
-def test_a_graph_that_is_built_again_has_the_constants_of_the_new_one() -> None:
-    structure = None
-    for exponent in (-3, -50, 7):
-        y = head()
-        plan = GraphPlan(mean(y) * 2.0**exponent)
-        structure = (
-            plan.structure
-            if structure is None
-            else structure.of_alike(plan.structure.described, structure.options)
-        )
-        assert structure is not None
-        found = structure.loss_weights(by_layer=True).read(plan.all_variables, on_host=True)
-        assert found[-1] == 2.0**exponent
+@pytest.mark.parametrize(("reduced", "first"), [(F.mean, 1.0), (F.sum, 16.0)])
+def test_graphs_of_other_shapes_share_what_is_known_of_their_weights(reduced: Any, first: float) -> None:
+    def plan_of(batch: int, constant: float) -> GraphPlan:
+        h = PF.affine(F.tanh(PF.affine(data(batch, 3), 4, name="a")), 4, name="b")
+        return GraphPlan(reduced(h) * constant)
 
-
-def test_graphs_of_other_shapes_share_what_is_known_of_their_weights() -> None:
-    def plan_of(batch: int, reduced: Callable[[nn.Variable], nn.Variable]) -> GraphPlan:
-        return GraphPlan(
-            reduced(PF.affine(F.tanh(PF.affine(data(batch, 3), 4, name="a")), 4, name="b")) * 0.5
-        )
-
-    def weights_of(structure: Any) -> Any:
-        return structure.loss_weights(by_layer=True)
-
-    for reduced, expected in ((F.mean, 0.5), (F.sum, 32.0)):
-        first, other = plan_of(4, reduced), plan_of(16, reduced)
-        known = weights_of(first.structure)
-        structure = first.structure.of_alike(other.structure.described, first.structure.options)
-        assert structure is not None
+    structure = plan_of(4, 1.0).structure
+    known = structure.loss_weights(by_layer=True)
+    for batch, weight in ((4, 1.0), (16, 1.0), (16, 2.0**-50), (4, 2.0**7)):
+        plan = plan_of(batch, weight)
+        alike = structure.of_alike(plan.structure.described, structure.options)
+        assert alike is not None
+        weights = alike.loss_weights(by_layer=True)
         # Of a sum all elements count.
-        assert (weights_of(structure) is known) == (reduced is F.mean)
-        assert weights_of(structure).read(other.all_variables, on_host=True)[-1] == expected
+        assert (weights is known) == (weight == 1.0 and (reduced is F.mean or batch == 4))
+        size = 1.0 if reduced is F.mean else batch / 4.0
+        assert weights.read(plan.all_variables, on_host=True)[-1] == first * size * weight
 
 
 def test_an_input_that_wants_a_gradient_is_behind_its_layer() -> None:

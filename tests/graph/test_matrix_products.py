@@ -89,18 +89,15 @@ def matrices(node: Node, scaling: Scaling, g: np.ndarray, factor: np.ndarray) ->
 
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_the_shared_axis_is_the_channels(case: str) -> None:
-    _, g, found = products_of(case)
+    y, g, found = products_of(case)
     for scaling, gradient, factor in found:
         assert gradient.shape[1] == factor.shape[0]
         assert gradient.size == g.size
         assert factor.size == scaling.factor.size
-
-
-@pytest.mark.parametrize("case", ["affine", "affine_base_axis"])
-def test_an_affine_layers_product_is_its_input_gradient(case: str) -> None:
-    y, _, ((scaling, gradient, factor),) = products_of(case)
-    x = y.parent.inputs[0]
-    np.testing.assert_allclose((gradient @ factor).reshape(x.shape), x.g, rtol=1e-5)
+        if case.startswith("affine"):
+            # Its product is the input gradient.
+            x = y.parent.inputs[0]
+            np.testing.assert_allclose((gradient @ factor).reshape(x.shape), x.g, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -128,19 +125,18 @@ def test_the_engine_asks_element_wise_methods_with_matrices(square: bool) -> Non
     nn.clear_parameters()
     rng = np.random.RandomState(0)
     width = 5 if square else 7
-    x = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32), need_grad=True)
-    y = PF.affine(x, width, name="a", rng=rng)
+    y = PF.affine(ones(4, 5), width, name="a", rng=rng)
     w = nn.get_parameters()["a/affine/W"]
     # Columns of very different size: pairing them the wrong way round gives another scale.
     w.d = w.d * 10.0 ** -np.arange(width)
-    g = rng.randn(4, width).astype(np.float32) * 10.0 ** (np.arange(width) - width)
+    g = (rng.randn(4, width) * 10.0 ** (np.arange(width) - width)).astype(np.float32)
     config = AdaLossConfig(loss_scale_method="element_wise_range", use_bound=False)
     scaling = AdaptiveLossScaling(y, config)
     for again in (False, True):
         scaling.forward()
         scaling.backward(1.0, grad=g, again=again)
     expected = get_loss_scale_by_element_wise_range(
-        g.astype(np.float32), np.ascontiguousarray(w.d.T), config=config, fan_in=width
+        g, np.ascontiguousarray(w.d.T), config=config, fan_in=width
     )
     found = scaling.layer_scales["a/affine"]
     assert found <= float(expected) < 2.0 * found

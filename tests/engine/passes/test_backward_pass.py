@@ -8,22 +8,20 @@ from typing import Any, List
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
-import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
 from nnabla_adaloss.engine.passes.hooked import HookedPass
 from nnabla_adaloss.engine.passes.hookless import HooklessPass
 from tests.worlds.passes import run, settle
-from tests.worlds.values import assert_equal
+from tests.worlds.values import assert_equal, data
 
 pytestmark = pytest.mark.any_context
 
 
 def clipping() -> nn.Variable:
     """Around what clips, gradients are multiplied between two functions."""
-    x = nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32))
-    h = PF.affine(x, 5, name="first")
+    h = PF.affine(data(4, 5), 5, name="first")
     for name in ("inner", "outer"):
         h = PF.affine(F.clip_grad_by_value(F.tanh(h), *clip_range(h)), 5, name=name)
     return F.mean(h**2)

@@ -16,7 +16,7 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, Method, Needs
 from nnabla_adaloss.core.methods import Range
 from tests.worlds.networks import layers, mlp
 from tests.worlds.passes import run, settle
-from tests.worlds.values import assert_equal, gradients, zero_grads
+from tests.worlds.values import assert_equal, data, gradients, zero_grads
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ def test_after_a_function_that_wants_unscaled_gradients_the_global_scale_is_back
 
 
 def test_a_leaf_of_a_layer_that_wants_unscaled_gradients_has_none_either() -> None:
-    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32), need_grad=True)
+    x = data(2, 3)
+    x.need_grad = True
     loss = F.sum(PF.affine(F.tanh(PF.affine(x, 3, name="first")), 2, name="last"))
     scaling = AdaptiveLossScaling(loss, non_homogeneous=["Affine"])
     run(scaling, 1024.0)
@@ -101,7 +102,7 @@ def test_a_leaf_of_a_layer_that_wants_unscaled_gradients_has_none_either() -> No
 @pytest.mark.parametrize("measure_every", [1, 4])
 def test_activations_that_are_computed_again_read_weights_as_they_are(measure_every: int) -> None:
     # nnabla computes them before it calls a hook; here with the weight that was scaled last.
-    x = nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32))
+    x = data(4, 5)
     with nn.recompute():
         h = F.tanh(PF.affine(PF.affine(x, 5, name="first"), 5, name="shared"))
     loss = F.mean(PF.affine(PF.affine(h, 5, name="between"), 5, name="shared") ** 2)
