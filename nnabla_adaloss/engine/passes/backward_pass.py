@@ -123,7 +123,6 @@ class BackwardPass(ABC):
             if guard is not None and guard.error is not None:
                 raise guard.error
             self.end()
-            self.restore()
             report = self.finish()
             self._unscale_visible()
             return report
@@ -141,11 +140,11 @@ class BackwardPass(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """Do what is to be done when backward has run."""
+        """Put back what was swapped, and do what else is to be done when backward has run."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Put every swapped array back; harmless when none is swapped."""
+        """Put every swapped array back, whenever backward was broken off; harmless when none is swapped."""
 
     @abstractmethod
     def finish(self) -> PassReport:

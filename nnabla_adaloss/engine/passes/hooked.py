@@ -60,7 +60,7 @@ class HookedPass(BackwardPass):
         return (self._finish_last, self._prepare, hooks.pre_hook), ()
 
     def end(self) -> None:
-        """Do what is to be done when backward has run."""
+        """Finish the function that ran last."""
         self._finish_last()
 
     def restore(self) -> None:

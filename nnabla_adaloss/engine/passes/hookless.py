@@ -103,8 +103,9 @@ class HooklessPass(BackwardPass):
                 variable.persistent = True
 
     def end(self) -> None:
-        """Do what is to be done when backward has run."""
+        """Put back what was swapped, and do what else is to be done when backward has run."""
         share = self._share
+        self.storage.after = {}
         if self._weights is not None:
             self._weights.restore()
         if share is not None:
