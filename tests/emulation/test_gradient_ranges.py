@@ -55,5 +55,5 @@ def test_a_scaled_weight_stays_in_the_formats_of_its_own_layer() -> None:
     for again in (False, True):
         scaling.forward()
         scaling.backward(1.0, iteration=0, again=again)
-    # 400 is in the range of float8_e4m3, 1600 is not.
-    assert [scaling.layer_scales[f"{name}/affine"] for name in "abcd"] == [16.0, 16.0, 4.0, 4.0]
+    # 400 is in the range of float8_e4m3, 1600 is not: what c and d leave undone, b makes up for.
+    assert [scaling.layer_scales[f"{name}/affine"] for name in "bcd"] == [64.0, 4.0, 4.0]
