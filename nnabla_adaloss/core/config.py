@@ -13,7 +13,15 @@ from .layer_record import LayerRecord, Reason
 from .layer_selection import LayerSelection
 from .methods import METHODS, AmaxHistory, ApproxRange, Method, MethodLike, Range, resolve_method
 from .precision import Precision
-from .validation import boolean, explains_keywords, integer, number, positive_number, strings
+from .validation import (
+    boolean,
+    explains_keywords,
+    integer,
+    number,
+    positive_integer,
+    positive_number,
+    strings,
+)
 
 # What "amax_history" does not look at.
 _OF_PUBLISHED_METHODS = "n_uf_threshold", "scale_upper_bound", "accum_upper_bound", "use_bound", "u_min"
@@ -122,8 +130,7 @@ class AdaLossConfig:
         if self.recorder is not None and not callable(self.recorder):
             raise TypeError(f"recorder={self.recorder!r} must be None or a callable that takes a LayerRecord")
         for name in ("update_per_n_iteration", "measure_every"):
-            if integer(name, getattr(self, name)) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be 1 or more")
+            positive_integer(name, getattr(self, name))
         if integer("debug_level", self.debug_level) not in (0, 1, 2):
             raise ValueError(f"debug_level={self.debug_level!r} must be 0, 1 or 2")
         if self.delay is not None and integer("delay", self.delay) not in (0, 1):

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, List, NamedTuple, Sequence, Tuple
 
 from .power_of_two import floor_power_of_two
-from .validation import integer, number, positive_number
+from .validation import integer, number, positive_integer, positive_number
 
 # How much further than to a margin below the overflow a scale goes down for the next try.
 _STEP = 4.0
@@ -128,8 +128,7 @@ class HistoryPolicy:
     def __post_init__(self) -> None:
         if positive_number("margin", self.margin) < 1.0:
             raise ValueError(f"margin={self.margin!r} must be 1 or more")
-        if integer("window", self.window) < 1:
-            raise ValueError(f"window={self.window!r} must be 1 or more")
+        positive_integer("window", self.window)
         positive_number("start_scale", self.start_scale)
         if positive_number("min_scale", self.min_scale) > positive_number("max_scale", self.max_scale):
             raise ValueError(

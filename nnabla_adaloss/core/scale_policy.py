@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .validation import integer, number, positive_number
+from .validation import integer, number, positive_integer, positive_number
 
 # Gradients are unscaled in float32, by 1 / scale: below the smallest normal float32 that becomes infinite.
 SMALLEST_SCALE = 2.0**-126
@@ -60,8 +60,7 @@ class ScalePolicy:
             raise ValueError(
                 f"min_scale={self.min_scale!r} must not be larger than max_scale={self.max_scale!r}"
             )
-        if integer("hysteresis", self.hysteresis) < 1:
-            raise ValueError(f"hysteresis={self.hysteresis!r} must be 1 or more")
+        positive_integer("hysteresis", self.hysteresis)
 
     def initial(self, scale: float) -> ScaleState:
         """The state to start with; ValueError unless `scale` is finite, and 2**-126 or more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, NamedTuple, Set
 
-from ..core.validation import integer, number
+from ..core.validation import number, positive_integer
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
 from ..errors import warn
@@ -74,8 +74,7 @@ class SanityChecker:
                 f"updater must be an AdaptiveLossScalingUpdater, got {type(updater).__name__}; "
                 "diagnose(updater) takes any"
             )
-        if integer("every", every) < 1:
-            raise ValueError(f"every={every!r} must be 1 or more")
+        positive_integer("every", every)
         if not 0.0 <= number("threshold", threshold) <= 1.0:
             raise ValueError(f"threshold={threshold!r} must lie in [0, 1]")
         refuse_half(scaling.variable)

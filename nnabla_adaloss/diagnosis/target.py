@@ -10,7 +10,7 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.validation import integer
+from ..core.validation import positive_integer
 from ..graph.functions import is_matrix_product, written_inputs
 from ..graph.loss import Hook, LossWrapper, root_cause, variable_of
 from ..graph.names import named
@@ -67,8 +67,7 @@ class Examined:
             raise TypeError(
                 f"data_feeder or feeder must be callable without arguments, got {type(feeder).__name__}"
             )
-        if integer("batches", batches) < 1:
-            raise ValueError(f"batches={batches!r} must be 1 or more")
+        positive_integer("batches", batches)
         self._source, self._feeder = source, feeder
         self.solver = None if _is_loss(source) else getattr(source, "solver", None)
         alone = getattr(source, "comm", None) is None

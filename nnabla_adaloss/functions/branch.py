@@ -8,7 +8,7 @@ from typing import Optional, Sequence, Tuple
 
 import nnabla as nn
 
-from ..core.validation import instance, integer
+from ..core.validation import instance, positive_integer
 from .identity import Array, Gradients, IdentityFunction, check_array
 from .scale_tracker import ScaleTracker, TrackedFunction
 
@@ -54,8 +54,7 @@ def branch(
         6.0
     """
     check_array("x", x)
-    if integer("n", n) < 1:
-        raise ValueError(f"n={n!r} must be 1 or more")
+    positive_integer("n", n)
     if tracker is None:
         outputs = IdentityFunction(ctx, int(n))(x)
     else:
