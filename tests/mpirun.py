@@ -14,15 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nnabla_adaloss.doctor.probes import MPI_PERMISSIONS
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# The first four let Open MPI run as root and on fewer cores than ranks. `self,sm` keeps it to shared memory:
-# looking for network interfaces would take a second at every start. Other MPIs ignore all of them.
+# `self,sm`: shared memory alone. Looking for network interfaces would take a second at every start.
 ENVIRONMENT = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    **MPI_PERMISSIONS,
     "OMPI_MCA_btl": "self,sm",
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(REPOSITORY),

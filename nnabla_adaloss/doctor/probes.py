@@ -21,6 +21,13 @@ from nnabla_adaloss.cuda_libraries import find_cuda_libraries, find_extension_li
 # Largest accepted difference from nnabla's own gradients, relative to the largest of them. A float16 gradient
 # is a sum of a few numbers with 11 significant bits each.
 _TOLERANCE = {"float": 1e-5, "half": 1e-2}
+# Open MPI refuses root and more processes than cores unless told otherwise; others ignore these.
+MPI_PERMISSIONS = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
 
 
 def package_versions() -> str:
@@ -165,16 +172,9 @@ def mpi_sum() -> str:
     if mpirun is None:
         raise FileNotFoundError("mpirun: cannot load MPI library")
     program = "from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1), flush=True)"
-    # Open MPI refuses root and more processes than cores unless told otherwise; others ignore these.
-    permissions = {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_rmaps_base_oversubscribe": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    }
     command = [mpirun, "-n", "2", sys.executable, "-c", program]
     process = subprocess.run(
-        command, env={**os.environ, **permissions}, capture_output=True, text=True, timeout=60
+        command, env={**os.environ, **MPI_PERMISSIONS}, capture_output=True, text=True, timeout=60
     )
     if process.returncode:
         raise RuntimeError(process.stderr.strip())
