@@ -133,6 +133,7 @@ def test_the_others_are_right(call: str) -> None:
         ("GradScaler", "non_homogeneous", "ReLU"),
         ("AdaptiveLossScaling", "non_homogeneous", "ReLU"),
         ("LossScaler", "initial_scale", None),
+        ("branch", "n", 0),
         ("Recording", "limit", -1),
         ("Recorder", "layers", ["conv", 3]),
         ("Recorder", "tensorboard", 3),
