@@ -388,6 +388,20 @@ def test_an_absent_loss_with_several_trunks_takes_the_largest_of_their_scales(
     assert n.of(absent, *trunks) == [2.0**12, *scales]
 
 
+def test_absent_losses_take_the_scale_behind_them_whatever_backward_visits_first() -> None:
+    deep = affine(nn.Variable((4, 3)), "deep")
+    for _ in range(4):
+        deep = F.tanh(deep)
+    shallow = affine(nn.Variable((4, 3)), "shallow")
+    both = affine(deep, "both") + shallow
+    heads = [affine(both, "first"), affine(shallow, "late"), affine(deep, "present")]
+    means = [F.mean(head) for head in heads]
+    n = Graph(means[0] * 0.5 + means[1] * 2.0 + means[2])
+    absent = dict.fromkeys((both, *heads[:2], *means[:2]), 0.0)
+    n.choose({heads[2]: 2.0**10, deep: 2.0**12}, weights=absent)
+    assert n.of(*heads[:2], both) == [2.0**12] * 3
+
+
 # A given S0.
 
 
