@@ -20,8 +20,8 @@ linear. In backward order, with S the scale that the gradients of a component ca
     alpha_m   = the alpha that the loss scale method gives the layer; "amax_history" gives none
     level     : the rooms of components that follow each other, at most two bits apart, count as the smallest;
                 so do those behind several losses, at most four bits apart
-    joined    : components that only hooks could part are one, with the smallest of their rooms, unless a leaf
-                would lose its gradient to underflow
+    joined    : components that only hooks could part are one, with the smallest of their rooms, unless the
+                gradient of a leaf would underflow
     absent    : with a loss weight of 0, c limits nothing, and takes the scale of what is behind it, so that
                 its layers have alpha 1
 

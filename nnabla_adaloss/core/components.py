@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from types import MappingProxyType
 from typing import (
     AbstractSet,
     Any,
+    DefaultDict,
     Dict,
     FrozenSet,
     Iterable,
@@ -152,23 +154,19 @@ def _only_hooks_part(
     nodes: Sequence[NodeStructure], one_gradient: Mapping[int, int], swappable: AbstractSet[int]
 ) -> Iterable[List[int]]:
     """Positions of gradients that carry one scale in a pass without hooks."""
-    outputs: Dict[int, List[int]] = {}
-    targets: Dict[int, List[int]] = {}
-    added: Dict[int, List[int]] = {}
+    alike: DefaultDict[Tuple[str, int], List[int]] = defaultdict(list)
     for node in nodes:
         own = node.outputs[0]
         for slot in node.slots:
             if slot.factor not in swappable:
                 yield [own, slot.target]
-            outputs.setdefault(slot.factor, []).append(own)
-            targets.setdefault(slot.factor, []).append(slot.target)
+            alike["output of", slot.factor].append(own)
+            alike["target of", slot.factor].append(slot.target)
         scaled = {slot.target for slot in node.slots}
-        # A function that separates components brings a leaf what scale it likes.
+        # A function that separates components writes a leaf at any scale.
         for leaf in () if node.separates else node.leaves:
-            added.setdefault(one_gradient.get(leaf, leaf), []).append(leaf if leaf in scaled else own)
-    yield from outputs.values()
-    yield from targets.values()
-    yield from added.values()
+            alike["added to", one_gradient.get(leaf, leaf)].append(leaf if leaf in scaled else own)
+    yield from alike.values()
 
 
 def _numbered(

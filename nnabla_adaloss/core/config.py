@@ -23,7 +23,7 @@ from .validation import (
     strings,
 )
 
-# What "amax_history" does not look at.
+# What "amax_history" does not use.
 _OF_PUBLISHED_METHODS = "n_uf_threshold", "scale_upper_bound", "accum_upper_bound", "use_bound", "u_min"
 
 
@@ -55,8 +55,8 @@ class AdaLossConfig:
         measure_every: scales are chosen in one of so many iterations (or of `update_per_n_iteration`, if that
             is more), and reused in between. With `delay=1` each of them measures another share of the arrays,
             and keeps the gradients of that share until its backward ends: more iterations, less memory. An
-            overflow is seen in every iteration, and has everything measured again. 8: no more is lost to
-            underflow in float16 than with 1, and more save little time (benchmarks/results/measuring.md).
+            overflow is seen in every iteration, and has everything measured again. 8: no more
+            underflows in float16 than with 1, and more save little time (benchmarks/results/measuring.md).
         scale_upper_bound: largest scale of one layer, for all methods but `"amax_history"`.
         accum_upper_bound: largest accumulated scale, i.e. product of the scales from the loss to a layer;
             likewise. Both are as published.
@@ -73,7 +73,7 @@ class AdaLossConfig:
         exclude: names of layers not to scale, likewise; wins over `include`.
         delay: 1 computes scales from the statistics of earlier iterations, before backward starts: no hooks,
             and no synchronization with a device. 0 computes them from those of the same iteration, as the
-            paper does. None: 1, or 0 for a method that looks at arrays.
+            paper does. None: 1, or 0 for a method that needs arrays.
         planned_bytes: how much memory scaled copies of weights may take at once, in a pass without hooks.
             Where they need more, the pass has hooks. None: 8 MiB on a CPU, on a GPU as much as they need. It
             changes no result.
@@ -167,7 +167,7 @@ class AdaLossConfig:
 
     @property
     def iterations_per_measurement(self) -> int:
-        """Of so many iterations one looks at arrays."""
+        """Of so many iterations one measures."""
         return max(self.measure_every, self.update_per_n_iteration)
 
     @property
@@ -186,14 +186,14 @@ class AdaLossConfig:
 
     @property
     def unused(self) -> List[str]:
-        """Names of settings that were given, but that the method of a network does not look at."""
+        """Names of settings that were given, but that the method of a network does not use."""
         if self.loss_scale_method is not None:
             return []
         return [name for name in _OF_PUBLISHED_METHODS if getattr(self, name) != getattr(AdaLossConfig, name)]
 
     @property
     def ignored(self) -> AbstractSet[str]:
-        """Names of all settings that the method does not look at, given or not."""
+        """Names of all settings that the method does not use, given or not."""
         of_method, *of_all = (
             {field.name for field in fields(method)} if is_dataclass(method) else set()
             for method in (self.method, *METHODS.values())

@@ -26,7 +26,7 @@ class Reason(str, Enum):
         BRANCHES: another function's contribution to the same gradient carries this scale already, or the
             gradients around the layer share a scale because only hooks could part them.
         NONFINITE: the gradient or the weight holds an infinity or a NaN: no scale would help.
-        UNKNOWN: nothing was measured yet that the method could look at.
+        UNKNOWN: nothing was measured yet that the method could use.
         HELD: it was chosen some iterations ago, and would be chosen again, or is not measured anew yet.
     """
 
@@ -57,7 +57,7 @@ class LayerRecord(NamedTuple):
         fan_in: K, number of products summed into one element of the input gradient.
         g: statistics of the output gradient, S included; None when the method did not ask for them.
         weight: statistics of the weight; None where there is no weight or the method did not ask.
-        reason: what held alpha where it is.
+        reason: what decided about alpha.
         attempt: number of the backward pass within its iteration, from 0: retries of a batch count on, and so
             do micro-batches (`accum_grad`). Each wrapped graph counts by itself; functions that scale without
             an engine leave it 0.

@@ -108,7 +108,7 @@ class Precision:
         return None if self.stochastic_seed is None else stream_key(self.stochastic_seed, count)
 
     def _single(self, stored: Format) -> Format:
-        # A loss weight of 1e-10 would be lost in 8 bits, and there is nothing to win.
+        # A loss weight of 1e-10 would underflow in 8 bits, and a single element saves nothing.
         return self.otherwise if stored.bits < NARROWEST_SCALAR else stored
 
     def __str__(self) -> str:

@@ -102,7 +102,7 @@ class HistoryPolicy:
             16 measurements at least (see `measured_every`). 64.
         start_scale: what the loss gradient starts with while nothing is known. 8.0.
         min_scale: no scale is lower. 2**-24.
-        max_scale: no scale is higher. 2**100: float32 holds its reciprocal with room to spare.
+        max_scale: no scale is higher. 2**100: float32 holds its reciprocal, too.
 
     Raises:
         TypeError: an argument is not a number.

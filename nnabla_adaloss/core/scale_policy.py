@@ -47,7 +47,7 @@ class ScalePolicy:
 
     scaling_factor: float = 2.0  # what the scale is multiplied or divided by; 1 keeps it constant
     N: float = 2000  # it grows when more than so many updates succeeded in a row; math.inf: never
-    min_scale: float = 2.0**-24  # the smallest positive float16: below, the loss gradient itself is lost
+    min_scale: float = 2.0**-24  # the smallest positive float16: below, the loss gradient itself underflows
     max_scale: float = 2.0**64  # far beyond use, and far from float32's limit
     hysteresis: int = 1  # so many overflows without a good update between them lower the scale
 
@@ -84,8 +84,8 @@ class ScalePolicy:
     def after_update(self, state: ScaleState) -> ScaleState:
         """The state after a good update."""
         if state.counter > self.N:
-            ceiling = max(self.max_scale, state.scale)
-            return ScaleState(min(state.scale * self.scaling_factor, ceiling), 1, self.hysteresis)
+            highest = max(self.max_scale, state.scale)
+            return ScaleState(min(state.scale * self.scaling_factor, highest), 1, self.hysteresis)
         return ScaleState(state.scale, state.counter + 1, self.hysteresis)
 
     def at_floor(self, state: ScaleState) -> bool:

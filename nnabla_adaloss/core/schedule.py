@@ -50,7 +50,7 @@ class ScaleSchedule:
     component_scales: Sequence[float]
     fixed_scale: Optional[float]  # S0, where it was given; None: it was measured
     loss_weights: Tuple[float, ...]  # the loss weight of each component, for which it was chosen
-    reasons: Mapping[str, Reason] = field(default_factory=dict)  # by layer: what held its alpha where it is
+    reasons: Mapping[str, Reason] = field(default_factory=dict)  # by layer: what decided about its alpha
     unbounded: Mapping[str, float] = field(default_factory=dict)  # by layer: what the method said
     joined: Optional[Joined] = None  # which components had to share a scale; None: none
     # The functions of one element that are given gradients in float32, and hand them on so.
@@ -93,9 +93,9 @@ class ScaleSchedule:
         moves = {move for index, move in enumerate(by) if move is not None and index not in single}
         if len(moves) != 1:
             return None
-        (alike,) = moves
+        (one,) = moves
         # What is absent moves with the others.
-        scales = [scale * (alike if move is None else move) for scale, move in zip(self.component_scales, by)]
+        scales = [scale * (one if move is None else move) for scale, move in zip(self.component_scales, by)]
         if within_float32(min(scales)) != min(scales) or max(scales) > max_scale:
             return None
         return replace(self, component_scales=scales, loss_weights=weights)
@@ -130,7 +130,7 @@ class ScaleSchedule:
                 step = _boundary(node, scales, reached, by_s0=by_s0, first=node is self.nodes[0])
                 if node.leaves or node.slots or step.before or step.after:
                     steps[node.number] = step
-                # A leaf's gradient is kept in an array of its own, which nothing brings to another scale.
+                # A leaf's gradient is kept in an array of its own, which stays at this scale.
                 leaves = [slot.target for slot in node.slots if slot.to_leaf]
                 scales.update(dict.fromkeys((*node.outputs, *leaves), step.scale))
             elif node.leaves or node.slots:
@@ -177,7 +177,7 @@ def _boundary(
     else:
         # The scales that follow from a given S0 are such that the array holds them.
         through = behind[0] if by_s0 else min(behind[0], own)
-    # What other branches have brought to its inputs carries their scale already.
+    # What other branches have added to its inputs carries their scale already.
     arrived = [(p, scale) for p, scale in zip(node.inputs, behind) if p in reached]
     outputs = [(p, scales[p]) for p in node.outputs if not first]
     before = [Rescale(p, through / scale) for p, scale in (*outputs, *arrived) if scale != through]

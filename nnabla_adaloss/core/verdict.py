@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple, Optional
 
 CHECK_AFTER = 3
-"""After so many repeats what could be wrong is looked into."""
+"""After so many repeats it is asked whether forward is finite."""
 
 
 class Verdict(Enum):

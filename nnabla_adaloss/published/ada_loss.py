@@ -74,7 +74,7 @@ class AdaLoss(ABC):
 
     Attributes:
         adaptive: False for a method such as `"fixed"`, which asks for no statistics.
-        takes_statistics: True when the method needs no look at single elements.
+        takes_statistics: True when the method needs no single elements.
 
     Example:
         >>> import numpy as np

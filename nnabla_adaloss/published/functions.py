@@ -230,7 +230,7 @@ def get_loss_scale(
         g: gradient of the layer's output, carrying `prev_scale`; any shape, float16, float32 or float64;
             computed in float64.
         W: the layer's weight, of any of these dtypes: (C, M) or (C_out, C_in, k...). None for a function
-            without weight, where `fan_in` is not looked at.
+            without weight, where `fan_in` is not used.
         config: method, range, bounds.
         fan_in: K, number of products summed into one element of the input gradient.
         prev_scale: S, the accumulated scale of `g`.

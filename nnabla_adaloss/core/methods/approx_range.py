@@ -39,7 +39,7 @@ class ApproxRange(Method):
     def scale(
         self, g: ArrayStatistics, W: Optional[ArrayStatistics], *, range: Range, fan_in: float
     ) -> float:
-        """The scale from statistics; without `W`, `fan_in` is not looked at."""
+        """The scale from statistics; without `W`, `fan_in` is not used."""
         if W is None:
             sigma = g.std
         elif g.count and W.count:

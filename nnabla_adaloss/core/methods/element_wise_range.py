@@ -32,7 +32,7 @@ class AbsRange(Method):
     def scale(
         self, g: ArrayStatistics, W: Optional[ArrayStatistics], *, range: Range, fan_in: float
     ) -> float:
-        """The scale from statistics; without `W`, `fan_in` is not looked at."""
+        """The scale from statistics; without `W`, `fan_in` is not used."""
         if g.abs_max == 0.0 or (W is not None and W.abs_max == 0.0):
             return 1.0
         weight_min, terms = (1.0, 1.0) if W is None else (W.abs_min, fan_in)

@@ -17,7 +17,7 @@ from ..validation import positive_number
 
 
 class Needs(str, Enum):
-    """What a method looks at. The less it needs, the cheaper it is, and the more engines can run it.
+    """What a method uses. The less it needs, the cheaper it is, and the more engines can run it.
 
     Attributes:
         NOTHING: neither gradient nor weight: nothing is measured for it.
@@ -45,12 +45,12 @@ class Range(NamedTuple):
 class Method(ABC):
     """A way to compute a layer's loss scale, as an immutable value that holds its own parameters.
 
-    A subclass writes `scale`, says in `needs` what it looks at, and is usually a frozen dataclass. A field
+    A subclass writes `scale`, says in `needs` what it uses, and is usually a frozen dataclass. A field
     that is named like one of `AdaLossConfig` takes its value from there when the method is chosen by name.
 
     Attributes:
         needs: what `scale` is given.
-        window: for `Needs.HISTORY`: how many iterations, the present one included.
+        window: for `Needs.HISTORY`: how many iterations, this one included.
 
     Example:
         >>> from dataclasses import dataclass
