@@ -137,9 +137,7 @@ StorageLike = Union[PrecisionLike, Mapping[str, PrecisionLike]]
 
 
 def get_precision(storage: PrecisionLike, argument: str = "storage") -> Precision:
-    """The precision of a key of `PRECISIONS`, another name, a dtype, a `Format` or a `Precision`; ValueError,
-    naming `argument`, where it is unknown.
-    """
+    """The precision that something stands for; ValueError, naming `argument`, where it is unknown."""
     if isinstance(storage, Precision):
         return storage
     if isinstance(storage, Format):
@@ -202,7 +200,7 @@ class LayerPrecisions:
         return next((p for pattern, p in self.storage.items() if matches(pattern, layer)), FP32)
 
     def check(self, layers: Sequence[str]) -> None:
-        """Raise ValueError unless every pattern decides about a layer, or is made to match everything."""
+        """ValueError unless every pattern decides about a layer, or is made to match everything."""
         left = list(layers)
         for pattern in self.storage:
             decided = [layer for layer in left if matches(pattern, layer)]
@@ -216,10 +214,8 @@ class LayerPrecisions:
             left = [layer for layer in left if layer not in decided]
 
     def __str__(self) -> str:
-        if self.only is not None:
-            return str(self.only)
         parts = [f"{precision} in {pattern}" for pattern, precision in self.storage.items()]
-        return "; ".join(parts)
+        return "; ".join(parts) if self.only is None else str(self.only)
 
 
 def widest(precisions: Sequence[Precision]) -> Precision:

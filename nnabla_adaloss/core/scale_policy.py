@@ -5,8 +5,7 @@
     after an update:    if counter > N:  scale = scale * scaling_factor;  counter = 0
                         counter = counter + 1
 
-With the defaults these are the transitions of nnabla's `DynamicLossScalingUpdater`. The state is apart from
-the policy, so that it can be saved, compared between processes, and tested.
+With the defaults these are the transitions of nnabla's `DynamicLossScalingUpdater`.
 """
 
 from __future__ import annotations

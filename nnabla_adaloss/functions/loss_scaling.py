@@ -11,7 +11,7 @@ from ..core.validation import positive_number
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
 from .identity import Array, Gradients, IdentityFunction, check_array
-from .scale_flow import connect_scales
+from .scale_flow import ScaleFlow
 from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
 
 
@@ -55,7 +55,7 @@ def loss_scaling(x: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[n
         return LossScaling(positive_number("scale", scale), ctx)(x)
     y = ScaledLoss(scale, ctx).apply(x)
     if isinstance(y, nn.Variable) and y.need_grad:
-        connect_scales(y, scale)
+        ScaleFlow(y, scale)
     return y
 
 

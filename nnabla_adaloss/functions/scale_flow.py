@@ -16,14 +16,11 @@ from ..graph.plan import GraphPlan
 from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
 
 
-def connect_scales(loss: nn.Variable, tracker: ScaleTracker) -> None:
-    """Follow S from what `loss_scaling` returned to the parameters, and connect the scaling functions on the
-    way; ValueError where some gradient would come out wrong.
+class ScaleFlow:
+    """Follows S from what `loss_scaling` returned to the parameters, and connects the scaling functions;
+    ValueError where some gradient would come out wrong.
     """
-    _ScaleFlow(loss, tracker)
 
-
-class _ScaleFlow:
     def __init__(self, loss: nn.Variable, tracker: ScaleTracker) -> None:
         self._unit, self._plan = tracker.unit, GraphPlan(loss, tracker.config.selection)
         # By variable key, in the order in which backward reaches the variables.

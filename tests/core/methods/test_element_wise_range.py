@@ -133,3 +133,8 @@ def test_useless_arrays_give_one(g: List[float]) -> None:
     assert abs_range(g, np.array([1e-8]), fan_in=2) == 1.0
     assert abs_range([1e-8], np.asarray(g), fan_in=2) == 1.0
     assert abs_range(g, None) == 1.0
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
+def test_extremes_are_never_zero_nor_infinite(g: float, W: float) -> None:
+    assert 0.0 < abs_range([g], np.array([W]), fan_in=3) < math.inf
