@@ -37,9 +37,9 @@ def test_computes_the_scale_of_the_core_and_takes_it_back(seed: int, size: float
     np.testing.assert_array_equal(bits(gradient), bits(values))
 
 
-def test_bounds_and_overflow_apply() -> None:
-    for value, scale in ((1e-9, 16.0), (1e6, 2.0**-7)):
-        tracker = ScaleTracker()
+def test_bounds_and_overflow_apply_to_the_gradient_of_each_iteration() -> None:
+    tracker = ScaleTracker()
+    for value, scale in ((1e6, 2.0**-7), (1e-9, 16.0)):
         w, loss = scaled(np.full(3, value) * [1, -1, 1], tracker)
         gradients_of(loss, w)
         assert tracker.layer_scales == {"CastLossScaling": scale}
