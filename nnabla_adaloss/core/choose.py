@@ -208,12 +208,12 @@ def choose_together(
     return choice
 
 
-def _in_order(components: Components, weights: Sequence[float]) -> Iterator[Edge]:
+def _in_order(components: Components, loss_weights: Sequence[float]) -> Iterator[Edge]:
     """The edges between components that are not absent, each after one that leads to where it begins: the
     first one to a trunk may come from a head that is absent.
     """
     reached = {components.root}
-    waiting = [edge for edge in components.edges if weights[edge.before] and weights[edge.after]]
+    waiting = [edge for edge in components.edges if loss_weights[edge.before] and loss_weights[edge.after]]
     while waiting:
         later = []
         for edge in waiting:
@@ -262,11 +262,13 @@ def _lift(components: Components, edge: Edge, before: float, start: Start) -> fl
     return lift
 
 
-def _set_absent(components: Components, scales: List[float], weights: Sequence[float], start: float) -> None:
+def _set_absent(
+    components: Components, scales: List[float], loss_weights: Sequence[float], start: float
+) -> None:
     """Give components that have no gradient in a batch the largest scale of those behind them; `start` where
     these are absent, too.
     """
-    edges = [edge for edge in reversed(components.edges) if not weights[edge.before]]
+    edges = [edge for edge in reversed(components.edges) if not loss_weights[edge.before]]
     for edge in edges:
         scales[edge.before] = 0.0
     # They only rise, and to what others have, so that it ends.
@@ -283,12 +285,12 @@ def _set_absent(components: Components, scales: List[float], weights: Sequence[f
 def _lower_for_weights(
     components: Components,
     scales: List[float],
-    weights: Sequence[float],
+    loss_weights: Sequence[float],
     max_alpha: Mapping[int, float],
     reasons: Dict[str, Reason],
 ) -> None:
     """Lower scales until the scaled copy of every weight stays in range. They only fall, so that it ends."""
-    edges = [edge for edge in components.edges if edge.factor in max_alpha and weights[edge.before]]
+    edges = [edge for edge in components.edges if edge.factor in max_alpha and loss_weights[edge.before]]
     lowered = True
     while lowered:
         lowered = False

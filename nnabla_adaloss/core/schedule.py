@@ -79,7 +79,7 @@ class ScaleSchedule:
                     return self.component_scales[edge.after]
         return self.component_scales[self.components.root]
 
-    def weight_of(self, position: int) -> float:
+    def loss_weight_of(self, position: int) -> float:
         """The loss weight of a gradient."""
         index = self.components.of.get(position)
         return 1.0 if index is None else self.loss_weights[index]

@@ -69,7 +69,7 @@ def records_of(
                 previous_scale=scale,
                 accumulated_scale=scale * alpha,
                 fan_in=slot.slot.fan_in,
-                g=None if g is None else g.scaled(scale * schedule.weight_of(output)),
+                g=None if g is None else g.scaled(scale * schedule.loss_weight_of(output)),
                 weight=statistics.data(slot.factor) if chosen else None,
                 reason=schedule.reasons.get(layer, Reason.BRANCHES) if chosen else Reason.HELD,
                 attempt=which[1],

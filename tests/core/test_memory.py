@@ -309,7 +309,7 @@ def test_it_is_settled_when_a_first_look_shows_that_the_scale_would_do() -> None
         # One after the other shows, until a pass shows nothing new.
         ([(2.0**6, 0.0, 0.0), (2.0**6, 2.0**6, 0.0), (2.0**6, 2.0**6, 0.0)], [False, False, True]),
         ([(2.0**6, 0.0, 0.0), (2.0**6, 0.0, 0.0)], [False, True]),
-        # What stays dark before what shows gets no better by its scale.
+        # What stays zero before what shows gets no better by its scale.
         ([(0.0, 0.0, 2.0**6), (0.0, 0.0, 2.0**6)], [True, True]),
         ([(2.0**6, 2.0**6, 2.0**6)], [True]),
     ],
@@ -322,7 +322,7 @@ def test_what_shows_for_the_first_time_may_show_more_behind_it_once_more(
         see(scales, None, *magnitudes, measured_all=True)
         found.append(scales.settled)
     assert found == settled
-    # In the next batch what stayed dark is no news.
+    # In the next batch what stayed zero is no news.
     scales.after_iteration()
     see(scales, None, *passes[-1], measured_all=True)
     assert scales.settled

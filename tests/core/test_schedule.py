@@ -110,11 +110,11 @@ def test_the_scale_of_the_loss_is_that_of_one_that_is_present_in_the_batch() -> 
         weights = tuple(float(index != behind[absent]) for index in range(6))
         schedule = n.chosen(n.schedule.component_scales, None, weights)
         assert schedule.loss_scale == 2.0 ** behind[1 - absent]
-        assert [schedule.weight_of(n.position(mean.parent.inputs[0])) for mean in means] == [
+        assert [schedule.loss_weight_of(n.position(mean.parent.inputs[0])) for mean in means] == [
             float(index != absent) for index in range(2)
         ]
     # Leaves belong to no component.
-    assert schedule.weight_of(-1) == 1.0
+    assert schedule.loss_weight_of(-1) == 1.0
 
 
 def test_a_leaf_that_a_clipping_layer_reads_too_has_the_scale_of_its_component_elsewhere() -> None:

@@ -131,7 +131,7 @@ class BackwardPass(ABC):
             error = (guard and guard.error) or root_cause(raised)
         self.restore()
         # What is being measured is no matter of the next pass.
-        self.statistics.finish(self._schedule.weight_of)
+        self.statistics.finish(self._schedule.loss_weight_of)
         raise error
 
     @abstractmethod
@@ -179,7 +179,7 @@ class BackwardPass(ABC):
     def _report_of(self, gradients: LeafGradients) -> PassReport:
         """What has been found, where parameter gradients were taken one by one."""
         gradients.finish()
-        findings, written = self.statistics.finish(self._schedule.weight_of), gradients.written
+        findings, written = self.statistics.finish(self._schedule.loss_weight_of), gradients.written
         return self._report(
             findings, [w.contribution for w in written], amax_by_contribution(written, findings.largest)
         )

@@ -140,7 +140,7 @@ class HooklessPass(BackwardPass):
         """End the pass, and report."""
         if self._leaves is not None:
             return self._report_of(self._leaves)
-        found = self.statistics.finish(self._schedule.weight_of)
+        found = self.statistics.finish(self._schedule.loss_weight_of)
         return self._report(found, self._written, zip(self._written, found.largest))
 
     def _release(self) -> None:
