@@ -76,7 +76,13 @@ class Ends:
                 if node.type_name == "Softmax":
                     what = "rows are 1 in one place and 0 elsewhere"
                 what = f"it is saturated: {flat[key]:.0%} of its {what}"
-                yield Cause("saturated", self._network.name(f), what, _SMALLER, self._is_fatal(f))
+                spoils = self._layers(self._leaves_before(f) - others)
+                yield Cause("saturated", self._network.name(f), what, _SMALLER, self._is_fatal(f), spoils)
+
+    def _layers(self, leaves: AbstractSet[int]) -> Tuple[str, ...]:
+        """The layers that read these leaves, in forward order."""
+        nodes = reversed(list(self._network.plan.nodes.values()))
+        return tuple([node.label for node in nodes if not leaves.isdisjoint(node.leaf_keys)])
 
     def _largest_gradient(self, sights: Sequence[Sight], keys: Sequence[int]) -> float:
         """The largest magnitude; infinite where something is not finite."""
@@ -219,10 +225,11 @@ class Reach:
         if small:
             name = min(small, key=trained.__getitem__)
             what = f"its gradient reaches {trained[name]:.1e}, below the solver's epsilon of {epsilon:.0e}"
-            what += f" (one of {len(small)} layers)" * (len(small) > 1)
+            others = [one for one in small if one != name]
+            what += f" (as {'those' if others[1:] else 'that'} of {listed(others)})" * bool(others)
             what += ": it hardly moves, whatever the loss scale, which is undone before the solver"
             remedy = "make eps smaller, or the loss larger"
-            yield Cause("epsilon", name, what, remedy, len(small) == len(trained))
+            yield Cause("epsilon", name, what, remedy, len(small) == len(trained), tuple(small))
 
     def _missed(self) -> Dict[str, int]:
         """The parameters that need a gradient and get none from this loss.

@@ -264,6 +264,23 @@ class _Tried:
         found = found or [f for f in behind.values() if not own.isdisjoint(map(hash, f.inputs))]
         return listed([network.name(f) for f in sorted(found, key=lambda f: network.number[hash(f)])])
 
+    def cancels(self, network: Network, layer: Layer, way: Way) -> str:
+        """The functions whose gradients from several readers add up to 0 as stored, on the way to a layer."""
+        gone = {key for key, counted in self._rounded[way].items() if not counted["nonzero"]}
+        behind = {hash(f) for f in network.behind(layer.outputs or layer.weights)}
+        waiting, seen, found = [v.parent for v in network.plan.roots], set(), []
+        while waiting:
+            f = waiting.pop()
+            if hash(f) not in behind or hash(f) in seen:
+                continue
+            seen.add(hash(f))
+            for v in f.inputs:
+                if hash(v) not in gone:
+                    waiting += [v.parent] if v.parent is not None else []
+                elif v.parent is not None and hash(v.parent) in behind and len(network.readers[hash(v)]) > 1:
+                    found.append(v.parent)
+        return listed([network.name(f) for f in sorted({*found}, key=lambda f: network.number[hash(f)])])
+
     def losing(self, network: Network, layer: Layer, way: Way, noise: AbstractSet[int]) -> str:
         """The parameters of a layer that lose, if others do not."""
         parts = self.ways[way].parts[layer.name]
@@ -379,6 +396,7 @@ class _Examination:
         known = (s.gradients[k].abs_max for s in self._in_fp32 for k in keys if k in s.gradients)
         nonzero = sum(tally.nonzero for _, tally in tried.floor.parts[layer.name])
         losing = [way for way, one in kept.items() if one.overflow or one.underflow >= 0.01]
+        begins = {way: tried.begins(self._network, layer, way, kept[way]) for way in losing}
         return LayerNumbers(
             layer.name,
             layer.type_name,
@@ -388,8 +406,9 @@ class _Examination:
             kept,
             self._emulation.emulated_storage.precision_of(keys[0]).stored_gradients,
             bool(nonzero and layer.weights and layer.weights.keys() <= noise),
-            {way: tried.begins(self._network, layer, way, kept[way]) for way in losing},
+            begins,
             {way: tried.losing(self._network, layer, way, noise) for way in Way},
+            {way: tried.cancels(self._network, layer, way) for way in losing if not begins[way]},
         )
 
     def _of_gradients(self, layers: Sequence[LayerNumbers]) -> Iterator[Cause]:

@@ -36,6 +36,8 @@ _LOST = 0.1
 # How many names are listed.
 _NAMED = 4
 
+_DIFFERENCE = "take the difference before numbers become large (subtract the mean first), or in fp32"
+
 _SOFTMAX: FrozenSet[str] = frozenset({"Softmax", "LogSoftmax"})
 # Which input must not be 0.
 _NOT_ZERO: Dict[str, int] = {"Log": 0, "PowScalar": 0, "Pow2": 0, "Div2": 1, "RDivScalar": 0}
@@ -241,7 +243,8 @@ class Finiteness:
             return Cause("overflow", name, what, _remedy(f, too_large=True))
         held = self._sight.not_finite[hash(v)]
         what = f"it computes {held} from finite numbers{self._reads(f)}{self._also}{self._grown(f)}"
-        return Cause("not_finite", name, what, _remedy(f))
+        remedy = _DIFFERENCE if f.info.type_name == "PowScalar" and self._difference(f) else _remedy(f)
+        return Cause("not_finite", name, what, remedy)
 
     def _amax(self, v: nn.Variable) -> float:
         seen = self._in_fp32.data.get(hash(v))
@@ -260,7 +263,7 @@ class Finiteness:
             v = f.inputs[_NOT_ZERO[kind]]
             negative = self._sight.negatives.get(hash(f), 0)
             if negative and power != int(power):
-                return f", as it reads {negative} number{'s' * (negative > 1)} below 0"
+                return f", as it reads {negative} number{'s' * (negative > 1)} below 0{self._difference(f)}"
             now, before = (one.data.get(hash(v)) for one in (self._sight, self._in_fp32))
             if now is not None and now.zeros:
                 verb = "divides by" if kind in _DIVISIONS else "reads"
@@ -280,6 +283,17 @@ class Finiteness:
         factor = f", and multiplies by {args['val']:g}" if kind == "MulScalar" else ""
         return f", as it reads numbers up to {size:.3g}{what}{factor}"
 
+    def _difference(self, f: Any) -> str:
+        """The difference that is below 0 as stored, and not in fp32."""
+        g = f.inputs[0].parent
+        while g is not None and g.info.type_name in ("AddScalar", "MulScalar", "Reshape", "Broadcast"):
+            g = g.inputs[0].parent
+        in_fp32 = not self._is_stored or self._in_fp32.negatives.get(hash(f))
+        if in_fp32 or g is None or g.info.type_name != "Sub2":
+            return ""
+        largest = max(map(self._amax, g.inputs))
+        return f", and in fp32 none: {self._network.name(g)} subtracts numbers up to {largest:.3g}"
+
     def _grown(self, f: Any) -> str:
         """Which weight, or recurrence, has made numbers grow on their way to `f`."""
         names = self._network.names
@@ -294,6 +308,10 @@ class Finiteness:
         start = min(range(len(steps)), key=lambda i: steps[i][1] or math.inf)
         uses: Dict[str, List[float]] = {}
         first = ""
+        for g, before, size in reversed(steps[start:]):
+            for v in g.inputs[1:]:
+                if v.ndim == 1 and hash(v) in names and 2.0 * self._amax(v) > size > 2.0 * before:
+                    return f"; the bias {names[hash(v)]} reaches {self._amax(v):.3g}"
         for g, before, size in steps[start:]:
             weight = next((names[hash(v)] for v in g.inputs if hash(v) in names and v.ndim > 1), "")
             if weight and size > before > 0.0:
@@ -348,8 +366,7 @@ class Finiteness:
         if own and cancels and f.info.type_name in ("Add2", "Sub2", "AddScalar", "RSubScalar"):
             what = f"it computes the difference of numbers up to {largest:.3g}, which is so small "
             what += f"beside them that {stored.name} holds it with an error of {deviation.error:.0%}"
-            remedy = "take the difference before numbers become large (subtract the mean first), or in fp32"
-            return Cause("precision", name, what, remedy)
+            return Cause("precision", name, what, _DIFFERENCE)
         if deviation.lost > _LOST:
             what = f"{subject}, {'of which' if own else 'of whose numbers'} {deviation.lost:.0%} become 0 in "
             what += f"{stored.name}, whose smallest is {stored.smallest_subnormal:.1g}"

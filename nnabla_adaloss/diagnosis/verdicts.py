@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Mapping, NamedTuple, Optional, Sequence
+from typing import List, Mapping, NamedTuple, Optional, Sequence
 
 from ..core.formats import Format
 from ..core.scale_history import HistoryPolicy
@@ -52,6 +52,8 @@ class LayerNumbers(NamedTuple):
         is_noise: whether its gradient is 0 but for rounding errors, in fp32 too.
         begins: by way, the function in whose backward most of what is lost here is lost; empty: not known.
         losing: by way, the parameters that lose, if others of the layer do not; empty otherwise.
+        cancels: by way, the functions whose gradients from several readers cancel as stored, if that and not
+            underflow loses the layer's; empty otherwise.
     """
 
     name: str
@@ -64,6 +66,7 @@ class LayerNumbers(NamedTuple):
     is_noise: bool = False
     begins: Mapping[Way, str] = {}
     losing: Mapping[Way, str] = {}
+    cancels: Mapping[Way, str] = {}
 
 
 class NetworkNumbers(NamedTuple):
@@ -133,7 +136,7 @@ def judge(network: NetworkNumbers) -> Verdict:
     """The verdicts on a network and on each of its layers."""
     causes = sorted(network.causes, key=lambda cause: not cause.fatal)
     formats = {name: _least(layers) for name, layers in network.formats.items()}
-    spoilt = [name for cause in causes for name in cause.spoils]
+    spoilt = _spoilt(network)
     rest = [layer for layer in network.layers if layer.name not in spoilt]
     if rest:
         formats[network.storage] = _least({layer.name: layer.kept for layer in rest})
@@ -170,6 +173,13 @@ def _least(layers: Mapping[str, Mapping[Way, Kept]]) -> Optional[Way]:
     return next((way for way in Way if all(serves(kept, way) for kept in layers.values())), None)
 
 
+def _spoilt(network: NetworkNumbers) -> List[str]:
+    """The layers whose gradients no way keeps, for a reason that is known."""
+    spoils = {name for cause in network.causes for name in cause.spoils}
+    lost = [one for one in network.layers if not any(serves(one.kept, way) for way in Way)]
+    return [layer.name for layer in lost if layer.name in spoils]
+
+
 def _helps(layer: LayerNumbers) -> bool:
     """Whether some way keeps more of a gradient than none does."""
     none, ways = layer.kept[Way.NONE], layer.kept.values()
@@ -196,12 +206,16 @@ def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]
         line = f"needs a scale of its own; without, it {_lost(layer, Way.NONE)}"
     else:
         line = f"needs scaling; without, it {_lost(layer, Way.NONE)}; {power(network.scales[keeps[0]])} works"
-    return LayerVerdict(layer.name, right, keeps, line)
+    others = [] if own else [cause.function for cause in causes if layer.name in cause.spoils]
+    return LayerVerdict(layer.name, right, keeps, line + f"; see {others[0]}" if others else line)
 
 
 def _lost(layer: LayerNumbers, way: Way) -> str:
     """How much a layer loses, to what, and where that begins."""
     kept, begins, which = layer.kept[way], layer.begins.get(way, ""), layer.losing.get(way, "")
+    if not kept.overflow and kept.underflow > _LOST and layer.cancels.get(way):
+        where = f"at {layer.cancels[way]}, where gradients that are added cancel"
+        return f"loses {_percent(kept.underflow)}% {where}, as {layer.stored.name} is coarse"
     if kept.overflow or kept.underflow > _LOST:
         share, to = (kept.overflow, "overflow") if kept.overflow else (kept.underflow, "underflow")
         of, where = f" of {which}" * bool(which), f" from {begins} on" * bool(begins)
@@ -222,7 +236,7 @@ def _network(
     network: NetworkNumbers, layers: Sequence[LayerVerdict], formats: Mapping[str, Optional[Way]]
 ) -> str:
     storage, needs = network.storage, formats[network.storage]
-    spoilt = [name for cause in network.causes for name in cause.spoils]
+    spoilt = _spoilt(network)
     known = [(n, v) for n, v in zip(network.layers, layers) if needs is None or n.name not in spoilt]
     failing = {way: [n for n, v in known if way not in v.serves] for way in Way}
     all_layers = "all layers" + f" but {', '.join(spoilt[:3])}" * bool(spoilt)

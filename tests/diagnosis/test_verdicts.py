@@ -160,3 +160,22 @@ def test_a_gradient_that_is_nan_is_called_so() -> None:
     assert verdict.layers[0].line.startswith("gets NaN with any scale")
     assert verdict.needs is None
     assert "%" not in verdict.layers[0].line
+
+
+def test_what_cancels_is_no_underflow() -> None:
+    cancels = layer("a", **ALL)._replace(cancels=dict.fromkeys(Way, "b/Tanh"))
+    verdict = judge(network(cancels, layer("b")))
+    assert (
+        "a loses 90% at b/Tanh, where gradients that are added cancel, as float16 is coarse" in verdict.line
+    )
+    assert "underflow" not in verdict.line + verdict.layers[0].line
+
+
+def test_layers_that_are_lost_for_a_known_reason_are_left_to_it() -> None:
+    flat = Cause("saturated", "a/Softmax", "it is flat", "mend it", fatal=False, spoils=("a", "b"))
+    verdict = judge(network(layer("a", floor=0.9, **ALL), layer("b"), layer("c"), causes=[flat]))
+    assert (verdict.needs, verdict.line) == (
+        Way.NONE,
+        "float16 needs no scaling here for all layers but a. But a/Softmax: it is flat. Mend it.",
+    )
+    assert [one.line.endswith("; see a/Softmax") for one in verdict.layers] == [True, True, False]

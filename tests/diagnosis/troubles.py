@@ -488,7 +488,7 @@ def solver_without_parameters(mended: bool) -> Built:
     return NnablasUpdater(solver, built), None
 
 
-@trouble("epsilon", "fc1/affine", "below the solver's epsilon of 1e-08")
+@trouble("epsilon", "fc1/affine", "below the solver's epsilon of 1e-08 (as that of head/affine)")
 def epsilon_of_adam(mended: bool) -> Built:
     loss, feed = network()
     return trained((loss * 1e-10, feed), S.Adam(1e-3, eps=1e-20 if mended else 1e-8))
@@ -500,3 +500,23 @@ def epsilon_of_one_head(mended: bool) -> Built:
         return classes(h, t) + (1e-2 if mended else 1e-9) * F.mean(affine(h, 16, "side") ** 2)
 
     return trained(network(loss=loss), S.Adam(1e-3))
+
+
+# What is not what it seems.
+
+
+@trouble("overflow", "fc1/affine/PowScalar", "the bias fc1/affine/b reaches 20")
+def bias_that_leaves_the_range(mended: bool) -> Built:
+    return network(
+        lambda x: F.pow_scalar(affine(x, 16, "fc1", 0.1, bias=1.0 if mended else 20.0), 4.0) * 1e-5
+    )
+
+
+@trouble("not_finite", "head/affine/PowScalar#3", "in fp32 none: head/affine/Sub2 subtracts numbers up to")
+def variance_by_the_difference_of_squares(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        x = 0.3 * x + (1.0 if mended else 100.0)
+        variance = F.mean(x**2, axis=1, keepdims=True) - F.mean(x, axis=1, keepdims=True) ** 2
+        return F.pow_scalar(variance + 1e-3, 0.5) + 0.0 * x
+
+    return network(layers)
