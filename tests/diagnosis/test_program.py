@@ -44,6 +44,9 @@ def three():
 def no_feeder():
     return build()[0], 3
 
+def number():
+    return 3
+
 def sound():
     return mlp()
 
@@ -113,7 +116,8 @@ def test_a_loss_and_its_feeder() -> None:
         ("train.py:fails", r"train\.py:fails raised KeyError: 'data' \(line 14\)"),
         ("train.py:nothing", r"returned nothing \(a return is missing\?\): return the loss"),
         ("train.py:three", "returned a tuple of 3"),
-        ("train.py:no_feeder", "returned a feeder that is a int"),
+        ("train.py:no_feeder", "returned a feeder that is a int, not a function without arguments: return"),
+        ("train.py:number", "returned a int: return the loss Variable"),
     ],
 )
 def test_what_is_wrong_is_said(place: str, message: str) -> None:

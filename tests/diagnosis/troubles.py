@@ -115,6 +115,13 @@ def log_of_zero(mended: bool) -> Built:
     return network(loss=loss)
 
 
+@trouble("not_finite", "head/affine/Log", "numbers below 0, in fp32 too")
+def log_of_numbers_below_zero(mended: bool) -> Built:
+    return network(
+        loss=lambda h, t: -F.mean(F.log(affine(h, 5, "head") * 0.1 + 1.0 if mended else affine(h, 5, "head")))
+    )
+
+
 @trouble("not_finite", "d2/affine/Log", "become 0 in float16")
 def sure_discriminator(mended: bool) -> Built:
     """The generator's loss of the first paper."""
@@ -204,6 +211,16 @@ def recurrence_that_grows(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         for _ in range(20):
             x = F.relu(PF.affine(x, 16, name="rnn", w_init=np.eye(16) * (1.0 if mended else 1.9)))
+        return x
+
+    return network(layers)
+
+
+@trouble("overflow", "fc3/affine", "numbers grow from layer to layer, ")
+def layers_that_grow(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        for index in range(6):
+            x = F.relu(affine(x, 16, f"fc{index}", 1.0 if mended else 20.0))
         return x
 
     return network(layers)
