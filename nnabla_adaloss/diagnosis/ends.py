@@ -210,7 +210,6 @@ class Reach:
             return f"{told}{self._cut({*missed.values()})}. Unless that is on purpose, link them to the loss."
         solvers = [made for made in gc.get_objects() if isinstance(made, nn.solver.Solver)]
         held = {hash(v) for made in solvers for v in made.get_parameters().values()}
-        held.update(map(hash, self._examined.parameters.values()))
         found = [name for key, name in self._plan.names.items() if key in self._leaves - held]
         if not found or held.isdisjoint(self._leaves):
             return ""

@@ -149,7 +149,7 @@ def diagnose(
     scaling, with a constant of 65536, with one measured scale, and with one per component. It does not judge
     what is no matter of numbers: learning rates, labels, initial weights, weight decay, architecture, signs.
 
-    Takes some twenty passes per batch, and the memory of three more copies of the gradients and one of the
+    Takes some twenty passes per batch, and the memory of six more copies of the gradients and one of the
     activations. Parameters, gradients, running statistics, data, the random state and an updater's
     `counters.fed` are put back afterwards; what other arrays of the graph hold (`loss.d`) is of the last
     pass. Functions with a seed of their own, and those of a GPU, go on from where the passes have left them.
