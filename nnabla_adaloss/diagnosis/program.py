@@ -9,9 +9,10 @@ import inspect
 import json
 import sys
 import traceback
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Optional, Tuple
+from typing import Any, Iterator, Optional, Tuple
 
 import nnabla as nn
 
@@ -56,7 +57,7 @@ def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:
     """The loss (or updater) and the feeder, if there is one, that the function `FILE.py:function` returns.
 
     The file is run as a module, with its own folder first on the path, so that it imports its neighbours.
-    What stands below `if __name__ == "__main__":` is not run.
+    What stands below `if __name__ == "__main__":` is not run. `sys.argv` is that of `python FILE.py`.
     """
     file, _, name = place.rpartition(":") if ":" in place else (place, "", "")
     path = Path(file)
@@ -67,7 +68,8 @@ def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:
         )
     if not name:
         raise ProgramError(f"{place!r} does not say which function: write FILE.py:function")
-    module = _run(path)
+    with _without_arguments(path):
+        module = _run(path)
     function = getattr(module, name, None)
     if not callable(function):
         functions = filter(inspect.isfunction, vars(module).values())
@@ -81,20 +83,31 @@ def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:
             f"{place} needs arguments ({', '.join(needed)}): write a function without any that calls it"
         )
     try:
-        returned = function()
+        with _without_arguments(path):
+            returned = function()
     except (Exception, SystemExit) as error:
         raise ProgramError(f"{place} raised {_told(error, file)}") from error
     loss, feeder, *_ = returned if isinstance(returned, tuple) and returned[1:] else (returned, None)
-    told = f"returned a {type(loss).__name__}"
+    told = f"returned a value of type {type(loss).__name__}"
     if isinstance(returned, tuple) and len(returned) != 2:
         told = f"returned a tuple of {len(returned)}"
     elif feeder is not None and not callable(feeder):
-        told = f"returned a feeder that is a {type(feeder).__name__}, not a function without arguments"
+        told = f"returned a feeder of type {type(feeder).__name__}, not a function without arguments"
     elif loss is None:
         told = "returned nothing (a return is missing?)"
     elif isinstance(loss, (nn.Variable, LossWrapper)) or hasattr(loss, "data_feeder"):
         return loss, feeder
     raise ProgramError(f"{place} {told}: return the loss Variable, or (loss, feeder)")
+
+
+@contextmanager
+def _without_arguments(path: Path) -> Iterator[None]:
+    """An argument parser of the file's own finds its defaults, not the words of this command."""
+    words, sys.argv = sys.argv, [str(path)]
+    try:
+        yield
+    finally:
+        sys.argv = words
 
 
 def _run(path: Path) -> ModuleType:

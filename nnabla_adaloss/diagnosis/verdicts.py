@@ -143,7 +143,7 @@ def judge(network: NetworkNumbers) -> Verdict:
     layers = [_layer(layer, network, causes) for layer in network.layers]
     if causes and causes[0].fatal:
         begin = "Nothing can be said" if causes[0].kind == "unfed" else "No loss scale helps"
-        return Verdict(f"{begin}: {causes[0]}", None, causes, layers, formats)
+        return Verdict(f"{begin}. {causes[0]}", None, causes, layers, formats)
     if network.layers and not any(layer.nonzero for layer in network.layers):
         line = f"Nothing can be said: no layer gets a gradient, and the loss is {network.loss:g}."
         return Verdict(line, None, causes, layers, formats)

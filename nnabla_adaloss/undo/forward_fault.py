@@ -49,16 +49,21 @@ def _fault(f: Any, plan: GraphPlan, kernels: Kernels, storage: NativeStorage) ->
         if bad:
             name = plan.names.get(hash(v))
             which = f"an input of shape {v.shape}" if name is None else f"the parameter {name}"
-            return f"reads {which} that holds {bad} infinities or NaNs"
+            return f"reads {which} that holds {_told(bad)}"
     for v in f.outputs:
         bad = _nonfinite(v, kernels)
         if bad:
             rounded = storage.data.get(hash(v))
             stored = storage.data_format(hash(v), v.size)
             if rounded is None or stored is None or not rounded.overflowed:
-                return f"computes {bad} infinities or NaNs from finite inputs"
-            return f"computes {rounded.overflowed} numbers beyond {stored.name}, which ends at {stored.max:g}"
+                return f"computes {_told(bad)} from finite inputs"
+            numbers = "1 number" if rounded.overflowed == 1 else f"{rounded.overflowed} numbers"
+            return f"computes {numbers} beyond {stored.name}, which ends at {stored.max:g}"
     return None
+
+
+def _told(bad: int) -> str:
+    return "1 infinity or NaN" if bad == 1 else f"{bad} infinities or NaNs"
 
 
 def _nonfinite(v: nn.Variable, kernels: Kernels) -> int:

@@ -295,7 +295,7 @@ def test_inputs_that_nobody_has_filled_end_the_examination() -> None:
         diagnosis = diagnose(loss, feeder=feeder_or_none)
         assert (diagnosis.verdict.needs, diagnosis.numbers.layers) == (None, [])
         assert diagnosis.verdict.line.startswith(
-            "Nothing can be said: fc1/affine: it reads the input of shape"
+            "Nothing can be said. fc1/affine: it reads the input of shape"
         )
     with pytest.raises(ValueError, match="nobody has filled the input of shape"):
         diagnose(loss, ["fp8_hybrid", "float16"], feed)

@@ -96,6 +96,16 @@ def test_a_loss_and_its_feeder() -> None:
     assert load_program("train.py:loss_only")[1] is None
 
 
+def test_a_parser_of_the_files_own_finds_its_defaults(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the file is imported, and when its function is called."""
+    file = "import argparse, nnabla as nn\nparse = argparse.ArgumentParser().parse_args\nparse()\n"
+    (folder / "parses.py").write_text(file + "def build():\n    parse()\n    return nn.Variable((1,))\n")
+    words = ["nnabla-adaloss", "analyse", "parses.py:build"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert load_program("parses.py:build")[0].shape == (1,)
+    assert sys.argv is words
+
+
 @pytest.mark.parametrize(
     ("place", "message"),
     [
@@ -116,8 +126,8 @@ def test_a_loss_and_its_feeder() -> None:
         ("train.py:fails", r"train\.py:fails raised KeyError: 'data' \(line 14\)"),
         ("train.py:nothing", r"returned nothing \(a return is missing\?\): return the loss"),
         ("train.py:three", "returned a tuple of 3"),
-        ("train.py:no_feeder", "returned a feeder that is a int, not a function without arguments: return"),
-        ("train.py:number", "returned a int: return the loss Variable"),
+        ("train.py:no_feeder", "returned a feeder of type int, not a function"),
+        ("train.py:number", "returned a value of type int: return the loss"),
     ],
 )
 def test_what_is_wrong_is_said(place: str, message: str) -> None:
@@ -150,11 +160,11 @@ def test_a_loss_alone_is_told_to_have_no_feeder(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("dead", "No loss scale helps: fc2/affine/ReLU: it is dead"),
+        ("dead", "No loss scale helps. fc2/affine/ReLU: it is dead"),
         ("branch", "float16 needs no scaling here. But branch/affine/ReLU: it is dead"),
         (
             "unfed",
-            "Nothing can be said: fc1/affine: it reads the input of shape (32, 16), which nobody has filled",
+            "Nothing can be said. fc1/affine: it reads the input of shape (32, 16), which nobody has filled",
         ),
     ],
 )

@@ -95,7 +95,7 @@ def test_what_stops_all_learning_comes_first_and_what_does_not_comes_after_the_s
         "float16 needs no scaling here. But a/Tanh: it is flat. Mend it.",
     )
     verdict = judge(network(layer("a"), causes=[partly, partly._replace(fatal=True, function="b/Tanh")]))
-    assert (verdict.needs, verdict.line) == (None, "No loss scale helps: b/Tanh: it is flat. Mend it.")
+    assert (verdict.needs, verdict.line) == (None, "No loss scale helps. b/Tanh: it is flat. Mend it.")
 
 
 def test_what_spoils_one_layer_is_no_reason_to_say_nothing_of_the_others() -> None:

@@ -58,7 +58,7 @@ def test_data_that_are_not_finite_are_told_with_their_shape(storage: Optional[st
 def test_a_parameter_that_is_not_finite_is_named() -> None:
     loss = network()
     nn.get_parameters()["output/affine/b"].d = [np.nan, 1.0, 2.0]
-    what = "reads the parameter output/affine/b that holds 1 infinities or NaNs"
+    what = "reads the parameter output/affine/b that holds 1 infinity or NaN"
     assert fault_of(loss) == ("output/affine", "Affine", what)
 
 
@@ -70,7 +70,7 @@ def test_a_function_that_leaves_the_finite_numbers_by_itself() -> None:
 
 def test_activations_beyond_the_storage_format() -> None:
     x = nn.Variable.from_numpy_array(np.array([10.0, 300.0, 1.0], np.float32), need_grad=True)
-    what = "computes 1 numbers beyond float16, which ends at 65504"
+    what = "computes 1 number beyond float16, which ends at 65504"
     assert fault_of(F.sum(x**2 * 0.1), "float16") == ("PowScalar", "PowScalar", what)
     assert fault_of(F.sum(x**2 * 0.1)) is None
 
