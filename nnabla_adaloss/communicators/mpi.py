@@ -230,8 +230,9 @@ class MPICommunicator:
         """Replace every array on one rank by its sum over the ranks; the other ranks keep theirs.
 
         Args:
-            data: this and what is not named here: as for `all_reduce`.
             dst: the rank that gets the sum, as numbered in the group.
+
+        The other arguments are as for `all_reduce`.
         """
         arrays = array_list(data, floating=True)
         with self._exchange(
