@@ -62,7 +62,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         grads: gradients to exchange; None (or empty) means those of all the solver's parameters.
         global_scale: `"history"` (default): the largest scale that the gradients of the last iterations leave
             room for, from the first batch on; a `HistoryPolicy`: likewise, with its settings; `"dynamic"`:
-            grows and backs off as the baseline's.
+            grows and backs off as the baseline's; components keep scales of their own.
         on_overflow: `"repeat"` (default): the same batch again, with lower scales where it overflowed; or
             `"next"`: throw the batch away and take the next one, as the baseline does.
         config: how layers are scaled; None for `AdaLossConfig()`.
