@@ -40,8 +40,12 @@ def test_backs_off_and_grows():
     feed(scaler, GOOD)
     assert scaler.scale == 8.0
     scaler.dynamic_scaling = False
-    feed(scaler, BAD, GOOD, GOOD)
+    feed(scaler, BAD)
     assert (scaler.scale, scaler.skipped_updates) == (8.0, 3)
+    scaler = LossScaler(8.0, dynamic_scaling=False, global_scale="history")
+    feed(scaler, BAD)
+    feed(scaler, GOOD)
+    assert scaler.scale == 8.0
 
 
 def test_a_scale_that_was_set_beyond_its_bounds_goes_no_further():
