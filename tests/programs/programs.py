@@ -31,29 +31,17 @@ _TEACHER = np.random.default_rng(7).standard_normal((FEATURES, CLASSES))
 
 
 class Outcome(NamedTuple):
-    """What a training program led to.
+    """What a training program led to."""
 
-    Attributes:
-        learned: the batches that parameters were updated with, by number, or by name and number.
-        loss: of data that were not trained on, without emulation.
-        before: the same, before the training.
-        arrays: what must be finite: outputs of the net in test mode, and parameters.
-    """
-
-    learned: Collection[Hashable]
-    loss: float
-    before: float
-    arrays: Mapping[str, np.ndarray]
+    learned: Collection[Hashable]  # the batches that updated parameters, by number, or by name and number
+    loss: float  # of data that were not trained on, without emulation
+    before: float  # the same, before the training
+    arrays: Mapping[str, np.ndarray]  # what must be finite: outputs in test mode, and parameters
 
 
 class Stream:
-    """Batches by number, the same ones in each training; in some of them all gradients are lost.
-
-    Args:
-        batches: how many there are for a training. Retries of the last one go on behind them; these are not
-            counted.
-        overflow: the numbers of those with gradients that are not finite, whatever the loss scale.
-        seed: what the data follow from.
+    """Batches by number, the same ones in each training; in those of `overflow` all gradients are lost at any
+    scale. Retries of the last one go on behind them.
     """
 
     def __init__(self, batches: int, *, overflow: Collection[int] = (), seed: int = 0) -> None:
@@ -120,21 +108,14 @@ def emulated(kind: str, loss: nn.Variable) -> Any:
 def updater_of(
     kind: str, solver: Any, loss: nn.Variable, feed: Any, **options: Any
 ) -> Union[AdaptiveLossScalingUpdater, DynamicLossScalingUpdater]:
-    """Ours or nnabla's updater, both with the options that a program of a few hundred batches needs.
-
-    Args:
-        kind: "adaptive" and "dynamic" emulate float16; "native" is ours in the context of the network.
-        solver: the solver.
-        loss: the loss.
-        feed: the data feeder.
-        options: further options.
+    """Ours or nnabla's updater, for a few hundred batches. "adaptive" and "dynamic" emulate float16; "native"
+    is ours in the context of the network.
     """
     options = {"scale": 64.0, "N": 20, **options}
-    if kind == "native":
-        return AdaptiveLossScalingUpdater(solver, loss, feed, **options)
-    if kind == "adaptive":
-        return AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16", **options)
-    return DynamicLossScalingUpdater(solver, emulated(kind, loss), feed, **options)
+    if kind == "dynamic":
+        return DynamicLossScalingUpdater(solver, emulated(kind, loss), feed, **options)
+    storage = "float16" if kind == "adaptive" else None
+    return AdaptiveLossScalingUpdater(solver, loss, feed, storage=storage, **options)
 
 
 def points(rng: np.random.Generator, count: int) -> Tuple[np.ndarray, np.ndarray]:
@@ -154,12 +135,7 @@ def images(rng: np.random.Generator, count: int) -> Tuple[np.ndarray, np.ndarray
 
 
 class Examination:
-    """A net's loss of data that it is not trained on, in test mode and without emulation.
-
-    Args:
-        loss: the loss.
-        output: what the loss is computed from.
-    """
+    """A net's loss of data that it is not trained on, in test mode and without emulation."""
 
     def __init__(self, loss: nn.Variable, output: nn.Variable) -> None:
         self._loss, self._output = loss, output
@@ -183,19 +159,8 @@ Network = Callable[[int], Tuple[Sequence[nn.Variable], nn.Variable, nn.Variable]
 
 
 class Training:
-    """A net that is trained on a stream with one solver, and examined.
-
-    Args:
-        kind: of the updater; see `updater_of`.
-        network: builds the net.
-        batch: draws the inputs of so many examples.
-        stream: numbers the batches.
-        solver: gets all parameters, unless it has some already.
-        size: examples in a batch.
-        tests: examples in the examination.
-        examined: builds the net that is examined; None: as the one that is trained.
-        name: tells batches of several solvers apart.
-        options: further options of the updater.
+    """A net that is trained on a stream with one solver, which gets all parameters unless it has some. It is
+    examined as `examined` builds it, or as it is trained. `batch` draws the inputs of so many examples.
     """
 
     def __init__(
@@ -209,7 +174,6 @@ class Training:
         size: int = 32,
         tests: int = 200,
         examined: Optional[Network] = None,
-        name: str = "",
         **options: Any,
     ) -> None:
         inputs, output, loss = (examined or network)(tests)
@@ -224,7 +188,7 @@ class Training:
         if not solver.get_parameters():
             solver.set_parameters(nn.get_parameters())
         self.updater: Any = updater_of(kind, solver, stream.gated(self.loss), feed, **options)
-        self._progress = Progress(solver, stream, name)
+        self._progress = Progress(solver, stream)
 
     def update(self) -> Any:
         """Train on the next batch; what the updater returns."""
@@ -259,11 +223,7 @@ def checksum(arrays: Mapping[str, np.ndarray]) -> int:
 
 
 def assert_same_or_better(ours: Outcome, theirs: Outcome, *, tolerance: float) -> None:
-    """Ours kept every update that nnabla's updater kept, is as good, and finite.
-
-    Args:
-        tolerance: how much greater our loss may be.
-    """
+    """Ours kept every update that nnabla's updater kept, is finite, and at most so much worse."""
     lost = [batch for batch in theirs.learned if batch not in set(ours.learned)]
     assert not lost, f"{len(lost)} of {len(theirs.learned)} updates were lost, the first ones in {lost[:5]}"
     bad = [name for name, array in ours.arrays.items() if not np.isfinite(array).all()]

@@ -22,13 +22,8 @@ BURST = {ORDINARY + 1: 60.0}
 
 
 def compare(training: Training, before: Dict[str, Any], done: Dict[str, Any], end: Dict[str, Any]) -> str:
-    """What is neither as before an update nor as after it, and what is not as it should be two updates later.
-
-    Args:
-        training: has broken off an update.
-        before: everything before it.
-        done: everything after it.
-        end: everything after two more.
+    """Of a training that has broken off an update: what is neither as before it nor as when it is done, and
+    what differs from the end two updates later.
     """
     found, called = training.everything(), []
     training.updater.when_idle(lambda: called.append(True))

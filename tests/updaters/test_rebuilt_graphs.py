@@ -67,11 +67,8 @@ NETWORKS = [normalized, branches, shared, small_weight, constant_weight, clipped
 
 
 class Training:
-    """A network that is trained on random numbers, on one graph or on graphs that are built anew.
-
-    Attributes:
-        passes: how each backward came to its scales.
-        plans: the plan of each.
+    """A network that is trained on random numbers, on one graph or on graphs that are built anew; how each
+    backward came to its scales is in `passes`, with which plan in `plans`.
     """
 
     def __init__(

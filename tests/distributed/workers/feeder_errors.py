@@ -17,12 +17,7 @@ DELAYS = (0, 1)
 
 
 class Flaky:
-    """A training whose data feeder fails on the last rank at some of its calls, and its script's retries.
-
-    Args:
-        fails: numbers of calls of the feeder that fail, failed ones counted.
-        spoiled: as `task` has it, on the last rank.
-    """
+    """A training whose data feeder fails on the last rank, at calls of these numbers, and its script's retries."""
 
     def __init__(
         self,

@@ -49,15 +49,10 @@ def task(
 ) -> Task:
     """A classifier and this rank's share of the batches, which are the same for any number of ranks.
 
-    Args:
-        comm: None makes the training of one process.
-        seed: Decides the initial weights.
-        weight: What the mean cross entropy of this rank's share is multiplied by.
-        spoiled: Bad batches of the last rank, by number: "gradient" (not finite, though the loss is), "large"
-            (finite, gradients a hundred times larger), "nan" (in the data), "loss" (infinite, though
-            its gradients are finite).
-        enlarged: What this rank's images are multiplied by.
-        steep: What this rank's gradients are multiplied by.
+    `seed` decides the initial weights. On this rank the loss is multiplied by `weight`, images are multiplied
+    by `enlarged`, gradients by `steep`. Batches of the last rank are `spoiled`, by number: "gradient" (not
+    finite, though the loss is), "large" (gradients a hundred times larger), "nan" (in the data), "loss"
+    (infinite, though its gradients are finite).
     """
     nn.clear_parameters()
     rank, size = (comm.rank, comm.size) if comm else (0, 1)
