@@ -17,7 +17,7 @@ DELAYS = (0, 1)
 
 
 class Flaky:
-    """A training whose data feeder fails on the last rank, at calls of these numbers, and its script's retries."""
+    """A training whose feeder fails on the last rank, at calls of these numbers; its script tries again."""
 
     def __init__(
         self,
