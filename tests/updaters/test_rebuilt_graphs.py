@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections import OrderedDict
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import nnabla as nn
@@ -20,7 +19,7 @@ from nnabla_adaloss.core.layer_record import LayerRecord, Reason
 from tests.worlds.networks import two_layers
 from tests.worlds.tampering import Tampering
 from tests.worlds.trainings import AS_THE_BASELINE, METHODS, Loop, updater_of
-from tests.worlds.values import assert_equal, constant, data
+from tests.worlds.values import assert_equal, constant, data, snapshot
 
 pytestmark = pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 
@@ -72,26 +71,21 @@ class Training:
     """
 
     def __init__(
-        self, networks: List[Head], *, rebuilt: bool, batches: Tuple[int, ...] = (4,), **options: Any
+        self, *networks: Head, rebuilt: bool = True, batches: Tuple[int, ...] = (4,), **options: Any
     ) -> None:
-        self._rng = np.random.default_rng(3)
+        nn.clear_parameters()
+        self._rng, self._fed = np.random.default_rng(3), 0
         self._networks, self._batches, self._rebuilt = networks, batches, rebuilt
-        self._fed = 0
-        self.scope: Any = OrderedDict()
         self.passes: List[str] = []
         self.plans: List[GraphPlan] = []
         for network in networks:
             loss = self._build(network, batches[0])
-        solver = S.Momentum(0.02)
-        with nn.parameter_scope("", self.scope):
-            solver.set_parameters(nn.get_parameters())
-            self.updater = AdaptiveLossScalingUpdater(solver, loss, self._feed, **options)
+        self.updater = updater_of(loss, self._feed, S.Momentum(0.02), **{"storage": None, **options})
 
     def _build(self, network: Head, batch: int) -> nn.Variable:
         nn.seed(0)
-        with nn.parameter_scope("", self.scope):
-            self._x = nn.Variable((batch, 5))
-            return network(self._x)
+        self._x = nn.Variable((batch, 5))
+        return network(self._x)
 
     def _feed(self) -> None:
         if self._rebuilt:
@@ -107,10 +101,6 @@ class Training:
             self.passes.append(self.updater.scaling.result.kind)
             self.plans.append(self.updater.scaling.plan)
 
-    def parameters(self) -> Dict[str, bytes]:
-        with nn.parameter_scope("", self.scope):
-            return {name: v.d.tobytes() for name, v in nn.get_parameters(grad_only=False).items()}
-
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("storage", "delay"), [(None, 0), ("float16", 0), ("float16", 1)])
@@ -119,22 +109,21 @@ def test_no_bit_is_another_than_with_one_graph(
     network: Head, storage: Optional[str], delay: int, method: str
 ) -> None:
     config = AdaLossConfig(loss_scale_method=method, delay=delay)
-    options = {"storage": storage, "config": config}
-    static, rebuilt = (Training([network], rebuilt=anew, **options) for anew in (False, True))
-    for training in (static, rebuilt):
+    found: List[Any] = []
+    for rebuilt in (False, True):
+        training = Training(network, rebuilt=rebuilt, storage=storage, config=config)
         training.run(20)
-    assert rebuilt.passes == static.passes
-    assert rebuilt.parameters() == static.parameters()
-    assert rebuilt.updater.scaling.layer_scales == static.updater.scaling.layer_scales
-    ours, theirs = rebuilt.updater.state_dict(), static.updater.state_dict()
-    assert ours["scaling"] == theirs["scaling"]
+        trained = {name: value.tobytes() for name, value in snapshot().items()}
+        layer_scales, state = training.updater.scaling.layer_scales, training.updater.scaling.state_dict()
+        found.append((training.passes, trained, layer_scales, state))
+    assert found[0] == found[1]
     # The first plan is made for the graph that the updater was made with.
-    assert len({id(plan.structure) for plan in rebuilt.plans}) == 1
-    assert len({id(plan) for plan in rebuilt.plans}) == 20
+    assert len({id(plan.structure) for plan in training.plans}) == 1
+    assert len({id(plan) for plan in training.plans}) == 20
 
 
 def test_graphs_that_take_turns_are_all_known() -> None:
-    training = Training([normalized, clipped], rebuilt=True)
+    training = Training(normalized, clipped)
     training.run(32)
     assert len({id(plan.structure) for plan in training.plans}) == 2
     # Each measures for itself, and chooses before it runs.
@@ -142,7 +131,7 @@ def test_graphs_that_take_turns_are_all_known() -> None:
 
 
 def test_graphs_that_share_each_iteration_are_all_measured_in_time() -> None:
-    training = Training([normalized, clipped], rebuilt=True, accum_grad=2)
+    training = Training(normalized, clipped, accum_grad=2)
     training.run(24)
     windows = training.updater.scaling.components.state_dict()["windows"]
     # One entry of the first iteration, and one of each eight.
@@ -152,7 +141,7 @@ def test_graphs_that_share_each_iteration_are_all_measured_in_time() -> None:
 
 
 def test_an_overflow_drops_what_is_held_for_all_of_them() -> None:
-    training = Training([normalized, clipped], rebuilt=True)
+    training = Training(normalized, clipped)
     training.run(6)
     assert training.passes[-2:] == ["hookless", "hookless"]
     training.updater.scaling.restart(8.0)
@@ -163,7 +152,7 @@ def test_an_overflow_drops_what_is_held_for_all_of_them() -> None:
 
 def test_a_state_that_is_loaded_leaves_nothing_of_graphs_that_took_turns() -> None:
     config = AdaLossConfig(loss_scale_method="approx_range", delay=1)
-    training = Training([normalized, clipped], rebuilt=True, config=config)
+    training = Training(normalized, clipped, config=config)
     training.run(5)
     state = training.updater.state_dict()
     training.run(4)
@@ -184,7 +173,7 @@ def test_no_more_than_sixteen_kinds_of_graphs_are_remembered() -> None:
 
         return network
 
-    training = Training([recurrent(steps) for steps in range(1, 21)], rebuilt=True)
+    training = Training(*[recurrent(steps) for steps in range(1, 21)])
     training.run(41)
     # And the present one.
     assert len(training.updater.scaling._graph._resting) == 15
@@ -194,7 +183,7 @@ def test_no_more_than_sixteen_kinds_of_graphs_are_remembered() -> None:
 @pytest.mark.parametrize("delay", [0, 1])
 def test_graphs_of_other_shapes_share_what_is_held(method: str, delay: int) -> None:
     config = AdaLossConfig(loss_scale_method=method, delay=delay)
-    training = Training([small_weight], rebuilt=True, batches=(4, 7, 1, 5), config=config)
+    training = Training(small_weight, batches=(4, 7, 1, 5), config=config)
     training.run(34)
     # What follows from shapes is found out for each.
     assert len({id(plan.structure) for plan in training.plans}) > 2
@@ -220,7 +209,7 @@ def test_no_graph_is_kept_but_the_last(options: Dict[str, Any]) -> None:
         seen.append(weakref.ref(function))
         return F.mean(PF.affine(function(PF.affine(x, 6, name="a")), 4, name="b") ** 2)
 
-    training = Training([network, network], rebuilt=True, batches=(4, 7), **options)
+    training = Training(network, network, batches=(4, 7), **options)
     gc.collect()
     gc.disable()  # Activations are large, and must not wait for it.
     try:
@@ -241,7 +230,7 @@ def test_scaled_activations_of_many_lengths_are_not_kept(storage: Optional[str])
 
     config = AdaLossConfig(loss_scale_method="approx_range", use_bound=False, measure_every=1)
     lengths = tuple(range(2, 42))
-    training = Training([attention], rebuilt=True, batches=lengths, config=config, storage=storage)
+    training = Training(attention, batches=lengths, config=config, storage=storage)
     training.run(len(lengths))
     # Of the last two graphs, some for each.
     assert 0 < len(training.updater.scaling._graph.pool) < 20
@@ -279,7 +268,7 @@ def test_an_engine_with_other_scales_is_not_gone_on_from() -> None:
 
 
 def test_a_solver_is_asked_for_names_where_a_graph_has_other_parameters() -> None:
-    training = Training([clipped, clipped, clipped, normalized, normalized], rebuilt=True)
+    training = Training(clipped, clipped, clipped, normalized, normalized)
     solver = training.updater.solver
     asked: List[int] = []
 
@@ -291,9 +280,18 @@ def test_a_solver_is_asked_for_names_where_a_graph_has_other_parameters() -> Non
             asked.append(training.updater.iteration)
             return solver.get_parameters()
 
-    training.run(1)
-    training.updater.solver = Solver()
-    training.run(4)
+    scope, build = nn.parameter.get_current_parameter_scope(), training._build
+
+    def in_scope(network: Head, batch: int) -> nn.Variable:
+        with nn.parameter_scope("", scope):
+            return build(network, batch)
+
+    training._build = in_scope  # type: ignore[method-assign]
+    # Here nnabla does not know the parameters.
+    with nn.parameter_scope("elsewhere"):
+        training.run(1)
+        training.updater.solver = Solver()
+        training.run(4)
     assert asked == [4]
     names = set(training.plans[-1].names.values())
     assert {"a/affine/W", "bn/bn/gamma", "b/affine/b"} <= names
