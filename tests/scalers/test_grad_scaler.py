@@ -20,7 +20,7 @@ from nnabla_adaloss import (
     GradScaler,
     LossScaleWarning,
 )
-from tests.worlds.networks import gate, two_layers
+from tests.worlds.networks import two_layers
 from tests.worlds.passes import run
 from tests.worlds.tampering import Gate
 from tests.worlds.trainings import METHODS, Loop, scaler_step, solver_of, updater_of
@@ -28,23 +28,21 @@ from tests.worlds.values import FLOAT, HALF, assert_equal, constant, data, gradi
 
 
 class Net:
-    """A small net with a scaler; its batches may be spoilt, or multiply the loss by a factor."""
+    """A small net with a scaler; its batches may hold a NaN, or multiply the loss by a factor."""
 
     def __init__(self, weight: float = 1.0, **options: Any) -> None:
         nn.clear_parameters()
         self._rng = np.random.default_rng(0)
-        self.x, self._t, self._one = nn.Variable((8, 6)), nn.Variable((8, 1)), nn.Variable((1,))
-        self._factor = nn.Variable((1,))
+        self.x, self._t, self._factor = nn.Variable((8, 6)), nn.Variable((8, 1)), nn.Variable((1, 1))
         h = F.relu(PF.affine(self.x, 16, name="fc1", rng=np.random.RandomState(0)))
         h = PF.batch_normalization(h, name="bn")
         y = PF.affine(h, 3, name="fc2", rng=np.random.RandomState(1))
-        each = F.softmax_cross_entropy(y, self._t) * F.broadcast(F.reshape(self._factor, (1, 1)), (8, 1))
-        self.loss = F.mean(each) * weight + gate(y, self._one) * 0.0
+        self.loss = F.mean(F.softmax_cross_entropy(y, self._t) * self._factor) * weight
         self.solver = solver_of(S.Momentum(0.05 / weight))
         self.scaler = GradScaler(self.solver, **{"storage": "float16", **options})
 
-    def feed(self, *, overflow: bool = False, nan: bool = False, factor: float = 1.0) -> None:
-        self._factor.d, self._one.d = factor, float(not overflow)
+    def feed(self, *, nan: bool = False, factor: float = 1.0) -> None:
+        self._factor.d = factor
         self.x.d, self._t.d = self._rng.standard_normal(self.x.shape), self._rng.integers(0, 3, (8, 1))
         if nan:
             self.x.d[0, 0] = np.nan
