@@ -52,9 +52,7 @@ def _elements(gradient: Gradient) -> NDArray[Any]:
 
 
 def unscaled(gradient: Gradient, scale: float) -> Gradient:
-    """The gradient divided by `scale` in float32 (float64 stays float64), since float16 would underflow
-    again. NdArrays and Variables are divided in place and returned; for a NumPy array a new one is made.
-    """
+    """The gradient divided by `scale` in float32 or float64: in place, but for a NumPy array."""
     stored = _stored(gradient)
     if stored is None:
         values = np.asarray(gradient)

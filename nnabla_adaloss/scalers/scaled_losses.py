@@ -10,14 +10,14 @@ from ..engine.saved_state import fingerprint
 from ..graph.loss import LossLike, variable_of
 from ..undo import ForwardState
 
-# Losses of different networks that are remembered. Each holds the last graph of its network.
+# Losses of different networks that are remembered. Each holds the last graph of its network, as nnabla's
+# Variables have no weak references.
 _REMEMBERED = 8
 
 
 class ScaledLosses:
-    """An engine for each loss, which goes by its Variable. A new Variable whose graph has the same functions
-    with the same names is the same network, built again: its engine takes over the measurements of the one
-    before. nnabla's Variables have no weak references, so the last graph of each network is kept.
+    """An engine for each loss. A new Variable whose graph has the same functions with the same names is the
+    same network, built again: its engine takes over what was measured.
     """
 
     def __init__(self, make: Callable[[LossLike, Optional[ForwardState]], AdaptiveLossScaling]) -> None:
@@ -53,9 +53,7 @@ class ScaledLosses:
         return [*self._saved, *(scaling.state_dict() for scaling in self._known.values())]
 
     def load(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what `states` returned, a loss that was not used yet when it is; ValueError, and no
-        change, when a state is damaged.
-        """
+        """Go on from what `states` returned; ValueError, and no change, when a state is damaged."""
         before = [(scaling, scaling.state_dict()) for scaling in self._known.values()]
         left = list(states)
         try:

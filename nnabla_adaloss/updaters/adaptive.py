@@ -29,7 +29,7 @@ from ..undo import Savepoint, Undoable
 from .exchange import GradientExchange
 from .global_scale import GlobalScale, GlobalScaleName, history_of
 from .idle import Idle
-from .notifications import notify_beginning, notify_float_storage, notify_update
+from .notifications import notify_beginning, notify_update
 from .retries import Counters, RetryState, UpdateResult
 from .settings import TORCH_ARGUMENTS, HookLike, OnOverflow, Policy, Settings, hooks_by_pass, keep_data
 from .states import as_saved, parameter_checksum, read
@@ -180,7 +180,12 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self.iteration = 0
         self.loss = loss
         self.comm, self.grads = comm, [] if comm is None else self._exchange.grads
-        notify_float_storage(self.scaling, storage, config)
+        in_float = self.scaling.loss is self.scaling.variable and not self.scaling.in_half
+        if in_float and storage is None and config is None:
+            warn(
+                "nothing is stored in half precision: the network is in a float context and storage is None. "
+                'Pass storage="float16" to emulate it, or build the network in a half context'
+            )
         # An iteration that ended with an exception before the exchange, with which the next call goes on.
         self._interrupted: Optional[RetryState] = None
         self._before_exchange = False

@@ -182,9 +182,7 @@ def _with_solvers(parts: Any) -> Tuple[List[Any], List[Any]]:
 
 
 def _parameters(parts: List[Any], modules: List[Any]) -> Dict[str, nn.Variable]:
-    """Those of the current scope, and those that only a solver or a Module has, by name; ValueError where
-    two have one name, or where the training needs more.
-    """
+    """Those of the current scope and of the parts; ValueError where names clash or some are missing."""
     found = dict(nn.get_parameters(grad_only=False))
     known = {variable.data for variable in found.values()}
     owners = [(f"{n}:", part.get_parameters()) for n, part in enumerate(parts) if isinstance(part, Solver)]
@@ -222,9 +220,7 @@ def _unsaved_by_forward(parts: List[Any], known: Set[nn.NdArray]) -> Iterator[st
 
 
 def _unsaved_of_modules(known: Set[nn.NdArray]) -> Iterator[str]:
-    """What the living Modules have beside something that is known: no graph tells frozen parameters from
-    data.
-    """
+    """What living Modules have beside something that is known: in a graph, frozen parameters are data."""
     for module in [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]:
         own = _of_module(module) if module.is_root() else {}
         unsaved = [name for name, variable in own.items() if variable.data not in known]
@@ -233,9 +229,7 @@ def _unsaved_of_modules(known: Set[nn.NdArray]) -> Iterator[str]:
 
 
 def _of_module(module: Any) -> Dict[str, nn.Variable]:
-    """The parameters of a Module by name, as its `get_parameters` has them; it would change nnabla's current
-    scope meanwhile, also for other threads.
-    """
+    """What a Module's `get_parameters` has, which would change the current scope, also of other threads."""
     if not isinstance(module, nn.Module):
         return cast(Dict[str, nn.Variable], module.get_parameters(grad_only=False))
     found = dict(_in_scope(module.parameter_scope, ""))

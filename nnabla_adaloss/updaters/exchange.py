@@ -143,9 +143,7 @@ class GradientExchange:
         return [bool(total > 0.0) for total in host_view(array)]
 
     def agree(self, outcome: Outcome, *, repeat: bool) -> Tuple[Verdict, bool]:
-        """The verdict about gradients that are not finite on some rank, the same on all; and whether only S0
-        is left to be lowered. `repeat`: ranks repeat batches on their own.
-        """
+        """The verdict where gradients of some rank are not finite, and whether only S0 can be lowered."""
         unexplained = outcome.overflowed and not outcome.lowered and not repeat
         *causes, lowered, only_s0 = self.any(
             [*(outcome.verdict is verdict for verdict in _CAUSES), outcome.lowered, unexplained]

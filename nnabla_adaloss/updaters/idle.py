@@ -10,9 +10,7 @@ from typing import Any, Callable, ContextManager, Deque
 
 
 class Idle:
-    """Runs callbacks when no update is running, so that parameters are neither swapped for copies nor half
-    updated. An update runs `with idle.update():`, and calls `drain` when that is over.
-    """
+    """Runs callbacks between updates; each of these runs `with idle.update():`, then calls `drain`."""
 
     def __init__(self) -> None:
         # Held while parameters are swapped or changed. It is for other threads: it does not keep out a signal

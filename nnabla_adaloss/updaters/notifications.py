@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What monitors are told of updates, and the warning that nothing is in half precision."""
+"""What monitors are told of updates."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import dataclasses
 import inspect
 from datetime import datetime
 from importlib.metadata import version
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
 import nnabla as nn
 
 from ..core.saved_settings import as_plain, fields_of, plain
 from ..core.scale_policy import ScalePolicy
-from ..engine import AdaptiveLossScaling
-from ..errors import warn
 from ..graph.loss import variable_of
 from ..monitor import Audience, TrainingBegan, UpdateEnded
 from .retries import UpdateResult
@@ -23,15 +21,6 @@ from .retries import UpdateResult
 _NO_SETTINGS = frozenset({"solver", "loss", "data_feeder", "comm", "grads", "monitors"})
 # With `global_scale="history"` the scale starts and is bounded as its policy says.
 _OF_SEARCHED_SCALES = frozenset({"scale", *(field.name for field in dataclasses.fields(ScalePolicy))})
-
-
-def notify_float_storage(scaling: AdaptiveLossScaling, storage: Optional[Any], config: Optional[Any]) -> None:
-    """Warn when training is in fp32 only because neither the context nor an argument says otherwise."""
-    if storage is None and config is None and scaling.loss is scaling.variable and not scaling.in_half:
-        warn(
-            "nothing is stored in half precision: the network is in a float context and storage is None. "
-            'Pass storage="float16" to emulate it, or build the network in a half context'
-        )
 
 
 def notify_beginning(audience: Audience, iteration: int, updater: Any) -> None:

@@ -47,9 +47,7 @@ def as_saved(updater: Settings, last_good_scale: float) -> Dict[str, Any]:
 
 
 def read(state: Mapping[str, Any], updater: Settings) -> Dict[str, Any]:
-    """What `as_saved` returned, but for the settings, which must be those of `updater`; ValueError when the
-    state is damaged or of another version. A warning names settings that only one of both has.
-    """
+    """What `as_saved` returned; ValueError unless it is whole, and of an updater with the same settings."""
     settings = _deciding_settings(updater)
     try:
         check_version(state["version"], _VERSION)
