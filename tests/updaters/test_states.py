@@ -11,7 +11,7 @@ import math
 import os
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 from zlib import crc32
 
 import nnabla as nn
@@ -186,18 +186,22 @@ def test_other_settings_are_named_and_nothing_changes(options: Dict[str, Any], n
     refused(other.state_dict(), told)
 
 
-def changed(state: Dict[str, Any], path: str, value: Any = None) -> Dict[str, Any]:
-    """The state with one setting more; with None, with one less."""
+def replaced(state: Dict[str, Any], path: Sequence[Any], value: Any) -> Dict[str, Any]:
+    """The state with another entry; with `...`, without it."""
     state = copy.deepcopy(state)
-    settings = state["settings"]
-    *outer, name = path.split(".")
-    for each in outer:
-        settings = settings[each]
-    if value is None:
-        del settings[name]
+    inner: Any = state
+    for key in path[:-1]:
+        inner = inner[key]
+    if value is ...:
+        del inner[path[-1]]
     else:
-        settings[name] = value
+        inner[path[-1]] = value
     return state
+
+
+def changed(state: Dict[str, Any], path: str, value: Any = ...) -> Dict[str, Any]:
+    """The state with one setting more, or with one less."""
+    return replaced(state, ("settings", *path.split(".")), value)
 
 
 MEASURED = {"config": AdaLossConfig(delay=1, loss_scale_method=AmaxHistory()), "hysteresis": 2}
@@ -265,7 +269,7 @@ def test_a_state_that_is_refused_changes_nothing(name: str) -> None:
 def test_a_setting_that_only_one_of_two_versions_has_is_at_its_default(tmp_path: Path, path: str) -> None:
     train, updater = trained(**MEASURED)
     expected = updater.state_dict()
-    write_state(tmp_path / "state", changed(expected, path, 3 if path in MORE else None))
+    write_state(tmp_path / "state", changed(expected, path, 3 if path in MORE else ...))
     updater = updater_on(train, **MEASURED)
     with pytest.warns(
         LossScaleWarning, match=f"^state was saved by another .* settings {path}: they"
@@ -279,7 +283,7 @@ def test_a_setting_that_only_one_of_two_versions_has_is_at_its_default(tmp_path:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(LossScaleWarning, match=path):
-            updater.load_state_dict(changed(before, path, 3 if path in MORE else None))
+            updater.load_state_dict(changed(before, path, 3 if path in MORE else ...))
         # A warning that is an error changes nothing; and there is none where nothing is missing.
         assert updater.state_dict() == before
         updater.load_states(tmp_path / "state")
@@ -317,15 +321,6 @@ def leaves_of(value: Any, path: Tuple[Any, ...] = ()) -> List[Tuple[Any, ...]]:
     for key, inner in items:
         found += leaves_of(inner, (*path, key))
     return found
-
-
-def replaced(state: Dict[str, Any], path: Tuple[Any, ...], value: Any) -> Dict[str, Any]:
-    state = copy.deepcopy(state)
-    inner: Any = state
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = value
-    return state
 
 
 @pytest.mark.slow
