@@ -18,6 +18,7 @@ from nnabla_adaloss.kernels import CudaKernels
 from nnabla_adaloss.kernels.arrays import FLOAT16, FLOAT32
 from nnabla_adaloss.kernels.cuda_launcher import Bytes, CudaSource
 from tests.kernels.host_launcher import HostLauncher, HostMemory
+from tests.worlds.trainings import solver_of
 
 Build = Callable[[nn.Variable], nn.Variable]
 Addresses = Callable[..., List[int]]
@@ -207,6 +208,5 @@ def network(
         x, t = nn.Variable(shape), nn.Variable((shape[0], 1))
         x.d, t.d = rng.standard_normal(shape), rng.integers(0, 10, t.shape)
         loss = F.mean(F.softmax_cross_entropy(build(x), t))
-        solver = S.Momentum(1e-3)
-        solver.set_parameters(nn.get_parameters())
+        solver = solver_of(S.Momentum(1e-3))
     return CountingSolver(solver, device), loss

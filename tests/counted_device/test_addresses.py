@@ -24,6 +24,7 @@ from nnabla_adaloss.kernels import CpuKernels, CudaKernels, GradientsInPlace, me
 from tests.counted_device.device import CountedDevice, ForeignAddress
 from tests.worlds.architectures import NETWORKS, RNG, finite_gradients, image
 from tests.worlds.random_graphs import STEPS, build
+from tests.worlds.trainings import solver_of
 
 # Some of those that nnabla-ext-cuda 1.39 has not.
 WITHOUT_CUDA = "constant", "global_average_pooling", "kl_multinomial", "sink"
@@ -181,8 +182,7 @@ def test_a_plan_and_a_profile_name_what_runs_on_the_host(
     on_gpu: CountedDevice, network: Callable[[], nn.Variable], said: Optional[str]
 ) -> None:
     loss = loss_on(on_gpu, network)
-    solver = S.Sgd(0.1)
-    solver.set_parameters(nn.get_parameters())
+    solver = solver_of(S.Sgd(0.1))
     updater = AdaptiveLossScalingUpdater(solver, loss)
     note = str(updater.scaling.plan).splitlines()[-1]
     assert said is None or note == f"on the host, for want of a CUDA implementation: {said}"

@@ -186,8 +186,7 @@ def thawing(kind: str) -> Outcome:
     for scope in ("encoder", "classifier"):
         with nn.parameter_scope(scope):
             halves[scope] = {f"{scope}/{name}": v for name, v in nn.get_parameters().items()}
-    solver = S.Momentum(0.02)
-    solver.set_parameters(halves["classifier"])
+    solver = solver_of(S.Momentum(0.02), halves["classifier"])
     training = Training(kind, halved_network, points, many(), solver, tests=300)
     frozen = leaves(training.loss, halves["encoder"])
     for v in frozen:

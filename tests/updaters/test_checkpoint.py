@@ -94,8 +94,7 @@ def test_parameters_that_only_the_solver_knows(tmp_path: Path) -> None:
     def alone() -> Tuple[AdaptiveLossScalingUpdater, nn.Variable]:
         w = nn.Variable((3, 2), need_grad=True)
         w.d = 1.0
-        solver = S.Sgd(0.1)
-        solver.set_parameters({"w": w})
+        solver = solver_of(S.Sgd(0.1), {"w": w})
         loss = F.mean(F.affine(constant(np.ones((4, 3))), w) ** 2)
         return AdaptiveLossScalingUpdater(solver, loss, storage="float16"), w
 
@@ -181,8 +180,7 @@ class Parent(nn.Module):  # type: ignore[misc]
 
 def of_a_module(net: Any, **options: Any) -> AdaptiveLossScalingUpdater:
     loss = net(constant(np.ones((4, 3))))
-    solver = S.Sgd(0.1)
-    solver.set_parameters(net.get_parameters(grad_only=True))
+    solver = solver_of(S.Sgd(0.1), net.get_parameters(grad_only=True))
     return AdaptiveLossScalingUpdater(solver, loss, storage="float16", **options)
 
 
@@ -251,8 +249,7 @@ def test_modules_of_classes_of_layers(tmp_path: Path) -> None:
 
     net = Layers()
     loss = net(constant(np.ones((4, 3))))
-    solver = S.Sgd(0.1)
-    solver.set_parameters(net.get_parameters(grad_only=True))
+    solver = solver_of(S.Sgd(0.1), net.get_parameters(grad_only=True))
     updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16")
     updater.update()
     with pytest.raises(ValueError, match="norm writes"):
@@ -269,8 +266,7 @@ def test_modules_of_classes_of_layers(tmp_path: Path) -> None:
 def test_names_that_would_be_one_in_the_file_are_refused(tmp_path: Path) -> None:
     updater = training()
     one, two = nn.Variable((2,), need_grad=True), nn.Variable((2,), need_grad=True)
-    solver = S.Sgd(0.1)
-    solver.set_parameters({"w": one})
+    solver = solver_of(S.Sgd(0.1), {"w": one})
     nn.parameter.set_parameter("0:w", two)
     with pytest.raises(ValueError, match="two parameters would be saved as '0:w': rename"):
         save_checkpoint(tmp_path / "c", solver)
@@ -286,8 +282,7 @@ def test_parameters_of_any_name(names: Tuple[str, str], tmp_path: Path) -> None:
         parameters = {name: nn.Variable((2, 3), need_grad=True) for name in names}
         for number, v in enumerate(parameters.values()):
             v.d = number + 1.0
-        solver = S.Adam(0.1)
-        solver.set_parameters(parameters)
+        solver = solver_of(S.Adam(0.1), parameters)
         return solver, parameters
 
     nn.clear_parameters()

@@ -64,8 +64,7 @@ def exchanges(names: Sequence[str] = ("b", "a")) -> List[GradientExchange]:
         for name, v in parameters.items():
             v.d = np.float32([rank, ord(name[-1])])
             v.g = np.float32([rank + 1.0, ord(name[-1])])
-        solver = S.Sgd(1.0)
-        solver.set_parameters(parameters)
+        solver = solver_of(S.Sgd(1.0), parameters)
         made.append(GradientExchange(Rank(rank, meeting, held), None, solver))
     return made
 

@@ -249,8 +249,7 @@ def test_a_leaf_whose_gradient_nobody_writes_or_zeroes() -> None:
         noise.d, kept.d = rng.randn(4, 5), 0.1
         x = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32))
         loss = F.mean(PF.affine(x + F.vat_noise(noise, kept, 1, 1.0), 3, name="a") ** 2)
-    solver = S.Sgd(0.1)
-    solver.set_parameters(nn.get_parameters())
+    solver = solver_of(S.Sgd(0.1))
     updater = AdaptiveLossScalingUpdater(solver, loss, lambda: None)
     for _ in range(4):
         assert updater.update().reason == "updated"

@@ -17,7 +17,7 @@ import numpy as np
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.communicators import MPICommunicator
 from tests.distributed.workers.task import Task, by_first, is_last, same_on_all, task
-from tests.worlds.trainings import AS_THE_BASELINE
+from tests.worlds.trainings import AS_THE_BASELINE, solver_of
 
 # With float16's own range the gradients of so small a network would need no scales.
 DELAYED = AdaLossConfig(loss_scale_method="approx_range", delay=1, u_min=0.01, use_bound=False)
@@ -106,8 +106,7 @@ def with_heads(comm: MPICommunicator) -> Task:
     def feed() -> None:
         x.d = random.standard_normal(x.shape) * 4.0**comm.rank
 
-    solver = S.Sgd(0.01)
-    solver.set_parameters(nn.get_parameters())
+    solver = solver_of(S.Sgd(0.01))
     return Task(comm, solver, loss, feed)
 
 
@@ -139,8 +138,7 @@ def check_ranks_take_turns_on_heads_and_leave_layers_out(comm: MPICommunicator) 
         return F.mean(F.squared_error(y, targets[head])) * (1.0, 1e-9)[head]
 
     loss = built(0, 3) + built(1, 3)
-    solver = S.Adam(1e-3, eps=1e-30)
-    solver.set_parameters(nn.get_parameters())
+    solver = solver_of(S.Adam(1e-3, eps=1e-30))
 
     def feed() -> None:
         updater.loss = built(next(turn) % 2, int(random.integers(4)))

@@ -14,6 +14,7 @@ import numpy as np
 from nnabla_adaloss import AdaptiveLossScalingUpdater, UpdateResult
 from nnabla_adaloss.communicators import MPICommunicator
 from tests.worlds.tampering import Gate
+from tests.worlds.trainings import solver_of
 
 BATCH = 24  # divides by 2, 3 and 4 ranks
 Parameters = Dict[str, np.ndarray]
@@ -86,8 +87,7 @@ def task(
         if kind == "nan":
             x.d[0, 0] = np.nan
 
-    solver = S.Momentum(0.05)
-    solver.set_parameters(nn.get_parameters())
+    solver = solver_of(S.Momentum(0.05))
     return Task(comm, solver, loss, feed)
 
 
