@@ -74,10 +74,15 @@ def test_what_is_computed_from_a_weight_belongs_to_the_layer() -> None:
     def normalized(w: nn.Variable) -> nn.Variable:
         return F.weight_normalization(w, PF.get_parameter_or_create("g", (3,), need_grad=True))
 
-    y = PF.affine(h, 4, name="fc", apply_w=normalized)
+    y = PF.affine(h, 4, name="fc", with_bias=False, apply_w=normalized)
     assert sorted(names_of(y)) == ["fc/affine", "fc/affine/WeightNormalization"]
     # The layer keeps the bare name, whatever comes first in forward order.
     assert GraphPlan(y).layers == ["fc/affine"]
+
+
+def test_a_parameter_that_a_layer_reads_as_its_data_names_nothing() -> None:
+    state = PF.get_parameter_or_create("state/h", (2, 3))
+    assert names_of(PF.affine(state, 4, name="fc")) == ["fc/affine"]
 
 
 def test_names_of_users_that_look_like_numbers() -> None:
