@@ -224,26 +224,6 @@ def test_layers_whose_gradients_are_not_finite_are_told_and_the_cause(delay: int
     assert scaling.result.component == "a/affine/Tanh"
 
 
-@pytest.mark.parametrize("clipped_first", [False, True])
-def test_clipping_where_other_branches_have_been(clipped_first: bool) -> None:
-    nn.clear_parameters()
-    rng, x = np.random.RandomState(0), data(4, 3)
-    h = F.tanh(PF.affine(x, 3, name="a", rng=rng))
-    low, high = (constant(np.full(h.shape, v)) for v in (-0.01, 0.01))
-
-    def clipped() -> nn.Variable:
-        return F.sum(PF.affine(F.clip_grad_by_value(h, low, high), 2, name="b", rng=rng) ** 2)
-
-    def other() -> nn.Variable:
-        # Added to something deeper: its gradient arrives at h before that of the branch that is clipped.
-        deep = F.tanh(PF.affine(F.tanh(PF.affine(x, 3, name="c", rng=rng)), 3, name="d", rng=rng))
-        return F.mean(PF.affine(h + deep, 2, name="e", rng=rng) ** 2)
-
-    loss = clipped() + other() if clipped_first else other() + clipped()
-    expected = run(loss, 1.0)
-    assert_close(settled(AdaptiveLossScaling(loss, AT_ONCE), 1024.0), expected, rtol=1e-5, atol=1e-8)
-
-
 def test_the_format_of_a_configuration_is_that_of_the_storage_if_there_is_one() -> None:
     config = AdaLossConfig(dtype="float32")
     # In fp32 nothing is stored in a format of its own, and any may be computed for.

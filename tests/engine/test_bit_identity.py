@@ -167,8 +167,16 @@ def intermediates(loss: Any) -> Dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_pass_without_hooks_applies_any_scales(seed: int) -> None:
-    network = build(7, ["affine", "add", "clip", "split", "batch_normalization"], input_gradient=True)
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        (7, ["affine", "add", "clip", "split", "batch_normalization"]),
+        # Functions that clip, one right behind the other.
+        (2, ["affine", "clip", "clip", "clip", "affine"]),
+    ],
+)
+def test_a_pass_without_hooks_applies_any_scales(drawn: Tuple[int, List[str]], seed: int) -> None:
+    network = build(*drawn, input_gradient=True)
     way = Way("amax_history", (-8, 30), None, True, 1)
     found, scaling = runs(network, way, seed, None)
     assert scaling.result.kind == "hookless"
