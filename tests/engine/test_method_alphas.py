@@ -31,24 +31,13 @@ class Listener(Method):
     """Writes down what it is asked, and says what it is told to."""
 
     says: float = 3.0
+    needs: Needs = Needs.STATISTICS
+    window: Optional[int] = None
     heard: List[Any] = field(default_factory=list, compare=False)
 
     def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
         self.heard.append((g, W, range, fan_in))
         return self.says
-
-
-class LooksBack(Listener):
-    needs = Needs.HISTORY
-    window = 2
-
-
-class LooksAtNothing(Listener):
-    needs = Needs.NOTHING
-
-
-class LooksAtArrays(Listener):
-    needs = Needs.ARRAYS
 
 
 class Layers:
@@ -109,7 +98,7 @@ def test_a_method_that_looks_at_statistics_is_given_those_at_the_scale_that_arri
 
 
 def test_a_method_that_looks_at_nothing_is_asked_where_nothing_is_known() -> None:
-    n = Layers(LooksAtNothing())
+    n = Layers(Listener(needs=Needs.NOTHING))
     n.know(None, None)
     assert n.ask(8.0) == (3.0, Reason.METHOD)
     assert n.heard[0][:2] == (None, None)
@@ -117,11 +106,11 @@ def test_a_method_that_looks_at_nothing_is_asked_where_nothing_is_known() -> Non
 
 
 @pytest.mark.parametrize(("g", "w"), [(None, W), (G, None), (np.zeros(0), W)])
-@pytest.mark.parametrize("method", [Listener, LooksBack])
+@pytest.mark.parametrize("needs", [Needs.STATISTICS, Needs.HISTORY])
 def test_where_something_was_not_measured_it_is_not_asked(
-    method: Any, g: Optional[np.ndarray], w: Optional[np.ndarray]
+    needs: Needs, g: Optional[np.ndarray], w: Optional[np.ndarray]
 ) -> None:
-    n = Layers(method())
+    n = Layers(Listener(needs=needs))
     n.know(g, w)
     assert n.ask(8.0) == (1.0, Reason.UNKNOWN)
     assert n.heard == []
@@ -137,7 +126,7 @@ def seen_by(n: Layers) -> List[float]:
 
 
 def test_a_method_that_looks_back_is_given_the_last_iterations_at_the_scale_of_now() -> None:
-    n = Layers(LooksBack())
+    n = Layers(Listener(needs=Needs.HISTORY, window=2))
     n.ask(8.0)
     assert seen_by(n) == [32.0]
     n.know(2.0 * G)
@@ -164,9 +153,7 @@ def test_a_method_that_looks_back_is_given_the_last_iterations_at_the_scale_of_n
 # Methods that look at arrays.
 
 
-def measured(
-    n: Layers, scale: float, g: float, w: float = 0.5, ranges: Optional[GradientRanges] = None
-) -> None:
+def measured(n: Layers, scale: float, g: float, w: float = 0.5) -> None:
     """A pass in which arrays hold these numbers where its method looks."""
     for node in n.plan.nodes.values():
         for output in node.outputs:
@@ -177,7 +164,7 @@ def measured(
 
 
 def test_a_method_that_looks_at_arrays_is_asked_about_those_of_the_pass_that_measured() -> None:
-    n = Layers(LooksAtArrays(says=4.0))
+    n = Layers(Listener(4.0, Needs.ARRAYS))
     assert n.method_alphas.look_at_arrays
     assert n.ask(8.0) == (1.0, Reason.UNKNOWN)
     measured(n, 8.0, 2.0)
@@ -195,7 +182,7 @@ def test_a_method_that_looks_at_arrays_is_asked_about_those_of_the_pass_that_mea
 
 @pytest.mark.parametrize(("g", "w"), [(math.inf, 0.5), (2.0, math.nan)])
 def test_arrays_that_are_not_finite_tell_nothing(g: float, w: float) -> None:
-    n = Layers(LooksAtArrays(says=4.0))
+    n = Layers(Listener(4.0, Needs.ARRAYS))
     measured(n, 8.0, 2.0)
     measured(n, 16.0, g, w)
     assert n.ask(8.0) == (4.0, Reason.METHOD)
