@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Tuple
 from unittest import mock
 
 import nnabla as nn
@@ -69,6 +69,34 @@ def any_scales(seed: int, exponents: Optional[Tuple[int, int]]) -> Iterator[None
         return
     with mock.patch.object(chooser, "choose", draw):
         yield
+
+
+class Noting:
+    """A loss that notes what its backward is called with; `after` runs where nnabla's communicators do."""
+
+    def __init__(self, variable: nn.Variable, after: Optional[Callable[[], None]] = None) -> None:
+        self.variable, self.after = variable, after
+        self.callbacks: Any = None
+        self.hooked = False
+
+    def forward(self, **options: Any) -> None:
+        self.variable.forward(**options)
+
+    def backward(
+        self, scale: float, clear_buffer: bool, callbacks: Any, pre: Any, post: Any, *, grad: Any = None
+    ) -> None:
+        self.callbacks, self.hooked = callbacks, bool(pre or post)
+
+        def communicate(f: Any) -> None:
+            if post is not None:
+                post(f)
+            if self.after is not None:
+                self.after()
+
+        after = post if self.after is None else communicate
+        self.variable.backward(
+            scale, clear_buffer=clear_buffer, function_pre_hook=pre, function_post_hook=after
+        )
 
 
 def look(f: Any) -> None:

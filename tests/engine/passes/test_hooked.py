@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional
+from typing import Any, List
 
 import nnabla as nn
 import nnabla.functions as F
@@ -15,8 +15,8 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, Method, Needs
 from nnabla_adaloss.core.methods import Range
 from tests.worlds.networks import layers, mlp
-from tests.worlds.passes import run, settle
-from tests.worlds.values import assert_equal, data, gradients, zero_grads
+from tests.worlds.passes import Noting, run, settle
+from tests.worlds.values import Values, assert_equal, data, gradients, zero_grads
 
 
 @dataclass(frozen=True)
@@ -34,47 +34,20 @@ def wants(scale: float, **options: Any) -> AdaLossConfig:
     return AdaLossConfig(Says(scale), **options)
 
 
-class CommunicatingLoss:
-    """A loss that looks at parameter gradients where nnabla's communicators do: after each function."""
-
-    def __init__(self, variable: nn.Variable) -> None:
-        self.variable = variable
-        self.seen: List[Dict[str, np.ndarray]] = []
-
-    def forward(self, *args: Any, **kwargs: Any) -> None:
-        self.variable.forward(*args, **kwargs)
-
-    def backward(
-        self,
-        scale: float,
-        clear_buffer: bool,
-        communicator_callbacks: Any,
-        pre: Any,
-        post: Optional[Any],
-        *,
-        grad: Any,
-    ) -> None:
-        assert communicator_callbacks is not None
-
-        def exchange(f: Any) -> None:
-            if post is not None:
-                post(f)
-            self.seen.append(gradients())
-
-        self.variable.backward(
-            scale, clear_buffer=clear_buffer, function_pre_hook=pre, function_post_hook=exchange
-        )
-
-
 def test_a_communicator_meets_unscaled_gradients() -> None:
     variable = F.mean(layers(6, 6, 6) ** 2)
     expected = run(variable)
-    loss = CommunicatingLoss(variable)
-    config = wants(4.0, use_bound=False)
+    seen: List[Values] = []
+    loss, callbacks = Noting(variable, lambda: seen.append(gradients())), object()
     zero_grads()
-    AdaptiveLossScaling(loss, config).backward(8.0, communicator_callbacks=object())
-    assert len(loss.seen) > 3
-    for found in loss.seen:
+    AdaptiveLossScaling(loss, wants(4.0, use_bound=False)).backward(8.0, communicator_callbacks=callbacks)
+    assert loss.callbacks is callbacks
+    assert len(seen) > 3
+    assert_unscaled(seen, expected)
+
+
+def assert_unscaled(seen: List[Values], expected: Values) -> None:
+    for found in seen:
         for name, g in found.items():
             assert not g.any() or np.array_equal(g, expected[name]), name
 
@@ -123,10 +96,8 @@ def test_a_post_hook_meets_unscaled_gradients_in_every_pass(method: str, delay: 
     expected = run(loss)
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(loss_scale_method=method, delay=delay))
     for _ in range(4):  # chosen as it runs, and before
-        seen: List[Dict[str, np.ndarray]] = []
+        seen: List[Values] = []
         run(scaling, function_post_hook=lambda f, seen=seen: seen.append(gradients()))
         assert scaling.loss_scale > 1.0
-        for found in seen:
-            for name, g in found.items():
-                assert not g.any() or np.array_equal(g, expected[name]), name
+        assert_unscaled(seen, expected)
         assert all(g.any() for g in seen[-1].values())

@@ -19,7 +19,7 @@ from nnabla_adaloss.engine.passes.hookless import HooklessPass
 from nnabla_adaloss.engine.statistics import Share
 from tests.worlds.architectures import NETWORKS
 from tests.worlds.networks import layers
-from tests.worlds.passes import look, run, settle
+from tests.worlds.passes import Noting, look, run, settle
 from tests.worlds.values import FLOAT, HALF, Values, assert_equal, bits, data, gradients, zero_grads
 
 EVERY = 3
@@ -78,24 +78,6 @@ class Alternating(Method):
 
     def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
         return 4.0 if fan_in % 2 else 0.5
-
-
-class Noting:
-    """A loss that notes whether its backward was given hooks."""
-
-    def __init__(self, variable: nn.Variable) -> None:
-        self.variable, self.hooked = variable, False
-
-    def forward(self, **options: Any) -> None:
-        self.variable.forward(**options)
-
-    def backward(
-        self, scale: float, clear_buffer: bool, callbacks: Any, pre: Any, post: Any, *, grad: Any = None
-    ) -> None:
-        self.hooked = bool(pre or post)
-        self.variable.backward(
-            scale, clear_buffer=clear_buffer, function_pre_hook=pre, function_post_hook=post
-        )
 
 
 def trained(
