@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Dict, Optional
 
 import nnabla as nn
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, LossScaleWarning
-from nnabla_adaloss.core import Method, Needs
+from tests.worlds.methods import LooksBack
 from tests.worlds.networks import layers, mlp, two_layers
 from tests.worlds.passes import look, run, settle, settled
 from tests.worlds.values import HALF, assert_close, assert_equal, constant, data, gradients
@@ -183,13 +182,6 @@ def test_what_is_no_configuration_and_what_is_scaled_already() -> None:
 
 @pytest.mark.parametrize("delay", [0, 1])
 def test_what_is_forgotten_is_learned_anew(delay: int) -> None:
-    @dataclass(frozen=True)
-    class LooksBack(Method):
-        needs = Needs.HISTORY
-
-        def scale(self, g: Any, W: Any, *, range: Any, fan_in: float) -> float:
-            return 1.0 / max(one.abs_max for one in g)
-
     scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(LooksBack(), delay=delay))
 
     def learned() -> Dict[str, Any]:

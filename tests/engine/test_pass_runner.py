@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
 import nnabla as nn
@@ -15,8 +14,9 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, HistoryPolicy
-from nnabla_adaloss.core import LayerRecord, Method, Reason
+from nnabla_adaloss.core import LayerRecord, Reason
 from nnabla_adaloss.engine import statistics
+from tests.worlds.methods import Says
 from tests.worlds.networks import layers, mlp
 from tests.worlds.passes import run, settle, settled
 from tests.worlds.tampering import Gate
@@ -50,14 +50,6 @@ def test_update_per_n_iteration_counts_iterations(every: int) -> None:
     assert calls == [1, 1, 3, 3, 4, 4, 6, 6, 7, 7]
 
 
-@dataclass(frozen=True)
-class Constant(Method):
-    value: float
-
-    def scale(self, g: Any, W: Any, *, range: Any, fan_in: float) -> float:
-        return self.value
-
-
 @pytest.mark.parametrize("which", ["weight range", "room", "meeting of branches"])
 def test_a_record_holds_the_scale_that_was_applied(which: str) -> None:
     h = layers(6)
@@ -71,7 +63,7 @@ def test_a_record_holds_the_scale_that_was_applied(which: str) -> None:
         # The shortcut leads from the loss to what is behind the layer: both carry the scale of that.
         y = F.mean(y) + F.mean(h)
     records: List[Any] = []
-    config = AdaLossConfig(Constant(64.0), use_bound=False, recorder=records.append, delay=0)
+    config = AdaLossConfig(Says(64.0), use_bound=False, recorder=records.append, delay=0)
     with nn.context_scope(nn.Context(["cpu:float"])):
         scaling = AdaptiveLossScaling(FormatEmulation(F.mean(y)), config)
     settled(scaling, None if which == "room" else 1.0)

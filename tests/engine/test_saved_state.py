@@ -7,7 +7,6 @@ import json
 import math
 import re
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import nnabla as nn
@@ -21,11 +20,9 @@ from nnabla_adaloss import (
     AdaptiveLossScaling,
     FormatEmulation,
     LossScaleWarning,
-    Method,
-    Needs,
     Precision,
 )
-from nnabla_adaloss.core.methods import Range
+from tests.worlds.methods import LooksBack
 from tests.worlds.networks import layers
 from tests.worlds.passes import run, settle
 from tests.worlds.values import assert_equal, gradients
@@ -35,17 +32,6 @@ def loss() -> nn.Variable:
     x = nn.Variable((2, 3))
     x.d = 0.5
     return F.mean(PF.affine(F.tanh(PF.affine(x, 3, name="a")), 2, name="b") ** 2)
-
-
-@dataclass(frozen=True)
-class LooksBack(Method):
-    """Raises what was largest in three iterations to 1."""
-
-    needs = Needs.HISTORY
-    window = 3
-
-    def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
-        return 1.0 / max(one.abs_max for one in g)
 
 
 def trained(iterations: int, method: Any) -> AdaptiveLossScaling:

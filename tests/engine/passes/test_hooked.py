@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, List
 
 import nnabla as nn
@@ -12,22 +11,11 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, Method, Needs
-from nnabla_adaloss.core.methods import Range
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
+from tests.worlds.methods import Says
 from tests.worlds.networks import layers, mlp
 from tests.worlds.passes import Noting, run, settle
 from tests.worlds.values import Values, assert_equal, data, gradients, zero_grads
-
-
-@dataclass(frozen=True)
-class Says(Method):
-    """Asks for the same scale whatever it sees."""
-
-    needs = Needs.STATISTICS
-    alpha: float
-
-    def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
-        return self.alpha
 
 
 def wants(scale: float, **options: Any) -> AdaLossConfig:
