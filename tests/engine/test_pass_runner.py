@@ -177,6 +177,11 @@ def test_ranks_come_to_the_same_scales_whatever_single_batches_have_shown() -> N
         for scaling in ranks:
             scaling.adopt_statistics(told)
             scaling.end_iteration()
+    # Where one chooses anew, all do.
+    assert ranks[1].state_dict()["schedule"]["chosen"]
+    ranks[0].restart(8.0)
+    ranks[1].adopt_statistics([scaling.shared_statistics() or {} for scaling in ranks])
+    assert not ranks[1].state_dict()["schedule"]["chosen"]
 
 
 def test_a_window_has_an_entry_for_each_cycle_in_which_everything_was_measured(

@@ -66,6 +66,7 @@ CASES: List[Any] = [
     pytest.param(lambda h: F.sum(h * 0.1), {"Sum"}, id="a constant that half holds"),
     pytest.param(lambda h: F.sum(F.leaky_relu(h, 0.2)), {"Sum"}, id="slope"),
     pytest.param(lambda h: PF.affine(F.reshape(h, (1, 12)), 1), set(), id="a layer of one output"),
+    pytest.param(lambda h: PF.affine(F.reshape(F.mean(h), (1, 1)), 1), set(), id="behind such a layer"),
     pytest.param(lambda h: F.mean(PF.batch_normalization(h)), {"Mean"}, id="batch normalization"),
     # A random function of one element with a seed keeps its generator.
     pytest.param(lambda h: F.mean(h) * F.rand(shape=(), seed=3), {"Mean", "Mul2"}, id="draws"),
