@@ -221,6 +221,10 @@ def test_a_gradient_that_comes_from_an_array_too_is_there_without_a_loss_weight(
     centre, weight = F.mean(h, keepdims=True), constant([[0.0]])
     read = Read(F.mean((h - centre) ** 2) * 0.5 + F.sum(centre * weight))
     assert read.of(h) == [0.5]
+    # So is what lies behind that alone.
+    y, centre = F.sigmoid(head("first")), F.mean(head("second"), keepdims=True)
+    read = Read(F.mean((y - centre) ** 2) * 0.5 + F.sum(centre * weight))
+    assert read.of(centre.parent.inputs[0]) == [0.5]
     # Where that is all there is, nothing is.
     h = F.sigmoid(head())
     read = Read(F.sum(F.mean(h, keepdims=True) * weight))
