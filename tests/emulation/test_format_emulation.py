@@ -67,12 +67,17 @@ def test_a_weight_that_is_also_read_in_fp32_is_rounded_for_nobody() -> None:
 def test_what_is_to_be_rounded_follows_the_graph() -> None:
     w = constant([FINE])
     x = leaf(np.ones(1))
-    loss = FormatEmulation(F.sum((w - 1.0) * x))
+    product = (w - 1.0) * x
+    loss = FormatEmulation(F.sum(product))
     loss.forward()
     assert loss.variable.d == FINE - np.float32(1.0)
     w.need_grad = True
     loss.forward()
     assert loss.variable.d == 0.0
+    assert loss.emulated_storage.weights.keys() == {hash(w), hash(x)}
+    product.rewire_on(x * 2.0)
+    loss.backward()
+    assert loss.emulated_storage.weights.keys() == {hash(x)}
 
 
 def test_backward_rounds_weights_itself_where_forward_did_not() -> None:
