@@ -146,9 +146,7 @@ class CudaKernels(Kernels):
         fitted: bool = False,
         random_key: Optional[int] = None,
     ) -> None:
-        """Round to fewer bits than float32 has, as `round_to_format`, with the table's first row for the
-        statistics.
-        """
+        """`round_to_format` to fewer bits than float32 has, with its statistics in the table's first row."""
         address = self._address(source)
         to_address = address if target is source else self._address(target, True)
         limits = storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max
