@@ -49,21 +49,29 @@ def _fault(f: Any, plan: GraphPlan, kernels: Kernels, storage: NativeStorage) ->
         if bad:
             name = plan.names.get(hash(v))
             which = f"an input of shape {v.shape}" if name is None else f"the parameter {name}"
-            return f"reads {which} that holds {_told(bad)}"
+            return f"reads {which} that holds {_told(bad)}{_where(v)}"
     for v in f.outputs:
         bad = _nonfinite(v, kernels)
         if bad:
             rounded = storage.data.get(hash(v))
             stored = storage.data_format(hash(v), v.size)
             if rounded is None or stored is None or not rounded.overflowed:
-                return f"computes {_told(bad)} from finite inputs"
+                return f"computes {_told(bad)} from finite inputs{_where(v)}"
             numbers = "1 number" if rounded.overflowed == 1 else f"{rounded.overflowed} numbers"
-            return f"computes {numbers} beyond {stored.name}, which ends at {stored.max:g}"
+            return f"computes {numbers} beyond {stored.name}, which ends at {stored.max:g}{_where(v)}"
     return None
 
 
 def _told(bad: int) -> str:
     return "1 infinity or NaN" if bad == 1 else f"{bad} infinities or NaNs"
+
+
+def _where(v: nn.Variable) -> str:
+    """The index of the first element that is not finite: which sample of a batch it is."""
+    if v.size == 1:
+        return ""
+    first = np.argwhere(~np.isfinite(v.data.get_data("r")))[0]
+    return f", the first at [{', '.join(map(str, first))}]"
 
 
 def _nonfinite(v: nn.Variable, kernels: Kernels) -> int:

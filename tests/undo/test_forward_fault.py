@@ -50,7 +50,7 @@ def network(values: Any = 0.5) -> nn.Variable:
 def test_data_that_are_not_finite_are_told_with_their_shape(storage: Optional[str], dtype: Any) -> None:
     # NumPy makes float64, and so it stays where it is assigned to a Variable.
     fault = fault_of(network(SPOILT.astype(dtype)), storage)
-    what = "reads an input of shape (2, 3) that holds 3 infinities or NaNs"
+    what = "reads an input of shape (2, 3) that holds 3 infinities or NaNs, the first at [0, 1]"
     assert fault == ("hidden/affine", "Affine", what)
     assert str(fault) == f"hidden/affine (Affine) {what}"
 
@@ -58,19 +58,19 @@ def test_data_that_are_not_finite_are_told_with_their_shape(storage: Optional[st
 def test_a_parameter_that_is_not_finite_is_named() -> None:
     loss = network()
     nn.get_parameters()["output/affine/b"].d = [np.nan, 1.0, 2.0]
-    what = "reads the parameter output/affine/b that holds 1 infinity or NaN"
+    what = "reads the parameter output/affine/b that holds 1 infinity or NaN, the first at [0]"
     assert fault_of(loss) == ("output/affine", "Affine", what)
 
 
 def test_a_function_that_leaves_the_finite_numbers_by_itself() -> None:
     x = nn.Variable.from_numpy_array(np.array([1.0, -1.0, 0.0], np.float32), need_grad=True)
     fault = fault_of(F.sum(F.log(x * 1.0) * 2.0))
-    assert fault == ("Log", "Log", "computes 2 infinities or NaNs from finite inputs")
+    assert fault == ("Log", "Log", "computes 2 infinities or NaNs from finite inputs, the first at [1]")
 
 
 def test_activations_beyond_the_storage_format() -> None:
     x = nn.Variable.from_numpy_array(np.array([10.0, 300.0, 1.0], np.float32), need_grad=True)
-    what = "computes 1 number beyond float16, which ends at 65504"
+    what = "computes 1 number beyond float16, which ends at 65504, the first at [1]"
     assert fault_of(F.sum(x**2 * 0.1), "float16") == ("PowScalar", "PowScalar", what)
     assert fault_of(F.sum(x**2 * 0.1)) is None
 
