@@ -130,7 +130,8 @@ def test_seed_gradients_that_grow_from_pass_to_pass_are_measured_in_each() -> No
     scaling = AdaptiveLossScaling(FormatEmulation(y, "float16"), AdaLossConfig(delay=1))
     seed = np.random.default_rng(0).standard_normal(y.shape)
     for iteration in range(10):
-        settle(scaling, iteration, clear=False, grad=seed * 2.0**iteration)
+        kinds = settle(scaling, iteration, clear=False, grad=seed * 2.0**iteration)
+        assert {*kinds} == {"measuring"}
         assert scaling.found_inf == []
 
 
