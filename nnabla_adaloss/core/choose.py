@@ -102,10 +102,12 @@ class Known(NamedTuple):
 class Start(NamedTuple):
     """What a pass starts with."""
 
-    scale: float  # of the loss gradient
-    base: float  # what it would be with a loss that is not small: `accum_upper_bound` counts from there
+    root_scale: float  # of the loss gradient
+    start_scale: (
+        float  # what that would be with a loss that is not small: `accum_upper_bound` counts from there
+    )
     u_min: float  # the smallest magnitude of the storage format
-    fixed: bool = False  # whether `scale` is a given S0
+    fixed: bool = False  # whether `root_scale` is a given S0
     amax: Sequence[Optional[float]] = ()  # with S0: the largest gradient of each component
     u_max: float = math.inf  # with S0: the largest magnitude of the storage format
 
@@ -131,7 +133,7 @@ def choose(
     """
     room = _levelled(components, known)
     found: List[Optional[float]] = [None] * len(room)
-    found[components.root] = start.scale
+    found[components.root] = start.root_scale
     reasons: Dict[str, Reason] = {}
     # Those in which gradients arrive that are not zero.
     nonzero = {components.root}
@@ -147,14 +149,16 @@ def choose(
             if layer is None and start.fixed and method_alpha is not None:
                 wanted = _lift(components, edge, before, start)
             if layer is not None and method_alpha is not None:
-                wanted, reason = method_alpha(layer, before, min(before, start.base * by_layers[edge.before]))
+                wanted, reason = method_alpha(
+                    layer, before, min(before, start.start_scale * by_layers[edge.before])
+                )
             scale = before * wanted if own is None or before * wanted < own else own
             if scale == own:
                 reason = Reason.ROOM if own == known.room[edge.after] else Reason.LEVEL
             at_loss = layer is None or edge.before in components.single
             if own is None and at_loss and not start.fixed:
                 gain = known.gains[edge.before] or 1.0
-                scale = known.first(edge.after, start.base / gain, before, start.u_min)
+                scale = known.first(edge.after, start.start_scale / gain, before, start.u_min)
             elif own is None:
                 scale = scale if scale < math.inf else before
                 if layer is not None:
@@ -176,9 +180,9 @@ def choose(
         if layer is not None:
             reasons[layer] = reason
     # A component that nothing leads to gets no gradient.
-    scales = [start.scale if scale is None else scale for scale in found]
+    scales = [start.root_scale if scale is None else scale for scale in found]
     _lower_for_weights(components, scales, known.loss_weights, max_alpha, reasons)
-    _set_absent(components, scales, known.loss_weights, start.scale)
+    _set_absent(components, scales, known.loss_weights, start.root_scale)
     return Choice(scales, reasons)
 
 
@@ -254,7 +258,11 @@ def _lift(components: Components, edge: Edge, before: float, start: Start) -> fl
     own, behind = start.amax[edge.before] or 0.0, start.amax[edge.after] or 0.0
     several = components.loss_exits > 1
     factor = partial(
-        loss_section_factor, start_scale=start.base, expands=edge.expands, u_max=start.u_max, several=several
+        loss_section_factor,
+        start_scale=start.start_scale,
+        expands=edge.expands,
+        u_max=start.u_max,
+        several=several,
     )
     lift = factor(own * before, 1, before)
     if edge.expands:

@@ -35,7 +35,7 @@ class LayerSlot(NamedTuple):
     """A layer: an input of a function whose gradient is scaled; variables go by position."""
 
     layer: str
-    slot: GemmSlot
+    gemm: GemmSlot
     target: int  # the input whose gradient is scaled
     factor: int  # the weight
     to_leaf: bool  # whether the target is a leaf, whose gradient is kept unscaled in an array of its own
@@ -56,7 +56,7 @@ class NodeStructure(NamedTuple):
     loss_section: bool  # whether it lies between the loss and the first layer
     loss_exit: bool  # whether the gradient of that section leaves it here
     non_homogeneous: bool  # whether its gradient is not proportional to the output gradient
-    in_place: bool  # whether it keeps references of its own to arrays of its parameters
+    own_references: bool  # whether it keeps references of its own to arrays of its parameters
     half: bool
     expands: bool  # whether one of its inputs has several elements
     separates: bool  # whether input gradients may carry another scale than the output's, with no layer
@@ -65,8 +65,8 @@ class NodeStructure(NamedTuple):
 class Edge(NamedTuple):
     """A function that leads from one component to another, whatever the shapes."""
 
-    before: int
-    after: int
+    before: int  # nearer to the loss
+    after: int  # behind it: backward comes to it later
     layer: Optional[str]  # None: it is no layer
     factor: int  # position of the layer's weight; -1 without one
     expands: bool  # whether the function's input has several elements

@@ -34,7 +34,7 @@ class AdaLossConfig:
     Immutable and validated when made; `dataclasses.replace(config, ...)` makes a changed copy.
 
     Attributes:
-        loss_scale_method: how a layer's scale is computed. A built-in name (`"approx_range"`,
+        loss_scale_method: how a layer's scale (alpha) is computed. A built-in name (`"approx_range"`,
             `"amax_history"`, `"abs_range"`, `"element_wise_range"`, `"fixed"`), or `"package.module:name"`
             (which type checkers refuse: give them the object itself), or a `Method`, or a function
             `f(g, W, *, config, fan_in) -> float` of NumPy arrays (`W` may be None). `"approx_range"` assumes
@@ -149,7 +149,7 @@ class AdaLossConfig:
 
     @cached_property
     def method(self) -> Method:
-        """`loss_scale_method` as a value with its parameters; None stands for that of a layer by itself."""
+        """`loss_scale_method` as a value with its parameters; of None, that of a layer scaled by hand."""
         given = self.loss_scale_method
         return resolve_method("approx_range" if given is None else given, self)
 

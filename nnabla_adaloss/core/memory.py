@@ -98,7 +98,7 @@ class Seen(NamedTuple):
     underflowed: FrozenSet[str] = frozenset()  # zero when first measured, unlike what they follow from
     entry_complete: bool = False  # whether all was measured that makes an entry of the windows
     informative: bool = False  # whether a batch had a loss that is not zero
-    unshared: bool = False  # whether single batches were measured, of which other ranks do not know yet
+    not_exchanged: bool = False  # whether single batches were measured, of which other ranks do not know yet
 
     @property
     def policy(self) -> HistoryPolicy:
@@ -156,7 +156,7 @@ class Seen(NamedTuple):
             assumed=_NONE if everything else self.assumed,
             entry_complete=self.entry_complete or completes_entry,
             informative=self.informative or informative,
-            unshared=self.unshared or measured.measured_all,
+            not_exchanged=self.not_exchanged or measured.measured_all,
             settled=self.settled and not again,
         )
         known = list(map(self.gain, names))

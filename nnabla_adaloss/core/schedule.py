@@ -57,7 +57,7 @@ class ScaleSchedule:
     in_float: FrozenSet[int] = frozenset()
 
     @cached_property
-    def seed(self) -> float:
+    def seed_scale(self) -> float:
         """What the loss gradient starts with."""
         return self.scales[self.nodes[0].outputs[0]]
 

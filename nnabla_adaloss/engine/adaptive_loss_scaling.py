@@ -240,7 +240,7 @@ class AdaptiveLossScaling:
 
     @property
     def found_inf(self) -> List[str]:
-        """Layers where the last backward met infinities or NaNs, first in backward order first."""
+        """Functions, by name, whose gradients the last backward left infinite or NaN, in backward order."""
         return [] if self._result is None else list(self._result.found_inf)
 
     @property
@@ -453,7 +453,7 @@ class AdaptiveLossScaling:
         elif type(iteration) is not int:
             iteration = integer("iteration", iteration)
         if scale is not None:
-            self._chooser.base(scale)
+            self._chooser.start_scale(scale)
         check_seed(self.variable, grad)
         # Also after the guard has looked before forward: that is when nnabla finds out who needs a gradient.
         prepared = self._graph.current(wired=wired)

@@ -19,7 +19,8 @@ class Outcome(NamedTuple):
 
     verdict: Verdict = Verdict.GOOD
     overflowed: bool = False  # whether a gradient that the solver is going to use was not finite
-    # All layers whose gradients were not finite, also where the solver does not use them, in backward order.
+    # All functions whose gradients were not finite, also where the solver does not use them, in backward
+    # order.
     layers: Tuple[str, ...] = ()
     component: str = ""  # the part of the network where that began; empty: not known
     fault: Optional[ForwardFault] = None  # in forward, which no loss scale prevents

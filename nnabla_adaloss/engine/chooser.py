@@ -19,7 +19,7 @@ from .method_alphas import MethodAlphas
 from .prepared_graph import PreparedGraph
 from .statistics import Share
 
-_KEPT = 2.0**8
+_NORMAL_SPAN = 2.0**8
 
 
 class Asked(NamedTuple):
@@ -47,14 +47,14 @@ class Chooser:
     def __init__(self, config: AdaLossConfig, method_alphas: MethodAlphas, *, delayed: bool) -> None:
         self.method_alphas = method_alphas
         self._config, self._delayed = config, delayed
-        # The largest gradient of a leaf may be this much below the end of the range: gradients `_KEPT` times
-        # smaller are still normal numbers then.
+        # The largest gradient of a leaf may be this much below the end of the range: gradients `_NORMAL_SPAN`
+        # times smaller are still normal numbers then.
         stored = get_format(config.dtype or "float16")
-        self._spread = min(config.range.u_max, stored.max) / (_KEPT * stored.smallest_normal)
+        self._spread = min(config.range.u_max, stored.max) / (_NORMAL_SPAN * stored.smallest_normal)
         # A start scale that was checked, and what comes of it.
         self._checked: Tuple[Optional[float], float] = None, 0.0
 
-    def base(self, given: float) -> float:
+    def start_scale(self, given: float) -> float:
         """What the loss gradient starts with, of S0 or of the scale with which an engine starts."""
         if type(given) is not float or given != self._checked[0]:
             check_scale(given)
@@ -82,7 +82,7 @@ class Chooser:
         measure = learns and (again or unknown or not self._delayed or seeded)
         # A schedule that an overflow holds down is not kept. With delay=1, nor is one of an iteration in
         # which single batches were measured: other ranks do not know of that yet.
-        kept = not (measure or seen.unshared) if self._delayed else again or not measure
+        kept = not (measure or seen.not_exchanged) if self._delayed else again or not measure
         # A pass that measures has hooks anyway.
         schedule = self._next(prepared, known, policy, asked, apart=measure and not kept)
         prepared.schedules = in_use.keep(schedule, iteration) if kept and not seen.assumed else in_use.drop()
@@ -150,7 +150,7 @@ class Chooser:
     ) -> Start:
         """What a pass starts with; `limit`: how large the loss gradient can be."""
         # What the loss gradient starts with when nothing is known: S0, where it is given.
-        base = self.base(policy.start_scale if asked.scale is None else asked.scale)
+        start_scale = self.start_scale(policy.start_scale if asked.scale is None else asked.scale)
         u_min, u_max = self._config.range
         single = components.root in components.single and not asked.seeded
         if asked.scale is not None:
@@ -158,11 +158,11 @@ class Chooser:
                 None if gain is None else gain * weight
                 for gain, weight in zip(known.gains, known.loss_weights)
             ]
-            return Start(base, base, u_min, True, [1.0, *amax[1:]] if single else amax, u_max)
+            return Start(start_scale, start_scale, u_min, True, [1.0, *amax[1:]] if single else amax, u_max)
         if not single:
-            return Start(known.of_root(base, u_min), base, u_min)
+            return Start(known.of_root(start_scale, u_min), start_scale, u_min)
         # The loss gradient is 1.
-        return Start(min(floor_power_of_two(limit), policy.max_scale), base, u_min)
+        return Start(min(floor_power_of_two(limit), policy.max_scale), start_scale, u_min)
 
 
 def _max_alpha(prepared: PreparedGraph, config: AdaLossConfig) -> Mapping[int, float]:

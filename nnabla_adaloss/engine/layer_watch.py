@@ -68,7 +68,7 @@ def records_of(
                 unbounded=schedule.unbounded.get(layer, alpha),
                 previous_scale=scale,
                 accumulated_scale=scale * alpha,
-                fan_in=slot.slot.fan_in,
+                fan_in=slot.gemm.fan_in,
                 g=None if g is None else g.scaled(scale * schedule.loss_weight_of(output)),
                 weight=statistics.data(slot.factor) if chosen else None,
                 reason=schedule.reasons.get(layer, Reason.BRANCHES) if chosen else Reason.HELD,

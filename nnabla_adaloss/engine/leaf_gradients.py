@@ -25,7 +25,7 @@ class Contribution(NamedTuple):
     variable: nn.Variable  # what the function writes to
     scale: float  # what it carries
     half: bool  # whether a function of half precision writes it
-    in_place: bool  # whether a function does that keeps references of its own to its gradient
+    own_references: bool  # whether a function does that keeps references of its own to its gradient
     others: Tuple[nn.Variable, ...] = ()  # to which it writes, too, and whose gradient is the same array
 
 
@@ -38,7 +38,7 @@ def contributions_of(structure: GraphStructure, node: Node, step: Step) -> List[
         if leaf in found:
             found[leaf] = found[leaf]._replace(others=(*found[leaf].others, variable))
         else:
-            found[leaf] = Contribution(leaf, node.number, variable, scale, node.half, node.in_place)
+            found[leaf] = Contribution(leaf, node.number, variable, scale, node.half, node.own_references)
     return list(found.values())
 
 
@@ -128,18 +128,19 @@ class LeafGradients:
             self._take(one)
 
     def _take(self, contribution: Contribution) -> None:
-        variable, half, in_place = contribution.variable, contribution.half, contribution.in_place
+        variable, half = contribution.variable, contribution.half
+        own_references = contribution.own_references
         master = target = variable.grad
         only_this, master_is_copy = True, False
         prepare_master(master, self._kernels.context)
         # What is lazily zero holds nothing to be scaled, also where a function of half precision adds to it.
-        if master.zeroing and (in_place or not half):
+        if master.zeroing and (own_references or not half):
             pass
-        elif in_place and half:
+        elif own_references and half:
             master_is_copy, master = True, self._scratch(contribution)
             self._kernels.scaled_copy(target, master, 1.0)
             target.fill(-0.0)
-        elif in_place or (not half and not self._rounded and is_power_of_two(contribution.scale)):
+        elif own_references or (not half and not self._rounded and is_power_of_two(contribution.scale)):
             # Exact both ways, and nnabla adds as it does without the engine.
             self._kernels.scale_(master, contribution.scale)
             only_this = False
@@ -168,7 +169,7 @@ class LeafGradients:
         before = [self._running[contribution.leaf] for contribution in following]
         for contribution, entry in zip(following, before):
             last = entry.contribution
-            apart = entry.master_is_copy or entry.target is entry.master or contribution.in_place
+            apart = entry.master_is_copy or entry.target is entry.master or contribution.own_references
             if apart or contribution.variable is not last.variable or contribution.others or last.others:
                 for one in before:
                     self._give_back(one)

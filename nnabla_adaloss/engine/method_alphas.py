@@ -76,7 +76,7 @@ class MethodAlphas:
             if seen is None:
                 return 1.0, Reason.UNKNOWN
             range_ = self._config.range if ranges is None else ranges.of(slot.target)
-            self.unbounded[layer] = found = scale_by_method(self._config, *seen, range_, slot.slot.fan_in)
+            self.unbounded[layer] = found = scale_by_method(self._config, *seen, range_, slot.gemm.fan_in)
             found = max(found, lowest)
             if self._config.use_bound and found > 1.0:
                 return bounded(found, base, self._config)

@@ -66,8 +66,8 @@ class PreparedGraph:
         structure = plan.structure
         # Steps that do not hold for another graph are made anew.
         steps = {
-            key: known
-            for key, known in self.steps.items()
+            weights: known
+            for weights, known in self.steps.items()
             if isinstance(known[1], str) or known[1].hold_for(structure)
         }
         again = replace(self, plan=plan, storage=storage, steps=steps)
@@ -150,7 +150,11 @@ class PreparedGraph:
         """Keep what was planned for a schedule, for as many as there are in use."""
         others = self.steps
         if schedule.loss_weights not in others:
-            others = {key: known for key, known in others.items() if self.schedules.last(key) is not None}
+            others = {
+                weights: known
+                for weights, known in others.items()
+                if self.schedules.last(weights) is not None
+            }
         self.steps = {**others, schedule.loss_weights: (schedule, steps)}
 
     def share(self, iteration: int) -> Optional[Share]:
@@ -169,7 +173,7 @@ class PreparedGraph:
         return self._shares[number]
 
 
-def _alike(places: Sequence[Tuple[int, int]], names: Sequence[str]) -> Dict[int, int]:
+def _one_array(places: Sequence[Tuple[int, int]], names: Sequence[str]) -> Dict[int, int]:
     """By index of an array, the first one at the same place; ValueError where two overlap otherwise."""
     first = {place: index for index, place in reversed([*enumerate(places)]) if place[0] < place[1]}
     ordered = sorted(first)
@@ -221,7 +225,7 @@ class Preparation:
         self._resting: Tuple[Resting, ...] = ()
         # Keys of the leaves whose gradients were looked through, and which of them are one array, by index.
         self._looked_through: List[int] = []
-        self._alike: Mapping[int, int] = {}
+        self._one_array: Mapping[int, int] = {}
         # As the graph was when it was last looked at.
         self.present: Optional[PreparedGraph] = None
         # What was prepared last, of this loss or one before.
@@ -260,7 +264,7 @@ class Preparation:
     def go_on_from(self, before: Preparation) -> None:
         """Go on with what is known of the network's graph before, or of one that was built alike."""
         self.pool, self._resting = before.pool, before._resting
-        self._looked_through, self._alike = before._looked_through, before._alike
+        self._looked_through, self._one_array = before._looked_through, before._one_array
         self.present, self._before = None, before.present or before._before
 
     def drop_schedules(self) -> None:
@@ -330,11 +334,11 @@ class Preparation:
         if keys != self._looked_through:
             leaves = [graph.all_leaves[p] for p in positions]
             places = places_of([leaf.grad for leaf in leaves], self._kernels.context)
-            self._alike = _alike(
+            self._one_array = _one_array(
                 places, [names.get(k, f"an input of shape {v.shape}") for k, v in zip(keys, leaves)]
             )
             self._looked_through = keys
-        return {positions[own]: positions[first] for own, first in self._alike.items()}
+        return {positions[own]: positions[first] for own, first in self._one_array.items()}
 
     def _wanted(self, structure: GraphStructure) -> Wanted:
         """What is measured besides what counts for components."""

@@ -24,7 +24,7 @@ class PassReport:
     """What a backward pass has found: `result` of an `AdaptiveLossScaling`.
 
     Attributes:
-        found_inf: layers whose gradients are not finite, first in backward order first.
+        found_inf: functions, by name, whose gradients are not finite, first in backward order first.
         kind: `"hookless"`; `"measuring"`: every gradient was measured; or why there were hooks around single
             functions.
         state_finite: whether running statistics, and whatever else forward has written, are finite.

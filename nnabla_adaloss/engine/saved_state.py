@@ -21,7 +21,7 @@ _MAGNITUDES = 1
 
 
 def state_of(
-    prepared: PreparedGraph, components: Seen, method_alphas: MethodAlphas, iteration: int, draws: int
+    prepared: PreparedGraph, seen: Seen, method_alphas: MethodAlphas, iteration: int, draws: int
 ) -> Dict[str, Any]:
     """What decides the next scales of a graph, as plain numbers, strings, lists and dicts."""
     return {
@@ -29,7 +29,7 @@ def state_of(
         "iteration": iteration,
         "network": fingerprint(prepared.plan),
         "statistics": prepared.statistics.state(prepared.plan.structure.measured),
-        "components": components.state_dict(),
+        "components": seen.state_dict(),
         "schedule": prepared.schedules.state_dict(),
         "layers": method_alphas.state_dict(),
         "draws": draws,

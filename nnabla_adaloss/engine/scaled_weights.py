@@ -17,13 +17,13 @@ from ..kernels.scratch import ScratchPool
 class SwappedFactors:
     """The factors that are swapped for all of a pass, with one schedule."""
 
-    def __init__(self, factors: Sequence[Tuple[Scaling, float]]) -> None:
-        layers = [layer for layer, _ in factors]
-        self.variables = [layer.factor for layer in layers]
-        self.keys = [layer.factor_key for layer in layers]
-        self.shapes = [layer.factor.shape for layer in layers]
-        half = [layer.half for layer in layers]
-        self.copies = ScaledCopies((), (), [alpha for _, alpha in factors], half)
+    def __init__(self, scaled: Sequence[Tuple[Scaling, float]]) -> None:
+        scalings = [scaling for scaling, _ in scaled]
+        self.variables = [scaling.factor for scaling in scalings]
+        self.keys = [scaling.factor_key for scaling in scalings]
+        self.shapes = [scaling.factor.shape for scaling in scalings]
+        half = [scaling.half for scaling in scalings]
+        self.copies = ScaledCopies((), (), [alpha for _, alpha in scaled], half)
 
 
 class ScaledWeights:

@@ -43,7 +43,7 @@ class Findings(NamedTuple):
     nonfinite: Set[int]  # those whose gradients were not finite
     amax: Dict[int, float]  # the largest finite magnitude of each measured gradient, divided by its scale
     largest: List[float]  # of each gradient that was unscaled, in their order; infinity: it was not finite
-    watched_finite: Optional[bool] = None  # whether the watched arrays are finite; None: none was watched
+    state_finite: Optional[bool] = None  # whether the watched arrays are finite; None: none was watched
 
 
 class Wanted(NamedTuple):
@@ -160,7 +160,7 @@ class Statistics:
         """Wait for what was measured, and remember it; gradients with a loss weight of 0 tell nothing."""
         # Forgotten first: after an interruption no ticket may be left without a measurement.
         running, self._running = self._running, {}
-        measured, largest, watched_finite = self._measurements.fetch()
+        measured, largest, state_finite = self._measurements.fetch()
         nonfinite: Set[int] = set()
         amax: Dict[int, float] = {}
         new: Dict[int, ArrayStatistics] = {}
@@ -181,7 +181,7 @@ class Statistics:
         if new:
             self._known = {**self._known, **new}
             self._new.update(new)
-        return Findings(nonfinite, amax, largest, watched_finite)
+        return Findings(nonfinite, amax, largest, state_finite)
 
     def state(self, positions: Sequence[int]) -> List[Any]:
         """Per variable its index in `positions`, and what is known of its gradient and its data."""

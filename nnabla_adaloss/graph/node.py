@@ -17,7 +17,7 @@ class Scaling(NamedTuple):
     """A scalable input of one function; see `LayerSlot`."""
 
     layer: str
-    slot: GemmSlot
+    gemm: GemmSlot
     target: nn.Variable
     target_key: int
     factor: nn.Variable
@@ -29,7 +29,7 @@ class Scaling(NamedTuple):
         g, w = np.asarray(node.outputs[0].grad.data), np.asarray(self.factor.data.data)
         product = known(node.type_name).product
         assert product is not None, "only products have slots"
-        return product.gradient(g, node.args, self.slot), product.factor(w, node.args, self.slot)
+        return product.gradient(g, node.args, self.gemm), product.factor(w, node.args, self.gemm)
 
 
 class Node:
@@ -52,5 +52,5 @@ class Node:
             for layer, slot, target, factor, _, half in known.slots
         ]
         self.loss_section, self.non_homogeneous = known.loss_section, known.non_homogeneous
-        self.in_place, self.half = known.in_place, known.half
+        self.own_references, self.half = known.own_references, known.half
         self.single: Optional[int] = self.output_keys[0] if len(self.outputs) == 1 else None

@@ -269,7 +269,7 @@ def _row(node: Node, *, fan_out: bool) -> Tuple[str, str, str, str, str]:
         role = "passed through"
     if fan_out:
         role += ", fan-out"
-    fan_in = ", ".join(f"{s.slot.fan_in:g}" for s in node.scalings)
+    fan_in = ", ".join(f"{s.gemm.fan_in:g}" for s in node.scalings)
     shape = ", ".join("x".join(map(str, s.factor.shape)) for s in node.scalings)
     layer = node.label if node.scalings or node.leaves else ""
     return node.type_name, role, layer, fan_in, shape

@@ -259,7 +259,7 @@ class GraphStructure:
         for index, slots in scalable.items():
             depends = functions[index].grad_depends_input_data
             type_name = self.described.type_names[index]
-            for slot in [slot.slot for slot in slots]:
+            for slot in [slot.gemm for slot in slots]:
                 for other, need in enumerate(self._needs[index]):
                     if need and other not in slot[:2] and may_depend(depends, other, slot.factor):
                         raise ValueError(
@@ -331,7 +331,7 @@ class GraphStructure:
             loss_section=in_section,
             loss_exit=in_section and section.isdisjoint(needed.values()),
             non_homogeneous=non_homogeneous,
-            in_place=known(type_name).own_references,
+            own_references=known(type_name).own_references,
             half=is_half(described.backends[index]),
             # A scalar gradient that is about to be spread over many elements (mean, sum, broadcast).
             expands=any(self._sizes[position] == _SEVERAL for position in read),

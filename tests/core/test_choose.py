@@ -542,13 +542,13 @@ def cases(draw: Any) -> Case:
 @given(cases())
 def test_no_scale_leaves_its_room(case: Case) -> None:
     found = case.choose()
-    assert found.scales[case.components.root] <= case.start.scale
+    assert found.scales[case.components.root] <= case.start.root_scale
     for index in case.decided_by_room:
         scale, room = found.scales[index], case.known.room[index]
         assert scale <= case.known.assumed.get(index, math.inf)
         # The chosen scale is the start times a power of two, so that it may be less.
         assert room is None or scale <= room
-        assert is_power_of_two(scale / case.start.scale)
+        assert is_power_of_two(scale / case.start.root_scale)
         assert scale <= 2.0**100
     for edge in case.components.edges:
         if edge.layer is not None and edge.before in case.present:
@@ -565,9 +565,9 @@ def test_what_nothing_leads_to_has_the_scale_of_the_loss_and_a_given_s0_is_only_
     found = case.choose(max_alpha={})
     led_to = {edge.after for edge in case.components.edges} | {edge.before for edge in case.components.edges}
     for index, scale in enumerate(found.scales):
-        assert index in led_to or scale == case.start.scale
+        assert index in led_to or scale == case.start.root_scale
         if case.start.fixed and index in case.components.before_layers & case.present:
-            assert scale >= case.start.scale
+            assert scale >= case.start.root_scale
 
 
 @few

@@ -499,13 +499,13 @@ def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
 
 def test_other_ranks_do_not_know_of_single_batches_until_the_iteration_ends() -> None:
     scales = scales_with(1.0, 1.0)
-    assert not scales.unshared
+    assert not scales.not_exchanged
     # Batches of one iteration: what the second one shows is a share, as on all ranks.
     see(scales, 1.0, 2.0, measured_all=True)
     see(scales, 1.0, 1.0)
-    assert scales.unshared
+    assert scales.not_exchanged
     scales.after_iteration()
-    assert not scales.unshared
+    assert not scales.not_exchanged
 
 
 def test_what_all_ranks_have_seen_is_taken_for_ones_own() -> None:

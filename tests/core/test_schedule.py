@@ -70,7 +70,7 @@ def test_backward_starts_with_what_the_first_function_is_to_be_given(behind: flo
         numbers = frozenset(node.number for node in n.structure.nodes if node.separates and in_float)
         schedule = replace(n.schedule, in_float=numbers)
         through = behind if in_float else min(behind, 2.0**14)
-        assert schedule.seed == schedule.scales[n.position(loss)] == through
+        assert schedule.seed_scale == schedule.scales[n.position(loss)] == through
         after = [rescale for step in schedule.steps.values() for rescale in (*step.before, *step.after)]
         assert after == ([] if through == behind else [Rescale(n.position(y), behind / through)])
         # What was chosen for it is what is told.

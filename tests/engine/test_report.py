@@ -83,7 +83,7 @@ def test_a_leaf_that_a_layer_scales_counts_for_what_is_behind_the_layer() -> Non
     before, behind = n.components.producers[layer.number], n.components.of[at_x]
     assert before != behind
     for function, index in ((layer, behind), (tanh, before)):
-        seen = Contribution(at_x, function.number, x, 1.0, half=False, in_place=False), 3.0
+        seen = Contribution(at_x, function.number, x, 1.0, half=False, own_references=False), 3.0
         assert amax_of_components(n.structure, n.components, [], [seen]) == {index: 3.0}
 
 

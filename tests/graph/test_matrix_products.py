@@ -84,7 +84,7 @@ def products_of(case: str) -> Tuple[Any, Any, Any]:
 def matrices(node: Node, scaling: Scaling, g: np.ndarray, factor: np.ndarray) -> Tuple[Any, Any]:
     product = known(node.type_name).product
     assert product is not None
-    return product.gradient(g, node.args, scaling.slot), product.factor(factor, node.args, scaling.slot)
+    return product.gradient(g, node.args, scaling.gemm), product.factor(factor, node.args, scaling.gemm)
 
 
 @pytest.mark.parametrize("case", sorted(CASES))

@@ -77,7 +77,7 @@ def node(
         loss_section=at_loss,
         loss_exit=False,
         non_homogeneous=clips,
-        in_place=False,
+        own_references=False,
         half=False,
         expands=any(sizes.get(p) != 1 for p in (*inputs, *leaves)),
         separates=clips or (at_loss and single),

@@ -101,7 +101,7 @@ class BackwardPass(ABC):
         self.plan, self.kernels = prepared.plan, prepared.kernels
         self.statistics, self.storage = prepared.statistics, prepared.storage
         self._request, self._schedule, self._share = request, schedule, request.share
-        self.seed, self.scales = schedule.seed, schedule.scales
+        self.seed_scale, self.scales = schedule.seed_scale, schedule.scales
 
     def run(self, loss: LossLike, seed: LossSeed) -> PassReport:
         """Run the backward of `loss`, and put back whatever was swapped, also when something raises: nnabla
@@ -118,7 +118,14 @@ class BackwardPass(ABC):
                 guard = HookGuard(self.restore)
                 pre, post = guard.chain(*before), guard.chain(*after)
             run_backward(
-                loss, self.seed, request.grad, request.clear_buffer, request.hooks.callbacks, pre, post, seed
+                loss,
+                self.seed_scale,
+                request.grad,
+                request.clear_buffer,
+                request.hooks.callbacks,
+                pre,
+                post,
+                seed,
             )
             if guard is not None and guard.error is not None:
                 raise guard.error
@@ -216,7 +223,7 @@ class BackwardPass(ABC):
             first,
             suspected,
             self.kind,
-            findings.watched_finite is not False,
+            findings.state_finite is not False,
         )
 
     def _gradients_seen(self, findings: Findings) -> Iterable[Tuple[int, float]]:

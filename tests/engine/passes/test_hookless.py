@@ -173,7 +173,7 @@ def test_a_small_loss_weight_is_in_the_seed_where_nothing_is_rounded() -> None:
     loss = chain(2.0**-20)
     emulated = [FormatEmulation(loss, "float16", float_tail=in_float) for in_float in (False, True)]
     # Stored in 16 bits, a number on the way might not be what it was.
-    rounded, *exact = (trained(one).result.schedule.seed for one in (*emulated, loss))
+    rounded, *exact = (trained(one).result.schedule.seed_scale for one in (*emulated, loss))
     assert rounded < 2.0**16 < min(exact)
 
 
