@@ -187,7 +187,7 @@ class Reach:
         solver, parameters = self._examined.solver, self._examined.parameters
         if solver is not None and not parameters:
             what = "it has no parameters, so that it trains nothing"
-            yield Cause("empty_solver", "the solver", what, "call solver.set_parameters(nn.get_parameters())")
+            yield Cause("empty_solver", "The solver", what, "call solver.set_parameters(nn.get_parameters())")
             return
         missed = self._missed()
         if solver is not None and missed:

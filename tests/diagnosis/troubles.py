@@ -497,7 +497,7 @@ class NnablasUpdater:
         self.loss, self.data_feeder = built
 
 
-@trouble("empty_solver", "the solver", "has no parameters")
+@trouble("empty_solver", "The solver", "has no parameters")
 def solver_without_parameters(mended: bool) -> Built:
     built, solver = network(), S.Sgd(0.1)
     if mended:
