@@ -528,3 +528,16 @@ def test_ranks_end_an_entry_together() -> None:
         rank.adopting(True, {"a": 2.0})
         rank.after_iteration()
     assert ranks[0].state_dict() == ranks[1].state_dict()
+
+
+def test_passes_over_one_iteration_are_numbered_and_one_may_ask_for_the_next() -> None:
+    scales = ComponentScales(HistoryPolicy())
+    measured = shown(SCALES, amax={1: 1.0, 2: 1.0, 3: 1.0}, measured_all=True)
+    attempts, settled = [], []
+    for iteration, again in ((0, True), (0, False), (0, False), (1, False)):
+        scales.before_pass(iteration, NAMES, ONES)
+        attempts.append(scales.attempt)
+        scales.after_pass(measured, completes_entry=True, again=again)
+        settled.append(scales.settled)
+    assert attempts == [0, 1, 2, 0]
+    assert settled == [False, True, True, True]
