@@ -60,7 +60,7 @@ def measure(layers: int, rounds: int) -> Dict[str, float]:
         graph = GraphPlan.read(loss)
         structure = known.of_alike(graph.description(names), _OPTIONS)
         assert structure is not None, "the same network"
-        return graph.planned(structure)
+        return graph.with_roles(structure)
 
     for _ in range(rounds):
         clock("plan", lambda loss: GraphPlan(loss, names=names))
