@@ -359,8 +359,8 @@ class AdaptiveLossScaling:
         # Forward of a half context converts weights.
         if present is None or self._result is None or not self.in_half:
             return
-        share = present.share(self.iteration)
-        if share is not None and not present.schedules.for_good(self._result.schedule.fixed_scale):
+        share = present.share(self.iteration, self._result.schedule.fixed_scale)
+        if share is not None:
             present.statistics.measure_weights(share.weights)
 
     def forget(self) -> None:

@@ -65,7 +65,6 @@ class Chooser:
         """What the next pass runs with, which is in use from then on."""
         iteration, scale, weights, again, seeded = asked
         in_use, policy = prepared.schedules, seen.memory.policy
-        learns = not in_use.for_good(scale)
         if not again:
             held = in_use.current(iteration, scale, weights)
             if held is None and scale is None:
@@ -73,20 +72,20 @@ class Chooser:
                 if held is not None:
                     prepared.schedules = in_use.keep(held, iteration)
             if held is not None:
-                return Decided(held, share=prepared.share(iteration) if learns else None)
+                return Decided(held, share=prepared.share(iteration, scale))
         prepared.statistics.begin(iteration, again=again)
         known = seen.known(prepared.components, weights, prepared.limits)
         unmeasured = any(weights[i] and known.gains[i] is None for i in prepared.components.computed)
         unknown = unmeasured or prepared.statistics.lacks_weights
         # Nothing is known of a seed gradient of the caller's own.
-        measure = learns and (again or unknown or not self._delayed or seeded)
+        measure = (again or unknown or not self._delayed or seeded) and not in_use.for_good(scale)
         # A schedule that an overflow holds down is not kept. With delay=1, nor is one of an iteration in
         # which single batches were measured: other ranks do not know of that yet.
         kept = not (measure or seen.not_exchanged) if self._delayed else again or not measure
         # A pass that measures has hooks anyway.
         schedule = self._next(prepared, known, policy, asked, apart=measure and not kept)
         prepared.schedules = in_use.keep(schedule, iteration) if kept and not seen.assumed else in_use.drop()
-        share = None if measure or not learns else prepared.share(iteration)
+        share = None if measure else prepared.share(iteration, scale)
         return Decided(schedule, schedule is not in_use.last(weights), measure, share)
 
     def _next(

@@ -157,8 +157,8 @@ class PreparedGraph:
             }
         self.steps = {**others, schedule.loss_weights: (schedule, steps)}
 
-    def share(self, iteration: int) -> Optional[Share]:
-        """What an iteration measures that uses the schedule; None: nothing."""
+    def share(self, iteration: int, fixed_scale: Optional[float]) -> Optional[Share]:
+        """What an iteration measures that uses the schedule, or has this S0; None: nothing."""
         number = self.schedules.share(iteration)
         if number is None:
             return None
@@ -170,7 +170,8 @@ class PreparedGraph:
                 # It sees every gradient of every pass, but for those of functions in float.
                 shares = [share._replace(leaves=frozenset(structure.leaves)) for share in shares]
             self._shares = [share if any(share) else None for share in shares]
-        return self._shares[number]
+        found = self._shares[number]
+        return None if found is None or self.schedules.for_good(fixed_scale) else found
 
 
 def _one_array(places: Sequence[Tuple[int, int]], names: Sequence[str]) -> Dict[int, int]:

@@ -191,7 +191,7 @@ def test_a_share_has_what_can_be_the_largest_and_what_somebody_looks_at(
     for iteration in range(2):
         settle(scaling, iteration)
     structure = scaling.plan.structure
-    share = scaling._graph.prepared().share(scaling.iteration)
+    share = scaling._graph.prepared().share(scaling.iteration, None)
     assert share is not None
     outputs = {node.outputs[0] for node, _ in structure.layer_slots.values()}
     # What tanh makes of another gradient cannot be larger than that.
