@@ -138,7 +138,8 @@ _ROWS: List[Tuple[str, Function]] = [
     # Arithmetic, reductions, indices.
     (
         "AddN BcAdd2 Mul2 MulN Div2 Pow2 Maximum2 Minimum2 SquaredError AbsoluteError HuberLoss "
-        "EpsilonInsensitiveLoss",
+        "EpsilonInsensitiveLoss AddScalar MulScalar PowScalar RSubScalar RDivScalar RPowScalar MaximumScalar "
+        "MinimumScalar Abs Exp Log",
         Function(casts_data=True),
     ),
     ("Softmax LogSoftmax SoftmaxCrossEntropy CumSum CumProd", _REDUCTION),
