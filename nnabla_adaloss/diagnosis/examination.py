@@ -383,10 +383,14 @@ class _Examination:
             forward = partial(examined.forward, examined.loss, index)
             in_fp32 = passes.with_one_scale(forward, examined.loss)
             rounded = passes.with_one_scale(partial(examined.forward, finer, index), finer)
-            noise &= _differing(layers, rounded, in_fp32)
+            finely = Tallies(layers)
+            finely.add(rounded, in_fp32)
+            noise &= finely.weights(lambda tally: tally.differs(_NOISE) or tally.is_zero)
             if noise:
                 # Not random numbers of every pass.
-                noise -= _differing(layers, passes.with_one_scale(forward, examined.loss), in_fp32)
+                again = Tallies(layers)
+                again.add(passes.with_one_scale(forward, examined.loss), in_fp32)
+                noise -= again.weights(lambda tally: tally.differs(_NOISE))
             for one in tried.values():
                 one.compare(index, in_fp32)
         return tried, noise
@@ -440,14 +444,6 @@ class _Examination:
 
 def _emulated(examined: Examined, storage: StorageLike) -> FormatEmulation:
     return FormatEmulation(examined.loss, storage, float_tail=True, parameters=examined.parameters)
-
-
-def _differing(layers: Sequence[Layer], a: Gradients, b: Gradients) -> Set[int]:
-    """Keys of the parameters whose gradients are finite and not the same."""
-    tallies = Tallies(layers)
-    tallies.add(a, b)
-    parts = (one for parts in tallies.parts.values() for one in parts)
-    return {k for part, tally in parts if _NOISE < tally.kept().error < math.inf for k in part.weights}
 
 
 def _unfed(network: Network, v: nn.Variable, f: Any) -> Cause:

@@ -202,6 +202,15 @@ class Tally:
                 self._squared_error += float(np.sum((stored[key] - fp32[key]) ** 2))
                 self._squared += float(np.sum(fp32[key] ** 2))
 
+    def differs(self, share: float) -> bool:
+        """Whether gradients of weights are finite, and others than in fp32 by more than a share of these."""
+        return math.isfinite(self._squared_error) and self._squared_error > share**2 * self._squared
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether gradients of weights are exactly 0 in fp32."""
+        return not self._squared
+
     def kept(self) -> Kept:
         """The shares and the error."""
         error = 0.0
@@ -225,6 +234,11 @@ class Tallies:
         for parts in self.parts.values():
             for part, tally in parts:
                 tally.add(part, stored, fp32, unstored)
+
+    def weights(self, said: Callable[[Tally], bool]) -> Set[int]:
+        """Keys of the parameters of which something is true."""
+        parts = (one for parts in self.parts.values() for one in parts)
+        return {key for part, tally in parts if said(tally) for key in part.weights}
 
     def kept(self, name: str, but: AbstractSet[int]) -> Kept:
         """Of the parameters of a layer the worst, without some, by key."""

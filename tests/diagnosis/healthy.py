@@ -361,6 +361,19 @@ def several_losses() -> Built:
     return trained(network(lambda x: x, loss), S.Momentum(0.01))
 
 
+def siamese() -> Built:
+    """The bias of the last layer cancels: its gradient is 0, or rounding errors."""
+
+    def loss(x: nn.Variable, t: nn.Variable) -> nn.Variable:
+        one, other = (affine(F.relu(affine(v, 16, "first")), 4, "last") for v in (x, x[::-1]))
+        distance = F.sum((one - other) ** 2, axis=1, keepdims=True)
+        return F.mean(
+            F.greater_scalar(t, 1) * distance + F.relu(1.0 - F.pow_scalar(distance + 1e-3, 0.5)) ** 2
+        )
+
+    return trained(network(lambda x: x, loss), S.Adam(1e-3))
+
+
 def vae() -> Built:
     def loss(x: nn.Variable, t: nn.Variable) -> nn.Variable:
         h = F.tanh(affine(x, 16, "encoder"))
