@@ -39,6 +39,7 @@ class Deviation(NamedTuple):
 
     error: float  # relative to fp32; infinite where something is not finite
     lost: float  # share of what is not 0 in fp32 that is 0 as stored
+    typical_lost: float = 0.0  # the median magnitude of that in fp32
 
 
 class Sight:
@@ -131,11 +132,12 @@ def _deviation(stored: NDArray[Any], exact: NDArray[Any]) -> Deviation:
     known = np.isfinite(exact)
     wide, narrow = exact[known].astype(np.float64), stored.reshape(exact.shape)[known].astype(np.float64)
     nonzero = wide != 0.0
-    lost = float(np.count_nonzero(narrow[nonzero] == 0.0)) / max(int(np.count_nonzero(nonzero)), 1)
+    gone = np.abs(wide[nonzero & (narrow == 0.0)])
+    lost = gone.size / max(int(np.count_nonzero(nonzero)), 1), float(np.median(gone)) if gone.size else 0.0
     if not np.isfinite(narrow).all():
-        return Deviation(np.inf, lost)
+        return Deviation(np.inf, *lost)
     size, difference = np.linalg.norm(wide), np.linalg.norm(narrow - wide)
-    return Deviation(float(difference / size) if size else float(difference and np.inf), lost)
+    return Deviation(float(difference / size) if size else float(difference and np.inf), *lost)
 
 
 def _flat_rows(f: Any) -> NDArray[Any]:

@@ -529,6 +529,11 @@ def bias_that_leaves_the_range(mended: bool) -> Built:
     )
 
 
+@trouble("precision", "head/affine/Log", "as fc1/affine/AddScalar hands on numbers up to 1", fatal=False)
+def logarithm_of_nearly_one(mended: bool) -> Built:
+    return network(lambda x: F.log(F.sigmoid(affine(x, 16, "fc1")) * (0.1 if mended else 1e-4) + 1.0) * 1e3)
+
+
 @trouble("not_finite", "head/affine/PowScalar#3", "in fp32 none: head/affine/Sub2 subtracts numbers up to")
 def variance_by_the_difference_of_squares(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
