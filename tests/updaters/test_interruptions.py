@@ -35,6 +35,8 @@ def compare(training: Training, before: Dict[str, Any], done: Dict[str, Any], en
 
 def interrupt_everywhere(after: int, every: int, **options: Any) -> None:
     """Interrupt an update at one of so many of its moments, and go on."""
+    # What is done once in a process has no moments to interrupt afterwards.
+    Training(**options).train(after + 1)
     reference = Training(**options).train(after)
     before, moments = reference.everything(), Moments(0)
     moments.run(reference.updater.update)
