@@ -55,7 +55,10 @@ class Function(NamedTuple):
 
 # x, beta, gamma, mean, variance, and for the fused one a residual input: statistics, beta and gamma are fp32.
 _BATCH_NORMALIZATION = Function(
-    writes=frozenset({3, 4}), writes_statistics=True, in_half=lambda inputs: [inputs[0], *inputs[5:]]
+    writes=frozenset({3, 4}),
+    writes_statistics=True,
+    casts_data=True,
+    in_half=lambda inputs: [inputs[0], *inputs[5:]],
 )
 
 # They compute in float in cudnn:half: what they write stays fp32 until a half function reads it.
@@ -129,17 +132,22 @@ _ROWS: List[Tuple[str, Function]] = [
     ("Sink", Function(linear=False, moves_nothing=True)),
     # Backward writes the output gradient into its second input, for the user to read.
     ("VATNoise", Function(linear=False, writes=frozenset({1}))),
-    ("Identity ReLU Reshape Sigmoid Tanh Transpose", Function(never_enlarges=True)),
-    ("Add2 Sub2", Function(never_enlarges=True, casts_data=True)),
+    ("Identity Reshape Transpose", Function(never_enlarges=True)),
+    ("Add2 Sub2 ReLU Sigmoid Tanh", Function(never_enlarges=True, casts_data=True)),
     # Normalization and quantization.
     ("BatchNormalization FusedBatchNormalization SyncBatchNormalization", _BATCH_NORMALIZATION),
     ("MeanSubtraction MinMaxQuantize", Function(writes=frozenset({1, 2}))),
     ("QuantizeLinear", Function(writes=frozenset({2}))),
-    # Arithmetic, reductions, indices.
+    # Arithmetic, activations, reductions, indices.
     (
         "AddN BcAdd2 Mul2 MulN Div2 Pow2 Maximum2 Minimum2 SquaredError AbsoluteError HuberLoss "
         "EpsilonInsensitiveLoss AddScalar MulScalar PowScalar RSubScalar RDivScalar RPowScalar MaximumScalar "
-        "MinimumScalar Abs Exp Log",
+        "MinimumScalar Abs Exp Log Erf Sin Cos Tan Sinh Cosh ASin ACos ATan ATan2 ASinh ACosh ATanh",
+        Function(casts_data=True),
+    ),
+    (
+        "LeakyReLU ReLU6 CReLU ELU CELU SELU GELU Swish Mish SoftPlus SoftSign LogSigmoid HardSigmoid "
+        "HardTanh LayerNormalization InstanceNormalization GroupNormalization",
         Function(casts_data=True),
     ),
     ("Softmax LogSoftmax SoftmaxCrossEntropy CumSum CumProd", _REDUCTION),

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.emulation import format_emulation, with_storage
@@ -17,7 +18,7 @@ from nnabla_adaloss.graph.description import visited
 from tests.emulation.networks import is_half, leaf
 from tests.worlds.networks import layers
 from tests.worlds.passes import run
-from tests.worlds.values import HALF, assert_equal, constant, snapshot
+from tests.worlds.values import FLOAT, HALF, assert_equal, constant, snapshot
 
 
 def network() -> nn.Variable:
@@ -65,9 +66,9 @@ def test_a_weight_that_is_also_read_in_fp32_is_rounded_for_nobody() -> None:
 
 
 def test_what_is_to_be_rounded_follows_the_graph() -> None:
-    w = constant([FINE])
+    w = constant([[[FINE]]])
     x = leaf(np.ones(1))
-    product = F.acosh(w) * x
+    product = F.batch_logdet(w) * x
     loss = FormatEmulation(F.sum(product))
     loss.forward()
     assert loss.variable.d > 0.0
@@ -80,29 +81,55 @@ def test_what_is_to_be_rounded_follows_the_graph() -> None:
     assert loss.emulated_storage.weights.keys() == {hash(x)}
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x + 1.0,
-        lambda x: x - 1.0,
-        lambda x: 1.0 - x,
-        lambda x: 2.0 / x,
-        lambda x: x * 3.0,
-        lambda x: x**2.0,
-        lambda x: 2.0**x,
-        lambda x: F.maximum_scalar(x, 0.5),
-        lambda x: F.minimum_scalar(x, 3.0),
-        F.abs,
-        F.exp,
-        F.log,
-    ],
-)
-def test_arithmetic_with_constants_reads_data_as_stored(function: Callable[..., nn.Variable]) -> None:
-    # As in nnabla's own half precision, whose functions cast what they read.
-    x, w = constant([FINE]), leaf(np.ones(1))
-    loss = FormatEmulation(F.sum(function(x) * w))
-    loss.forward()
-    assert loss.emulated_storage.weights.keys() == {hash(x), hash(w)}
+_ACTIVATIONS = """
+abs acos acosh asin asinh atan atanh celu cos cosh crelu elu erf exp gelu hard_sigmoid
+hard_tanh leaky_relu log log_sigmoid mish relu relu6 selu sigmoid sin sinh softplus
+softsign swish tan tanh
+"""
+
+# What nnabla's own half precision casts before it computes.
+CASTS: Dict[str, Callable[[nn.Variable], nn.Variable]] = {
+    "x + 1": lambda x: x + 1.0,
+    "1 - x": lambda x: 1.0 - x,
+    "3 * x": lambda x: 3.0 * x,
+    "2 / x": lambda x: 2.0 / x,
+    "x ** 2": lambda x: x**2.0,
+    "2 ** x": lambda x: 2.0**x,
+    "maximum": lambda x: F.maximum_scalar(x, 0.5),
+    "minimum": lambda x: F.minimum_scalar(x, 3.0),
+    "atan2": lambda x: F.atan2(x, x * x),
+    "in place": lambda x: F.relu(x, inplace=True),
+    "batch normalization": lambda x: PF.batch_normalization(x, name="bn"),
+    "fixed batch normalization": lambda x: PF.batch_normalization(x, batch_stat=False, name="bn"),
+    "layer normalization": lambda x: F.layer_normalization(x, None, None),
+    "instance normalization": lambda x: F.instance_normalization(x, None, None),
+    "group normalization": lambda x: F.group_normalization(x, None, None, 2),
+    **{name: getattr(F, name) for name in _ACTIVATIONS.split()},
+}
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_data_are_read_as_stored_where_native_half_casts_them(name: str) -> None:
+    function, rng = CASTS[name], np.random.default_rng(0)
+    exact = 1.0 + rng.integers(1, 8, (4, 6, 2, 2)) / 8.0
+    if name in ("acos", "asin", "atanh"):
+        exact -= 1.0
+    fine = exact * (1.0 + rng.integers(0, 2, exact.shape) * 2.0**-13)
+
+    def computed(data: NDArray[Any], context: nn.Context, *, emulated: bool) -> NDArray[Any]:
+        nn.clear_parameters()
+        with nn.context_scope(context):
+            x, w = nn.Variable(data.shape), leaf(np.ones(1))
+            y = function(x)
+            y.persistent = True
+            loss = F.sum(y * F.reshape(w, (1,) * y.ndim))
+            x.d = data
+            (FormatEmulation(loss) if emulated else loss).forward()
+        return np.array(y.d)
+
+    for context, emulated in ((HALF, False), (FLOAT, True)):
+        stored, given = (computed(data, context, emulated=emulated) for data in (exact, fine))
+        np.testing.assert_array_equal(stored, given)
 
 
 def test_backward_rounds_weights_itself_where_forward_did_not() -> None:
