@@ -103,9 +103,7 @@ class Start(NamedTuple):
     """What a pass starts with."""
 
     root_scale: float  # of the loss gradient
-    start_scale: (
-        float  # what that would be with a loss that is not small: `accum_upper_bound` counts from there
-    )
+    start_scale: float  # that of a loss which is not small: `accum_upper_bound` counts from there
     u_min: float  # the smallest magnitude of the storage format
     fixed: bool = False  # whether `root_scale` is a given S0
     amax: Sequence[Optional[float]] = ()  # with S0: the largest gradient of each component

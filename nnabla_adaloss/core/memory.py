@@ -239,8 +239,9 @@ class Seen(NamedTuple):
 
     def adopting(self, entry_complete: bool, gains: _Gains) -> Seen:
         """With the largest that all ranks have `shared` for what this one has."""
-        learned = self._replace(now=gains, assumed=_NONE, lost=_NONE)
-        return learned._replace(entry_complete=entry_complete, informative=True)
+        return self._replace(
+            entry_complete=entry_complete, informative=True, now=gains, assumed=_NONE, lost=_NONE
+        )
 
     def remembered(self, *, good: bool = False) -> Memory:
         """The memory with the gains of this iteration; with what was assumed since an overflow, too, unless

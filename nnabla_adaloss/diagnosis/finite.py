@@ -370,13 +370,14 @@ class Finiteness:
         before = f.inputs[0].parent
         if own and deviation.typical_lost > stored.smallest_subnormal and before is not None:
             # What it reads was not 0, but 1 + 1e-5.
-            what = f"it computes numbers, of which {deviation.lost:.0%} become 0 in {stored.name}, as "
+            what = (
+                f"it computes numbers, of which {deviation.lost:.0%} become 0 in {stored.name}, which holds "
+            )
             what += (
-                f"{network.name(before)} hands on numbers up to {largest:.3g}, of which it holds too few bits"
+                f"too few bits of the numbers up to {largest:.3g} that it reads from {network.name(before)}"
             )
-            return Cause(
-                "precision", name, what, "keep small terms apart from large ones, or compute it in fp32"
-            )
+            remedy = "keep small terms apart from large ones, or compute it in fp32"
+            return Cause("precision", name, what, remedy)
         if deviation.lost > _LOST:
             what = f"{subject}, {'of which' if own else 'of whose numbers'} {deviation.lost:.0%} become 0 in "
             what += f"{stored.name}, whose smallest is {stored.smallest_subnormal:.1g}"

@@ -529,7 +529,9 @@ def bias_that_leaves_the_range(mended: bool) -> Built:
     )
 
 
-@trouble("precision", "head/affine/Log", "as fc1/affine/AddScalar hands on numbers up to 1", fatal=False)
+@trouble(
+    "precision", "head/affine/Log", "numbers up to 1 that it reads from fc1/affine/AddScalar", fatal=False
+)
 def logarithm_of_nearly_one(mended: bool) -> Built:
     return network(lambda x: F.log(F.sigmoid(affine(x, 16, "fc1")) * (0.1 if mended else 1e-4) + 1.0) * 1e3)
 
