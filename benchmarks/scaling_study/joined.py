@@ -9,18 +9,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from pathlib import Path
-from typing import (
-    Any,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 import nnabla.solvers as S

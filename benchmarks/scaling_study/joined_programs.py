@@ -4,15 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Mapping,
-    NamedTuple,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Sequence, Tuple
 
 import nnabla as nn
 import nnabla.functions as F

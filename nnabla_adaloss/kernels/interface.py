@@ -12,13 +12,7 @@ from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
-from .arrays import (
-    addresses_of,
-    require_float32,
-    require_same_size,
-    unscaling_factor,
-    which_are_half,
-)
+from .arrays import addresses_of, require_float32, require_same_size, unscaling_factor, which_are_half
 
 EXPONENT_BINS = 256
 """Length of an exponent histogram: one bin per value of float32's exponent field."""

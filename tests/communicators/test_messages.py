@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nnabla import NdArray
 
-from nnabla_adaloss.communicators.messages import (
-    MESSAGE,
-    SMALL_ARRAY,
-    Packer,
-    array_list,
-    plan_messages,
-)
+from nnabla_adaloss.communicators.messages import MESSAGE, SMALL_ARRAY, Packer, array_list, plan_messages
 
 
 def written(size):

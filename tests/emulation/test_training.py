@@ -12,12 +12,7 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import (
-    AdaptiveLossScalingUpdater,
-    FixedLossScalingUpdater,
-    FormatEmulation,
-    Precision,
-)
+from nnabla_adaloss import AdaptiveLossScalingUpdater, FixedLossScalingUpdater, FormatEmulation, Precision
 from tests.emulation.networks import masked_attention
 from tests.imports import modules_looked_for
 

@@ -20,16 +20,7 @@ from tests.worlds.methods import Says
 from tests.worlds.networks import layers, mlp
 from tests.worlds.passes import run, settle, settled
 from tests.worlds.tampering import Gate
-from tests.worlds.values import (
-    FLOAT,
-    HALF,
-    assert_close,
-    assert_equal,
-    constant,
-    data,
-    gradients,
-    zero_grads,
-)
+from tests.worlds.values import FLOAT, HALF, assert_close, assert_equal, constant, data, gradients, zero_grads
 
 FIXED = {"loss_scale_method": "fixed", "use_bound": False}
 

@@ -15,13 +15,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import (
-    AdaLossConfig,
-    AdaptiveLossScaling,
-    FormatEmulation,
-    LossScaleWarning,
-    Precision,
-)
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, LossScaleWarning, Precision
 from tests.worlds.methods import LooksBack
 from tests.worlds.networks import layers
 from tests.worlds.passes import run, settle

@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.host_context import HOST
-from nnabla_adaloss.kernels.arrays import (
-    FLOAT32,
-    are_readable,
-    as_float32,
-    prepare_master,
-    stored_dtype,
-)
+from nnabla_adaloss.kernels.arrays import FLOAT32, are_readable, as_float32, prepare_master, stored_dtype
 from tests.imports import modules_looked_for
 
 

@@ -13,14 +13,7 @@ import pytest
 
 from nnabla_adaloss.kernels import CudaKernels, GradientToUnscale
 from nnabla_adaloss.kernels.cuda_launcher import CudaSource
-from tests.kernels.arrays import (
-    DTYPES,
-    assert_same_floats,
-    assert_statistics,
-    everything,
-    nd_array,
-    normal,
-)
+from tests.kernels.arrays import DTYPES, assert_same_floats, assert_statistics, everything, nd_array, normal
 from tests.kernels.conftest import CPU
 from tests.kernels.host_launcher import THREADS_PER_BLOCK, HostLauncher
 from tests.kernels.memory_array import reserved_zeros

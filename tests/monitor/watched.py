@@ -5,13 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nnabla_adaloss import (
-    LayerRow,
-    Overflowed,
-    Recording,
-    ScaleChanged,
-    UpdateEnded,
-)
+from nnabla_adaloss import LayerRow, Overflowed, Recording, ScaleChanged, UpdateEnded
 
 
 def layer(iteration: int, name: str, underflowed: Any = 0, attempt: int = 0, **fields: Any) -> LayerRow:

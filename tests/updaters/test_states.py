@@ -20,12 +20,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import (
-    AdaLossConfig,
-    AdaptiveLossScaling,
-    AdaptiveLossScalingUpdater,
-    LossScaleWarning,
-)
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, LossScaleWarning
 from nnabla_adaloss.core import AmaxHistory, Method, Needs
 from nnabla_adaloss.state import read_state, write_state
 from tests.worlds.networks import two_layers

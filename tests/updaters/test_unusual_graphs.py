@@ -12,11 +12,7 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import (
-    AdaLossConfig,
-    DynamicLossScalingUpdater,
-    FormatEmulation,
-)
+from nnabla_adaloss import AdaLossConfig, DynamicLossScalingUpdater, FormatEmulation
 from tests.worlds.networks import two_layers
 from tests.worlds.trainings import Loop, solver_of, updater_of
 from tests.worlds.values import FLOAT, HALF, assert_equal, constant, data, gradients, snapshot
