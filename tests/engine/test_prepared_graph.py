@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -200,6 +200,19 @@ def test_a_share_has_what_can_be_the_largest_and_what_somebody_looks_at(
     looks_at_weights = "loss_scale_method" in config
     factors = {slot.factor for _, slot in structure.layer_slots.values()}
     assert set(share.weights) == (factors if looks_at_weights else set())
+
+
+@pytest.mark.parametrize("given", [8.0, None])
+def test_where_every_scale_is_given_nothing_is_measured(given: Optional[float]) -> None:
+    h = F.tanh(PF.affine(nn.Variable((2, 3)), 3, name="a"))
+    scaling = AdaptiveLossScaling(F.mean(PF.affine(h, 3, name="b") ** 2), AdaLossConfig("fixed"))
+    measured = 0
+    for iteration in range(16):
+        scaling.forward()
+        scaling.backward(given, iteration=iteration)
+        measured += bool(scaling.result.amax)
+        scaling.after_update()
+    assert bool(measured) == (given is None)
 
 
 def test_a_graph_of_a_known_topology_goes_on_with_its_statistics_and_schedule() -> None:
