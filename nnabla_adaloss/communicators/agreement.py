@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import hashlib
+import zlib
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Dict, Hashable, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
@@ -56,30 +57,26 @@ class ProcessGroup:
         self.comm.Allreduce(self.mpi.IN_PLACE, values, operation)
         return values
 
-    def differing(self, values: List[int]) -> List[int]:
-        """Positions of the 64-bit integers that are not the same on all members."""
-        own = np.array(values, np.int64)
-        # One reduction gives both bounds: `~x` reverses the order and cannot overflow.
-        lower, upper = self.reduce_ints(np.stack([own, ~own]), self.mpi.MIN)
-        positions: List[int] = np.flatnonzero(lower != ~upper).tolist()
-        return positions
-
     def compare_calls(self, call: Call) -> None:
         """Wait until all members make a call; a CollectiveMismatchError on all unless it is the same."""
-        if self.differing([fingerprint(call)]):
+        own = fingerprint(call)
+        # One reduction gives both bounds.
+        lower, upper = self.reduce_ints(np.array([own, -own]), self.mpi.MIN)
+        if lower != -upper:
             raise CollectiveMismatchError(describe_mismatch(self.ranks, self.comm.allgather(call)))
 
     def compare_values(self, values: Mapping[str, NDArray[Any]], what: str) -> None:
         """A RankDisagreementError on all members unless arrays have the same bits on all."""
         checksums = list(map(checksum, values.values()))
-        different = self.differing(checksums)
+        of_each = zip(*self.comm.allgather(checksums))
+        different = [position for position, held in enumerate(of_each) if len({*held}) > 1]
         if not different:
             return
         name, value = list(values.items())[different[0]]
-        own = value.item() if value.size == 1 else f"checksum {checksums[different[0]] & (2**64 - 1):#018x}"
-        held = _ranks_by_value(zip(self.ranks, self.comm.allgather(own)))
+        own = value.item() if value.size == 1 else f"checksum {checksums[different[0]]:#010x}"
         raise RankDisagreementError(
-            f"{what} differ between ranks: {name!r} is {held}; {len(different)} of {len(values)} differ. "
+            f"{what} differ between ranks: {name!r} is {_by_rank(self.ranks, self.comm.allgather(own))}; "
+            f"{len(different)} of {len(values)} differ. "
             "The ranks no longer train the same model: look for what changes them on one rank only, such as "
             "a step taken or skipped there, an initialization after the broadcast, or gradients that were "
             "not exchanged."
@@ -88,37 +85,27 @@ class ProcessGroup:
 
 @lru_cache(maxsize=64)
 def fingerprint(call: Call) -> int:
-    """A signed 64-bit number equal on all ranks that make the same call (unlike `hash`, which is salted)."""
-    return _int64_digest(repr(call).encode())
+    """A number equal on all ranks that make the same call (unlike `hash`, which is salted)."""
+    return zlib.crc32(repr(call).encode())
 
 
 def checksum(array: NDArray[Any]) -> int:
-    """A signed 64-bit number of an array's bits, dtype and element count: -0 and +0 differ, NaNs compare."""
-    return _int64_digest(f"{array.dtype.str}{array.size}".encode(), np.ascontiguousarray(array).data)
-
-
-def _int64_digest(*parts: Any) -> int:
-    digest = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        digest.update(part)
-    return int.from_bytes(digest.digest(), "little", signed=True)
+    """The CRC-32 of an array's bits, dtype and element count: -0 and +0 differ, NaNs compare."""
+    head = zlib.crc32(f"{array.dtype.str}{array.size}".encode())
+    return zlib.crc32(np.ascontiguousarray(array).data, head)
 
 
 def describe_mismatch(ranks: Sequence[int], calls: Sequence[Call]) -> str:
     """The first difference between the calls of the ranks, with the ranks of each, and a likely cause."""
-
-    def held(values: Iterable[Hashable]) -> str:
-        return _ranks_by_value(zip(ranks, values))
-
     if len({(call.operation, call.options) for call in calls}) > 1:
-        difference = held(map(str, calls))
+        difference = _by_rank(ranks, map(str, calls))
     else:
-        lists = [call.entries for call in calls]
-        longest = max(map(len, lists))
-        position = next(i for i in range(longest) if len({entries[i : i + 1] for entries in lists}) > 1)
-        entries = [one[position] if position < len(one) else "missing" for one in lists]
-        counts = held(map(len, lists))
-        difference = f"entry {position} given to {calls[0].operation} is {held(entries)}; entries: {counts}"
+        columns = enumerate(zip_longest(*(call.entries for call in calls), fillvalue="missing"))
+        position, entries = next((number, held) for number, held in columns if len({*held}) > 1)
+        counts = _by_rank(ranks, (len(call.entries) for call in calls))
+        difference = (
+            f"entry {position} given to {calls[0].operation} is {_by_rank(ranks, entries)}; entries: {counts}"
+        )
     return (
         f"ranks made different collective calls: {difference}. Every rank must make the same calls in the "
         "same order with arrays of the same shapes: look for a network, a parameter scope or a branch that "
@@ -126,12 +113,12 @@ def describe_mismatch(ranks: Sequence[int], calls: Sequence[Call]) -> str:
     )
 
 
-def _ranks_by_value(values: Iterable[Tuple[int, Hashable]]) -> str:
+def _by_rank(ranks: Sequence[int], values: Iterable[Hashable]) -> str:
     """The ranks that hold each value: `"16.0 on ranks 0, 2; 8.0 on rank 1"`."""
     holders: Dict[Hashable, List[int]] = defaultdict(list)
-    for rank, value in values:
+    for rank, value in zip(ranks, values):
         holders[value].append(rank)
     return "; ".join(
-        f"{value} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-        for value, ranks in holders.items()
+        f"{value} on rank{'s' if len(held_by) > 1 else ''} {', '.join(map(str, held_by))}"
+        for value, held_by in holders.items()
     )

@@ -18,16 +18,14 @@ from typing import Callable, Iterator, Optional, Tuple, Type
 
 
 class Watchdog:
-    """Calls `on_expiry(description, timeout_s)`, which ends the process, when a block takes longer than that.
-
-    Watching costs about a microsecond: the block notes its start, which the thread reads four times per
-    timeout. So expiry is noticed at most a quarter of the timeout late.
+    """Calls `on_expiry(description, timeout_s)`, which ends the process, when a block takes longer than that;
+    never, if that is None.
     """
 
-    def __init__(self, timeout_s: float, on_expiry: Callable[[str, float], None]) -> None:
-        if not timeout_s > 0:
+    def __init__(self, timeout_s: Optional[float], on_expiry: Callable[[str, float], None]) -> None:
+        if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"`timeout_s` must be positive, got {timeout_s}")
-        self.timeout_s = timeout_s
+        self._timeout_s = timeout_s
         self._on_expiry = on_expiry
         self._watched: Optional[Tuple[float, Callable[[], str]]] = None
         self._thread: Optional[threading.Thread] = None
@@ -35,21 +33,22 @@ class Watchdog:
     @contextmanager
     def watch(self, describe: Callable[[], str]) -> Iterator[None]:
         """Watch the block; `describe` is called only on expiry."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._patrol, name="collective watchdog", daemon=True)
+        if self._thread is None and self._timeout_s is not None:
+            self._thread = threading.Thread(target=self._patrol, args=[self._timeout_s], daemon=True)
             self._thread.start()
+        # This costs a microsecond. The thread looks at it four times per timeout.
         self._watched = (time.monotonic(), describe)
         try:
             yield
         finally:
             self._watched = None
 
-    def _patrol(self) -> None:
+    def _patrol(self, timeout_s: float) -> None:
         while True:
-            time.sleep(self.timeout_s / 4)
+            time.sleep(timeout_s / 4)
             watched = self._watched
-            if watched is not None and time.monotonic() - watched[0] > self.timeout_s:
-                self._on_expiry(watched[1](), self.timeout_s)
+            if watched is not None and time.monotonic() - watched[0] > timeout_s:
+                self._on_expiry(watched[1](), timeout_s)
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -79,13 +78,11 @@ def on_uncaught_exception(function: Callable[[BaseException], None]) -> None:
 
 
 def end_stalled_process(rank: int, exchange: str, timeout_s: float) -> None:
-    """Report the stalled exchange and the stacks of all threads, and end this process: the launcher then ends
-    the others. MPI's orderly shutdown would wait for the stalled call.
-    """
+    """Report the stalled exchange and all threads' stacks, and end the process; the launcher ends others."""
     report(
         rank,
         f"no answer for {timeout_s:g} s in {exchange}: another rank has stopped, or works longer than "
         "`timeout_s` before its next exchange. Ending the job.",
     )
     faulthandler.dump_traceback(sys.__stderr__ or 2)
-    os._exit(1)
+    os._exit(1)  # an orderly end of MPI would wait for the stalled call

@@ -77,32 +77,25 @@ class Packer:
         self._buffer = np.empty(0, np.float32)
 
     def exchange(
-        self,
-        arrays: List[NdArray],
-        function: Callable[[npt.NDArray[np.float32]], object],
-        *,
-        pack: bool,
-        divisor: int = 1,
-        keep_result: bool = True,
+        self, arrays: List[NdArray], function: Callable[[npt.NDArray[np.float32]], object], *, pack: bool
     ) -> None:
-        """Apply `function`, which changes a flat array in place, to float32 values of all arrays, and divide.
+        """Apply `function`, which changes a flat array in place, to float32 values of all arrays.
 
         An array alone in its message is exchanged in its own memory if it is float32; everything else is
-        copied to the buffer and, with `keep_result`, back, rounded to the array's dtype (overflow gives an
-        infinity, without a warning). With `pack` small arrays share messages.
+        copied to the buffer and back, rounded to the array's dtype (overflow gives an infinity, without a
+        warning). With `pack` small arrays share messages.
         """
         for positions in plan_messages(tuple(array.size for array in arrays), pack):
             views = [host_view(arrays[position]) for position in positions]
-            in_place = len(views) == 1 and views[0].dtype == np.float32
-            values = views[0] if in_place else self._packed(views)
+            if len(views) == 1 and views[0].dtype == np.float32:
+                function(views[0])
+                continue
+            values = self._packed(views)
             function(values)
-            if divisor > 1:
-                values /= divisor
-            if keep_result and not in_place:
-                ends = np.cumsum([view.size for view in views])
-                with np.errstate(over="ignore"):
-                    for view, part in zip(views, np.split(values, ends[:-1])):
-                        view[...] = part
+            ends = np.cumsum([view.size for view in views])
+            with np.errstate(over="ignore"):
+                for view, part in zip(views, np.split(values, ends[:-1])):
+                    view[...] = part
 
     def _packed(self, views: List[npt.NDArray[Any]]) -> npt.NDArray[np.float32]:
         size = sum(view.size for view in views)

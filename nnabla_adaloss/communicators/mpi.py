@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import (
     TYPE_CHECKING,
@@ -42,11 +42,12 @@ Arrays = Union[NdArray, Sequence[NdArray]]
 
 
 class MPICommunicator:
-    """nnabla's communicator interface over MPI: gradients of CPU processes, summed in float32.
+    """nnabla's communicator over MPI: gradients of CPU processes, summed in float32.
 
-    It replaces `nnabla.communicators.MultiProcessCommunicator` on hosts without GPUs. Every exchange is
-    collective: all ranks of the group make the same calls in the same order, or it is a
-    `CollectiveMismatchError` on every rank: they compare a fingerprint of the call and its arrays' shapes.
+    It replaces `nnabla.communicators.MultiProcessCommunicator` on hosts without GPUs, as far as training on
+    shares of a batch needs it: `bcast`, `all_reduce`, `barrier` and groups. Every exchange is collective: all
+    ranks of the group make the same calls in the same order, or it is a `CollectiveMismatchError` on every
+    rank: they compare a fingerprint of the call and its arrays' shapes.
 
     Sums are computed in float32, whatever the arrays' dtypes, and have the same bits on all ranks. Not
     thread-safe.
@@ -92,9 +93,7 @@ class MPICommunicator:
         self._comm: MPI.Intracomm = MPI.COMM_WORLD if comm is None else comm
         self._groups: Dict[str, ProcessGroup] = {}
         self._packer = Packer()
-        self._watchdog = None
-        if timeout_s is not None:
-            self._watchdog = failure.Watchdog(timeout_s, partial(failure.end_stalled_process, self.rank))
+        self._watchdog = failure.Watchdog(timeout_s, partial(failure.end_stalled_process, self.rank))
         self._exchanges = 0
         self.iteration: Optional[int] = None
 
@@ -128,12 +127,12 @@ class MPICommunicator:
     @property
     def local_rank(self) -> int:
         """This process's number among those on its host."""
-        return self._local.Get_rank()
+        return self._on_this_host.Get_rank()
 
     @property
     def local_size(self) -> int:
         """Number of processes on this host."""
-        return self._local.Get_size()
+        return self._on_this_host.Get_size()
 
     def new_group(self, name_ranks: Tuple[str, Sequence[int]]) -> str:
         """Name some of the ranks, for the `group` argument of the exchanges. All ranks make this call.
@@ -217,78 +216,14 @@ class MPICommunicator:
                 return
             lazily_zero = np.array([array.zeroing for array in arrays], np.int8)
             members.reduce_ints(lazily_zero, members.mpi.MIN)
-            self._packer.exchange(
-                [array for array, skipped in zip(arrays, lazily_zero) if not skipped],
-                lambda values: members.comm.Allreduce(members.mpi.IN_PLACE, values, members.mpi.SUM),
-                pack=not inplace,
-                divisor=members.size if division else 1,
-            )
-
-    def reduce(
-        self, data: Arrays, dst: int, division: bool = False, inplace: bool = False, group: str = "world"
-    ) -> None:
-        """Replace every array on one rank by its sum over the ranks; the other ranks keep theirs.
-
-        Args:
-            dst: the rank that gets the sum, as numbered in the group.
-
-        The other arguments are as for `all_reduce`.
-        """
-        arrays = array_list(data, floating=True)
-        with self._exchange(
-            "reduce", group, shapes_of(arrays), dst=dst, division=bool(division), inplace=bool(inplace)
-        ) as members:
-            mpi, receives = members.mpi, members.comm.Get_rank() == dst
 
             def sum_over_ranks(values: npt.NDArray[np.float32]) -> None:
-                sent, received = (mpi.IN_PLACE, values) if receives else (values, None)
-                members.comm.Reduce(sent, received, mpi.SUM, dst)
+                members.comm.Allreduce(members.mpi.IN_PLACE, values, members.mpi.SUM)
+                if division:
+                    values /= members.size
 
-            divisor = members.size if division and receives else 1
-            self._packer.exchange(
-                arrays, sum_over_ranks, pack=not inplace, divisor=divisor, keep_result=receives
-            )
-
-    def all_gather(self, ndarray: NdArray, ndarray_list: Sequence[NdArray], group: str = "world") -> None:
-        """Copy the array of each rank to every rank, bit for bit, in the sender's dtype.
-
-        Args:
-            ndarray: this rank's array.
-            ndarray_list: receives the arrays of ranks 0, 1, ...: one per rank of the group, of the same size.
-                ValueError if it does not fit.
-            group: name of the group.
-        """
-        gathered = array_list(ndarray_list)
-        with self._exchange("all_gather", group, shapes_of([ndarray, *gathered])) as members:
-            _check_parts(gathered, ndarray, members)
-            gathered[members.comm.Get_rank()].copy_from(ndarray)
-        for giver, target in enumerate(gathered):
-            self.bcast(target, giver, group=group)
-
-    def reduce_scatter(
-        self, ndarray_list: Sequence[NdArray], ndarray: NdArray, division: bool = False, group: str = "world"
-    ) -> None:
-        """Give rank i the sum over all ranks of `ndarray_list[i]`.
-
-        Args:
-            ndarray_list: one array per rank of the group, each of the size of `ndarray`; unchanged.
-                ValueError if it does not fit.
-            ndarray: receives this rank's sum; floating point.
-            division: divide the sum by the number of ranks.
-            group: name of the group.
-        """
-        parts = array_list(ndarray_list)
-        with self._exchange(
-            "reduce_scatter", group, shapes_of([ndarray, *parts]), division=division
-        ) as members:
-            _check_parts(parts, ndarray, members)
-            mine = np.stack([host_values(part).astype(np.float32) for part in parts])
-            self._packer.exchange(
-                [ndarray],
-                lambda values: members.comm.Reduce_scatter_block(mine, values, members.mpi.SUM),
-                pack=False,
-                divisor=members.size if division else 1,
-            )
+            written = [array for array, skipped in zip(arrays, lazily_zero) if not skipped]
+            self._packer.exchange(written, sum_over_ranks, pack=not inplace)
 
     def all_reduce_callback(
         self, data: Arrays, pack_size: int, division: bool = False, group: str = "world", **options: Any
@@ -302,12 +237,6 @@ class MPICommunicator:
 
     # Agreement
 
-    def all_reduce_max_int(self, values: Sequence[int]) -> List[int]:
-        """The largest of each value over the ranks; `values`: integers of 64 bits, as many on each rank."""
-        with self._exchange("all_reduce_max_int", length=len(values)) as world:
-            largest = world.reduce_ints(np.array(values, np.int64), world.mpi.MAX)
-            return [int(value) for value in largest]
-
     def all_reduce_max_float(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """The largest of each value over the ranks, as float64; NaN where any rank has a NaN.
 
@@ -320,10 +249,6 @@ class MPICommunicator:
             world.comm.Allgather(own, everybody)
             return np.asarray(everybody.max(axis=0))
 
-    def any(self, flag: bool) -> bool:
-        """True on every rank when the flag is set on any of them."""
-        return bool(self.all_reduce_max_int([int(flag)])[0])
-
     def broadcast_object(self, obj: T, src: int = 0) -> T:
         """Send a picklable object of one rank to every rank, and return it."""
         with self._exchange("broadcast_object", src=int(src)) as world:
@@ -333,9 +258,9 @@ class MPICommunicator:
     def check_agreement(
         self, values: Union[Mapping[str, Any], Sequence[Any]], what: str = "parameters"
     ) -> None:
-        """Compare arrays or numbers bit for bit across the ranks, by 64-bit checksums.
+        """Compare arrays or numbers bit for bit across the ranks, by checksums.
 
-        Reads every array once (0.7 GB/s) and sends 16 bytes for each.
+        Reads every array once and sends a CRC-32 of each.
 
         Args:
             values: NdArrays, NumPy arrays or numbers, by name or in a sequence.
@@ -392,9 +317,8 @@ class MPICommunicator:
     # Groups and exchanges
 
     @property
-    def _local(self) -> MPI.Comm:
-        """The communicator of the processes on this host."""
-        self._group("world")
+    def _on_this_host(self) -> MPI.Comm:
+        self._group("world")  # which `init` makes
         return self._local_comm
 
     def _group(self, name: str) -> ProcessGroup:
@@ -424,19 +348,8 @@ class MPICommunicator:
             yield members
 
     def _watched(self, operation: str, ranks: Tuple[int, ...]) -> ContextManager[None]:
-        if self._watchdog is None:
-            return nullcontext()
-
         def describe() -> str:
             iteration = "" if self.iteration is None else f", iteration {self.iteration}"
             return f"{operation} with ranks {list(ranks)} (exchange {self._exchanges}{iteration})"
 
         return self._watchdog.watch(describe)
-
-
-def _check_parts(parts: Sequence[NdArray], whole: NdArray, members: ProcessGroup) -> None:
-    if len(parts) != members.size or any(part.size != whole.size for part in parts):
-        raise ValueError(
-            f"`ndarray_list` must hold one array of {whole.size} elements for each of the {members.size} "
-            f"ranks of group {members.name!r}, got sizes {[part.size for part in parts]}"
-        )

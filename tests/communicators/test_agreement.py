@@ -25,13 +25,9 @@ def test_checksum_tells_bits_dtypes_and_lengths_apart():
     sums = [checksum(value) for value in values]
     assert len(set(sums)) == len(values)
     assert sums == [checksum(value.copy()) for value in values]
-    assert all(-(2**63) <= one < 2**63 for one in sums)
-
-
-def test_checksum_does_not_depend_on_the_layout():
-    values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    for other in (np.asfortranarray(values), np.repeat(values, 2, 1)[:, ::2]):
-        assert checksum(values) == checksum(other)
+    grid = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for layout in (np.asfortranarray(grid), np.repeat(grid, 2, 1)[:, ::2]):
+        assert checksum(layout) == checksum(grid)
 
 
 def test_fingerprint_tells_calls_apart_and_is_the_same_in_every_process():

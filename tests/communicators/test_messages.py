@@ -11,10 +11,6 @@ from nnabla import NdArray
 from nnabla_adaloss.communicators.messages import MESSAGE, SMALL_ARRAY, Packer, array_list, plan_messages
 
 
-def written(size):
-    return NdArray.from_numpy_array(np.ones(size, np.float32))
-
-
 @given(st.lists(st.integers(0, 2 * SMALL_ARRAY)).map(tuple), st.booleans())
 def test_every_array_that_holds_something_is_in_one_message_that_is_not_too_long(sizes, pack):
     messages = plan_messages(sizes, pack)
@@ -57,17 +53,10 @@ def test_exchange_reaches_every_value_in_its_dtype(pack, dtype):
         assert (array.data == 2 * (i + 1)).all()
 
 
-def test_single_precision_array_alone_is_not_copied_and_divided_in_place():
-    array, seen = written(5), []
-    Packer().exchange([array], lambda values: seen.append(values.ctypes.data), pack=True, divisor=4)
+def test_single_precision_array_alone_is_not_copied():
+    array, seen = NdArray.from_numpy_array(np.ones(5, np.float32)), []
+    Packer().exchange([array], lambda values: seen.append(values.ctypes.data), pack=True)
     assert seen == [array.data.ctypes.data]
-    assert (array.data == 0.25).all()
-
-
-def test_result_of_copied_arrays_can_be_dropped():
-    arrays = [written(2), written(2)]
-    Packer().exchange(arrays, lambda values: values.fill(7), pack=True, keep_result=False)
-    assert all((array.data == 1).all() for array in arrays)
 
 
 @pytest.mark.filterwarnings("error")
@@ -76,15 +65,6 @@ def test_overflow_of_the_narrow_dtype_is_an_infinity():
     array.cast(np.float16)
     Packer().exchange([array], lambda values: values.fill(65520), pack=True)
     assert np.isposinf(array.data[0])
-
-
-def test_buffer_is_kept_between_calls():
-    packer = Packer()
-    arrays = [NdArray((10,)) for _ in range(3)]
-    addresses = []
-    for count in (3, 2, 3):
-        packer.exchange(arrays[:count], lambda values: addresses.append(values.ctypes.data), pack=True)
-    assert len(set(addresses)) == 1
 
 
 def test_variables_and_integers_are_refused_by_position():

@@ -114,34 +114,6 @@ def check_bcast_copies_bits_and_dtypes(comm):
         assert arrays[1].data[0] == 2**31 - 1 - src
 
 
-def check_reduce_gives_the_sum_to_one_rank(comm):
-    for dst in range(comm.size):
-        for dtype in (np.float32, np.float16):
-            arrays = [ndarray(np.full(shape, comm.rank + 1, dtype)) for shape in SHAPES]
-            comm.reduce(arrays, dst, division=True)
-            expected = (comm.size + 1) / 2 if dst == comm.rank else comm.rank + 1
-            assert all((array.data == expected).all() for array in arrays)
-
-
-def check_all_gather(comm):
-    own = ndarray(np.full((2, 3), comm.rank, np.float16))
-    everybody = [NdArray((2, 3)) for _ in range(comm.size)]
-    comm.all_gather(own, everybody)
-    assert [array.data[1, 2] for array in everybody] == list(range(comm.size))
-    with pytest.raises(ValueError, match="must hold one array of 6 elements"):
-        comm.all_gather(own, [*everybody, NdArray((2, 3))])
-
-
-def check_reduce_scatter(comm):
-    for dtype in (np.float32, np.float16):
-        parts = [ndarray(np.full((2, 3), 10 * part + comm.rank, dtype)) for part in range(comm.size)]
-        own = ndarray(np.zeros((2, 3), dtype))
-        comm.reduce_scatter(parts, own, division=True)
-        assert own.dtype == dtype
-        assert (own.data == np.float32(10 * comm.rank + (comm.size - 1) / 2)).all()
-        assert parts[0].data[0, 0] == comm.rank
-
-
 def check_groups(comm):
     if comm.size < 3:
         return
@@ -166,8 +138,6 @@ def check_groups(comm):
 
 def check_maxima_and_objects(comm):
     last = comm.size - 1
-    assert comm.all_reduce_max_int([comm.rank, -comm.rank, 2**62 + comm.rank]) == [last, 0, 2**62 + last]
-    assert comm.all_reduce_max_int([]) == []
     nan_on_one = np.array([[comm.rank, np.nan if comm.rank == 0 else 5.0], [-np.inf, -1.0 - comm.rank]])
     np.testing.assert_array_equal(
         comm.all_reduce_max_float(nan_on_one), [[last, np.nan], [-np.inf, -1.0]], strict=True
@@ -176,8 +146,6 @@ def check_maxima_and_objects(comm):
     columns_first = np.asfortranarray if comm.rank else np.ascontiguousarray
     grid = columns_first(np.arange(6.0).reshape(2, 3))
     np.testing.assert_array_equal(comm.all_reduce_max_float(grid), np.arange(6.0).reshape(2, 3))
-    assert comm.any(comm.rank == last)
-    assert not comm.any(False)
     assert comm.broadcast_object({"seed": comm.rank}, src=last) == {"seed": last}
 
 
@@ -190,12 +158,11 @@ def check_agreement(comm):
     comm.check_agreement([np.float64(3.0), 7])
     if comm.size == 1:
         return
-    told = r"gradients differ .* 'b' is checksum 0x[0-9a-f]{16} on .*checksum 0x[0-9a-f]{16} on"
-    for value in range(8):  # checksums of both signs
-        large = np.full(100, value, np.float32)
-        large[57] = 0.0 if comm.rank else -0.0
-        with pytest.raises(RankDisagreementError, match=told):
-            comm.check_agreement({"a": 1.0, "b": ndarray(large), "c": large}, "gradients")
+    told = r"gradients differ .* 'b' is checksum 0x[0-9a-f]{8} on .*checksum 0x[0-9a-f]{8} on"
+    large = np.ones(100, np.float32)
+    large[57] = 0.0 if comm.rank else -0.0
+    with pytest.raises(RankDisagreementError, match=told):
+        comm.check_agreement({"a": 1.0, "b": ndarray(large), "c": large}, "gradients")
     others = f"rank {1}" if comm.size == 2 else f"ranks {', '.join(map(str, range(1, comm.size)))}"
     with pytest.raises(RankDisagreementError, match=f"'1' is 8.0 on rank 0; 16.0 on {others}; 1 of 2 differ"):
         comm.check_agreement([3.0, 16.0 if comm.rank else 8.0], "scales")
@@ -216,8 +183,8 @@ def check_different_calls_raise_everywhere_and_do_no_harm(comm):
         comm.all_reduce(arrays) if odd else comm.barrier()
     with pytest.raises(CollectiveMismatchError, match=r"src=0\) on .*src=1\) on"):
         comm.bcast(arrays, int(odd))
-    with pytest.raises(CollectiveMismatchError, match=r"length=1\) on .*length=2\) on"):
-        comm.all_reduce_max_int([1, 2] if odd else [1])
+    with pytest.raises(CollectiveMismatchError, match=r"shape=\(1,\)\) on .*shape=\(2,\)\) on"):
+        comm.all_reduce_max_float([1, 2] if odd else [1])
     assert all((array.data == 1).all() for array in arrays)
     comm.all_reduce(arrays)
     assert all((array.data == comm.size).all() for array in arrays)
