@@ -89,11 +89,7 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    def tell(line: str) -> None:
-        if sys.stderr.isatty():
-            print(line, file=sys.stderr)
-
-    findings = examine(gpu_functions=options.gpu, on_progress=tell)
+    findings = examine(gpu_functions=options.gpu)
     print(as_json(findings) if options.json else as_text(findings))
     asked = {Area.CPU: True, Area.GPU: options.gpu, Area.MPI: options.mpi}
     return 0 if all(area_works(findings, area) for area in Area if asked[area]) else 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+from contextlib import suppress
 from pathlib import Path
 from typing import Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
@@ -79,24 +80,17 @@ def namespace_folders(package: str) -> List[Path]:
 def preload_cuda_libraries() -> List[CudaLibrary]:
     """Load the CUDA libraries of NVIDIA's wheels, so that `nnabla_ext.cuda` and CuPy find them.
 
-    Importing nnabla_adaloss calls this. It does nothing where nnabla's CUDA extension is not installed.
-    Libraries that no wheel holds are left to the dynamic loader. A file that cannot be loaded is left to
-    whoever needs it, whose error names it (`python -m nnabla_adaloss doctor` explains such errors). Returns
-    those that were loaded.
+    Importing nnabla_adaloss calls this. It does nothing where nnabla's CUDA extension is not installed. What
+    no wheel holds, or cannot be loaded, is left to whoever needs it. Returns those that were loaded.
     """
     extension_library = find_extension_library(namespace_folders("nnabla_ext"))
     if extension_library is None:
         return []
-    wheel_libraries = find_cuda_libraries(namespace_folders("nvidia"), cuda_version_of(extension_library))
-    return [library for library in wheel_libraries if _load(library.path)]
-
-
-def _load(path: Optional[Path]) -> bool:
-    if path is None:
-        return False
-    try:
+    loaded = []
+    for library in find_cuda_libraries(namespace_folders("nvidia"), cuda_version_of(extension_library)):
         # Local: their symbols are found through the extension's own links and get in nobody else's way.
-        ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
-    except OSError:
-        return False
-    return True
+        with suppress(OSError):
+            if library.path:
+                ctypes.CDLL(str(library.path), mode=ctypes.RTLD_LOCAL)
+                loaded.append(library)
+    return loaded

@@ -24,21 +24,9 @@ def array_context(context: nn.Context) -> nn.Context:
 
 
 def is_on_host(context: nn.Context) -> bool:
-    """Whether arrays that `context` reaches are in the host's memory.
-
-    nnabla gives a function that has no implementation for a GPU the host's array class, whatever the context
-    that it was made in: it runs on the host.
-
-    Example:
-        >>> import nnabla.functions as F
-        >>> import nnabla as nn
-        >>> from nnabla_adaloss.host_context import is_on_host
-        >>> with nn.context_scope(nn.Context(["cuda:float", "cpu:float"], "CudaCachedArray", "0")):
-        ...     total = F.sink(nn.Variable((2,)), nn.Variable((3,)))
-        >>> is_on_host(total.parent.context)
-        True
-    """
-    # So are all of them called, and a class that is not given is the host's.
+    """Whether arrays that `context` reaches are in the host's memory."""
+    # So are all of its classes called, and one that is not given is the host's. nnabla gives such a class to
+    # functions that have no implementation for a GPU, whatever the context that they were made in.
     return not context.array_class or context.array_class.startswith("Cpu")
 
 
@@ -53,12 +41,10 @@ def dtype_of(array: nn.NdArray) -> np.dtype[Any]:
 def host_view(
     array: nn.NdArray, dtype: Optional[np.dtype[Any]] = None, *, write_only: bool = False
 ) -> NDArray[Any]:
-    """A flat, writable NumPy view of an NdArray's memory.
-
-    Clears the lazy-zero flag, as every access to the memory does. The view is valid until nnabla next uses
-    the NdArray. (`NdArray.data` gives the same at 15 times the cost: it builds a context each time.) With a
-    `dtype`, the array is made to hold that.
+    """A flat, writable NumPy view of an NdArray's memory, which is made to hold `dtype`; valid until nnabla
+    next uses the array. Clears the lazy-zero flag.
     """
+    # `NdArray.data` gives the same at 15 times the cost: it builds a context each time.
     dtype = dtype_of(array) if dtype is None else dtype
     address = array.data_ptr(dtype, HOST, write_only)
     return np.frombuffer(_bytes_type(array.size * dtype.itemsize).from_address(address), dtype)

@@ -87,10 +87,6 @@ _BROKEN = {
         r"nnabla has no implementation for \1 here: its CUDA extension did not start",
         "import nnabla_ext.cudnn and read its warnings",
     ),
-    r"distribution training feature is disabled": (
-        "nnabla's GPU communicator found no MPI when it was imported",
-        "import mpi4py before nnabla_ext, and start the program with mpirun",
-    ),
     r"^Crash: the process ended by (\w+)": (
         r"native code crashed (\1), most often because libraries of different versions are mixed",
         "install into a fresh virtual environment, without LD_LIBRARY_PATH and LD_PRELOAD",

@@ -14,9 +14,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any
 
-from nnabla_adaloss.cuda_libraries import find_cuda_libraries, find_extension_library, namespace_folders
+from nnabla_adaloss.cuda_libraries import find_extension_library, namespace_folders
 
 # Largest accepted difference from nnabla's own gradients, relative to the largest of them. A float16 gradient
 # is a sum of a few numbers with 11 significant bits each.
@@ -94,38 +94,27 @@ def driver(needed_by: str = "") -> str:
         call(function, ctypes.byref(value), *arguments)
         return value.value
 
-    def gpu(device: int) -> str:
-        name = ctypes.create_string_buffer(256)
-        call("cuDeviceGetName", name, len(name), device)
-        # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
-        major, minor = (integer("cuDeviceGetAttribute", attribute, device) for attribute in (75, 76))
-        return f"{name.value.decode()} (sm_{major}{minor})"
-
     call("cuInit", 0)
     served = integer("cuDriverGetVersion")
     detail = f"serves CUDA {served // 1000}.{served % 1000 // 10}"
     # Within a major version of CUDA, newer libraries run on older drivers.
     if served // 1000 < int(needed_by[:2] or 0):
         raise RuntimeError(f"driver version is insufficient: {detail}")
-    return ", ".join([detail, *map(gpu, range(integer("cuDeviceGetCount")))])
+    for device in range(integer("cuDeviceGetCount")):
+        name = ctypes.create_string_buffer(256)
+        call("cuDeviceGetName", name, len(name), device)
+        # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+        major, minor = (integer("cuDeviceGetAttribute", attribute, device) for attribute in (75, 76))
+        detail += f", {name.value.decode()} (sm_{major}{minor})"
+    return detail
 
 
-def cuda_libraries(cuda_version: str) -> List[Tuple[str, str, str]]:
-    """Load what the extension for a CUDA version needs: sonames, loaded files, the loader's errors."""
-    found = []
-    for library in find_cuda_libraries(namespace_folders("nvidia"), cuda_version):
-        try:
-            ctypes.CDLL(str(library.path or library.soname))
-        except OSError as error:
-            found.append((library.soname, "", str(error)))
-            continue
-        mapped = (
-            line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text("utf-8").splitlines()
-        )
-        # A system's file names are longer than the sonames: libcublas.so.12.0.2.224.
-        place = next(file for file in mapped if Path(file).name.startswith(library.soname))
-        found.append((library.soname, place, ""))
-    return found
+def loaded_from(soname: str, path: str) -> str:
+    """Load a library, and find the file that it comes from."""
+    ctypes.CDLL(path)
+    mapped = (line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text("utf-8").splitlines())
+    # A system's file names are longer than the sonames: libcublas.so.12.0.2.224.
+    return next(file for file in mapped if Path(file).name.startswith(soname))
 
 
 def cuda_extension() -> str:
@@ -167,8 +156,8 @@ def mpi_library() -> str:
 
 def mpi_sum() -> str:
     """Let two processes add up an array."""
-    mpirun = on_path = shutil.which("mpirun")
-    mpirun = mpirun or shutil.which("mpirun", path=str(Path(sys.executable).parent))
+    on_path = shutil.which("mpirun")
+    mpirun = on_path or shutil.which("mpirun", path=str(Path(sys.executable).parent))
     if mpirun is None:
         raise FileNotFoundError("mpirun: cannot load MPI library")
     program = "from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1), flush=True)"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -20,31 +19,8 @@ SUM_FAILS = {"sum": ILLEGAL, "mean": Outcome([])}
 
 
 def findings(area: Area = Area.GPU, *, gpu_functions: bool = True) -> List[Finding]:
-    found = examine(gpu_functions=gpu_functions, on_progress=lambda line: None)
+    found = examine(gpu_functions=gpu_functions)
     return [finding for finding in found if finding.area is area]
-
-
-@pytest.mark.parametrize(
-    ("version", "there", "cure"),
-    [
-        ("3.8.20", False, "python3.10 -m venv"),
-        ("3.12.0rc1", False, "python3.10 -m venv"),
-        ("3.12.1", True, "pip install nnabla-adaloss"),
-        ("3.9.1", False, "pip install nnabla-adaloss"),
-        ("3.10.14", False, "pip install nnabla-adaloss"),
-    ],
-)
-def test_a_python_without_wheels_needs_another_python(
-    version: str, there: bool, cure: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(platform, "python_version", lambda: version)
-    monkeypatch.setattr(checks, "namespace_folders", lambda package: [Path("/x")] if there else [])
-    monkeypatch.setattr(checks, "call_isolated", lambda *_: [NO_NNABLA])
-    first, scaling = findings(Area.CPU)
-    assert first.status is Status.MISSING
-    assert first.subject == f"Python {version}"
-    assert first.cure.startswith(cure)
-    assert scaling.status is Status.NOT_TRIED
 
 
 def pretend_gpu(
@@ -54,16 +30,15 @@ def pretend_gpu(
     asked: List[str] = []
     answers = {
         "adaptive_backward": scaling,
-        "cuda_libraries": Outcome([["libcublas.so.12", "/x", ""]]),
         "driver": Outcome("serves CUDA 13.0, H100 (sm_90)"),
         **answers,
     }
 
-    def call(probe: Any, arguments: Any) -> List[Outcome]:
+    def call(probe: Any, *calls: Any) -> List[Outcome]:
         asked.append(probe.__name__)
-        return [answers.get(probe.__name__, Outcome("version 1"))]
+        return [answers.get(probe.__name__, Outcome("version 1"))] * len(calls)
 
-    def try_functions(extension: str, type_config: str, **_: Any) -> Dict[str, Outcome]:
+    def try_functions(extension: str, type_config: str, processes: int) -> Dict[str, Outcome]:
         asked.append(f"{extension}:{type_config}")
         return tried
 
@@ -118,8 +93,7 @@ def test_whose_fault_a_failure_is(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("cuda_extension", Outcome(error="ImportError: libcudart.so.12: cannot open shared object file"), 0),
         ("driver", Outcome(error="OSError: libcuda.so.1: cannot open shared object file"), 5),
-        ("cuda_libraries", Outcome([["libcublas.so.12", "", "cannot open shared object file"]]), 5),
-        ("cuda_libraries", Outcome(error="Crash: the process ended by SIGSEGV"), 5),
+        ("loaded_from", Outcome(error="OSError: libcublas.so.12: cannot open shared object file"), 5),
     ],
 )
 def test_functions_are_not_tried_where_nothing_can_run(
@@ -130,7 +104,8 @@ def test_functions_are_not_tried_where_nothing_can_run(
     assert "nnabla's functions" not in str(found)
     assert not area_works(found, Area.GPU)
     assert [finding.status for finding in found].count(Status.NOT_TRIED) == not_tried
-    assert len(found) == 7
+    missing = [finding for finding in found if "[cuda120]" in finding.cure]
+    assert len(missing) == {"driver": 0, "cuda_extension": 1, "loaded_from": 9}[probe]
 
 
 def test_packages_that_hold_the_same_files_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

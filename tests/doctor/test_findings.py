@@ -33,7 +33,6 @@ FINDINGS = [
         ("cudaErrorInsufficientDriver: CUDA driver version is insufficient", BROKEN, "older", "update"),
         ("ValueError: ... does not support your a100 GPU.", BROKEN, "a100", "AVAILABLE_GPU_NAMES"),
         ("Any of [cudnn:half, cpu:x] could not be found", BROKEN, "cudnn:half, cpu:x", "nnabla_ext.cudnn"),
-        ("distribution training feature is disabled.", BROKEN, "found no MPI", "import mpi4py before"),
         ("ModuleNotFoundError: No module named 'mpi4py'", MISSING, "not installed", "[mpi]"),
         ("ModuleNotFoundError: No module named 'cupy'", MISSING, "not installed", "cuda120"),
         ("ModuleNotFoundError: No module named 'nnabla'", MISSING, "nnabla", "pip install"),
