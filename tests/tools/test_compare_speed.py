@@ -40,18 +40,6 @@ def test_columns_are_ratios_of_blocks_that_ran_side_by_side() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "pair"),
-    [
-        ("delay=1", ("delay", 1)),
-        ("on_overflow=next", ("on_overflow", "next")),
-        ("storage=None", ("storage", None)),
-    ],
-)
-def test_arguments_are_numbers_or_words(text: str, pair: object) -> None:
-    assert argument(text) == pair
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["tests", "."], "tests holds no nnabla_adaloss"),
@@ -66,6 +54,7 @@ def test_what_is_wrong_is_told_before_anything_runs(
     with pytest.raises(SystemExit):
         main(arguments)
     assert message in capsys.readouterr().err
+    assert [argument(text)[1] for text in ("a=1", "a=next", "a=None")] == [1, "next", None]
 
 
 @pytest.mark.slow
