@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import List
 
 import overhead
+import planning
 import pytest
 import training_speed
 from blocks import BLOCK, Times, means, ratio, take_turns
@@ -41,17 +42,16 @@ def test_actions_take_turns_and_each_begins() -> None:
 
 
 @pytest.mark.slow
-def test_overhead_of_a_small_net() -> None:
+def test_a_small_net_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     for graph in ("static", "reshaped"):
         case = overhead.Case(10, 8, 8, graph, 1)
         found = overhead.measure(case)
         assert found["over_dynamic"]["dynamic"] == 1.0
         assert min(found["ms"].values()) > 0.0  # how long on a busy machine is chance
         assert graph in overhead.row(case, found)
-
-
-@pytest.mark.slow
-def test_training_speed_of_a_small_net(capsys: pytest.CaptureFixture[str]) -> None:
     training_speed.print_training(["demo-lenet"], 1, "float16")
     ratios = capsys.readouterr().out.splitlines()[-1].split()[-6:-4]
     assert all(0.5 < float(ratio) < 3.0 for ratio in ratios)
+    microseconds = planning.measure(layers=3, rounds=2)
+    assert set(microseconds) == {"plan", "floor", "read", "in half", "read and bind", "of another shape"}
+    assert min(microseconds.values()) > 0.0

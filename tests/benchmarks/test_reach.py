@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from pathlib import Path
-from typing import Any, Dict
 
 import nnabla as nn
 import numpy as np
 import pytest
 from common.digits import load
-from scaling_study.reach import FORMATS, WAYS, ReachJob, combined, draw, of_small_loss, table, work
+from scaling_study.reach import FORMATS, WAYS, ReachJob, combined, of_small_loss, work
 from scaling_study.several_losses import PAIRS, terms
 
 
@@ -46,19 +44,3 @@ def test_every_format_has_its_own_error_at_a_ratio_of_1(storage: str) -> None:
         *("trunk0", "trunk1", "trunk2"),
         *(f"{loss}/{layer}" for loss in ("large", "small") for layer in ("hidden", "out")),
     }
-
-
-def record(ratio: float, method: str, error: float) -> Dict[str, Any]:
-    return {**ReachJob("heads", "float16", method, ratio)._asdict(), "errors": {"large": 9.0, "small": error}}
-
-
-def test_the_table_tells_the_last_ratio_before_an_error_twice_the_smallest(tmp_path: Path) -> None:
-    records = [
-        *(record(r, "none", e) for r, e in ((1.0, 0.1), (1e-1, 0.2), (1e-2, 0.3), (1e-3, 0.1))),
-        *(record(r, "one_scale", e) for r, e in ((1.0, 0.3), (1e-5, 0.1))),
-    ]
-    lines = [[c.strip() for c in text.split("|")[1:3]] for text in table(records).splitlines()]
-    assert ["none", "1e-1"] in lines
-    assert ["one_scale", "none"] in lines
-    draw(tmp_path / "reach.png", records)
-    assert (tmp_path / "reach.png").read_bytes().startswith(b"\x89PNG\r\n")

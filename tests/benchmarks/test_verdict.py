@@ -10,7 +10,7 @@ import pytest
 from scaling_study.methods import REFERENCE
 from scaling_study.nets import NETS
 from scaling_study.training import Result, Run
-from scaling_study.verdict import Key, Results, cells, count, references
+from scaling_study.verdict import Key, Results, cells, references
 
 Scores = Tuple[Optional[float], ...]
 KEY = Key("lenet", "float16", "none")
@@ -52,23 +52,3 @@ def test_a_cell_passes_within_two_standard_deviations(
 def test_without_a_spread_nothing_is_said() -> None:
     alone = study(0.95, reference=(0.95,))
     assert (references(alone, NETS), cells(alone, NETS)) == ({}, {})
-
-
-def test_what_a_cell_tells() -> None:
-    cell = cells(study(0.95, 0.97, None), NETS)[KEY]
-    assert cell.score is None
-    assert [cell.per_batch(field) for field in ("lost", "repeats", "overflows")] == [0.04, 0.02, 0.03]
-    assert (cell.total("lost"), cell.underflow) == (12, 0.25)
-
-
-def test_passes_are_counted_by_storage_and_method() -> None:
-    known = dict(study(0.95))
-    known[Run("mlp8", "float32", 1.0, REFERENCE, 0, 100)] = result(0.9)
-    known[Run("mlp8", "float32", 1.0, REFERENCE, 1, 100)] = result(0.9)
-    known[Run("mlp8", "float16", 1.0, "none", 0, 100)] = result(0.1)
-    known[Run("lenet", "e4m3_stored", 1.0, "none", 0, 100)] = result(0.1)
-    found = cells(known, NETS)
-    counts = [
-        count(found, *key) for key in (("float16", "none"), ("e4m3_stored", "none"), ("float16", "fixed_128"))
-    ]
-    assert counts == [(1, 2), (0, 1), (0, 0)]

@@ -10,7 +10,6 @@ from typing import Any, Dict, List, Tuple
 import pytest
 from common.digits import load
 from comparison import compare_methods
-from demo import train
 from training import Settings
 
 from tests.samples.running import run
@@ -33,7 +32,6 @@ def test_quick_comparison(tmp_path: Path) -> None:
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG\r\n")
     check_table(done.stdout, results)
     for network in ("lenet", "mlp"):
-        check_loss_weights(network, results)
         check_smallest_loss_weight(network, results)
 
 
@@ -57,12 +55,6 @@ def check_smallest_loss_weight(network: str, results: Results) -> None:
     assert adaptive["test_accuracy"] > fp32["test_accuracy"] - 0.02
     assert adaptive["underflow"] < 0.05 < dynamic["underflow"]
     assert adaptive["skipped_updates"] == 0
-
-
-def check_loss_weights(network: str, results: Results) -> None:
-    # fp32 learns the same with each.
-    losses = [results[network, weight, "fp32"]["final_loss"] for weight in (1.0, 1e-4, 1e-6)]
-    assert losses == pytest.approx([losses[0]] * 3, rel=1e-2)
 
 
 @pytest.mark.slow
@@ -93,19 +85,6 @@ def test_small_demo(tmp_path: Path) -> None:
     assert last_lines[-1].endswith("works untouched in 2 of 2, 0 batches thrown away")
     assert f"Picture: {tmp_path / 'demo.png'}" in done.stdout
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG\r\n")
-
-
-@pytest.mark.slow
-def test_one_seed_gives_one_score() -> None:
-    counted = []
-
-    def score(seed: int) -> object:
-        return train("mlp", 1.0, "adaptive", load(), Settings(20, seed), counted.append)
-
-    first = score(seed=3)
-    assert sum(counted) == 20
-    assert first == score(seed=3)
-    assert first != score(seed=4)
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import os
 import re
 import signal
@@ -98,50 +97,34 @@ def test_help_teaches(sample: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"python samples/{sample}.py" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_dynamic_scaling_feeds_until_its_scale_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    train("lenet_mindspore", "--manager", "dynamic", "--loss-scale", "16777216")
-    found = re.search(r"loss scale (\d+), (\d+) batches fed", capsys.readouterr().out)
-    assert found is not None
-    scale, fed = map(int, found.groups())
-    assert 2 ** (fed - 6) * scale == 2**24 > scale, "each batch that was thrown away halved it"
-
-
-@pytest.mark.slow
-def test_an_overflow_that_is_not_dropped_ruins_the_parameters(capsys: pytest.CaptureFixture[str]) -> None:
-    fixed = ("--manager", "fixed", "--loss-scale", "16777216")
-    train("lenet_mindspore", *fixed)
-    assert ", 6 batches fed" in capsys.readouterr().out
-    assert all(np.isfinite(p.d).all() for p in nn.get_parameters().values())
-    train("lenet_mindspore", *fixed, "--keep-overflow-update")
-    assert not all(np.isfinite(p.d).all() for p in nn.get_parameters().values())
-
-
-@pytest.mark.slow
-def test_files_of_mnist(capsys: pytest.CaptureFixture[str]) -> None:
-    write_mnist(Path(), "train", digits(16, 28), packed=True)
-    write_mnist(Path(), "t10k", digits(7, 28, first=16), packed=True)
-    train("lenet_mindspore", "--data-dir", ".", "--epochs", "2")
-    printed = capsys.readouterr().out
-    assert "epoch: 2 step: 2, loss is " in printed
-    assert "test accuracy" in printed
-
-
-@pytest.mark.slow
-def test_files_of_cifar(capsys: pytest.CaptureFixture[str]) -> None:
-    write_cifar(Path(), digits(24, 32))
-    train("cifar_resnet", "--data-dir", ".", "--iterations", "2")
-    assert "resnet20: " in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_folder_of_images_by_class(capsys: pytest.CaptureFixture[str]) -> None:
+def write_both_parts(folder: Path) -> None:
     classes = np.arange(12, dtype=np.uint8) % 3
     for part, first in (("train", 0), ("val", 12)):
-        write_image_folder(Path(part), Scans(digits(12, 40, first).pixels, classes))
-    train("imagenet_resnet", "--data-dir", ".", "--image-size", "32", "--iterations", "4")
-    assert "resnet18: " in capsys.readouterr().out
-    assert nn.get_parameters()["fc/affine/W"].shape[1] == 3
+        write_image_folder(folder / part, Scans(digits(12, 40, first).pixels, classes))
+
+
+def write_mnist_files(folder: Path) -> None:
+    write_mnist(folder, "train", digits(16, 28), packed=True)
+    write_mnist(folder, "t10k", digits(7, 28, first=16), packed=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sample", "write", "arguments", "printed"),
+    [
+        ("lenet_mindspore", write_mnist_files, "--epochs 2", "epoch: 2 step: 2, loss is "),
+        ("cifar_resnet", lambda folder: write_cifar(folder, digits(24, 32)), "", "resnet20: "),
+        ("imagenet_resnet", write_both_parts, "--image-size 32", "resnet18: "),
+    ],
+)
+def test_files_of_data_sets(
+    sample: str, write: Any, arguments: str, printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(Path())
+    train(sample, "--data-dir", ".", *arguments.split())
+    assert printed in capsys.readouterr().out
+    if sample == "imagenet_resnet":
+        assert nn.get_parameters()["fc/affine/W"].shape[1] == 3
 
 
 @pytest.mark.slow
@@ -150,17 +133,6 @@ def test_a_command_that_fails_ends_with_a_sentence() -> None:
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("nowhere/data_batch_1.bin is missing")
-
-
-def test_without_a_gpu_it_is_said_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    if importlib.util.find_spec("nnabla_ext.cudnn"):
-        pytest.skip("nnabla's extension for GPUs is here")
-    with pytest.raises(SystemExit) as end:
-        train("gan", "-c", "cudnn", "-t", "half")
-    assert end.value.code == 2
-    told = capsys.readouterr().err
-    assert "-c cudnn -t half cannot be used here: " in told
-    assert "`python -m nnabla_adaloss doctor --gpu` says what is missing" in told
 
 
 @pytest.mark.slow
@@ -184,17 +156,18 @@ def test_a_picture_that_cannot_be_written_is_refused_before_the_training(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", ["resnet56", "resnet110", "wide16_4"])
-def test_networks_for_cifar(network: str) -> None:
-    train("cifar_resnet", "--network", network, "--iterations", "1")
-    layers = [name for name, p in nn.get_parameters().items() if name.endswith("conv/W")]
-    assert len(layers) == {"resnet56": 55, "resnet110": 109, "wide16_4": 16}[network]
-
-
-@pytest.mark.slow
-def test_resnet50() -> None:
-    train("imagenet_resnet", "--network", "resnet50", "--iterations", "1")
-    assert sum(name.endswith("conv/W") for name in nn.get_parameters()) == 53
+@pytest.mark.parametrize(
+    ("sample", "network", "layers"),
+    [
+        ("cifar_resnet", "resnet56", 55),
+        ("cifar_resnet", "resnet110", 109),
+        ("cifar_resnet", "wide16_4", 16),
+        ("imagenet_resnet", "resnet50", 53),
+    ],
+)
+def test_other_networks(sample: str, network: str, layers: int) -> None:
+    train(sample, "--network", network, "--iterations", "1")
+    assert sum(name.endswith("conv/W") for name in nn.get_parameters()) == layers
 
 
 @pytest.mark.mpi

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import nnabla as nn
 import pytest
-from underflow import Underflow, UnderflowProbe, total
+from underflow import UnderflowProbe, total
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
 from tests.worlds.networks import two_layers
@@ -42,8 +42,3 @@ def test_adaptive_scaling_is_probed_through_its_own_backward_and_learns_nothing(
     assert [c.lost for c in counts.values()] == [0, 0]
     assert set(scaling.layer_scales) == {"b/affine"}
     assert scaling.state_dict() == before
-
-
-def test_nothing_to_lose_is_no_loss() -> None:
-    assert Underflow(0, 0).share == 0.0
-    assert total([Underflow(3, 1), Underflow(5, 2)]) == (8, 3)

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import verdicts_picture
 from report import percent, weight_label
 from verdicts import Score, Verdicts
 
@@ -45,20 +42,6 @@ def test_where_fp32_has_not_learned_there_is_nothing_to_come_up_to() -> None:
     assert [line.split()[-1] for line in lines[3:6]] == ["8.1%"] * 3
     assert "fp32 has not learned" in lines[8]
     assert "0 of 0" in lines[-1]
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "no such"])
-def test_terminals_without_marks_get_others(encoding: str) -> None:
-    printed = verdicts(fp32=0.95, no_scaling=0.1, adaptive=0.95).table(encoding)
-    assert "95.0% +" in printed
-    assert "10.0% -" in printed
-    assert printed.isascii()
-
-
-def test_the_picture_is_written(tmp_path: Path) -> None:
-    for fp32 in (0.08, 0.95):
-        verdicts_picture.save(tmp_path / "demo.png", verdicts(fp32=fp32, dynamic=0.1, adaptive=0.95))
-    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
 def test_numbers_are_written_as_people_write_them() -> None:

@@ -66,12 +66,16 @@ def check_one_sum_per_iteration_carries_gradients_and_statistics(comm: MPICommun
 
 
 def check_delayed_scales_are_equal_on_all_ranks_though_data_differ(comm: MPICommunicator) -> None:
-    for average in (False, True):
-        for every in (1, 4):
-            config = replace(DELAYED, update_per_n_iteration=every)
-            work = task(comm, **unequal(comm))
-            updater = work.updater(**AS_THE_BASELINE, config=config, average=average)
-            assert same_on_all(comm, accumulated_scales(updater))
+    every_fourth = replace(DELAYED, update_per_n_iteration=4)
+    settings: List[Dict[str, Any]] = [
+        {"config": DELAYED},
+        {"config": DELAYED, "average": True},
+        {"config": every_fourth},
+        {"config": DELAYED, "accum_grad": 3, "check_every": 1},
+    ]
+    for options in settings:
+        updater = task(comm, **unequal(comm)).updater(**AS_THE_BASELINE, **options)
+        assert same_on_all(comm, accumulated_scales(updater)), options
     alone = task(comm, **unequal(comm)).updater(**AS_THE_BASELINE, comm=None, config=DELAYED)
     assert not same_on_all(comm, accumulated_scales(alone))
 
@@ -150,9 +154,3 @@ def check_ranks_take_turns_on_heads_and_leave_layers_out(comm: MPICommunicator) 
     assert all(result.reason == "updated" for result in results)
     assert not any(result.retries for result in results[20:])
     assert same_on_all(comm, Task(comm, solver, loss, feed).bits())
-
-
-def check_micro_batches_share_one_set_of_scales(comm: MPICommunicator) -> None:
-    work = task(comm, **unequal(comm))
-    updater = work.updater(**AS_THE_BASELINE, config=DELAYED, accum_grad=3, check_every=1)
-    assert same_on_all(comm, accumulated_scales(updater))

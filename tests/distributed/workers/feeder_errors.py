@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Collection, List, Mapping
 
 import numpy as np
@@ -20,22 +21,17 @@ class Flaky:
     """A training whose feeder fails on the last rank, at calls of these numbers; its script tries again."""
 
     def __init__(
-        self,
-        comm: MPICommunicator,
-        fails: Collection[int],
-        spoiled: Mapping[int, str] = {},
-        **options: Any,
+        self, comm: MPICommunicator, fails: Collection[int], spoiled: Mapping[int, str] = {}, **options: Any
     ) -> None:
         self.work: Task = task(comm, spoiled=spoiled)
         self.updater: AdaptiveLossScalingUpdater = self.work.updater(**AS_THE_BASELINE, **options)
         self.updater.data_feeder = self._feed
         self.errors = 0
-        self._calls = 0
-        self._fails = fails if is_last(comm) else ()
+        self._calls = itertools.count()
+        self.fails: Collection[int] = fails if is_last(comm) else ()
 
     def _feed(self) -> None:
-        self._calls += 1
-        if self._calls - 1 in self._fails:
+        if next(self._calls) in self.fails:
             raise OSError("no connection to the images")
         self.work.feed()
 
@@ -117,15 +113,7 @@ def check_what_is_loaded_after_an_error_begins_anew(comm: MPICommunicator) -> No
     flaky = Flaky(comm, (), {2: "gradient", 3: "gradient"}, max_retries=1)
     flaky.decisions(2)
     state = flaky.updater.state_dict()
-    feed, fed = flaky.updater.data_feeder, []
-
-    def fails_at_once() -> None:
-        fed.append(True)
-        if len(fed) == 2:
-            raise OSError("no connection to the images")
-        feed()
-
-    flaky.updater.data_feeder = fails_at_once
+    flaky.fails = {3}
     with pytest.raises(OSError, match="no connection"):
         flaky.updater.update()
     assert flaky.updater.scale == 4.0
