@@ -24,14 +24,9 @@ def test_view_is_the_memory_in_its_own_dtype(dtype: Any, shape: Tuple[int, ...])
     assert array.dtype == dtype
 
 
-def test_view_of_an_array_without_memory_is_single_precision() -> None:
+def test_view_of_an_array_without_values() -> None:
     array = NdArray((3,))
-    assert dtype_of(array) == np.float32
-    assert host_view(array).dtype == np.float32
-
-
-def test_view_clears_the_lazy_zero_flag() -> None:
-    array = NdArray((3,))
+    assert dtype_of(array) == host_view(array).dtype == np.float32
     array.zero()
     assert (host_view(array) == 0).all()
     assert not array.zeroing

@@ -20,22 +20,16 @@ def empty_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def executable(path: Path) -> str:
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
-    return str(path)
-
-
-def test_cc_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cc_comes_first_then_any_of_the_usual_compilers(
+    empty_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("clang", "cc"):
+        path = empty_path / name
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+        assert compiler() == [str(path)]
     monkeypatch.setenv("CC", "ccache 'my gcc' -m64")
     assert compiler() == ["ccache", "my gcc", "-m64"]
-
-
-def test_any_of_the_usual_compilers_will_do(empty_path: Path) -> None:
-    clang = executable(empty_path / "clang")
-    assert compiler() == [clang]
-    cc = executable(empty_path / "cc")
-    assert compiler() == [cc]
 
 
 def test_without_one_a_package_brings_it(

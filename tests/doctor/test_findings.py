@@ -53,10 +53,9 @@ def test_errors_are_told_in_plain_words(error: str, status: Status, meaning: str
 
 @pytest.mark.parametrize("status", [MISSING, BROKEN, Status.NOT_TRIED])
 def test_an_area_works_when_all_of_it_does(status: Status) -> None:
-    works = Finding(Area.GPU, Status.WORKS, "one part")
-    assert area_works([works], Area.GPU)
-    assert not area_works([works, Finding(Area.GPU, status, "another part")], Area.GPU)
-    assert area_works([works, Finding(Area.MPI, status, "part of another area")], Area.GPU)
+    found = [Finding(Area.GPU, Status.WORKS, "one part"), Finding(Area.MPI, status, "part of another area")]
+    assert area_works(found, Area.GPU)
+    assert not area_works([*found, Finding(Area.GPU, status, "another part")], Area.GPU)
 
 
 def test_text_has_verdicts_and_each_cure_once() -> None:
