@@ -10,7 +10,6 @@ from functools import partial
 from typing import (
     TYPE_CHECKING,
     Any,
-    ContextManager,
     Dict,
     Hashable,
     Iterable,
@@ -106,7 +105,7 @@ class MPICommunicator:
         if self._groups:
             return
         ranks = tuple(range(self.size))
-        with self._watched("init", ranks):
+        with self._watchdog.watch(partial(self._describe, "init", ranks)):
             self._groups["world"] = ProcessGroup("world", ranks, self._comm.Dup(), self._mpi)
             self._local_comm = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         if self.size > 1:
@@ -343,13 +342,10 @@ class MPICommunicator:
         """
         members = self._group(group)
         self._exchanges += 1
-        with self._watched(operation, members.ranks):
+        with self._watchdog.watch(partial(self._describe, operation, members.ranks)):
             members.compare_calls(Call(operation, tuple(options.items()), tuple(entries)))
             yield members
 
-    def _watched(self, operation: str, ranks: Tuple[int, ...]) -> ContextManager[None]:
-        def describe() -> str:
-            iteration = "" if self.iteration is None else f", iteration {self.iteration}"
-            return f"{operation} with ranks {list(ranks)} (exchange {self._exchanges}{iteration})"
-
-        return self._watchdog.watch(describe)
+    def _describe(self, operation: str, ranks: Tuple[int, ...]) -> str:
+        iteration = "" if self.iteration is None else f", iteration {self.iteration}"
+        return f"{operation} with ranks {list(ranks)} (exchange {self._exchanges}{iteration})"

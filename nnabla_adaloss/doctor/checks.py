@@ -18,8 +18,8 @@ from nnabla_adaloss.cuda_libraries import (
 
 from . import probes
 from .findings import Area, Finding, Status, area_works, failure
-from .isolation import Outcome, call_isolated
-from .trials import Tried, blamed, findings_of, try_functions
+from .probes import Outcome, call_isolated
+from .trials import blamed, findings_of, try_functions
 
 _TYPE_CONFIGS = ("float", "half")
 # What nnabla's functions compute with.
@@ -51,9 +51,8 @@ def _examine_cpu() -> List[Finding]:
     packages = _attempt(Area.CPU, f"Python {platform.python_version()}", probes.package_versions)
     if packages.status is not Status.WORKS:
         return [packages, Finding(Area.CPU, Status.NOT_TRIED, "adaptive loss scaling", "needs nnabla")]
-    functions, (tried, _) = _examine_functions(Area.CPU, "cpu")
     scaling = _attempt(Area.CPU, "adaptive loss scaling", probes.adaptive_backward, "cpu", "float")
-    return [packages, *functions, blamed(scaling, tried)]
+    return [packages, *_examine_functions(Area.CPU, "cpu", [scaling])]
 
 
 def _examine_gpu(*, with_functions: bool) -> List[Finding]:
@@ -84,8 +83,7 @@ def _examine_gpu(*, with_functions: bool) -> List[Finding]:
     used = [_attempt(Area.GPU, subject, *use) for subject, use in uses.items()]
     scaled = [_attempt(Area.GPU, subject, *use) for subject, use in scaling.items()]
     if with_functions and used[0].status is Status.WORKS:
-        functions, tried = _examine_functions(Area.GPU, "cudnn", needed[0].detail)
-        scaled = [*functions, *map(blamed, scaled, tried)]
+        scaled = _examine_functions(Area.GPU, "cudnn", scaled, needed[0].detail)
     return [*needed, *used, *scaled]
 
 
@@ -97,8 +95,8 @@ def _examine_mpi() -> List[Finding]:
     ]
 
 
-def _examine_functions(area: Area, extension: str, *machine: str) -> Tuple[List[Finding], List[Tried]]:
-    """What trials of nnabla's functions say, and what became of them in each type."""
+def _examine_functions(area: Area, extension: str, scaled: List[Finding], *machine: str) -> List[Finding]:
+    """What trials of nnabla's functions in each type say, and whose fault it is where scaling failed."""
     packages = _installed_packages().items()
     machine += tuple(f"{name} {version}" for name, version in packages if re.fullmatch(_PACKAGES, name))
     # A card that dies of many functions takes a process for each of them.
@@ -108,7 +106,7 @@ def _examine_functions(area: Area, extension: str, *machine: str) -> Tuple[List[
     found: List[Finding] = []
     for kind, tried_in_it in zip(_TYPE_CONFIGS, tried):
         found += findings_of(area, kind, tried_in_it, ", ".join(machine))
-    return found, tried
+    return [*found, *map(blamed, scaled, tried)]
 
 
 def _examine_cuda_libraries(cuda_version: str) -> Iterable[Finding]:

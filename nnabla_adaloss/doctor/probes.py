@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attempts to use what is installed; each returns what it found, and raises if it fails.
 
-They load native libraries that may crash or stay behind, so each is to run in a process of its own. That
-imports this package, which loads the CUDA libraries of NVIDIA's wheels beforehand.
+Native libraries that do not fit together crash the process that loads them, and what was loaded once stays:
+so each attempt has a process of its own. That imports this package, which loads the CUDA libraries of
+NVIDIA's wheels beforehand.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, List, NamedTuple, Sequence
 
 from nnabla_adaloss.cuda_libraries import find_extension_library, namespace_folders
 
@@ -28,6 +31,63 @@ MPI_PERMISSIONS = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
+
+
+# Seconds; leaves room for compilers.
+_TIME_LIMIT = 120.0
+
+_CHILD = """
+import importlib, json, os, sys
+
+answers = os.dup(1)
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what libraries print is not taken for an answer
+module, name, *calls = sys.argv[1:]
+for arguments in calls:
+    try:
+        answer = {"value": getattr(importlib.import_module(module), name)(*json.loads(arguments))}
+    except BaseException as error:
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    os.write(answers, json.dumps(answer).encode() + b"\\n")
+    if "error" in answer:
+        break
+"""
+
+
+class Outcome(NamedTuple):
+    """What became of a call: a value, or an error, which is how the process ended if nothing was raised."""
+
+    value: Any = None
+    error: str = ""
+
+
+def call_isolated(
+    function: Callable[..., Any], *calls: Sequence[Any], time_limit: float = _TIME_LIMIT
+) -> List[Outcome]:
+    """Call a module-level function in a new process, once with each of some lists of arguments.
+
+    After a call that fails, the next process goes on: what a GPU's context does after an error says nothing.
+    Exceptions, crashes and silence are outcomes. Values are what JSON can represent.
+    """
+    outcomes: List[Outcome] = []
+    while len(outcomes) < len(calls):
+        waiting = [json.dumps(arguments) for arguments in calls[len(outcomes) :]]
+        command = [sys.executable, "-c", _CHILD, function.__module__, function.__name__, *waiting]
+        try:
+            process = subprocess.run(command, capture_output=True, timeout=time_limit)
+            said, ended = process.stdout, _how_it_ended(process)
+        except subprocess.TimeoutExpired as expired:
+            said, ended = expired.stdout or b"", f"TimeoutExpired: no answer within {time_limit:g} s"
+        answers = [Outcome(**json.loads(line)) for line in said.splitlines()]
+        if len(answers) < len(waiting) and not any(answer.error for answer in answers):
+            answers.append(Outcome(error=ended))
+        outcomes += answers
+    return outcomes
+
+
+def _how_it_ended(process: subprocess.CompletedProcess[bytes]) -> str:
+    said, code = process.stderr.decode(errors="replace").strip().rpartition("\n")[2], process.returncode
+    how = f"Crash: the process ended by {signal.Signals(-code).name}" if code < 0 else ""
+    return f"{how or f'Exit: the process ended with code {code}'} {said}".rstrip()
 
 
 def package_versions() -> str:

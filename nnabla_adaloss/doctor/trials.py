@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 import numpy as np
 
 from .findings import Area, Finding, Status, failure
-from .isolation import Outcome, call_isolated
+from .probes import Outcome, call_isolated
 
 # Largest accepted difference, relative to the largest number of the array. Half of the CPU adds up in half.
 _TOLERANCE = {"float": 1e-3, "half": 5e-2}

@@ -10,7 +10,7 @@ from typing import Any, Dict, List
 import pytest
 
 from nnabla_adaloss.doctor import Area, Finding, Status, area_works, checks, examine
-from nnabla_adaloss.doctor.isolation import Outcome
+from nnabla_adaloss.doctor.probes import Outcome
 
 NO_NNABLA = Outcome(error="ModuleNotFoundError: No module named 'nnabla'")
 ILLEGAL = Outcome(error="RuntimeError: an illegal instruction was encountered")

@@ -1,20 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver probe, asked of a driver made up for the purpose: machines that run these tests have none."""
+"""Processes of their own; the driver is made up for the purpose: machines that run these tests have none."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nnabla_adaloss.doctor import probes
-from nnabla_adaloss.doctor.isolation import Outcome, call_isolated
+from nnabla_adaloss.doctor.probes import Outcome, call_isolated
 from nnabla_adaloss.kernels import CpuKernels
 
-pytestmark = pytest.mark.slow
+
+def behave(what: str) -> str:
+    if what == "crash":
+        os.abort()
+    if what == "hang":
+        time.sleep(60)
+    if what == "raise":
+        raise KeyError(what)
+    return str(os.getpid())
+
+
+def test_values_come_back_whatever_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call_isolated(os.path.commonprefix, [["abc", "abd"]], [[]]) == [Outcome("ab"), Outcome("")]
+    assert call_isolated(print, ["not JSON"]) == [Outcome(None)]
+    assert call_isolated(os.system, ["echo not JSON"]) == [Outcome(0)]
+    assert call_isolated(print) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "error"),
+    [
+        (os.listdir, "/no/such/folder", "FileNotFoundError: "),
+        (sys.exit, "enough", "SystemExit: enough"),
+        (behave, "crash", "Crash: the process ended by SIGABRT"),
+        (os._exit, 7, "Exit: the process ended with code 7"),
+        (os._exit, 0, "Exit: the process ended with code 0"),
+        (Path, "no JSON", "Exit: the process ended with code 1 TypeError: "),
+    ],
+)
+def test_errors_and_silence_are_outcomes(function: Any, argument: Any, error: str) -> None:
+    (outcome,) = call_isolated(function, [argument])
+    assert outcome.error.startswith(error)
+
+
+def test_another_process_goes_on_behind_a_call_that_fails() -> None:
+    calls = ["tell", "tell", "raise", "tell", "crash", "tell", "hang", "tell"]
+    found = call_isolated(behave, *([call] for call in calls), time_limit=5.0)
+    assert found[2].error == "KeyError: 'raise'"
+    assert found[4].error.startswith("Crash: the process ended by SIGABRT")
+    assert found[6].error == "TimeoutExpired: no answer within 5 s"
+    first, *processes = [found[i].value for i in (0, 1, 3, 5, 7)]
+    assert processes[0] == first
+    assert len({*processes}) == 4
+
 
 _DRIVER = """
 #include <stdlib.h>
@@ -33,6 +79,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_what_the_driver_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = str(tmp_path / "libcuda.so.1")
@@ -52,12 +99,14 @@ def test_what_the_driver_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert call_isolated(probes.driver, [needed_by]) == [Outcome(value, error)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type_config", ["float", "half"])
 def test_scaled_weights_are_among_what_is_compared(type_config: str) -> None:
     (said,) = call_isolated(probes.adaptive_backward, ["cpu", type_config])
     assert said.value == "gradients agree with nnabla's, a layer scaled by 16 among them"
 
 
+@pytest.mark.slow
 def test_a_scaled_copy_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def unscaled(self: CpuKernels, source: Any, target: Any, alpha: float, *, half: bool = False) -> None:
         target.data = source.data

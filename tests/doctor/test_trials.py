@@ -12,7 +12,7 @@ import pytest
 
 from nnabla_adaloss.doctor import trials
 from nnabla_adaloss.doctor.findings import Area, Finding, Status
-from nnabla_adaloss.doctor.isolation import Outcome
+from nnabla_adaloss.doctor.probes import Outcome
 from nnabla_adaloss.doctor.trials import TRIALS, findings_of, try_functions
 
 NAMES = ("exp", "tanh", "affine", "mean")

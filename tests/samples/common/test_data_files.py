@@ -144,12 +144,7 @@ def remove(name: str) -> Callable[[Path], Any]:
             ),
             rf"{LABELS}\.gz is no whole gzip file",
         ),
-        (
-            "cifar",
-            remove("data_batch_3.bin"),
-            r"data_batch_3\.bin is missing: it holds images of CIFAR-10's binary version, 3073 bytes each",
-        ),
-        ("cifar", spoil("data_batch_1.bin", lambda _: b""), r"data_batch_1\.bin has 0 bytes"),
+        ("cifar", remove("data_batch_3.bin"), r"_3\.bin is missing: it holds images of CIFAR-10's binary"),
         ("cifar", spoil("data_batch_2.bin", lambda all: all[:-1]), r"_2\.bin has 6145 bytes"),
         ("cifar", spoil("data_batch_5.bin", lambda all: b"c" + all[1:]), r"_5\.bin holds the label 99"),
         (
@@ -157,7 +152,6 @@ def remove(name: str) -> Callable[[Path], Any]:
             lambda folder: shutil.rmtree(folder / "train"),
             r"train is missing: it holds a folder for each class, with \.jpg or \.png",
         ),
-        ("image folder", lambda folder: shutil.rmtree(folder / "val"), r"val is missing"),
         (
             "image folder",
             lambda folder: [path.unlink() for path in (folder / "val").rglob("*.*")],

@@ -70,14 +70,3 @@ def test_the_scale_of_nnablas_updater_is_kept(tmp_path: Path) -> None:
     again = updater(DynamicLossScalingUpdater, scale=4.0, N=3)
     assert train(again, options(tmp_path / "c", resume=True)) == []
     assert again.scale == 16.0
-
-
-def test_nothing_is_saved_unless_a_file_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="nothing is saved"):
-        train(updater(DynamicLossScalingUpdater), options(None), interrupt_at=0)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_there_may_be_nothing_to_go_on_from(tmp_path: Path) -> None:
-    assert len(train(updater(DynamicLossScalingUpdater), options(tmp_path / "c", resume=True))) == 9
