@@ -58,25 +58,6 @@ def test_without_a_timeout_ranks_wait_as_long_as_it_takes():
     assert "no answer" not in result.stderr
 
 
-def test_misuse_is_told_before_anything_is_exchanged(tmp_path):
-    script = tmp_path / "misuse.py"
-    script.write_text(
-        "import nnabla as nn, pytest\n"
-        "from nnabla_adaloss.communicators import MPICommunicator\n"
-        "with pytest.raises(TypeError, match='no nnabla context is needed'):\n"
-        "    MPICommunicator(nn.Context())\n"
-        "comm = MPICommunicator()\n"
-        "for ask in (comm.barrier, lambda: comm.local_rank):\n"
-        "    with pytest.raises(RuntimeError, match='call `init'):\n"
-        "        ask()\n"
-        "comm.init()\n"
-        "comm.init()\n"
-        "comm.barrier()\n"
-    )
-    result = run_ranks(script, 0)
-    assert result.returncode == 0, printed_by(result)
-
-
 def test_missing_mpi4py_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(ImportError, match=r"needs mpi4py and an MPI .*pip install nnabla-adaloss\[mpi\]"):

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import nnabla as nn
 import numpy as np
 import pytest
 from mpi4py import MPI
 from nnabla import NdArray
 
-from nnabla_adaloss.communicators import CollectiveMismatchError, RankDisagreementError
+from nnabla_adaloss.communicators import CollectiveMismatchError, MPICommunicator, RankDisagreementError
 from nnabla_adaloss.communicators.messages import SMALL_ARRAY
 
 SHAPES = [(7, 3)] * 60 + [(SMALL_ARRAY + 1,), (400, 400), (), (0, 5), (1,)]
@@ -139,13 +140,10 @@ def check_groups(comm):
 def check_maxima_and_objects(comm):
     last = comm.size - 1
     nan_on_one = np.array([[comm.rank, np.nan if comm.rank == 0 else 5.0], [-np.inf, -1.0 - comm.rank]])
-    np.testing.assert_array_equal(
-        comm.all_reduce_max_float(nan_on_one), [[last, np.nan], [-np.inf, -1.0]], strict=True
-    )
+    layout = np.asfortranarray if comm.rank else np.ascontiguousarray
+    found = comm.all_reduce_max_float(layout(nan_on_one))
+    np.testing.assert_array_equal(found, [[last, np.nan], [-np.inf, -1.0]], strict=True)
     np.testing.assert_array_equal(comm.all_reduce_max_float(comm.rank), np.float64(last), strict=True)
-    columns_first = np.asfortranarray if comm.rank else np.ascontiguousarray
-    grid = columns_first(np.arange(6.0).reshape(2, 3))
-    np.testing.assert_array_equal(comm.all_reduce_max_float(grid), np.arange(6.0).reshape(2, 3))
     assert comm.broadcast_object({"seed": comm.rank}, src=last) == {"seed": last}
 
 
@@ -196,6 +194,14 @@ def check_our_messages_do_not_mix_with_the_users(comm):
 
 
 def check_what_cannot_be_done_is_said(comm):
+    with pytest.raises(TypeError, match="no nnabla context is needed"):
+        MPICommunicator(nn.Context())
+    early = MPICommunicator()
+    for ask in (early.barrier, lambda: early.local_rank):
+        with pytest.raises(RuntimeError, match="call `init"):
+            ask()
+    comm.init()  # again
+    comm.barrier()
     with pytest.raises(TypeError, match="element 0 has dtype int32"):
         comm.all_reduce(ndarray(np.ones(2, np.int32)))
     with pytest.raises(NotImplementedError, match=r"comm\.all_reduce\(grads\)"):

@@ -51,20 +51,6 @@ def unequal(comm: MPICommunicator) -> Dict[str, float]:
     return {"steep": 3.0**-comm.rank, "enlarged": 4.0**comm.rank}
 
 
-def check_one_sum_per_iteration_carries_gradients_and_statistics(comm: MPICommunicator) -> None:
-    counting = Counting()
-    counting.init()
-    for delay in (0, 1):
-        updater = task(comm).updater(
-            comm=counting, config=AdaLossConfig(loss_scale_method="approx_range", delay=delay)
-        )
-        for iteration in range(5):
-            before = counting.sums
-            assert updater.update().updated
-            # Of what there is to tell the first time, all learn the names.
-            assert counting.sums == before + 1 + (iteration == 0)
-
-
 def check_delayed_scales_are_equal_on_all_ranks_though_data_differ(comm: MPICommunicator) -> None:
     every_fourth = replace(DELAYED, update_per_n_iteration=4)
     settings: List[Dict[str, Any]] = [
