@@ -58,6 +58,11 @@ def test_setup_is_python_2_as_well() -> None:
     assert not re.search(r"annotations|\bf\"|->|: str|:=", text)
 
 
+def test_source_distributions_hold_no_lines_of_results() -> None:
+    lines = (ROOT / "MANIFEST.in").read_text("utf-8").splitlines()
+    assert lines.index("graft benchmarks") < lines.index("recursive-exclude benchmarks/results *.jsonl")
+
+
 def test_what_a_release_changes_is_there_to_be_changed() -> None:
     citation = (ROOT / "CITATION.cff").read_text("utf-8")
     assert re.findall(r"^version: (.*)$", citation, re.M) == [nnabla_adaloss.__version__]
@@ -77,6 +82,12 @@ def test_gpu_extras_bring_every_library_that_is_preloaded(project: Dict[str, Any
     libraries = LIBRARIES_BY_CUDA_VERSION[cuda_version]
     assert {f"nvidia-{library.package.replace('_', '-')}-{suffix}" for library in libraries} <= names
     assert f"nnabla-ext-cuda{cuda_version}" in names
+
+
+def test_the_viewer_has_what_it_imports(project: Dict[str, Any]) -> None:
+    extra = project["optional-dependencies"]["tensorboard"]
+    assert "setuptools<82" in extra, "later ones have no pkg_resources, which TensorBoard imports"
+    assert any(re.fullmatch(r"tensorboard>=[\d.]+,<[\d.]+", each) for each in extra), "tried up to there"
 
 
 def test_gpu_extras_fit_the_nnabla_that_is_required(project: Dict[str, Any]) -> None:

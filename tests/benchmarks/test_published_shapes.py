@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from published_shapes import GRAPHS, MODELS, Training, kinds, line, main, measure
+from published_shapes import GRAPHS, MODELS, Training, kinds, line, main, measure, summary
 
 SLOW = ("lstm", "hourglass", "wavenet-wn", "darts")
 _AGAIN = 8  # from then on, batches are those from the beginning
@@ -53,6 +53,12 @@ def test_a_line_tells_of_a_model() -> None:
     assert line(model, "static", row).split()[:3] == ["U-Net,", "16x16", "static"]
     assert "ran again" not in line(model, "static", row)
     assert "2 batches of a ran again" in line(model, "static", row._replace(repeats={"a": 2, "b": 0}))
+
+
+def test_median_and_worst_are_those_of_each_column() -> None:
+    empty = measure(MODELS["unet"], "static", [], 1)
+    rows = {(name, "static"): empty._replace(ratios={"none": x}) for name, x in zip("abc", (1.0, 1.5, 1.1))}
+    assert [text.split()[2] for text in summary(rows).splitlines()] == ["1.100", "1.500"]
 
 
 def test_kinds_are_counted() -> None:

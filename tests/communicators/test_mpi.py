@@ -11,6 +11,7 @@ from nnabla_adaloss.communicators import MPICommunicator
 from tests.mpirun import printed_by, run_checks, run_ranks
 
 WORKERS = Path(__file__).parent / "workers"
+STALLED = "no answer for 1 s in"
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
@@ -37,8 +38,13 @@ def test_training_is_that_of_one_process_on_the_whole_batch(n):
         ("interrupt", "hook", 2, "[rank 1] KeyboardInterrupt"),
         ("kill", "hook", 4, ""),
         ("mismatch", "hook", 4, "CollectiveMismatchError: ranks made different collective calls: entry 9"),
-        ("stall", "hook", 2, "no answer for 1 s in all_reduce with ranks [0, 1] (exchange 6, iteration 5)"),
-        ("stall_before_init", "hook", 3, "no answer for 1 s in init with ranks [0, 1, 2]"),
+        (
+            "stall",
+            "hook",
+            2,
+            f"[rank 0] {STALLED} all_reduce with ranks [0, 1] (exchange 6, iteration 5)",
+        ),
+        ("stall_before_init", "hook", 3, f"{STALLED} init with ranks [0, 1, 2]"),
     ],
 )
 def test_failure_of_one_rank_ends_all_with_its_error(way, guard, n, told):

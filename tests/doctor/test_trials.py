@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from typing import List
 
+import nnabla.functions as F
 import pytest
 
 from nnabla_adaloss.doctor import trials
 from nnabla_adaloss.doctor.findings import Area, Finding, Status
 from nnabla_adaloss.doctor.probes import Outcome
-from nnabla_adaloss.doctor.trials import TRIALS, findings_of, try_functions
+from nnabla_adaloss.doctor.trials import TRIALS, findings_of, try_function, try_functions
 
 NAMES = ("exp", "tanh", "affine", "mean")
 WORKS = Outcome([])
@@ -66,6 +67,12 @@ def test_the_function_that_fails_in_half_is_named_and_the_others_are_tried(
     first, found, *others = errors_of("half")
     assert found.startswith(error)
     assert {first, *others} == {""}
+
+
+def test_what_is_wrong_in_float_as_well_is_found_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(F, "tanh", F.exp)
+    with pytest.raises(ArithmeticError, match="its output differs by"):
+        try_function("cpu", "float", "tanh")
 
 
 def test_functions_that_fail_alike_are_one_finding_with_versions_and_a_remedy() -> None:

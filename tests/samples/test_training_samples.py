@@ -97,6 +97,13 @@ def test_help_teaches(sample: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"python samples/{sample}.py" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_an_overflow_that_is_not_dropped_ruins_the_parameters() -> None:
+    for more, finite in (((), True), (("--keep-overflow-update",), False)):
+        train("lenet_mindspore", "--manager", "fixed", "--loss-scale", "16777216", *more)
+        assert all(np.isfinite(p.d).all() for p in nn.get_parameters().values()) is finite
+
+
 def write_both_parts(folder: Path) -> None:
     classes = np.arange(12, dtype=np.uint8) % 3
     for part, first in (("train", 0), ("val", 12)):

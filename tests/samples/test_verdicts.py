@@ -23,7 +23,9 @@ def test_three_points_below_fp32_are_the_same(accuracy: float, works: bool) -> N
 
 
 def test_the_table_has_a_row_a_rule_and_a_last_line_for_each_method() -> None:
-    lines = verdicts(fp32=0.95, no_scaling=0.081, adaptive=0.947).table().splitlines()
+    found = verdicts(fp32=0.95, no_scaling=0.081, adaptive=0.947)
+    assert found.table("ascii").isascii()
+    lines = found.table().splitlines()
     assert [line.split() for line in lines[2:6]] == [
         ["loss", "weight", "1e-3"],
         ["fp32", "95.0%"],

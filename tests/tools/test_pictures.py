@@ -64,6 +64,14 @@ def test_without_a_browser_it_says_what_to_do(tmp_path: Path, monkeypatch: pytes
     assert not (tmp_path / "pictures").exists()
 
 
+def test_the_empty_end_is_cut_away(tmp_path: Path) -> None:
+    picture = Image.new("RGB", (50, 400), "#ffffff")
+    picture.putpixel((10, 99), (200, 0, 0))
+    picture.save(tmp_path / "picture.png")
+    report_pictures.make_small(tmp_path / "picture.png")
+    assert Image.open(tmp_path / "picture.png").size == (50, 124)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 def test_the_training_has_the_troubles_that_the_page_shows(tmp_path: Path) -> None:

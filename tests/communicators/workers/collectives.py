@@ -19,11 +19,9 @@ def ndarray(values):
     return NdArray.from_numpy_array(np.asarray(values))
 
 
-def values_of(rank, dtype=np.float32):
+def values_of(rank):
     rng = np.random.default_rng(rank)
-    return [
-        (rng.standard_normal(shape) * 10.0 ** rng.integers(-4, 4, shape)).astype(dtype) for shape in SHAPES
-    ]
+    return [np.float32(rng.standard_normal(shape) * 10.0 ** rng.integers(-4, 4, shape)) for shape in SHAPES]
 
 
 def assert_same_bits_on_all_ranks(comm, arrays):

@@ -67,3 +67,8 @@ def test_mpi_is_loaded_before_nnablas_extension() -> None:
         command = [sys.executable, "-c", ORDER, "-c", "cudnn", *option]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
         assert f"MPI is loaded: {loaded}" in done.stderr
+
+
+def test_learning_rates_fall_to_zero() -> None:
+    rate = options.cosine(0.2, 10)
+    assert [rate(0), rate(5), rate(10)] == pytest.approx([0.2, 0.1, 0.0])

@@ -70,3 +70,7 @@ def test_the_scale_of_nnablas_updater_is_kept(tmp_path: Path) -> None:
     again = updater(DynamicLossScalingUpdater, scale=4.0, N=3)
     assert train(again, options(tmp_path / "c", resume=True)) == []
     assert again.scale == 16.0
+
+
+def test_there_may_be_nothing_to_go_on_from(tmp_path: Path) -> None:
+    assert len(train(updater(DynamicLossScalingUpdater), options(tmp_path / "c", resume=True))) == 9
