@@ -1,26 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs in the documentation run, one after another, as a reader would try them.
+"""The programs in the documentation run, one after another, as a reader would try them. They and samples
+import nothing deeper than `nnabla_adaloss`, and no name but the public ones.
 
 One that cannot run here has a line `<!-- not run: why -->` just before it.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from pathlib import Path
+from textwrap import dedent, indent
 from typing import Any, Dict, List, Tuple
 
 import nnabla as nn
 import pytest
 
+import nnabla_adaloss
 from tests.pasted import in_a_fresh_process
 
-from .test_imports import DOCUMENTS, ROOT, programs_in
-
+ROOT = Path(__file__).parents[2]
+SAMPLES = sorted((ROOT / "samples").rglob("*.py"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RECIPES = ROOT / "docs" / "recipes.md"
 # A page that says so, and no other, goes on from the first program of the recipes.
 GOES_ON = "recipes.md#the-network"
+
+
+def programs_in(document: str) -> List[str]:
+    """The code between ```python and ```, also that of a list's item."""
+    return [dedent(code) for _, code in re.findall(r"^( *)```python\n(.*?)^\1```", document, re.M | re.S)]
 
 
 NOT_RUN = re.compile(r"^ *<!-- not run: [^\n]+ -->\n *```python\n.*?^ *```\n", re.M | re.S)
@@ -93,3 +103,42 @@ def test_programs_fit_the_column_of_the_guide(path: Path) -> None:
     """At 1400 pixels the column holds 88 characters."""
     lines = [line for program in programs_in(path.read_text("utf-8")) for line in program.splitlines()]
     assert [line for line in lines if len(line) > 88] == []
+
+
+def too_deep(program: str) -> List[str]:
+    """What a program imports of the package, wherever the statement stands, that is no public name of it."""
+    found: List[str] = []
+    for node in ast.walk(ast.parse(program)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}:{alias.name}" for alias in node.names]
+    public = {"nnabla_adaloss", *(f"nnabla_adaloss:{name}" for name in nnabla_adaloss.__all__)}
+    return [name for name in found if re.match(r"nnabla_adaloss\b", name) and name not in public]
+
+
+@pytest.mark.parametrize("path", [*SAMPLES, *DOCUMENTS], ids=lambda path: path.name)
+def test_public_names_alone_are_imported(path: Path) -> None:
+    text = path.read_text("utf-8")
+    programs = [text] if path.suffix == ".py" else programs_in(text)
+    assert [name for program in programs for name in too_deep(program)] == []
+
+
+def test_programs_are_found_in_documents() -> None:
+    for document in ("README.md", "docs/functions.md", "docs/recipes.md", "docs/installing.md"):
+        text = (ROOT / document).read_text("utf-8")
+        assert len(programs_in(text)) == text.count("```python"), document
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("import nnabla_adaloss", []),
+        ("from nnabla_adaloss import (\n    AdaLoss,\n    branch,\n)", []),
+        ("import os, nnabla_adaloss.core", ["nnabla_adaloss.core"]),
+        ("from nnabla_adaloss.core import AdaLoss", ["nnabla_adaloss.core:AdaLoss"]),
+        ("from nnabla_adaloss import *", ["nnabla_adaloss:*"]),
+    ],
+)
+def test_what_is_too_deep(line: str, found: List[str]) -> None:
+    assert too_deep(f"def late():\n{indent(line, '    ')}") == found

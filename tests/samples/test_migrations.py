@@ -19,7 +19,7 @@ from numpy.random import RandomState
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater
 
-from .test_imports import ROOT
+from .test_documents import ROOT
 
 DIFFS = [
     diff

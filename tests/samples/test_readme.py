@@ -18,7 +18,7 @@ import pytest
 from nnabla_adaloss import LossScaleWarning
 from tests.pasted import in_a_fresh_process
 
-from .test_imports import ROOT, programs_in
+from .test_documents import ROOT, programs_in
 
 README = (ROOT / "README.md").read_text("utf-8")
 (PROGRAM,) = programs_in(README)
