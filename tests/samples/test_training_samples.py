@@ -14,11 +14,12 @@ from typing import Any, Dict, Iterator
 import nnabla as nn
 import numpy as np
 import pytest
+from common import NEEDED
 from PIL import Image
 
 from tests.mpirun import run_ranks
 from tests.samples.common.files import digits, write_cifar, write_image_folder
-from tests.samples.running import run
+from tests.samples.running import ROOT, run
 from tests.worlds.children import end_of, in_a_child
 from tools.mnist_sample import Scans, write_mnist
 
@@ -216,3 +217,27 @@ def test_samples_run_in_native_half_precision(sample: str, capsys: pytest.Captur
     printed = capsys.readouterr().out
     assert printed
     assert not re.search(r"\b(inf|nan)\b", printed), printed
+
+
+# Python imports `sitecustomize` before it runs anything.
+ABSENT = """
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+PathFinder.find_spec = classmethod(lambda cls, name, *rest: None if name == "sklearn" else find(name, *rest))
+"""
+
+
+def test_what_samples_need_is_the_extra_of_the_package() -> None:
+    (extra,) = re.findall(r"^samples = \[(.*)\]", (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
+    assert sorted(NEEDED.values()) == sorted(re.findall(r'"([\w-]+)', extra))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sample", ["gan", "demo", "compare", "distributed"])
+def test_without_it_a_sample_says_what_to_install(sample: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(ABSENT)
+    done = run(sample, path=tmp_path)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last == "The samples need scikit-learn: python -m pip install scikit-learn"
+    assert "Traceback" not in done.stderr

@@ -148,21 +148,22 @@ def check_a_floor_on_one_rank_is_an_error_on_all(comm: MPICommunicator) -> None:
 
 
 def check_ranks_go_on_from_what_they_saved(comm: MPICommunicator) -> None:
-    path = os.path.join(tempfile.mkdtemp(), "checkpoint")
-    for case in CASES:
-        large = {LARGE: "large", LARGE + 6: "large"}
-        work = task(comm, spoiled=large)
-        updater = work.updater(**options(case))
-        for _ in range(5):
-            updater.update()
-        save_checkpoint(path, updater)
-        found = [(updater.update(), scales(updater)) for _ in range(5)]
-        last = work.bits()
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "checkpoint")
+        for case in CASES:
+            large = {LARGE: "large", LARGE + 6: "large"}
+            work = task(comm, spoiled=large)
+            updater = work.updater(**options(case))
+            for _ in range(5):
+                updater.update()
+            save_checkpoint(path, updater)
+            found = [(updater.update(), scales(updater)) for _ in range(5)]
+            last = work.bits()
 
-        work = task(comm, spoiled=large)
-        updater = work.updater(**options(case))
-        load_checkpoint(path, updater)
-        for _ in range(updater.counters.fed):
-            work.feed()
-        assert [(updater.update(), scales(updater)) for _ in range(5)] == found, case
-        assert work.bits() == last, case
+            work = task(comm, spoiled=large)
+            updater = work.updater(**options(case))
+            load_checkpoint(path, updater)
+            for _ in range(updater.counters.fed):
+                work.feed()
+            assert [(updater.update(), scales(updater)) for _ in range(5)] == found, case
+            assert work.bits() == last, case
