@@ -13,7 +13,7 @@ import pytest
 from tests.mpirun import printed_by, run_checks, run_ranks
 
 WORKERS = Path(__file__).parent / "workers"
-THEMES = ("agreement", "delayed_statistics", "overflow")
+THEMES = ("agreement", "delayed_statistics")
 CAUSES = {
     "kill": r"signal 9|SIGKILL|Killed",
     "feeder": r"^\[rank {last}\] OSError: the disk with the images is gone$",
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 @pytest.mark.parametrize(
     ("n", "themes"),
-    [(2, THEMES), (4, THEMES), (3, ("measured",)), (3, ("feeder_errors",))],
+    [(2, THEMES), (4, THEMES), (3, ("overflow",)), (3, ("feeder_errors",))],
 )
 def test_what_holds_on_every_rank(n: int, themes: Tuple[str, ...]) -> None:
     run_checks(n, WORKERS, *themes, timeout=240)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MNIST's images from another package; their format is tested in tests/samples/common/test_data_files.py."""
+"""MNIST's images from another package; their format is tested in tests/samples/common/test_data.py."""
 
 from __future__ import annotations
 
