@@ -79,11 +79,8 @@ class Packer:
     def exchange(
         self, arrays: List[NdArray], function: Callable[[npt.NDArray[np.float32]], object], *, pack: bool
     ) -> None:
-        """Apply `function`, which changes a flat array in place, to float32 values of all arrays.
-
-        An array alone in its message is exchanged in its own memory if it is float32; everything else is
-        copied to the buffer and back, rounded to the array's dtype (overflow gives an infinity, without a
-        warning). With `pack` small arrays share messages.
+        """Apply `function`, which changes a flat array in place, to float32 values of all arrays; with `pack`,
+        small ones share messages. What overflows an array's dtype becomes an infinity, without a warning.
         """
         for positions in plan_messages(tuple(array.size for array in arrays), pack):
             views = [host_view(arrays[position]) for position in positions]

@@ -335,10 +335,8 @@ class MPICommunicator:
     def _exchange(
         self, operation: str, group: str = "world", entries: Iterable[Hashable] = (), **options: Hashable
     ) -> Iterator[ProcessGroup]:
-        """A watched block that begins once all members of a group have made the same call; yields the group.
-
-        `entries`, the shapes or names of the data, and `options` are the same on each rank, or it is a
-        CollectiveMismatchError on every one.
+        """A watched block that begins once all members of a group have made the same call, with the same
+        `options` and `entries` (the shapes or names of the data).
         """
         members = self._group(group)
         self._exchanges += 1

@@ -31,8 +31,6 @@ MPI_PERMISSIONS = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
-
-
 # Seconds; leaves room for compilers.
 _TIME_LIMIT = 120.0
 
@@ -63,11 +61,10 @@ class Outcome(NamedTuple):
 def call_isolated(
     function: Callable[..., Any], *calls: Sequence[Any], time_limit: float = _TIME_LIMIT
 ) -> List[Outcome]:
-    """Call a module-level function in a new process, once with each of some lists of arguments.
-
-    After a call that fails, the next process goes on: what a GPU's context does after an error says nothing.
-    Exceptions, crashes and silence are outcomes. Values are what JSON can represent.
+    """Call a module-level function, which returns what JSON can represent, in a new process, once with each of
+    some lists of arguments. Exceptions, crashes and silence are outcomes.
     """
+    # After one of these the next process goes on: what a GPU's context does after an error says nothing.
     outcomes: List[Outcome] = []
     while len(outcomes) < len(calls):
         waiting = [json.dumps(arguments) for arguments in calls[len(outcomes) :]]
@@ -97,10 +94,7 @@ def package_versions() -> str:
 
 
 def adaptive_backward(extension: str, type_config: str) -> str:
-    """Compare backward passes with per-layer scales to nnabla's own, in the context "cpu" or "cudnn".
-
-    Three: on a GPU the first knows nothing, so that every scale is 1 and no kernel scales a weight.
-    """
+    """Compare backward passes with per-layer scales to nnabla's own, in the context "cpu" or "cudnn"."""
     import nnabla as nn
     import nnabla.functions as F
     import nnabla.parametric_functions as PF
@@ -130,7 +124,7 @@ def adaptive_backward(extension: str, type_config: str) -> str:
         parameters = list(nn.get_parameters().values())
         native = gradients(loss)
         scaling = AdaptiveLossScaling(loss, AdaLossConfig(loss_scale_method=Sixteen(), delay=0))
-        for _ in range(3):
+        for _ in range(3):  # on a GPU the first knows nothing, so that no kernel scales a weight
             difference = np.abs(gradients(scaling, 8.0) - native).max() / np.abs(native).max()
             if not difference <= _TOLERANCE[type_config]:
                 raise ArithmeticError(f"gradients differ from nnabla's by {difference:.1e} of the largest")

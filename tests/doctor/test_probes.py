@@ -62,6 +62,13 @@ def test_another_process_goes_on_behind_a_call_that_fails() -> None:
     assert len({*processes}) == 4
 
 
+def test_where_a_library_comes_from() -> None:
+    sonames = ("libstdc++.so.6", "libnone.so.1")
+    found, missing = call_isolated(probes.loaded_from, *([soname, soname] for soname in sonames))
+    assert Path(found.value).name.startswith("libstdc++.so.6")
+    assert "libnone.so.1: cannot open shared object file" in missing.error
+
+
 _DRIVER = """
 #include <stdlib.h>
 #include <string.h>
