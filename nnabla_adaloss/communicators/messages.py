@@ -79,8 +79,8 @@ class Packer:
     def exchange(
         self, arrays: List[NdArray], function: Callable[[npt.NDArray[np.float32]], object], *, pack: bool
     ) -> None:
-        """Apply `function`, which changes a flat array in place, to float32 values of all arrays; with `pack`,
-        small ones share messages. What overflows an array's dtype becomes an infinity, without a warning.
+        """Apply `function`, which changes a flat array in place, to all arrays in float32; with `pack`, the
+        small ones share messages. What exceeds an array's dtype becomes an infinity, without a warning.
         """
         for positions in plan_messages(tuple(array.size for array in arrays), pack):
             views = [host_view(arrays[position]) for position in positions]

@@ -61,8 +61,8 @@ class Outcome(NamedTuple):
 def call_isolated(
     function: Callable[..., Any], *calls: Sequence[Any], time_limit: float = _TIME_LIMIT
 ) -> List[Outcome]:
-    """Call a module-level function, which returns what JSON can represent, in a new process, once with each of
-    some lists of arguments. Exceptions, crashes and silence are outcomes.
+    """Call a module-level function, which returns what JSON can represent, in a new process: once with each
+    of some lists of arguments. Exceptions, crashes and silence are outcomes.
     """
     # After one of these the next process goes on: what a GPU's context does after an error says nothing.
     outcomes: List[Outcome] = []
