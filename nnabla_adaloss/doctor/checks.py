@@ -69,19 +69,21 @@ def _examine_gpu(*, with_functions: bool) -> List[Finding]:
         *_examine_cuda_libraries(cuda_version),
         *_examine_rivals(Area.GPU, "nnabla-ext-cuda"),
     ]
-    uses: Dict[str, Tuple[Any, ...]] = {
-        f"nnabla-ext-cuda{cuda_version}": (probes.cuda_extension,),
-        "CuPy": (probes.cupy_version,),
-        "CUDA kernels": (probes.compile_kernels,),
-    }
-    scaling = {
-        f"adaptive loss scaling, {kind}": (probes.adaptive_backward, "cudnn", kind) for kind in _TYPE_CONFIGS
-    }
+    uses: List[Tuple[Any, ...]] = [
+        (f"nnabla-ext-cuda{cuda_version}", probes.cuda_extension),
+        ("CuPy", probes.cupy_version),
+        ("CUDA kernels", probes.compile_kernels),
+    ]
+    scaling: List[Tuple[Any, ...]] = [
+        (f"adaptive loss scaling, {kind}", probes.adaptive_backward, "cudnn", kind) for kind in _TYPE_CONFIGS
+    ]
     if not area_works(needed, Area.GPU):
-        untried = (Area.GPU, Status.NOT_TRIED)
-        return needed + [Finding(*untried, name, "needs all of the above") for name in [*uses, *scaling]]
-    used = [_attempt(Area.GPU, subject, *use) for subject, use in uses.items()]
-    scaled = [_attempt(Area.GPU, subject, *use) for subject, use in scaling.items()]
+        return needed + [
+            Finding(Area.GPU, Status.NOT_TRIED, subject, "needs all of the above")
+            for subject, *_ in uses + scaling
+        ]
+    used = [_attempt(Area.GPU, *use) for use in uses]
+    scaled = [_attempt(Area.GPU, *use) for use in scaling]
     if with_functions and used[0].status is Status.WORKS:
         scaled = _examine_functions(Area.GPU, "cudnn", scaled, needed[0].detail)
     return [*needed, *used, *scaled]
