@@ -33,7 +33,7 @@ def train(solver: Any, loss: Any) -> None:
     config = AdaLossConfig(loss_scale_method="approx_range", dtype="bfloat16")
     FormatEmulation(loss, "float8_e5m2")
     GradScaler(solver, config=config, storage="float16")
-    LossScaler(global_scale="history")
+    LossScaler(initial_scale=8.0)
     Precision("float8_e4m3", "float8_e5m2")
     times: Profile = profile(updater)
     advice: PrecisionAdvice = diagnose(loss, ["fp8_hybrid", "float16"])
@@ -49,7 +49,7 @@ WRONG = {
     '"approx_range"': '"aprox_range"',
     'FormatEmulation(loss, "float8_e5m2")': 'FormatEmulation(loss, "float8_m5e2")',
     'config=config, storage="float16"': 'config=config, storage="flaot16"',
-    'LossScaler(global_scale="history")': 'LossScaler(global_scale="historic")',
+    "LossScaler(initial_scale=8.0)": 'LossScaler(initial_scale="8")',
     '"float8_e4m3", "float8_e5m2"': '"float8_e4m3", "float8"',
     'diagnose(loss, ["fp8_hybrid", "float16"])': 'diagnose(loss, ["fp8", "float16"])',
 }

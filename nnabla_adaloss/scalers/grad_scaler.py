@@ -27,19 +27,16 @@ _VERSION = 3
 _REPEATS = 19
 
 # Arguments and methods of torch's `GradScaler` that ours does not have, and their replacements.
-_MEASURED = (
+_MEASURED = dict.fromkeys(
+    ("growth_factor", "backoff_factor", "growth_interval"),
     "scales follow from what was measured, so that nothing grows or backs off "
-    "(LossScaler has growth and back-off)"
+    "(LossScaler has growth and back-off)",
 )
-_GROWTH = ("growth_factor", "backoff_factor", "growth_interval")
-_ARGUMENTS = {
-    "init_scale": "use history=HistoryPolicy(start_scale=...)",
-    **dict.fromkeys(_GROWTH, _MEASURED),
-}
+_ARGUMENTS = {"init_scale": "use history=HistoryPolicy(start_scale=...)", **_MEASURED}
 _METHODS = {
     "scale": "call scaler.forward(loss) and scaler.backward(loss) in the place of "
     "scaler.scale(loss).backward()",
-    **{f"{verb}_{name}": _MEASURED for verb in ("get", "set") for name in _GROWTH},
+    **{f"{verb}_{name}": told for verb in ("get", "set") for name, told in _MEASURED.items()},
 }
 
 # What is given as a solver by mistake, and how it is meant.
@@ -132,15 +129,15 @@ class GradScaler:
 
     def _begin(self) -> None:
         """Begin an iteration."""
-        # By the identity of a solver: whether its gradients were finite at `unscale_`; whose step was made.
+        # By the identity of a solver: whether its gradients were finite at `unscale_`, and its step was made.
         self._finite: Dict[int, bool] = {}
-        self._stepped: Set[int] = set()
+        self._stepped: Dict[int, bool] = {}
         # Keys of the losses that `forward` ran on, the last one at the end.
         self._forwarded: Dict[int, None] = {}
         self._used: Dict[int, AdaptiveLossScaling] = {}
         self._outcomes: Dict[int, Outcome] = {}
         self._blamed: Set[int] = set()
-        self._updated = self._skipped = self._bad_batch = False
+        self._bad_batch = False
 
     def forward(self, loss: LossLike, clear_buffer: bool = False, clear_no_need_grad: bool = False) -> None:
         """Run forward as `Variable.forward` does, in the storage format if one is emulated.
@@ -225,18 +222,16 @@ class GradScaler:
             ValueError: the scaler was not made with this solver.
         """
         self._check_has_gradients(solver, "step")
-        if id(solver) in self._stepped:
+        key = id(solver)
+        if key in self._stepped:
             raise RuntimeError("step() has already been called on this solver since the last update()")
-        self._stepped.add(id(solver))
-        finite = self._finite.get(id(solver))
-        if not (self._is_finite(solver) if finite is None else finite):
+        self._stepped[key] = self._finite[key] if key in self._finite else self._is_finite(solver)
+        if not self._stepped[key]:
             self.skipped_steps += 1
-            self._skipped = True
             self._find_cause()
             return False
         solver.update()
         self.steps += 1
-        self._updated = True
         self._notifier.lost_in_a_row = 0
         return True
 
@@ -246,23 +241,23 @@ class GradScaler:
         Raises:
             RuntimeError: no `step` since the last `update`.
         """
-        if not (self._updated or self._skipped):
+        if not self._stepped:
             raise RuntimeError("update() has nothing to do: call step(solver) before it")
-        if self._skipped and not self._updated and self._losses.forward_state is not None:
+        updated = any(self._stepped.values())
+        if not updated and self._losses.forward_state is not None:
             # A batch without a step must not stay in running statistics.
             self._losses.forward_state.restore()
-        if self._updated and self._enabled:
+        if updated and self._enabled:
             self._note_gradients()
-        for key, scaling in self._used.items() if self._enabled else ():
-            if self._bad_batch:
+        for key, scaling in self._used.items():
+            if self._enabled and self._bad_batch:
                 scaling.drop_iteration()
-            elif key in self._blamed:
+            elif self._enabled and key in self._blamed:
                 scaling.end_iteration(good=False)
-            else:
+            elif self._enabled:
                 scaling.after_update()
-        self._iteration += 1
-        for scaling in self._used.values():
             scaling.guard.begin()
+        self._iteration += 1
         self._begin()
 
     def is_enabled(self) -> bool:

@@ -9,18 +9,19 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Union
 import nnabla as nn
 import numpy as np
 from nnabla.solver import Solver
+from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
-from ..core.formats import FLOAT16
 from ..core.saved_settings import Given, not_default, of_another_version, plain, with_known_names
-from ..core.scale_history import AmaxWindow, HistoryPolicy
-from ..core.validation import boolean, explains_keywords, number, positive_number
+from ..core.validation import boolean, explains_keywords, number, positive_integer, positive_number
 from ..errors import warn
-from ..updaters.global_scale import GlobalScaleName, history_of
-from ..updaters.settings import check_count
-from .gradients import Gradient, divisible_in_place, gradient_list, has_nonfinite, largest, unscaled
+from ..host_context import host_view
+from ..updaters.settings import count_from_zero
 
+# The gradient of a Variable is its `.grad`.
+Gradient = Union[NDArray[Any], "nn.NdArray", "nn.Variable"]
 Gradients = Union[Gradient, Iterable[Gradient]]
+_KINDS = (np.ndarray, np.generic, nn.NdArray, nn.Variable)
 
 
 def _growth_factor(name: str, value: object) -> float:
@@ -39,13 +40,13 @@ _CHECKS: Dict[str, Callable[[str, object], Any]] = {
     "scale": positive_number,
     "initial_scale": positive_number,
     "dynamic_scaling": boolean,
-    "growth_interval": check_count,
+    "growth_interval": positive_integer,
     "growth_factor": _growth_factor,
     "backoff_factor": _backoff_factor,
     "min_scale": positive_number,
     "max_scale": positive_number,
 }
-_COUNTS = ("total_updates", "skipped_updates")
+_COUNTS = ("total_updates", "skipped_updates", "good_updates")
 
 
 class LossScaler:
@@ -63,10 +64,6 @@ class LossScaler:
         backoff_factor: the factor applied after an overflow.
         min_scale: the lower bound. An overflow there is warned of once.
         max_scale: the upper bound.
-        global_scale: `"dynamic"`: grows and backs off as above. `"history"`: the largest scale, within
-            `min_scale` and `max_scale`, that the gradients of the last iterations leave two bits of room for
-            in float16, from the first check on; or a `HistoryPolicy` of your own. Only the gradients that
-            are checked are measured, not those on the way to them: an overflow there lowers the scale.
 
     Attributes:
         scale: the current scale.
@@ -100,11 +97,9 @@ class LossScaler:
         backoff_factor: float = 0.5,
         min_scale: float = 1.0,
         max_scale: float = 16777216.0,
-        global_scale: Union[GlobalScaleName, HistoryPolicy] = "dynamic",
     ) -> None:
         if isinstance(initial_scale, (Solver, nn.Variable, AdaLossConfig)):
             raise TypeError("initial_scale must be a number; GradScaler takes solvers and config=")
-        self._history = history_of(global_scale)
         self.dynamic_scaling, self.growth_interval = dynamic_scaling, growth_interval
         self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
         self.min_scale, self.max_scale, self.initial_scale = min_scale, max_scale, initial_scale
@@ -151,11 +146,11 @@ class LossScaler:
 
     def unscale_gradients(self, gradients: Gradients) -> List[Gradient]:
         """`unscale_gradient` of each; when one of them is refused, none is changed."""
-        return [unscaled(gradient, self.scale) for gradient in gradient_list(gradients)]
+        return [_unscaled(gradient, self.scale) for gradient in _checked(gradients)]
 
     def has_overflow(self, x: Gradients) -> bool:
         """True when `x` (for a Variable: its gradient) holds an infinity or a NaN; one or a list."""
-        return any(has_nonfinite(item) for item in gradient_list(x))
+        return not all(map(_is_finite, _checked(x)))
 
     def detect_overflow(self, gradients: Gradients) -> bool:
         """True when any of the gradients holds an infinity or a NaN."""
@@ -174,19 +169,16 @@ class LossScaler:
             TypeError: a NumPy array needs to be replaced, but `gradients` is not a list.
             TypeError, ValueError: as `unscale_gradient`. Nothing was changed.
         """
-        items = gradient_list(gradients)
-        if not isinstance(gradients, list) and not all(map(divisible_in_place, items)):
+        items = _checked(gradients)
+        if not isinstance(gradients, list) and not all(map(_holds_its_quotient, items)):
             raise TypeError(
                 "gradients holds a float16 or read-only NumPy array, which cannot be unscaled in place; "
                 "put the gradients in a list, where it is replaced by a float32 array"
             )
-        for i, gradient in enumerate(items):
-            result = unscaled(gradient, self.scale)
-            if isinstance(gradient, np.ndarray) and divisible_in_place(gradient):
-                gradient[...] = result
-            elif isinstance(gradients, list):
-                gradients[i] = items[i] = result
-        return self._check(items)
+        items = [_unscaled(gradient, self.scale, in_place=True) for gradient in items]
+        if isinstance(gradients, list):
+            gradients[:] = items
+        return self._learn(items)
 
     def check_gradients(self, gradients: Gradients) -> bool:
         """Look for an overflow and adjust the scale, for gradients that are unscaled already.
@@ -199,7 +191,7 @@ class LossScaler:
         Raises:
             TypeError, ValueError: as `unscale_gradient`. Nothing was changed.
         """
-        return self._check(gradient_list(gradients))
+        return self._learn(_checked(gradients))
 
     def reset(self, new_initial_scale: Optional[float] = None) -> None:
         """Reset the counts to 0 and the scale to `initial_scale`, or to a new initial scale."""
@@ -211,7 +203,7 @@ class LossScaler:
             )
         self.scale = self.initial_scale = initial
         self.total_updates = self.skipped_updates = self._good_updates = 0
-        self._window, self._warned = AmaxWindow(), False
+        self._warned = False
 
     def __str__(self) -> str:
         kind = "dynamic" if self.dynamic_scaling else "constant"
@@ -223,9 +215,8 @@ class LossScaler:
     def state_dict(self) -> Dict[str, Any]:
         """Settings, scale and counts as plain numbers, to resume from."""
         return {
-            **{name: plain(getattr(self, name)) for name in (*_CHECKS, *_COUNTS)},
+            **{name: plain(getattr(self, name)) for name in (*_CHECKS, "total_updates", "skipped_updates")},
             "good_updates": self._good_updates,
-            "window": self._window.as_list(),
             "chosen": not_default(self._settings),
         }
 
@@ -238,18 +229,17 @@ class LossScaler:
             TypeError: one is of the wrong type.
         """
         try:
-            own = {name: state[name] for name in ("scale", *_COUNTS, "good_updates")}
+            own = {name: state[name] for name in ("scale", *_COUNTS)}
         except KeyError as error:
             raise ValueError(f"state has no {error}: it is not a LossScaler's") from None
-        # Versions before this one did not have these.
-        window = AmaxWindow.from_list(state.get("window", AmaxWindow().as_list()))
+        # Earlier versions had a window, of scales that were measured.
         saved = {name: value for name, value in state.items() if name not in {*own, "window", "chosen"}}
         known, foreign = with_known_names(saved, self._settings, state.get("chosen"))
         settings = {name: check(name, {**known, **own}[name]) for name, check in _CHECKS.items()}
-        counts = {name: check_count(name, own[name], least=0) for name in (*_COUNTS, "good_updates")}
+        counts = {name: count_from_zero(name, own[name]) for name in _COUNTS}
         if foreign:
             warn(of_another_version(foreign))
-        self._good_updates, self._window = counts.pop("good_updates"), window
+        self._good_updates = counts.pop("good_updates")
         for name, value in {**settings, **counts}.items():
             setattr(self, name, value)
 
@@ -257,46 +247,94 @@ class LossScaler:
     def _settings(self) -> Dict[str, Given]:
         """The settings that are saved."""
         arguments = inspect.signature(LossScaler).parameters
-        return {
-            name: Given(getattr(self, name), arguments[name].default) for name in _CHECKS if name in arguments
-        }
+        return {name: Given(getattr(self, name), argument.default) for name, argument in arguments.items()}
 
-    def _check(self, gradients: List[Gradient]) -> bool:
-        usable = not any(map(has_nonfinite, gradients))
+    def _learn(self, gradients: List[Gradient]) -> bool:
+        """Count an update and adjust the scale; a scale that was set beyond its bounds goes no further."""
+        usable = all(map(_is_finite, gradients))
         self.total_updates += 1
         self.skipped_updates += not usable
+        self._good_updates = self._good_updates + 1 if usable else 0
+        grows = self._good_updates >= self.growth_interval
+        if grows:
+            self._good_updates = 0
         if not self.dynamic_scaling:
-            self._searched(usable)
             return usable
-        if not usable and self.scale <= self.min_scale and not self._warned:
-            self._warned = True
-            warn(
-                f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
-                "look at the loss, the data and the learning rate"
-            )
-        if self._history is None:
-            self.scale = self._searched(usable)
-        else:
-            self.scale = self._measured(self._history, max(map(largest, gradients)) if usable else None)
+        if grows:
+            self.scale = min(self.scale * self.growth_factor, max(self.max_scale, self.scale))
+        elif not usable:
+            if self.scale <= self.min_scale and not self._warned:
+                self._warned = True
+                warn(
+                    f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
+                    "look at the loss, the data and the learning rate"
+                )
+            self.scale = max(self.scale * self.backoff_factor, min(self.min_scale, self.scale))
         return usable
 
-    def _measured(self, policy: HistoryPolicy, amax: Optional[float]) -> float:
-        """The scale after gradients with this largest magnitude; None: there was an overflow."""
-        seen = FLOAT16.max / self.scale if amax is None else amax
-        self._window = self._window.push(seen, policy.window)
-        if amax is None:
-            wanted = policy.after_overflow(self.scale)
-        else:
-            found = self._window.amax
-            wanted = policy.scale(found, u_max=FLOAT16.max) if found else self.scale
-        return min(max(wanted, self.min_scale), self.max_scale)
 
-    def _searched(self, usable: bool) -> float:
-        """The scale after a good update or an overflow; one that was set beyond them goes no further."""
-        self._good_updates = self._good_updates + 1 if usable else 0
-        if not usable:
-            return max(self.scale * self.backoff_factor, min(self.min_scale, self.scale))
-        if self._good_updates < self.growth_interval:
-            return self.scale
-        self._good_updates = 0
-        return min(self.scale * self.growth_factor, max(self.max_scale, self.scale))
+def _checked(gradients: Gradients) -> List[Gradient]:
+    """One gradient, or an iterable of them, as a list; TypeError or ValueError names what is none."""
+    if not isinstance(gradients, (*_KINDS, Iterable)):
+        raise TypeError(
+            f"gradients={gradients!r} must be a NumPy array, an NdArray, a Variable or a list of these"
+        )
+    items: List[Any] = [gradients] if isinstance(gradients, _KINDS) else list(gradients)
+    if not items:
+        raise ValueError("gradients is empty; pass at least one gradient")
+    for index, item in enumerate(items):
+        name = f"gradients[{index}]"
+        if not isinstance(item, _KINDS):
+            kind = type(item).__name__
+            raise TypeError(
+                f"{name} is of type {kind}; a gradient is a NumPy array, an NdArray or a Variable"
+            )
+        try:
+            dtype = np.dtype(_stored(item).dtype)
+        except RuntimeError:
+            raise ValueError(
+                f"{name} holds nothing yet: run backward first (for a Variable, its .grad is the gradient)"
+            ) from None
+        if not np.issubdtype(dtype, np.floating):
+            raise TypeError(f"{name} is of dtype {dtype}; gradients are of a floating dtype")
+    return items
+
+
+def _stored(gradient: Gradient) -> Any:
+    """What holds a gradient: an NdArray, or a NumPy array."""
+    return gradient.grad if isinstance(gradient, nn.Variable) else gradient
+
+
+def _is_finite(gradient: Gradient) -> bool:
+    """Whether a gradient holds neither infinity nor NaN; one that is lazily zero stays so."""
+    stored = _stored(gradient)
+    if not isinstance(stored, nn.NdArray):
+        return bool(np.isfinite(stored).all())
+    return stored.zeroing or bool(np.isfinite(host_view(stored)).all())
+
+
+def _unscaled(gradient: Gradient, scale: float, *, in_place: bool = False) -> Gradient:
+    """The gradient divided by `scale`: where it is, but for a NumPy array that must not change, or cannot."""
+    stored = _stored(gradient)
+    wide: Any = _wide(stored.dtype)
+    if not isinstance(stored, nn.NdArray):
+        out = stored if in_place and _holds_its_quotient(stored) else None
+        found = np.divide(stored, scale, out=out, dtype=wide)
+        return np.asarray(found) if out is None else stored
+    # A lazily zero gradient must stay so: solvers skip its parameter.
+    if not stored.zeroing:
+        values = host_view(stored, np.dtype(wide))
+        np.divide(values, scale, out=values)
+    return gradient
+
+
+def _holds_its_quotient(gradient: Gradient) -> bool:
+    """Whether the gradient itself can hold what it is divided to."""
+    if isinstance(gradient, np.ndarray):
+        return bool(gradient.flags.writeable) and gradient.dtype == _wide(gradient.dtype)
+    return isinstance(gradient, (nn.NdArray, nn.Variable))
+
+
+def _wide(dtype: Any) -> Any:
+    """The dtype to unscale in."""
+    return np.float64 if dtype == np.float64 else np.float32

@@ -26,13 +26,22 @@ from ..graph.loss import LossLike, check_scale
 from ..monitor import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, audience_of
 from ..state import read_state, write_state
 from ..undo import Savepoint, Undoable
-from .exchange import GradientExchange
-from .global_scale import GlobalScale, GlobalScaleName, history_of
+from .checkpoint import parameter_checksum, read_saved, saved_state
+from .exchange import GlobalScale, GradientExchange
 from .idle import Idle
 from .notifications import notify_beginning, notify_update
 from .retries import Counters, RetryState, UpdateResult
-from .settings import TORCH_ARGUMENTS, HookLike, OnOverflow, Policy, Settings, hooks_by_pass, keep_data
-from .states import as_saved, parameter_checksum, read
+from .settings import (
+    TORCH_ARGUMENTS,
+    GlobalScaleName,
+    HookLike,
+    OnOverflow,
+    Policy,
+    Settings,
+    history_of,
+    hooks_by_pass,
+    keep_data,
+)
 
 _CALL = methodcaller("__call__")
 
@@ -166,7 +175,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self.on_scale_floor, self.on_overflow, self.average = on_scale_floor, on_overflow, average
         self.clear_buffer = clear_buffer
         self._hooks = hooks_by_pass(function_pre_hook, function_post_hook)
-        self.history = history_of(global_scale, start_scale=scale, min_scale=min_scale)
+        self.history = history_of(global_scale, scale, min_scale)
         self._s0 = GlobalScale(scale, policy, self.history)
         self.config, self.storage, self.solver, self.global_scale = config, storage, solver, global_scale
         self.monitors, self.float_tail = monitors, float_tail
@@ -240,7 +249,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
 
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next step, apart from parameters, solver states and data."""
-        return as_saved(self, self._s0.last_good)
+        return saved_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state that `state_dict` returned. Load the parameters before.
@@ -249,7 +258,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             ValueError: the state is damaged, of a newer version, of another network, or of an updater with
                 other settings. Nothing changes then.
         """
-        saved = read(state, self)
+        saved = read_saved(state, self)
         self.scaling.load_state_dict(saved["scaling"])
         self._s0.state, self._s0.last_good = saved["scale_state"], saved["last_good_scale"]
         self.iteration, self.counters, self._interrupted = saved["iteration"], saved["counters"], None
@@ -357,9 +366,10 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             # the iteration, with which it counts.
             deque(map(_CALL, (self.solver.update, self._undone.clear)), 0)
         self.scaling.measure_weights()
-        last = self._retries.last
-        found = self._retries.retries, reason, last.layers, outcome.layers, "", last.component
-        return UpdateResult(True, self._s0.scale, *found)
+        retries, last = self._retries.retries, self._retries.last
+        return UpdateResult(
+            True, self._s0.scale, retries, reason, last.layers, outcome.layers, component=last.component
+        )
 
     def _run_batches(self) -> Outcome:
         """Zero the gradients, then feed, run forward and backward `accum_grad` times."""
@@ -413,7 +423,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         def on_repeat(found: Outcome) -> None:
             found = _together(before, found)
             self._retries.repeats += 1
-            self.counters.count_repeat()
+            self.counters.repeats += 1
             if found.overflowed:
                 self._retries.last = found
             if self._audience is not None:
@@ -454,16 +464,20 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self._undo_batches()
         verdict, only_s0 = self._exchange.agree(outcome, repeat=self._repeat)
         retries.last = outcome
-        if verdict in (Verdict.NONFINITE_LOSS, Verdict.NONFINITE_FORWARD):
-            return self._skip_bad_batch(outcome, verdict)
-        if only_s0 and not self._s0.lower():
+        of_forward = verdict in (Verdict.NONFINITE_LOSS, Verdict.NONFINITE_FORWARD)
+        if not of_forward and only_s0 and not self._s0.lower():
             verdict = Verdict.HOPELESS
-        self._discard(verdict.value, outcome.layers)
+        self.counters.count_lost(verdict.value, self.accum_grad)
+        if self._audience is not None:
+            found = verdict.value, outcome.layers, self.accum_grad, str(outcome.fault or "")
+            self._audience.tell(BatchThrownAway(self.iteration, *found))
+        if of_forward:
+            return self._skip_bad_batch(outcome, verdict)
         if verdict is Verdict.HOPELESS:
             retries.hopeless += 1
             is_last = retries.hopeless == _HOPELESS or retries.discarded == self.max_retries
             if self._searches or is_last:
-                return self._skip_at_floor()
+                return self._skip_at_floor(outcome)
             # No scale helps this batch: go on with those before it.
             self._restore_scales()
             self._notifier.warn(
@@ -475,15 +489,15 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self._notifier.count_lost(self.iteration, outcome.where)
         self.scaling.lose_batch()
         self.scaling.guard.begin()
-        if verdict is Verdict.RETRIES or retries.discarded > self.max_retries:
-            self.scaling.end_iteration(good=False)
-            policy = self.on_scale_floor if self._repeat and self.max_retries else "skip"
-            message = (
-                f"gradients overflowed {retries.retries} times in iteration {self.iteration}, with ever "
-                f"lower scales; first bad layer: {outcome.where}"
-            )
-            return self._skipped(policy, "retries", message)
-        return None
+        if verdict is not Verdict.RETRIES and retries.discarded <= self.max_retries:
+            return None
+        self.scaling.end_iteration(good=False)
+        message = (
+            f"gradients overflowed {retries.retries} times in iteration {self.iteration}, with ever "
+            f"lower scales; first bad layer: {outcome.where}"
+        )
+        policy = self.on_scale_floor if self._repeat and self.max_retries else "skip"
+        return self._skipped(policy, "retries", message, reason="overflow", component=outcome.component)
 
     def _undo_batches(self) -> None:
         """Restore what forward has written since the update began, in whichever graph of the network."""
@@ -499,64 +513,48 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             self.scaling.go_back_to(scaling)
         self._undone.clear()
 
+    def _restore_scales(self) -> None:
+        """Go on with the scales from before the iteration, and forget what it has measured."""
+        self._s0.state = self._retries.scale_state
+        self.scaling.drop_iteration()
+
     def _skip_bad_batch(self, outcome: Outcome, verdict: Verdict) -> UpdateResult:
         if self._repeat:
             # Lower scales were tried, and were not the cause.
             self._restore_scales()
         else:
             self.scaling.drop_iteration()
-        of_loss, fault, layers = verdict is Verdict.NONFINITE_LOSS, str(outcome.fault or ""), outcome.layers
+        what = "the loss" if verdict is Verdict.NONFINITE_LOSS else "the forward pass"
         whose = "" if self.comm is None else f" of {'this' if outcome.verdict is verdict else 'another'} rank"
-        cause = verdict.value
-        self._discard(cause, layers, fault)
-        argument = f"on_{cause}"
+        cause, fault, argument = verdict.value, str(outcome.fault or ""), f"on_{verdict.value}"
         message = (
-            f"{'the loss' if of_loss else 'the forward pass'}{whose} is not finite in iteration "
-            f"{self.iteration}{': ' if fault else ''}{fault}; this is not a gradient overflow, so the loss "
-            f"scale stays at {self.scale:g}. Look at the data and the learning rate; "
-            f'{argument}="skip" leaves such batches out'
+            f"{what}{whose} is not finite in iteration {self.iteration}{': ' if fault else ''}{fault}; this "
+            f"is not a gradient overflow, so the loss scale stays at {self.scale:g}. Look at the data and the "
+            f'learning rate; {argument}="skip" leaves such batches out'
         )
-        return self._skipped(getattr(self, argument), cause, message, cause, layers, fault)
+        found = {"reason": cause, "nonfinite_layers": outcome.layers, "cause": fault}
+        return self._skipped(getattr(self, argument), cause, message, **found)
 
-    def _discard(self, cause: str, layers: Tuple[str, ...], detail: str = "") -> None:
-        """Count and report that the batches of this try are lost."""
-        self.counters.count_lost(cause, self.accum_grad)
-        if self._audience is not None:
-            self._audience.tell(BatchThrownAway(self.iteration, cause, layers, self.accum_grad, detail))
-
-    def _restore_scales(self) -> None:
-        """Go on with the scales from before the iteration, and forget what it has measured."""
-        self._s0.state = self._retries.scale_state
-        self.scaling.drop_iteration()
-
-    def _skip_at_floor(self) -> UpdateResult:
-        gradients, where = [v.g for v in self.solver.get_parameters().values()], self._retries.last.where
+    def _skip_at_floor(self, outcome: Outcome) -> UpdateResult:
+        gradients = [v.g for v in self.solver.get_parameters().values()]
         nans, infinities = (sum(int(f(g).sum()) for g in gradients) for f in (np.isnan, np.isinf))
         # A batch that was repeated was tried with the smallest scale at the end.
         floor = self.scale if self._searches else self.policy.min_scale
         self._restore_scales()
         message = (
             f"gradients overflow in iteration {self.iteration} at the smallest loss scale, {floor:g}; first "
-            f"bad layer: {where}; parameter gradients hold {nans} NaNs and {infinities} infinities; last "
-            f"good scale: {self._s0.last_good:g}. The scale is {self.scale:g} again"
+            f"bad layer: {outcome.where}; parameter gradients hold {nans} NaNs and {infinities} infinities; "
+            f"last good scale: {self._s0.last_good:g}. The scale is {self.scale:g} again"
         )
-        return self._skipped(self.on_scale_floor, "scale_floor", message, layers=self._retries.last.layers)
+        found = {"nonfinite_layers": outcome.layers, "component": outcome.component}
+        return self._skipped(self.on_scale_floor, "scale_floor", message, reason="overflow", **found)
 
-    def _skipped(
-        self,
-        policy: str,
-        kind: str,
-        message: str,
-        reason: str = "overflow",
-        layers: Tuple[str, ...] = (),
-        fault: str = "",
-    ) -> UpdateResult:
+    def _skipped(self, policy: str, kind: str, message: str, **found: Any) -> UpdateResult:
         """End the iteration without an update, and say so as `policy` wants it; the result."""
         self._undone.clear()
         self._notifier.notify(policy, kind, message)
-        retries, last = self._retries.retries, self._retries.last
-        component = last.component if reason == "overflow" else ""
-        return UpdateResult(False, self.scale, retries, reason, last.layers, layers, fault, component)
+        retries = self._retries
+        return UpdateResult(False, self.scale, retries.retries, overflow_layers=retries.last.layers, **found)
 
 
 def _together(before: Outcome, found: Outcome) -> Outcome:

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole training in one file: parameters, solvers, and what updaters and scalers have learned."""
+"""Saved states: of an updater, with which training goes on bit for bit; and of a whole training in one file,
+with parameters and solvers, and what updaters and scalers have learned.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import io
 import json
@@ -14,16 +17,36 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Uni
 import nnabla as nn
 import numpy as np
 from nnabla.experimental.parametric_function_class.module import Module as ClassModule
-from nnabla.solver import Solver, SolverState
+from nnabla.solver import Solver
 
+from ..core.saved_settings import (
+    Given,
+    as_plain,
+    check_version,
+    fields_of,
+    not_default,
+    of_another_version,
+    plain,
+    with_known_names,
+)
+from ..core.scale_history import HistoryPolicy
+from ..core.scale_policy import ScaleState
+from ..core.validation import integer, number
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
+from ..errors import warn
 from ..state import StateFileError
 from ..state.whole_file import replace_file, special_kind
+from .exchange import crc32
+from .retries import Counters
+from .settings import Settings
 
-_VERSION = 1
+_UPDATER_VERSION, _VERSION = 6, 1
 _HEAD = "nnabla_adaloss checkpoint"
 
 _MODULES = (nn.Module, ClassModule)
+
+# Fields of the configuration that decide no result: monitoring, and ways to the same numbers.
+_NOT_DECIDING = frozenset({"recorder", "debug_level", "planned_bytes"})
 
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError, OSError)
 
@@ -67,16 +90,8 @@ def save_checkpoint(
     if hasattr(path, "state_dict"):
         raise TypeError("path comes first: save_checkpoint(path, updater)")
     saved, modules, kept = *_with_solvers(parts), _plain(extra)
-    arrays: Arrays = {f"parameters/{name}": v.d for name, v in _parameters(saved, modules).items()}
-    head: Dict[str, Any] = {"kind": _HEAD, "version": _VERSION, "extra": kept, "parts": []}
-    for number, part in enumerate(saved):
-        if isinstance(part, Solver):
-            states = part.get_states()
-            head["parts"].append({"solver": part.name, "steps": {name: s.t for name, s in states.items()}})
-            for name, state in states.items():
-                arrays.update({f"{number}/{name}/{key}": v.d for key, v in sorted(state.pstate.items())})
-        else:
-            head["parts"].append(part.state_dict())
+    arrays = {key: v.d for key, v in _variables(saved, _parameters(saved, modules)).items()}
+    head = {"kind": _HEAD, "version": _VERSION, "extra": kept, "parts": [*map(_state_of, saved)]}
     written = io.BytesIO()
     np.savez(written, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays)
     replace_file(path, written.getvalue())
@@ -120,26 +135,14 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str
         {'step': 1}
     """
     loaded, modules = _with_solvers(parts)
-    parameters = _parameters(loaded, modules)
+    variables = _variables(loaded, _parameters(loaded, modules))
     head, arrays = _read(os.fsdecode(path))
-    _check(head, arrays, loaded, parameters)
-    values = {name: variable.d.copy() for name, variable in parameters.items()}
-    states = [part.get_states() if isinstance(part, Solver) else part.state_dict() for part in loaded]
+    _check(head["parts"], arrays, loaded, variables)
+    before = {key: v.d.copy() for key, v in variables.items()}, [*map(_state_of, loaded)]
     try:
-        for name, variable in parameters.items():
-            variable.d = arrays[f"parameters/{name}"]
-        for number, (part, saved) in enumerate(zip(loaded, head["parts"])):
-            if isinstance(part, Solver):
-                _set_states(part, saved["steps"], _below(f"{number}/", arrays))
-        # After the parameters, against which they are checked.
-        for part, saved in zip(loaded, head["parts"]):
-            if not isinstance(part, Solver):
-                part.load_state_dict(saved)
+        _set(variables, arrays, loaded, head["parts"])
     except BaseException:
-        for name, variable in parameters.items():
-            variable.d = values[name]
-        for part, state in zip(loaded, states):
-            part.set_states(state) if isinstance(part, Solver) else part.load_state_dict(state)
+        _set(variables, before[0], loaded, before[1])
         raise
     return cast(Dict[str, Any], head["extra"])
 
@@ -148,12 +151,11 @@ def _plain(extra: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
     """`extra` as JSON holds it; TypeError where it cannot."""
     if extra is not None and not isinstance(extra, Mapping):
         raise TypeError(f"extra={extra!r} must be a dict, such as {{'epoch': 3}}")
-    found = {
-        key: value.item() if isinstance(value, np.generic) else value for key, value in (extra or {}).items()
-    }
-    for key, value in found.items():
+    found: Dict[str, Any] = {}
+    for key, value in (extra or {}).items():
+        found[key] = value.item() if isinstance(value, np.generic) else value
         try:
-            json.dumps({key: value})
+            json.dumps({key: found[key]})
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"extra[{key!r}] cannot be saved: {error}; give numbers, strings or lists"
@@ -204,6 +206,37 @@ def _parameters(parts: List[Any], modules: List[Any]) -> Dict[str, nn.Variable]:
             "updater, net), or have nn.get_parameters() list it"
         )
     return found
+
+
+def _variables(parts: List[Any], parameters: Mapping[str, nn.Variable]) -> Dict[str, nn.Variable]:
+    """The parameters, and what solvers keep of each, by their names in the file."""
+    found = {f"parameters/{name}": v for name, v in parameters.items()}
+    for index, part in enumerate(parts):
+        for name, state in part.get_states().items() if isinstance(part, Solver) else ():
+            found.update({f"{index}/{name}/{key}": v for key, v in sorted(state.pstate.items())})
+    return found
+
+
+def _state_of(part: Any) -> Dict[str, Any]:
+    """What is saved of a part beside its arrays."""
+    if isinstance(part, Solver):
+        return {"solver": part.name, "steps": {name: state.t for name, state in part.get_states().items()}}
+    return cast(Dict[str, Any], part.state_dict())
+
+
+def _set(variables: Mapping[str, nn.Variable], arrays: Arrays, parts: List[Any], saved: List[Any]) -> None:
+    """Have all parts go on from what was saved of them."""
+    for key, variable in variables.items():
+        variable.d = arrays[key]
+    # After the parameters, against which updaters check their states.
+    for part, own in zip(parts, saved):
+        if isinstance(part, Solver):
+            states = part.get_states()
+            for name, state in states.items():
+                state.t = own["steps"][name]
+            part.set_states(states)
+        else:
+            part.load_state_dict(own)
 
 
 def _unsaved_by_forward(parts: List[Any], known: Set[nn.NdArray]) -> Iterator[str]:
@@ -268,51 +301,90 @@ def _read(name: str) -> Any:
     return head, arrays
 
 
-def _check(head: Any, arrays: Arrays, parts: List[Any], parameters: Dict[str, nn.Variable]) -> None:
-    """ValueError unless a checkpoint is of these parts and parameters."""
-    saved = [part.get("solver", "a state") for part in head["parts"]]
+def _check(saved: List[Any], arrays: Arrays, parts: List[Any], variables: Mapping[str, nn.Variable]) -> None:
+    """ValueError unless a checkpoint is of these parts, with these Variables."""
+    kinds = [part.get("solver", "a state") for part in saved]
     given = [part.name if isinstance(part, Solver) else "a state" for part in parts]
-    if saved != given:
+    if kinds != given:
         raise ValueError(
-            f"the checkpoint holds {', '.join(saved)}; given are {', '.join(given)}: give the same solvers, "
+            f"the checkpoint holds {', '.join(kinds)}; given are {', '.join(given)}: give the same solvers, "
             "updaters and scalers in the order in which they were saved"
         )
-    shapes = {name: array.shape for name, array in _below("parameters/", arrays).items()}
-    _same("parameters", shapes, {name: variable.shape for name, variable in parameters.items()})
-    for number, (part, found) in enumerate(zip(parts, head["parts"])):
+    shapes = {key: array.shape for key, array in arrays.items()}
+    wanted = {key: variable.shape for key, variable in variables.items()}
+    for index, (part, own) in enumerate(zip(parts, saved)):
         if isinstance(part, Solver):
-            what, states = f"states of the solver {part.name}", part.get_states()
-            _same(what, dict.fromkeys(found["steps"], ()), dict.fromkeys(states, ()))
-            own = {f"{name}/{key}": v.shape for name, one in states.items() for key, v in one.pstate.items()}
-            _same(what, {key: array.shape for key, array in _below(f"{number}/", arrays).items()}, own)
-            for name, step in found["steps"].items():
+            shapes.update({f"{index}/{name}": () for name in own["steps"]})
+            wanted.update({f"{index}/{name}": () for name in part.get_states()})
+            for name, step in own["steps"].items():
                 if type(step) is not int or step < 0:
                     raise ValueError(f"the checkpoint is damaged: {name} had {step!r} updates")
-
-
-def _same(what: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """ValueError with the first few names that only one of both has, or that differ in shape."""
-    odd = [name for name in sorted({*saved, *wanted}) if saved.get(name) != wanted.get(name)]
+    odd = [key for key in sorted({*shapes, *wanted}) if shapes.get(key) != wanted.get(key)]
     if odd:
-        names = [f"{n} ({saved.get(n, 'not saved')}, here {wanted.get(n, 'not there')})" for n in odd[:3]]
+        names = [f"{k} ({shapes.get(k, 'not saved')}, here {wanted.get(k, 'not there')})" for k in odd[:3]]
         raise ValueError(
-            f"the checkpoint is of another network: {len(odd)} of its {what} differ, such as "
+            f"the checkpoint is of another network: {len(odd)} of its arrays differ, such as "
             f"{', '.join(names)}. Build the network that was saved"
         )
 
 
-def _below(prefix: str, arrays: Arrays) -> Arrays:
-    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+def saved_state(updater: Settings) -> Dict[str, Any]:
+    """The state of an updater as plain numbers, strings, lists and dicts; `read_saved` takes it back."""
+    settings = _deciding_settings(updater)
+    return {
+        "version": _UPDATER_VERSION,
+        "settings": as_plain(settings),
+        "chosen": not_default(settings),
+        "scale_state": {name: plain(value) for name, value in updater.scale_state._asdict().items()},
+        "counters": dataclasses.asdict(updater.counters),
+        "last_good_scale": updater._s0.last_good,
+        "iteration": updater.iteration,
+        "parameters": parameter_checksum(updater.solver),
+        "scaling": updater.scaling.state_dict(),
+    }
 
 
-def _set_states(solver: Any, steps: Mapping[str, int], arrays: Arrays) -> None:
-    states = {}
-    for name, step in steps.items():
-        state = states[name] = SolverState()
-        state.t = step
-        state.pstate = {
-            key.rpartition("/")[2]: nn.Variable.from_numpy_array(array)
-            for key, array in arrays.items()
-            if key.rpartition("/")[0] == name
+def read_saved(state: Mapping[str, Any], updater: Settings) -> Dict[str, Any]:
+    """What `saved_state` returned; ValueError unless it is whole, and of an updater with these settings."""
+    settings = _deciding_settings(updater)
+    try:
+        check_version(state["version"], _UPDATER_VERSION)
+        saved, foreign = with_known_names(state["settings"], settings, state.get("chosen"))
+        for name, value in as_plain(settings).items():
+            if saved[name] != value:
+                raise ValueError(
+                    f"state was saved with {name}={saved[name]!r}, this updater has {value!r}: "
+                    "make the updater with the same settings"
+                )
+        found = {
+            "scale_state": updater.policy.checked(ScaleState(**state["scale_state"])),
+            "counters": Counters.from_dict(state["counters"]),
+            "last_good_scale": number("last_good_scale", state["last_good_scale"]),
+            "iteration": integer("iteration", state["iteration"]),
+            "parameters": integer("parameters", state["parameters"]),
+            "scaling": state["scaling"],
         }
-    solver.set_states(states)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"state is damaged, or not an updater's: {error!r}") from error
+    if foreign:
+        warn(of_another_version(foreign))
+    return found
+
+
+def parameter_checksum(solver: Any) -> int:
+    """The CRC-32 of the parameters of a solver."""
+    parameters = sorted(solver.get_parameters().items())
+    return crc32(np.array([crc32(v.data.get_data("r")) for _, v in parameters], np.uint32))
+
+
+def _deciding_settings(updater: Settings) -> Dict[str, Given]:
+    """The settings that decide the next step."""
+    config = fields_of(updater.scaling.config)
+    return {
+        **{name: given for name, given in config.items() if name not in _NOT_DECIDING},
+        **fields_of(updater.policy),
+        "global_scale": Given("dynamic" if updater.history is None else updater.history, HistoryPolicy()),
+        "on_overflow": Given(updater.on_overflow, "repeat"),
+        "accum_grad": Given(updater.accum_grad, 1),
+        "average": Given(updater.average, False),
+    }

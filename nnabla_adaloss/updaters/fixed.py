@@ -26,21 +26,13 @@ class FixedLossScalingUpdater(CommonSettings):
     """Trains with one constant loss scale; a batch whose gradients overflow is dropped.
 
     Args:
-        solver: the solver, with its parameters set.
-        loss: the loss Variable of one element (or a wrapper of one, such as `FormatEmulation`).
-        data_feeder: called without arguments before each forward to fill the input variables.
+        solver, loss, data_feeder: as for `AdaptiveLossScalingUpdater`.
         scale: the loss scale. 128.0, the usual first try for fp16.
         drop_overflow_update: drop the update when a gradient is not finite; False does it all the same.
-        clear_buffer: free activations and gradients that are no longer needed. True.
-        accum_grad: batches whose gradients are summed per update. 1.
-        weight_decay: decay constant; None for no decay.
-        comm: a communicator for data-parallel training; None for one process.
-        grads: gradients to exchange; None (or empty) means those of all the solver's parameters.
-        storage: emulate this storage format on a float context, for example `"float16"` or `"fp8_hybrid"`.
-        monitors: objects with some of the methods of `Monitor`, such as `Recorder`. No layer gets a scale of
-            its own here, so their events are updates and dropped batches.
-        float_tail: as for `AdaptiveLossScalingUpdater`: in half precision, functions at the loss compute in
-            float. True.
+        clear_buffer, accum_grad, weight_decay, comm, grads: as for `AdaptiveLossScalingUpdater`.
+        storage, float_tail: likewise.
+        monitors: likewise. No layer gets a scale of its own here, so their events are updates and dropped
+            batches.
 
     All of these are attributes as well, but for `grads` and `monitors`. A value assigned between updates is
     checked as here and used from then on; `comm`, `storage` and `float_tail` raise AttributeError instead.

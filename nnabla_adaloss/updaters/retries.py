@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Dict, Mapping, NamedTuple, Tuple
 
 from ..core.scale_policy import ScaleState
@@ -82,26 +82,14 @@ class Counters:
         self.updates += 1
         self.batches += int(batches)  # not one of NumPy's integers, which JSON does not know
 
-    def count_repeat(self) -> None:
-        """Count a batch that is run again."""
-        self.repeats += 1
-
     def count_lost(self, cause: str, batches: int) -> None:
         """Count batches that were thrown away for `cause`."""
         self.batches += int(batches)
         self.lost = {**self.lost, cause: self.lost.get(cause, 0) + int(batches)}
 
-    def as_dict(self) -> Dict[str, Any]:
-        """The counts, for saving."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Counters:
-        """The counters that `as_dict` saved.
-
-        Raises:
-            KeyError, TypeError, AttributeError, ValueError: `saved` does not come from `as_dict`.
-        """
+        """Those whose fields were saved; KeyError, TypeError, AttributeError or ValueError if none were."""
         # Earlier states do not have `fed`.
         counts = {"fed": saved["batches"], **saved}
         names = ("updates", "batches", "repeats", "fed")

@@ -11,13 +11,14 @@ from typing import Any, Callable, Dict, Literal, Optional, Sequence, Tuple, Unio
 
 import nnabla as nn
 
+from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
-from ..core.validation import boolean, choice, instance, integer, nonnegative_number
+from ..core.validation import boolean, choice, instance, integer, nonnegative_number, positive_integer
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling
 from ..graph.loss import Hook, LossLike, LossWrapper, check_scale
 from ..monitor import Audience
-from .global_scale import GlobalScale
+from .exchange import GlobalScale
 from .retries import Counters
 
 HookLike = Union[Hook, Tuple[Optional[Hook], Optional[Hook]], None]
@@ -25,6 +26,9 @@ HookLike = Union[Hook, Tuple[Optional[Hook], Optional[Hook]], None]
 
 PassHooks = Tuple[Dict[str, Any], Dict[str, Any]]
 """Keyword arguments of forward, and of backward."""
+
+GlobalScaleName = Literal["history", "dynamic"]
+"""What `global_scale=` takes by name."""
 
 OnOverflow = Literal["repeat", "next"]
 """What becomes of a batch that overflows."""
@@ -65,7 +69,7 @@ def check_solver(
     return value
 
 
-def check_call(name: str, value: Any, what: str, instead: str, arguments: Tuple[Any, ...]) -> Any:
+def check_call(name: str, value: Any, what: str, instead: str, arguments: Tuple[Any, ...] = ()) -> Any:
     """`value` when it can be called with these arguments, as far as its signature tells; else TypeError."""
     if not callable(value):
         raise TypeError(f"{name} must be {what}, got {type(value).__name__}: give {instead}")
@@ -82,26 +86,10 @@ def check_call(name: str, value: Any, what: str, instead: str, arguments: Tuple[
     return value
 
 
-def _check_data_feeder(name: str, value: Any) -> Any:
-    return check_call(name, value, "callable without arguments", "feed, not feed(), or lambda: feed(...)", ())
-
-
-def _check_gradient_hook(name: str, value: Any) -> Any:
-    if value is not None:
-        check_call(name, value, "callable with the solver", "lambda solver: hook(...)", (None,))
-    return value
-
-
-def _check_decay(name: str, value: Any) -> Any:
-    if value is not None:
-        nonnegative_number(name, value)
-    return value
-
-
-def check_count(name: str, value: Any, least: int = 1) -> int:
-    """`value` when it is an integer of at least `least`; else TypeError or ValueError."""
-    if integer(name, value) < least:
-        raise ValueError(f"{name}={value!r} must be {least} or more")
+def count_from_zero(name: str, value: Any) -> int:
+    """`value` when it is an integer from 0 on; else TypeError or ValueError."""
+    if integer(name, value) < 0:
+        raise ValueError(f"{name}={value!r} must be 0 or more")
     return int(value)
 
 
@@ -111,6 +99,16 @@ def check_one_element(loss: nn.Variable) -> None:
         raise ValueError(
             f"loss has shape {loss.shape}, not one element; reduce it with nnabla.functions.mean"
         )
+
+
+def history_of(
+    global_scale: Union[GlobalScaleName, HistoryPolicy], start_scale: float, min_scale: float
+) -> Optional[HistoryPolicy]:
+    """The policy of measured scales for an argument `global_scale`; None for `"dynamic"`."""
+    if isinstance(global_scale, HistoryPolicy):
+        return global_scale
+    name = choice("global_scale", global_scale, GlobalScaleName, ", or a HistoryPolicy")
+    return HistoryPolicy(start_scale=start_scale, min_scale=min_scale) if name == "history" else None
 
 
 def hooks_by_pass(pre: Any, post: Any) -> PassHooks:
@@ -134,15 +132,17 @@ def always(updater: Any, before: Any, value: Any) -> bool:
 
 class Setting:
     """An attribute that may be assigned between updates: `check` returns the value to keep, or raises;
-    `refuses` is asked before. It has no `__get__`: Python reads the value from the instance, at no cost.
+    `refuses` is asked before, and an `optional` one may be None.
     """
 
+    # It has no `__get__`: Python reads the value from the instance, at no cost.
     def __init__(
         self,
         check: Callable[[str, Any], Any] = lambda name, value: value,
         refuses: Callable[[Any, Any, Any], bool] = lambda updater, before, value: False,
+        optional: bool = False,
     ) -> None:
-        self._check, self.refuses = check, refuses
+        self._check, self.refuses, self._optional = check, refuses, optional
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -151,7 +151,8 @@ class Setting:
         held = vars(updater)
         if self._name in held and self.refuses(updater, held[self._name], value):
             refuse(self._name)
-        held[self._name] = self._check(self._name, value)
+        checked = None if self._optional and value is None else self._check(self._name, value)
+        held[self._name] = checked
 
 
 def refuse(name: str) -> None:
@@ -183,10 +184,14 @@ class CommonSettings:
     """The arguments that all updaters have."""
 
     solver: Any = Setting(check_solver, refuses=exchanges)
-    data_feeder: Any = Setting(_check_data_feeder)
+    data_feeder: Any = Setting(
+        partial(
+            check_call, what="callable without arguments", instead="feed, not feed(), or lambda: feed(...)"
+        )
+    )
     clear_buffer: Any = Setting(boolean)
-    accum_grad: Any = Setting(check_count)
-    weight_decay: Any = Setting(_check_decay)
+    accum_grad: Any = Setting(positive_integer)
+    weight_decay: Any = Setting(nonnegative_number, optional=True)
     comm: Any = Setting(refuses=always)
     storage: Any = Setting(refuses=always)
     float_tail: Any = Setting(boolean, refuses=always)
@@ -213,16 +218,24 @@ class Settings(CommonSettings):
     history: Any = Setting(refuses=always)
     on_overflow: Any = Setting(partial(choice, words=OnOverflow), refuses=always)
     config: Any = Setting(refuses=always)
-    max_retries: Any = Setting(partial(check_count, least=0))
+    max_retries: Any = Setting(count_from_zero)
     on_nonfinite_loss: Policy = cast(Any, Setting(partial(choice, words=Policy)))
     on_nonfinite_forward: Policy = cast(Any, Setting(partial(choice, words=Policy)))
     on_scale_floor: Policy = cast(Any, Setting(partial(choice, words=Policy)))
     min_scale: Any = field_of_policy("min_scale")
     max_scale: Any = field_of_policy("max_scale")
     hysteresis: Any = field_of_policy("hysteresis")
-    on_gradients: Any = Setting(_check_gradient_hook)
+    on_gradients: Any = Setting(
+        partial(
+            check_call,
+            what="callable with the solver",
+            instead="lambda solver: hook(...)",
+            arguments=(None,),
+        ),
+        optional=True,
+    )
     average: Any = Setting(boolean)
-    check_every: Any = Setting(partial(check_count, least=0))
+    check_every: Any = Setting(count_from_zero)
     monitors: Any = Setting(refuses=always)
     function_pre_hook: Any = Setting(refuses=always)
     function_post_hook: Any = Setting(refuses=always)

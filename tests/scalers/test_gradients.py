@@ -51,7 +51,7 @@ def test_division_is_in_float32_or_float64_and_where_nnablas_arrays_stand(make: 
 
 
 def test_a_lazily_zero_gradient_stays_lazily_zero() -> None:
-    gradient, scaler = nd([1.0]), LossScaler(2.0, global_scale="history")
+    gradient, scaler = nd([1.0]), LossScaler(2.0)
     gradient.zero()
     assert scaler.unscale_gradients_and_check(gradient)
     assert scaler.scale == 2.0
@@ -101,5 +101,5 @@ def test_what_is_refused_leaves_everything_as_it_was(gradients: Any, error: Any,
 def test_nnabla_arrays_are_read_where_they_are(dtype: Any) -> None:
     gradient = nn.NdArray.from_numpy_array(np.array([[2.0, -4.0]], dtype))
     with modules_looked_for() as looked_for:
-        assert LossScaler(2.0, global_scale="history").unscale_gradients_and_check(gradient)
+        assert LossScaler(2.0).unscale_gradients_and_check(gradient)
     assert not looked_for

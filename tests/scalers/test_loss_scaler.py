@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnabla_adaloss import AdaptiveLossScaling, HistoryPolicy
+from nnabla_adaloss import AdaptiveLossScaling
 from nnabla_adaloss.errors import LossScaleWarning
 from nnabla_adaloss.scalers import LossScaler
 
@@ -42,10 +42,6 @@ def test_backs_off_and_grows():
     scaler.dynamic_scaling = False
     feed(scaler, BAD)
     assert (scaler.scale, scaler.skipped_updates) == (8.0, 3)
-    scaler = LossScaler(8.0, dynamic_scaling=False, global_scale="history")
-    feed(scaler, BAD)
-    feed(scaler, GOOD)
-    assert scaler.scale == 8.0
 
 
 def test_a_scale_that_was_set_beyond_its_bounds_goes_no_further():
@@ -155,11 +151,6 @@ def test_reset():
         ({"backoff_factor": 2.0}, ValueError, "backoff_factor=2.0 must not be larger than 1"),
         ({"min_scale": math.inf}, ValueError, "min_scale=inf"),
         ({"max_scale": -1.0}, ValueError, "max_scale=-1.0"),
-        (
-            {"global_scale": "auto"},
-            ValueError,
-            "global_scale='auto' must be one of 'history', 'dynamic', or a HistoryPolicy",
-        ),
     ],
 )
 def test_refused(arguments, error, message):
@@ -167,15 +158,13 @@ def test_refused(arguments, error, message):
         LossScaler(**arguments)
 
 
-@pytest.mark.parametrize("global_scale", ["dynamic", "history"])
-def test_a_copy_by_its_state_goes_on_as_the_original(global_scale):
-    scaler = LossScaler(8.0, growth_interval=3, growth_factor=4.0, global_scale=global_scale)
+def test_a_copy_by_its_state_goes_on_as_the_original():
+    scaler = LossScaler(8.0, growth_interval=3, growth_factor=4.0)
     feed(scaler, BAD, GOOD, GOOD)
     state = json.loads(json.dumps(scaler.state_dict()))
-    copy = LossScaler(global_scale=global_scale)
-    # Versions before had no window.
-    copy.load_state_dict({name: value for name, value in state.items() if name != "window"})
-    copy.load_state_dict(state)
+    copy = LossScaler()
+    # Earlier versions had a window.
+    copy.load_state_dict({**state, "window": [1, [[1, 2.0]]]})
     assert copy.state_dict() == state
     for one in (scaler, copy):
         feed(one, GOOD, BAD, GOOD)
@@ -196,7 +185,7 @@ def test_a_state_that_is_none_changes_nothing(changes, message):
     feed(scaler, BAD, GOOD)
     before = scaler.state_dict()
     with pytest.raises((TypeError, ValueError), match=message):
-        scaler.load_state_dict({**before, "window": [1, [[1, 2.0]]], "growth_factor": 8.0, **changes})
+        scaler.load_state_dict({**before, "growth_factor": 8.0, **changes})
     with pytest.raises(ValueError, match="state has no 'scale'"):
         scaler.load_state_dict({name: value for name, value in before.items() if name != "scale"})
     assert scaler.state_dict() == before
@@ -245,45 +234,3 @@ def test_with_adaptive_loss_scaling_gradients_are_checked_only():
     w.g = np.inf
     assert not scaler.check_gradients([w])
     assert (scaler.scale, scaler.total_updates, scaler.skipped_updates) == (512.0, 2, 1)
-
-
-def test_a_measured_scale_follows_the_gradients():
-    scaler = LossScaler(global_scale="history", initial_scale=8.0, max_scale=2.0**40)
-    assert scaler.unscale_gradients_and_check(np.array([8e-6, 8e-9], np.float32))
-    assert scaler.scale == 2.0**33  # 1e-6 times that is an eighth of the largest number
-    assert scaler.check_gradients([np.array([1e-3], np.float32), np.array([-4e-3], np.float32)])
-    assert scaler.scale == 2.0**21
-    # What is smaller counts when the larger has left the window.
-    for _ in range(64):
-        scaler.check_gradients(np.array([1e-6], np.float32))
-    assert scaler.scale == 2.0**33
-    assert (scaler.total_updates, scaler.skipped_updates) == (66, 0)
-
-
-def test_an_overflow_counts_among_what_was_measured():
-    """Of gradients on the way to those that are checked, nothing else is known."""
-    scaler, limit = LossScaler(global_scale="history"), 2.0**12
-    small = np.array([1e-6], np.float32)
-    usable = [scaler.check_gradients(BAD if scaler.scale > limit else small) for _ in range(30)]
-    assert usable.count(False) <= 3
-    assert all(usable[6:])
-    for index in range(60):
-        scaler.check_gradients(small if index % 3 else BAD)
-    assert scaler.state_dict()["window"][0] == 90
-    assert (scaler.scale, scaler.skipped_updates) == (1.0, usable.count(False) + 20)
-
-
-@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
-def test_a_measured_scale_backs_off_and_keeps_its_bounds():
-    scaler = LossScaler(global_scale=HistoryPolicy(margin=2.0, window=2), initial_scale=1024.0)
-    assert not scaler.check_gradients(BAD)
-    assert (scaler.scale, scaler.skipped_updates) == (128.0, 1)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        feed(scaler, *[BAD] * 4)
-    assert scaler.scale == 1.0
-    assert ["gradients overflow at min_scale=1" in str(w.message) for w in told] == [True]
-    for _ in range(3):
-        scaler.check_gradients(np.array([1e-9], np.float32))
-    assert scaler.scale == scaler.max_scale
-    scaler.check_gradients(np.zeros(2, np.float32))

@@ -14,7 +14,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, AmaxHistory, HistoryPolicy
 from nnabla_adaloss.core.scale_policy import ScalePolicy, ScaleState
-from nnabla_adaloss.updaters.global_scale import GlobalScale
+from nnabla_adaloss.updaters.exchange import GlobalScale
 from tests.worlds.trainings import METHODS, updater_of
 from tests.worlds.values import data
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, Dict, List
 
 import pytest
@@ -75,7 +76,7 @@ def test_a_batch_that_ends_in_an_error_is_lost_as_well() -> None:
 )
 def test_damaged_counters_are_refused(change: Dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError, AttributeError)):
-        Counters.from_dict({**Counters(3, 7, 2).as_dict(), **change})
+        Counters.from_dict({**asdict(Counters(3, 7, 2)), **change})
 
 
 def test_a_batch_that_was_not_fed_is_asked_for_again() -> None:
@@ -97,6 +98,6 @@ def test_a_batch_that_was_not_fed_is_asked_for_again() -> None:
 
 
 def test_counters_of_an_earlier_version_have_fed_what_they_count() -> None:
-    saved = Counters(3, 7, 2).as_dict()
+    saved = asdict(Counters(3, 7, 2))
     del saved["fed"]
     assert Counters.from_dict(saved).fed == 7
