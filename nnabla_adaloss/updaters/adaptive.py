@@ -529,8 +529,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         cause, fault, argument = verdict.value, str(outcome.fault or ""), f"on_{verdict.value}"
         message = (
             f"{what}{whose} is not finite in iteration {self.iteration}{': ' if fault else ''}{fault}; this "
-            f"is not a gradient overflow, so the loss scale stays at {self.scale:g}. Look at the data and the "
-            f'learning rate; {argument}="skip" leaves such batches out'
+            f"is not a gradient overflow, so the loss scale stays at {self.scale:g}. Look at the data and "
+            f'the learning rate; {argument}="skip" leaves such batches out'
         )
         found = {"reason": cause, "nonfinite_layers": outcome.layers, "cause": fault}
         return self._skipped(getattr(self, argument), cause, message, **found)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -13,17 +13,12 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import (
-    AdaLossConfig,
-    AdaptiveLossScalingUpdater,
-    FormatEmulation,
-    GradScaler,
-    LossScaleWarning,
-)
+from nnabla_adaloss import AdaLossConfig, FormatEmulation, GradScaler, LossScaleWarning
+from tests.worlds.interruptions import Interrupt, Moments, Training
 from tests.worlds.networks import two_layers
 from tests.worlds.passes import run
 from tests.worlds.tampering import Gate
-from tests.worlds.trainings import METHODS, Loop, scaler_step, solver_of, updater_of
+from tests.worlds.trainings import METHODS, Loop, scaler_step, solver_of
 from tests.worlds.values import FLOAT, HALF, assert_equal, constant, data, gradients, snapshot
 
 
@@ -66,17 +61,6 @@ def test_the_first_batch_has_its_scale_already(method: str) -> None:
     expected = run(n.loss)["fc1/affine/W"]
     assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)
     assert n.scaler.scaling(n.loss).loss_scale > 2.0**30
-
-
-def test_it_trains_as_the_updater_does() -> None:
-    n = Net(1e-6)
-    assert all(n.iterate() for _ in range(20))
-    own = snapshot()
-    n = Net(1e-6)
-    updater = updater_of(n.loss, n.feed, solver=n.solver)
-    for _ in range(20):
-        updater.update()
-    assert_equal(own, snapshot())
 
 
 def test_gradients_are_clipped_unscaled() -> None:
@@ -127,22 +111,6 @@ def test_clipping_does_not_hide_a_nan() -> None:
         assert not n.scaler.step(n.solver)
 
 
-def test_dropout_and_running_statistics_survive_the_first_batch() -> None:
-    h = PF.batch_normalization(PF.affine(data(64, 8), 8, name="fc1"), name="bn")
-    dropped = F.dropout(h, 0.5)
-    dropped.persistent = h.persistent = True
-    loss = F.mean(PF.affine(dropped, 3, name="fc2") ** 2) * 1e-8
-    solver = solver_of()
-    scaler = GradScaler(solver, storage="float16")
-    solver.zero_grad()
-    scaler.forward(loss)
-    once = snapshot()["bn/bn/mean"]
-    scaler.backward(loss)
-    # Only what was let through brings a gradient back.
-    np.testing.assert_array_equal(h.g == 0.0, dropped.d == 0.0)
-    np.testing.assert_array_equal(snapshot()["bn/bn/mean"], once)
-
-
 def test_calls_in_the_wrong_order_are_refused() -> None:
     n = Net()
     scaler, solver = n.scaler, n.solver
@@ -181,20 +149,6 @@ def test_calls_in_the_wrong_order_are_refused() -> None:
 def test_refused(solvers: Callable[[Any], Any], error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         GradScaler(*solvers(Net().solver))
-
-
-def test_micro_batches_are_added() -> None:
-    n, sums = Net(), [np.zeros(1)]
-    n.solver.zero_grad()
-    for _ in range(3):
-        n.feed()
-        n.scaler.forward(n.loss)
-        n.scaler.backward(n.loss)
-        sums.append(gradients()["fc1/affine/W"])
-        assert not np.array_equal(sums[-1], sums[-2])
-    assert n.scaler.step(n.solver)
-    n.scaler.update()
-    assert n.scaler.steps == 1
 
 
 def gan() -> Tuple[Tuple[nn.Variable, nn.Variable], Tuple[Any, Any]]:
@@ -579,23 +533,6 @@ def test_lost_steps_grow_with_a_jump_and_not_with_the_depth(layers: int, jump: f
     assert all(deep.iterate(jump) for _ in range(10))
 
 
-@pytest.mark.parametrize("context", [FLOAT, HALF], ids=["emulated", "native"])
-def test_an_overflow_of_attention_scores_ends_where_only_their_layers_show_it(context: nn.Context) -> None:
-    """What follows the scores overflows with them; what is before does not, and has parameters."""
-    random, jump = np.random.RandomState(0), Gate()
-    with nn.context_scope(context):
-        x = constant(random.randn(2, 4, 8))
-        q, k, v = (PF.affine(x, 8, base_axis=2, name=name, rng=random) for name in "qkv")
-        scores = jump(F.batch_matmul(q, k, transpose_b=True))
-        h = F.batch_matmul(F.softmax(scores), v)
-        loss = F.mean(PF.affine(h, 8, base_axis=2, name="out", rng=random) ** 2)
-    solver = solver_of(S.Sgd(1e-30))
-    scaler = GradScaler(solver, storage="float16" if context is FLOAT else None)
-    assert all(scaler_step(scaler, solver, loss) for _ in range(3))
-    jump.factor = 2.0**12
-    assert [scaler_step(scaler, solver, loss) for _ in range(12)].count(False) <= 5
-
-
 def test_many_lost_steps_in_a_row_are_warned_of_once() -> None:
     # In float16, gradients that have grown so much would be zero before they grow.
     deep = Deep(2, "bfloat16")
@@ -608,29 +545,6 @@ def test_many_lost_steps_in_a_row_are_warned_of_once() -> None:
     with pytest.warns(LossScaleWarning, match="10 batches in a row .*; first bad layer: layer") as told:
         iterate()
     assert sum("in a row" in str(one.message) for one in told) == 1
-
-
-def test_a_state_saved_after_a_lost_step_goes_on_bit_for_bit() -> None:
-    deep = Deep(3)
-    assert all(deep.iterate() for _ in range(3))
-    assert not deep.iterate(2.0**10)
-    state = json.loads(json.dumps(deep.scaler.state_dict()))
-
-    def go_on(scaler: GradScaler) -> List[Any]:
-        deep.scaler = scaler
-        found = []
-        for _ in range(6):
-            updated = deep.iterate(2.0**10)
-            found.append((updated, scaler.get_scale(), scaler.scaling(deep.loss).layer_scales))
-            if updated:
-                found.append(tuple(g.tobytes() for g in gradients().values()))
-        return found
-
-    expected = go_on(deep.scaler)
-    assert any(entry[0] is False for entry in expected)
-    copy = GradScaler(deep.solver, storage="float16")
-    copy.load_state_dict(state)
-    assert go_on(copy) == expected
 
 
 def test_a_tiny_loss_weight_loses_no_gradient() -> None:
@@ -656,20 +570,39 @@ def test_parameters_with_one_name_are_told_apart() -> None:
     assert {"w", "1/w"} <= set(plan.names.values())
 
 
-@pytest.mark.parametrize("way", ["repeat", "next", "scaler"])
-def test_an_infinite_gradient_that_no_solver_uses_costs_the_same_everywhere(way: str) -> None:
-    """That of a leaf at a square root of zero, which nobody trains."""
-    frozen = nn.Variable.from_numpy_array(np.zeros((4, 5), np.float32), need_grad=True)
-    loss = two_layers(data(4, 3)) + F.mean(F.pow_scalar(F.abs(frozen), 0.5))
-    solver = solver_of(S.Sgd(0.01))
-    if way == "scaler":
-        scaler = GradScaler(solver, storage="float16")
-        assert scaler_step(scaler, solver, loss)
-        scaling = scaler.scaling(loss)
-    else:
-        updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", on_overflow=way)
-        assert updater.update().reason == "updated"
-        scaling = updater.scaling
-    assert "Abs" in scaling.found_inf
-    # The first batch, and that batch once more with what it has shown.
-    assert scaling.components.attempt == 1
+class Interruptible(Training):
+    """One iteration after the other with a `GradScaler`."""
+
+    def __init__(self, storage: Optional[str]) -> None:
+        super().__init__(storage=storage, trains_all=True)
+        self.scaler = GradScaler(self.solver, storage=storage)
+
+    def iterate(self) -> None:
+        self.solver.zero_grad()
+        self.feed()
+        self.scaler.forward(self.loss)
+        self.scaler.backward(self.loss)
+        self.scaler.step(self.solver)
+        self.scaler.update()
+
+    def weights(self) -> Dict[str, bytes]:
+        return {name: v.data.data.tobytes() for name, v in self.solver.get_parameters().items()}
+
+
+@pytest.mark.parametrize("storage", [None, "float16"])
+def test_an_interrupt_leaves_nothing_swapped(storage: Optional[str]) -> None:
+    reference, moments = Interruptible(storage), Moments(0)
+    for _ in range(3):
+        reference.iterate()
+    before = reference.weights()
+    moments.run(reference.iterate)
+    after = reference.weights()
+    for stop in np.linspace(1, moments.count, 12).astype(int):
+        loop, now = Interruptible(storage), Moments(int(stop))
+        for _ in range(3):
+            loop.iterate()
+        arrays = [(v.data, v.grad) for v in loop.parameters.values()]
+        with pytest.raises(Interrupt):
+            now.run(loop.iterate)
+        assert loop.weights() in (before, after), now.place
+        assert arrays == [(v.data, v.grad) for v in loop.parameters.values()], now.place

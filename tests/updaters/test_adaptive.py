@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, List
 
 import nnabla as nn
@@ -17,15 +18,18 @@ import pytest
 from nnabla_adaloss import (
     AdaLossConfig,
     AdaptiveLossScalingUpdater,
+    AmaxHistory,
     DynamicLossScalingUpdater,
     FormatEmulation,
+    HistoryPolicy,
     LossScaleError,
     LossScaleWarning,
 )
-from nnabla_adaloss.updaters.exchange import GradientExchange
+from nnabla_adaloss.core.scale_policy import ScalePolicy, ScaleState
+from nnabla_adaloss.updaters.exchange import GlobalScale, GradientExchange
 from tests.worlds.networks import two_layers
 from tests.worlds.ranks import Pair
-from tests.worlds.trainings import AS_THE_BASELINE, METHODS, Training, solver_of, training
+from tests.worlds.trainings import AS_THE_BASELINE, METHODS, Training, solver_of, training, updater_of
 from tests.worlds.values import HALF, assert_equal, data, snapshot
 
 PLANTED = (3, 4, 11, 30)
@@ -68,15 +72,6 @@ def test_with_accumulation_it_is_the_baseline_to_rounding() -> None:
     ours = parameters_after(True, None, 3, 1e-3)
     for name, value in parameters_after(False, None, 3, 1e-3).items():
         np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
-
-
-def test_an_overflow_backs_off_and_takes_the_next_batch() -> None:
-    updater = updater_on(training(overflow=[1]))
-    # The first batch runs once more, with what it has shown.
-    assert updater.update()[:5] == (True, 8.0, 1, "updated", ())
-    result = updater.update()
-    assert (result.updated, result.scale, result.retries) == (True, 4.0, 1)
-    assert result.overflow_layers
 
 
 def test_lost_batches_with_good_ones_in_between_are_no_alarm() -> None:
@@ -176,29 +171,20 @@ def test_a_sum_that_overflows_where_no_rank_did_lowers_the_global_scale() -> Non
     assert result.overflow_layers == ()
 
 
-def test_on_gradients_sees_unscaled_gradients_before_the_update() -> None:
-    seen: List[float] = []
-    train = training()
-
-    def look(solver: Any) -> None:
-        assert solver is train.solver
-        seen.append(float(np.abs(train.parameters["output/affine/W"].g).max()))
-
-    updater_on(train, scale=2.0**14, on_gradients=look).update()
-    assert 0.0 < seen[0] < 10.0
-
-
 def test_gradients_are_clipped_before_weight_decay() -> None:
     nn.clear_parameters()
     loss = F.mean(PF.affine(data(4, 3), 5, name="a") ** 2)
     before = snapshot()
-    solver = solver_of(S.Sgd(0.1))
-    options = {
-        "weight_decay": 0.5,
-        "on_gradients": lambda solver: solver.scale_grad(0.0),
-        "storage": "float16",
-    }
+    solver, sizes = solver_of(S.Sgd(0.1)), []
+
+    def clip(given: Any) -> None:
+        assert given is solver
+        sizes.append(max(np.abs(v.g).max() for v in solver.get_parameters().values()))
+        solver.scale_grad(0.0)
+
+    options = {"weight_decay": 0.5, "on_gradients": clip, "storage": "float16"}
     assert AdaptiveLossScalingUpdater(solver, loss, **options).update().updated
+    assert 0.0 < sizes[0] < 10.0
     for name, value in snapshot().items():
         np.testing.assert_allclose(value, before[name] * (1.0 - 0.1 * 0.5), rtol=1e-6)
 
@@ -254,3 +240,71 @@ def test_with_one_rank_it_trains_as_without_a_communicator(
     assert comm.asked.count((2, "all_reduce", parameters + 1)) == 1
     assert updater.grads == [v.grad for _, v in sorted(train.solver.get_parameters().items())]
     assert (updater_on(train).grads, updater_on(train).check_every) == ([], 1000)
+
+
+def updater_with(depth: int = 2, batch: int = 16, **options: Any) -> AdaptiveLossScalingUpdater:
+    nn.clear_parameters()
+    h = data(batch, 64)
+    for i in range(depth):
+        h = F.tanh(PF.affine(h, 64, name=f"fc{i}"))
+    return updater_of(F.mean(h**2), solver=S.Sgd(1e-3), **options)
+
+
+def test_a_policy_starts_with_its_own_scale() -> None:
+    updater = updater_with(global_scale=HistoryPolicy(start_scale=1024.0))
+    assert updater.scale == updater.scaling.components.policy.start_scale == 1024.0
+    updater = updater_with(scale=32.0)
+    assert updater.scale == updater.scaling.components.policy.start_scale == 32.0
+
+
+def test_components_follow_the_policy_unless_the_method_says_otherwise() -> None:
+    policy = HistoryPolicy(margin=16.0, window=8)
+    for method, margin, window in (("amax_history", 16.0, 8), (AmaxHistory(window=4), 16.0, 4)):
+        updater = updater_with(global_scale=policy, config=AdaLossConfig(loss_scale_method=method))
+        found = updater.scaling.components.policy
+        assert (found.margin, found.window) == (margin, window)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_gradient_is_remembered_for_so_many_iterations_however_often_they_are_measured(method: str) -> None:
+    for every, served, measurements in ((1, 1, 256), (8, 1, 32), (1, 16, 16)):
+        config = AdaLossConfig(loss_scale_method=method, measure_every=every, update_per_n_iteration=served)
+        updater = updater_with(global_scale=HistoryPolicy(window=256), config=config)
+        assert updater.scaling.components.policy.window == measurements
+
+
+def test_after_an_exchange_all_ranks_have_the_lowest_scale() -> None:
+    s0 = GlobalScale(8.0, ScalePolicy(hysteresis=3), None)
+    heard: List[Any] = []
+    scaling: Any = SimpleNamespace(
+        shared_statistics=lambda: {"layer": [1.0]}, adopt_statistics=lambda told: heard.append(told)
+    )
+    for other, lowest in (((16.0, 7.0, 1.0), (8.0, 0, 3)), ((4.0, 5.0, 2.0), (4.0, 5, 2))):
+        theirs = {"S0": other, "layer of another graph": [2.0], "bad": [0.0]}
+        exchange: Any = SimpleNamespace(sum_with=lambda own, average, theirs=theirs: [own, theirs])
+        found = s0.exchange(exchange, scaling, average=False, alike=False, bad=False)
+        assert found == (lowest[0], False)
+        assert s0.state == ScaleState(*lowest)
+        # What layers are scaled by comes with it.
+        assert heard.pop()[1] is theirs
+
+
+@pytest.mark.parametrize("measured", [None, {"layer": [1.0]}])
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("bad", [[False, False], [True, False], [False, True]])
+def test_gradients_of_a_rank_that_are_bad_are_used_by_none(
+    measured: Any, alike: bool, bad: List[bool]
+) -> None:
+    """Though they are finite, as they are where a rank has looked at its batch with a smaller scale."""
+    s0, sent = GlobalScale(8.0, ScalePolicy(), None), []
+    of_s0 = {} if alike else {"S0": [8.0, 0, s0.state.hysteresis_left]}
+
+    def told(own: Any, *, average: bool) -> Any:
+        sent.append(own)
+        return [own, {**own, "bad": [float(bad[1])]}]
+
+    exchange: Any = SimpleNamespace(sum_with=told)
+    scaling: Any = SimpleNamespace(shared_statistics=lambda: measured, adopt_statistics=lambda told: None)
+    found = s0.exchange(exchange, scaling, average=True, alike=alike, bad=bad[0])
+    assert found == (8.0, any(bad))
+    assert sent == [{**(measured or {}), **of_s0, "bad": [float(bad[0])]}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -21,7 +21,7 @@ from nnabla.experimental.parametric_function_class.module import Module as Class
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, GradScaler, load_checkpoint, save_checkpoint
 from tests.worlds.trainings import scaler_step, solver_of, updater_of
-from tests.worlds.values import constant, snapshot, solver_states
+from tests.worlds.values import FLOAT, HALF, constant, snapshot, solver_states
 
 SOLVERS = {"Sgd": lambda: S.Sgd(0.05), "Adam": lambda: S.Adam(1e-2), "Lars": lambda: S.Lars(0.05)}
 
@@ -88,43 +88,6 @@ def test_loops_of_ones_own(tmp_path: Path) -> None:
     straight, resumed = trained(resumed=False), trained(resumed=True)
     assert (straight[0], resumed[0]) == (0, 5)
     np.testing.assert_equal(resumed[1:], straight[1:])
-
-
-def test_parameters_that_only_the_solver_knows(tmp_path: Path) -> None:
-    def alone() -> Tuple[AdaptiveLossScalingUpdater, nn.Variable]:
-        w = nn.Variable((3, 2), need_grad=True)
-        w.d = 1.0
-        solver = solver_of(S.Sgd(0.1), {"w": w})
-        loss = F.mean(F.affine(constant(np.ones((4, 3))), w) ** 2)
-        return AdaptiveLossScalingUpdater(solver, loss, storage="float16"), w
-
-    updater, w = alone()
-    updater.update()
-    save_checkpoint(tmp_path / "c", updater)
-    again, read = alone()
-    load_checkpoint(tmp_path / "c", again)
-    np.testing.assert_array_equal(read.d, w.d)
-    assert (read.d != 1.0).all()
-
-
-def two_of_a_kind() -> List[AdaptiveLossScalingUpdater]:
-    updater = training()
-    other = S.Sgd(0.1)
-    other.set_parameters({"b": nn.get_parameters()["b/affine/b"]})
-    return [updater, AdaptiveLossScalingUpdater(other, updater.loss, storage="float16")]
-
-
-def test_several_updaters(tmp_path: Path) -> None:
-    updaters = two_of_a_kind()
-    for updater in updaters:
-        updater.update()
-    save_checkpoint(tmp_path / "c", *updaters)
-    saved = everything(*updaters)
-    again = two_of_a_kind()
-    load_checkpoint(tmp_path / "c", *again)
-    np.testing.assert_equal(everything(*again), saved)
-    with pytest.raises(ValueError, match="holds Adam, a state, Sgd, a state; given are Adam, a state:"):
-        load_checkpoint(tmp_path / "c", again[0])
 
 
 @pytest.mark.parametrize(
@@ -212,6 +175,44 @@ def test_a_frozen_part_of_a_module_is_missed_in_a_loop_of_ones_own(tmp_path: Pat
     with pytest.raises(ValueError, match="the Module Parent has @below/bn/beta, which the checkpoint"):
         save_checkpoint(tmp_path / "c", solver)
     save_checkpoint(tmp_path / "c", solver, net)
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", None], ids=str)
+@pytest.mark.parametrize("case", ["in training", "in evaluation", "frozen", "two solvers"])
+def test_a_module_goes_on_bit_for_bit(case: str, storage: Optional[str], tmp_path: Path) -> None:
+    """What is trained, and what is not: running statistics, and a part that was trained before."""
+    trains = case in ("in training", "two solvers")
+
+    def began(seed: int) -> Tuple[List[AdaptiveLossScalingUpdater], Any]:
+        net, x = Parent(), nn.Variable((8, 3))
+        net.training = trains
+        with nn.context_scope(FLOAT if storage else HALF):
+            loss = net(x)
+        for number, v in enumerate(net.get_parameters(grad_only=False).values()):
+            v.d = np.random.RandomState(seed + number).rand(*v.shape)
+        own = list(net.get_parameters(grad_only=True).items())
+        shares = [own[::2], own[1::2]] if case == "two solvers" else [own[-1:] if case == "frozen" else own]
+        updaters: List[AdaptiveLossScalingUpdater] = []
+
+        def feed() -> None:
+            x.d = np.random.default_rng(updaters[0].counters.fed).standard_normal(x.shape)
+
+        updaters += [updater_of(loss, feed, S.Adam(0.05), dict(share), storage=storage) for share in shares]
+        return updaters, net
+
+    def end_of(updaters: List[AdaptiveLossScalingUpdater], net: Any) -> Any:
+        for _ in range(3):
+            for updater in updaters:
+                updater.update()
+        return everything(*updaters)[1:], snapshot(net.get_parameters(grad_only=False))
+
+    updaters, net = began(seed=0)
+    end_of(updaters, net)
+    save_checkpoint(tmp_path / "c", *updaters, net)
+    expected = end_of(updaters, net)
+    updaters, net = began(seed=50)
+    load_checkpoint(tmp_path / "c", *updaters, net)
+    np.testing.assert_equal(end_of(updaters, net), expected)
 
 
 @pytest.mark.parametrize("of_its_own", [True, False])

@@ -3,17 +3,27 @@
 
 from __future__ import annotations
 
+import random
+import signal
+import threading
+import time
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, Type
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type
 
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, Method, Needs, Precision
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, Method, Needs, Precision
+from nnabla_adaloss.updaters.idle import Idle
 from tests.worlds.interruptions import Interrupt, Moments, Training, differences
-from tests.worlds.trainings import AS_THE_BASELINE
+from tests.worlds.trainings import AS_THE_BASELINE, training, updater_of, updater_on
+from tests.worlds.values import assert_equal, data, snapshot
 
 # How many updates there were before: the next one is the first; an ordinary one; one that chooses scales.
 FIRST, ORDINARY, CHOOSING = 0, 3, 8
@@ -191,3 +201,133 @@ def test_a_second_interrupt_is_made_up_for() -> None:
         if moments.place is None:
             break
         stop += 29
+
+
+def test_parameters_are_locked_while_they_are_swapped_and_callbacks_wait_for_the_end() -> None:
+    train, locked, seen = training(), [], []
+
+    def look(f: Any) -> None:
+        one = threading.Thread(
+            target=lambda: locked.append(not updater.parameters_lock.acquire(blocking=False))
+        )
+        one.start()
+        one.join()
+
+    def feed() -> None:
+        train.feed()
+        updater.when_idle(lambda: seen.append(snapshot(train.parameters)))
+        assert not seen
+
+    config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0, use_bound=False)
+    updater = updater_on(train._replace(feed=feed), config=config, function_pre_hook=(None, look))
+    before = snapshot(train.parameters)
+    assert updater.update().updated
+    assert locked
+    assert all(locked)
+    assert_equal(seen[0], snapshot(train.parameters))
+    assert (seen[0]["conv/conv/W"] != before["conv/conv/W"]).any()
+    with updater.parameters_lock:
+        updater.when_idle(lambda: seen.append({}))
+    assert len(seen) == 2
+
+
+def test_what_waits_is_called_once_in_order_and_after_exceptions_too() -> None:
+    idle, seen = Idle(), []
+    idle.when_idle(lambda: seen.append("now"))
+
+    def update() -> None:
+        try:
+            with idle.update(), idle.update():
+                for i in range(2):
+                    idle.when_idle(lambda i=i: seen.append(i))
+                seen.append("update")
+                raise KeyError
+        finally:
+            idle.drain()
+
+    with pytest.raises(KeyError):
+        update()
+    assert seen == ["now", "update", 0, 1]
+    with idle.update():
+        pass
+    idle.drain()
+    assert len(seen) == 4
+    with pytest.raises(TypeError, match="^callback must be callable without arguments, got str$"):
+        idle.when_idle("now")  # type: ignore[arg-type]
+
+
+def test_callbacks_do_not_nest() -> None:
+    idle, seen = Idle(), []
+
+    def first() -> None:
+        idle.when_idle(lambda: seen.append("second"))
+        seen.append("first")
+
+    idle.when_idle(first)
+    assert seen == ["first", "second"]
+    with pytest.raises(KeyError):
+        idle.when_idle(lambda: {}["nothing"])
+    idle.when_idle(lambda: seen.append("third"))
+    assert seen[-1] == "third"
+
+
+@pytest.fixture
+def _timer() -> Iterator[None]:
+    """A timer raises KeyboardInterrupt, by the handler that Ctrl-C has."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def interrupt(call: Callable[[], object], after: float) -> None:
+    """Repeat `call` until a KeyboardInterrupt, due in `after` seconds, ends it.
+
+    Python swallows an exception that a signal raises inside a finalizer or a weak reference's callback. As
+    with a user, the next attempt comes a second later.
+    """
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # the timer may end any of the calls
+        signal.setitimer(signal.ITIMER_REAL, after, 1.0)
+        while True:
+            call()
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+def updater_with(storage: Optional[str], delay: int) -> AdaptiveLossScalingUpdater:
+    rng = np.random.RandomState(0)
+    h = data(4, 5)
+    for name in "abcdef":
+        h = h + F.tanh(PF.affine(h, 5, name=name, rng=rng))
+    h = F.tanh(PF.affine(F.tanh(PF.affine(h, 5, name="twice", rng=rng)), 5, name="twice"))
+    # Every layer is scaled, so that in every layer something is swapped.
+    config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0, use_bound=False, delay=delay)
+    return updater_of(F.mean(h**2), solver=S.Momentum(0.01), storage=storage, config=config)
+
+
+def arrays() -> Dict[str, Tuple[Any, Any]]:
+    return {name: (v.data, v.grad) for name, v in nn.get_parameters().items()}
+
+
+def duration(call: Callable[[], object]) -> float:
+    call()
+    began = time.perf_counter()
+    for _ in range(5):
+        call()
+    return (time.perf_counter() - began) / 5
+
+
+@pytest.mark.slow
+@pytest.mark.gate
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs POSIX timers")
+# Where Ctrl-C lands in a callback of the garbage collector, Python can only say so.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("_timer")
+@pytest.mark.parametrize(("storage", "delay"), [(None, 0), ("float16", 0), ("float16", 1)])
+def test_interrupted_at_random_moments(storage: Optional[str], delay: int) -> None:
+    updater = updater_with(storage, delay)
+    longest, original = 2.5 * duration(updater.update), arrays()
+    rng = random.Random(delay)
+    for _ in range(150):
+        interrupt(updater.update, rng.uniform(1e-5, longest))
+        assert arrays() == original
+    assert updater.update().updated

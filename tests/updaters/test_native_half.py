@@ -15,7 +15,6 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 import pytest
-from nnabla.initializer import UniformInitializer
 
 from nnabla_adaloss import (
     AdaLossConfig,
@@ -50,14 +49,6 @@ def convolution(rng: np.random.RandomState) -> nn.Variable:
     return F.mean(F.softmax_cross_entropy(PF.affine(h, 3, name="b", rng=rng), labels(4, 3)))
 
 
-def attention(rng: np.random.RandomState) -> nn.Variable:
-    x = some(4, 3, 4)
-    q, k, v = (PF.affine(x, 4, base_axis=2, name=name, rng=rng) for name in "qkv")
-    scores = F.softmax(F.batch_matmul(q, k, transpose_b=True) * 0.5)
-    h = PF.affine(F.batch_matmul(scores, v), 3, name="b", rng=rng)
-    return F.mean(F.softmax_cross_entropy(h, labels(4, 3)))
-
-
 def two_terms(rng: np.random.RandomState) -> nn.Variable:
     """Two losses on one network, one a millionth of the other."""
     h = F.tanh(PF.affine(some(8, 5), 8, name="a", rng=rng))
@@ -66,21 +57,7 @@ def two_terms(rng: np.random.RandomState) -> nn.Variable:
     return first + 1e-6 * second
 
 
-def recurrent(rng: np.random.RandomState) -> nn.Variable:
-    """It keeps references of its own to its gradients."""
-    h, _, _ = PF.lstm(some(3, 2, 3), some(1, 1, 2, 4), some(1, 1, 2, 4), rng=rng)
-    return F.mean(F.squared_error(PF.affine(h, 2, base_axis=2, name="b", rng=rng), some(3, 2, 2)))
-
-
-def normalized(rng: np.random.RandomState) -> nn.Variable:
-    weight = PF.spectral_norm(
-        nn.parameter.get_parameter_or_create("w", (5, 6), UniformInitializer((-1, 1), rng))
-    )
-    h = F.tanh(F.affine(some(8, 5), weight))
-    return F.mean(F.squared_error(PF.affine(h, 2, name="b", rng=rng), some(8, 2)))
-
-
-NETS = [classifier, convolution, attention, two_terms, recurrent, normalized]
+NETS = [classifier, convolution, two_terms]
 
 
 class Trained(NamedTuple):

@@ -130,16 +130,6 @@ def test_graphs_that_take_turns_are_all_known() -> None:
     assert training.passes[8:].count("hookless") == len(training.passes[8:])
 
 
-def test_graphs_that_share_each_iteration_are_all_measured_in_time() -> None:
-    training = Training(normalized, clipped, accum_grad=2)
-    training.run(24)
-    windows = training.updater.scaling.components.state_dict()["windows"]
-    # One entry of the first iteration, and one of each eight.
-    assert {pushed for pushed, _ in windows.values()} == {4}
-    # The second one of each iteration holds its scales, too.
-    assert training.updater.scaling._graph.prepared().schedules.chosen
-
-
 def test_an_overflow_drops_what_is_held_for_all_of_them() -> None:
     training = Training(normalized, clipped)
     training.run(6)
@@ -221,21 +211,6 @@ def test_no_graph_is_kept_but_the_last(options: Dict[str, Any]) -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("storage", [None, "float16"])
-def test_scaled_activations_of_many_lengths_are_not_kept(storage: Optional[str]) -> None:
-    def attention(x: nn.Variable) -> nn.Variable:
-        rows = F.reshape(PF.affine(x, 5, name="a"), (1, *x.shape))
-        scores = F.softmax(F.batch_matmul(rows, rows * 2.0, transpose_b=True))
-        return F.mean(F.batch_matmul(scores, rows) ** 2) * 1e-6
-
-    config = AdaLossConfig(loss_scale_method="approx_range", use_bound=False, measure_every=1)
-    lengths = tuple(range(2, 42))
-    training = Training(attention, batches=lengths, config=config, storage=storage)
-    training.run(len(lengths))
-    # Of the last two graphs, some for each.
-    assert 0 < len(training.updater.scaling._graph.pool) < 20
-
-
 @pytest.mark.parametrize("clear_buffer", [True, False])
 def test_gradients_that_stay_readable_are_unscaled_in_a_graph_that_is_known(clear_buffer: bool) -> None:
     x, before = constant(np.ones((4, 5))), None
@@ -257,44 +232,6 @@ def test_gradients_that_stay_readable_are_unscaled_in_a_graph_that_is_known(clea
             assert scaling.scale_of(h) != 1.0
         before = scaling
     assert scaling.result.kind == "hookless"
-
-
-def test_an_engine_with_other_scales_is_not_gone_on_from() -> None:
-    nn.clear_parameters()
-    loss = normalized(nn.Variable((4, 5)))
-    other = AdaptiveLossScaling(loss, AdaLossConfig(u_min=1e-3))
-    with pytest.raises(ValueError, match="same config"):
-        AdaptiveLossScaling(loss).go_on_from(other)
-
-
-def test_a_solver_is_asked_for_names_where_a_graph_has_other_parameters() -> None:
-    training = Training(clipped, clipped, clipped, normalized, normalized)
-    solver = training.updater.solver
-    asked: List[int] = []
-
-    class Solver:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(solver, name)
-
-        def get_parameters(self) -> Dict[str, nn.Variable]:
-            asked.append(training.updater.iteration)
-            return solver.get_parameters()
-
-    scope, build = nn.parameter.get_current_parameter_scope(), training._build
-
-    def in_scope(network: Head, batch: int) -> nn.Variable:
-        with nn.parameter_scope("", scope):
-            return build(network, batch)
-
-    training._build = in_scope  # type: ignore[method-assign]
-    # Here nnabla does not know the parameters.
-    with nn.parameter_scope("elsewhere"):
-        training.run(1)
-        training.updater.solver = Solver()
-        training.run(4)
-    assert asked == [4]
-    names = set(training.plans[-1].names.values())
-    assert {"a/affine/W", "bn/bn/gamma", "b/affine/b"} <= names
 
 
 @pytest.mark.parametrize("delay", [0, 1])

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List
+from typing import Any, Dict, List
 
 import nnabla as nn
 import nnabla.functions as F
@@ -14,7 +14,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, DynamicLossScalingUpdater, FormatEmulation
 from tests.worlds.networks import two_layers
-from tests.worlds.trainings import Loop, solver_of, updater_of
+from tests.worlds.trainings import solver_of, updater_of
 from tests.worlds.values import FLOAT, HALF, assert_equal, constant, data, gradients, snapshot
 
 
@@ -135,64 +135,3 @@ def test_training_goes_on_where_a_layer_meets_a_small_regularizer(
     assert [result.retries for result in results[-4:]] == [0] * 4
     for name, v in nn.get_parameters().items():
         assert not np.array_equal(v.d, before[name]), name
-
-
-Network = Callable[[nn.Variable], nn.Variable]
-UPDATES = 12
-
-
-def cut(v: nn.Variable) -> nn.Variable:
-    return v.get_unlinked_variable(need_grad=False)
-
-
-def affine(h: nn.Variable, width: int, name: str) -> nn.Variable:
-    return PF.affine(h, width, name=name, rng=np.random.RandomState(len(name)))
-
-
-def diffusion(x: nn.Variable) -> nn.Variable:
-    """The variance is learned by a second loss that does not reach the mean."""
-    h = F.swish(affine(x, 6, "in"))
-    mean, variance = F.split(F.reshape(affine(h, 8, "out"), (4, 2, 4)), axis=1)
-    bound = (x - cut(mean)) ** 2 * F.exp(-variance) + variance
-    return F.mean((x - mean) ** 2) + 0.1 * F.mean(bound)
-
-
-def virtual_adversarial(x: nn.Variable) -> nn.Variable:
-    """What the network says should change little with its input."""
-
-    def said(x: nn.Variable) -> nn.Variable:
-        return F.log_softmax(affine(F.relu(affine(x, 6, "hidden")), 3, "logits"))
-
-    clean = said(x)
-    return F.mean(clean**2) + F.mean(F.exp(cut(clean)) * (cut(clean) - said(x + 0.1)))
-
-
-def quantized(x: nn.Variable) -> nn.Variable:
-    """Gradients go around a code book, whose entries and the encoder come closer to each other."""
-    h = affine(x, 6, "encoder")
-    codes = nn.parameter.get_parameter_or_create("codes", (5, 6), np.eye(5, 6), need_grad=True)
-    nearest = F.max(F.affine(cut(h), F.transpose(codes, (1, 0))), axis=1, only_index=True)
-    nearest.need_grad = False
-    q = F.reshape(F.embed(nearest, codes), h.shape)
-    out = affine(h + cut(q - h), 4, "decoder")
-    return F.mean((out - x) ** 2) + F.mean((cut(h) - q) ** 2) + 0.25 * F.mean((h - cut(q)) ** 2)
-
-
-@pytest.mark.parametrize("rebuilt", [False, True], ids=["static", "rebuilt"])
-@pytest.mark.parametrize("network", [diffusion, virtual_adversarial, quantized])
-@pytest.mark.filterwarnings("ignore:nothing is stored in half precision")
-def test_after_a_native_iteration_they_train_bit_for_bit(network: Network, rebuilt: bool) -> None:
-    def after_one() -> Loop:
-        loop = Loop(network, (4, 4), rebuilt=rebuilt)
-        loop.feed()
-        loop.solver.zero_grad()
-        loop.loss.forward(clear_no_need_grad=True)
-        # Nothing is updated: nnabla may have freed what is read cut off, and computes with what is there.
-        loop.loss.backward(clear_buffer=True)
-        return loop
-
-    wanted = after_one().plainly(UPDATES)
-    assert_equal(after_one().updated(UPDATES), wanted)
-    assert_equal(after_one().scaled(UPDATES), wanted)
-    if network is not diffusion:
-        assert_equal(after_one().updated(UPDATES, DynamicLossScalingUpdater), wanted)
