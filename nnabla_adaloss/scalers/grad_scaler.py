@@ -75,8 +75,8 @@ class GradScaler:
         cause: why the last of these was skipped; empty before.
 
     Raises:
-        TypeError: something that is given as a solver is none, or another argument is of the wrong type.
-        ValueError: no solver is given, one twice, or one without parameters; or `storage` is unknown.
+        TypeError, ValueError: no solver is given, one twice, one without parameters, or what is none; or
+            another argument is not as described.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
@@ -200,8 +200,7 @@ class GradScaler:
         They are unscaled already; this checks that they are finite, before clipping hides an infinity.
 
         Raises:
-            RuntimeError: it was called for this solver since the last `update`, or `step` was; or nothing has
-                run backward.
+            RuntimeError: it was called since the last `update`, or `step` was; or nothing has run backward.
             ValueError: the scaler was not made with this solver.
         """
         self._check_has_gradients(solver, "unscale_")
@@ -212,13 +211,10 @@ class GradScaler:
         self._finite[id(solver)] = self._is_finite(solver)
 
     def step(self, solver: Any) -> bool:
-        """Update the parameters of a solver, unless one of its gradients is an infinity or a NaN.
-
-        Returns:
-            True when the parameters were updated.
+        """Update the parameters of a solver, unless a gradient is not finite; True when they were updated.
 
         Raises:
-            RuntimeError: it was called for this solver since the last `update`, or nothing has run backward.
+            RuntimeError: it was called since the last `update`, or nothing has run backward.
             ValueError: the scaler was not made with this solver.
         """
         self._check_has_gradients(solver, "step")
@@ -265,10 +261,7 @@ class GradScaler:
         return self._enabled
 
     def get_scale(self, loss: Optional[LossLike] = None) -> float:
-        """The scale of a loss in its last backward; 1.0 with `enabled=False`.
-
-        Args:
-            loss: which loss, as each has its own. None: the one that was used last.
+        """The scale of a loss, or of the one used last, in its last backward; 1.0 with `enabled=False`.
 
         Raises:
             RuntimeError: `loss` is None, and no loss was used yet.
@@ -297,10 +290,7 @@ class GradScaler:
         return self._losses.engines
 
     def state_dict(self) -> Dict[str, Any]:
-        """Everything that decides the next scales, as plain numbers, strings, lists and dicts.
-
-        Call it after `update`.
-        """
+        """Everything that decides the next scales, as plain values; call it after `update`."""
         return {
             "version": _VERSION,
             "iteration": self._iteration,
@@ -340,18 +330,17 @@ class GradScaler:
 
     def _find_scales(self, scaling: AdaptiveLossScaling, grad: Optional[Seed], *, clear_buffer: bool) -> None:
         """Run a batch until its scales fit: the first one of a loss, or one that is measured by itself."""
-        guard, key, clears = scaling.guard, hash(scaling.variable), clear_buffer
+        guard, key = scaling.guard, hash(scaling.variable)
 
         def run_pass(again: bool) -> None:
             if again:
                 scaling.forward()
-            clear = clears and not again
+            clear = clear_buffer and not again
             scaling.backward(None, clear_buffer=clear, grad=grad, iteration=self._iteration, again=again)
 
         self._begin_where_forward_ended(scaling)
         # Keep what the forward of other losses has written since then.
-        is_last = key in self._forwarded and key == next(reversed(self._forwarded))
-        now = None if is_last else guard.state.now()
+        now = None if key == next(reversed(self._forwarded), None) else guard.state.now()
         self._outcomes[key] = self._loop(scaling, run_pass).run(Rules(repeat=True, max_repeats=_REPEATS))
         if now is not None:
             guard.state.restore(now)

@@ -71,8 +71,7 @@ class LossScaler:
         skipped_updates: how many of them found an overflow.
 
     Raises:
-        TypeError: an argument is of the wrong type; a boolean is not taken for a number.
-        ValueError: an argument is out of range.
+        TypeError, ValueError: an argument is of the wrong type (a boolean is no number), or out of range.
 
     Example:
         >>> import numpy as np
@@ -181,15 +180,9 @@ class LossScaler:
         return self._learn(items)
 
     def check_gradients(self, gradients: Gradients) -> bool:
-        """Look for an overflow and adjust the scale, for gradients that are unscaled already.
+        """`unscale_gradients_and_check` for gradients that are unscaled already.
 
         Those of `AdaptiveLossScaling` are: `scaling.backward(scaler.scale)` divides by the scale itself.
-
-        Returns:
-            True when the gradients are finite; False when the update must be skipped.
-
-        Raises:
-            TypeError, ValueError: as `unscale_gradient`. Nothing was changed.
         """
         return self._learn(_checked(gradients))
 
@@ -224,9 +217,8 @@ class LossScaler:
         """Go on from a state that `state_dict` returned, with its settings; nothing changes when it raises.
 
         Raises:
-            ValueError: an entry is missing, unknown, or out of range. A setting that only this version, or
-                only that of the state, has may be at its default, of which a LossScaleWarning tells.
-            TypeError: one is of the wrong type.
+            TypeError, ValueError: an entry is missing, unknown, or not as it must be. A setting that only one
+                of two versions has may be at its default, of which a LossScaleWarning tells.
         """
         try:
             own = {name: state[name] for name in ("scale", *_COUNTS)}

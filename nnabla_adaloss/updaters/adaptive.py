@@ -60,12 +60,11 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         solver: the solver, with its parameters set.
         loss: the loss Variable of one element (or a wrapper of one, such as `FormatEmulation`).
         data_feeder: called without arguments before each forward to fill the input variables.
-        scale: S0, the global loss scale to start with. 8.0, as the baseline.
+        scale: S0, the global loss scale to start with. 8.0.
         scaling_factor: what S0 grows and backs off by, with `global_scale="dynamic"`. 2.0.
         N: S0 grows after more than this many updates without overflow, with `"dynamic"`. 2000.
         clear_buffer: free activations and gradients that are no longer needed. True.
-        accum_grad: batches whose gradients are summed per update; with `on_overflow="next"`, one overflow
-            drops all of them. 1.
+        accum_grad: batches per update; with `on_overflow="next"`, one overflow drops all of them. 1.
         weight_decay: decay constant; None for no decay.
         comm: a communicator for data-parallel training; None for one process.
         grads: gradients to exchange; None (or empty) means those of all the solver's parameters.
@@ -97,11 +96,10 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         monitors: objects with some of the methods of `Monitor`, such as `Recorder`, `LogMonitor` and
             `NanDump`. Without monitors there is no overhead.
         function_pre_hook: called with each function before it runs, or a pair of hooks for forward and for
-            backward, such as nnabla's `TimeProfiler` has. With one for backward, scales are applied around
-            each function. None.
+            backward. With one for backward, scales are applied around each function. None.
         function_post_hook: likewise, after each function. Gradients of parameters are unscaled by then, those
-            of activations still carry their scales. None. For `NanInfTracer`:
-            `(tracer.forward_post_hook, tracer.backward_post_hook)`.
+            of activations still scaled. For `NanInfTracer`:
+            `(tracer.forward_post_hook, tracer.backward_post_hook)`. None.
         float_tail: in half precision, native or emulated, compute functions of one element at the loss in
             float, and functions with a constant that half cannot hold: in half, `loss * 1e-8` is `loss * 0`.
             In a half context it replaces these functions in the graph. True; False leaves it as it is.
@@ -111,8 +109,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
     ...) raise AttributeError instead.
 
     Attributes:
-        counters: the numbers of updates, batches and repeats, and of lost batches by cause; `counters.fed` is
-            the number of the batch that the feeder is asked for.
+        counters: see `Counters`; `counters.fed` is the number of the batch that the feeder is asked for.
         iteration: the number of the running update, from 1; between two updates, of the last one.
 
     Raises:

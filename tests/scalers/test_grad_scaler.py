@@ -286,20 +286,6 @@ def test_a_copy_by_its_state_goes_on_as_the_original(seen: bool) -> None:
     assert n.scaler.steps == 6
 
 
-@pytest.mark.parametrize("seen", [False, True])
-def test_a_state_is_that_of_batches_of_all_sizes(seen: bool) -> None:
-    loss = rebuilt(4)
-    solver = solver_of(S.Sgd(0.01))
-    scaler, copy = (GradScaler(solver, storage="float16") for _ in range(2))
-    scaler_step(scaler, solver, loss)
-    if seen:
-        copy.scaling(rebuilt(6))
-    copy.load_state_dict(scaler.state_dict())
-    scaler_step(copy, solver, rebuilt(7))
-    assert copy.get_scale() == scaler.get_scale()
-    assert len(copy.state_dict()["losses"]) == 1
-
-
 def test_a_state_that_is_none_changes_nothing() -> None:
     losses, solvers = gan()
     scaler = GradScaler(*solvers, storage="float16")
@@ -545,17 +531,6 @@ def test_many_lost_steps_in_a_row_are_warned_of_once() -> None:
     with pytest.warns(LossScaleWarning, match="10 batches in a row .*; first bad layer: layer") as told:
         iterate()
     assert sum("in a row" in str(one.message) for one in told) == 1
-
-
-def test_a_tiny_loss_weight_loses_no_gradient() -> None:
-    deep = Deep(3)
-    assert all(deep.iterate() for _ in range(3))
-    for _ in range(3):
-        assert deep.iterate(weight=1e-12)
-        found = gradients()
-        for name, g in run(deep.loss).items():
-            np.testing.assert_allclose(found[name], g, rtol=0.1, atol=0.02 * np.abs(g).max())
-        assert deep.iterate()
 
 
 def test_parameters_with_one_name_are_told_apart() -> None:

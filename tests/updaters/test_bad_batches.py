@@ -109,24 +109,6 @@ def test_nan_in_the_data_behind_a_relu_is_named_after_one_batch(activation: Any)
     assert updater.update().updated
 
 
-@pytest.mark.parametrize(
-    ("parameter", "value", "cause"),
-    [
-        ("output/affine/b", np.nan, "the parameter output/affine/b"),
-        ("output/affine/W", 6e4, "beyond float16"),
-    ],
-)
-def test_the_cause_is_named_and_no_scale_moves(parameter: str, value: float, cause: str) -> None:
-    train = training()
-    updater = updater_on(train)
-    scale = updater.update().scale
-    train.parameters[parameter].d = value
-    with pytest.raises(LossScaleError, match=cause):
-        updater.update()
-    assert updater.scale == scale
-    assert updater.counters.batches == 2
-
-
 def masked(loss_of: Callable[[nn.Variable, nn.Variable], nn.Variable]) -> nn.Variable:
     """Attention with a mask of minus infinity."""
     mask = constant(np.where(np.arange(5) > 3, -np.inf, 0.0)[np.newaxis])

@@ -69,18 +69,6 @@ def share(first: nn.Variable, last: nn.Variable) -> None:
     first.data = last.data
 
 
-def share_the_other_way(first: nn.Variable, last: nn.Variable) -> None:
-    last.data = first.data
-
-
-def share_a_view(first: nn.Variable, last: nn.Variable) -> None:
-    first.data = last.data.view(first.shape)
-
-
-def share_a_part(first: nn.Variable, last: nn.Variable) -> None:
-    first.data = last.data.narrow(0, 0, first.shape[0])
-
-
 def share_a_reshaped_output(first: nn.Variable, last: nn.Variable) -> nn.Variable:
     flat = F.reshape(last, (12,), inplace=True)
     back = F.reshape(flat, first.shape, inplace=True)
@@ -96,20 +84,12 @@ def copy_values(first: nn.Variable, last: nn.Variable) -> None:
     first.d = last.d.copy()
 
 
-def copy_array(first: nn.Variable, last: nn.Variable) -> None:
-    first.data.copy_from(last.data)
-
-
 WAYS: Dict[str, Dict[str, Any]] = {
     "shared": {"carry": share},
-    "shared the other way": {"carry": share_the_other_way},
-    "a view": {"carry": share_a_view},
-    "a part": {"carry": share_a_part},
     "reshaped in place": {"carry": share_a_reshaped_output},
     "assigned": {"carry": assign},
     "shared later": {"feeder": share, "keep": True},
     "copied": {"feeder": copy_values, "keep": True},
-    "array copied": {"feeder": copy_array, "keep": True},
 }
 
 

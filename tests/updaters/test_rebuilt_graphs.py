@@ -14,9 +14,8 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, GraphPlan, Recorder
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, GraphPlan, Recorder
 from nnabla_adaloss.core.layer_record import LayerRecord, Reason
-from tests.worlds.networks import two_layers
 from tests.worlds.tampering import Tampering
 from tests.worlds.trainings import AS_THE_BASELINE, METHODS, Loop, updater_of
 from tests.worlds.values import assert_equal, constant, data, snapshot
@@ -122,14 +121,6 @@ def test_no_bit_is_another_than_with_one_graph(
     assert len({id(plan) for plan in training.plans}) == 20
 
 
-def test_graphs_that_take_turns_are_all_known() -> None:
-    training = Training(normalized, clipped)
-    training.run(32)
-    assert len({id(plan.structure) for plan in training.plans}) == 2
-    # Each measures for itself, and chooses before it runs.
-    assert training.passes[8:].count("hookless") == len(training.passes[8:])
-
-
 def test_an_overflow_drops_what_is_held_for_all_of_them() -> None:
     training = Training(normalized, clipped)
     training.run(6)
@@ -209,69 +200,6 @@ def test_no_graph_is_kept_but_the_last(options: Dict[str, Any]) -> None:
             assert len(alive) <= 1
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("clear_buffer", [True, False])
-def test_gradients_that_stay_readable_are_unscaled_in_a_graph_that_is_known(clear_buffer: bool) -> None:
-    x, before = constant(np.ones((4, 5))), None
-    for iteration in range(6):
-        h = F.tanh(PF.affine(x, 6, name="a"))
-        # Not so when the graph was planned.
-        h.persistent = iteration > 2
-        loss = F.mean(PF.affine(F.tanh(PF.affine(h, 6, name="b")), 4, name="c") ** 2)
-        loss.forward()
-        loss.backward()
-        native = h.g.copy()
-        scaling = AdaptiveLossScaling(loss)
-        if before is not None:
-            scaling.go_on_from(before)
-        scaling.forward(clear_no_need_grad=clear_buffer)
-        scaling.backward(clear_buffer=clear_buffer)
-        if h.persistent or not clear_buffer:
-            np.testing.assert_array_equal(h.g, native)
-            assert scaling.scale_of(h) != 1.0
-        before = scaling
-    assert scaling.result.kind == "hookless"
-
-
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("ran_before", [(False, True), (True, False)])
-def test_held_scales_of_a_state_serve_a_graph_that_has_run_forward(
-    ran_before: Tuple[bool, bool], delay: int
-) -> None:
-    """Whether a graph ran forward before the updater was made, when saving or when loading, is all one."""
-
-    def start(ran: bool) -> Tuple[Dict[str, nn.Variable], Any]:
-        nn.clear_parameters()
-        x = data(4, 3)
-
-        def feed() -> None:
-            updater.loss = two_layers(x)
-
-        loss = two_layers(x)
-        if ran:
-            loss.forward()
-        updater = updater_of(loss, feed, config=AdaLossConfig(measure_every=8, delay=delay))
-        return nn.get_parameters(), updater
-
-    parameters, updater = start(ran_before[0])
-    for _ in range(4):
-        updater.update()
-    assert updater.scaling.result.can_measure_more
-    state, values = updater.state_dict(), {name: v.d.copy() for name, v in parameters.items()}
-    expected = []
-    for _ in range(6):
-        updater.update()
-        expected.append((updater.scaling.result.kind, updater.state_dict()))
-
-    parameters, updater = start(ran_before[1])
-    for name, value in values.items():
-        parameters[name].d = value
-    updater.load_state_dict(state)
-    for last_pass, wanted in expected:
-        updater.update()
-        assert updater.scaling.result.kind == last_pass
-        assert updater.state_dict() == wanted
 
 
 @pytest.mark.parametrize(
