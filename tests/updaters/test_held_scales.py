@@ -104,27 +104,3 @@ def test_gradients_that_are_zero_are_told_while_scales_are_held(storage: Any, ho
     assert updater.scaling.result.can_measure_more
     assert (updater.scaling.result.kind == "hookless") == (not hooked)
     assert reasons == ["updated", "updated", "zero_gradients", "updated"]
-
-
-@pytest.mark.parametrize("accum_grad", [1, 2, 3])
-@pytest.mark.parametrize("delay", [0, 1])
-def test_scales_are_held_for_all_batches_of_an_iteration(delay: int, accum_grad: int) -> None:
-    train = training()
-    config = AdaLossConfig(measure_every=EVERY, delay=delay)
-    updater = updater_on(train, accum_grad=accum_grad, config=config)
-    passes: List[List[str]] = []
-    backward = updater.scaling.backward
-
-    def noted(*args: Any, **options: Any) -> None:
-        backward(*args, **options)
-        passes[-1].append(updater.scaling.result.kind)
-
-    updater.scaling.backward = noted  # type: ignore[method-assign]
-    for _ in range(4 * EVERY):
-        passes.append([])
-        assert updater.update().updated
-    # With delay=0 one of eight iterations measures each batch, and runs it again;
-    # with delay=1 only the first.
-    for number, words in enumerate(passes[2:], 2):
-        measures = not delay and number % EVERY == 0
-        assert words == (["measuring"] * 2 if measures else ["hookless"]) * accum_grad, number

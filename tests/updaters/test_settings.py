@@ -79,6 +79,8 @@ def test_all_attributes_of_nnablas_updater_are_among_them() -> None:
         ("check_every", -1, "check_every=-1"),
         ("scale", -1.0, "scale=-1.0"),
         ("scale", math.inf, "scale=inf"),
+        ("scale", 5e-324, "scale=5e-324 is too small to unscale"),
+        ("min_scale", 5e-324, "min_scale=5e-324 is too small to unscale"),
         ("on_scale_floor", "ignore", "on_scale_floor='ignore' must be one of 'raise', 'skip', 'warn'"),
         ("on_scale_floor", np.array(["skip", "skip"]), "on_scale_floor"),
         ("on_nonfinite_loss", "ignore", "on_nonfinite_loss"),

@@ -187,24 +187,6 @@ def test_a_trunk_starts_with_what_the_larger_loss_brings(ratio: float, *, float_
     assert result.retries <= 2 - float_tail
 
 
-@pytest.mark.parametrize("way", ["updater", "two batches", "scaler"])
-def test_a_network_with_shortcuts_may_be_absent_as_a_whole(way: str) -> None:
-    h = F.tanh(PF.affine(data(8, 3), 3, name="a"))
-    h = h + PF.affine(F.tanh(PF.affine(h, 3, name="b")), 3, name="c")
-    weight = constant(0.0)
-    loss = (F.mean(PF.affine(h, 2, name="d") ** 2) + 1.0) * weight - 3.0
-    updater = updater_of(loss, accum_grad=1 + (way == "two batches"))
-    scaler = GradScaler(updater.solver, storage="float16")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for value in (0.0, 0.0, 1.0, 0.0, 1e-9, 0.0):
-            weight.d = value
-            if way == "scaler":
-                assert scaler_step(scaler, updater.solver, loss)
-            else:
-                assert updater.update().reason == ("updated" if value else "zero_gradients")
-
-
 def test_batches_without_a_reward_are_no_measurements_and_raise_no_alarm() -> None:
     """In 29 of 30 batches the loss is exactly zero, by an array of advantages."""
 
