@@ -268,10 +268,11 @@ class GradScaler:
         """
         if not self._enabled:
             return 1.0
-        scaling = self._losses.last if loss is None else self._losses.of(loss)
-        if scaling is None:
+        if loss is not None:
+            return self._losses.of(loss).loss_scale
+        if not self.engines:
             raise RuntimeError("get_scale() before forward(loss) or backward(loss): no loss is known yet")
-        return scaling.loss_scale
+        return self.engines[-1].loss_scale
 
     if not TYPE_CHECKING:  # to a type checker, an attribute that is not there is an error
 

@@ -43,11 +43,6 @@ class ScaledLosses:
         """The engines, in the order of use."""
         return list(self._known.values())
 
-    @property
-    def last(self) -> Optional[AdaptiveLossScaling]:
-        """The engine that was used last; None before the first."""
-        return next(reversed(self._known.values()), None)
-
     def states(self) -> List[Mapping[str, Any]]:
         """The states of the engines, in the order of use."""
         return [*self._saved, *(scaling.state_dict() for scaling in self._known.values())]

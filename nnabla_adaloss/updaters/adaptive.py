@@ -64,7 +64,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         scaling_factor: what S0 grows and backs off by, with `global_scale="dynamic"`. 2.0.
         N: S0 grows after more than this many updates without overflow, with `"dynamic"`. 2000.
         clear_buffer: free activations and gradients that are no longer needed. True.
-        accum_grad: batches per update; with `on_overflow="next"`, one overflow drops all of them. 1.
+        accum_grad: batches summed in an update; with `on_overflow="next"`, one overflow drops all of them. 1.
         weight_decay: decay constant; None for no decay.
         comm: a communicator for data-parallel training; None for one process.
         grads: gradients to exchange; None (or empty) means those of all the solver's parameters.

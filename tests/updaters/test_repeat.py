@@ -63,6 +63,22 @@ def test_an_overflow_that_lower_scales_end_runs_forward_once_a_pass(options: Dic
     assert passes.forwards - before == len(results) + sum(result.retries for result in results)
 
 
+def test_a_fault_in_forward_that_nothing_shows_is_named_after_a_few_passes() -> None:
+    """NaN behind a ReLU, in fp32: the loss is finite, and nobody has looked at other values."""
+    passes, x = Passes(), data(8, 8)
+    h = passes(F.relu(PF.affine(x, 8, name="a")))
+    options = {"storage": None, "on_nonfinite_forward": "skip", "global_scale": "dynamic"}
+    updater = updater_of(F.mean(PF.affine(h, 8, name="b") ** 2), **options)
+    updater.update()
+    state, before = updater.scale_state, passes.forwards
+    x.d[0] = np.nan
+    result = updater.update()
+    assert (result.updated, result.reason) == (False, "nonfinite_forward")
+    assert "a/affine (Affine) reads an input of shape (8, 8) that holds 8" in result.cause
+    assert passes.forwards - before < 7
+    assert updater.scale_state == state
+
+
 class Deep:
     """A deep network whose gradients are multiplied by batch, or from now on with the key -1; its updater."""
 
