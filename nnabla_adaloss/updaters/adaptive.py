@@ -431,7 +431,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             self.scaling,
             self._run_pass,
             lambda: self.solver.get_parameters().values(),
-            self.policy.min_scale,
+            self.min_scale,
             lambda: self._repeat and self._s0.lower(),
             on_overflow,
             on_repeat,
@@ -536,7 +536,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         gradients = [v.g for v in self.solver.get_parameters().values()]
         nans, infinities = (sum(int(f(g).sum()) for g in gradients) for f in (np.isnan, np.isinf))
         # A batch that was repeated was tried with the smallest scale at the end.
-        floor = self.scale if self._searches else self.policy.min_scale
+        floor = self.scale if self._searches else self.min_scale
         self._restore_scales()
         message = (
             f"gradients overflow in iteration {self.iteration} at the smallest loss scale, {floor:g}; first "

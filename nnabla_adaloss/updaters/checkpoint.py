@@ -357,7 +357,7 @@ def read_saved(state: Mapping[str, Any], updater: Settings) -> Dict[str, Any]:
                     "make the updater with the same settings"
                 )
         found = {
-            "scale_state": updater.policy.checked(ScaleState(**state["scale_state"])),
+            "scale_state": updater._s0.policy.checked(ScaleState(**state["scale_state"])),
             "counters": Counters.from_dict(state["counters"]),
             "last_good_scale": number("last_good_scale", state["last_good_scale"]),
             "iteration": integer("iteration", state["iteration"]),
@@ -382,7 +382,7 @@ def _deciding_settings(updater: Settings) -> Dict[str, Given]:
     config = fields_of(updater.scaling.config)
     return {
         **{name: given for name, given in config.items() if name not in _NOT_DECIDING},
-        **fields_of(updater.policy),
+        **fields_of(updater._s0.policy),
         "global_scale": Given("dynamic" if updater.history is None else updater.history, HistoryPolicy()),
         "on_overflow": Given(updater.on_overflow, "repeat"),
         "accum_grad": Given(updater.accum_grad, 1),

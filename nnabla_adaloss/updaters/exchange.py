@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
+from dataclasses import replace
 from functools import cached_property
 from itertools import compress, islice
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -196,6 +197,12 @@ class GlobalScale:
     def scale(self) -> float:
         """S0."""
         return self.state.scale
+
+    def change(self, **fields: Any) -> None:
+        """Go on with other fields of the policy; ValueError, and no change, where they cannot be."""
+        self.policy = replace(self.policy, **fields)
+        left = min(self.state.hysteresis_left, self.policy.hysteresis)
+        self.state = self.state._replace(hysteresis_left=left)
 
     def lower(self) -> bool:
         """Lower a searched S0 after an overflow; False: nothing can be lowered here."""

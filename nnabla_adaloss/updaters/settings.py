@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from functools import partial
 from typing import Any, Callable, Dict, Literal, Optional, Sequence, Tuple, Union, cast
@@ -11,8 +10,8 @@ from typing import Any, Callable, Dict, Literal, Optional, Sequence, Tuple, Unio
 import nnabla as nn
 
 from ..core.scale_history import HistoryPolicy
-from ..core.scale_policy import ScalePolicy, ScaleState
-from ..core.validation import boolean, choice, instance, integer, nonnegative_number, positive_integer
+from ..core.scale_policy import ScaleState
+from ..core.validation import boolean, choice, integer, nonnegative_number, positive_integer
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling
 from ..graph.loss import Hook, LossLike, LossWrapper, check_scale
@@ -162,11 +161,11 @@ def field_of_policy(name: str) -> Any:
 
     def assign(updater: Any, value: Any) -> None:
         # Measured scales were made with it, and keep it.
-        if name == "min_scale" and updater.history is not None and value != updater.policy.min_scale:
+        if name == "min_scale" and updater.history is not None and value != updater.min_scale:
             refuse(name)
-        updater.policy = dataclasses.replace(updater.policy, **{name: value})
+        updater._s0.change(**{name: value})
 
-    return property(lambda updater: getattr(updater.policy, name), assign)
+    return property(lambda updater: getattr(updater._s0.policy, name), assign)
 
 
 class CommonSettings:
@@ -249,17 +248,6 @@ class Settings(CommonSettings):
         if self._loss is not None:
             scaling.go_on_from(self.scaling)
         self._loss, self.scaling = loss, scaling
-
-    @property
-    def policy(self) -> ScalePolicy:
-        """The search of `global_scale="dynamic"`; `N`, `scaling_factor`, ... are its fields."""
-        return self._s0.policy
-
-    @policy.setter
-    def policy(self, policy: ScalePolicy) -> None:
-        if instance("policy", policy, ScalePolicy) != self._s0.policy:
-            left = min(self.scale_state.hysteresis_left, policy.hysteresis)
-            self._s0.policy, self._s0.state = policy, self.scale_state._replace(hysteresis_left=left)
 
     @property
     def scale(self) -> float:

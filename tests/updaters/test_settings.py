@@ -160,7 +160,7 @@ def test_the_floor_of_measured_scales_was_built_in() -> None:
         updater_with().min_scale = 1.0
     searching = updater_with(**AS_THE_BASELINE)
     searching.min_scale = 1.0
-    assert searching.policy.min_scale == 1.0
+    assert searching.min_scale == 1.0
 
 
 def test_a_solver_whose_gradients_are_exchanged_stays() -> None:
