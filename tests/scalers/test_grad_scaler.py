@@ -477,22 +477,6 @@ def test_the_scale_is_that_of_the_loss_that_was_used_last() -> None:
     assert scaler.get_scale() != scaler.get_scale(losses[1])
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("scale", r"scaler.forward\(loss\) and scaler.backward\(loss\) in the place of scaler.scale\(loss\)"),
-        ("get_growth_factor", r"has no attribute 'get_growth_factor': scales follow from what was measured"),
-        ("set_backoff_factor", "scales follow from what was measured"),
-        ("nothing_known", "^'GradScaler' object has no attribute 'nothing_known'$"),
-    ],
-)
-def test_methods_of_torch_that_are_not_here(name: str, message: str) -> None:
-    scaler = Net().scaler
-    assert not hasattr(scaler, name)
-    with pytest.raises(AttributeError, match=message):
-        getattr(scaler, name)
-
-
 class Deep:
     """Layers of tanh, of which `iterate` multiplies the gradients, as data do, or the loss."""
 
