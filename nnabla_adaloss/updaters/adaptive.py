@@ -388,8 +388,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
                     check_after = 0 if self._retries.hopeless else CHECK_AFTER
                     rules = Rules(self._repeat, self.max_retries, check_after, outcome.overflowed)
                     outcome = _together(outcome, self._repeats(outcome).go_on(rules))
-            found = scaling.result.nonzero
-            self._nonzero = self._nonzero | found if index else found
+            # Of the last batch; where it has none, gradients themselves are looked at.
+            self._nonzero = scaling.result.nonzero
         return outcome
 
     def _run_pass(self, again: bool) -> None:

@@ -26,9 +26,11 @@ from nnabla_adaloss import (
     LossScaleError,
     LossScaleWarning,
 )
+from nnabla_adaloss.core.verdict import Rules, Verdict
+from nnabla_adaloss.engine import BatchLoop
 from tests.worlds.networks import gate, two_layers
 from tests.worlds.trainings import AS_THE_BASELINE, scaler_step, solver_of, training, updater_of, updater_on
-from tests.worlds.values import HALF, assert_equal, constant, data, snapshot
+from tests.worlds.values import HALF, assert_equal, constant, data, gradients, snapshot
 
 SKIP = {"on_nonfinite_loss": "skip", "on_nonfinite_forward": "skip"}
 
@@ -125,6 +127,19 @@ def test_an_attention_mask_of_minus_infinity_is_no_fault() -> None:
     assert result.updated
     assert result.retries
     assert updater.scale < 2.0**30
+
+
+def test_what_was_looked_at_with_a_smaller_scale_is_not_taken_for_a_gradient() -> None:
+    loss = masked(lambda weights, h: F.sum(weights * h) * 1e3)
+    solver, scaling = solver_of(), AdaptiveLossScaling(FormatEmulation(loss))
+    solver.zero_grad()
+    scaling.forward(clear_no_need_grad=True)
+    scaling.backward(2.0**40, clear_buffer=True)
+    before = gradients()
+    loop = BatchLoop(scaling, lambda again: None, nn.get_parameters().values, 2.0**-24)
+    outcome = loop.judge(loop.overflow(may_run=False), Rules(repeat=False, max_repeats=0))
+    assert (outcome.verdict, outcome.fault, outcome.lowered) == (Verdict.OVERFLOW, None, False)
+    assert_equal(gradients(), before)
 
 
 @pytest.mark.parametrize("way", ["repeat", "next", "scaler"])
