@@ -202,6 +202,21 @@ def test_no_graph_is_kept_but_the_last(options: Dict[str, Any]) -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("storage", [None, "float16"])
+def test_scaled_activations_of_many_lengths_are_not_kept(storage: Optional[str]) -> None:
+    def scores(x: nn.Variable) -> nn.Variable:
+        rows = F.reshape(PF.affine(x, 5, name="a"), (1, *x.shape))
+        weights = F.softmax(F.batch_matmul(rows, rows * 2.0, transpose_b=True))
+        return F.mean(F.batch_matmul(weights, rows) ** 2) * 1e-6
+
+    config = AdaLossConfig(loss_scale_method="approx_range", use_bound=False, measure_every=1)
+    lengths = tuple(range(2, 42))
+    training = Training(scores, batches=lengths, config=config, storage=storage)
+    training.run(len(lengths))
+    # Of the last two graphs, some for each.
+    assert 0 < len(training.updater.scaling._graph.pool) < 20
+
+
 @pytest.mark.parametrize(
     ("options", "rebuilt"),
     [
