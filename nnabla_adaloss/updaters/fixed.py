@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -82,24 +82,18 @@ class FixedLossScalingUpdater(CommonSettings):
         self.iteration, self._audience = 0, audience_of(monitors)
         self._notifier, self._has_gradients = Notifier(), False
         self._exchange = GradientExchange(comm, grads, solver)
-        self._reader: Optional[TailReader] = None
         # May replace functions of the graph: after all that may be refused.
-        self._loss = self._checked(loss)
+        self._loss, self._reader = self._wrapped(loss)
 
     def update(self) -> UpdateResult:
-        """Train on one batch, or on `accum_grad` of them; drop the update when gradients overflow.
-
-        Returns:
-            The result; `result.updated` is true when the parameters changed.
-        """
+        """Train on one batch, or on `accum_grad` of them; drop the update when gradients overflow."""
         if self._audience is not None and self._audience.begins():
             notify_beginning(self._audience, self.iteration + 1, self)
         self.solver.zero_grad()
         for _ in range(self.accum_grad):
             self.data_feeder()
             self.loss.forward(clear_no_need_grad=self.clear_buffer)
-            if self._reader is not None:
-                self._reader.before_backward()
+            self._reader.before_backward()
             self.loss.backward(self.scale, clear_buffer=self.clear_buffer)
         self._exchange.sum()
         self.iteration += 1
@@ -141,11 +135,13 @@ class FixedLossScalingUpdater(CommonSettings):
     def loss(self, loss: LossLike) -> None:
         if loss is self._loss or loss is variable_of(self._loss):
             return
-        before, self._loss = self._loss, self._checked(loss)
-        if isinstance(before, FormatEmulation) and isinstance(self._loss, FormatEmulation):
-            self._loss.go_on_from(before)
+        wrapped, reader = self._wrapped(loss)
+        reader.go_on_from(self._reader)
+        if isinstance(self._loss, FormatEmulation) and isinstance(wrapped, FormatEmulation):
+            wrapped.go_on_from(self._loss)
+        self._loss, self._reader = wrapped, reader
 
-    def _checked(self, loss: LossLike) -> LossLike:
+    def _wrapped(self, loss: LossLike) -> Tuple[LossLike, TailReader]:
         variable = variable_of(loss)
         check_one_element(variable)
         if isinstance(loss, AdaptiveLossScaling):
@@ -158,7 +154,4 @@ class FixedLossScalingUpdater(CommonSettings):
         )
         reader = TailReader(variable, float_tail=self.float_tail)
         reader.read()
-        if self._reader is not None:
-            reader.go_on_from(self._reader)
-        self._reader = reader
-        return wrapped
+        return wrapped, reader
