@@ -26,13 +26,20 @@ class FixedLossScalingUpdater(CommonSettings):
     """Trains with one constant loss scale; a batch whose gradients overflow is dropped.
 
     Args:
-        solver, loss, data_feeder: as for `AdaptiveLossScalingUpdater`.
+        solver: as for `AdaptiveLossScalingUpdater`.
+        loss: likewise.
+        data_feeder: likewise.
         scale: the loss scale. 128.0, the usual first try for fp16.
         drop_overflow_update: drop the update when a gradient is not finite; False does it all the same.
-        clear_buffer, accum_grad, weight_decay, comm, grads: as for `AdaptiveLossScalingUpdater`.
-        storage, float_tail: likewise.
+        clear_buffer: as for `AdaptiveLossScalingUpdater`. True.
+        accum_grad: batches whose gradients are summed per update. 1.
+        weight_decay: as for `AdaptiveLossScalingUpdater`. None.
+        comm: likewise. None.
+        grads: likewise. None.
+        storage: likewise. None.
         monitors: likewise. No layer gets a scale of its own here, so their events are updates and dropped
             batches.
+        float_tail: as for `AdaptiveLossScalingUpdater`. True.
 
     All of these are attributes as well, but for `grads` and `monitors`. A value assigned between updates is
     checked as here and used from then on; `comm`, `storage` and `float_tail` raise AttributeError instead.
