@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An update that is broken off, at any moment and by whatever is called in it, has not begun, or is over."""
+"""An update that is broken off, at any moment and by whatever is called in it, has not begun, or is over.
+
+Parameters are read by other threads, and in handlers of signals, when none is swapped.
+"""
 
 from __future__ import annotations
 

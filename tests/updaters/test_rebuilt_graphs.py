@@ -18,7 +18,7 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, GraphPlan,
 from nnabla_adaloss.core.layer_record import LayerRecord, Reason
 from tests.worlds.tampering import Tampering
 from tests.worlds.trainings import AS_THE_BASELINE, METHODS, Loop, updater_of
-from tests.worlds.values import assert_equal, constant, data, snapshot
+from tests.worlds.values import assert_equal, data, snapshot
 
 pytestmark = pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 
@@ -28,13 +28,6 @@ Head = Callable[[nn.Variable], nn.Variable]
 def normalized(x: nn.Variable) -> nn.Variable:
     h = F.tanh(PF.batch_normalization(PF.affine(x, 6, name="a"), name="bn"))
     return F.mean(PF.affine(h, 4, name="b") ** 2)
-
-
-def branches(x: nn.Variable) -> nn.Variable:
-    h = F.tanh(PF.affine(x, 6, name="a"))
-    h = h + F.tanh(PF.affine(F.tanh(PF.affine(h, 6, name="branch")), 6, name="branch2"))
-    h, other = F.split(F.reshape(PF.affine(h, 8, name="b"), (-1, 2, 4)), axis=1)
-    return F.mean(h * other)
 
 
 def shared(x: nn.Variable) -> nn.Variable:
@@ -49,19 +42,13 @@ def small_weight(x: nn.Variable) -> nn.Variable:
     return F.mean(PF.affine(F.tanh(PF.affine(h, 6, name="b")), 4, name="c") ** 2) * 1e-6
 
 
-def constant_weight(x: nn.Variable) -> nn.Variable:
-    weight = constant(np.eye(5) * 0.5)
-    h = F.tanh(F.affine(F.tanh(PF.affine(x, 5, name="a")), weight))
-    return F.mean(PF.affine(h, 4, name="b") ** 2)
-
-
 def clipped(x: nn.Variable) -> nn.Variable:
     h = PF.affine(x, 6, name="a")
     h = F.clip_grad_by_value(h, F.constant(-1e-3, h.shape), F.constant(1e-3, h.shape))
     return F.mean(PF.affine(F.tanh(h), 4, name="b") ** 2)
 
 
-NETWORKS = [normalized, branches, shared, small_weight, constant_weight, clipped]
+NETWORKS = [normalized, shared, small_weight, clipped]
 
 
 class Training:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch that is run again is not lost, and nothing of it counts twice."""
+"""A batch that is run again is not lost, and nothing of it counts twice; what is lost is counted."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an updater is made with is checked; it can be assigned later, checked and obeyed, or is refused."""
+"""What an updater is made with is checked; it can be assigned later, checked and obeyed, or is refused.
+
+Common mistakes are answered by one sentence that says what to do, before anything is changed.
+"""
 
 from __future__ import annotations
 
