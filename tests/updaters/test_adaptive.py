@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adaptive updater against nnabla's dynamic one, with ordinary and with unusual graphs; how its global scale
-is chosen, and what it does when things go wrong.
+"""The adaptive updater against nnabla's dynamic one, with ordinary and with unusual graphs; how its global
+scale is chosen, and what it does when things go wrong.
 """
 
 from __future__ import annotations
