@@ -40,7 +40,7 @@ class LayerTimes(NamedTuple):
         return sum(self)
 
 
-class Profile:
+class Profile(NamedTuple):
     """What `profile` has measured; `print` it.
 
     Attributes:
@@ -49,8 +49,8 @@ class Profile:
         milliseconds: how long an update takes in all.
     """
 
-    def __init__(self, layers: Dict[str, LayerTimes], milliseconds: float) -> None:
-        self.layers, self.milliseconds = layers, milliseconds
+    layers: Dict[str, LayerTimes]
+    milliseconds: float
 
     @property
     def sum(self) -> LayerTimes:
@@ -196,8 +196,10 @@ def _nearest_layers(plan: GraphPlan) -> Dict[int, str]:
     """The layer that each function is or comes after, by function key."""
     found: Dict[int, str] = {}
     for f in plan.functions:
-        node, before = plan.nodes.get(hash(f)), (v.parent for v in f.inputs if v.parent is not None)
-        own = node is not None and bool(node.scalings or node.leaves)
-        layers = (found[hash(g)] for g in before)
-        found[hash(f)] = plan.labels[hash(f)] if own else next((n for n in layers if n != _INPUTS), _INPUTS)
+        node = plan.nodes.get(hash(f))
+        if node is not None and (node.scalings or node.leaves):
+            found[hash(f)] = plan.labels[hash(f)]
+        else:
+            before = (found[hash(v.parent)] for v in f.inputs if v.parent is not None)
+            found[hash(f)] = next((layer for layer in before if layer != _INPUTS), _INPUTS)
     return found

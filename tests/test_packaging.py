@@ -119,7 +119,7 @@ def test_the_wheel_holds_all_that_is_needed_at_run_time(tmp_path: Path) -> None:
         packed = set(archive.namelist())
         (entry_points,) = (name for name in packed if name.endswith("/entry_points.txt"))
         assert "nnabla-adaloss = nnabla_adaloss.__main__:main" in archive.read(entry_points).decode()
-    suffixes = {".py", ".pyi", ".cu", ".cuh", ".typed"}
+    suffixes = {".py", ".pyi", ".cu", ".cuh", ".html", ".typed"}
     kept = (path for path in PACKAGE.rglob("*") if path.suffix in suffixes)
     assert {path.relative_to(ROOT).as_posix() for path in kept} <= packed
     assert {"nnabla_adaloss/py.typed", "nnabla_adaloss/kernels/adaloss.cu"} <= packed

@@ -10,16 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Ty
 
 from ..core.validation import positive_integer
 from ..errors import warn
-from .events import (
-    BatchRepeated,
-    BatchThrownAway,
-    Event,
-    LayerScaled,
-    Overflowed,
-    ScaleChanged,
-    TrainingBegan,
-    UpdateEnded,
-)
+from . import events
 
 logger = logging.getLogger("nnabla_adaloss")
 
@@ -46,25 +37,25 @@ class Monitor:
 
     every: int = 1
 
-    def on_training_began(self, event: TrainingBegan) -> None:
+    def on_training_began(self, event: events.TrainingBegan) -> None:
         """The first update is about to begin."""
 
-    def on_layer_scaled(self, event: LayerScaled) -> None:
+    def on_layer_scaled(self, event: events.LayerScaled) -> None:
         """A layer's backward ran with a scale of its own; several times per iteration if batches repeat."""
 
-    def on_overflowed(self, event: Overflowed) -> None:
+    def on_overflowed(self, event: events.Overflowed) -> None:
         """Gradients were not finite after a pass."""
 
-    def on_batch_repeated(self, event: BatchRepeated) -> None:
+    def on_batch_repeated(self, event: events.BatchRepeated) -> None:
         """A batch is going to be run again."""
 
-    def on_batch_thrown_away(self, event: BatchThrownAway) -> None:
+    def on_batch_thrown_away(self, event: events.BatchThrownAway) -> None:
         """A batch, or a window of them, was lost."""
 
-    def on_scale_changed(self, event: ScaleChanged) -> None:
+    def on_scale_changed(self, event: events.ScaleChanged) -> None:
         """The global loss scale is another one than before the update."""
 
-    def on_update_ended(self, event: UpdateEnded) -> None:
+    def on_update_ended(self, event: events.UpdateEnded) -> None:
         """An update is over."""
 
 
@@ -94,7 +85,7 @@ class Audience:
             method = getattr(monitor, name, None)
             # What does nothing need not be called.
             if callable(method) and getattr(method, "__func__", None) is not getattr(Monitor, name):
-                periodic = kind in (LayerScaled, UpdateEnded)
+                periodic = kind in (events.LayerScaled, events.UpdateEnded)
                 self._listeners[kind].append((monitor, method, every if periodic else 1))
                 found = True
         if not found and type(monitor).__module__ == "nnabla.monitor":
@@ -116,7 +107,7 @@ class Audience:
         """Whether a monitor wants events of this kind in this iteration."""
         return any(not iteration % every for _, _, every in self._listeners[kind])
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: events.Event) -> None:
         """Call the monitors that want the event. Each one's first exception is reported."""
         for monitor, method, every in self._listeners[type(event)]:
             if event.iteration % every:

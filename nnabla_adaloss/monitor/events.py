@@ -17,37 +17,23 @@ _BIAS = 127  # bin e of an exponent histogram counts magnitudes from 2**(e - 127
 
 
 class LayerArrays(NamedTuple):
-    """Copies of a layer's arrays, in float32; None where nothing is stored any more.
+    """Copies of a layer's arrays, in float32; None where nothing is stored any more."""
 
-    Attributes:
-        output_gradient: what arrived from the loss, accumulated scale included.
-        input_gradient: what the layer hands on, accumulated scale included.
-        weight: the weight, without the layer's scale.
-        input: what the weight is multiplied by.
-    """
-
-    output_gradient: Optional[NDArray[np.float32]]
-    input_gradient: Optional[NDArray[np.float32]]
-    weight: Optional[NDArray[np.float32]]
-    input: Optional[NDArray[np.float32]]
+    output_gradient: Optional[NDArray[np.float32]]  # what arrived from the loss, accumulated scale included
+    input_gradient: Optional[NDArray[np.float32]]  # what the layer hands on, likewise
+    weight: Optional[NDArray[np.float32]]  # without the layer's scale
+    input: Optional[NDArray[np.float32]]  # what the weight is multiplied by
 
 
 class GradientSeen(NamedTuple):
-    """A gradient as stored, accumulated scale included; or a weight or an activation.
-
-    Attributes:
-        statistics: sums, extremes and counts.
-        exponents: how many elements have each binary exponent, shape (256,): bin e counts the magnitudes from
-            2^(e - 127) to 2^(e - 126); bin 0 holds the zeros and what is smaller, bin 255 infinities and NaN.
-        format: the format that it is stored in.
-        underflowed: how many elements that were not zero became zero when it was stored; None where the
-            storage does not count it: only emulated storage does.
-        overflowed: how many finite ones became too large, likewise.
-    """
+    """A gradient as stored, accumulated scale included; or a weight or an activation."""
 
     statistics: ArrayStatistics
+    # How many elements have each binary exponent, shape (256,): bin 0 holds zeros and what is smaller than
+    # 2^-126, bin 255 infinities and NaN.
     exponents: NDArray[np.int64]
-    format: Format
+    format: Format  # in which it is stored
+    # How many elements became zero, and infinite, when stored. None: only emulated storage counts them.
     underflowed: Optional[int] = None
     overflowed: Optional[int] = None
 
@@ -59,9 +45,8 @@ class GradientSeen(NamedTuple):
 
     @property
     def headroom(self) -> float:
-        """Bits that are left between the largest magnitude and the end of the format.
-
-        0 where an element is not finite, infinity where all are zero.
+        """Bits between the largest magnitude and the end of the format: 0 where one is not finite, else
+        infinity where all are zero.
         """
         if self.statistics.nonfinite:
             return 0.0
@@ -70,25 +55,25 @@ class GradientSeen(NamedTuple):
 
 
 class LayerLook(Protocol):
-    """A look at a layer's arrays right after its backward ran, to be used while the monitor is called."""
+    """A look at a layer's arrays right after its backward ran, to be used while the monitor is called.
+
+    Each is read when it is first asked for, which on a GPU waits for the device.
+    """
 
     @property
     def gradient(self) -> Optional[GradientSeen]:
-        """The input gradient as stored, accumulated scale included; None if none was written.
-
-        It is read when it is first asked for, which on a GPU waits for the device.
-        """
+        """The input gradient as stored, accumulated scale included; None if none was written."""
 
     @property
     def weight(self) -> Optional[GradientSeen]:
-        """The weight in the same numbers, without the layer's scale; None where nothing is stored."""
+        """The weight, without the layer's scale; None where nothing is stored."""
 
     @property
     def input(self) -> Optional[GradientSeen]:
-        """What the weight is multiplied by, likewise; None where nothing is stored any more."""
+        """What the weight is multiplied by; None where nothing is stored any more."""
 
     def arrays(self) -> LayerArrays:
-        """Copies of the layer's arrays, in float32."""
+        """Copies of the layer's arrays."""
 
 
 class TrainingBegan(NamedTuple):

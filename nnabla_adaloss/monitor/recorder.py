@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from ..core.layer_selection import LayerSelection, unmatched
@@ -120,12 +119,12 @@ class Recorder(Monitor):
         """Record it."""
         self.recording.rows.append(event)
         for file in self._files:
-            self._do(file, partial(file.append_row, event))
+            self._do(file, file.append_row, event)
 
-    def _do(self, file: Union[RowFile, TensorBoardFile], action: Callable[[], None]) -> None:
+    def _do(self, file: Union[RowFile, TensorBoardFile], action: Callable[..., None], *rows: Row) -> None:
         """Write to a file; the first time that it cannot be, warn."""
         try:
-            action()
+            action(*rows)
         except Exception as error:
             if file.name not in self._unwritten:
                 self._unwritten.add(file.name)

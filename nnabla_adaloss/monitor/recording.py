@@ -52,8 +52,8 @@ class Recording:
         limit: how many rows are kept, the last ones; None for all.
 
     Attributes:
-        rows: the rows: `TrainingBegan`, `LayerRow`, `Overflowed`, `BatchRepeated`, `BatchThrownAway`,
-            `ScaleChanged`, `UpdateEnded`.
+        rows: `TrainingBegan`, `LayerRow`, `Overflowed`, `BatchRepeated`, `BatchThrownAway`, `ScaleChanged`,
+            `UpdateEnded`.
 
     Example:
         >>> from nnabla_adaloss import LayerRow, Recording

@@ -65,9 +65,8 @@ _LONGEST = 2**20  # bytes of a line
 
 
 class AppendedFile(FileIO):
-    """A file that grows by whole pieces, and is made when it is not there. A piece is given to the operating
-    system at once, so that it outlives the process; of one that does not fit on the disk nothing stays.
-    ValueError for a FIFO, a device or a socket.
+    """A file that grows by whole pieces. Each goes to the operating system at once, so that it outlives the
+    process; of one that does not fit on the disk nothing stays.
     """
 
     name: str
@@ -116,7 +115,7 @@ class RowFile(AppendedFile):
             raise
 
     def append_row(self, row: Row) -> None:
-        """Write a row: the next reader sees it, even if this process is killed, or writing the next fails."""
+        """Write a row: the next reader sees it."""
         self.append(_line(row))
 
 
@@ -147,8 +146,6 @@ def read_rows(path: PathLike) -> List[Row]:
                     began_anew = True
                     continue
                 row = _row(**content)
-            except KeyError as error:
-                raise ValueError(f"{name} is damaged in line {number}: there is no event {error}") from None
             except (ValueError, TypeError, RecursionError) as error:
                 raise ValueError(f"{name} is damaged in line {number}: {error}") from None
             if began_anew:
@@ -171,6 +168,8 @@ def _line(row: Row) -> bytes:
 
 
 def _row(event: str, **fields: Any) -> Row:
+    if event not in _KINDS:
+        raise ValueError(f"there is no event {event!r}")
     kind = _KINDS[event]
     row: Any = kind(**fields)
     for name, value in fields.items():

@@ -42,20 +42,21 @@ class TensorBoardFile:
 
     def append_row(self, row: Row) -> None:
         """Write a row, at the latest with the next iteration."""
-        layers = self._layers() if row.iteration != self._iteration or isinstance(row, UpdateEnded) else []
+        over = row.iteration != self._iteration or isinstance(row, UpdateEnded)
+        records = self._layers() if over else []
         self._iteration = row.iteration
         if isinstance(row, LayerRow):
             self._last_passes[row.layer] = row
         else:
-            layers += self._points(row)
+            records += self._points(row)
         if isinstance(row, TrainingBegan):
             lines = [f"{name} = {value}" for name, value in {"date": row.date, **row.settings}.items()]
-            layers.append(self._of(row, self._summary.text("settings", "  \n".join(lines))))
+            records.append(self._of(row, self._summary.text("settings", "  \n".join(lines))))
         if isinstance(row, Overflowed):
             first = row.layers[0] if row.layers else "unknown"
             text = f"{row.cause}, first bad layer {first}, loss scale {row.scale:g}"
-            layers.append(self._of(row, self._summary.text("overflows", text)))
-        self._file.append(b"".join(layers))
+            records.append(self._of(row, self._summary.text("overflows", text)))
+        self._file.append(b"".join(records))
 
     def close(self) -> None:
         """Write what is left, and close the file; harmless when it is closed."""
@@ -71,11 +72,8 @@ class TensorBoardFile:
         return [record for row in rows for record in self._points(row)]
 
     def _points(self, row: Row) -> List[bytes]:
-        found = [
-            self._of(row, self._summary.scalar(name, value))
-            for name, value in points_of(row).items()
-            if math.isfinite(value)
-        ]
+        points = points_of(row).items()
+        found = [self._of(row, self._summary.scalar(*point)) for point in points if math.isfinite(point[1])]
         if isinstance(row, LayerRow) and row.exponents:
             histogram = _histogram(row.exponents)
             found.append(self._of(row, self._summary.histogram_raw(f"{row.layer}/exponents", **histogram)))

@@ -1,4 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recorded training as one HTML page, which needs neither network nor scripts."""
-
-from .command import add_command as add_command

@@ -23,15 +23,12 @@ _MOSTLY = 0.5
 _ROOM = 2.0
 _WIDER = "store gradients in a wider format, such as bfloat16"
 _SHARED = f"Other gradients share its scale and need that room: {_WIDER}"
-_REMEDIES = {
-    Reason.ROOM.value: _SHARED,
-    Reason.LEVEL.value: _SHARED,
-    Reason.BRANCHES.value: _SHARED,
-    Reason.WEIGHT_RANGE.value: (
-        "The scaled copy of its weight would overflow: store weights in a wider format, such as bfloat16"
-    ),
-    Reason.SCALE_BOUND.value: "Raise AdaLossConfig(scale_upper_bound=...)",
-    Reason.ACCUMULATED_BOUND.value: "Raise AdaLossConfig(accum_upper_bound=...)",
+_REMEDIES: Mapping[str, str] = {
+    **dict.fromkeys((Reason.ROOM, Reason.LEVEL, Reason.BRANCHES), _SHARED),
+    Reason.WEIGHT_RANGE: "The scaled copy of its weight would overflow: store weights in a wider format, "
+    "such as bfloat16",
+    Reason.SCALE_BOUND: "Raise AdaLossConfig(scale_upper_bound=...)",
+    Reason.ACCUMULATED_BOUND: "Raise AdaLossConfig(accum_upper_bound=...)",
 }
 _OTHERWISE = 'Try AdaLossConfig(loss_scale_method="amax_history"), and global_scale="history"'
 _WHICH_LAYERS = (
@@ -47,45 +44,41 @@ def layer_maps(layers: Layers, timeline: Timeline) -> List[str]:
     if not layers:
         return [section("Layers", "No layer was recorded.")]
     counted = _lines(layers, "underflow")
-    explanation = (
-        "The share of nonzero gradient elements that became zero when stored. Dark is none."
-        if counted
-        else "Not known: only emulated storage counts it. Zeros and subnormals are in the table below."
-    )
-    labels = ("none", "0.01 %", "1 %", "100 %")
+    told = ["Not known: only emulated storage counts it. Zeros and subnormals are in the table below."]
+    if counted:
+        labels = ("none", "0.01 %", "1 %", "100 %")
+        shares = heat_map(counted, timeline, percent, (_LEAST_SHARE, 1.0), labels)
+        told = ["The share of nonzero gradient elements that became zero when stored. Dark is none.", shares]
     return [
         section(
             "Accumulated scale S",
             "What each layer's input gradient is multiplied by when it is stored: S0 times all alphas from "
             "the loss to here. Dark is small, light is large, hatched is not recorded.",
-            _scales(layers, timeline, "scale"),
+            _scales(_lines(layers, "scale"), timeline),
         ),
         section(
             "Layer scales alpha",
             "What each layer multiplies its input gradient by, besides the S that arrives: 1 leaves it as it "
             "is.",
-            _scales(layers, timeline, "alpha"),
+            _scales(_lines(layers, "alpha"), timeline),
         ),
-        section(
-            "Underflow",
-            explanation,
-            heat_map(counted, timeline, percent, (_LEAST_SHARE, 1.0), labels) if counted else "",
-        ),
+        section("Underflow", *told),
     ]
 
 
 def _lines(layers: Layers, field: str) -> Lines:
-    lines = {name: [(row.iteration, getattr(row, field)) for row in rows] for name, rows in layers.items()}
-    known = {name: [point for point in points if point[1] is not None] for name, points in lines.items()}
-    return {name: points for name, points in known.items() if points}
+    lines = {
+        name: [(row.iteration, value) for row in rows if (value := getattr(row, field)) is not None]
+        for name, rows in layers.items()
+    }
+    return {name: points for name, points in lines.items() if points}
 
 
-def _scales(layers: Layers, timeline: Timeline, field: str) -> str:
-    lines = _lines(layers, field)
+def _scales(lines: Lines, timeline: Timeline) -> str:
     scales = [scale for points in lines.values() for _, scale in points]
-    low, high = math.floor(math.log2(min(scales))), math.ceil(math.log2(max(scales)))
     if min(scales) == max(scales):
         return f"<p>{power(min(scales))} for each layer, throughout.</p>\n"
+    low, high = math.floor(math.log2(min(scales))), math.ceil(math.log2(max(scales)))
     # Scales that hardly differ look alike, and the middle is a power of two.
     missing = max(_LEAST_SPAN, high - low + (high - low) % 2) - (high - low)
     low, high = low - missing // 2, high + missing - missing // 2
@@ -104,8 +97,7 @@ def _known(rows: Sequence[LayerRow], field: str) -> List[float]:
 
 def why(rows: Sequence[LayerRow]) -> Optional[str]:
     """The reason of a layer's scale when it was last measured; None where no such iteration was recorded."""
-    measured = (row.reason for row in reversed(rows) if row.reason != Reason.HELD.value)
-    return next(measured, None)
+    return next((row.reason for row in reversed(rows) if row.reason != Reason.HELD), None)
 
 
 def advice(rows: Sequence[LayerRow]) -> Optional[str]:
@@ -167,29 +159,25 @@ def layer_tables(layers: Layers) -> List[str]:
     if not layers:
         return []
     advised = "".join(f"<li>{escape(found)}</li>\n" for found in map(advice, layers.values()) if found)
-    sections = [
-        section(
-            "Layers in numbers",
-            "At the last recorded iteration, unless stated otherwise. In brackets: the share of iterations "
-            f"with more than 1 % underflow in that stretch. {_WHICH_LAYERS}",
-            f"<ul>\n{advised}</ul>\n" if advised else "",
-            _table("The layers, from the loss backwards", COLUMNS, layers),
-        )
-    ]
-    data = {
-        name: rows for name, rows in layers.items() if _known(rows, "weight_max") or _known(rows, "input_max")
-    }
-    if data:
-        sections.append(
-            section(
-                "Weights and activations",
-                "The largest magnitude over all iterations, and the share of the nonzero elements that are "
-                "below the format's normal range at the last one. Weights are without scale; a layer's "
-                "input is what its weight is multiplied by.",
-                _table("Weights and inputs of the layers, from the loss backwards", _DATA_COLUMNS, data),
-            )
-        )
-    return sections
+    numbers = section(
+        "Layers in numbers",
+        "At the last recorded iteration, unless stated otherwise. In brackets: the share of iterations "
+        f"with more than 1 % underflow in that stretch. {_WHICH_LAYERS}",
+        f"<ul>\n{advised}</ul>\n" if advised else "",
+        _table("The layers, from the loss backwards", COLUMNS, layers),
+    )
+    looked_at = {**_lines(layers, "weight_max"), **_lines(layers, "input_max")}
+    data = {name: rows for name, rows in layers.items() if name in looked_at}
+    if not data:
+        return [numbers]
+    weights = section(
+        "Weights and activations",
+        "The largest magnitude over all iterations, and the share of the nonzero elements that are below the "
+        "format's normal range at the last one. Weights are without scale; a layer's input is what its "
+        "weight is multiplied by.",
+        _table("Weights and inputs of the layers, from the loss backwards", _DATA_COLUMNS, data),
+    )
+    return [numbers, weights]
 
 
 def _table(caption: str, columns: Columns, layers: Layers) -> str:

@@ -54,12 +54,11 @@ def settings_of(recording: Recording) -> Dict[str, str]:
 
 def loss_scales(recording: Recording) -> Points:
     """Iterations and the global loss scale S0 after them, wherever it is known."""
-    found = {}
-    for row in recording.rows:
-        if isinstance(row, UpdateEnded):
-            found[row.iteration] = row.scale
-        elif isinstance(row, ScaleChanged):
-            found[row.iteration] = row.after
+    found = {
+        row.iteration: row.scale if isinstance(row, UpdateEnded) else row.after
+        for row in recording.rows
+        if isinstance(row, (UpdateEnded, ScaleChanged))
+    }
     return list(found.items())
 
 

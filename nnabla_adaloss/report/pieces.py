@@ -6,9 +6,12 @@ from __future__ import annotations
 import math
 from html import escape
 from itertools import groupby
+from pathlib import Path
+from string import Template
 from typing import Callable, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from .style import STYLE, strip
+import numpy as np
+
 from .text import extent
 from .timeline import Timeline
 
@@ -31,16 +34,18 @@ _SHAPES = {
 }
 
 
+# Viridis at 17 places (S. van der Walt and N. Smith, CC0): its lightness rises evenly, also for those who
+# see few colours, and in print without any.
+_VIRIDIS = bytes.fromhex(
+    "440154 48186a 472d7b 424086 3b528b 33638d 2c728e 26828e 21918c "
+    "1fa088 28ae80 3fbc73 5ec962 84d44b addc30 d8e219 fde725"
+)
+
+
 def document(title: str, *contents: str) -> str:
     """A whole page, which needs nothing else."""
-    name = escape(title)
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{name}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{name}</h1>\n"
-        f"{''.join(contents)}</main>\n"
-        "<footer>Made by nnabla_adaloss.</footer>\n</body>\n</html>\n"
-    )
+    page = Template(Path(__file__).with_name("page.html").read_text("utf-8"))
+    return page.substitute(title=escape(title), contents="".join(contents))
 
 
 def section(title: str, explanation: str, *contents: str) -> str:
@@ -50,6 +55,23 @@ def section(title: str, explanation: str, *contents: str) -> str:
     )
 
 
+def viridis(value: Optional[float]) -> str:
+    """The colour of a value between 0 (dark) and 1 (light); None is clear."""
+    if value is None:
+        return "#0000"
+    parts = (np.interp(16.0 * value, range(17), list(_VIRIDIS[part::3])) for part in range(3))
+    return "#" + "".join(f"{round(float(part)):02x}" for part in parts)
+
+
+def strip(values: Sequence[Optional[float]]) -> str:
+    """Colours side by side, one for each value, as a picture of CSS."""
+    stops, end = [], 0.0
+    for colour, run in groupby(map(viridis, values)):
+        start, end = end, end + 100.0 * len(list(run)) / len(values)
+        stops.append(f"{colour} {start:.4g}%,{colour} {end:.4g}%")
+    return f"linear-gradient(90deg,{','.join(stops)})"
+
+
 def heat_map(
     lines: Lines,
     timeline: Timeline,
@@ -57,9 +79,8 @@ def heat_map(
     ends: Tuple[float, float],
     labels: Sequence[str],
 ) -> str:
-    """A strip of colours for each line, by the logarithm of its values between two `ends`.
-
-    `labels` are written beneath the colours, evenly from one end to the other.
+    """A strip of colours for each line, by the logarithm of its values between two `ends`; `labels` stand
+    beneath the colours, evenly from one end to the other.
     """
     low, high = map(math.log, ends)
     strips = []
@@ -87,9 +108,8 @@ def curve(
     logarithmic: bool,
     steps: bool,
 ) -> str:
-    """A curve for each line, all on one scale; if there are several, with their names.
-
-    If `logarithmic`, equal heights are equal ratios; in `steps`, a value holds until the next one.
+    """A curve for each line, on one scale. If `logarithmic`, equal heights are equal ratios; in `steps`,
+    a value holds until the next one.
     """
     shown = {name: [(i, v) for i, v in points if math.isfinite(v)] for name, points in lines.items()}
     values = [value for points in shown.values() for _, value in points]
@@ -165,10 +185,7 @@ def _path(places: Iterable[Tuple[float, float]], *, steps: bool) -> str:
 
 
 def time_line(kinds: Iterable[Tuple[str, str, Sequence[int]]], timeline: Timeline) -> str:
-    """A row for each kind of marks: a name, a shape, and the iterations where they are.
-
-    Marks that would cover each other are one.
-    """
+    """A row for each kind of marks: its name, shape and iterations. Marks in one column are one."""
     lines = []
     for name, shape, iterations in kinds:
         columns = {timeline.column(i): timeline.place(i) for i in iterations}

@@ -10,13 +10,7 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def power(value: float) -> str:
-    """A scale: a large or small power of two with an exponent, any other number in digits.
-
-    Example:
-        >>> from nnabla_adaloss.report.text import power
-        >>> power(1024.0), power(2.0**-20), power(4.0), power(3e5)
-        ('2¹⁰', '2⁻²⁰', '4', '300000')
-    """
+    """A scale: a large or small power of two with an exponent (2¹⁰), any other number in digits."""
     if math.frexp(value)[0] == 0.5 and not 1.0 <= value <= 16.0:
         return "2" + str(math.frexp(value)[1] - 1).translate(_RAISED)
     return f"{value:g}"
@@ -28,13 +22,7 @@ def extent(values: Sequence[float], written: Callable[[float], str] = power) -> 
 
 
 def percent(share: Optional[float]) -> str:
-    """A share; one that is not zero does not look like zero, nor does one that nobody has counted.
-
-    Example:
-        >>> from nnabla_adaloss.report.text import percent
-        >>> percent(0.125), percent(0.0), percent(1e-6), percent(None)
-        ('12.5 %', '0 %', '< 0.01 %', 'not counted')
-    """
+    """A share; one that is not zero does not look like zero, nor does one that nobody has counted."""
     if share is None:
         return "not counted"
     if 0.0 < share < 1e-4:
@@ -48,11 +36,5 @@ def in_words(name: str) -> str:
 
 
 def by_cause(lost: Mapping[str, int]) -> str:
-    """How many batches were lost for which cause.
-
-    Example:
-        >>> from nnabla_adaloss.report.text import by_cause
-        >>> by_cause({"overflow": 2, "nonfinite_loss": 1})
-        '2 overflow, 1 non-finite loss'
-    """
+    """How many batches were lost for which cause: `2 overflow, 1 non-finite loss`."""
     return ", ".join(f"{number} {in_words(cause)}" for cause, number in lost.items())

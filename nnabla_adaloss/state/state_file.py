@@ -25,27 +25,12 @@ class StateFileError(ValueError):
 
 
 def write_state(path: PathLike, state: Mapping[str, Any]) -> None:
-    """Write `state` to `path`; a crash at any moment leaves the old file or the new one.
-
-    A link is followed, and permissions of an older file are kept. Temporary files that killed writers left
-    beside `path` are removed.
-
-    Args:
-        path: the file; its folder must exist.
-        state: dicts with string keys, lists, numbers, strings, booleans and None.
+    """Write `state`, of plain values of JSON with string keys, as `replace_file` does.
 
     Raises:
         TypeError: `state` holds a value of another type.
         ValueError: `state` takes more than 256 MiB, which `read_state` would not read.
         OSError: the file cannot be written; an older one is left as it was.
-
-    Example:
-        >>> import os, tempfile
-        >>> from nnabla_adaloss.state.state_file import read_state, write_state
-        >>> path = os.path.join(tempfile.mkdtemp(), "states.json")
-        >>> write_state(path, {"scale": 8.0})
-        >>> read_state(path)
-        {'scale': 8.0}
     """
     body = json.dumps(state, sort_keys=True).encode()
     header = {"kind": _KIND, "version": FORMAT_VERSION, "sha256": hashlib.sha256(body).hexdigest()}
@@ -69,41 +54,34 @@ def read_state(path: PathLike) -> Dict[str, Any]:
     kind = special_kind(os.stat(name))
     if kind:
         raise StateFileError(f"{name} is {kind}, no state file of nnabla_adaloss: give the path of a file")
+    damaged, instead = f"{name} is damaged", "use an earlier checkpoint"
     with open(name, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         first = file.readline(_LONGEST_HEADER)
-        header = _checked_header(name, first)
+        header = _parse(first, f"{name} is no state file: its first line is not JSON")
+        if not isinstance(header, dict) or header.get("kind") != _KIND:
+            raise StateFileError(f"{name} is no state file of nnabla_adaloss")
+        version = header.get("version")
+        if not isinstance(version, int) or version < 1:
+            raise StateFileError(f"{damaged}: its header has version {version!r}; {instead}")
+        if version > FORMAT_VERSION:
+            raise StateFileError(
+                f"{name} has version {version} of the format, this package knows versions up to "
+                f"{FORMAT_VERSION}: update nnabla_adaloss"
+            )
         if size > _LARGEST:
             raise StateFileError(
-                f"{name} is damaged: it has {size} bytes, and no state file more than {_LARGEST}; use an "
-                "earlier checkpoint"
+                f"{damaged}: it has {size} bytes, and no state file more than {_LARGEST}; {instead}"
             )
         body, end, more = file.read(size).partition(b"\n")
     if not first.endswith(b"\n") or not end or more:
-        raise StateFileError(f"{name} is truncated, or something was added to it; use an earlier checkpoint")
+        raise StateFileError(f"{name} is truncated, or something was added to it; {instead}")
     if hashlib.sha256(body).hexdigest() != header.get("sha256"):
-        raise StateFileError(f"{name} is damaged: its checksum does not match; use an earlier checkpoint")
-    state = _parse(body, f"{name} is damaged")
+        raise StateFileError(f"{damaged}: its checksum does not match; {instead}")
+    state = _parse(body, damaged)
     if not isinstance(state, dict):
-        raise StateFileError(f"{name} is damaged: it holds no state")
+        raise StateFileError(f"{damaged}: it holds no state")
     return state
-
-
-def _checked_header(name: str, line: bytes) -> Dict[str, Any]:
-    header = _parse(line, f"{name} is no state file: its first line is not JSON")
-    if not isinstance(header, dict) or header.get("kind") != _KIND:
-        raise StateFileError(f"{name} is no state file of nnabla_adaloss")
-    version = header.get("version")
-    if not isinstance(version, int) or version < 1:
-        raise StateFileError(
-            f"{name} is damaged: its header has version {version!r}; use an earlier checkpoint"
-        )
-    if version > FORMAT_VERSION:
-        raise StateFileError(
-            f"{name} has version {version} of the format, this package knows versions up to "
-            f"{FORMAT_VERSION}: update nnabla_adaloss"
-        )
-    return header
 
 
 def _parse(line: bytes, complaint: str) -> Any:

@@ -21,15 +21,11 @@ from typing import Optional, Union
 PathLike = Union[str, "os.PathLike[str]"]
 
 _SUFFIX = ".adaloss.tmp"
-# Characters of the file's name that a temporary one begins with. Each takes up to four bytes, and names may
-# have 255.
+# Characters of the file's name that a temporary one begins with: each takes up to four bytes, of 255.
 _KEPT = 50
 # One is enough, unless another writer looks at the temporary file in the moment before it is locked.
 _ATTEMPTS = 20
-
-# With which our pages begin.
-_PAGE = b"<!DOCTYPE html>"
-
+_PAGE = b"<!DOCTYPE html>"  # with which our pages begin
 _SPECIAL = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
@@ -44,8 +40,8 @@ def special_kind(status: os.stat_result) -> Optional[str]:
 
 
 def replace_file(path: PathLike, content: bytes) -> None:
-    """Write `content` to `path`, or raise OSError and leave the old file. Links are followed; permissions
-    and, if that is allowed, the owner are kept. Temporary files that killed writers left are removed.
+    """Write `content` to `path`, or raise OSError and leave the old file. Links are followed; permissions and
+    the owner are kept where they can be. Temporary files that killed writers left are removed.
     """
     target = os.path.realpath(os.fsdecode(path))
     for _ in range(_ATTEMPTS):
@@ -67,9 +63,7 @@ def replace_page(path: PathLike, page: str) -> None:
 
 
 def check_page(path: PathLike) -> None:
-    """Raise ValueError if a page would replace what is no page, such as the file that it is made from, by
-    whatever name.
-    """
+    """Raise ValueError if a page would replace what is no page, such as the file that it is made from."""
     name = os.fsdecode(path)
     if os.path.isfile(name):
         with open(name, "rb") as file:
@@ -133,9 +127,8 @@ def _remove_left_overs(target: str) -> None:
     folder, name = os.path.split(target)
     temporary = re.compile(re.escape(name[:_KEPT]) + r"\.[0-9a-f]{16}" + re.escape(_SUFFIX))
     with suppress(OSError):
-        for path in (
-            os.path.join(folder, found) for found in os.listdir(folder) if temporary.fullmatch(found)
-        ):
+        for found in filter(temporary.fullmatch, os.listdir(folder)):
+            path = os.path.join(folder, found)
             with suppress(OSError):
                 if stat.S_ISREG(os.lstat(path).st_mode):
                     # For reading and writing: NFS locks no file otherwise.

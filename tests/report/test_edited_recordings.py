@@ -10,7 +10,7 @@ import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import product
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, List, Tuple
 
 import pytest
 from hypothesis import given, settings
@@ -60,56 +60,38 @@ ODD: List[Any] = [
     *(float("nan"), float("inf"), -float("inf"), None, True, False, "", "x", "\ud800", "<script>", "\0"),
     *([], {}, [1], [-3, 1], ["a"], [[]], {"a": 1}, {"a": "b"}, {"": []}),
 ]
+LINES = [b"[" * 100000, b'{"event":' * 50000, b'{"event":"scale"}', b"\xff\xfe", b"\0"]
 
 
-@st.composite
-def edits(draw: st.DrawFn) -> Callable[[List[bytes]], bytes]:
-    """What somebody, or a disk, does to a file: a function of its lines."""
-    kind = draw(st.sampled_from(["field", "field", "field", "gone", "moved", "bytes", "cut", "line"]))
-    at, other, name = (draw(st.integers(0, 10**6)) for _ in range(3))
-    value, noise = draw(st.sampled_from(ODD)), draw(st.binary(min_size=1, max_size=8))
-    deep = draw(
-        st.sampled_from([b"[" * 100000, b'{"event":' * 50000, b'{"event":"scale"}', b"\xff\xfe", b"\0"])
-    )
+def edited(content: bytes, kind: str, at: int, other: int, noise: bytes) -> bytes:
+    """What somebody, or a disk, does to a file."""
+    lines = content.splitlines(keepends=True) or [b""]
+    if kind == "moved":
+        lines.insert(other % len(lines), lines.pop(at % len(lines)))
+    elif kind == "line":
+        lines.insert(at % len(lines), LINES[other % len(LINES)] + b"\n")
+    whole = b"".join(lines)
+    place = at % (len(whole) + 1)
+    if kind == "bytes":
+        return whole[:place] + noise + whole[place + len(noise) :]
+    return whole[:place] if kind == "cut" else whole
 
-    def edited(lines: List[bytes]) -> bytes:
-        lines, index = list(lines), at % len(lines)
-        row: Dict[str, Any] = json.loads(lines[index])
-        key = sorted(row)[name % len(row)]
-        if kind == "field":
-            row[key] = value
-        elif kind == "gone":
-            del row[key]
-        if kind in ("field", "gone"):
-            lines[index] = json.dumps(row).encode() + b"\n"
-        elif kind == "moved":
-            lines.insert(other % len(lines), lines.pop(index))
-        elif kind == "line":
-            lines.insert(index, deep + b"\n")
-        whole = b"".join(lines)
-        place = at % len(whole)
-        if kind == "bytes":
-            return whole[:place] + noise + whole[place + len(noise) :]
-        return whole[:place] if kind == "cut" else whole
 
-    return edited
+PLACES = st.integers(0, 10**6)
+EDITS = st.tuples(
+    st.sampled_from(["moved", "line", "bytes", "cut"]), PLACES, PLACES, st.binary(min_size=1, max_size=8)
+)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(edits(), min_size=1, max_size=3), st.booleans())
+@given(st.lists(EDITS, min_size=1, max_size=3), st.booleans())
 def test_an_edited_recording_is_answered(
-    recorded: bytes,
-    tmp_path_factory: pytest.TempPathFactory,
-    edits: List[Callable[[List[bytes]], bytes]],
-    compared: bool,
+    recorded: bytes, tmp_path_factory: pytest.TempPathFactory, edits: List[Any], compared: bool
 ) -> None:
     folder = tmp_path_factory.mktemp("edited")
     content = recorded
     for edit in edits:
-        try:
-            content = edit(content.splitlines(keepends=True))
-        except (ValueError, TypeError, AttributeError, ZeroDivisionError, RecursionError):
-            break  # nothing is left that could be edited
+        content = edited(content, *edit)
     (folder / "run.jsonl").write_bytes(content)
     (folder / "whole.jsonl").write_bytes(recorded)
     assert_answered(folder / "run.jsonl", *([str(folder / "whole.jsonl")] if compared else []))
@@ -117,16 +99,17 @@ def test_an_edited_recording_is_answered(
 
 @pytest.mark.slow
 @pytest.mark.gate
-def test_each_field_may_hold_anything(recorded: bytes, tmp_path: Path) -> None:
+def test_each_field_may_hold_anything_or_be_gone(recorded: bytes, tmp_path: Path) -> None:
     header, *rows = recorded.splitlines(keepends=True)
     one_of_each = list({json.loads(row)["event"]: row for row in rows}.values())
     refused, answered = [], 0
     for index, line in enumerate(one_of_each):
         row = json.loads(line)
-        for key, value in product(row, ODD):
-            changed = json.dumps({**row, key: value}).encode() + b"\n"
-            lines = [header, *one_of_each[:index], changed, *one_of_each[index + 1 :]]
-            (tmp_path / "run.jsonl").write_bytes(b"".join(lines))
+        changes = [{**row, key: value} for key, value in product(row, ODD)]
+        changes += [{name: row[name] for name in row if name != gone} for gone in row]
+        for changed in changes:
+            lines = [header, *one_of_each[:index], json.dumps(changed).encode() + b"\n"]
+            (tmp_path / "run.jsonl").write_bytes(b"".join([*lines, *one_of_each[index + 1 :]]))
             try:
                 Recording.load(tmp_path / "run.jsonl")
             except ValueError as error:
@@ -138,48 +121,24 @@ def test_each_field_may_hold_anything(recorded: bytes, tmp_path: Path) -> None:
     assert len(refused) > answered > 100
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"\0" * 100, b'{"kind":"nnabla_adaloss recording"}\n'])
-def test_what_is_no_recording(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "run.jsonl").write_bytes(content)
-    assert_answered(tmp_path / "run.jsonl")
-
-
-NAMES: Dict[str, Callable[[Path], Path]] = {
-    "itself": lambda run: run,
-    "another spelling": lambda run: run.parent / ".." / run.parent.name / run.name,
-    "a link": lambda run: linked(run, os.symlink),
-    "a hard link": lambda run: linked(run, os.link),
-}
-
-
-def linked(run: Path, link: Callable[[Path, Path], None]) -> Path:
-    link(run, run.with_name("link"))
-    return run.with_name("link")
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("second", [True, False])
-def test_a_page_never_replaces_what_it_is_made_from(
-    recorded: bytes, name: str, second: bool, tmp_path: Path
-) -> None:
-    run, other = tmp_path / "run.jsonl", tmp_path / "other.jsonl"
+@pytest.mark.parametrize("link", [None, os.symlink, os.link])
+def test_a_page_never_replaces_what_it_is_made_from(recorded: bytes, link: Any, tmp_path: Path) -> None:
+    run, other, page = tmp_path / "run.jsonl", tmp_path / "other.jsonl", tmp_path / "page.html"
     run.write_bytes(recorded)
     other.write_bytes(recorded)
-    code, _, err = told(*map(str, [other, run] if second else [run]), "-o", str(NAMES[name](run)))
+    if link is None:
+        run = run.rename(page)
+    else:
+        link(run, page)
+    code, _, err = told(str(other), str(run), "-o", str(page))
     assert code == 1
     assert "is no HTML page, and is not replaced: choose another name for the page" in err
     assert run.read_bytes() == recorded
 
 
-def test_a_recording_whose_name_is_that_of_its_page(recorded: bytes, tmp_path: Path) -> None:
-    (tmp_path / "run.html").write_bytes(recorded)
-    assert told(str(tmp_path / "run.html"))[0] == 1
-    assert (tmp_path / "run.html").read_bytes() == recorded
-
-
 def test_an_older_page_is_replaced(recorded: bytes, tmp_path: Path) -> None:
     (tmp_path / "run.jsonl").write_bytes(recorded)
-    (tmp_path / "empty.html").touch()
-    for name in ("run.html", "run.html", "empty.html"):
-        assert told(str(tmp_path / "run.jsonl"), "-o", str(tmp_path / name))[0] == 0
-        assert "Underflow" in (tmp_path / name).read_text("utf-8")
+    (tmp_path / "run.html").touch()
+    for _ in range(2):
+        assert told(str(tmp_path / "run.jsonl"))[0] == 0
+        assert "Underflow" in (tmp_path / "run.html").read_text("utf-8")

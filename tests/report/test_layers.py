@@ -2,14 +2,14 @@
 from __future__ import annotations
 
 import math
-from typing import List
+from typing import Any, Dict, Tuple
 
 import pytest
 
-from nnabla_adaloss import LayerRow, Recording
-from nnabla_adaloss.report.layers import advice, layer_maps, why
+from nnabla_adaloss import Recording
+from nnabla_adaloss.report.layers import advice, layer_maps
 from nnabla_adaloss.report.page import page_of
-from nnabla_adaloss.report.style import strip
+from nnabla_adaloss.report.pieces import strip
 from nnabla_adaloss.report.timeline import Timeline
 
 from .parsed import Parsed
@@ -47,14 +47,16 @@ def test_layers_in_numbers() -> None:
     assert "conv/conv 2 50 % – not counted fc – not counted 7 25 %" in text
 
 
-def test_why_a_layer_has_its_scale_is_what_was_last_measured() -> None:
-    def rows(*reasons: str) -> List[LayerRow]:
-        return [layer(i)._replace(reason=reason) for i, reason in enumerate(reasons)]
-
-    assert why(rows("method", "accumulated bound", "held")) == "accumulated bound"
-    assert why(rows("held", "held")) is None
-    assert '<td data-head="why this alpha">method</td>' in page_of(Recording(rows("method", "held")), "run")
-    assert '<td data-head="why this alpha">not recorded</td>' in page_of(Recording(rows("held")), "run")
+@pytest.mark.parametrize(
+    ("reasons", "shown"),
+    [
+        (("method", "accumulated bound", "held"), "accumulated bound"),
+        (("held", "held"), "not recorded"),
+    ],
+)
+def test_why_a_layer_has_its_scale_is_what_was_last_measured(reasons: Tuple[str, ...], shown: str) -> None:
+    rows = [layer(i)._replace(reason=reason) for i, reason in enumerate(reasons)]
+    assert f'<td data-head="why this alpha">{shown}</td>' in page_of(Recording(rows), "run")
 
 
 @pytest.mark.parametrize(
@@ -78,12 +80,15 @@ def test_advice_for_a_layer_that_is_mostly_subnormal(reason: str, headroom: floa
     assert found in Parsed(page_of(Recording([row]), "run")).text
 
 
-def test_advice_is_about_elements_that_are_not_zero() -> None:
-    assert "60 % of the nonzero elements" in (advice([layer(1, zeros=50, subnormals=30)]) or "")
-
-
-def test_no_advice_for_other_layers() -> None:
-    assert advice([layer(1, subnormals=44)]) is None
-    assert advice([layer(1, zeros=100, subnormals=0)]) is None
-    assert advice([layer(1, subnormals=None)]) is None
-    assert advice([LayerRow(1, 0, "a", 1.0, 1.0, "method")]) is None
+@pytest.mark.parametrize(
+    ("fields", "advised"),
+    [
+        ({"zeros": 50, "subnormals": 30}, True),  # of the others
+        ({"subnormals": 44}, False),
+        ({"zeros": 100, "subnormals": 0}, False),
+        ({"subnormals": None}, False),
+        ({"elements": None, "zeros": None, "subnormals": None}, False),
+    ],
+)
+def test_advice_is_about_elements_that_are_not_zero(fields: Dict[str, Any], advised: bool) -> None:
+    assert bool(advice([layer(1, **fields)])) == advised

@@ -13,9 +13,8 @@ import pprint
 import signal
 import socket
 import stat
-import tempfile
 from pathlib import Path
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Optional
 
 import hypothesis.strategies as st
 import numpy as np
@@ -59,9 +58,6 @@ def refuse(number: int) -> Callable[..., None]:
         raise OSError(number, os.strerror(number))
 
     return call
-
-
-fail = refuse(errno.ENOSPC)
 
 
 JSON = st.recursive(
@@ -141,12 +137,17 @@ def test_a_huge_file_is_refused_without_reading_it(path: Path) -> None:
         read_state(path)
 
 
-def test_a_folder_or_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_what_is_not_there_or_cannot_be_replaced(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_state(tmp_path / "nothing")
-    with pytest.raises(FileNotFoundError):
-        write_state(tmp_path / "nowhere" / "state", STATE)
-    assert os.listdir(tmp_path) == []
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "far").symlink_to(tmp_path / "nowhere" / "state")
+    (tmp_path / "folder").mkdir()
+    for name, error in (("far", FileNotFoundError), ("circle", OSError), ("folder", IsADirectoryError)):
+        with pytest.raises(error):
+            write_state(tmp_path / name, STATE)
+    assert sorted(os.listdir(tmp_path)) == ["circle", "far", "folder"]
+    assert (tmp_path / "circle").is_symlink()
 
 
 def test_what_is_no_plain_value_is_refused_before_anything_is_written(path: Path) -> None:
@@ -160,7 +161,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(os, call, fail)
+        patch.setattr(os, call, refuse(errno.ENOSPC))
         with pytest.raises(OSError, match="No space left"):
             write_state(path, {"scale": 4.0})
         assert_alone(path)
@@ -171,44 +172,9 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert read_state(path) == STATE
 
 
-def test_equal_states_make_equal_files(tmp_path: Path) -> None:
-    # Whoever compares checkpoints compares files. The order of entries is no part of a state.
-    write_state(tmp_path / "one", STATE)
-    write_state(tmp_path / "other", dict(reversed(STATE.items())))
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder of no privileged user's; not in tmp_path, which only its owner may enter."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o777)
-        privileged = os.geteuid() == 0
-        if privileged:  # the superuser may write what is read-only
-            os.seteuid(65534)
-        (Path(name) / "mine").mkdir()
-        yield Path(name) / "mine"
-        (Path(name) / "mine").chmod(0o755)
-        if privileged:
-            os.seteuid(0)
-
-
-def test_a_folder_that_cannot_be_written(folder: Path) -> None:
-    write_state(folder / "state", STATE)
-    folder.chmod(0o555)
-    with pytest.raises(PermissionError):
-        write_state(folder / "state", {"scale": 4.0})
-    assert_alone(folder / "state")
-
-
-def test_a_folder_that_may_be_written_but_not_read(folder: Path) -> None:
-    folder.chmod(0o333)
-    for state in (STATE, {"scale": 4.0}):
-        write_state(folder / "state", state)
-        assert read_state(folder / "state") == state
-
-
-def test_a_folder_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_can_neither_be_synced_nor_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sync = os.fsync
     asked = []
 
@@ -216,8 +182,10 @@ def test_a_folder_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.Monk
         asked.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
         (refuse(errno.EIO) if asked[-1] else sync)(descriptor)
 
-    monkeypatch.setattr(os, "fsync", fsync)
-    write_state(tmp_path / "state", STATE)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        patch.setattr(os, "listdir", refuse(errno.EACCES))
+        write_state(tmp_path / "state", STATE)
     assert asked == [False, True]
     assert_alone(tmp_path / "state")
 
@@ -237,16 +205,6 @@ def test_links_are_followed_and_kept(tmp_path: Path, there: bool) -> None:
     assert relative.is_symlink()
     assert not there or mode(target) == 0o640
     assert_alone(target, {"scale": 4.0})
-
-
-def test_links_that_lead_nowhere_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "circle").symlink_to("circle")
-    (tmp_path / "far").symlink_to(tmp_path / "nowhere" / "state")
-    with pytest.raises(OSError, match="symbolic links"):
-        write_state(tmp_path / "circle", STATE)
-    with pytest.raises(FileNotFoundError):
-        write_state(tmp_path / "far", STATE)
-    assert sorted(os.listdir(tmp_path)) == ["circle", "far"]
 
 
 def killed_while_saving(path: Path, state: Any, call: str = "replace") -> None:
@@ -269,11 +227,8 @@ def test_what_killed_writers_left_is_removed(tmp_path: Path, linked: bool) -> No
         killed_while_saving(path, {"scale": 4.0}, call)
     assert len(os.listdir(folder)) == 3
     assert read_state(path) == STATE
-    # Killed when nothing or half of its first line was written.
-    for left in sorted(folder.glob("*.tmp")):
-        (folder / left.name.replace(left.name[-20:-12], "abcdef01")).write_bytes(b"")
-        left.write_bytes(left.read_bytes()[:9])
-    assert len(os.listdir(folder)) == 5
+    left = next(folder.glob("*.tmp"))  # and one that was killed before it had written anything
+    (folder / left.name.replace(left.name[-20:-12], "abcdef01")).write_bytes(b"")
     if linked:
         (tmp_path / "link").symlink_to(path)
         path = tmp_path / "link"
@@ -282,28 +237,21 @@ def test_what_killed_writers_left_is_removed(tmp_path: Path, linked: bool) -> No
     assert read_state(path) == {"scale": 2.0}
 
 
-@pytest.mark.parametrize("name", ["s" * 230, "s" * 255, "\u5b66" * 85, "\U0001f600" * 63], ids=len)
+@pytest.mark.parametrize("name", ["s" * 255, "\u5b66" * 85, "\U0001f600" * 63], ids=len)
 def test_a_file_may_have_the_longest_name_there_is(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    write_state(path, STATE)
     killed_while_saving(path, {"scale": 4.0})
-    assert len(os.listdir(tmp_path)) == 2
-    write_state(path, {"scale": 2.0})
-    assert os.listdir(tmp_path) == [name]
-    assert read_state(path) == {"scale": 2.0}
-    with pytest.raises(OSError, match="name too long"):
-        write_state(tmp_path / (2 * name), STATE)
-    assert os.listdir(tmp_path) == [name]
+    assert len(os.listdir(tmp_path)) == 1
+    write_state(path, STATE)
+    assert_alone(path)
 
 
 def test_only_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "state"
     killed_while_saving(path, STATE)
     (left,) = tmp_path.iterdir()
-    content = left.read_bytes()
     token = left.name[len("state.") :]
     for name in (
-        "state.tmp",
         f"state.{token[:16]}.tmp",
         f"state.backup.{token}",
         f"state.{token.upper()}",
@@ -311,25 +259,14 @@ def test_only_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
         f"a{left.name}",
         f"other.{token}",  # of another path
     ):
-        (tmp_path / name).write_bytes(content)
-    other = f"state.{'0' * 16}.adaloss.tmp"
-    (tmp_path / other.replace("0", "1")).mkdir()
-    (tmp_path / other.replace("0", "2")).symlink_to(left.name.replace("state", "other"))
-    os.mkfifo(tmp_path / other.replace("0", "3"))
+        (tmp_path / name).write_bytes(b"")
+    zeros = f"state.{'0' * 16}.adaloss.tmp"
+    (tmp_path / zeros.replace("0", "1")).mkdir()
+    (tmp_path / zeros.replace("0", "2")).symlink_to(f"other.{token}")
+    os.mkfifo(tmp_path / zeros.replace("0", "3"))
     names = set(os.listdir(tmp_path))
     write_state(path, STATE)
     assert set(os.listdir(tmp_path)) == names - {left.name} | {"state"}
-
-
-def test_a_failed_save_removes_no_left_overs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "state"
-    killed_while_saving(path, STATE)
-    before = os.listdir(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", fail)
-        with pytest.raises(OSError, match="No space left"):
-            write_state(path, STATE)
-    assert os.listdir(tmp_path) == before
 
 
 @pytest.mark.parametrize("number", [None, errno.ENOLCK, errno.EOPNOTSUPP])
@@ -425,30 +362,16 @@ def test_what_would_be_too_large_to_be_read_is_not_written(
     assert_alone(path)
 
 
-def test_a_target_that_is_a_folder_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "state").mkdir()
-    with pytest.raises(OSError, match="directory"):
-        write_state(tmp_path / "state", STATE)
-    assert os.listdir(tmp_path) == ["state"]
-
-
-@pytest.fixture
-def umask() -> Iterator[Callable[[int], int]]:
-    before = os.umask(0o022)
-    yield os.umask
-    os.umask(before)
-
-
 @pytest.mark.parametrize(("mask", "expected"), [(0o022, 0o644), (0o077, 0o600)])
-def test_a_new_file_has_the_mode_that_any_new_file_has(
-    tmp_path: Path, umask: Callable[[int], int], mask: int, expected: int
-) -> None:
-    umask(mask)
-    write_state(tmp_path / "state", STATE)
+def test_a_new_file_has_the_mode_that_any_new_file_has(tmp_path: Path, mask: int, expected: int) -> None:
+    before = os.umask(mask)
+    try:
+        write_state(tmp_path / "state", STATE)
+    finally:
+        os.umask(before)
     assert mode(tmp_path / "state") == expected
 
 
-@pytest.mark.usefixtures("umask")
 @pytest.mark.parametrize("kept", [0o600, 0o664, 0o444])
 def test_a_file_that_is_replaced_keeps_its_mode(
     path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
@@ -476,12 +399,11 @@ def test_a_file_that_is_replaced_keeps_its_owner(path: Path) -> None:
     assert (path.stat().st_uid, path.stat().st_gid, mode(path)) == (65534, 65534, 0o600)
 
 
-def test_a_file_system_without_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_state(tmp_path / "state", STATE)
+def test_a_file_system_without_permissions(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for call in ("fchmod", "fchown"):
         monkeypatch.setattr(os, call, refuse(errno.EPERM))
-    write_state(tmp_path / "state", {"scale": 4.0})
-    assert read_state(tmp_path / "state") == {"scale": 4.0}
+    write_state(path, {"scale": 4.0})
+    assert_alone(path, {"scale": 4.0})
 
 
 def test_a_path_may_be_a_string_relative_to_the_current_folder(

@@ -3,11 +3,15 @@ from __future__ import annotations
 
 from typing import List
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib import colormaps
 
 from nnabla_adaloss import Recording
+from nnabla_adaloss.report.pieces import strip, viridis
+from nnabla_adaloss.report.text import percent, power
 from nnabla_adaloss.report.timeline import Timeline
 
 from .test_page import layer
@@ -34,3 +38,23 @@ def test_there_is_a_column_for_each_recorded_iteration_if_there_is_room(every: i
 def test_the_largest_of_a_column_is_shown() -> None:
     timeline = Timeline(1, 6, 3)
     assert timeline.cells([(1, 7.0), (2, 5.0), (6, 0.0)]) == [7.0, None, 0.0]
+
+
+def test_it_is_viridis() -> None:
+    values = np.linspace(0.0, 1.0, 101)
+    found = np.array([tuple(bytes.fromhex(viridis(value)[1:])) for value in values], float)
+    expected = np.array(colormaps["viridis"](values))[:, :3] * 255
+    assert np.abs(found - expected).max() < 6.0  # it is straight between 17 places
+
+
+def test_colours_have_edges_and_neighbours_share_one() -> None:
+    dark, light = viridis(0.0), viridis(1.0)
+    assert strip([0.0, None, 1.0, 1.0]) == (
+        f"linear-gradient(90deg,{dark} 0%,{dark} 25%,#0000 25%,#0000 50%,{light} 50%,{light} 100%)"
+    )
+
+
+def test_numbers_for_people() -> None:
+    assert [power(value) for value in (1024.0, 2.0**-20, 4.0, 3e5)] == ["2¹⁰", "2⁻²⁰", "4", "300000"]
+    shares = ("12.5 %", "0.9999 %", "0 %", "< 0.01 %", "not counted")
+    assert tuple(map(percent, (0.125, 0.009999, 0.0, 1e-6, None))) == shares
