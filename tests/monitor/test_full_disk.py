@@ -44,8 +44,6 @@ def logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 MONITORS: Dict[str, Tuple[Callable[[Path], Any], int]] = {  # and how many warnings there are
-    "rows": (lambda folder: Recorder(folder / "run.jsonl"), 1),
-    "TensorBoard": (lambda folder: Recorder(tensorboard=folder / "board"), 1),
     "both": (lambda folder: Recorder(folder / "run.jsonl", tensorboard=folder / "board"), 2),
     "arrays": (lambda folder: NanDump(folder / "bad"), 1),
     "log": (lambda folder: LogMonitor(level=2), 0),
@@ -54,7 +52,7 @@ MONITORS: Dict[str, Tuple[Callable[[Path], Any], int]] = {  # and how many warni
 
 @pytest.mark.parametrize("kind", MONITORS)
 def test_a_training_goes_on(kind: str, tmp_path: Path, logged: Path) -> None:
-    if kind in ("TensorBoard", "both"):
+    if kind == "both":
         pytest.importorskip("tensorboardX")
 
     def trained(monitors: List[Any]) -> Tuple[Dict[str, Any], List[str]]:
