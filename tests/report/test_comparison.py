@@ -81,8 +81,7 @@ def test_both_runs_are_in_each_picture() -> None:
 
 
 def test_a_run_without_losses_leaves_the_other_its_colour() -> None:
-    layers_only = Recording(recording(8.0, 0).of(LayerRow))
-    parsed = compared(layers_only, recording(8.0, 0))
+    parsed = compared(Recording(recording(8.0, 0).of(LayerRow)), recording(8.0, 0))
     lines = [path["d"] for path in parsed.of("path") if "vector-effect" in path]
     assert [bool(line) for line in lines] == [False, True] * 2
     told = [picture["aria-label"] for picture in parsed.of("svg") if picture.get("class") == "curve"]
@@ -90,7 +89,7 @@ def test_a_run_without_losses_leaves_the_other_its_colour() -> None:
 
 
 def test_names_are_no_markup() -> None:
-    row = UpdateEnded(1, True, "updated", 8.0, 0, 0.5)
-    parsed = Parsed(comparison_of({EVIL: Recording([row]), "b": Recording([row])}, EVIL))
+    run = Recording([UpdateEnded(1, True, "updated", 8.0, 0, 0.5)])
+    parsed = Parsed(comparison_of({EVIL: run, "b": run}, EVIL))
     assert not parsed.of("script")
     assert EVIL in parsed.words
