@@ -178,8 +178,7 @@ def _add_report(commands: Any) -> None:
 def _report(options: argparse.Namespace) -> int:
     # What only asks for help or for another command does not wait for these.
     from nnabla_adaloss.monitor import Recording
-    from nnabla_adaloss.report.comparison import comparison_of
-    from nnabla_adaloss.report.page import page_of
+    from nnabla_adaloss.report.page import comparison_of, page_of
     from nnabla_adaloss.state.whole_file import replace_page
 
     paths = [path for path in (options.recording, options.other) if path is not None]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recording as a page."""
+"""A recording as a page, and two on one page, what differs between them first."""
 
 from __future__ import annotations
 
 import math
 from html import escape
-from typing import Dict, List, Mapping
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 from ..monitor import (
     BatchRepeated,
@@ -17,9 +17,9 @@ from ..monitor import (
     TrainingBegan,
     UpdateEnded,
 )
-from .layers import layer_maps, layer_tables, worst_underflow
+from .layers import COLUMNS, layer_maps, layer_tables, worst_underflow
 from .pieces import Points, curve, document, section, table, time_line
-from .text import by_cause, in_words, percent, power
+from .text import by_cause, extent, in_words, percent, power
 from .timeline import Timeline
 
 # Of a table.
@@ -31,20 +31,20 @@ def page_of(recording: Recording, title: str) -> str:
     """One HTML page about a recorded training: nothing else is needed to look at it."""
     timeline, layers = Timeline.of(recording), recording.by_layer()
     sections = [
-        _facts(recording, timeline),
+        _headline(recording, timeline),
         *layer_maps(layers, timeline),
         _incidents(recording, timeline),
-        *scale_and_loss({"": recording}, timeline),
+        *_scale_and_loss({"": recording}, timeline),
         *layer_tables(layers),
     ]
-    settings = settings_of(recording)
+    settings = _settings_of(recording)
     if settings:
         told = table("What was set", ("setting", "value"), settings.items(), words=True)
         sections.append(section("Settings", "What the updater was made with.", told))
     return document(title, *sections)
 
 
-def settings_of(recording: Recording) -> Dict[str, str]:
+def _settings_of(recording: Recording) -> Dict[str, str]:
     """With which settings the recorded training began, or was resumed last; empty if it is not recorded."""
     began = recording.of(TrainingBegan)
     if not began:
@@ -52,7 +52,7 @@ def settings_of(recording: Recording) -> Dict[str, str]:
     return {"date": began[-1].date, "nnabla_adaloss": began[-1].version, **began[-1].settings}
 
 
-def loss_scales(recording: Recording) -> Points:
+def _loss_scales(recording: Recording) -> Points:
     """Iterations and the global loss scale S0 after them, wherever it is known."""
     found = {
         row.iteration: row.scale if isinstance(row, UpdateEnded) else row.after
@@ -62,12 +62,12 @@ def loss_scales(recording: Recording) -> Points:
     return list(found.items())
 
 
-def losses(recording: Recording) -> Points:
+def _losses(recording: Recording) -> Points:
     """Iterations and the loss in them."""
     return [(row.iteration, row.loss) for row in recording.of(UpdateEnded)]
 
 
-def _facts(recording: Recording, timeline: Timeline) -> str:
+def _headline(recording: Recording, timeline: Timeline) -> str:
     lost, underflows = recording.lost_batches(), recording.underflows()
     facts = [
         (f"{timeline.first:,} to {timeline.last:,}", "iterations recorded"),
@@ -114,10 +114,10 @@ def _incidents(recording: Recording, timeline: Timeline) -> str:
     )
 
 
-def scale_and_loss(runs: Mapping[str, Recording], timeline: Timeline) -> List[str]:
+def _scale_and_loss(runs: Mapping[str, Recording], timeline: Timeline) -> List[str]:
     """Sections with the loss scale and the loss: of one run with a table, or of two by their names."""
-    scales = {name or "S0": loss_scales(run) for name, run in runs.items()}
-    points = {name or "loss": losses(run) for name, run in runs.items()}
+    scales = {name or "S0": _loss_scales(run) for name, run in runs.items()}
+    points = {name or "loss": _losses(run) for name, run in runs.items()}
     sections = []
     if any(scales.values()):
         sections.append(
@@ -156,3 +156,86 @@ def _some(points: Points) -> str:
     some = sorted({(len(points) - 1) * i // 9 for i in range(10)})
     rows = [(f"{points[i][0]:,}", f"{points[i][1]:.4g}") for i in some]
     return table("The loss at some iterations", ("iteration", "loss"), rows)
+
+
+def comparison_of(runs: Dict[str, Recording], title: str) -> str:
+    """One HTML page that shows two recorded trainings, by their names, beside each other."""
+    timeline = Timeline.of(Recording(row for recording in runs.values() for row in recording.rows))
+    rows = {name: recording.by_layer() for name, recording in runs.items()}
+    layers = _by_difference(*rows.values())
+    beside = {f"{layer}, {run}": of[layer] for layer in layers for run, of in rows.items() if layer in of}
+    differs, alike = _whole_runs(runs)
+    return document(
+        title,
+        section("What differs", "– stands for what was not recorded, or is not in use.", *differs),
+        *_scale_and_loss(runs, timeline),
+        _layers(layers, rows) if layers else "",
+        *(layer_maps(beside, timeline) if layers else ()),
+        section("What is the same", "Of the runs as a whole.", *alike) if alike else "",
+    )
+
+
+def _whole_runs(runs: Dict[str, Recording]) -> Tuple[List[str], List[str]]:
+    """Tables of settings and results that differ, and of those that are the same."""
+    found: Dict[Tuple[str, bool], List[Sequence[str]]] = {}
+    for subject, of in (("Setting", _settings_of), ("Result", _facts)):
+        one, two = (of(recording) for recording in runs.values())
+        for what in dict.fromkeys([*one, *two]):
+            pair = one.get(what, "–"), two.get(what, "–")
+            found.setdefault((subject, pair[0] == pair[1]), []).append((what, *pair))
+    differs, alike = (
+        [
+            table(f"{what}s that {verb}", (what.lower(), *runs), found[what, same], words=True)
+            for what in ("Setting", "Result")
+            if (what, same) in found
+        ]
+        for same, verb in ((False, "differ"), (True, "are the same"))
+    )
+    return differs, alike
+
+
+def _facts(recording: Recording) -> Dict[str, str]:
+    """What is known of a run as a whole."""
+    iterations = [row.iteration for row in recording.rows]
+    loss, scales = _losses(recording), [scale for _, scale in _loss_scales(recording)]
+    lost, underflows = recording.lost_batches(), recording.underflows()
+    counted = [(row.underflow, row.layer) for row in recording.of(LayerRow) if row.underflow is not None]
+    worst, layer = max(counted, default=(None, ""))
+    return {
+        "iterations recorded": f"{min(iterations):,} to {max(iterations):,}",
+        "loss at the end": f"{loss[-1][1]:.4g}" if loss else "–",
+        "batches lost": f"{sum(lost.values()):,}" + (f": {by_cause(lost)}" if lost else ""),
+        "batches repeated": f"{len(recording.of(BatchRepeated)):,}",
+        "loss scale S0 at the end": power(scales[-1]) if scales else "–",
+        "S0, range": extent(scales) if scales else "–",
+        "layers recorded": f"{len(recording.layers):,}",
+        "layers that lost more than 1 % to underflow": f"{len(underflows):,}" if counted else percent(None),
+        "worst underflow": f"{percent(worst)}, {layer}" if counted else percent(None),
+    }
+
+
+def _by_difference(first: Dict[str, List[LayerRow]], second: Dict[str, List[LayerRow]]) -> List[str]:
+    """All layers: those of one run alone, then by what differs most in underflow, and in alpha."""
+
+    def difference(name: str) -> Tuple[bool, float, float]:
+        if name not in first or name not in second:
+            return True, 0.0, 0.0
+        a, b = first[name], second[name]
+        underflow = abs((worst_underflow(a) or 0.0) - (worst_underflow(b) or 0.0))
+        return False, underflow, abs(math.log2(a[-1].alpha) - math.log2(b[-1].alpha))
+
+    return sorted(dict.fromkeys([*first, *second]), key=difference, reverse=True)
+
+
+def _layers(names: Sequence[str], rows: Dict[str, Dict[str, List[LayerRow]]]) -> str:
+    columns = ("alpha", "S", "underflow at worst")
+    body = [
+        (name, *(COLUMNS[what](of[name]) if name in of else "–" for what in columns for of in rows.values()))
+        for name in names
+    ]
+    return section(
+        "Layers",
+        "Scales at the last iteration that was recorded. First come layers that only one run has, then those "
+        "whose underflow differs most, then those whose alpha does.",
+        table("The layers", ("layer", *(f"{what}, {run}" for what in columns for run in rows)), body),
+    )

@@ -7,8 +7,7 @@ import re
 from typing import Any, List
 
 from nnabla_adaloss import BatchThrownAway, LayerRow, Recording, UpdateEnded
-from nnabla_adaloss.report.comparison import comparison_of
-from nnabla_adaloss.report.page import page_of
+from nnabla_adaloss.report.page import comparison_of, page_of
 
 from .parsed import EVIL, Parsed
 from .test_page import BEGAN
