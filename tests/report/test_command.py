@@ -56,9 +56,6 @@ def test_what_cannot_be_drawn_is_said(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match="0"):
         main(["report", "--help"])
-    assert ended.value.code == 0
-    told = capsys.readouterr().out
-    assert 'Recorder("run.jsonl", every=10)' in told
-    assert "python -m nnabla_adaloss report run.jsonl -o page.html" in told
+    assert 'Recorder("run.jsonl", every=10)' in capsys.readouterr().out

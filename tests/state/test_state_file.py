@@ -363,12 +363,16 @@ def test_what_would_be_too_large_to_be_read_is_not_written(
 
 
 @pytest.mark.parametrize(("mask", "expected"), [(0o022, 0o644), (0o077, 0o600)])
-def test_a_new_file_has_the_mode_that_any_new_file_has(tmp_path: Path, mask: int, expected: int) -> None:
+def test_a_new_file_has_the_mode_that_any_new_file_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int, expected: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
     before = os.umask(mask)
     try:
-        write_state(tmp_path / "state", STATE)
+        write_state("state", STATE)
     finally:
         os.umask(before)
+    assert_alone(tmp_path / "state")
     assert mode(tmp_path / "state") == expected
 
 
@@ -404,12 +408,3 @@ def test_a_file_system_without_permissions(path: Path, monkeypatch: pytest.Monke
         monkeypatch.setattr(os, call, refuse(errno.EPERM))
     write_state(path, {"scale": 4.0})
     assert_alone(path, {"scale": 4.0})
-
-
-def test_a_path_may_be_a_string_relative_to_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_state("state", STATE)
-    assert read_state("state") == STATE
-    assert os.listdir(tmp_path) == ["state"]
