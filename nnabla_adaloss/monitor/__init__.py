@@ -14,8 +14,8 @@ from .events import Overflowed as Overflowed
 from .events import ScaleChanged as ScaleChanged
 from .events import TrainingBegan as TrainingBegan
 from .events import UpdateEnded as UpdateEnded
-from .log_monitor import LogMonitor as LogMonitor
-from .nan_dump import NanDump as NanDump
+from .fault_monitors import LogMonitor as LogMonitor
+from .fault_monitors import NanDump as NanDump
 from .recorder import Recorder as Recorder
 from .recording import Recording as Recording
 from .recording import Underflow as Underflow

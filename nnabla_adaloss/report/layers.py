@@ -9,9 +9,7 @@ from typing import Callable, List, Mapping, Optional, Sequence
 
 from ..core.layer_record import Reason
 from ..monitor import LayerRow, Recording
-from .pieces import Lines, heat_map, section, table
-from .text import extent, percent, power
-from .timeline import Timeline
+from .pieces import Lines, Timeline, extent, heat_map, percent, power, section, table
 
 # Less is drawn as none.
 _LEAST_SHARE = 1e-6

@@ -18,9 +18,20 @@ from ..monitor import (
     UpdateEnded,
 )
 from .layers import COLUMNS, layer_maps, layer_tables, worst_underflow
-from .pieces import Points, curve, document, section, table, time_line
-from .text import by_cause, extent, in_words, percent, power
-from .timeline import Timeline
+from .pieces import (
+    Points,
+    Timeline,
+    by_cause,
+    curve,
+    document,
+    extent,
+    in_words,
+    percent,
+    power,
+    section,
+    table,
+    time_line,
+)
 
 # Of a table.
 _MOST_ROWS = 60

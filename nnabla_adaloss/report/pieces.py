@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page and its pieces: heat maps, curves, marks on a time line, tables. All that is given is escaped."""
+"""A page and its pieces: numbers, tables, pictures over iterations. All that is given is escaped."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 from string import Template
-from typing import Callable, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from .text import extent
-from .timeline import Timeline
+from ..monitor import LayerRow, Recording
+
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_MOST_COLUMNS = 240
 
 Points = Sequence[Tuple[int, float]]
 """Iterations with a value each."""
@@ -40,6 +42,81 @@ _VIRIDIS = bytes.fromhex(
     "440154 48186a 472d7b 424086 3b528b 33638d 2c728e 26828e 21918c "
     "1fa088 28ae80 3fbc73 5ec962 84d44b addc30 d8e219 fde725"
 )
+
+
+def power(value: float) -> str:
+    """A scale: a large or small power of two with an exponent (2¹⁰), any other number in digits."""
+    if math.frexp(value)[0] == 0.5 and not 1.0 <= value <= 16.0:
+        return "2" + str(math.frexp(value)[1] - 1).translate(_RAISED)
+    return f"{value:g}"
+
+
+def extent(values: Sequence[float], written: Callable[[float], str] = power) -> str:
+    """The smallest and the largest value."""
+    return f"{written(min(values))} to {written(max(values))}"
+
+
+def percent(share: Optional[float]) -> str:
+    """A share; one that is not zero does not look like zero, nor does one that nobody has counted."""
+    if share is None:
+        return "not counted"
+    if 0.0 < share < 1e-4:
+        return "< 0.01 %"
+    return f"{100.0 * share:.4g} %" if share < 0.01 else f"{100.0 * share:.3g} %"
+
+
+def in_words(name: str) -> str:
+    """A cause or a reason, without underscores."""
+    return name.replace("_", " ").replace("nonfinite", "non-finite")
+
+
+def by_cause(lost: Mapping[str, int]) -> str:
+    """How many batches were lost for which cause: `2 overflow, 1 non-finite loss`."""
+    return ", ".join(f"{number} {in_words(cause)}" for cause, number in lost.items())
+
+
+class Timeline(NamedTuple):
+    """The columns that all pictures of a page share: how many, and their first and last iteration."""
+
+    first: int
+    last: int
+    columns: int
+
+    @classmethod
+    def of(cls, recording: Recording) -> Timeline:
+        """The columns for a recording: one for each recorded iteration, if these are not too many."""
+        iterations = [row.iteration for row in recording.rows]
+        first, last = min(iterations), max(iterations)
+        looked_at = sorted({row.iteration for row in recording.of(LayerRow)})
+        step = min((b - a for a, b in zip(looked_at, looked_at[1:])), default=1)
+        return cls(first, last, min(_MOST_COLUMNS, (last - first) // step + 1))
+
+    def column(self, iteration: int) -> int:
+        """The column of an iteration."""
+        return (iteration - self.first) * self.columns // (self.last - self.first + 1)
+
+    def span(self, start: int, end: int) -> Tuple[int, int]:
+        """The first and the last iteration of the columns from `start` up to `end`."""
+        iterations = self.last - self.first + 1
+        first, behind = (self.first - (-column * iterations // self.columns) for column in (start, end))
+        return first, behind - 1
+
+    def place(self, iteration: int) -> float:
+        """Where an iteration lies, from 0 (the first) to 1 (the last)."""
+        return (iteration - self.first) / max(self.last - self.first, 1)
+
+    def cells(self, points: Iterable[Tuple[int, float]]) -> List[Optional[float]]:
+        """The largest value in each column; None where there is none."""
+        found: Dict[int, float] = {}
+        for iteration, value in points:
+            column = self.column(iteration)
+            found[column] = max(found.get(column, value), value)
+        return [found.get(column) for column in range(self.columns)]
+
+    def ticks(self) -> List[int]:
+        """Iterations to write beneath a picture, evenly from the first to the last."""
+        steps = min(4, self.last - self.first) or 1
+        return [self.first + (self.last - self.first) * i // steps for i in range(steps + 1)]
 
 
 def document(title: str, *contents: str) -> str:

@@ -9,8 +9,7 @@ import pytest
 from nnabla_adaloss import Recording
 from nnabla_adaloss.report.layers import advice, layer_maps
 from nnabla_adaloss.report.page import page_of
-from nnabla_adaloss.report.pieces import strip
-from nnabla_adaloss.report.timeline import Timeline
+from nnabla_adaloss.report.pieces import Timeline, strip
 
 from .parsed import Parsed
 from .test_page import layer

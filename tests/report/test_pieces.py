@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from matplotlib import colormaps
 
 from nnabla_adaloss import Recording
-from nnabla_adaloss.report.pieces import strip, viridis
-from nnabla_adaloss.report.text import percent, power
-from nnabla_adaloss.report.timeline import Timeline
+from nnabla_adaloss.report.pieces import Timeline, percent, power, strip, viridis
 
 from .test_page import layer
 

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Monitors that look for faults: one writes to the log, one keeps the arrays of the layer where it began."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+from typing import List, Sequence, Tuple
+
+import numpy as np
+
+from ..core.layer_record import LayerObserver
+from ..core.validation import integer, path_name, positive_integer
+from ..state.whole_file import PathLike, replace_file
+from .audience import Monitor
+from .events import BatchRepeated, BatchThrownAway, LayerScaled, ScaleChanged
+
+logger = logging.getLogger("nnabla_adaloss")
+
+_LONGEST = 50  # characters of a layer's name; each takes up to four bytes, and names of files may have 255
+
+
+class LogMonitor(Monitor):
+    """Writes to `logging.getLogger("nnabla_adaloss")` what happens: layers and changes of the scale at level
+    INFO, batches that are repeated or lost at level WARNING.
+
+    What it says of layers is what `AdaLossConfig(debug_level=...)` says, of every nth iteration.
+
+    Args:
+        level: 0 for nothing about layers, 1 for one line per iteration, written when the next begins, 2 for
+            one per layer as well. 1.
+        every: layers are written about in iterations whose number is a multiple of this. 1.
+
+    Raises:
+        TypeError, ValueError: an argument is not as described.
+
+    Example:
+        >>> import logging
+        >>> from nnabla_adaloss import LogMonitor
+        >>> logging.getLogger("nnabla_adaloss").setLevel(logging.INFO)
+        >>> monitors = [LogMonitor(every=100)]    # AdaptiveLossScalingUpdater(..., monitors=monitors)
+    """
+
+    def __init__(self, level: int = 1, every: int = 1) -> None:
+        if integer("level", level) not in (0, 1, 2):
+            raise ValueError(f"level={level!r} must be 0, 1 or 2")
+        self.every = positive_integer("every", every)
+        self._log = LayerObserver(None, level)
+
+    def on_layer_scaled(self, event: LayerScaled) -> None:
+        """Write about a layer, or keep it for the line about its iteration."""
+        self._log(event.record)
+
+    def on_batch_repeated(self, event: BatchRepeated) -> None:
+        """Write why."""
+        logger.warning("iteration %d, attempt %d: batch repeated: %s%s", *event[:3], _first_of(event.layers))
+
+    def on_batch_thrown_away(self, event: BatchThrownAway) -> None:
+        """Write why."""
+        batches = "1 batch is" if event.batches == 1 else f"{event.batches} batches are"
+        why = f"{event.cause}{_first_of(event.layers)}" + (f"; {event.detail}" if event.detail else "")
+        logger.warning("iteration %d: %s lost: %s", event.iteration, batches, why)
+
+    def on_scale_changed(self, event: ScaleChanged) -> None:
+        """Write it."""
+        logger.info("iteration %d: loss scale %g -> %g", *event)
+
+
+def _first_of(layers: Sequence[str]) -> str:
+    return f"; first bad layer: {layers[0]}" if layers else ""
+
+
+class NanDump(Monitor):
+    """Saves the arrays of the first layer, in backward order, whose input gradient holds an infinity or NaN.
+
+    A file each, `iteration-attempt-layer.npz`, with `output_gradient`, `input_gradient`, `weight` and `input`
+    (where they still are), `layer`, `iteration`, `attempt`, `alpha` and `scale`; gradients carry their scale.
+    Each layer's input gradient is read once in each pass for that, so use it to look for a fault.
+
+    Args:
+        path: the folder; it is made when the first file is.
+        limit: how many files are written; then it looks no more. 10.
+
+    Attributes:
+        files: the files that were written.
+
+    Raises:
+        TypeError, ValueError: `limit` is no positive integer.
+
+    Example:
+        >>> from nnabla_adaloss import NanDump
+        >>> monitors = [NanDump("bad_arrays")]    # AdaptiveLossScalingUpdater(..., monitors=monitors)
+    """
+
+    def __init__(self, path: PathLike, limit: int = 10) -> None:
+        self._folder, self._limit = path_name("path", path), positive_integer("limit", limit)
+        self._last: Tuple[int, int] = (-1, -1)
+        self.files: List[str] = []
+
+    def on_layer_scaled(self, event: LayerScaled) -> None:
+        """Save the arrays of a layer, if they are wanted."""
+        record = event.record
+        attempt = record.iteration, record.attempt
+        if attempt == self._last or len(self.files) >= self._limit:
+            return
+        seen = event.look.gradient
+        if seen is None or not seen.statistics.nonfinite:
+            return
+        self._last = attempt
+        os.makedirs(self._folder, exist_ok=True)
+        layer = re.sub(r"[^\w#.-]+", "_", record.layer)[-_LONGEST:]
+        name = os.path.join(self._folder, f"{record.iteration:08d}-{record.attempt}-{layer}.npz")
+        saved = {name: array for name, array in event.look.arrays()._asdict().items() if array is not None}
+        saved.update({name: getattr(record, name) for name in ("layer", "iteration", "attempt", "alpha")})
+        archive = io.BytesIO()
+        np.savez_compressed(archive, scale=record.accumulated_scale, **saved)
+        replace_file(name, archive.getvalue())
+        self.files.append(name)
