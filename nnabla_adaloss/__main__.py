@@ -75,14 +75,7 @@ The exit code is 0 if the page was written, 1 if there is nothing to draw, and 2
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run a command.
-
-    Args:
-        arguments: what follows the program's name; default: `sys.argv[1:]`.
-
-    Returns:
-        Exit code: 0 when everything that was asked for works, else what the command's help says.
-    """
+    """Run a command; return its exit code: 0 when all that was asked for works, else what its help says."""
     parser = argparse.ArgumentParser(
         prog="python -m nnabla_adaloss", description="Adaptive loss scaling for NNabla."
     )

@@ -55,9 +55,8 @@ class GradientSeen(NamedTuple):
 
 
 class LayerLook(Protocol):
-    """A look at a layer's arrays right after its backward ran, to be used while the monitor is called.
-
-    Each is read when it is first asked for, which on a GPU waits for the device.
+    """A look at a layer's arrays while the monitor is called, right after its backward ran. Each is read when
+    it is first asked for, which on a GPU waits for the device.
     """
 
     @property

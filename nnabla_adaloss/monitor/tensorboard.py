@@ -17,10 +17,9 @@ from .rows import LayerRow, Row, points_of
 
 
 class TensorBoardFile:
-    """Writes rows to a new event file in a folder: of a layer, the last pass of an iteration that is over.
+    """Writes rows to a new event file in a folder: of a layer, the last pass of an iteration that is over."""
 
-    tensorboardX's own writer has a queue and a thread: a training waits for them for ever on a full disk.
-    """
+    # tensorboardX's own writer has a queue and a thread: a training waits for them for ever on a full disk.
 
     def __init__(self, path: PathLike) -> None:
         try:

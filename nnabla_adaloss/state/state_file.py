@@ -25,13 +25,7 @@ class StateFileError(ValueError):
 
 
 def write_state(path: PathLike, state: Mapping[str, Any]) -> None:
-    """Write `state`, of plain values of JSON with string keys, as `replace_file` does.
-
-    Raises:
-        TypeError: `state` holds a value of another type.
-        ValueError: `state` takes more than 256 MiB, which `read_state` would not read.
-        OSError: the file cannot be written; an older one is left as it was.
-    """
+    """Write as `replace_file` does; TypeError if JSON cannot hold `state`, ValueError if it is too large."""
     body = json.dumps(state, sort_keys=True).encode()
     header = {"kind": _KIND, "version": FORMAT_VERSION, "sha256": hashlib.sha256(body).hexdigest()}
     content = json.dumps(header).encode() + b"\n" + body + b"\n"
@@ -44,12 +38,7 @@ def write_state(path: PathLike, state: Mapping[str, Any]) -> None:
 
 
 def read_state(path: PathLike) -> Dict[str, Any]:
-    """Read a state that `write_state` wrote.
-
-    Raises:
-        StateFileError: the file is truncated, damaged, too large, of a newer version, or no state file.
-        OSError: it cannot be read.
-    """
+    """Read what `write_state` wrote; StateFileError if the file is damaged, of a newer version, or none."""
     name = os.fsdecode(path)
     kind = special_kind(os.stat(name))
     if kind:
