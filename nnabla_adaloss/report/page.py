@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Dict, List, Mapping, Sequence, Tuple, Union
 
 from ..monitor import (
     BatchRepeated,
@@ -97,21 +97,21 @@ def _headline(recording: Recording, timeline: Timeline) -> str:
 
 
 def _incidents(recording: Recording, timeline: Timeline) -> str:
-    overflows, repeats = recording.of(Overflowed), recording.of(BatchRepeated)
-    lost = recording.of(BatchThrownAway)
+    repeats, lost = recording.of(BatchRepeated), recording.of(BatchThrownAway)
     marks = (
-        ("gradients overflowed", "triangle", [row.iteration for row in overflows]),
+        ("gradients overflowed", "triangle", [row.iteration for row in recording.of(Overflowed)]),
         ("batch repeated", "ring", [row.iteration for row in repeats]),
         ("batch lost", "cross", [row.iteration for row in lost]),
     )
-    incidents = [(row.iteration, "batch repeated", row.cause, row.layers, "") for row in repeats]
+    incidents: List[Tuple[Union[BatchRepeated, BatchThrownAway], str, str]]
+    incidents = [(row, "batch repeated", "") for row in repeats]
     for gone in lost:
         what = "1 batch lost" if gone.batches == 1 else f"{gone.batches:,} batches lost"
-        incidents.append((gone.iteration, what, gone.cause, gone.layers, gone.detail))
-    incidents.sort(key=lambda incident: incident[0])
+        incidents.append((gone, what, gone.detail))
+    incidents.sort(key=lambda incident: incident[0].iteration)
     rows = [
-        (f"{iteration:,}", what, in_words(cause), layers[0] if layers else "", detail)
-        for iteration, what, cause, layers, detail in incidents[-_MOST_ROWS:]
+        (f"{row.iteration:,}", what, in_words(row.cause), row.layers[0] if row.layers else "", detail)
+        for row, what, detail in incidents[-_MOST_ROWS:]
     ]
     caption = f"Repeated and lost batches: {len(incidents)}"
     if len(incidents) > _MOST_ROWS:
@@ -175,10 +175,14 @@ def comparison_of(runs: Dict[str, Recording], title: str) -> str:
     rows = {name: recording.by_layer() for name, recording in runs.items()}
     layers = _by_difference(*rows.values())
     beside = {f"{layer}, {run}": of[layer] for layer in layers for run, of in rows.items() if layer in of}
-    differs, alike = _whole_runs(runs)
+    alike = _whole_runs(runs, same=True)
     return document(
         title,
-        section("What differs", "– stands for what was not recorded, or is not in use.", *differs),
+        section(
+            "What differs",
+            "– stands for what was not recorded, or is not in use.",
+            *_whole_runs(runs, same=False),
+        ),
         *_scale_and_loss(runs, timeline),
         _layers(layers, rows) if layers else "",
         *(layer_maps(beside, timeline) if layers else ()),
@@ -186,23 +190,17 @@ def comparison_of(runs: Dict[str, Recording], title: str) -> str:
     )
 
 
-def _whole_runs(runs: Dict[str, Recording]) -> Tuple[List[str], List[str]]:
-    """Tables of settings and results that differ, and of those that are the same."""
-    found: Dict[Tuple[str, bool], List[Sequence[str]]] = {}
-    for subject, of in (("Setting", _settings_of), ("Result", _facts)):
-        one, two = (of(recording) for recording in runs.values())
-        for what in dict.fromkeys([*one, *two]):
-            pair = one.get(what, "–"), two.get(what, "–")
-            found.setdefault((subject, pair[0] == pair[1]), []).append((what, *pair))
-    differs, alike = (
-        [
-            table(f"{what}s that {verb}", (what.lower(), *runs), found[what, same], words=True)
-            for what in ("Setting", "Result")
-            if (what, same) in found
-        ]
-        for same, verb in ((False, "differ"), (True, "are the same"))
-    )
-    return differs, alike
+def _whole_runs(runs: Dict[str, Recording], *, same: bool) -> List[str]:
+    """Tables of settings and results that are the same, or that differ."""
+    tables = []
+    for what, of in (("Setting", _settings_of), ("Result", _facts)):
+        one, two = map(of, runs.values())
+        pairs = {name: (one.get(name, "–"), two.get(name, "–")) for name in {**one, **two}}
+        rows = [(name, *pair) for name, pair in pairs.items() if (pair[0] == pair[1]) == same]
+        if rows:
+            caption = f"{what}s that {'are the same' if same else 'differ'}"
+            tables.append(table(caption, (what.lower(), *runs), rows, words=True))
+    return tables
 
 
 def _facts(recording: Recording) -> Dict[str, str]:
