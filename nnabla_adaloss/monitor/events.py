@@ -201,6 +201,5 @@ class UpdateEnded(NamedTuple):
     loss: float
 
 
-Event = Union[
-    TrainingBegan, LayerScaled, Overflowed, BatchRepeated, BatchThrownAway, ScaleChanged, UpdateEnded
-]
+Recorded = Union[TrainingBegan, Overflowed, BatchRepeated, BatchThrownAway, ScaleChanged, UpdateEnded]
+Event = Union[LayerScaled, Recorded]

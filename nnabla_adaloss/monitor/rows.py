@@ -8,15 +8,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Type, Union
 
 import numpy as np
 
-from .events import (
-    BatchRepeated,
-    BatchThrownAway,
-    LayerScaled,
-    Overflowed,
-    ScaleChanged,
-    TrainingBegan,
-    UpdateEnded,
-)
+from .events import BatchThrownAway, LayerScaled, Recorded, ScaleChanged, UpdateEnded
 
 
 class LayerRow(NamedTuple):
@@ -86,7 +78,7 @@ class LayerRow(NamedTuple):
         return self.overflowed / self.elements
 
 
-Row = Union[TrainingBegan, LayerRow, Overflowed, BatchRepeated, BatchThrownAway, ScaleChanged, UpdateEnded]
+Row = Union[LayerRow, Recorded]
 
 _OF_LAYER = (
     *("alpha", "scale", "underflow", "overflow", "nonfinite", "headroom"),
