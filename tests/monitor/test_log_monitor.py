@@ -42,9 +42,3 @@ def test_what_goes_wrong_is_written_with_its_cause(caplog: pytest.LogCaptureFixt
 def test_every_nth_iteration(caplog: pytest.LogCaptureFixture) -> None:
     lines = told(caplog, LogMonitor(2, every=2))
     assert {line.split(",")[0] for line in lines if ", layer " in line} == {"iteration 2", "iteration 4"}
-
-
-@pytest.mark.parametrize(("name", "arguments"), [("level", (3,)), ("every", (1, 0))])
-def test_bad_arguments_are_refused(name: str, arguments: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=f"^{name}={arguments[-1]} must be"):
-        LogMonitor(*arguments)

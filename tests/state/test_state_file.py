@@ -14,7 +14,7 @@ import signal
 import socket
 import stat
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, List, Optional
 
 import hypothesis.strategies as st
 import numpy as np
@@ -295,7 +295,7 @@ def test_a_writer_whose_temporary_file_is_taken_begins_again(
 ) -> None:
     path = tmp_path / "state"
     sync = os.fsync
-    taken = []
+    taken: List[str] = []
 
     def fsync(descriptor: int) -> None:
         for found in tmp_path.glob("*.tmp"):
