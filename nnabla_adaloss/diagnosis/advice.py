@@ -226,17 +226,20 @@ class _Trials:
         emulation = FormatEmulation(network.loss, storage, float_tail=True, parameters=parameters)
         config = AdaLossConfig(u_max=emulation.precisions.narrowest.stored_gradients.max / _ROOM)
         scaling = AdaptiveLossScaling(emulation, config, parameters=parameters)
-        tallies = {layer.name: Tally() for layer in self._layers}
+        tally = Tally(self._references[0])
         data: Dict[str, Counter[str]] = {layer.name: Counter() for layer in self._layers}
         for index, reference in enumerate(self._references):
             stored = self._passes.adaptive(partial(network.forward, emulation, index), scaling, index)
+            tally.add(stored, reference)
             for layer in self._layers:
-                tallies[layer.name].add(layer, stored, reference)
                 for key in self._data[layer.name] & emulation.emulated_storage.data.keys():
                     statistics, underflowed, overflowed = emulation.emulated_storage.data[key]
                     known = statistics.count - statistics.zeros + underflowed
                     data[layer.name].update(all=known, underflow=underflowed, overflow=overflowed)
         return {
-            name: Harm(tally.kept(), *(data[name][lost] / max(data[name]["all"], 1) for lost in _LOSSES))
-            for name, tally in tallies.items()
+            layer.name: Harm(
+                tally.of(layer),
+                *(data[layer.name][lost] / max(data[layer.name]["all"], 1) for lost in _LOSSES),
+            )
+            for layer in self._layers
         }

@@ -10,9 +10,9 @@ from typing import AbstractSet, Any, Dict, FrozenSet, Iterator, List, Mapping, S
 import nnabla as nn
 
 from ..graph.functions import is_matrix_product
-from .finite import Cause, Network, factors_in_words, listed
-from .target import Examined
-from .watching import Sight
+from .finite import Cause, factors_in_words
+from .passes import Sight
+from .target import Examined, Network, listed
 
 # More than this share of an activation's outputs are where it is flat, in every batch.
 _MOST = 0.5
@@ -105,19 +105,16 @@ class Ends:
 
     def _leaves_before(self, f: Any) -> Set[int]:
         """Keys of the leaves that need a gradient and that `f` depends on."""
-        return {hash(v) for g in self._network.before(f) for v in g.inputs} & self._network.plan.leaves.keys()
+        return {hash(v) for g in self._network.walk([f]) for v in g.inputs} & self._network.plan.leaves.keys()
 
     def _leaves_without(self, functions: AbstractSet[int]) -> Set[int]:
         """Keys of the leaves that a gradient reaches without passing any of these functions."""
-        found: Set[int] = set()
-        waiting, seen = [v.parent for v in self._network.plan.roots], set(functions)
-        while waiting:
-            f = waiting.pop()
-            if hash(f) not in seen:
-                seen.add(hash(f))
-                found.update(hash(v) for v in f.inputs if v.parent is None)
-                waiting += [v.parent for v in f.inputs if v.parent is not None and v.need_grad]
-        return found
+
+        def onward(f: Any) -> List[nn.Variable]:
+            return [] if hash(f) in functions else [v for v in f.inputs if v.need_grad]
+
+        walked = self._network.walk(self._network.last, onward)
+        return {hash(v) for f in walked if hash(f) not in functions for v in f.inputs if v.parent is None}
 
     def _told(self, f: Any, node: Any) -> Tuple[str, str, str]:
         """The kind, what is wrong, and a remedy."""
@@ -171,16 +168,14 @@ class Reach:
 
     def __init__(self, examined: Examined, network: Network) -> None:
         self._examined, self._network, self._plan = examined, network, network.plan
+
+        def onward(f: Any) -> List[nn.Variable]:
+            return [] if f.info.type_name == "Unlink" else [v for v in f.inputs if v.need_grad]
+
+        walked = [f for f in network.walk([self._plan.functions[-1]], onward) if f.info.type_name != "Unlink"]
         # Keys of the functions and of the leaves.
-        self._functions: Set[int] = set()
-        self._leaves: Set[int] = set()
-        waiting: List[Any] = [self._plan.functions[-1]]
-        while waiting:
-            f = waiting.pop()
-            if hash(f) not in self._functions and f.info.type_name != "Unlink":
-                self._functions.add(hash(f))
-                self._leaves.update(hash(v) for v in f.inputs if v.need_grad and v.parent is None)
-                waiting += [v.parent for v in f.inputs if v.need_grad and v.parent is not None]
+        self._functions = set(map(hash, walked))
+        self._leaves = {hash(v) for f in walked for v in onward(f) if v.parent is None}
 
     def causes(self) -> Iterator[Cause]:
         """What a solver has to train and does not."""
@@ -283,7 +278,7 @@ class Reach:
                 for v in f.inputs:
                     if v.parent is None or hash(v.parent) in self._functions:
                         continue
-                    before = list(self._network.before(v.parent))
+                    before = list(self._network.walk([v.parent]))
                     if any(hash(leaf) in missed for g in before for leaf in g.inputs):
                         g = next(g for g in before if g.info.type_name != "Unlink")
                         how = "has need_grad=False" if g is before[0] else "is unlinked"

@@ -5,50 +5,29 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from functools import partial
-from typing import (
-    AbstractSet,
-    Any,
-    Dict,
-    Iterator,
-    List,
-    Literal,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    Union,
-    overload,
-)
-from typing import Counter as CounterOf
+from typing import AbstractSet, Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union, overload
 
 import nnabla as nn
 import numpy as np
 
 from ..core.formats import Format, canonical_name
-from ..core.precision import LayerPrecisions, PrecisionLike, StorageLike
-from ..core.scale_history import HistoryPolicy
+from ..core.precision import LayerPrecisions, PrecisionLike, PrecisionName, StorageLike
 from ..emulation import FormatEmulation
-from ..engine import AdaptiveLossScaling
 from ..state.whole_file import replace_page
 from .advice import PrecisionAdvice, advise, candidates_of
 from .ends import Ends, Reach, ends_as_stored
-from .finite import Cause, Finiteness, Network, listed
-from .passes import Forward, Gradients, Kept, Layer, NoBackward, Passes, Tallies, parameter_layers
-from .report import as_page, as_text
-from .target import Examined, Feeder, input_name
-from .verdicts import TOLERANCE, USELESS, LayerNumbers, NetworkNumbers, Verdict, Way, judge
-from .watching import Sight, Watch
+from .finite import Cause, Finiteness
+from .passes import Layer, NoBackward, Passes, Sight, Tally, parameter_layers
+from .target import Examined, Feeder, Network, input_name
+from .verdicts import USELESS, LayerNumbers, NetworkNumbers, Verdict, Way, as_page, as_text, judge
+from .ways import Tried
 
-_CONSTANT = 65536.0
 # What is tried beside the format that was asked for.
-_FORMATS: Tuple[Literal["float16", "bfloat16", "fp8_hybrid"], ...] = ("float16", "bfloat16", "fp8_hybrid")
+_FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
 # Gradients that change by this share of themselves where all is rounded to 18 bits are rounding errors, which
 # no narrower format can hold. Others change by some hundred thousandths.
 _FINER, _NOISE = Format.ieee("finer", exponent_bits=8, mantissa_bits=18), 0.1
-# The share of what a layer loses that the function at which it begins must lose.
-_BEGINS = 0.5
 
 
 class Diagnosis:
@@ -198,98 +177,6 @@ def diagnose(
         return Diagnosis(_Examination(examined, storage).numbers())
 
 
-class _Tried:
-    """What each way of scaling leaves of the gradients in one format."""
-
-    def __init__(
-        self, examined: Examined, layers: Sequence[Layer], emulation: FormatEmulation, amax: float
-    ) -> None:
-        u_max = emulation.precisions.narrowest.stored_gradients.max
-        one = HistoryPolicy().scale(amax, u_max=u_max) if amax else 1.0
-        self.scales: Dict[Way, float] = {Way.NONE: 1.0, Way.CONSTANT: _CONSTANT, Way.ONE: one}
-        self.floor = Tallies(layers)
-        self.ways = {way: Tallies(layers) for way in Way}
-        self._examined, self._passes = examined, Passes(layers)
-        self._emulation, self._adaptive = emulation, AdaptiveLossScaling(emulation)
-        # By way and key: elements that were not 0 before a gradient was rounded, and what became of them.
-        self._rounded: Dict[Way, Dict[int, CounterOf[str]]] = {way: {} for way in Way}
-
-    def compare(self, index: int, in_fp32: Gradients) -> None:
-        """Every way of scaling, on one batch."""
-        forward: Forward = partial(self._examined.forward, self._emulation, index)
-        # Of the same activations: what is lost is lost by storing gradients.
-        unstored = self._passes.with_one_scale(forward, self._emulation, round_gradients=False)
-        self.floor.add(unstored, in_fp32)
-        for way, tallies in self.ways.items():
-            if way is Way.ADAPTIVE:
-                stored = self._passes.adaptive(forward, self._adaptive, index)
-            else:
-                stored = self._passes.with_one_scale(forward, self._emulation, self.scales[way])
-            tallies.add(stored, in_fp32, unstored)
-            for key, seen in self._emulation.emulated_storage.gradients.items():
-                nonzero = seen.statistics.count - seen.statistics.zeros + seen.underflowed
-                counted = self._rounded[way].setdefault(key, Counter())
-                counted.update(nonzero=nonzero, underflow=seen.underflowed, overflow=seen.overflowed)
-
-    def kept(self, name: str, noise: AbstractSet[int]) -> Dict[Way, Kept]:
-        """What is left of a layer: the worst of its parameters, but for those whose gradients are noise."""
-        return {way: tallies.kept(name, noise) for way, tallies in self.ways.items()}
-
-    def begins(self, network: Network, layer: Layer, way: Way, kept: Kept) -> str:
-        """The first function of each branch in whose backward most of what a layer loses is lost; empty: it
-        is lost bit by bit.
-        """
-        what = "overflow" if kept.overflow else "underflow"
-        least = 0.0 if kept.overflow else max(_BEGINS * kept.underflow, 0.01)
-        losing, gone = set(), set()
-        for key, counted in self._rounded[way].items():
-            if counted[what] > least * counted["nonzero"]:
-                losing.add(key)
-            if not counted["nonzero"] > counted["underflow"]:
-                gone.add(key)
-        behind = {hash(f): f for f in network.behind(layer.outputs or layer.weights)}
-        waiting, seen, found = [v.parent for v in network.plan.roots], set(), []
-        while waiting:
-            f = waiting.pop()
-            if hash(f) in seen or hash(f) not in behind or gone.issuperset(map(hash, f.outputs)):
-                continue
-            seen.add(hash(f))
-            before = [v for v in f.inputs if v.parent is not None and hash(v.parent) in behind]
-            if losing.isdisjoint(map(hash, before)):
-                waiting += [v.parent for v in before]
-            else:
-                found.append(f)
-        # Or in that of the layer.
-        own = losing & layer.weights.keys()
-        found = found or [f for f in behind.values() if not own.isdisjoint(map(hash, f.inputs))]
-        return listed([network.name(f) for f in sorted(found, key=lambda f: network.number[hash(f)])])
-
-    def cancels(self, network: Network, layer: Layer, way: Way) -> str:
-        """The functions whose gradients from several readers add up to 0 as stored, on the way to a layer."""
-        gone = {key for key, counted in self._rounded[way].items() if not counted["nonzero"]}
-        behind = {hash(f) for f in network.behind(layer.outputs or layer.weights)}
-        waiting, seen, found = [v.parent for v in network.plan.roots], set(), []
-        while waiting:
-            f = waiting.pop()
-            if hash(f) not in behind or hash(f) in seen:
-                continue
-            seen.add(hash(f))
-            for v in f.inputs:
-                if hash(v) not in gone:
-                    waiting += [v.parent] if v.parent is not None else []
-                elif v.parent is not None and hash(v.parent) in behind and len(network.readers[hash(v)]) > 1:
-                    found.append(v.parent)
-        return listed([network.name(f) for f in sorted({*found}, key=lambda f: network.number[hash(f)])])
-
-    def losing(self, network: Network, layer: Layer, way: Way, noise: AbstractSet[int]) -> str:
-        """The parameters of a layer that lose, if others do not."""
-        parts = self.ways[way].parts[layer.name]
-        kept = {key: tally.kept() for part, tally in parts for key in part.weights if key not in noise}
-        found = [key for key, own in kept.items() if own.overflow or own.error > TOLERANCE]
-        names = network.plan.names
-        return ", ".join(names.get(key, "an input") for key in found) if len(found) < len(kept) else ""
-
-
 class _Examination:
     """Measures a network whose batches are recorded."""
 
@@ -305,12 +192,12 @@ class _Examination:
         self._as_stored: List[Sight] = []
         self._losses: List[Tuple[float, float]] = []
         # By layer, of what the solver gets.
-        self._for_solver: Dict[str, float] = {}
+        self._for_solver = {layer.name: 0.0 for layer in self._layers}
 
     def numbers(self) -> NetworkNumbers:
         """Everything that verdicts are made from."""
         examined, unfed = self._examined, self._examined.unfed
-        tried: Dict[str, _Tried] = {}
+        tried: Dict[str, Tried] = {}
         noise: Set[int] = set()
         layers: List[LayerNumbers] = []
         try:
@@ -322,7 +209,7 @@ class _Examination:
         except NoBackward as error:
             what = "it has no backward, so that nothing before it can be trained"
             remedy = "use a function with a gradient, or unlinked() before it"
-            name = self._network.name(self._network.function(error.function))
+            name = self._network.plan.labels[error.function]
             causes = [Cause("no_backward", name, what, remedy)]
         in_fp32, as_stored = (float(np.mean(one)) for one in zip(*self._losses or [(math.nan, math.nan)]))
         return NetworkNumbers(
@@ -333,7 +220,7 @@ class _Examination:
             tried[self._storage].scales if tried else {},
             layers,
             causes,
-            {name: {n.name: one.kept(n.name, noise) for n in layers} for name, one in tried.items()},
+            {n: {layer.name: one.kept(layer, noise) for layer in self._layers} for n, one in tried.items()},
             [note for note in (examined.note, self._reach.note()) if note],
         )
 
@@ -343,62 +230,65 @@ class _Examination:
         """
         examined, plan, passes = self._examined, self._examined.plan, self._passes
         for index in range(len(examined)):
-            in_fp32 = Watch(plan, examined.kernels)
+            in_fp32 = Sight(plan, examined.kernels)
+            as_stored, emulation = Sight(plan, examined.kernels, in_fp32), self._emulation
             forward = partial(examined.forward, examined.loss, index, in_fp32.after_forward)
             passes.with_one_scale(forward, examined.loss, pre=in_fp32.before_backward)
-            self._in_fp32.append(in_fp32.end())
+            in_fp32.end()
             loss = float(examined.loss.d)
             if examined.on_gradients is not None:
                 examined.on_gradients(examined.solver)
             for layer in self._layers:
-                known = [in_fp32.statistics(v.grad) for v in layer.weights.values()]
-                largest = max((one.abs_max for one in known if one is not None), default=0.0)
-                self._for_solver[layer.name] = max(self._for_solver.get(layer.name, 0.0), largest)
-            as_stored, emulation = Watch(plan, examined.kernels, in_fp32), self._emulation
+                known = (in_fp32.statistics(v.grad) for v in layer.weights.values())
+                largest = [self._for_solver[layer.name], *(one.abs_max for one in known if one is not None)]
+                self._for_solver[layer.name] = max(largest)
             forward = partial(examined.forward, emulation, index, as_stored.after_forward)
             passes.with_one_scale(forward, emulation, pre=as_stored.before_backward, round_gradients=False)
-            self._as_stored.append(as_stored.end())
+            as_stored.end()
+            self._in_fp32.append(in_fp32)
+            self._as_stored.append(as_stored)
             self._losses.append((loss, float(examined.loss.d)))
         return [cause for cause in self._not_finite(self._in_fp32) if cause.fatal]
 
     def _not_finite(self, *sights: Sequence[Sight]) -> List[Cause]:
         """The first in forward order that is found in any batch."""
         found = (Finiteness(self._network, *of_batch).cause() for of_batch in zip(*sights))
-        return sorted((cause for cause in found if cause), key=self._network.position)[:1]
+        return sorted((cause for cause in found if cause), key=self._position)[:1]
 
-    def _compare(self) -> Tuple[Dict[str, _Tried], Set[int]]:
+    def _position(self, cause: Cause) -> int:
+        return self._network.positions.get(cause.function, -1)
+
+    def _compare(self) -> Tuple[Dict[str, Tried], Set[int]]:
         """What is left in each format, and keys of the parameters whose gradients are noise."""
         examined, passes, layers = self._examined, self._passes, self._layers
         roots = set(map(hash, examined.plan.roots))
         seen = [item for sight in self._in_fp32 for item in sight.gradients.items()]
         amax = max((one.abs_max for key, one in seen if key not in roots), default=0.0)
-        emulations = {self._storage: self._emulation}
-        for other in _FORMATS:
-            if other not in emulations:
-                emulations[other] = _emulated(examined, other)
-        tried = {name: _Tried(examined, layers, one, amax) for name, one in emulations.items()}
+        others = {str(name): _emulated(examined, name) for name in _FORMATS if name != self._storage}
+        emulations = {self._storage: self._emulation, **others}
+        tried = {name: Tried(examined, layers, one, amax) for name, one in emulations.items()}
         finer = FormatEmulation(examined.loss, _FINER)
         noise = {key for layer in layers for key in layer.weights}
         for index in range(len(examined)):
             forward = partial(examined.forward, examined.loss, index)
             in_fp32 = passes.with_one_scale(forward, examined.loss)
             rounded = passes.with_one_scale(partial(examined.forward, finer, index), finer)
-            finely = Tallies(layers)
+            finely = Tally(noise)
             finely.add(rounded, in_fp32)
-            noise &= finely.weights(lambda tally: tally.differs(_NOISE) or tally.is_zero)
+            noise &= finely.differing(_NOISE) | finely.zeros()
             if noise:
                 # Not random numbers of every pass.
-                again = Tallies(layers)
+                again = Tally(noise)
                 again.add(passes.with_one_scale(forward, examined.loss), in_fp32)
-                noise -= again.weights(lambda tally: tally.differs(_NOISE))
+                noise -= again.differing(_NOISE)
             for one in tried.values():
                 one.compare(index, in_fp32)
         return tried, noise
 
-    def _numbers(self, tried: _Tried, layer: Layer, noise: AbstractSet[int]) -> LayerNumbers:
-        keys, kept = [*layer.outputs, *layer.weights], tried.kept(layer.name, noise)
+    def _numbers(self, tried: Tried, layer: Layer, noise: AbstractSet[int]) -> LayerNumbers:
+        keys, kept = [*layer.outputs, *layer.weights], tried.kept(layer, noise)
         known = (s.gradients[k].abs_max for s in self._in_fp32 for k in keys if k in s.gradients)
-        nonzero = sum(tally.nonzero for _, tally in tried.floor.parts[layer.name])
+        nonzero = tried.floor.nonzero(layer)
         losing = [way for way, one in kept.items() if one.overflow or one.underflow >= 0.01]
         begins = {way: tried.begins(self._network, layer, way, kept[way]) for way in losing}
         return LayerNumbers(
@@ -406,7 +296,7 @@ class _Examination:
             layer.type_name,
             max(known, default=0.0),
             nonzero,
-            tried.floor.kept(layer.name, noise).error,
+            tried.floor.worst(layer, noise).error,
             kept,
             self._emulation.emulated_storage.precision_of(keys[0]).stored_gradients,
             bool(nonzero and layer.weights and layer.weights.keys() <= noise),
@@ -434,7 +324,7 @@ class _Examination:
         if damaged and not any(cause.fatal for cause in beyond):
             sights = zip(self._in_fp32, self._as_stored)
             changed = (Finiteness(network, *of_batch).changed(damaged) for of_batch in sights)
-            found = sorted((cause for cause in changed if cause), key=network.position)
+            found = sorted((cause for cause in changed if cause), key=self._position)
             found += ends_as_stored(network, Ends(network, self._as_stored), ended)
             for cause in found[:1]:
                 yield cause._replace(fatal=len(damaged) == len(learning), spoils=tuple(damaged))

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
 from ..core.formats import FLOAT32, Format
-from ..emulation.rounded_storage import RoundedStorage
-from ..graph.plan import GraphPlan
-from .target import input_name
-from .watching import Sight
+from .passes import Sight
+from .target import Network
 
 # Storage that changes an array by this share of it has made something else of it; and a loss.
 _DEVIATES = 0.25
@@ -21,8 +19,6 @@ _LOSS_DEVIATES = 0.02
 _GROWN = 8.0
 # The share of numbers that become 0 that is told.
 _LOST = 0.1
-# How many names are listed.
-_NAMED = 4
 
 _DIFFERENCE = "take the difference before numbers become large (subtract the mean first), or in fp32"
 
@@ -44,73 +40,6 @@ class Cause(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.function}: {self.what}. {self.remedy[0].upper()}{self.remedy[1:]}."
-
-
-class Network:
-    """The functions of a graph, their names, and the formats that they are stored in."""
-
-    def __init__(self, plan: GraphPlan, storage: RoundedStorage) -> None:
-        self.plan, self._storage = plan, storage
-        self.number = {hash(f): index for index, f in enumerate(plan.functions)}
-        self._positions = {name: self.number[key] for key, name in plan.labels.items()}
-        # Of all parameters, also of those without a gradient, which no solver has.
-        registered = {hash(v.data): name for name, v in nn.get_parameters(grad_only=False).items()}
-        leaves = [v for f in plan.functions for v in f.inputs if v.parent is None]
-        known = {hash(v): registered[hash(v.data)] for v in leaves if hash(v.data) in registered}
-        self.names: Dict[int, str] = {**known, **plan.names}
-        self.readers: Dict[int, List[Any]] = {}
-        for f in plan.functions:
-            for v in f.inputs:
-                self.readers.setdefault(hash(v), []).append(f)
-
-    def function(self, key: int) -> Any:
-        """Of a key."""
-        return self.plan.functions[self.number[key]]
-
-    def name(self, f: Any) -> str:
-        """Of a function, as everything else calls it too."""
-        return self.plan.labels[hash(f)]
-
-    def called(self, v: nn.Variable) -> str:
-        """A variable in words."""
-        if v.parent is not None:
-            return f"the output of {self.name(v.parent)}"
-        name = self.names.get(hash(v))
-        return input_name(v) if name is None else f"the parameter {name}"
-
-    def position(self, cause: Cause) -> int:
-        """In forward order, of the function that a cause names."""
-        return self._positions.get(cause.function, -1)
-
-    def format(self, v: nn.Variable) -> Format:
-        """That it is stored in."""
-        return self._storage.data_format(hash(v), v.size)
-
-    def normalization_of_single_numbers(self) -> str:
-        """The name of a batch normalization that has one number of each channel; empty: there is none."""
-        for f in self.plan.functions:
-            is_measured = f.info.type_name.endswith("BatchNormalization") and f.info.args["batch_stat"]
-            if is_measured and f.inputs[0].size == f.inputs[1].size:
-                return self.name(f)
-        return ""
-
-    def behind(self, variables: Iterable[int]) -> Iterator[Any]:
-        """All functions that compute variables or depend on them, in forward order."""
-        found = set(variables)
-        for f in self.plan.functions:
-            if not found.isdisjoint(map(hash, (*f.inputs, *f.outputs))):
-                found.update(map(hash, f.outputs))
-                yield f
-
-    def before(self, f: Any) -> Iterator[Any]:
-        """A function and all that it depends on."""
-        waiting, seen = [f], set()
-        while waiting:
-            f = waiting.pop()
-            if hash(f) not in seen:
-                seen.add(hash(f))
-                yield f
-                waiting += [v.parent for v in f.inputs if v.parent is not None]
 
 
 class Finiteness:
@@ -221,7 +150,7 @@ class Finiteness:
         network, name, bad = self._network, self._network.name(f), self._bad(f.inputs)
         if bad:
             what = f"it reads rows of minus infinity alone from {network.called(bad[0])}{self._also}"
-            leaves = [w for g in network.before(f) for w in g.inputs if w.parent is None and self._is_stored]
+            leaves = [w for g in network.walk([f]) for w in g.inputs if w.parent is None and self._is_stored]
             for mask in [w for w in leaves if self._amax(w) > network.format(w).max][:1]:
                 what += f", as {network.called(mask)} reaches {self._beyond(mask)}"
             remedy = "a mask must leave one place per row open, and mask with a number that the format holds"
@@ -369,19 +298,12 @@ class Finiteness:
         if deviation.lost > _LOST:
             what = f"{subject}, {'of which' if own else 'of whose numbers'} {deviation.lost:.0%} become 0 in "
             what += f"{stored.name}, whose smallest is {stored.smallest_subnormal:.1g}"
-            what += factors_in_words(network, list(network.before(f)))
+            what += factors_in_words(network, list(network.walk([f])))
             remedy = "bring them into range: divide later, or multiply the mean rather than the elements"
             return Cause("underflow", name, what, remedy)
         what = f"{subject} that come out with an error of {deviation.error:.0%} in {stored.name}"
         what += self._reads(f) if own else ""
         return Cause("precision", name, what, "use a format with more bits there")
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first few of some names, and how many others there are."""
-    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
-    *first, last = [*names[:_NAMED], *more] or [""]
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def factors_in_words(network: Network, functions: List[Any]) -> str:

@@ -1,19 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backward passes whose gradients are kept, of each layer, as the layer reads them, and their comparison."""
+"""Passes over a batch: the gradients of layers, their comparison, and what functions read and write."""
 
 from __future__ import annotations
 
 import math
-from typing import AbstractSet, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    AbstractSet,
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+)
 
 import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.statistics import ArrayStatistics
 from ..core.verdict import Rules
 from ..engine import AdaptiveLossScaling, BatchLoop
+from ..graph.functions import written_inputs
 from ..graph.loss import Hook, LossLike, root_cause, run_backward
 from ..graph.plan import GraphPlan
+from ..kernels import Kernels
+from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 
 Forward = Callable[[], None]
 Gradients = Dict[int, NDArray[Any]]
@@ -21,6 +37,10 @@ Gradients = Dict[int, NDArray[Any]]
 
 # So often a batch runs again, at most, until its scales hold.
 _REPEATS = 19
+# A derivative below this share of the largest one is next to nothing.
+_FLAT = 2.0**-10
+# Scores that are so far below the largest one of their row are masked.
+_MASKED = 5e3
 
 
 class Layer(NamedTuple):
@@ -175,72 +195,183 @@ class Kept(NamedTuple):
 
 
 class Tally:
-    """Counts what storing the gradients of one layer in one way has done to them; adds up over batches."""
+    """Counts what storing some gradients in one way has done to them, by key; adds up over batches."""
 
-    def __init__(self) -> None:
-        self.nonzero = self._lost = self._finite = self._overflowed = 0
-        self._squared_error = self._squared = 0.0
+    def __init__(self, keys: Iterable[int]) -> None:
+        # Elements that are not 0, and those of them that are lost; that are finite, and those of them that
+        # overflow; squares of errors, and of what is exact.
+        self._sums: Dict[int, NDArray[np.float64]] = {key: np.zeros(6) for key in keys}
 
-    def add(
-        self,
-        layer: Layer,
-        stored: Gradients,
-        fp32: Gradients,
-        unstored: Optional[Gradients] = None,
-    ) -> None:
+    def add(self, stored: Gradients, fp32: Gradients, unstored: Optional[Gradients] = None) -> None:
         """Take errors against `fp32`, and count what is lost and overflows against `unstored`, if given."""
-        for key in (*layer.outputs, *layer.weights):
+        for key, sums in self._sums.items():
             complete, rounded = (fp32 if unstored is None else unstored)[key], stored[key]
             finite = np.isfinite(complete)
             nonzero = finite & (complete != 0.0)
-            self.nonzero += int(np.count_nonzero(nonzero))
-            self._lost += int(np.count_nonzero(nonzero & (rounded == 0.0)))
-            self._finite += int(np.count_nonzero(finite))
-            self._overflowed += int(np.count_nonzero(finite & ~np.isfinite(rounded)))
-        for key in layer.weights or layer.outputs:
+            counted = nonzero, nonzero & (rounded == 0.0), finite, finite & ~np.isfinite(rounded)
             with np.errstate(invalid="ignore", over="ignore"):
-                self._squared_error += float(np.sum((stored[key] - fp32[key]) ** 2))
-                self._squared += float(np.sum(fp32[key] ** 2))
+                squares = np.sum((rounded - fp32[key]) ** 2), np.sum(fp32[key] ** 2)
+                sums += [*map(np.count_nonzero, counted), *squares]
 
-    def differs(self, share: float) -> bool:
-        """Whether gradients of weights are finite, and others than in fp32 by more than a share of these."""
-        return math.isfinite(self._squared_error) and self._squared_error > share**2 * self._squared
+    def nonzero(self, layer: Layer) -> int:
+        """Elements of the gradients of a layer's weights, or else outputs, that are not 0."""
+        return int(sum(self._sums[key][0] for key in layer.weights or layer.outputs))
 
-    @property
-    def is_zero(self) -> bool:
-        """Whether gradients of weights are exactly 0 in fp32."""
-        return not self._squared
+    def differing(self, share: float) -> Set[int]:
+        """Keys of the gradients that are finite, and others than in fp32 by more than a share of these."""
+        errors = {key: sums[4:] for key, sums in self._sums.items()}
+        return {key for key, (error, exact) in errors.items() if math.inf > error > share**2 * exact}
 
-    def kept(self) -> Kept:
-        """The shares and the error."""
-        error = 0.0
-        if self._squared_error:
-            is_known = math.isfinite(self._squared_error) and self._squared
-            error = math.sqrt(self._squared_error / self._squared) if is_known else math.inf
-        return Kept(self._lost / max(self.nonzero, 1), self._overflowed / max(self._finite, 1), error)
+    def zeros(self) -> Set[int]:
+        """Keys of the gradients that are exactly 0 in fp32."""
+        return {key for key, sums in self._sums.items() if not sums[5]}
 
+    def of(self, layer: Layer) -> Kept:
+        """Of all gradients of a layer together; the error is that of its weights, if it has any."""
+        return self.kept((*layer.outputs, *layer.weights), layer.weights or layer.outputs)
 
-class Tallies:
-    """One for each parameter of each layer: a bias, which is large, tells nothing of the weight."""
-
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        self.parts: Dict[str, List[Tuple[Layer, Tally]]] = {}
-        for layer in layers:
-            own = [layer._replace(outputs={}, weights={key: v}) for key, v in layer.weights.items()]
-            self.parts[layer.name] = [(part, Tally()) for part in own or [layer]]
-
-    def add(self, stored: Gradients, fp32: Gradients, unstored: Optional[Gradients] = None) -> None:
-        """See `Tally.add`."""
-        for parts in self.parts.values():
-            for part, tally in parts:
-                tally.add(part, stored, fp32, unstored)
-
-    def weights(self, said: Callable[[Tally], bool]) -> Set[int]:
-        """Keys of the parameters of which something is true."""
-        parts = (one for parts in self.parts.values() for one in parts)
-        return {key for part, tally in parts if said(tally) for key in part.weights}
-
-    def kept(self, name: str, but: AbstractSet[int]) -> Kept:
-        """Of the parameters of a layer the worst, without some, by key."""
-        kept = [tally.kept() for part, tally in self.parts[name] if but.isdisjoint(part.weights)]
+    def worst(self, layer: Layer, but: AbstractSet[int]) -> Kept:
+        """Of a layer's parameters the worst, without some: a large bias tells nothing of a weight."""
+        parts = [[key] for key in layer.weights] or [list(layer.outputs)]
+        kept = [self.kept(part, part) for part in parts if but.isdisjoint(part)]
         return Kept(*map(max, zip(*kept))) if kept else Kept(0.0, 0.0, 0.0)
+
+    def kept(self, counted: Iterable[int], compared: Iterable[int]) -> Kept:
+        """The shares of some gradients, and the error of some, by key."""
+        nonzero, lost, finite, overflowed = np.sum([self._sums[key][:4] for key in counted], axis=0).tolist()
+        squared_error, squared = np.sum([self._sums[key][4:] for key in compared], axis=0).tolist()
+        error = 0.0
+        if squared_error:
+            is_known = math.isfinite(squared_error) and squared
+            error = math.sqrt(squared_error / squared) if is_known else math.inf
+        return Kept(lost / max(nonzero, 1.0), overflowed / max(finite, 1.0), error)
+
+
+class NotFinite(NamedTuple):
+    """How many elements of an array are not finite."""
+
+    nans: int
+    positive: int  # infinities
+    negative: int
+
+    def __str__(self) -> str:
+        infinities = self.positive + self.negative
+        told = [(self.nans, "NaN", "NaNs"), (infinities, "infinity", "infinities")]
+        return " and ".join(f"{n} {one if n == 1 else many}" for n, one, many in told if n)
+
+
+class Deviation(NamedTuple):
+    """What storage has done to an array, computed from others that were stored as well."""
+
+    error: float  # relative to fp32; infinite where something is not finite
+    lost: float  # share of what is not 0 in fp32 that is 0 as stored
+    typical_lost: float = 0.0  # the median magnitude of that in fp32
+
+
+class Sight:
+    """What functions have read and written in one batch, by key of the variable or of the function.
+
+    That of a pass as stored compares with the one `in_fp32`, which keeps what was computed until then.
+    """
+
+    def __init__(self, plan: GraphPlan, kernels: Kernels, in_fp32: Optional[Sight] = None) -> None:
+        self.data: Dict[int, ArrayStatistics] = {}
+        self.gradients: Dict[int, ArrayStatistics] = {}
+        self.not_finite: Dict[int, NotFinite] = {}
+        # Of functions that are not made for numbers below 0: how many they read.
+        self.negatives: Dict[int, int] = {}
+        # Of activations: the share of their outputs (of a softmax, of its rows) with next to no derivative.
+        self.flat: Dict[int, float] = {}
+        self._deviations: Dict[int, Deviation] = {}
+        self._kept: Dict[int, NDArray[Any]] = {}
+        self._plan, self._kernels, self._in_fp32 = plan, kernels, in_fp32
+
+    def deviation(self, v: nn.Variable) -> Deviation:
+        """Of a variable."""
+        return self._deviations.get(hash(v), Deviation(0.0, 0.0))
+
+    def after_forward(self, f: Any) -> None:
+        """A post hook of forward."""
+        type_name, args = f.info.type_name, f.info.args
+        written = written_inputs(type_name, args)
+        read = [v for index, v in enumerate(f.inputs) if v.parent is None and index not in written]
+        for v in (*(v for v in read if hash(v) not in self.data), *f.outputs):
+            self._note(v)
+        if type_name in _FROM_ZERO and f.inputs[0].parent is not None:
+            self.negatives[hash(f)] = int(np.count_nonzero(f.inputs[0].data.data < 0))
+        look = _FLATNESS.get(type_name)
+        if look is not None and self._in_fp32 is None:
+            flat = look(f)
+            self.flat[hash(f)] = float(np.mean(flat)) if flat.size else 0.0
+
+    def before_backward(self, f: Any) -> None:
+        """A pre hook of backward: the gradients that arrive at a function are complete."""
+        self._note_gradients(f.outputs)
+
+    def end(self) -> None:
+        """Backward has run."""
+        self._note_gradients(self._plan.leaves.values())
+        if self._in_fp32 is not None:
+            self._in_fp32._kept.clear()
+
+    def _note(self, v: nn.Variable) -> None:
+        key, statistics = hash(v), self.statistics(v.data)
+        if statistics is None:
+            return
+        self.data[key] = statistics
+        if statistics.nonfinite:
+            x = v.data.data
+            infinities = (int(np.count_nonzero(x == inf)) for inf in (np.inf, -np.inf))
+            self.not_finite[key] = NotFinite(int(np.count_nonzero(np.isnan(x))), *infinities)
+        if self._in_fp32 is None:
+            self._kept[key] = np.array(v.data.data, np.float32)
+        elif key in self._in_fp32._kept:
+            self._deviations[key] = _deviation(np.asarray(v.data.data), self._in_fp32._kept[key])
+
+    def _note_gradients(self, variables: Iterable[nn.Variable]) -> None:
+        known = {hash(v): self.statistics(v.grad) for v in variables}
+        self.gradients.update({key: found for key, found in known.items() if found is not None})
+
+    def statistics(self, array: nn.NdArray) -> Optional[ArrayStatistics]:
+        """Of an array; None where there is nothing to look at."""
+        if array.clear_called:
+            return None
+        stored = stored_dtype(array)
+        if stored is None:
+            return ArrayStatistics.of_zeros(array.size)
+        if stored not in (FLOAT32, FLOAT16):
+            if stored.kind != "f":
+                return None
+            array = nn.NdArray.from_numpy_array(np.asarray(array.data, FLOAT32))
+        return self._kernels.statistics(array)
+
+
+def _deviation(stored: NDArray[Any], exact: NDArray[Any]) -> Deviation:
+    known = np.isfinite(exact)
+    wide, narrow = exact[known].astype(np.float64), stored.reshape(exact.shape)[known].astype(np.float64)
+    nonzero = wide != 0.0
+    gone = np.abs(wide[nonzero & (narrow == 0.0)])
+    lost = gone.size / max(int(np.count_nonzero(nonzero)), 1), float(np.median(gone)) if gone.size else 0.0
+    if not np.isfinite(narrow).all():
+        return Deviation(np.inf, *lost)
+    size, difference = np.linalg.norm(wide), np.linalg.norm(narrow - wide)
+    return Deviation(float(difference / size) if size else float(difference and np.inf), *lost)
+
+
+def _flat_rows(f: Any) -> NDArray[Any]:
+    """Which rows of a softmax are 1 in one place, of those with several places that are not masked."""
+    axis, x = f.info.args["axis"], f.inputs[0].data.data
+    with np.errstate(invalid="ignore"):
+        is_open = np.count_nonzero(x > np.max(x, axis=axis, keepdims=True) - _MASKED, axis=axis) > 1
+    flat: NDArray[Any] = np.max(f.outputs[0].data.data, axis=axis)[is_open] >= 1.0 - _FLAT / 2.0
+    return flat
+
+
+_FLATNESS: Dict[str, Callable[[Any], NDArray[Any]]] = {
+    "Tanh": lambda f: 1.0 - f.outputs[0].data.data ** 2 <= _FLAT,
+    "Sigmoid": lambda f: 4.0 * f.outputs[0].data.data * (1.0 - f.outputs[0].data.data) <= _FLAT,
+    "Softmax": _flat_rows,
+}
+
+# A logarithm or a root.
+_FROM_ZERO: List[str] = ["Log", "PowScalar", "Pow2"]

@@ -32,9 +32,8 @@ class SanityChecker:
     """Compares the stored gradients of every layer with fp32's, every so many iterations.
 
     Call it after each `update()`. It warns once of each layer that loses more than a threshold, and says what
-    the layer would lose without scales of layers. (The sanity checker of the implementation that Zhao et al.,
-    arXiv 1910.12385, published does this.) A check takes three passes or more on the last batch, and training
-    goes on bit for bit as without it.
+    the layer would lose without scales of layers, as the implementation of Zhao et al. (arXiv 1910.12385)
+    does. A check takes three passes or more on the last batch; training goes on bit for bit as without it.
 
     Args:
         updater: an `AdaptiveLossScalingUpdater` with `storage=`.
@@ -112,12 +111,12 @@ class SanityChecker:
                 with_alpha = passes.adaptive(forward, scaling, scaling.iteration)
         finally:
             scaling.load_state_dict(learned)
+        tallies = Tally(in_fp32), Tally(in_fp32)
+        for tally, stored in zip(tallies, (with_alpha, without)):
+            tally.add(stored, in_fp32)
         self.last = {}
         for layer in layers:
-            tallies = Tally(), Tally()
-            for tally, stored in zip(tallies, (with_alpha, without)):
-                tally.add(layer, stored, in_fp32)
-            lost = self.last[layer.name] = LayerLoss(*(tally.kept().underflow for tally in tallies))
+            lost = self.last[layer.name] = LayerLoss(*(tally.of(layer).underflow for tally in tallies))
             if lost.with_alpha > self._threshold and layer.name not in self._told:
                 self._told.add(layer.name)
                 warn(

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network under examination: its loss, a few batches of its data, and all put back as it was."""
+"""The network under examination: a few batches of its data, all put back as it was, and its functions."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Set, Tuple
+from operator import attrgetter
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.formats import Format
 from ..core.validation import positive_integer
+from ..emulation.rounded_storage import RoundedStorage
 from ..graph.functions import is_matrix_product, written_inputs
 from ..graph.loss import Hook, LossWrapper, root_cause, variable_of
 from ..graph.names import named
@@ -20,6 +23,9 @@ from ..undo import Preserved
 from ..updaters.settings import keep_data
 
 Feeder = Callable[[], Any]
+
+# How many names are listed.
+_NAMED = 4
 
 
 def refuse_half(loss: nn.Variable) -> None:
@@ -205,3 +211,81 @@ def input_name(v: nn.Variable) -> str:
 
 def _is_loss(source: Any) -> bool:
     return isinstance(source, (nn.Variable, LossWrapper))
+
+
+class Network:
+    """The functions of a graph, their names, and the formats that they are stored in."""
+
+    def __init__(self, plan: GraphPlan, storage: RoundedStorage) -> None:
+        self.plan, self._storage = plan, storage
+        # The functions that backward starts from.
+        self.last = [v.parent for v in plan.roots]
+        self.number = {hash(f): index for index, f in enumerate(plan.functions)}
+        self.positions = {name: self.number[key] for key, name in plan.labels.items()}
+        # Of all parameters, also of those without a gradient, which no solver has.
+        registered = {hash(v.data): name for name, v in nn.get_parameters(grad_only=False).items()}
+        leaves = [v for f in plan.functions for v in f.inputs if v.parent is None]
+        known = {hash(v): registered[hash(v.data)] for v in leaves if hash(v.data) in registered}
+        self.names: Dict[int, str] = {**known, **plan.names}
+        self.readers: Dict[int, List[Any]] = {}
+        for f in plan.functions:
+            for v in f.inputs:
+                self.readers.setdefault(hash(v), []).append(f)
+
+    def function(self, key: int) -> Any:
+        """Of a key."""
+        return self.plan.functions[self.number[key]]
+
+    def name(self, f: Any) -> str:
+        """Of a function, as everything else calls it too."""
+        return self.plan.labels[hash(f)]
+
+    def called(self, v: nn.Variable) -> str:
+        """A variable in words."""
+        if v.parent is not None:
+            return f"the output of {self.name(v.parent)}"
+        name = self.names.get(hash(v))
+        return input_name(v) if name is None else f"the parameter {name}"
+
+    def format(self, v: nn.Variable) -> Format:
+        """That it is stored in."""
+        return self._storage.data_format(hash(v), v.size)
+
+    def normalization_of_single_numbers(self) -> str:
+        """The name of a batch normalization that has one number of each channel; empty: there is none."""
+        for f in self.plan.functions:
+            is_measured = f.info.type_name.endswith("BatchNormalization") and f.info.args["batch_stat"]
+            if is_measured and f.inputs[0].size == f.inputs[1].size:
+                return self.name(f)
+        return ""
+
+    def behind(self, variables: Iterable[int]) -> Iterator[Any]:
+        """All functions that compute variables or depend on them, in forward order."""
+        found = set(variables)
+        for f in self.plan.functions:
+            if not found.isdisjoint(map(hash, (*f.inputs, *f.outputs))):
+                found.update(map(hash, f.outputs))
+                yield f
+
+    def walk(
+        self, last: Iterable[Any], onward: Callable[[Any], Iterable[nn.Variable]] = attrgetter("inputs")
+    ) -> Iterator[Any]:
+        """Functions towards the inputs, each once: the last ones, and those that compute what is `onward`."""
+        waiting, seen = list(last), set()
+        while waiting:
+            f = waiting.pop()
+            if f is not None and hash(f) not in seen:
+                seen.add(hash(f))
+                yield f
+                waiting += [v.parent for v in onward(f)]
+
+    def listed(self, functions: Iterable[Any]) -> str:
+        """The names of some functions, in forward order, each once."""
+        return listed([self.name(f) for f in sorted({*functions}, key=lambda f: self.number[hash(f)])])
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few of some names, and how many others there are."""
+    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    *first, last = [*names[:_NAMED], *more] or [""]
+    return f"{', '.join(first)} and {last}" if first else last

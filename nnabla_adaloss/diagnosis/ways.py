@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ways of scaling, tried on each batch in one format, and where what they lose is lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import AbstractSet, Any, Dict, List, Sequence
+from typing import Counter as CounterOf
+
+import nnabla as nn
+
+from ..core.scale_history import HistoryPolicy
+from ..emulation import FormatEmulation
+from ..engine import AdaptiveLossScaling
+from .passes import Gradients, Kept, Layer, Passes, Tally
+from .target import Examined, Network
+from .verdicts import TOLERANCE, Way
+
+_CONSTANT = 65536.0
+# The share of what a layer loses that the function at which it begins must lose.
+_BEGINS = 0.5
+
+
+class Tried:
+    """What each way of scaling leaves of gradients, up to `amax` large, in one format."""
+
+    def __init__(
+        self, examined: Examined, layers: Sequence[Layer], emulation: FormatEmulation, amax: float
+    ) -> None:
+        u_max = emulation.precisions.narrowest.stored_gradients.max
+        one = HistoryPolicy().scale(amax, u_max=u_max) if amax else 1.0
+        self.scales: Dict[Way, float] = {Way.NONE: 1.0, Way.CONSTANT: _CONSTANT, Way.ONE: one}
+        keys = [key for layer in layers for key in layer.weights or layer.outputs]
+        self.floor, self.ways = Tally(keys), {way: Tally(keys) for way in Way}
+        self._examined, self._passes = examined, Passes(layers)
+        self._emulation, self._adaptive = emulation, AdaptiveLossScaling(emulation)
+        # By way and key: elements that were not 0 before a gradient was rounded, and what became of them.
+        self._rounded: Dict[Way, Dict[int, CounterOf[str]]] = {way: {} for way in Way}
+
+    def compare(self, index: int, in_fp32: Gradients) -> None:
+        """Every way of scaling, on one batch."""
+        forward = partial(self._examined.forward, self._emulation, index)
+        # Of the same activations: what is lost is lost by storing gradients.
+        unstored = self._passes.with_one_scale(forward, self._emulation, round_gradients=False)
+        self.floor.add(unstored, in_fp32)
+        for way, tally in self.ways.items():
+            if way is Way.ADAPTIVE:
+                stored = self._passes.adaptive(forward, self._adaptive, index)
+            else:
+                stored = self._passes.with_one_scale(forward, self._emulation, self.scales[way])
+            tally.add(stored, in_fp32, unstored)
+            for key, seen in self._emulation.emulated_storage.gradients.items():
+                nonzero = seen.statistics.count - seen.statistics.zeros + seen.underflowed
+                counted = self._rounded[way].setdefault(key, Counter())
+                counted.update(nonzero=nonzero, underflow=seen.underflowed, overflow=seen.overflowed)
+
+    def kept(self, layer: Layer, noise: AbstractSet[int]) -> Dict[Way, Kept]:
+        """What is left of a layer: the worst of its parameters, but for those whose gradients are noise."""
+        return {way: tally.worst(layer, noise) for way, tally in self.ways.items()}
+
+    def begins(self, network: Network, layer: Layer, way: Way, kept: Kept) -> str:
+        """The first function of each branch in whose backward most of what a layer loses is lost; empty: it
+        is lost bit by bit.
+        """
+        what, least = (
+            ("overflow", 0.0) if kept.overflow else ("underflow", max(_BEGINS * kept.underflow, 0.01))
+        )
+        counts = self._rounded[way].items()
+        losing = {key for key, counted in counts if counted[what] > least * counted["nonzero"]}
+        gone = {key for key, counted in counts if not counted["nonzero"] > counted["underflow"]}
+        behind = {hash(f): f for f in network.behind(layer.outputs or layer.weights)}
+
+        def loses(f: Any) -> bool:
+            return not losing.isdisjoint(map(hash, onward(f)))
+
+        def onward(f: Any) -> List[nn.Variable]:
+            if hash(f) not in behind or gone.issuperset(map(hash, f.outputs)):
+                return []
+            return [v for v in f.inputs if hash(v.parent) in behind]
+
+        walked = network.walk(network.last, lambda f: [] if loses(f) else onward(f))
+        # Or in that of the layer.
+        own = losing & layer.weights.keys()
+        return network.listed(
+            [f for f in walked if loses(f)]
+            or [f for f in behind.values() if not own.isdisjoint(map(hash, f.inputs))]
+        )
+
+    def cancels(self, network: Network, layer: Layer, way: Way) -> str:
+        """The functions whose gradients from several readers add up to 0 as stored, on the way to a layer."""
+        gone = {key for key, counted in self._rounded[way].items() if not counted["nonzero"]}
+        behind = {hash(f) for f in network.behind(layer.outputs or layer.weights)}
+
+        def onward(f: Any) -> List[nn.Variable]:
+            return [v for v in f.inputs if hash(v) not in gone] if hash(f) in behind else []
+
+        walked = [f for f in network.walk(network.last, onward) if hash(f) in behind]
+        zero = [v for f in walked for v in f.inputs if hash(v) in gone and len(network.readers[hash(v)]) > 1]
+        return network.listed([v.parent for v in zero if hash(v.parent) in behind])
+
+    def losing(self, network: Network, layer: Layer, way: Way, noise: AbstractSet[int]) -> str:
+        """The parameters of a layer that lose, if others do not."""
+        kept = {key: self.ways[way].kept([key], [key]) for key in layer.weights if key not in noise}
+        found = [key for key, own in kept.items() if own.overflow or own.error > TOLERANCE]
+        names = network.plan.names
+        return ", ".join(names.get(key, "an input") for key in found) if len(found) < len(kept) else ""
