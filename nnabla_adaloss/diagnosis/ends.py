@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import math
-from typing import AbstractSet, Any, Dict, FrozenSet, Iterator, List, Mapping, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -20,15 +20,12 @@ _MOST = 0.5
 _SMALLER = "make what it reads smaller, by a normalization or a factor before it"
 
 # They stop the gradient on purpose.
-_STOPS: FrozenSet[str] = frozenset({"Unlink", "Sink"})
-_RECTIFIERS: FrozenSet[str] = frozenset({"ReLU", "ReLU6", "CReLU"})
-_SATURATES: FrozenSet[str] = frozenset(
-    {"Sigmoid", "Tanh", "Softmax", "HardTanh", "HardSigmoid", "MinimumScalar", "MaximumScalar"}
-)
-_PRODUCTS: FrozenSet[str] = frozenset({"Mul2", "Div2"})
-_NORMALIZATIONS: FrozenSet[str] = frozenset(
-    f"{kind}Normalization" for kind in ("Batch", "FusedBatch", "SyncBatch", "Layer", "Instance", "Group")
-)
+_STOPS = {"Unlink", "Sink"}
+_RECTIFIERS = {"ReLU", "ReLU6", "CReLU"}
+_SATURATES = {"Sigmoid", "Tanh", "Softmax", "HardTanh", "HardSigmoid", "MinimumScalar", "MaximumScalar"}
+_PRODUCTS = {"Mul2", "Div2"}
+_NORMALIZED = ("Batch", "FusedBatch", "SyncBatch", "Layer", "Instance", "Group")
+_NORMALIZATIONS = {f"{kind}Normalization" for kind in _NORMALIZED}
 
 
 class Ends:
@@ -42,47 +39,43 @@ class Ends:
     def functions(self) -> Dict[int, Cause]:
         """The functions that get a gradient and hand on nothing but zeros, by key, in forward order."""
         found: Dict[int, Cause] = {}
-        for key, node in self._network.plan.nodes.items():
+        for key, node in reversed(self._network.plan.nodes.items()):
             arriving = [s for s in self._sights if self._largest_gradient([s], node.output_keys)]
             handed_on = node.input_keys or node.leaf_keys
-            f = self._network.function(key)
             if not arriving or not handed_on or self._largest_gradient(arriving, handed_on):
                 continue
             # A layer that starts from 0, and learns, is none.
             weights = [k for k, v in zip(node.leaf_keys, node.leaves) if v.ndim > 1]
             if node.type_name in _STOPS or self._largest_gradient(arriving, weights):
                 continue
+            f = self._network.function(key)
+            before = self._leaves_before(f)
             # Where others bring a gradient to all that it depends on, it is nobody's fault.
-            if self._starved.isdisjoint(self._leaves_before(f)):
+            if before.isdisjoint(self._starved):
                 continue
             kind, what, remedy = self._told(f, node)
             if kind == "zero_factor" or not self._nothing_to_learn(f):
-                found[key] = Cause(kind, self._network.name(f), what, remedy, self._is_fatal(f))
-        return dict(reversed(list(found.items())))
+                # A layer that gets a gradient by another way may mend it.
+                found[key] = Cause(kind, node.label, what, remedy, before <= self._starved)
+        return found
 
     def saturated(self) -> Iterator[Cause]:
         """The activations most of whose outputs are where they are flat, and that get a gradient."""
         keys = {key for sight in self._sights for key in sight.flat}
         shares = {key: min(sight.flat.get(key, 0.0) for sight in self._sights) for key in keys}
         flat = {key: share for key, share in shares.items() if share > _MOST}
-        others = self._leaves_without(flat.keys()) if flat else set()
-        for key, node in reversed(list(self._network.plan.nodes.items()) if flat else []):
-            f = self._network.function(key)
+        others, nodes = self._leaves_without(flat.keys()), self._network.plan.nodes
+        for key in reversed([key for key, node in nodes.items() if key in flat and not node.loss_section]):
             # In a loss, an output may well be sure; and what gets its gradient by another way does learn.
-            if key not in flat or node.loss_section or self._leaves_before(f) <= others:
-                continue
-            if self._largest_gradient(self._sights, node.output_keys):
+            node, before = nodes[key], self._leaves_before(self._network.function(key))
+            if not before <= others and self._largest_gradient(self._sights, node.output_keys):
                 what = "outputs are where its derivative is next to 0"
                 if node.type_name == "Softmax":
                     what = "rows are 1 in one place and 0 elsewhere"
                 what = f"it is saturated: {flat[key]:.0%} of its {what}"
-                spoils = self._layers(self._leaves_before(f) - others)
-                yield Cause("saturated", self._network.name(f), what, _SMALLER, self._is_fatal(f), spoils)
-
-    def _layers(self, leaves: AbstractSet[int]) -> Tuple[str, ...]:
-        """The layers that read these leaves, in forward order."""
-        nodes = reversed(list(self._network.plan.nodes.values()))
-        return tuple([node.label for node in nodes if not leaves.isdisjoint(node.leaf_keys)])
+                alone = before - others
+                spoils = [n.label for n in reversed(nodes.values()) if not alone.isdisjoint(n.leaf_keys)]
+                yield Cause("saturated", node.label, what, _SMALLER, before <= self._starved, tuple(spoils))
 
     def _largest_gradient(self, sights: Sequence[Sight], keys: Sequence[int]) -> float:
         """The largest magnitude; infinite where something is not finite."""
@@ -98,10 +91,6 @@ class Ends:
         behind = (v for g in self._network.behind(map(hash, f.outputs)) for v in g.outputs if v.size == 1)
         first = next(behind, None)
         return first is not None and not self._largest(first)
-
-    def _is_fatal(self, f: Any) -> bool:
-        """Whether no layer that `f` depends on gets a gradient by another way, and may mend it."""
-        return self._leaves_before(f) <= self._starved
 
     def _leaves_before(self, f: Any) -> Set[int]:
         """Keys of the leaves that need a gradient and that `f` depends on."""
@@ -226,13 +215,7 @@ class Reach:
             yield Cause("epsilon", name, what, remedy, len(small) == len(trained), tuple(small))
 
     def _missed(self) -> Dict[str, int]:
-        """The parameters that need a gradient and get none from this loss.
-
-        What a solver has is to be trained. Of a loss alone it is not known what is: a discriminator's loss
-        reaches no generator, and a frozen part has no gradient on purpose. Then those of its graph count that
-        stand between layers that are trained, or where no data comes to any trained layer but by way of
-        something that is cut off.
-        """
+        """The parameters that need a gradient and get none from this loss."""
         solver, registered = self._examined.solver, nn.get_parameters(grad_only=False)
         leaves = [v for f in self._plan.functions for v in f.inputs if v.parent is None]
         # With `fix_parameters=True` the leaf of the graph needs no gradient, and no solver knows.
@@ -240,6 +223,9 @@ class Reach:
         wanted = registered if solver is None else self._examined.parameters
         # A solver has them in no order.
         missed = {name: hash(v) for name, v in sorted(wanted.items()) if hash(v) not in self._leaves | frozen}
+        # Of a loss alone it is not known what is to be trained: a discriminator's loss reaches no generator,
+        # and a frozen part has no gradient on purpose. Then those between layers that are trained count, or
+        # all where data comes to a trained layer only by way of something that is cut off.
         if solver is None and not self._cut_from_data():
             between = self._between()
             missed = {name: key for name, key in missed.items() if key in between}

@@ -125,16 +125,14 @@ def diagnose(
     they end or are not finite.
 
     Runs each batch forward and backward in fp32, and beside it as it would be stored, emulated: without
-    scaling, with a constant of 65536, with one measured scale, and with one per component. It does not judge
-    what is no matter of numbers: learning rates, labels, initial weights, weight decay, architecture, signs.
+    scaling, with a constant of 65536, with one measured scale, and with one per component. Some twenty passes
+    per batch, and the memory of six more copies of the gradients and one of the activations. Parameters,
+    gradients, running statistics, data, the random state and an updater's `counters.fed` are put back
+    afterwards; what other arrays of the graph hold (`loss.d`) is of the last pass. Functions with a seed of
+    their own, and those of a GPU, go on from where the passes have left them.
 
-    Takes some twenty passes per batch, and the memory of six more copies of the gradients and one of the
-    activations. Parameters, gradients, running statistics, data, the random state and an updater's
-    `counters.fed` are put back afterwards; what other arrays of the graph hold (`loss.d`) is of the last
-    pass. Functions with a seed of their own, and those of a GPU, go on from where the passes have left them.
-
-    Given a list of formats, it tells instead which of them each layer can have: see `PrecisionAdvice`. Each
-    layer is tried alone with each format, a pass or two per batch, and then all of them together.
+    Given a list of formats, it tells instead which of them each layer can have, with a pass or two per batch
+    for each layer and format: see `PrecisionAdvice`.
 
     Args:
         loss_or_updater: the loss Variable of one element, or a wrapper of one; or an updater, nnabla's or one

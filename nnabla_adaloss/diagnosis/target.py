@@ -42,22 +42,10 @@ def refuse_half(loss: nn.Variable) -> None:
 
 
 class Examined:
-    """A network under examination, and what its feeder has fed it each time that it was called.
+    """A network, and what its feeder has fed it each time that it was called.
 
-    A feeder may rebuild the graph for each batch and assign it to its updater. The graph of the first
-    batch is the one that is looked at. Batches of graphs that are built alike are run through it; those of
-    others, such as sentences of another length, are left out.
-
-    Attributes:
-        solver: None for a plain loss.
-        on_gradients: the updater's, if it has one and waits for no other process.
-        parameters: the solver's, by its names; empty for a plain loss.
-        plan: of the first batch's graph, with the names that the updater has for its functions.
-        fed: keys of the leaves that do not hold the same in all batches; with one batch, of all that a feeder
-            may fill.
-        unfed: an input that nobody has filled, with the function that reads it, if no layer reads anything
-            else; None otherwise.
-        note: what else there is to say of the data; empty if there is nothing.
+    A feeder may rebuild the graph for each batch and assign it to its updater. The first batch's graph is
+    looked at; batches of graphs that are built alike run through it, and those of others are left out.
     """
 
     def __init__(self, source: Any, feeder: Optional[Feeder], batches: int) -> None:
@@ -77,7 +65,9 @@ class Examined:
         self._source, self._feeder = source, feeder
         self.solver = None if _is_loss(source) else getattr(source, "solver", None)
         alone = getattr(source, "comm", None) is None
+        # Not where it waits for other processes.
         self.on_gradients = getattr(source, "on_gradients", None) if alone else None
+        # The solver's, by its names.
         self.parameters: Mapping[str, nn.Variable] = self.solver.get_parameters() if self.solver else {}
         self.loss = self._current_loss()
         self.kernels = select_kernels(self.loss.parent.context)
@@ -154,10 +144,12 @@ class Examined:
             self._batches.append({p: np.array(v.data.get_data("r")) for p, v in inputs.items()})
         self.plan = self._plan_of(self.loss)
         changing = {p for p in self._inputs if len(self._batches) == 1 or self._changes(p)}
+        # Keys of the leaves that are fed; with one batch, of all that may be.
         self.fed = {hash(self._inputs[p]) for p in changing}
         # One element may be 0 on purpose.
         zero = {p for p, first in self._batches[0].items() if first.size > 1 and not first.any()}
         blank = {p for p in own if p in never or (p in zero and not self._changes(p))}
+        # An input that nobody has filled, with its reader, if no layer reads anything else.
         self.unfed = self._unfed({hash(self._inputs[p]) for p in blank})
         notes = []
         if self._feeder is None or not changing:

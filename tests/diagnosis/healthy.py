@@ -48,13 +48,6 @@ def clipped_updates() -> Built:
     return clipped, None
 
 
-def convolutions() -> Built:
-    def layers(x: nn.Variable) -> nn.Variable:
-        return F.max_pooling(F.relu(conv(F.relu(conv(x, "conv1")), "conv02")), (2, 2))
-
-    return network(layers, shape=IMAGES)
-
-
 def digits() -> Built:
     """LeNet on images that are no noise."""
     data, rng = load_digits(), np.random.default_rng(0)
@@ -76,18 +69,6 @@ def resnet() -> Built:
         h = F.relu(conv(x, "stem"))
         h = F.relu(h + conv(F.relu(conv(h, "block1/a")), "block1/bb"))
         return F.average_pooling(h, (8, 8))
-
-    return network(layers, shape=IMAGES)
-
-
-def u_net() -> Built:
-    """A decoder that reads what the encoder has kept."""
-
-    def layers(x: nn.Variable) -> nn.Variable:
-        kept = F.relu(conv(x, "down1"))
-        h = F.relu(conv(F.max_pooling(kept, (2, 2)), "down02"))
-        h = PF.deconvolution(h, 8, (2, 2), stride=(2, 2), name="up", rng=np.random.RandomState(0))
-        return F.relu(conv(F.concatenate(kept, h, axis=1), "joined"))
 
     return network(layers, shape=IMAGES)
 
@@ -118,34 +99,6 @@ def fixed_statistics() -> Built:
         return F.relu(PF.batch_normalization(h, batch_stat=False, name="bn"))
 
     return network(layers, shape=IMAGES)
-
-
-def steps(x: nn.Variable) -> nn.Variable:
-    """A batch as four steps of a sequence."""
-    return F.transpose(F.reshape(x, (32, 4, 4)), (1, 0, 2))
-
-
-def lstm() -> Built:
-    state = nn.Variable.from_numpy_array(np.zeros((1, 1, 32, 8), np.float32))
-    return network(lambda x: PF.lstm(steps(x), state, state, num_layers=1, name="lstm")[0][3])
-
-
-def gru() -> Built:
-    state = nn.Variable.from_numpy_array(np.zeros((1, 1, 32, 8), np.float32))
-    return network(lambda x: PF.gru(steps(x), state, num_layers=1, name="gru")[0][3])
-
-
-def transformer_block() -> Built:
-    def layers(x: nn.Variable) -> nn.Variable:
-        h = F.reshape(x, (8, 4, 16))
-        q, k, v = (PF.affine(h, 16, base_axis=2, name=name) for name in "qkv")
-        mask = nn.Variable.from_numpy_array(np.triu(np.full((4, 4), -1e4, np.float32), 1)[None])
-        scores = F.batch_matmul(q * 0.25, k, transpose_b=True)
-        attended = F.batch_matmul(F.softmax(scores + F.broadcast(mask, scores.shape)), v)
-        h = PF.layer_normalization(h + attended, batch_axis=(0, 1), name="ln")
-        return F.reshape(h + PF.affine(F.gelu(PF.affine(h, 32, 2, name="up")), 16, 2, name="down"), (32, 16))
-
-    return network(layers)
 
 
 def experts() -> Built:

@@ -11,18 +11,12 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import (
-    AdaLossConfig,
-    AdaptiveLossScalingUpdater,
-    DynamicLossScalingUpdater,
-    LossScaleWarning,
-    SanityChecker,
-)
+from nnabla_adaloss import AdaLossConfig, DynamicLossScalingUpdater, LossScaleWarning, SanityChecker
 from tests.worlds.tampering import Interrupted
 from tests.worlds.trainings import updater_of
 from tests.worlds.values import HALF
 
-from .healthy import convolutions, mlp
+from .healthy import mlp
 from .nets import Built, noisy_net, vanishing_sigmoid
 
 
@@ -65,9 +59,7 @@ def test_a_check_that_is_interrupted_teaches_nothing(turn: int) -> None:
     x = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32))
     h = function(F.tanh(PF.affine(x, 5, name="a", rng=rng)))
     loss = F.mean(PF.affine(h, 3, name="b", rng=rng) ** 2)
-    solver = S.Sgd(0.1)
-    solver.set_parameters(nn.get_parameters())
-    updater = AdaptiveLossScalingUpdater(solver, loss, lambda: None, storage="float16")
+    updater = updater_of(loss, lambda: None)
     for _ in range(3):
         updater.update()
     before = updater.state_dict()
@@ -77,16 +69,6 @@ def test_a_check_that_is_interrupted_teaches_nothing(turn: int) -> None:
     assert updater.state_dict() == before
     function.factor = 1.0
     assert updater.update().reason == "updated"
-
-
-def test_a_check_teaches_nothing() -> None:
-    updater = examined(vanishing_sigmoid())
-    checker = SanityChecker(updater, threshold=1.0)
-    for _ in range(2):
-        updater.update()
-    learned = updater.scaling.state_dict()
-    checker.check()
-    assert updater.scaling.state_dict() == learned
 
 
 @pytest.mark.parametrize("method", ["approx_range", "amax_history"])
@@ -113,17 +95,12 @@ def test_refused() -> None:
         SanityChecker(updater, every=0)
     with pytest.raises(ValueError, match=r"threshold=1\.5 must lie in \[0, 1\]"):
         SanityChecker(updater, threshold=1.5)
-    nn.clear_parameters()
-    loss, feed = convolutions()
+    loss, feed = mlp()
     with pytest.raises(TypeError, match="must be an AdaptiveLossScalingUpdater, got Dynamic"):
         SanityChecker(DynamicLossScalingUpdater(updater.solver, loss, feed))
     with pytest.raises(ValueError, match="stores everything in fp32"):
         SanityChecker(examined((loss, feed), storage=None, config=AdaLossConfig()))
-
-
-def test_what_is_computed_in_half_is_refused_with_its_first_function() -> None:
     with nn.context_scope(HALF):
-        y = PF.affine(nn.Variable.from_numpy_array(np.ones((2, 3))), 2, name="fc")
-    updater = examined((F.mean(y**2), lambda: None), storage=None, config=AdaLossConfig())
+        loss = F.mean(PF.affine(nn.Variable.from_numpy_array(np.ones((2, 3))), 2, name="fc") ** 2)
     with pytest.raises(ValueError, match="^fc/affine is computed in cpu:half, so there is no fp32"):
-        SanityChecker(updater)
+        SanityChecker(examined((loss, feed), storage=None, config=AdaLossConfig()))

@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, Sequence
+from typing import Dict, Optional, Sequence
 
 import pytest
 
 from nnabla_adaloss.core.formats import get_format
 from nnabla_adaloss.diagnosis import Cause, Kept, LayerNumbers, NetworkNumbers, Way
-from nnabla_adaloss.diagnosis.verdicts import judge, power, serves
+from nnabla_adaloss.diagnosis.verdicts import judge, serves
 
 GOOD, LOST, OVERFLOWS = Kept(0.0, 0.0, 0.001), Kept(0.9, 0.0, 0.8), Kept(0.0, 0.3, math.inf)
 
@@ -108,31 +108,39 @@ def test_what_spoils_one_layer_is_no_reason_to_say_nothing_of_the_others() -> No
     )
 
 
-def test_without_any_gradient_nothing_is_said_of_scaling() -> None:
-    verdict = judge(network(layer("a")._replace(nonzero=0))._replace(loss=0.0))
-    assert (verdict.needs, verdict.line[:47]) == (None, "Nothing can be said: no layer gets a gradient, ")
+NAN = Kept(0.0, 0.0, math.inf)
 
 
-def test_every_layer_has_a_line() -> None:
-    verdict = judge(
-        network(
-            layer("sound", none=Kept(0.3, 0.0, 0.01)),
-            layer("lost", none=LOST),
+@pytest.mark.parametrize(
+    ("one", "line", "right_scale"),
+    [
+        (
+            layer("sound", 1.0, none=Kept(0.3, 0.0, 0.01)),
+            "needs no scaling; losing 30% does no harm",
+            2.0**13,
+        ),
+        (
+            layer("lost", 0.0, none=LOST),
+            "needs scaling; without, it loses 90% to underflow; 65536 works",
+            None,
+        ),
+        (
             layer("own", none=LOST, constant=LOST, one=LOST),
-        )
-    )
-    assert [judged.line for judged in verdict.layers] == [
-        "needs no scaling; losing 30% does no harm",
-        "needs scaling; without, it loses 90% to underflow; 65536 works",
-        "needs a scale of its own; without, it loses 90% to underflow",
-    ]
-
-
-def test_the_right_scale_leaves_two_bits() -> None:
-    (judged,) = judge(network(layer("a", 1.0))).layers
-    assert judged.right_scale == 2.0**13
-    (judged,) = judge(network(layer("a", 0.0))).layers
-    assert judged.right_scale is None
+            "needs a scale of its own; without, it loses 90% to underflow",
+            2.0**23,
+        ),
+        (
+            layer("a", floor=math.inf, **{way.name.lower(): NAN for way in Way}),
+            "gets NaN with any scale: activations and weights as stored change it",
+            2.0**23,
+        ),
+    ],
+)
+def test_every_layer_has_a_line_and_a_scale_that_leaves_two_bits(
+    one: LayerNumbers, line: str, right_scale: Optional[float]
+) -> None:
+    (judged,) = judge(network(one)).layers
+    assert (judged.line, judged.right_scale) == (line, right_scale)
 
 
 @pytest.mark.parametrize(
@@ -148,18 +156,6 @@ def test_the_right_scale_leaves_two_bits() -> None:
 )
 def test_what_serves(kept: Kept, serve: bool) -> None:
     assert serves({**dict.fromkeys(Way, Kept(0.0, 0.0, 0.2)), Way.NONE: kept}, Way.NONE) is serve
-
-
-def test_powers_are_written_as_one_writes_them() -> None:
-    assert [power(2.0**k) for k in (0, 3, 5, 16, -3)] == ["1", "8", "2^5", "65536", "2^-3"]
-
-
-def test_a_gradient_that_is_nan_is_called_so() -> None:
-    nan = Kept(0.0, 0.0, math.inf)
-    verdict = judge(network(layer("a", floor=math.inf, **{way.name.lower(): nan for way in Way})))
-    assert verdict.layers[0].line.startswith("gets NaN with any scale")
-    assert verdict.needs is None
-    assert "%" not in verdict.layers[0].line
 
 
 def test_what_cancels_is_no_underflow() -> None:

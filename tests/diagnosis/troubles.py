@@ -430,17 +430,6 @@ def hard_gate(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("no_backward", "head/affine/OneHot", "has no backward")
-def hard_attention(mended: bool) -> Built:
-    def layers(x: nn.Variable) -> nn.Variable:
-        q, k, v = heads(x)
-        scores = F.batch_matmul(q, k, transpose_b=True)
-        chosen = F.one_hot(F.max(scores, axis=2, keepdims=True, only_index=True), (4,))
-        return F.batch_matmul(F.softmax(scores) if mended else chosen, v)
-
-    return network(layers)
-
-
 @trouble("unfed", "fc1/affine", "which nobody has filled")
 def never_fed(mended: bool) -> Built:
     """The feeder fills variables of another build."""
