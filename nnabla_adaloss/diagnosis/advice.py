@@ -131,9 +131,7 @@ def candidates_of(storage: Sequence[PrecisionLike]) -> List[Candidate]:
 
 
 def storage_of(layers: Mapping[str, Candidate], repeated: AbstractSet[str]) -> Dict[str, PrecisionLike]:
-    """The mapping for `storage=`: what most layers have as `"*"`, the others by name; `repeated` are those
-    that are several uses of a parameter.
-    """
+    """The mapping for `storage=`: what most layers have as `"*"`, the others, some `repeated`, by name."""
     usual = Counter(c.precision for c in layers.values()).most_common(1)[0][0]
     found: Dict[str, PrecisionLike] = {}
     for name, c in layers.items():
@@ -207,15 +205,11 @@ class _Trials:
                 break
             harms = self._try(dict.fromkeys(_patterns_of(name, self._repeated), candidate.given))
             own = [harms[use] for use in self._uses[name]]
-            harm = found[str(candidate.precision)] = Harm(
-                Kept(
-                    max(harm.gradients.underflow for harm in own),
-                    max(harm.gradients.overflow for harm in harms.values()),
-                    max(harm.gradients.error for harm in harms.values()),
-                ),
-                max(harm.data_underflow for harm in own),
-                max(harm.data_overflow for harm in own),
-            )
+            # It may spoil the gradients of others.
+            _, overflow, error = map(max, zip(*(harm.gradients for harm in harms.values())))
+            underflow = max(harm.gradients.underflow for harm in own)
+            data = (max(shares) for shares in zip(*(harm[1:] for harm in own)))
+            harm = found[str(candidate.precision)] = Harm(Kept(underflow, overflow, error), *data)
             if not harm.reason():
                 break
         return found
@@ -236,10 +230,8 @@ class _Trials:
                     statistics, underflowed, overflowed = emulation.emulated_storage.data[key]
                     known = statistics.count - statistics.zeros + underflowed
                     data[layer.name].update(all=known, underflow=underflowed, overflow=overflowed)
-        return {
-            layer.name: Harm(
-                tally.of(layer),
-                *(data[layer.name][lost] / max(data[layer.name]["all"], 1) for lost in _LOSSES),
-            )
-            for layer in self._layers
-        }
+        found: Dict[str, Harm] = {}
+        for layer in self._layers:
+            shares = (data[layer.name][lost] / max(data[layer.name]["all"], 1) for lost in _LOSSES)
+            found[layer.name] = Harm(tally.of(layer), *shares)
+        return found

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -22,10 +22,10 @@ _LOST = 0.1
 
 _DIFFERENCE = "take the difference before numbers become large (subtract the mean first), or in fp32"
 
-_SOFTMAX: FrozenSet[str] = frozenset({"Softmax", "LogSoftmax"})
+_SOFTMAX = {"Softmax", "LogSoftmax"}
 # Which input must not be 0.
-_NOT_ZERO: Dict[str, int] = {"Log": 0, "PowScalar": 0, "Pow2": 0, "Div2": 1, "RDivScalar": 0}
-_DIVISIONS: FrozenSet[str] = frozenset({"Div2", "RDivScalar"})
+_NOT_ZERO = {"Log": 0, "PowScalar": 0, "Pow2": 0, "Div2": 1, "RDivScalar": 0}
+_DIVISIONS = {"Div2", "RDivScalar"}
 
 
 class Cause(NamedTuple):
@@ -93,21 +93,18 @@ class Finiteness:
     def _origin(self, variables: List[nn.Variable]) -> Cause:
         """Go back from what is not finite to what is computed from finite numbers."""
         network, waiting, seen = self._network, list(variables), set()
-        found: List[Tuple[int, Any, nn.Variable]] = []
+        found: List[Tuple[Any, nn.Variable]] = []
         while waiting:
             v = waiting.pop()
-            if hash(v) in seen:
-                continue
-            seen.add(hash(v))
-            before = self._to_blame(v)
+            before = [] if hash(v) in seen else self._to_blame(v)
             waiting += before
-            if not before:
-                f = network.readers[hash(v)][0] if v.parent is None else v.parent
-                found.append((network.number[hash(f)], f, v))
-        _, f, v = min(found, key=lambda one: one[0])
+            if not before and hash(v) not in seen:
+                found.append((network.readers[hash(v)][0] if v.parent is None else v.parent, v))
+            seen.add(hash(v))
+        f, v = min(found, key=lambda one: network.number[hash(one[0])])
         if v.parent is not None:
             return self._computed(f, v)
-        others = sum(w.parent is None for _, _, w in found) - 1
+        others = sum(w.parent is None for _, w in found) - 1
         return self._leaf(
             f, v, f" ({others} other inputs or parameters are not finite either)" * (others > 0)
         )
@@ -287,12 +284,9 @@ class Finiteness:
         before = f.inputs[0].parent
         if own and deviation.typical_lost > stored.smallest_subnormal and before is not None:
             # What it reads was not 0, but 1 + 1e-5.
-            what = (
-                f"it computes numbers, of which {deviation.lost:.0%} become 0 in {stored.name}, which holds "
-            )
-            what += (
-                f"too few bits of the numbers up to {largest:.3g} that it reads from {network.name(before)}"
-            )
+            what = f"it computes numbers, of which {deviation.lost:.0%} become 0 in {stored.name}, which "
+            what += f"holds too few bits of the numbers up to {largest:.3g} that it reads from "
+            what += network.name(before)
             remedy = "keep small terms apart from large ones, or compute it in fp32"
             return Cause("precision", name, what, remedy)
         if deviation.lost > _LOST:

@@ -88,11 +88,7 @@ class NoBackward(ValueError):
 
 
 class Passes:
-    """Runs forward and backward and keeps the gradients of layers.
-
-    Forward runs before each backward, which is free to drop what forward has left: dropout drops its mask. It
-    is to draw the same random numbers each time.
-    """
+    """Runs forward, which is to draw the same numbers each time, and backward; keeps gradients of layers."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._outputs = {key: v for layer in layers for key, v in layer.outputs.items()}
@@ -107,12 +103,7 @@ class Passes:
         *,
         round_gradients: bool = True,
     ) -> Gradients:
-        """Backward of a Variable or its emulation; the hook `pre` looks on. An emulation can leave gradients
-        in fp32.
-
-        Raises:
-            NoBackward: a function has none.
-        """
+        """Backward of a Variable or its emulation, which can leave gradients in fp32; the hook looks on."""
         arrays: Gradients = {}
         last: Any = None
 
@@ -161,6 +152,7 @@ class Passes:
         return _unscaled(arrays, {key: scaling.scale_of(v) for key, v in self._outputs.items()})
 
     def _begin(self, forward: Forward) -> None:
+        # Before each backward, which may drop what forward has left: dropout drops its mask.
         forward()
         for v in self._weights.values():
             v.grad.zero()
@@ -269,10 +261,7 @@ class Deviation(NamedTuple):
 
 
 class Sight:
-    """What functions have read and written in one batch, by key of the variable or of the function.
-
-    That of a pass as stored compares with the one `in_fp32`, which keeps what was computed until then.
-    """
+    """What functions have read and written in one batch, by key; as stored, it is compared with `in_fp32`."""
 
     def __init__(self, plan: GraphPlan, kernels: Kernels, in_fp32: Optional[Sight] = None) -> None:
         self.data: Dict[int, ArrayStatistics] = {}

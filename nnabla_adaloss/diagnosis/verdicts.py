@@ -144,17 +144,16 @@ def judge(network: NetworkNumbers) -> Verdict:
     rest = [layer for layer in network.layers if layer.name not in spoilt]
     if rest:
         formats[network.storage] = _least({layer.name: layer.kept for layer in rest})
-    layers = [_layer(layer, network, causes) for layer in network.layers]
+    layers, needs = [_layer(layer, network, causes) for layer in network.layers], None
     if causes and causes[0].fatal:
         begin = "Nothing can be said" if causes[0].kind == "unfed" else "No loss scale helps"
-        return Verdict(f"{begin}. {causes[0]}", None, causes, layers, formats)
-    if network.layers and not any(layer.nonzero for layer in network.layers):
+        line = f"{begin}. {causes[0]}"
+    elif network.layers and not any(layer.nonzero for layer in network.layers):
         line = f"Nothing can be said: no layer gets a gradient, and the loss is {network.loss:g}."
-        return Verdict(line, None, causes, layers, formats)
-    line = _network(network, layers, formats)
-    needs = formats.get(network.storage)
-    but = f"{' But' if needs else ''} {causes[0]}" if causes else ""
-    return Verdict(line + but, needs, causes, layers, formats)
+    else:
+        line, needs = _network(network, layers, formats, spoilt), formats[network.storage]
+        line += f"{' But' if needs else ''} {causes[0]}" if causes else ""
+    return Verdict(line, needs, causes, layers, formats)
 
 
 def serves(kept: Mapping[Way, Kept], way: Way) -> bool:
@@ -237,10 +236,12 @@ def _percent(share: float) -> str:
 
 
 def _network(
-    network: NetworkNumbers, layers: Sequence[LayerVerdict], formats: Mapping[str, Optional[Way]]
+    network: NetworkNumbers,
+    layers: Sequence[LayerVerdict],
+    formats: Mapping[str, Optional[Way]],
+    spoilt: Sequence[str],
 ) -> str:
     storage, needs = network.storage, formats[network.storage]
-    spoilt = _spoilt(network)
     known = [(n, v) for n, v in zip(network.layers, layers) if needs is None or n.name not in spoilt]
     failing = {way: [n for n, v in known if way not in v.serves] for way in Way}
     all_layers = "all layers" + f" but {', '.join(spoilt[:3])}" * bool(spoilt)
@@ -269,16 +270,12 @@ def _network(
     elif needs is Way.CONSTANT:
         line = f"A scale of 65536 works for {all_layers}; without it, {fails(Way.NONE)}."
     elif needs is Way.ONE:
-        line = (
-            f"One measured scale works for {all_layers}, {power(network.scales[Way.ONE])} now; without it, "
-            f"{fails(Way.NONE)}; with 65536, {fails(Way.CONSTANT)}. Use AdaptiveLossScalingUpdater, which "
-            "measures it."
-        )
+        scale = power(network.scales[Way.ONE])
+        line = f"One measured scale works for {all_layers}, {scale} now; without it, {fails(Way.NONE)}; with "
+        line += f"65536, {fails(Way.CONSTANT)}. Use AdaptiveLossScalingUpdater, which measures it."
     else:
-        line = (
-            f"{_apart(layers)}: use AdaptiveLossScalingUpdater at its defaults. Without, {fails(Way.NONE)}; "
-            f"with one measured scale, {fails(Way.ONE)}."
-        )
+        line = f"{_apart(layers)}: use AdaptiveLossScalingUpdater at its defaults. "
+        line += f"Without, {fails(Way.NONE)}; with one measured scale, {fails(Way.ONE)}."
     error, coarsest = max((n.kept[needs].error, n.name) for n, _ in known)
     if error >= _COARSE:
         line += f" In any case {coarsest} has an error of {error:.0%}: {storage} is coarse."
@@ -347,7 +344,8 @@ def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[_Table]:
     if not network.layers:
         return
     formats = [(name, *(_trains(layers, way) for way in Way)) for name, layers in network.formats.items()]
-    yield _Table("Formats and ways of scaling", ("format", *(way.value for way in Way)), formats)
+    what = "Whether each way of scaling trains the loss, and the largest share of a layer's gradient lost"
+    yield _Table(what, ("format", *(way.value for way in Way)), formats)
     one = power(network.scales[Way.ONE])
     rows = []
     for layer, judged in zip(network.layers, verdict.layers):
