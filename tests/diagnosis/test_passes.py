@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from nnabla_adaloss.diagnosis.passes import Kept, Layer, Tally
+
+FP32 = {1: np.array([1.0, 2.0, 0.0, 4.0]), 2: np.array([3.0, 4.0]), 3: np.zeros(2)}
+
+
+def test_losses_are_counted_against_what_was_not_rounded_and_errors_against_fp32() -> None:
+    tally = Tally([1, 2])
+    unstored = {1: np.array([1.0, 0.0, 0.0, 4.0]), 2: np.array([3.0, 4.0])}
+    for _ in range(2):
+        tally.add({1: np.array([0.0, 0.0, 0.0, np.inf]), 2: np.array([3.0, 3.0])}, FP32, unstored)
+    assert tally.kept([1], [1]) == Kept(0.5, 0.25, math.inf)
+    layer = Layer("a", "Affine", {1: None}, {2: None})
+    assert tally.of(layer) == Kept(0.25, 1 / 6, 0.2)
+    assert (tally.nonzero(layer), tally.worst(layer, set())) == (4, Kept(0.0, 0.0, 0.2))
+    both = layer._replace(outputs={}, weights={1: None, 2: None})
+    assert tally.worst(both, {1}) == tally.kept([2], [2])
+
+
+def test_what_differs_is_finite_and_what_is_zero_is_exactly_so() -> None:
+    tally = Tally([1, 2, 3])
+    tally.add({1: np.full(4, np.inf), 2: np.array([3.0, 3.0]), 3: np.zeros(2)}, FP32)
+    assert tally.differing(0.19) == {2}
+    assert tally.differing(0.21) == set()
+    assert tally.zeros() == {3}
