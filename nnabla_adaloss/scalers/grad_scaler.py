@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 import nnabla as nn
 
@@ -26,14 +26,20 @@ _VERSION = 3
 # How often the first batch runs again, at most, until its scales hold.
 _REPEATS = 19
 
-# Arguments of torch's `GradScaler` that ours does not have.
+# Arguments and methods of torch's `GradScaler` that ours does not have, and their replacements.
+_MEASURED = (
+    "scales follow from what was measured, so that nothing grows or backs off "
+    "(LossScaler has growth and back-off)"
+)
+_GROWTH = ("growth_factor", "backoff_factor", "growth_interval")
 _ARGUMENTS = {
     "init_scale": "use history=HistoryPolicy(start_scale=...)",
-    **dict.fromkeys(
-        ("growth_factor", "backoff_factor", "growth_interval"),
-        "scales follow from what was measured, so that nothing grows or backs off "
-        "(LossScaler has growth and back-off)",
-    ),
+    **dict.fromkeys(_GROWTH, _MEASURED),
+}
+_METHODS = {
+    "scale": "call scaler.forward(loss) and scaler.backward(loss) in the place of "
+    "scaler.scale(loss).backward()",
+    **{f"{verb}_{name}": _MEASURED for verb in ("get", "set") for name in _GROWTH},
 }
 
 # What is given as a solver by mistake, and how it is meant.
@@ -270,6 +276,13 @@ class GradScaler:
         if not self.engines:
             raise RuntimeError("get_scale() before forward(loss) or backward(loss): no loss is known yet")
         return self.engines[-1].loss_scale
+
+    if not TYPE_CHECKING:  # to a type checker, an attribute that is not there is an error
+
+        def __getattr__(self, name: str) -> Any:
+            """Name the replacement of those methods of torch's that are not here."""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(f"{message}: {_METHODS[name]}" if name in _METHODS else message)
 
     def scaling(self, loss: LossLike) -> AdaptiveLossScaling:
         """The engine of a loss: `loss_scale`, `layer_scales`, `plan`, ... of its last backward."""

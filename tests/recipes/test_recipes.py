@@ -25,6 +25,7 @@ from nnabla_adaloss import (
 from nnabla_adaloss.graph import functions
 from nnabla_adaloss.graph.functions import Function
 from nnabla_adaloss.graph.matrix_products import Product
+from nnabla_adaloss.kernels import CpuKernels, CudaKernels, Kernels
 from tests.worlds.networks import mlp
 
 
@@ -154,3 +155,9 @@ def test_a_product_whose_factor_is_part_of_another_gradient_is_refused(
     # Where that has no gradient, it is a product as any other.
     b.need_grad = False
     assert AdaptiveLossScaling(loss).layers == ["TwoWeights"]
+
+
+@pytest.mark.parametrize("backend", [CpuKernels, CudaKernels])
+def test_every_backend_has_every_kernel(backend: Any) -> None:
+    wanted = {name for name in vars(Kernels) if not name.startswith("_")}
+    assert {"statistics", "scaled_copy", "round_to_format"} <= wanted <= set(dir(backend))

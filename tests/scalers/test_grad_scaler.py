@@ -13,12 +13,18 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, FormatEmulation, GradScaler, LossScaleWarning
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScalingUpdater,
+    FormatEmulation,
+    GradScaler,
+    LossScaleWarning,
+)
 from tests.worlds.interruptions import Interrupt, Moments, Training
 from tests.worlds.networks import two_layers
 from tests.worlds.passes import run
 from tests.worlds.tampering import Gate
-from tests.worlds.trainings import METHODS, Loop, scaler_step, solver_of
+from tests.worlds.trainings import METHODS, Loop, scaler_step, solver_of, updater_of
 from tests.worlds.values import FLOAT, HALF, assert_equal, constant, data, gradients, snapshot
 
 
@@ -565,3 +571,49 @@ def test_an_interrupt_leaves_nothing_swapped(storage: Optional[str]) -> None:
             now.run(loop.iterate)
         assert loop.weights() in (before, after), now.place
         assert arrays == [(v.data, v.grad) for v in loop.parameters.values()], now.place
+
+
+def test_it_trains_as_the_updater_does() -> None:
+    n = Net(1e-6)
+    assert all(n.iterate() for _ in range(20))
+    own = snapshot()
+    n = Net(1e-6)
+    updater = updater_of(n.loss, n.feed, solver=n.solver)
+    for _ in range(20):
+        updater.update()
+    assert_equal(own, snapshot())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("scale", r"scaler.forward\(loss\) and scaler.backward\(loss\) in the place of scaler.scale\(loss\)"),
+        ("get_growth_factor", r"has no attribute 'get_growth_factor': scales follow from what was measured"),
+        ("set_backoff_factor", "scales follow from what was measured"),
+        ("nothing_known", "^'GradScaler' object has no attribute 'nothing_known'$"),
+    ],
+)
+def test_methods_of_torch_that_are_not_here(name: str, message: str) -> None:
+    scaler = Net().scaler
+    assert not hasattr(scaler, name)
+    with pytest.raises(AttributeError, match=message):
+        getattr(scaler, name)
+
+
+@pytest.mark.parametrize("way", ["repeat", "next", "scaler"])
+def test_an_infinite_gradient_that_no_solver_uses_costs_the_same_everywhere(way: str) -> None:
+    """That of a leaf at a square root of zero, which nobody trains."""
+    frozen = nn.Variable.from_numpy_array(np.zeros((4, 5), np.float32), need_grad=True)
+    loss = two_layers(data(4, 3)) + F.mean(F.pow_scalar(F.abs(frozen), 0.5))
+    solver = solver_of(S.Sgd(0.01))
+    if way == "scaler":
+        scaler = GradScaler(solver, storage="float16")
+        assert scaler_step(scaler, solver, loss)
+        scaling = scaler.scaling(loss)
+    else:
+        updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", on_overflow=way)
+        assert updater.update().reason == "updated"
+        scaling = updater.scaling
+    assert "Abs" in scaling.found_inf
+    # The first batch, and that batch once more with what it has shown.
+    assert scaling.components.attempt == 1

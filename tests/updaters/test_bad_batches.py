@@ -340,3 +340,55 @@ def test_a_loss_weight_that_is_no_number_is_a_fault_of_forward_and_leaves_no_tra
     weight.d = 1.0
     again = updater.update()
     assert (again.updated, again.retries, again.scale) == (True, 0, good[-1].scale)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "cause"),
+    [
+        ("output/affine/b", np.nan, "the parameter output/affine/b"),
+        ("output/affine/W", 6e4, "beyond float16"),
+    ],
+)
+def test_the_cause_is_named_and_no_scale_moves(parameter: str, value: float, cause: str) -> None:
+    train = training()
+    updater = updater_on(train)
+    scale = updater.update().scale
+    train.parameters[parameter].d = value
+    with pytest.raises(LossScaleError, match=cause):
+        updater.update()
+    assert updater.scale == scale
+    assert updater.counters.batches == 2
+
+
+def log_of_maximum(p: nn.Variable) -> nn.Variable:
+    """As published: the constant is 0 in float16."""
+    return F.log(F.maximum_scalar(p, 1e-12))
+
+
+@pytest.mark.parametrize("log", [log_of_maximum, lambda p: F.log(F.relu(p))])
+def test_a_gradient_that_is_masked_before_any_parameter_is_no_overflow(
+    log: Callable[[nn.Variable], nn.Variable],
+) -> None:
+    """Where p is 0 the branch that is not taken has an infinite slope: 0 times infinity is NaN."""
+
+    def network() -> nn.Variable:
+        nn.clear_parameters()
+        p = F.relu(PF.affine(data(16, 6), 8, name="a", rng=np.random.RandomState(1)))
+        p.forward()
+        return F.mean(F.where(constant(p.d > 0.1), log(p), p) ** 2)
+
+    loss = network()
+    dynamic = DynamicLossScalingUpdater(solver_of(S.Sgd(0.01)), FormatEmulation(loss), lambda: None)
+    for _ in range(5):
+        dynamic.update()
+    theirs = snapshot()
+    updater = updater_of(network(), solver=S.Sgd(0.01))
+    results = [updater.update() for _ in range(5)]
+    # The first batch is repeated, with what it has shown.
+    assert [(r.updated, r.retries) for r in results] == [(True, 1), *[(True, 0)] * 4]
+    assert len({r.scale for r in results}) == 1
+    # The first batch is looked at function by function; what is masked reaches no parameter.
+    assert results[0].nonfinite_layers, "nothing was masked"
+    assert dynamic.scale == 8.0
+    for name, v in nn.get_parameters().items():
+        np.testing.assert_allclose(v.d, theirs[name], rtol=0, atol=1e-3, err_msg=name)

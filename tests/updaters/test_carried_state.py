@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -214,3 +214,28 @@ def test_a_state_that_was_freed_before_it_was_shared_is_refused() -> None:
     np.testing.assert_array_equal(parameters(), weights)
     n.first.data.zero()
     assert updater.update().updated
+
+
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
+
+
+@pytest.mark.filterwarnings("ignore:nothing is stored in half precision")
+@every_way
+def test_in_fp32_it_trains_bit_for_bit_as_a_bare_loop(way: Dict[str, Any]) -> None:
+    n = net(**way)
+    expected: List[Tuple[float, np.ndarray]] = []
+    for _ in range(BATCHES):
+        n.feed()
+        n.solver.zero_grad()
+        n.loss.forward()
+        n.loss.backward()
+        n.solver.update()
+        expected.append((float(n.loss.d), parameters()))
+    n = net(**way)
+    updater = updater_of(n, storage=None)
+    retries = 0
+    for loss, trained in expected:
+        retries += updater.update().retries
+        assert float(n.loss.d) == loss
+        np.testing.assert_array_equal(parameters(), trained)
+    assert retries > 0

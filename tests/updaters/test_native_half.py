@@ -217,3 +217,17 @@ def test_a_leaf_whose_gradient_nobody_writes_or_zeroes() -> None:
     for _ in range(4):
         assert updater.update().reason == "updated"
     assert updater.scaling.result.kind == "hookless"
+
+
+def test_a_half_network_with_a_loss_in_float_is_an_ordinary_network() -> None:
+    rng = np.random.RandomState(0)
+    with nn.context_scope(HALF):
+        h = PF.affine(F.tanh(PF.affine(some(8, 5), 8, name="a", rng=rng)), 3, name="b", rng=rng)
+    with nn.context_scope(FLOAT):
+        loss = F.mean(F.softmax_cross_entropy(h, labels(8, 3))) * 1e-9
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LossScaleWarning)
+        updater = updater_of(loss, solver=S.Momentum(0.05 * 1e9), storage=None)
+        assert {updater.update().reason for _ in range(10)} == {"updated"}
+    assert updater.scaling.config.dtype == "float16"
+    assert float(loss.d) * 1e9 < train(classifier, 1e-9, "float32").first

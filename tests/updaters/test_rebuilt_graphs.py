@@ -14,11 +14,12 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, GraphPlan, Recorder
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, GraphPlan, Recorder
 from nnabla_adaloss.core.layer_record import LayerRecord, Reason
+from tests.worlds.networks import two_layers
 from tests.worlds.tampering import Tampering
 from tests.worlds.trainings import AS_THE_BASELINE, METHODS, Loop, updater_of
-from tests.worlds.values import assert_equal, data, snapshot
+from tests.worlds.values import assert_equal, constant, data, snapshot
 
 pytestmark = pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 
@@ -322,3 +323,92 @@ def test_no_bit_is_another(
     found = scaled.updated(ITERATIONS, accum_grad=accum_grad, config=AdaLossConfig(**options))
     assert_equal(found, expected)
     np.testing.assert_array_equal(scaled.x.g, plain.x.g)
+
+
+def test_graphs_that_take_turns_are_all_known() -> None:
+    training = Training(normalized, clipped)
+    training.run(32)
+    assert len({id(plan.structure) for plan in training.plans}) == 2
+    # Each measures for itself, and chooses before it runs.
+    assert training.passes[8:].count("hookless") == len(training.passes[8:])
+
+
+def test_graphs_that_share_each_iteration_are_all_measured_in_time() -> None:
+    training = Training(normalized, clipped, accum_grad=2)
+    training.run(24)
+    windows = training.updater.scaling.components.state_dict()["windows"]
+    # One entry of the first iteration, and one of each eight.
+    assert {pushed for pushed, _ in windows.values()} == {4}
+    # The second one of each iteration holds its scales, too.
+    assert training.updater.scaling._graph.prepared().schedules.chosen
+
+
+@pytest.mark.parametrize("clear_buffer", [True, False])
+def test_gradients_that_stay_readable_are_unscaled_in_a_graph_that_is_known(clear_buffer: bool) -> None:
+    x, before = constant(np.ones((4, 5))), None
+    for iteration in range(6):
+        h = F.tanh(PF.affine(x, 6, name="a"))
+        # Not so when the graph was planned.
+        h.persistent = iteration > 2
+        loss = F.mean(PF.affine(F.tanh(PF.affine(h, 6, name="b")), 4, name="c") ** 2)
+        loss.forward()
+        loss.backward()
+        native = h.g.copy()
+        scaling = AdaptiveLossScaling(loss)
+        if before is not None:
+            scaling.go_on_from(before)
+        scaling.forward(clear_no_need_grad=clear_buffer)
+        scaling.backward(clear_buffer=clear_buffer)
+        if h.persistent or not clear_buffer:
+            np.testing.assert_array_equal(h.g, native)
+            assert scaling.scale_of(h) != 1.0
+        before = scaling
+    assert scaling.result.kind == "hookless"
+
+
+def test_an_engine_with_other_scales_is_not_gone_on_from() -> None:
+    nn.clear_parameters()
+    loss = normalized(nn.Variable((4, 5)))
+    other = AdaptiveLossScaling(loss, AdaLossConfig(u_min=1e-3))
+    with pytest.raises(ValueError, match="same config"):
+        AdaptiveLossScaling(loss).go_on_from(other)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("ran_before", [(False, True), (True, False)])
+def test_held_scales_of_a_state_serve_a_graph_that_has_run_forward(
+    ran_before: Tuple[bool, bool], delay: int
+) -> None:
+    """Whether a graph ran forward before the updater was made, when saving or when loading, is all one."""
+
+    def start(ran: bool) -> Tuple[Dict[str, nn.Variable], Any]:
+        nn.clear_parameters()
+        x = data(4, 3)
+
+        def feed() -> None:
+            updater.loss = two_layers(x)
+
+        loss = two_layers(x)
+        if ran:
+            loss.forward()
+        updater = updater_of(loss, feed, config=AdaLossConfig(measure_every=8, delay=delay))
+        return nn.get_parameters(), updater
+
+    parameters, updater = start(ran_before[0])
+    for _ in range(4):
+        updater.update()
+    assert updater.scaling.result.can_measure_more
+    state, values = updater.state_dict(), {name: v.d.copy() for name, v in parameters.items()}
+    expected = []
+    for _ in range(6):
+        updater.update()
+        expected.append((updater.scaling.result.kind, updater.state_dict()))
+
+    parameters, updater = start(ran_before[1])
+    for name, value in values.items():
+        parameters[name].d = value
+    updater.load_state_dict(state)
+    for last_pass, wanted in expected:
+        updater.update()
+        assert updater.scaling.result.kind == last_pass
+        assert updater.state_dict() == wanted

@@ -11,13 +11,13 @@ import math
 import os
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 from zlib import crc32
 
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleWarning
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, LossScaleWarning
 from nnabla_adaloss.core import AmaxHistory, Method, Needs
 from nnabla_adaloss.state import read_state, write_state
 from tests.worlds.networks import two_layers
@@ -321,3 +321,56 @@ def test_who_looks_on_is_no_setting() -> None:
     other = updater_on(train, config=AdaLossConfig(delay=0, recorder=print, debug_level=1))
     other.load_state_dict(updater.state_dict())
     assert other.state_dict() == updater.state_dict()
+
+
+def leaves_of(value: Any, path: Tuple[Any, ...] = ()) -> List[Tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found = [path] if path else []
+    for key, inner in items:
+        found += leaves_of(inner, (*path, key))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.gate
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+@pytest.mark.parametrize("delay", [0, 1])
+def test_any_entry_is_refused_and_changes_nothing_or_can_be_saved_and_loaded(
+    tmp_path: Path, delay: int
+) -> None:
+    """A state that was edited by hand has no checksum to give it away."""
+    options = {"on_nonfinite_loss": "skip", "on_nonfinite_forward": "skip", "min_scale": 2.0**-126}
+    _, updater = trained(delay=delay, **options)
+    updater.max_retries = 2
+    state, accepted = updater.state_dict(), 0
+    for path in leaves_of(state):
+        # Of the statistics, the first ones stand for all.
+        of_many = path[1:2] == ("statistics",) and path[2:3] > (2,)
+        numbers = () if of_many else (5e-324, 2.0**-126, 1e300, 2**64, -1, 0, math.nan)
+        for value in ("damaged", None, [], math.inf, *numbers):
+            before = updater.state_dict()
+            try:
+                updater.load_state_dict(replaced(state, path, value))
+            except ValueError:
+                assert str(updater.state_dict()) == str(before), path
+                continue
+            accepted += 1
+            for _ in range(2):
+                updater.save_states(tmp_path / "state")
+                updater.load_states(tmp_path / "state")
+                updater.update()
+    assert accepted > 20
+    updater.load_state_dict(state)
+    assert updater.update().updated
+
+
+def test_a_scale_that_is_too_small_to_unscale_is_refused() -> None:
+    updater = updater_on(training())
+    with pytest.raises(ValueError, match="scale=5e-324 is too small to unscale"):
+        updater.scale = 5e-324
+    for name in ("scale", "min_scale"):
+        with pytest.raises(ValueError, match=f"{name}=5e-324 is too small to unscale"):
+            updater_on(training(), **{name: 5e-324})
+    config = AdaLossConfig(init_scale=1e-36)
+    with pytest.raises(ValueError, match=r"scale \* init_scale=.* is too small to unscale"):
+        AdaptiveLossScaling(training().loss, config).backward(2.0**-20)

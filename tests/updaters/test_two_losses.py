@@ -237,3 +237,47 @@ def test_an_auxiliary_loss_may_vanish(options: Dict[str, Any]) -> None:
         large = {name: g for name, g in expected.items() if not name.startswith("second")}
         for name, g in large.items():
             np.testing.assert_allclose(found[name], g, rtol=0.05, atol=0.01 * np.abs(g).max(), err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ratio", [1e-4, 1e-20])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_in_600_batches_no_more_than_the_first_run_again(pattern: str, ratio: float) -> None:
+    net = in_turn("float16", pattern, ratio, 600, on_overflow="next")
+    assert net.updater.counters.repeats <= 3
+    assert not net.updater.counters.lost
+
+
+@EMULATED_AND_NATIVE
+def test_a_head_without_a_weight_limits_nothing(storage: Optional[str]) -> None:
+    """Its weights are large, and where its gradients meet those of the other one, nothing is lost."""
+    net, exact = InTurn(storage), InTurn("float32")
+    for one in (exact, net):
+        one.parameters["first/hidden/affine/W"].d *= 2.0**12
+        for _ in range(10):
+            result, gradients = one.gradients(0.0, 1e-12)
+            assert result.reason == "updated"
+        if one is exact:
+            expected = gradients
+    for name, g in expected.items():
+        np.testing.assert_allclose(gradients[name], g, rtol=0.05, atol=0.01 * np.abs(g).max(), err_msg=name)
+    absent = [layer for layer in net.updater.scaling.layers if layer.startswith("first")]
+    assert {net.updater.scaling.layer_scales[layer] for layer in absent} == {1.0}
+
+
+@pytest.mark.parametrize("way", ["updater", "two batches", "scaler"])
+def test_a_network_with_shortcuts_may_be_absent_as_a_whole(way: str) -> None:
+    h = F.tanh(PF.affine(data(8, 3), 3, name="a"))
+    h = h + PF.affine(F.tanh(PF.affine(h, 3, name="b")), 3, name="c")
+    weight = constant(0.0)
+    loss = (F.mean(PF.affine(h, 2, name="d") ** 2) + 1.0) * weight - 3.0
+    updater = updater_of(loss, accum_grad=1 + (way == "two batches"))
+    scaler = GradScaler(updater.solver, storage="float16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for value in (0.0, 0.0, 1.0, 0.0, 1e-9, 0.0):
+            weight.d = value
+            if way == "scaler":
+                assert scaler_step(scaler, updater.solver, loss)
+            else:
+                assert updater.update().reason == ("updated" if value else "zero_gradients")

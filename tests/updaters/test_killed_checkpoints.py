@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainings that are killed, and go on from a checkpoint in another process, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaptiveLossScalingUpdater, load_checkpoint, save_checkpoint
+from tests.worlds.children import end_of, in_a_child
+from tests.worlds.trainings import updater_of
+from tests.worlds.values import FLOAT, HALF, data, snapshot, solver_states
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+
+SAVED, END = 3, 6  # iterations
+
+
+class Trunk(nn.Module):  # type: ignore[misc]  # nnabla has no type hints
+    """An affine layer and batch normalization."""
+
+    def call(self, x: nn.Variable) -> nn.Variable:
+        h = PF.affine(x, 4, name="a", rng=np.random.RandomState(1))
+        return F.tanh(PF.batch_normalization(h, batch_stat=self.training, name="norm"))
+
+
+class Net(nn.Module):  # type: ignore[misc]
+    """A trunk and a head."""
+
+    def __init__(self) -> None:
+        self.trunk = Trunk()
+
+    def call(self, x: nn.Variable) -> nn.Variable:
+        return PF.affine(self.trunk(x), 2, name="head", rng=np.random.RandomState(2))
+
+
+class Training(NamedTuple):
+    """What is saved, and what can be compared."""
+
+    updaters: List[AdaptiveLossScalingUpdater]
+    net: Net
+
+    @property
+    def parameters(self) -> Dict[str, nn.Variable]:
+        return self.net.get_parameters(grad_only=False)  # type: ignore[no-any-return]
+
+    def everything(self) -> List[Any]:
+        states = [solver_states(updater.solver) for updater in self.updaters]
+        found = [snapshot(self.parameters), states, [updater.state_dict() for updater in self.updaters]]
+        self.net.training = False
+        y = self.net(data(5, 3, seed=7))
+        y.forward()
+        return [*found, y.d.copy()]
+
+
+def of_a_module(folder: Path, storage: Any, *, training: bool, loaded: bool, solvers: int = 1) -> Training:
+    net, x = Net(), nn.Variable((8, 3))
+    if loaded:
+        net.load_parameters(str(folder / "pretrained.h5"))
+    net.training = training
+    loss = F.mean((net(x) - 1.0) ** 2)
+    own = net.get_parameters(grad_only=True)
+    updaters: List[AdaptiveLossScalingUpdater] = []
+
+    def feed() -> None:
+        x.d = np.random.default_rng(updaters[-1].counters.fed).standard_normal(x.shape)
+
+    for number in range(solvers):
+        trained = {name: v for index, (name, v) in enumerate(own.items()) if index % solvers == number}
+        updaters.append(updater_of(loss, feed, S.Adam(0.05), trained, storage=storage))
+    return Training(updaters, net)
+
+
+def frozen(folder: Path, storage: Any) -> Training:
+    """The trunk was trained before, and only when the training began."""
+    made = of_a_module(folder, storage, training=False, loaded=False)
+    head = {name: v for name, v in made.parameters.items() if name.startswith("head")}
+    made.updaters[0].solver.set_parameters(head, reset=True)
+    return made
+
+
+CASES: Dict[str, Callable[[Path, Any], Training]] = {
+    "in training": lambda folder, s: of_a_module(folder, s, training=True, loaded=False),
+    "in evaluation": lambda folder, s: of_a_module(folder, s, training=False, loaded=False),
+    "loaded": lambda folder, s: of_a_module(folder, s, training=False, loaded=True),
+    "two solvers": lambda folder, s: of_a_module(folder, s, training=True, loaded=True, solvers=2),
+    "frozen": frozen,
+}
+
+
+def began(case: str, folder: Path, storage: Any) -> Training:
+    """A training that begins from nothing; only the first process finds what was trained before."""
+    nn.clear_parameters()
+    made = CASES[case](folder, storage)
+    if case in ("in evaluation", "frozen") and not (folder / "last").exists():
+        rng = np.random.RandomState(3)
+        for v in made.parameters.values():
+            v.d = v.d + rng.rand(*v.shape)
+    return made
+
+
+def run_on(made: Training, folder: Path, die: bool) -> None:
+    """Train on to the end, with a checkpoint on the way; or die behind it."""
+    while made.updaters[0].iteration < END:
+        for updater in made.updaters:
+            updater.update()
+        if made.updaters[0].iteration == SAVED:
+            save_checkpoint(folder / "last", *made.updaters, made.net, extra={"at": SAVED})
+        if die and made.updaters[0].iteration == SAVED + 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    (folder / "end").write_bytes(pickle.dumps(made.everything()))
+
+
+@pytest.mark.parametrize("storage", ["fp32", "float16", "native"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_killed_training_goes_on_bit_for_bit(case: str, storage: str, tmp_path: Path) -> None:
+    format = "float16" if storage == "float16" else None
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    with nn.context_scope(HALF if storage == "native" else FLOAT):
+        for folder in (straight, killed):
+            folder.mkdir()
+            trained = Net()
+            trained(nn.Variable((8, 3)))
+            for number, v in enumerate(trained.get_parameters().values()):
+                v.d = np.random.RandomState(number).rand(*v.shape)
+            trained.save_parameters(str(folder / "pretrained.h5"))
+
+        def resume() -> None:
+            made = began(case, killed, format)
+            assert load_checkpoint(killed / "last", *made.updaters, made.net) == {"at": SAVED}
+            run_on(made, killed, die=False)
+
+        assert end_of(in_a_child(lambda: run_on(began(case, straight, format), straight, die=False))) == 0
+        code = end_of(in_a_child(lambda: run_on(began(case, killed, format), killed, die=True)))
+        assert code == -signal.SIGKILL
+        assert end_of(in_a_child(resume)) == 0
+    expected = pickle.loads((straight / "end").read_bytes())
+    np.testing.assert_equal(pickle.loads((killed / "end").read_bytes()), expected)
