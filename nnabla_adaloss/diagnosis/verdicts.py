@@ -334,10 +334,13 @@ def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
 
 def as_page(network: NetworkNumbers, verdict: Verdict) -> str:
     """The page, as HTML."""
-    told = " ".join([*network.notes, *map(str, _other_causes(verdict)), f"{_facts(network)}."])
+    headline, end, rest = verdict.line.partition(". ")
+    told = [rest] if rest else []
+    told += [*network.notes, *map(str, _other_causes(verdict)), f"{_facts(network)}."]
     tables = (table(*one[:3], words=one.words) for one in _tables(network, verdict))
     title = f"Gradients in {network.storage}, beside fp32"
-    return document(title, section(verdict.line, told, *tables), section("Not judged", _NOT_JUDGED))
+    judged = section(f"{headline}{end}".rstrip(), " ".join(told), *tables)
+    return document(title, judged, section("Not judged", _NOT_JUDGED))
 
 
 def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[_Table]:
