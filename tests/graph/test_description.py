@@ -19,7 +19,7 @@ from nnabla_adaloss.graph.description import GraphDescription, visited
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
 from tests.worlds.random_graphs import STEPS, Network, build, chosen_steps, networks, seeds
-from tests.worlds.values import bits, zero_grads
+from tests.worlds.values import bits, constant, zero_grads
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
@@ -138,17 +138,11 @@ def test_what_is_noticed_and_what_is_not() -> None:
     assert not reading.is_current
     h.recompute = False
     assert reading.is_current
-    h.rewire_on(F.sigmoid(x))
-    assert reading.rewired
-    assert not reading.is_current
-
-
-def test_a_loss_that_stands_for_another_is_noticed() -> None:
-    x = nn.Variable((2, 3), need_grad=True)
-    loss = F.sum(F.tanh(x))
-    reading = GraphPlan.read(loss)
-    loss.rewire_on(F.sum(F.sigmoid(x)))
-    assert reading.rewired
+    for rewired, other in ((h, F.sigmoid(x)), (y, F.sum(F.sigmoid(x)))):
+        reading = GraphPlan.read(y)
+        rewired.rewire_on(other)
+        assert reading.rewired
+        assert not reading.is_current
 
 
 def test_a_function_that_needs_a_gradient_since_the_last_forward() -> None:
@@ -200,116 +194,68 @@ def test_deep_graphs_are_visited_without_recursion() -> None:
 # What backward reads is what nnabla says: whatever else is overwritten, gradients stay what they are.
 
 
-def leaf(*shape: int, seed: int = 0, positive: bool = False, need_grad: bool = True) -> nn.Variable:
-    values = np.random.default_rng([seed, *shape]).standard_normal(shape)
-    v = nn.Variable(shape, need_grad=need_grad)
-    v.d = np.abs(values) + 0.5 if positive else values
+def leaf(*shape: int, seed: int = 0, need_grad: bool = True) -> nn.Variable:
+    v = constant(np.random.default_rng([seed, *shape]).standard_normal(shape))
+    v.need_grad = need_grad
     return v
 
 
-def fixed(values: Any) -> nn.Variable:
-    return nn.Variable.from_numpy_array(np.asarray(values, np.float32))
+def matrix(*, seed: int = 0) -> nn.Variable:
+    return leaf(4, 6, seed=seed)
 
 
-def matrix(*, seed: int = 0, positive: bool = False) -> nn.Variable:
-    return leaf(4, 6, seed=seed, positive=positive)
+def image() -> nn.Variable:
+    return leaf(2, 4, 6, 6)
 
 
-def image(*, seed: int = 0) -> nn.Variable:
-    return leaf(2, 4, 6, 6, seed=seed)
-
-
-def normalized(f: Callable[..., nn.Variable], *rest: nn.Variable, batch_stat: bool = True) -> nn.Variable:
+def normalized(*, batch_stat: bool) -> nn.Variable:
     """By statistics of the batch, or by running ones."""
     shape = (1, 4, 1, 1)
-    running = leaf(*shape, seed=2, need_grad=False), leaf(*shape, positive=True, need_grad=False)
-    return f(image(), leaf(*shape), leaf(*shape, seed=1), *running, *rest, batch_stat=batch_stat)
+    running = leaf(*shape, seed=2, need_grad=False), constant(np.full(shape, 0.5))
+    return F.batch_normalization(image(), leaf(*shape), leaf(*shape, seed=1), *running, batch_stat=batch_stat)
 
 
-CHECKERED = np.arange(24).reshape(4, 6) % 2
 Outputs = Union[nn.Variable, Sequence[nn.Variable]]
 
-OF_ONE = (
-    *(F.identity, F.tanh, F.sigmoid, F.softmax, F.log_softmax, F.relu, F.elu, F.gelu, F.swish, F.softplus),
-    *(F.exp, F.abs),
-)
-OF_TWO = F.add2, F.sub2, F.mul2, F.maximum2, F.squared_error, F.huber_loss
-ALONG_AN_AXIS = F.sum, F.mean, F.max, F.prod, F.norm, F.cumsum, F.sort, F.split
-POOLING = F.max_pooling, F.average_pooling, F.unpooling
+OF_ONE = F.identity, F.tanh, F.softmax, F.relu, F.elu, F.exp, F.abs
+OF_TWO = F.add2, F.mul2, F.div2, F.maximum2, F.squared_error
+ALONG_AN_AXIS = F.sum, F.mean, F.max, F.norm, F.cumsum, F.sort, F.split
 
-
-def channels() -> Tuple[nn.Variable, nn.Variable]:
-    return leaf(1, 4, 1, 1), leaf(1, 4, 1, 1, seed=1)
-
-
+# Each way in which functions read: all or some inputs, the output, in place; and what is made of weights.
 KINDS: Dict[str, Callable[[], Outputs]] = {
     "affine": lambda: F.affine(matrix(), leaf(6, 3), leaf(3)),
-    "affine of two batch axes": lambda: F.affine(leaf(2, 3, 4), leaf(4, 5), base_axis=2),
     "convolution": lambda: F.convolution(image(), leaf(3, 4, 3, 3), leaf(3)),
-    "convolution in groups": lambda: F.convolution(
-        image(), leaf(4, 2, 3, 3), leaf(4), group=2, stride=(2, 2), dilation=(2, 2)
-    ),
     "deconvolution": lambda: F.deconvolution(image(), leaf(4, 3, 3, 3), leaf(3)),
     "depthwise convolution": lambda: F.depthwise_convolution(image(), leaf(4, 3, 3), leaf(4)),
-    "depthwise deconvolution": lambda: F.depthwise_deconvolution(image(), leaf(4, 3, 3), leaf(4)),
     "fused convolution": lambda: F.fused_convolution(image(), leaf(3, 4, 3, 3), leaf(3), nonlinearity="relu"),
-    "batch matmul": lambda: F.batch_matmul(leaf(2, 3, 4), leaf(2, 4, 5)),
-    "batch matmul that broadcasts": lambda: F.batch_matmul(leaf(2, 3, 4), leaf(1, 5, 4), transpose_b=True),
-    "embed": lambda: F.embed(fixed([[1, 2], [0, 2]]), leaf(3, 4)),
+    "batch matmul": lambda: F.batch_matmul(leaf(2, 3, 4), leaf(1, 5, 4), transpose_b=True),
+    "einsum": lambda: F.einsum(matrix(), leaf(6, 3), equation="ij,jk->ik"),
+    "lstm": lambda: F.lstm(leaf(3, 2, 4), leaf(1, 1, 2, 5), leaf(1, 1, 2, 5, seed=1), leaf(1, 4, 5, 9)),
+    "embed": lambda: F.embed(constant([[1, 2], [0, 2]]), leaf(3, 4)),
     "transpose": lambda: F.transpose(matrix(), (1, 0)),
-    "reshape": lambda: F.reshape(matrix(), (6, 4), inplace=False),
     "reshape in place": lambda: F.reshape(F.tanh(matrix()), (6, 4), inplace=True),
     "add in place": lambda: F.add2(F.tanh(matrix()), matrix(seed=1), inplace=True),
-    "add that broadcasts": lambda: F.add2(matrix(), leaf(1, 6)),
+    "relu in place": lambda: F.relu(F.tanh(matrix()), inplace=True),
     "multiply that broadcasts": lambda: F.mul2(matrix(), leaf(1, 6)),
-    "divide": lambda: F.div2(matrix(), matrix(seed=1, positive=True)),
-    "power": lambda: F.pow2(matrix(positive=True), matrix(seed=1)),
-    "add three": lambda: F.add_n(matrix(), matrix(seed=1), matrix(seed=2)),
     "multiply three": lambda: F.mul_n(matrix(), matrix(seed=1), matrix(seed=2)),
     "times a constant": lambda: matrix() * 3.0,
-    "plus a constant": lambda: matrix() + 3.0,
-    "to the power of a constant": lambda: matrix(positive=True) ** 3,
-    "a constant divided": lambda: 2.0 / matrix(positive=True),
-    "a constant to the power": lambda: 2.0 ** matrix(),
-    "at least a constant": lambda: F.maximum_scalar(matrix(), 0.1),
+    "to the power of a constant": lambda: matrix() ** 3,
     "concatenate": lambda: F.concatenate(matrix(), leaf(4, 2), axis=1),
-    "stack": lambda: F.stack(matrix(), matrix(seed=1)),
     "slice": lambda: F.slice(matrix(), (1, 0), (4, 6), (2, 3)),
-    "pad": lambda: F.pad(matrix(), (1, 2, 3, 1)),
-    "pad that reflects": lambda: F.pad(matrix(), (1, 2, 3, 1), mode="reflect"),
-    "broadcast": lambda: F.broadcast(leaf(1, 6), (4, 6)),
-    "tile": lambda: F.tile(matrix(), (2, 3)),
-    "flip": lambda: F.flip(matrix(), axes=[1]),
-    "shift": lambda: F.shift(matrix(), (1, 2)),
-    "gather": lambda: F.gather(matrix(), fixed([1, 0, 2]), axis=1),
-    "where": lambda: F.where(fixed(CHECKERED), matrix(), matrix(seed=1)),
-    "norm normalization": lambda: F.norm_normalization(matrix(), axes=1),
+    "where": lambda: F.where(constant(np.arange(24).reshape(4, 6) % 2), matrix(), matrix(seed=1)),
     "weight normalization": lambda: F.weight_normalization(matrix(), leaf(6), dim=1),
     "weight standardization": lambda: F.weight_standardization(leaf(3, 4, 3, 3), channel_axis=0),
     "spectral norm": lambda: F.spectral_norm(matrix(), leaf(4, need_grad=False), itr=1),
-    "relu in place": lambda: F.relu(F.tanh(matrix()), inplace=True),
-    "leaky relu": lambda: F.leaky_relu(matrix(), 0.1),
     "prelu": lambda: F.prelu(matrix(), leaf(6)),
-    "log": lambda: F.log(matrix(positive=True)),
     "dropout": lambda: F.dropout(matrix(), 0.5, seed=3),
-    "interpolate": lambda: F.interpolate(image(), output_size=(9, 9), mode="linear"),
-    "batch normalization": lambda: normalized(F.batch_normalization),
-    "batch normalization by running statistics": lambda: normalized(F.batch_normalization, batch_stat=False),
-    "fused batch normalization": lambda: normalized(F.fused_batch_normalization, image(seed=3)),
+    "max pooling": lambda: F.max_pooling(image(), (2, 2)),
+    "batch normalization": lambda: normalized(batch_stat=True),
+    "batch normalization by running statistics": lambda: normalized(batch_stat=False),
     "layer normalization": lambda: F.layer_normalization(matrix(), leaf(1, 6), leaf(1, 6, seed=1)),
-    "group normalization": lambda: F.group_normalization(image(), *channels(), num_groups=2),
-    "instance normalization": lambda: F.instance_normalization(image(), *channels()),
-    "softmax cross entropy": lambda: F.softmax_cross_entropy(matrix(), fixed([[1], [2], [0], [3]])),
-    "sigmoid cross entropy": lambda: F.sigmoid_cross_entropy(matrix(), fixed(CHECKERED)),
-    "einsum": lambda: F.einsum(matrix(), leaf(6, 3), equation="ij,jk->ik"),
-    "lstm": lambda: F.lstm(leaf(3, 2, 4), leaf(1, 1, 2, 5), leaf(1, 1, 2, 5, seed=1), leaf(1, 4, 5, 9)),
-    "gru": lambda: F.gru(leaf(3, 2, 4), leaf(1, 1, 2, 5), leaf(1, 3, 5, 9)),
-    "rnn": lambda: F.rnn(leaf(3, 2, 4), leaf(1, 1, 2, 5), leaf(1, 5, 9)),
-    "clip grad by norm": lambda: F.clip_grad_by_norm(matrix(), 0.1),
+    "softmax cross entropy": lambda: F.softmax_cross_entropy(matrix(), constant([[1], [2], [0], [3]])),
     **{f.__name__: partial(lambda f: f(matrix()), f) for f in OF_ONE},
     **{f.__name__: partial(lambda f: f(matrix(), matrix(seed=1)), f) for f in OF_TWO},
     **{f.__name__: partial(lambda f: f(matrix(), axis=1), f) for f in ALONG_AN_AXIS},
-    **{f.__name__: partial(lambda f: f(image(), (2, 2)), f) for f in POOLING},
 }
 
 

@@ -3,21 +3,20 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, List
 
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
-import nnabla.solvers as S
 import pytest
 from nnabla.core.module import Module
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, GraphPlan
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, GraphPlan
 from nnabla_adaloss.core import LayerSelection
 from nnabla_adaloss.graph.names import function_names, named, registered_names
 from tests.worlds.architectures import NETWORKS as ARCHITECTURES
 from tests.worlds.networks import two_layers
+from tests.worlds.trainings import updater_of
 
 
 def names_of(loss: nn.Variable, parameters: Any = None) -> List[str]:
@@ -94,81 +93,47 @@ def test_names_of_users_that_look_like_numbers() -> None:
 
 
 class Tower(Module):  # type: ignore[misc]  # nnabla has no type hints
-    """Convolutions that no registry knows."""
+    """A convolution that no registry knows."""
 
     def call(self, x: nn.Variable) -> nn.Variable:
-        for name in ("first", "second"):
-            x = F.relu(PF.convolution(x, 4, (3, 3), pad=(1, 1), name=name))
-        return x
+        return PF.convolution(x, 4, (3, 3), pad=(1, 1), name="own")
 
 
-class Network2(Module):  # type: ignore[misc]
+class Towers(Module):  # type: ignore[misc]
     """Modules within a module."""
 
     def __init__(self) -> None:
-        self.left, self.right = Tower(), Tower()
+        self.lower, self.upper = Tower(), Tower()
 
     def call(self, x: nn.Variable) -> nn.Variable:
-        return F.mean((self.left(x) + self.right(x)) ** 2)
-
-
-MODULE_LAYERS = ["@left/second/conv", "@right/second/conv"]
+        return F.mean(self.upper(F.relu(self.lower(x))) ** 2)
 
 
 def test_layers_of_modules_are_named_by_the_solver_or_by_the_module() -> None:
-    network, x = Network2(), nn.Variable((2, 1, 6, 6))
+    network, x = Towers(), nn.Variable((2, 1, 6, 6), need_grad=True)
     loss = network(x)
     assert nn.get_parameters() == {}
-    solver = S.Sgd(0.1)
-    solver.set_parameters(network.get_parameters())
-    updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16")
-    updater.update()
-    assert sorted(updater.scaling.layers) == sorted(updater.scaling.layer_scales) == MODULE_LAYERS
-    scaling = AdaptiveLossScaling(network(x), parameters=network.get_parameters())
-    assert sorted(scaling.layers) == MODULE_LAYERS
-    unnamed = AdaptiveLossScaling(network(x))
-    assert sorted(unnamed.layers) == ["Convolution#2", "Convolution#4"]
+    updater = updater_of(loss, parameters=network.get_parameters())
+    layers = AdaptiveLossScaling(network(x), parameters=network.get_parameters()).layers
+    assert updater.scaling.layers == layers == ["@upper/own/conv", "@lower/own/conv"]
+    assert AdaptiveLossScaling(network(x)).layers == ["Convolution#2", "Convolution"]
 
 
-def lstm() -> nn.Variable:
-    x, h, c = nn.Variable((4, 2, 3)), nn.Variable((1, 1, 2, 5)), nn.Variable((1, 1, 2, 5))
-    y, _, _ = PF.lstm(x, h, c, training=True)
-    return F.mean(PF.affine(F.reshape(y, (8, 5)), 2, name="head") ** 2)
+@pytest.mark.parametrize("build", [*ARCHITECTURES.values(), transformer], ids=lambda build: build.__name__)
+def test_names_are_unique_stable_and_patterns(build: Callable[[], nn.Variable]) -> None:
+    def selected(**options: Any) -> List[str]:
+        return GraphPlan(build(), LayerSelection(**options)).layers
 
-
-NETWORKS: Dict[str, Callable[[], nn.Variable]] = {
-    **ARCHITECTURES,
-    "transformer": transformer,
-    "lstm cell": lstm,
-}
-
-
-def check(build: Callable[[], nn.Variable]) -> None:
-    plan = GraphPlan(build())
-    labels = [node.label for node in plan.nodes.values()]
-    assert len(set(labels)) == len(labels)
-    assert len(set(plan.layers)) == len(plan.layers)
-    for layer in plan.layers:
-        chosen = GraphPlan(build(), LayerSelection(include=(layer,))).layers
+    first, layers = names_of(build()), selected()
+    assert first == names_of(build())
+    assert len(set(first)) == len(first)
+    assert len(set(layers)) == len(layers)
+    for layer in layers:
+        chosen = selected(include=(layer,))
         assert layer in chosen
         # The name of a product of two activations is that of both; with a number it is the second's.
         assert {name.partition(":")[0] for name in chosen} == {layer.partition(":")[0]}
-        assert layer not in GraphPlan(build(), LayerSelection(exclude=(layer,))).layers
-
-
-@pytest.mark.parametrize("name", sorted(NETWORKS))
-def test_names_are_unique_stable_and_patterns(name: str) -> None:
-    def build() -> nn.Variable:
-        with nn.parameter_scope("", OrderedDict(parameters)):
-            loss = NETWORKS[name]()
-            parameters.update(nn.get_parameters())
-        return loss
-
-    parameters: Dict[str, Any] = {}
-    first, again = names_of(build(), parameters), names_of(build(), parameters)
-    assert first == again
-    assert len(set(first)) == len(first)
-    check(NETWORKS[name])
+        assert layer not in selected(exclude=(layer,))
 
 
 def test_freezing_a_layer_renames_nothing() -> None:
