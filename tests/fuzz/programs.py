@@ -242,9 +242,6 @@ ANYWHERE = {name: anywhere(step) for name, step in random_graphs.STEPS.items() i
 STEPS: Dict[str, Step] = {
     **ANYWHERE,
     "layer": layer,
-    "deep": lambda b, h: F.relu(
-        F.affine(F.tanh(F.affine(h, b.parameter("W", WIDTH, 6))), b.parameter("V", 6, WIDTH))
-    ),
     "reshaped": lambda b, h: F.tanh(F.affine(h, b.weight().reshape((WIDTH, WIDTH), unlink=True))),
     "unlinked weight": lambda b, h: F.affine(h, b.weight().get_unlinked_variable(need_grad=True)),
     "frozen use": lambda b, h: F.affine(h, b.weight().get_unlinked_variable(need_grad=False)),
@@ -258,9 +255,6 @@ STEPS: Dict[str, Step] = {
     "residual": lambda b, h: h + layer(b, h),
     "dense": lambda b, h: F.tanh(
         F.affine(F.concatenate(h, layer(b, h), axis=1), b.parameter("V", 2 * WIDTH, WIDTH))
-    ),
-    "gain": lambda b, h: (
-        h * F.broadcast(b.parameter("gain", 1, WIDTH), (BATCH, WIDTH)) + b.parameter("bias", 1, WIDTH)
     ),
     "layer normalization": lambda b, h: F.layer_normalization(
         h, b.parameter("beta", 1, WIDTH), b.parameter("gamma", 1, WIDTH), batch_axis=0

@@ -98,23 +98,6 @@ def gradients(loss: Any, network: Network, scale: float, forward: bool = True) -
     return {name: leaf.g.copy() for name, leaf in network.leaves.items()}
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@budget(60)
-@given(spoilt_networks(), configs, st.integers(-10, 20), st.sampled_from([0, 1]))
-def test_in_fp32_gradients_are_nnablas_or_an_overflow_is_reported(
-    network: Network, config: AdaLossConfig, exponent: int, delay: int
-) -> None:
-    config = with_delay(config, delay, "float32")
-    before = arrays(network)
-    expected = gradients(network.loss, network, 1.0)
-    scaling = AdaptiveLossScaling(network.loss, config)
-    for _ in range(2):
-        found = gradients(scaling, network, 2.0**exponent)
-        assert arrays(network) == before
-        # What nnabla itself loses below float32's normal range is no measure.
-        check(found, expected, scaling, rtol=1e-4, atol=1e-37)
-
-
 def with_delay(config: AdaLossConfig, delay: int, dtype: str) -> AdaLossConfig:
     """Return ``config`` with a delay if its method can have one."""
     looks_at_arrays = config.loss_scale_method == "element_wise_range"
@@ -138,23 +121,27 @@ def check(
             np.testing.assert_allclose(gradient, expected[name], rtol=0.0, atol=close, err_msg=name)
 
 
-FORMATS = ["float16", "bfloat16", "float8_e5m2", "float8_e4m3", "fp8_hybrid"]
+FORMATS = ["float32"] * 3 + ["float16", "bfloat16", "float8_e5m2", "float8_e4m3", "fp8_hybrid"]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@budget(60)
+@budget(120)
 @given(spoilt_networks(), configs, st.integers(-10, 20), st.sampled_from([0, 1]), st.sampled_from(FORMATS))
-def test_in_any_format_nothing_breaks_and_no_infinity_is_silent(
+def test_nothing_breaks_no_infinity_is_silent_and_in_fp32_gradients_are_nnablas(
     network: Network, config: AdaLossConfig, exponent: int, delay: int, storage: str
 ) -> None:
-    config = with_delay(config, delay, get_precision(storage).stored_gradients.name)
-    before = arrays(network)
-    scaling = AdaptiveLossScaling(FormatEmulation(network.loss, storage), config)
+    before, expected, loss = arrays(network), gradients(network.loss, network, 1.0), network.loss
+    if storage != "float32":
+        loss = FormatEmulation(loss, storage)
+        # Nothing is known of what the format rounds.
+        expected = {name: np.full_like(g, np.nan) for name, g in expected.items()}
+    dtype = "float32" if storage == "float32" else get_precision(storage).stored_gradients.name
+    scaling = AdaptiveLossScaling(loss, with_delay(config, delay, dtype))
     for _ in range(2):
         found = gradients(scaling, network, 2.0**exponent)
         assert arrays(network) == before
-        bad = [name for name, gradient in found.items() if not np.isfinite(gradient).all()]
-        assert scaling.found_inf or not bad
+        # What nnabla itself loses below float32's normal range is no measure.
+        check(found, expected, scaling, rtol=1e-4, atol=1e-37)
         assert all(0.0 < scale < np.inf for scale in scaling.layer_scales.values())
 
 

@@ -33,7 +33,6 @@ CASES: dict[str, Callable[[], Any]] = {
     "wide_stride": lambda: F.convolution(ones(1, 2, 90, 90), ones(6, 2, 2, 2), stride=(3, 3)),
     "grouped": lambda: F.convolution(ones(2, 4, 60, 60), ones(6, 2, 3, 3), group=2),
     "dilated": lambda: F.convolution(ones(2, 4, 90, 90), ones(6, 4, 3, 3), dilation=(2, 2)),
-    "one_dimension": lambda: F.convolution(ones(2, 4, 400), ones(6, 4, 5)),
     "deconvolution": lambda: F.deconvolution(ones(2, 4, 8, 8), ones(4, 6, 3, 3)),
     "strided_deconvolution": lambda: F.deconvolution(
         ones(2, 4, 8, 8), ones(4, 3, 3, 3), stride=(2, 2), group=2
