@@ -23,7 +23,6 @@ from tests.programs.programs import (
     Training,
     assert_same_or_better,
     checksum,
-    emulated,
     images,
     planted,
     points,
@@ -51,37 +50,6 @@ def classified(inputs: Sequence[nn.Variable], y: nn.Variable) -> Built:
 
 def many() -> Stream:
     return Stream(MANY, overflow=planted(MANY))
-
-
-def dynamic_graph(kind: str) -> Outcome:
-    """A recurrent net that is built anew for each batch, as long as the sequences in it are."""
-    width, state, length = 3, 20, 6
-
-    def network(count: int) -> Built:
-        x, t = nn.Variable((count, length, width)), nn.Variable((count, 1))
-        h = F.constant(0.0, (count, state))
-        for i in range(length):
-            step = PF.affine(F.reshape(x[:, i : i + 1, :], (count, width)), state, name="in")
-            h = F.tanh(step + PF.affine(h, state, with_bias=False, name="recurrent"))
-        y = PF.affine(h, 1, name="out")
-        return [x, t], y, F.mean(F.sigmoid_cross_entropy(y, t))
-
-    def sequences(rng: np.random.Generator, count: int) -> List[np.ndarray]:
-        """Sequences, and whether the sum of their first channel is positive."""
-        x = rng.standard_normal((count, length, width))
-        return [x, x[:, :, 0].sum(axis=1, keepdims=True) > 0.0]
-
-    stream = Stream(120, overflow=(15, 16, 60, 100))
-    lengths = np.random.default_rng(3)
-    training = Training(kind, network, sequences, stream, S.Adam(0.01), size=24)
-
-    def rebuild() -> None:
-        nonlocal length
-        length = int(lengths.integers(2, 7))
-        training.inputs, _, loss = network(24)
-        training.updater.loss = emulated(kind, stream.gated(loss))
-
-    return training.run(rebuild)
 
 
 def fine_tuning(kind: str) -> Outcome:
@@ -216,25 +184,6 @@ def halved_network(count: int) -> Built:
         return classified(inputs, PF.affine(F.tanh(PF.affine(h, 16, name="fc3")), CLASSES, name="fc4"))
 
 
-def two_solvers(kind: str) -> Outcome:
-    """One net and one loss, but a solver for each half of the layers; they take turns."""
-    halved_network(1)
-    encoder, classifier = S.Adam(0.003), S.Momentum(0.05)
-    for solver, scope in ((encoder, "encoder"), (classifier, "classifier")):
-        with nn.parameter_scope(scope):
-            solver.set_parameters(nn.get_parameters())
-    stream = Stream(240, overflow=(12, 45, 46, 101, 180))
-    training = Training(kind, halved_network, points, stream, encoder, tests=300)
-    feed = training.updater.data_feeder
-    other = updater_of(kind, classifier, stream.gated(training.loss), feed)
-    progress = Progress(classifier, stream)
-    while stream.left:
-        training.update()
-        other.update()
-        progress.note()
-    return training.examination.outcome([*training.learned, *progress.learned])
-
-
 BATCH, NOISE = 32, 4
 
 
@@ -315,11 +264,9 @@ def thread_average(kind: str) -> Outcome:
 
 # By program: how much greater our loss may be.
 PROGRAMS: Dict[Callable[[str], Outcome], float] = {
-    dynamic_graph: 0.02,
     fine_tuning: 0.02,
     poisoned_batches: 0.05,
     thawing: 0.02,
-    two_solvers: 0.02,
     # The two nets chase each other: small differences do not stay small.
     gan: 0.1,
 }
