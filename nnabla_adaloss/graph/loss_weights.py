@@ -26,9 +26,6 @@ from ..core.power_of_two import floor_power_of_two
 from ..host_context import host_view
 from .description import GraphDescription
 
-# For so many sets of factors the weights that follow are remembered.
-_REMEMBERED = 64
-
 
 class Factor(NamedTuple):
     """A variable of one element that multiplies a loss, or divides it."""
@@ -96,7 +93,8 @@ class LossWeights:
         self._ways = list(ways)
         self._passages = self._passages_of(nodes, described)
         self._constants = _constants_of(self._passages)
-        self._known: Dict[Tuple[float, ...], Tuple[float, ...]] = {}
+        # The last factors, and the weights that follow from them.
+        self._last: Tuple[Tuple[float, ...], Tuple[float, ...]] = ((), ())
 
     def of_alike(self, nodes: Sequence[NodeStructure], described: GraphDescription) -> LossWeights:
         """The same for graphs that differ in shapes and constants alone."""
@@ -104,7 +102,7 @@ class LossWeights:
         if passages == self._passages:
             return self
         found = copy(self)
-        found._passages, found._constants, found._known = passages, _constants_of(passages), {}
+        found._passages, found._constants, found._last = passages, _constants_of(passages), ((), ())
         return found
 
     def read(self, variables: Sequence[nn.Variable], *, on_host: bool) -> Tuple[float, ...]:
@@ -120,11 +118,9 @@ class LossWeights:
                     for one in self._passages
                 ]
             )
-        found = self._known.get(factors)
-        if found is None:
-            found = self._weights(factors)
-            self._known = {**dict([*self._known.items()][1 - _REMEMBERED :]), factors: found}
-        return found
+        if factors != self._last[0] or not self._last[1]:
+            self._last = factors, self._weights(factors)
+        return self._last[1]
 
     def _passages_of(self, nodes: Sequence[NodeStructure], described: GraphDescription) -> List[Passage]:
         components, found = self._components, []

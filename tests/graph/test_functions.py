@@ -15,8 +15,8 @@ import pytest
 from nnabla_adaloss.graph import functions
 from nnabla_adaloss.graph.float_tail import float_context
 from nnabla_adaloss.graph.functions import hands_memory_on, written_inputs
-from nnabla_adaloss.graph.memory_uses import memory_uses
 from nnabla_adaloss.graph.plan import GraphPlan
+from nnabla_adaloss.graph.structure import memory_uses
 
 IMAGES, CHANNELS = (2, 3, 4, 4), (1, 3, 1, 1)
 
