@@ -76,6 +76,20 @@ def test_what_follows_from_lengths_is_found_out_anew() -> None:
     assert now == [4.0, 5.0, 5.0, 5.0]
 
 
+def normalized(batch: int, *, batch_stat: bool) -> nn.Variable:
+    """With a bias that is as large as a batch of one."""
+    h = F.tanh(PF.affine(nn.Variable((batch, 3)), 5, name="a"))
+    h = h + F.tanh(nn.parameter.get_parameter_or_create("b", (1, 5), need_grad=True))
+    return F.mean(F.sigmoid(PF.batch_normalization(h, batch_stat=batch_stat, name="bn")))
+
+
+@pytest.mark.parametrize("name", ["largest_gradients", "fixed"])
+def test_what_goes_by_the_batch_and_by_arguments_is_found_out_anew(name: str) -> None:
+    one, other = structure_of(normalized(1, batch_stat=True)), normalized(4, batch_stat=False)
+    before, found = getattr(one, name), of_alike(one, other)
+    assert getattr(found, name) == getattr(structure_of(other), name) != before
+
+
 @pytest.mark.parametrize("written_first", [False, True])
 def test_a_leaf_that_one_of_its_readers_writes_is_written(written_first: bool) -> None:
     state = nn.Variable((2, 3))
