@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from typing import Any, Dict, List, Optional, Tuple
 
 import nnabla as nn
@@ -19,7 +18,6 @@ from nnabla_adaloss.engine import statistics
 from tests.worlds.methods import Says
 from tests.worlds.networks import layers, mlp
 from tests.worlds.passes import run, settle, settled
-from tests.worlds.tampering import Gate
 from tests.worlds.values import FLOAT, HALF, assert_close, assert_equal, constant, data, gradients, zero_grads
 
 FIXED = {"loss_scale_method": "fixed", "use_bound": False}
@@ -126,56 +124,6 @@ def test_seed_gradients_that_grow_from_pass_to_pass_are_measured_in_each() -> No
         assert scaling.found_inf == []
 
 
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("same", [False, True])
-def test_what_an_overflow_holds_down_is_chosen_anew_in_the_next_iteration(same: bool, delay: int) -> None:
-    gate = Gate()
-    loss = F.mean(PF.affine(F.tanh(gate(layers(8, 8, batch=8, width=8))), 8, name="c") ** 2)
-    scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"), AdaLossConfig(delay=delay))
-    for iteration in range(4):
-        settle(scaling, iteration, clear=False)
-        scaling.after_update()
-    before = scaling.layer_scales
-    gate.first = 2.0**12
-    run(scaling, iteration=4)
-    assert scaling.found_inf
-    assert scaling.after_overflow()
-    # The same batch once more, or the next one of the iteration; whatever that is, it is as those before.
-    gate.first = 1.0
-    run(scaling, iteration=4, again=same)
-    assert scaling.found_inf == []
-    assert scaling.layer_scales != before
-    scaling.after_update()
-    settle(scaling, 5, clear=False)
-    assert scaling.layer_scales == before
-
-
-def test_ranks_come_to_the_same_scales_whatever_single_batches_have_shown() -> None:
-    ranks = []
-    for rank in range(2):
-        # In another process names would be the same.
-        with nn.parameter_scope("", OrderedDict()):
-            h = PF.affine(F.tanh(PF.affine(data(4, 5, seed=rank), 6, name="a")), 6, name="b")
-            gate = Gate()
-            gate.factor = 2.0 ** (-9 * rank)
-            loss = F.mean(gate(PF.affine(F.tanh(h), 3, name="c")) ** 2)
-            ranks.append(AdaptiveLossScaling(loss, AdaLossConfig(delay=1, dtype="float16")))
-    for iteration in range(3):
-        for scaling in ranks:
-            for _ in range(2):
-                run(scaling, iteration=iteration)
-        assert iteration == 0 or ranks[0].accumulated_scales == ranks[1].accumulated_scales
-        told = [scaling.shared_statistics() or {} for scaling in ranks]
-        for scaling in ranks:
-            scaling.adopt_statistics(told)
-            scaling.end_iteration()
-    # Where one chooses anew, all do.
-    assert ranks[1].state_dict()["schedule"]["chosen"]
-    ranks[0].restart(8.0)
-    ranks[1].adopt_statistics([scaling.shared_statistics() or {} for scaling in ranks])
-    assert not ranks[1].state_dict()["schedule"]["chosen"]
-
-
 def test_a_window_has_an_entry_for_each_cycle_in_which_everything_was_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -200,22 +148,6 @@ def two_heads() -> Tuple[nn.Variable, nn.Variable, nn.Variable]:
     return F.mean(heads[0] ** 2) * weights[0] + F.mean(heads[1] ** 2) * weights[1], *weights
 
 
-def test_a_schedule_that_was_moved_to_other_loss_weights_is_kept_for_them() -> None:
-    loss, left, right = two_heads()
-    scaling, used = AdaptiveLossScaling(loss, AdaLossConfig(measure_every=16)), []
-    for iteration, weight in enumerate([1.0, 1.0, 2.0**-9, 1.0, 2.0**-9]):
-        left.d = right.d = weight
-        settle(scaling, iteration)
-        used.append(scaling.result.schedule)
-    # That of the second batch is the first that is kept.
-    assert used[1] is used[3]
-    assert used[2] is used[4]
-    assert used[2].loss_weights != used[1].loss_weights
-    assert {layer: alpha for layer, (_, alpha) in used[2].layers.items()} == {
-        layer: alpha for layer, (_, alpha) in used[1].layers.items()
-    }
-
-
 def test_a_head_that_no_batch_has_shown_is_not_waited_for() -> None:
     loss, _, right = two_heads()
     right.d = 0.0
@@ -236,19 +168,6 @@ def test_a_scale_is_tried_where_the_loss_weight_is_made_up_for(weight: float) ->
     zero_grads()
     scaling.probe(2.0**4)
     assert_close(gradients(), expected, rtol=2e-2, atol=2e-3 * weight)
-
-
-def test_what_is_done_around_functions_follows_the_schedule_where_loss_weights_stay() -> None:
-    gate = Gate()
-    loss = F.mean(gate(layers(6, 6, names="ab")) ** 2)
-    scaling = AdaptiveLossScaling(loss, AdaLossConfig(measure_every=1, dtype="float16"))
-    used = []
-    for iteration in range(8):
-        gate.factor = 2.0 ** (9 * (iteration // 2))
-        settle(scaling, iteration)
-        assert_equal(gradients(), run(loss))
-        used.append(tuple(scaling.result.schedule.component_scales))
-    assert len(set(used)) > 2
 
 
 @pytest.mark.parametrize("exponent", [-20, -4, 0])
@@ -360,17 +279,6 @@ def test_a_leaf_behind_gradients_that_vanish_has_a_scale_of_its_own(
     assert max(found.values()) < tolerance
 
 
-def test_however_long_the_way_to_a_leaf_is_its_gradient_is_right() -> None:
-    kinds = []
-    for steps in range(6, 27, 2):
-        kind, found = errors(unrolled(steps, 0.5, trained=True), "float16")
-        kinds.append(kind == "hookless")
-        assert max(found.values()) < 0.02
-    # One scale for all serves only so many steps.
-    assert kinds == sorted(kinds, reverse=True)
-    assert {*kinds} == {True, False}
-
-
 @pytest.mark.parametrize("grad", [None, 2.0])
 def test_what_is_joined_with_a_loss_gradient_of_a_given_s0_has_room_of_its_own(grad: Optional[float]) -> None:
     """A loss that a shared layer computes is joined with what is behind it, for which 2**18 is too much."""
@@ -386,17 +294,6 @@ def test_what_is_joined_with_a_loss_gradient_of_a_given_s0_has_room_of_its_own(g
         assert scaling.found_inf == []
         assert scaling.result.schedule.component_scales[0] == scale
     assert_close(gradients(), expected, rtol=2e-3)
-
-
-def test_a_pass_that_measures_for_itself_alone_has_a_scale_for_each() -> None:
-    scaling = AdaptiveLossScaling(unrolled(4, 0.125, trained=False))
-    settle(scaling, 0)
-    assert scaling.result.kind == "measuring"
-    assert scaling.result.schedule.joined is None
-    settle(scaling, 1)
-    schedule = scaling.result.schedule
-    assert schedule.joined is not None
-    assert len(set(schedule.component_scales)) < len(schedule.component_scales)
 
 
 @pytest.mark.parametrize("scale", [None, 1024.0])

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, List, Optional, Set, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -13,7 +13,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
 from tests.worlds.passes import run, settle
-from tests.worlds.values import FLOAT, HALF, assert_equal, constant, data, gradients
+from tests.worlds.values import FLOAT, HALF, assert_equal, data, gradients
 
 Loss = nn.Variable
 Rewire = Callable[[], None]
@@ -90,18 +90,6 @@ def to_what_needs_no_gradient() -> Tuple[Loss, Rewire]:
     return end(h), lambda: h.rewire_on(F.tanh(batch() * 2.0))
 
 
-def twice() -> Tuple[Loss, Rewire]:
-    x = batch()
-    h = F.tanh(affine(x, "a"))
-    loss = end(h)
-
-    def rewire() -> None:
-        h.rewire_on(F.sigmoid(affine(x, "c")))
-        h.rewire_on(F.relu(affine(F.tanh(affine(x, "d")), "e")))
-
-    return loss, rewire
-
-
 CASES = [
     in_the_middle,
     on_something_deeper_beside_another_branch,
@@ -110,7 +98,6 @@ CASES = [
     at_an_input_of_nothing_that_is_trained,
     at_the_loss,
     to_what_needs_no_gradient,
-    twice,
 ]
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 
@@ -173,35 +160,6 @@ def test_a_function_whose_need_for_a_gradient_only_forward_finds_out() -> None:
         assert (x.g != 0.0).all()
 
 
-@pytest.mark.parametrize(
-    ("config", "looked_at"),
-    [
-        ({}, False),
-        ({"loss_scale_method": "approx_range"}, True),
-        # Who only reports what a layer's gradient was looks at it all the same.
-        ({"recorder": lambda record: None}, True),
-    ],
-)
-def test_a_share_has_what_can_be_the_largest_and_what_somebody_looks_at(
-    config: Dict[str, Any], looked_at: bool
-) -> None:
-    h = F.tanh(PF.affine(nn.Variable((2, 3)), 3, name="a"))
-    loss = F.mean(F.tanh(PF.affine(h, 3, name="b")))
-    scaling = AdaptiveLossScaling(loss, AdaLossConfig(measure_every=1, **config))
-    for iteration in range(2):
-        settle(scaling, iteration)
-    structure = scaling.plan.structure
-    share = scaling._graph.prepared().share(scaling.iteration, None)
-    assert share is not None
-    outputs = {node.outputs[0] for node, _ in structure.layer_slots.values()}
-    # What tanh makes of another gradient cannot be larger than that.
-    assert outputs.isdisjoint(structure.largest_gradients)
-    assert set(share.gradients) == {*structure.largest_gradients, *(outputs if looked_at else ())}
-    looks_at_weights = "loss_scale_method" in config
-    factors = {slot.factor for _, slot in structure.layer_slots.values()}
-    assert set(share.weights) == (factors if looks_at_weights else set())
-
-
 @pytest.mark.parametrize("given", [8.0, None])
 def test_where_every_scale_is_given_nothing_is_measured(given: Optional[float]) -> None:
     h = F.tanh(PF.affine(nn.Variable((2, 3)), 3, name="a"))
@@ -243,18 +201,6 @@ def test_a_graph_that_is_built_again_with_another_constant_has_its_loss_weight()
         settle(again, iteration)
         assert again.result.schedule.loss_weights[-1] == 2.0**exponent
         scaling = again
-
-
-def test_what_was_planned_for_loss_weights_is_kept_as_long_as_their_schedule() -> None:
-    weight = constant(1.0)
-    scaling = AdaptiveLossScaling(end(affine(batch(), "a")) * weight, AdaLossConfig(measure_every=99))
-    prepared, planned = scaling._graph.prepared(), []
-    for iteration, exponent in enumerate((0, 0, 1, 2, *range(3, 80))):
-        weight.d = 2.0**exponent
-        settle(scaling, iteration)
-        planned.append({weights[-1] for weights in prepared.steps})
-    assert planned[3] == {1.0, 2.0, 4.0}
-    assert planned[-1] == {2.0**exponent for exponent in range(16, 80)}
 
 
 # Functions of one element whose gradients are float32, however everything else is stored.

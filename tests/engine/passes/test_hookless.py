@@ -177,23 +177,6 @@ def test_a_small_loss_weight_is_in_the_seed_where_nothing_is_rounded() -> None:
     assert rounded < 2.0**16 < min(exact)
 
 
-@pytest.mark.parametrize("storage", [None, "float16"])
-@pytest.mark.parametrize("scale", [None, 8.0])
-def test_gradients_that_stay_readable_are_the_same(storage: Optional[str], scale: Optional[float]) -> None:
-    loss, found = chain(2.0**-20), []
-    for hooks in ({}, HOOK):
-        scaling = AdaptiveLossScaling(
-            loss if storage is None else FormatEmulation(loss, storage), AdaLossConfig(measure_every=EVERY)
-        )
-        found.append([])
-        for iteration in range(3 * EVERY):
-            run(scaling, scale, iteration=iteration, **hooks)
-            inner = {str(p): v.g.copy() for p, v in enumerate(scaling.plan.variables) if v.size > 1}
-            found[-1].append({name: bits(g) for name, g in {**inner, **gradients()}.items()})
-    for one, other in zip(*found):
-        assert_equal(one, other)
-
-
 def test_with_those_of_the_same_iteration_the_first_of_so_many_measures() -> None:
     config = AdaLossConfig("approx_range", measure_every=EVERY, use_bound=False, delay=0)
     scaling = AdaptiveLossScaling(chain(), config)
@@ -212,17 +195,6 @@ def test_activations_that_are_computed_again_from_some_iteration_on() -> None:
         settle(scaling, scaling.iteration, 8.0)
         kind = scaling.result.kind
         assert again == kind.startswith("activations are computed again") or kind == "measuring"
-
-
-def test_gradients_that_all_but_vanish_are_planned_with_a_large_seed() -> None:
-    loss = chain() * 2.0**-80
-    scaling = AdaptiveLossScaling(loss)
-    expected = run(loss)
-    for iteration in range(2):
-        settle(scaling, iteration)
-    assert scaling.result.kind == "hookless"
-    assert scaling.loss_scale > 2.0**60
-    assert_equal(gradients(), expected)
 
 
 # Networks that share weights, or multiply activations: no hook either, and not a bit is another one.
