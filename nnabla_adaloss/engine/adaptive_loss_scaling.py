@@ -169,14 +169,10 @@ class AdaptiveLossScaling:
         return [self, self._chooser.method_alphas, *self._graph.undoable, self._storage.drawn]
 
     def go_on_from(self, before: AdaptiveLossScaling) -> None:
-        """Take over what was learned with another graph of the network, for one rebuilt in each iteration. A
-        graph of a known topology goes on with its schedule, too, and is not planned again.
-
-        Args:
-            before: the engine of the graph before.
+        """Take over what was learned with another graph of the network, for one rebuilt in each iteration.
 
         Raises:
-            ValueError: it scales layers in another way.
+            ValueError: that scales layers in another way.
         """
         if before.config is not self.config and before.config != self.config:
             raise ValueError(
@@ -192,11 +188,7 @@ class AdaptiveLossScaling:
         self.share_draws(before)
 
     def go_back_to(self, before: AdaptiveLossScaling) -> None:
-        """Forget the present iteration, after a `Savepoint` has been restored.
-
-        Args:
-            before: the engine when that was made: this one, or that of the network's graph before.
-        """
+        """Forget the present iteration, after a `Savepoint` was restored that was made with this engine."""
         self.iteration = before.iteration
         self._graph.go_on_from(before._graph)
         self.components = before.components.without_iteration()
@@ -305,9 +297,7 @@ class AdaptiveLossScaling:
         return lowered
 
     def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
-        """What the next scales will be computed from, for other ranks, whose graphs may be others; None when
-        that is nothing.
-        """
+        """What the next scales will be computed from, for other ranks; None: nothing."""
         prepared, report = self._graph.prepared(), self._result
         if report is None or prepared.schedules.for_good(report.schedule.fixed_scale):
             return None
@@ -340,9 +330,7 @@ class AdaptiveLossScaling:
         self.measure_weights()
 
     def end_iteration(self, *, good: bool = True) -> None:
-        """The part of `after_update` that does not look at parameters; what was assumed since an overflow is
-        remembered, unless the last pass was `good`.
-        """
+        """The part of `after_update` that does not look at parameters."""
         self.components = self.components.after_iteration(good=good)
 
     def drop_iteration(self) -> None:
@@ -513,11 +501,7 @@ def _layers_of(told: Mapping[str, Sequence[float]]) -> Dict[str, Sequence[float]
 
 
 def _config_for(config: Optional[AdaLossConfig], storage: NativeStorage, *, in_half: bool) -> AdaLossConfig:
-    """The configuration for a network, with method and dtype filled in.
-
-    Raises:
-        ValueError: `config.dtype` is not what gradients are stored in.
-    """
+    """The configuration for a network, with method and dtype filled in."""
     if config is not None and config.unused:
         ignored = " and ".join(config.unused)
         warn(f'{ignored} change nothing with the default method; give loss_scale_method="approx_range", too')

@@ -40,21 +40,15 @@ def _nothing(*_: Any) -> bool:
 
 
 class BatchLoop(NamedTuple):
-    """Runs the batches of one loss.
-
-    `run_pass` runs forward and backward on the present inputs, and is told whether over the same batch again.
-    `parameters` are those whose gradients matter. `lower` lowers what else there is, where no scale of the
-    network helps. `on_overflow` gets the outcome of each pass that overflowed, `on_repeat` that of each pass
-    that will run again.
-    """
+    """Runs the batches of one loss."""
 
     scaling: AdaptiveLossScaling
-    run_pass: Callable[[bool], Any]
-    parameters: Callable[[], Iterable[nn.Variable]]
+    run_pass: Callable[[bool], Any]  # runs forward and backward; told whether over the same batch again
+    parameters: Callable[[], Iterable[nn.Variable]]  # those whose gradients matter
     smallest_scale: float
-    lower: Callable[[], bool] = _nothing
-    on_overflow: Callable[[Outcome], Any] = _nothing
-    on_repeat: Callable[[Outcome], Any] = _nothing
+    lower: Callable[[], bool] = _nothing  # lowers what else there is, where no scale of the network helps
+    on_overflow: Callable[[Outcome], Any] = _nothing  # after each pass that overflowed
+    on_repeat: Callable[[Outcome], Any] = _nothing  # before each pass over the same batch again
 
     def run(self, rules: Rules) -> Outcome:
         """Run a batch until its gradients can be used, or no rule allows another pass."""

@@ -91,9 +91,7 @@ class Chooser:
     def _next(
         self, prepared: PreparedGraph, known: Known, policy: HistoryPolicy, asked: Asked, *, apart: bool
     ) -> ScaleSchedule:
-        """The next schedule; the one in use, if it would be chosen again. What only hooks could part shares a
-        scale, unless it is to be chosen `apart`, or a leaf would lose its gradient.
-        """
+        """The next schedule, perhaps the one in use; `apart`: no component shares a scale."""
         components, structure, scale = prepared.components, prepared.plan.structure, asked.scale
         method_alpha = self._method_alpha(prepared, asked)
         max_alpha = _max_alpha(prepared, self._config)
@@ -165,9 +163,7 @@ class Chooser:
 
 
 def _max_alpha(prepared: PreparedGraph, config: AdaLossConfig) -> Mapping[int, float]:
-    """By position of a weight, the largest alpha with which its scaled copy stays in range: 1 if it was
-    not measured.
-    """
+    """By position of a weight, the largest alpha with which its scaled copy stays in range."""
     # Scaled copies of weights are stored as weights are.
     largest, ranges = min(config.range.u_max, prepared.storage.largest_weight), prepared.ranges
     found: Dict[int, float] = {}

@@ -12,10 +12,7 @@ from ..kernels.arrays import FLOAT16, FLOAT32, as_float32, stored_dtype
 
 
 def gradients_are_finite(kernels: Kernels, parameters: Iterable[nn.Variable]) -> bool:
-    """True when gradients hold no infinity and no NaN.
-
-    On a GPU that is one wait, where `solver.check_inf_or_nan_grad()` waits for one parameter after another.
-    """
+    """True when gradients hold no infinity and no NaN: a single wait for a GPU."""
     # A lazily zero gradient stays so: a solver skips its parameter.
     written = [v.grad for v in parameters if not v.grad.zeroing]
     return kernels.all_finite([as_float32(g, nn.NdArray(g.shape)) for g in written])

@@ -82,22 +82,15 @@ class _Look:
     """A look at one layer."""
 
     def __init__(self, stored: LayerWatch, node: Node, scaling: Scaling) -> None:
-        self._stored = stored
-        self._node = node
-        self._scaling = scaling
+        self._stored, self._node, self._scaling = stored, node, scaling
 
     @cached_property
     def gradient(self) -> Optional[GradientSeen]:
         """The input gradient as it is stored."""
         array, key, storage = self._scaling.target.grad, self._scaling.target_key, self._stored.storage
-        if stored_dtype(array) not in (FLOAT32, FLOAT16):
-            return None
-        statistics, exponents = self._stored.kernels.exponent_histogram(array)
-        format = storage.gradient_format(key, array.size) or self._stored.format
         rounded = storage.gradients.get(key)
-        if rounded is None:
-            return GradientSeen(statistics, exponents, format)
-        return GradientSeen(statistics, exponents, format, rounded.underflowed, rounded.overflowed)
+        lost = () if rounded is None else (rounded.underflowed, rounded.overflowed)
+        return self._seen(array, storage.gradient_format(key, array.size), *lost)
 
     @cached_property
     def weight(self) -> Optional[GradientSeen]:
@@ -110,12 +103,13 @@ class _Look:
         return self._data(self._scaling.target)
 
     def _data(self, v: nn.Variable) -> Optional[GradientSeen]:
-        storage = self._stored.storage
-        if v.data.clear_called or stored_dtype(v.data) not in (FLOAT32, FLOAT16):
+        return self._seen(v.data, self._stored.storage.data_format(hash(v), v.data.size))
+
+    def _seen(self, array: nn.NdArray, format: Optional[Format], *lost: int) -> Optional[GradientSeen]:
+        if array.clear_called or stored_dtype(array) not in (FLOAT32, FLOAT16):
             return None
-        statistics, exponents = self._stored.kernels.exponent_histogram(v.data)
-        format = storage.data_format(hash(v), v.data.size) or self._stored.format
-        return GradientSeen(statistics, exponents, format)
+        statistics, exponents = self._stored.kernels.exponent_histogram(array)
+        return GradientSeen(statistics, exponents, format or self._stored.format, *lost)
 
     def arrays(self) -> LayerArrays:
         """Copies of the layer's arrays."""

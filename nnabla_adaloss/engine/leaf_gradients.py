@@ -43,20 +43,14 @@ def contributions_of(structure: GraphStructure, node: Node, step: Step) -> List[
 
 
 class Written(NamedTuple):
-    """A gradient that a function writes: into its master, or into a scratch array swapped in for it.
-
-    Functions of half precision that keep references of their own write to the leaf's gradient whatever is
-    swapped, and would add in half precision. What it held waits in a scratch array, which is the master
-    until the contribution is added to it.
-    """
+    """A gradient that a function writes: into its master, or into a scratch array swapped in for it."""
 
     contribution: Contribution
     target: nn.NdArray  # what nnabla writes to
     master: nn.NdArray  # what it is added to: the leaf's own gradient, or what that held
     only_this: bool = True  # whether `target` holds nothing but this contribution
-    master_is_copy: bool = (
-        False  # whether `target` is the leaf's own gradient, which `master` holds a copy of
-    )
+    # Whether `target` is the leaf's own gradient, which `master` holds a copy of.
+    master_is_copy: bool = False
     of_others: Tuple[nn.NdArray, ...] = ()  # the gradients of `contribution.others`
 
 
@@ -67,12 +61,8 @@ it was not finite.
 
 
 def amax_by_contribution(written: Sequence[Written], largest: Sequence[float]) -> List[ContributionAmax]:
-    """What each function has written to gradients that hold nothing but this batch's: it counts for the
-    component of that function.
-
-    In fp32 nnabla adds to the gradient itself. If a function adds at the scale of the one before, both are
-    told as one sum, as in a pass without hooks. If it adds at another scale, the sum counts for its own
-    component.
+    """What each function has written to gradients that hold nothing but this batch's; as one sum where it was
+    added at the scale of the one before, as in a pass without hooks.
     """
     found: List[ContributionAmax] = []
     places: Dict[int, int] = {}
@@ -95,11 +85,7 @@ def _put_back(entry: Written) -> None:
 
 
 class LeafGradients:
-    """Takes the gradients of one function's leaves, and adds them to the masters, divided by their scale.
-
-    nnabla writes into the master itself where that is exact, else into a scratch array. What comes of it is
-    asked for at the end of the pass.
-    """
+    """Takes the gradients of one function's leaves, and adds them to the masters, divided by their scale."""
 
     def __init__(
         self,
@@ -137,6 +123,7 @@ class LeafGradients:
         if master.zeroing and (own_references or not half):
             pass
         elif own_references and half:
+            # It writes to the leaf's gradient whatever is swapped, and would add in half precision.
             master_is_copy, master = True, self._scratch(contribution)
             self._kernels.scaled_copy(target, master, 1.0)
             target.fill(-0.0)
@@ -238,9 +225,7 @@ class LeafGradients:
 
 
 class NonfiniteGradients:
-    """Sets apart, while a pass runs, gradients that a batch has left not finite where nobody zeroes them, as
-    of leaves that no solver has: a sum with an infinity or a NaN tells nothing.
-    """
+    """Sets apart, while a pass runs, gradients that a batch has left not finite and nobody zeroes."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels

@@ -41,9 +41,7 @@ class MethodAlphas:
         self.unbounded: Dict[str, float] = {}
 
     def look_at(self, node: Node, scale: float) -> None:
-        """Copy what a method that looks at arrays is going to be asked about: that of a function that runs
-        next.
-        """
+        """Copy what a method that looks at arrays is going to be asked about."""
         for scaling in node.scalings:
             g, w = scaling.matrices(node)
             if np.isfinite(g).all() and np.isfinite(w).all():
@@ -60,13 +58,11 @@ class MethodAlphas:
         *,
         fixed: bool,
     ) -> Optional[MethodAlpha]:
-        """What the method gives, with the loss weight of each gradient; None: all the room there is.
-
-        A measured S0 leaves room for the gradients of all layers, so that no alpha is below 1 then.
-        """
+        """What the method gives, with the loss weight of each gradient; None: all the room there is."""
         self.unbounded = {}
         if self._needs is Needs.COMPONENTS:
             return None
+        # A measured S0 leaves room for the gradients of all layers.
         lowest = 0.0 if fixed else 1.0
 
         def method_alpha(layer: str, scale: float, base: float) -> Tuple[float, Reason]:

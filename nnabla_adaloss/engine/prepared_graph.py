@@ -255,9 +255,7 @@ class Preparation:
         return found
 
     def plan(self) -> GraphPlan:
-        """The plan of the graph as it is wired now; before forward nnabla itself does not know which of its
-        variables need a gradient.
-        """
+        """The plan of the graph as it is wired now."""
         if self.present is None or self.present.plan.rewired:
             self.present = self._prepare()
         return self.present.plan
@@ -327,9 +325,7 @@ class Preparation:
         return PreparedGraph(*passes, known.schedules)
 
     def _one_gradient(self, graph: GraphPlan, names: ParameterNames) -> Dict[int, int]:
-        """By position of a leaf, the first one whose gradient is the same array, as of a weight and its
-        reshaped view; ValueError where two overlap otherwise.
-        """
+        """By position of a leaf, the first one whose gradient is the same array."""
         positions = sorted(graph.needed, key=lambda p: (graph.keys[p] not in names, p))
         keys = [graph.keys[p] for p in positions]
         if keys != self._looked_through:

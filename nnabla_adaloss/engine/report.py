@@ -124,9 +124,7 @@ def amax_of_components(
     gradients: Iterable[Tuple[int, float]],
     leaves: Iterable[ContributionAmax],
 ) -> Dict[int, float]:
-    """The largest magnitude of each component, of gradients by position, and of those of leaves that were
-    finite; all unscaled.
-    """
+    """The largest finite magnitude of each component, unscaled; gradients go by position."""
     found: Dict[int, float] = {}
     for position, largest in gradients:
         index = components.of.get(position)
@@ -154,9 +152,8 @@ def first_overflow(
     bad_functions: Mapping[int, int],
     raised: AbstractSet[int] = frozenset(),
 ) -> Optional[int]:
-    """The first component, in backward order, that was not finite; None: all were. `bad_functions`: those
-    that have written something not finite to a leaf, with the component of that leaf. `raised`: the `bad`
-    gradients that were finite on arrival, and overflowed on the way to the scale of the component behind.
+    """The first component, in backward order, that was not finite; `bad_functions`: with that of their leaf;
+    `raised`: what overflowed only on the way to the scale of the component behind.
     """
     for node in structure.nodes:
         if not bad.isdisjoint(node.outputs):
@@ -169,9 +166,8 @@ def first_overflow(
 
 
 def unseen_before(components: Components, overflowed: int, seen: AbstractSet[int]) -> FrozenSet[int]:
-    """The components that may have handed an overflow on: those before it of which nothing was seen that was
-    finite. Scalars do not overflow before what follows them.
-    """
+    """The components before an overflow that may have handed it on: nothing finite was seen of them."""
+    # Scalars do not overflow before what follows them.
     found: Set[int] = set()
     waiting = [overflowed]
     while waiting:

@@ -39,9 +39,7 @@ def state_of(
 def load_state(
     state: Mapping[str, Any], prepared: PreparedGraph, memory: Memory, method_alphas: MethodAlphas
 ) -> Tuple[Memory, int, int]:
-    """Take over what `state_of` returned for a graph of the same network; return memory, iteration and draws.
-    ValueError, if it is not of that: some of it may have been taken over by then.
-    """
+    """Take over what `state_of` returned; memory, iteration and draws. ValueError may leave it half done."""
     try:
         before = integer("schema", state["schema"]) == _MAGNITUDES
         if not before:
@@ -72,10 +70,7 @@ def load_state(
 
 
 def fingerprint(plan: GraphPlan) -> List[str]:
-    """Type, name, and shapes of the parameters of each function, in backward order.
-
-    Batches of other sizes make no other network, nor do sentences of other lengths.
-    """
+    """Type, name, and shapes of the parameters of each function; batches of other sizes are no matter."""
     return [
         " ".join([node.type_name, node.label, *("x".join(map(str, leaf.shape)) for leaf in node.leaves)])
         for node in plan.nodes.values()

@@ -55,12 +55,8 @@ class Wanted(NamedTuple):
 
 
 class Statistics:
-    """Statistics of the arrays of one graph, gradients divided by their scale and their loss weight, so that
-    they hold when these change. A gradient goes by the position of its variable, data by that inverted:
-    `~position`.
-
-    A gradient that was not finite leaves what was known before. Choices see what was known when the iteration
-    began, or when its last pass ended: the same on all ranks.
+    """Statistics of gradients, by position, divided by scale and loss weight, and of data, by `~position`.
+    Choices see what was known when the iteration began: the same on all ranks.
     """
 
     undone = "_known", "_answers", "_iteration"
@@ -253,13 +249,7 @@ class Share(NamedTuple):
 def shares_of(
     structure: GraphStructure, gradients: AbstractSet[int], data: AbstractSet[int], count: int
 ) -> List[Share]:
-    """Divide what is measured into `count` shares, one for each iteration.
-
-    The gradients that one iteration measures stay in memory until its backward ends: an even share bounds
-    that memory. Small shares are put together, in the iterations right before the next choice: there a call
-    costs more than what it measures. The gradient of the loss is left out: nnabla does not keep it, and it is
-    what backward is given.
-    """
+    """Divide what is measured into `count` shares, one for each iteration: its gradients stay in memory."""
     sizes = [math.prod(shape) for shape in structure.described.shapes]
     wanted = [p for p in structure.gradients if p in gradients and p not in structure.roots]
     known_again = structure.described.kept.keys()
@@ -275,10 +265,8 @@ def shares_of(
 
 
 def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:
-    """Positions in so many lists, of which the last ones have about the same size, and the others nothing.
-
-    The largest come first, each to the smallest list.
-    """
+    """Positions in so many lists, of which the last ones have about the same size, and the others nothing."""
+    # A call costs more than to measure what is small.
     used = min(count, max(1, sum(sizes[position] for position in positions) // _LEAST))
     lists: List[List[int]] = [[] for _ in range(used)]
     filled = [0] * used

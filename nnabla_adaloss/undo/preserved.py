@@ -24,10 +24,8 @@ _GENERATOR = "_ZN4nbla13RandomManager18get_rand_generatorEv"
 
 
 class Preserved:
-    """The data and the gradients of a graph's leaves and the random state, all put back at the end.
-
-    The generators of Python, NumPy, nnabla's parameters and its functions on the CPU. Those that a function
-    has of its own, because it was given a seed, are out of reach, and so are those of a GPU.
+    """The data and gradients of a graph's leaves and the random state, all put back at the end; but for the
+    generators of functions with a seed of their own, and those of a GPU.
     """
 
     def __init__(self, plan: GraphPlan, kernels: Kernels) -> None:

@@ -77,16 +77,7 @@ LeafArrays = Tuple[List[nn.NdArray], bool]
 
 
 def leaf_arrays(leaves: Iterable[nn.Variable]) -> LeafArrays:
-    """The gradients of `leaves` as they are now.
-
-    Example:
-        >>> import nnabla as nn
-        >>> from nnabla_adaloss.engine.passes.backward_pass import leaf_arrays
-        >>> w = nn.Variable((2,), need_grad=True)
-        >>> w.grad.zero()
-        >>> leaf_arrays([w])[1]
-        True
-    """
+    """The gradients of `leaves` as they are now."""
     arrays = list(map(_gradient, leaves))
     return arrays, all(map(_zeroing, arrays))
 
@@ -104,10 +95,7 @@ class BackwardPass(ABC):
         self.seed_scale, self.scales = schedule.seed_scale, schedule.scales
 
     def run(self, loss: LossLike, seed: LossSeed) -> PassReport:
-        """Run the backward of `loss`, and put back whatever was swapped, also when something raises: nnabla
-        does not stop backward when a hook does, so that arrays are put back at once, and later hooks do
-        nothing.
-        """
+        """Run the backward of `loss`, and put back whatever was swapped, also when something raises."""
         request = self._request
         guard: Optional[HookGuard] = None
         pre: Optional[Hook] = None
@@ -115,6 +103,7 @@ class BackwardPass(ABC):
         try:
             before, after = self.begin()
             if before or after:
+                # nnabla does not stop backward when a hook raises: arrays are put back at once.
                 guard = HookGuard(self.restore)
                 pre, post = guard.chain(*before), guard.chain(*after)
             run_backward(
@@ -227,11 +216,7 @@ class BackwardPass(ABC):
         )
 
     def _gradients_seen(self, findings: Findings) -> Iterable[Tuple[int, float]]:
-        """The gradients of which something was seen, each with the largest magnitude, unscaled.
-
-        An emulated storage has seen every gradient as it was stored last. Of single elements only what was
-        measured counts: some of them are multiplied, and rounded, only where hooks look at each function.
-        """
+        """The gradients of which something was seen, each with the largest magnitude, unscaled."""
         structure, keys, graph = self.plan.structure, self.plan.keys, self._schedule.components
         storage, single, limiting = self.storage, structure.single, structure.limiting_gradients
         measured = [one for one in findings.amax.items() if one[0] in limiting]
@@ -240,6 +225,7 @@ class BackwardPass(ABC):
         apart = {p for p in single if p in graph.of and graph.of[p] in graph.single}
         if not storage.rounds:
             return [one for one in measured if one[0] in apart or one[0] not in structure.in_float]
+        # Of single elements only what was measured counts: some are rounded only where there are hooks.
         rounded, scales = storage.gradients, self.scales
         found = [one for one in measured if one[0] in apart or keys[one[0]] in rounded]
         found += [
@@ -250,9 +236,7 @@ class BackwardPass(ABC):
         return found
 
     def _rounded_nonfinite(self) -> Set[int]:
-        """Positions of the gradients that an emulated storage has seen not finite. Leaves are left out: they
-        are checked where they are unscaled.
-        """
+        """Positions of the gradients, but for leaves, that an emulated storage has seen not finite."""
         keys = self.plan.keys
         rounded = self.storage.gradients
         bad = {p for p in self.scales if keys[p] in rounded and rounded[keys[p]].statistics.nonfinite}
@@ -261,9 +245,7 @@ class BackwardPass(ABC):
     def _overflow(
         self, arrived: Set[int], rounded: Set[int], bad_leaves: Set[int], seen: Sequence[ContributionAmax]
     ) -> Tuple[Sequence[str], Optional[int], FrozenSet[int]]:
-        """The functions whose gradients were not finite, the component where that began, and those before it
-        that nothing tells of.
-        """
+        """The functions that were not finite, the component where that began, and who may have been."""
         structure, graph = self.plan.structure, self._schedule.components
         bad = arrived | rounded
         told = {contribution.leaf for contribution, _ in seen}

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A backward pass with hooks around nnabla's functions: for what cannot be done before and after them all.
-
-That is: measuring every gradient, graphs that allow no other pass, and users, monitors or communicators that
-look at single functions.
-"""
+"""A backward pass with hooks around nnabla's functions: for what cannot be done before and after them all."""
 
 from __future__ import annotations
 
@@ -44,11 +40,6 @@ class HookedPass(BackwardPass):
         )
 
     def begin(self) -> Tuple[Hooks, Hooks]:
-        """Do what is to be done before backward starts; return the hooks around its functions.
-
-        Every call of a hook costs, also of one that does nothing. Where nobody looks at gradients between two
-        functions, what is to be done after one is done before the next, and `end` does the rest.
-        """
         if self._request.measure_all:
             self.statistics.measure((), sorted(self.statistics.wanted.data))
         elif self._share is not None:
@@ -57,19 +48,17 @@ class HookedPass(BackwardPass):
         # nnabla computes activations again before it calls a hook: weights must be put back by then.
         if hooks.take_gradients or self._request.watch is not None or self.plan.recomputes:
             return (self._prepare, hooks.pre_hook), (self._finish_last, hooks.post_hook)
+        # A call of a hook costs: what is to be done after a function is done before the next, or by `end`.
         return (self._finish_last, self._prepare, hooks.pre_hook), ()
 
     def end(self) -> None:
-        """Finish the function that ran last."""
         self._finish_last()
 
     def restore(self) -> None:
-        """Put every swapped array back; harmless when none is swapped."""
         self._weights.restore()
         self._leaves.restore()
 
     def finish(self) -> PassReport:
-        """End the pass, and report."""
         return self._report_of(self._leaves)
 
     def _prepare(self, f: Any) -> None:

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backward pass of nearly all iterations: nnabla's own, without a hook.
 
-All weights are swapped before it, parameter gradients are written where they belong, and all are unscaled
-after it. Two things cannot be done at once: gradients that are multiplied between two functions, and what
-several functions add to one leaf where each contribution is rounded. Functions that need that are followed by
-a call. What is measured for later choices is kept by nnabla until the pass ends.
+Only functions are followed by a call where gradients are multiplied between two of them, or where several add
+to one leaf and each contribution is rounded.
 """
 
 from __future__ import annotations
@@ -24,11 +22,7 @@ from .backward_pass import BackwardPass, Hooks, LeafArrays, PassRequest
 
 
 class HooklessPass(BackwardPass):
-    """Swaps all weights, lets nnabla's backward run, and unscales all gradients.
-
-    It has what is needed for that and no more: on a small network, what Python does around backward is what
-    the engine costs.
-    """
+    """Swaps all weights, lets nnabla's backward run, and unscales all gradients."""
 
     def __init__(
         self,
@@ -55,7 +49,6 @@ class HooklessPass(BackwardPass):
             )
 
     def begin(self) -> Tuple[Hooks, Hooks]:
-        """Do what is to be done before backward starts; return the hooks it needs: hardly any."""
         share = self._share
         if share is not None:
             if share.activations:
@@ -103,7 +96,6 @@ class HooklessPass(BackwardPass):
                 variable.persistent = True
 
     def end(self) -> None:
-        """Put back what was swapped, and do what else is to be done when backward has run."""
         share = self._share
         self.storage.after = {}
         if self._weights is not None:
@@ -124,7 +116,6 @@ class HooklessPass(BackwardPass):
         self._scaled = ()
 
     def restore(self) -> None:
-        """Put every swapped array back; harmless when none is swapped."""
         self.storage.after = {}
         if self._kept:
             self._release()
@@ -137,7 +128,6 @@ class HooklessPass(BackwardPass):
             master.zero()
 
     def finish(self) -> PassReport:
-        """End the pass, and report."""
         if self._leaves is not None:
             return self._report_of(self._leaves)
         found = self.statistics.finish(self._schedule.loss_weight_of)
