@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, List, Optional, Sequence, Set
 
 import nnabla as nn
 import nnabla.functions as F
@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.engine.leaf_gradients import Contribution
-from nnabla_adaloss.engine.report import amax_of_components, first_overflow, unseen_before
+from nnabla_adaloss.engine.report import first_overflow, unseen_before
 from tests.worlds import random_structures as graphs
 from tests.worlds.passes import run, settle
 from tests.worlds.values import constant
@@ -30,18 +29,6 @@ class Graph(graphs.Graph):
     def function(self, layer: str) -> Any:
         (found,) = (n for n in self.structure.nodes if n.label == f"{layer}/affine")
         return found
-
-    def amax(
-        self, gradients: Mapping[nn.Variable, float], biases: Sequence[Tuple[str, float]]
-    ) -> Dict[int, float]:
-        found = {self.position(v): largest for v, largest in gradients.items()}
-        seen = []
-        for layer, largest in biases:
-            function = self.function(layer)
-            at = function.leaves[-1]
-            taken = Contribution(at, function.number, self.plan.all_variables[at], 1.0, False, False)
-            seen.append((taken, largest))
-        return amax_of_components(self.structure, self.components, found.items(), seen)
 
     def overflowed(
         self, *bad: nn.Variable, biases: Sequence[str] = (), raised: Sequence[nn.Variable] = ()
@@ -67,24 +54,6 @@ class Chain(Graph):
         self.out = PF.affine(F.tanh(self.h), 3, name="second")
         self.loss = F.mean(self.out)
         super().__init__(self.loss)
-
-
-def test_the_largest_gradient_of_each_component_counts() -> None:
-    n = Chain()
-    found = n.amax({n.loss: 1.0, n.out: 0.25, n.h: 3.0}, [("second", 0.5), ("first", 2.0)])
-    assert [found[index] for index in n.of(n.loss, n.out, n.h)] == [1.0, 0.5, 3.0]
-
-
-def test_a_leaf_that_a_layer_scales_counts_for_what_is_behind_the_layer() -> None:
-    x = nn.Variable((2, 3), need_grad=True)
-    n = Graph(F.mean(PF.affine(x, 3, name="first") + F.tanh(x)))
-    at_x, layer = n.position(x), n.function("first")
-    (tanh,) = (node for node in n.structure.nodes if node.type_name == "Tanh")
-    before, behind = n.components.producers[layer.number], n.components.of[at_x]
-    assert before != behind
-    for function, index in ((layer, behind), (tanh, before)):
-        seen = Contribution(at_x, function.number, x, 1.0, half=False, own_references=False), 3.0
-        assert amax_of_components(n.structure, n.components, [], [seen]) == {index: 3.0}
 
 
 def test_the_first_overflow_in_backward_order_is_told() -> None:

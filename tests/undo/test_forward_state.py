@@ -120,22 +120,6 @@ def test_what_two_graphs_write_is_as_it_was_before_the_first() -> None:
     assert variance.d.tolist() == [[1.0] * 3]
 
 
-def test_what_is_no_parameter_is_not_kept_beyond_its_graph() -> None:
-    state = ForwardState(CpuKernels())
-    for _ in range(3):
-        mean, variance = nn.Variable((1, 3)), nn.Variable((1, 3))
-        mean.d, variance.d = 0.25, 1.0
-        loss = normalized(mean, variance, 2.0)
-        state.drop()
-        state.save(plan_of(loss))
-        loss.forward()
-        state.note_changes()
-        moment = state.now()
-    kept = [v for snapshots in (state._present, state._saved, moment) for k in snapshots for v in k.variables]
-    assert {hash(v) for v in kept} == {hash(mean), hash(variance)}
-    assert not state._snapshots
-
-
 def test_what_a_first_forward_has_written_before_it_was_interrupted_is_put_back() -> None:
     """Nobody knows then what the rest of it would have written: it is looked for once more."""
     loss = network()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import List, Tuple
+from typing import List
 
 import nnabla as nn
 import numpy as np
@@ -74,24 +74,6 @@ def test_contents_take_the_place_of_what_was_kept(all_zero: bool) -> None:
     snapshot.restore(kept)
     assert kept[0].zeroing
     assert kept[1].data.tolist() == [[8.0]] * 3
-
-
-@pytest.mark.parametrize("before", [(0.0, 0.0), (0.0, 2.0), (1.0, 2.0)])
-def test_gradients_are_restored_in_the_arrays_that_were_saved(before: Tuple[float, float]) -> None:
-    snapshot = ArraySnapshot(CpuKernels())
-    for _ in range(2):
-        gradients = []
-        for value in before:
-            gradients.append(nn.NdArray((2,)))
-            gradients[-1].zero()
-            if value:
-                gradients[-1].data = np.full(2, value, np.float32)
-        snapshot.save(gradients, all_zero=not any(before))
-        for gradient in gradients:
-            gradient.fill(7.0)
-        snapshot.restore()
-        assert [gradient.zeroing for gradient in gradients] == [not value for value in before]
-        assert [gradient.data.tolist() for gradient in gradients] == [[value] * 2 for value in before]
 
 
 def test_data_is_restored_in_the_array_that_the_variable_has_then() -> None:
