@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import nnabla as nn
@@ -180,7 +179,7 @@ class AdaptiveLossScaling:
                 "make both with the same config"
             )
         self.components, self._chooser = before.components, before._chooser
-        self.guard.go_on_from(before.guard)
+        self.guard.state = before.guard.state
         self.iteration = self.components.iteration + 1
         self._graph.go_on_from(before._graph)
         self._nonfinite = before._nonfinite
@@ -317,12 +316,11 @@ class AdaptiveLossScaling:
             # A rank chooses anew, such as after an overflow: all do, and come to the same.
             prepared.schedules = prepared.schedules.drop()
         gains: Dict[str, float] = {}
-        for name, (gain, *_) in chain.from_iterable(one.items() for one in told):
-            if name.startswith(_COMPONENT):
-                name = name[len(_COMPONENT) :]
+        for one in told:
+            for name, (gain, *_) in _of_kind(_COMPONENT, one).items():
                 gains[name] = max(gain, gains.get(name, gain))
         self.components = self.components.adopting(entry_complete, gains)
-        prepared.statistics.adopt([_layers_of(one) for one in told])
+        prepared.statistics.adopt([_of_kind(_LAYER, one) for one in told])
 
     def after_update(self) -> None:
         """Count a good update: what was measured is remembered."""
@@ -496,8 +494,8 @@ class AdaptiveLossScaling:
         self._runner.probe(prepared, prepared.schedule(scales, scale, weights))
 
 
-def _layers_of(told: Mapping[str, Sequence[float]]) -> Dict[str, Sequence[float]]:
-    return {name[len(_LAYER) :]: row for name, row in told.items() if name.startswith(_LAYER)}
+def _of_kind(kind: str, told: Mapping[str, Sequence[float]]) -> Dict[str, Sequence[float]]:
+    return {name[len(kind) :]: row for name, row in told.items() if name.startswith(kind)}
 
 
 def _config_for(config: Optional[AdaLossConfig], storage: NativeStorage, *, in_half: bool) -> AdaLossConfig:

@@ -11,7 +11,7 @@ import numpy as np
 from ..core.verdict import Facts, Rules, Verdict, judge
 from ..undo import ArraySnapshot, ForwardFault
 from .adaptive_loss_scaling import AdaptiveLossScaling
-from .gradients import gradients_are_finite
+from .leaf_gradients import gradients_are_finite
 
 
 class Outcome(NamedTuple):

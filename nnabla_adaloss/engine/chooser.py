@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
-from ..core.choose import Choice, Known, MethodAlpha, Start, choose, choose_together
+from ..core.choose import Choice, Known, Start, choose, choose_together
 from ..core.components import Components
 from ..core.config import AdaLossConfig
 from ..core.formats import get_format
@@ -93,7 +93,15 @@ class Chooser:
     ) -> ScaleSchedule:
         """The next schedule, perhaps the one in use; `apart`: no component shares a scale."""
         components, structure, scale = prepared.components, prepared.plan.structure, asked.scale
-        method_alpha = self._method_alpha(prepared, asked)
+        weights, of = asked.weights, components.of
+        method_alpha = self.method_alphas.about(
+            structure,
+            prepared.statistics,
+            asked.iteration,
+            prepared.ranges,
+            lambda p: weights[of[p]],
+            fixed=scale is not None,
+        )
         max_alpha = _max_alpha(prepared, self._config)
         origin: Any = None
         present = None if asked.again else prepared.schedules.last(asked.weights)
@@ -129,18 +137,6 @@ class Chooser:
             )
         prepared.chosen = present, origin
         return present
-
-    def _method_alpha(self, prepared: PreparedGraph, asked: Asked) -> Optional[MethodAlpha]:
-        """What the method gives for layers."""
-        weights, of = asked.weights, prepared.components.of
-        return self.method_alphas.about(
-            prepared.plan.structure,
-            prepared.statistics,
-            asked.iteration,
-            prepared.ranges,
-            lambda p: weights[of[p]],
-            fixed=asked.scale is not None,
-        )
 
     def _start(
         self, components: Components, known: Known, limit: float, policy: HistoryPolicy, asked: Asked

@@ -15,7 +15,7 @@ from ..core.validation import boolean, explains_keywords, instance_or_none, inte
 from ..core.verdict import Rules, Verdict
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
-from ..engine.gradients import gradients_are_zero
+from ..engine.leaf_gradients import gradients_are_zero
 from ..engine.notifier import Notifier
 from ..graph.loss import LossLike, LossWrapper, Seed, check_seed, run_backward
 from ..undo import ArraySnapshot, ForwardState

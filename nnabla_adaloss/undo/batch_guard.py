@@ -31,10 +31,6 @@ class BatchGuard:
         # Gradients when the first batch of the window began, and when another one did, by `_first`.
         self._gradients = {first: ArraySnapshot(kernels) for first in (True, False)}
 
-    def go_on_from(self, before: BatchGuard) -> None:
-        """Share the state that forward writes with the guard of another graph of the network."""
-        self.state = before.state
-
     def begin(self) -> None:
         """Begin a window: forget what was saved of the one before."""
         self.state.drop()

@@ -43,9 +43,7 @@ class ForwardState:
         self._before = []
 
     def save(self, plan: GraphPlan) -> None:
-        """Save what forward through `plan` is going to write, unless this window has saved it already.
-        RuntimeError when `clear_buffer` has freed what forward reads before it is written again.
-        """
+        """Save what forward through `plan` is going to write, unless this window has saved it already."""
         if plan is not self._plan:
             self._find(plan)
         outputs, carried = self._shared.find()
@@ -70,8 +68,6 @@ class ForwardState:
 
     def note_changes(self) -> None:
         """After the first forward, find the parameters that it has changed; they are saved from now on."""
-        if not self.candidates:
-            return
         for leaf, before in self._changed():
             self.written.append(leaf)
             snapshot = self._add([leaf])

@@ -19,7 +19,7 @@ from ..core.scale_policy import ScalePolicy
 from ..core.validation import explains_keywords
 from ..core.verdict import CHECK_AFTER, Rules, Verdict
 from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
-from ..engine.gradients import gradients_are_zero
+from ..engine.leaf_gradients import gradients_are_zero
 from ..engine.notifier import Notifier
 from ..errors import LossScaleError, warn
 from ..graph.loss import LossLike, check_scale

@@ -23,7 +23,7 @@ from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.verdict import Verdict
 from ..engine import AdaptiveLossScaling, Outcome
-from ..engine.gradients import gradients_are_finite
+from ..engine.leaf_gradients import gradients_are_finite
 from ..host_context import host_view
 from ..kernels import Kernels
 

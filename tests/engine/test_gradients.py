@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.engine.gradients import gradients_are_finite, gradients_are_zero
+from nnabla_adaloss.engine.leaf_gradients import gradients_are_finite, gradients_are_zero
 from nnabla_adaloss.kernels import CpuKernels
 
 ONES, ZEROS = np.ones(3, np.float32), np.zeros(3, np.float32)

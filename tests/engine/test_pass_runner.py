@@ -126,6 +126,30 @@ def test_seed_gradients_that_grow_from_pass_to_pass_are_measured_in_each() -> No
         assert scaling.found_inf == []
 
 
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("same", [False, True])
+def test_what_an_overflow_holds_down_is_chosen_anew_in_the_next_iteration(same: bool, delay: int) -> None:
+    gate = Gate()
+    loss = F.mean(PF.affine(F.tanh(gate(layers(8, 8, batch=8, width=8))), 8, name="c") ** 2)
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"), AdaLossConfig(delay=delay))
+    for iteration in range(4):
+        settle(scaling, iteration, clear=False)
+        scaling.after_update()
+    before = scaling.layer_scales
+    gate.first = 2.0**12
+    run(scaling, iteration=4)
+    assert scaling.found_inf
+    assert scaling.after_overflow()
+    # The same batch once more, or the next one of the iteration; whatever that is, it is as those before.
+    gate.first = 1.0
+    run(scaling, iteration=4, again=same)
+    assert scaling.found_inf == []
+    assert scaling.layer_scales != before
+    scaling.after_update()
+    settle(scaling, 5, clear=False)
+    assert scaling.layer_scales == before
+
+
 @pytest.mark.parametrize("method", ["amax_history", "approx_range"])
 def test_ranks_come_to_the_same_scales_whatever_single_batches_have_shown(method: Any) -> None:
     ranks = []

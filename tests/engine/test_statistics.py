@@ -9,11 +9,12 @@ from typing import Any, List, Mapping, Optional, Sequence, Tuple
 import hypothesis.strategies as st
 import nnabla as nn
 import nnabla.functions as F
+import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from nnabla_adaloss.core.statistics import ArrayStatistics, statistics_of
+from nnabla_adaloss.core.statistics import ArrayStatistics, pool, statistics_of
 from nnabla_adaloss.emulation.rounded_storage import NativeStorage
 from nnabla_adaloss.engine import statistics
 from nnabla_adaloss.engine.statistics import Findings, Share, Statistics, Wanted, shares_of
@@ -194,6 +195,84 @@ def test_what_is_loaded_is_all_that_is_known_in_the_same_iteration_too() -> None
     source.begin(1, again=False)
     source.load_state(arrays.positions, state)
     assert known(source, position) == (statistics_of(np.array([0.25])), None)
+
+
+class Rank:
+    """Products of two activations, each with a layer behind it, by name."""
+
+    def __init__(self, *names: str) -> None:
+        losses = []
+        for name in names:
+            with nn.parameter_scope(name):
+                h, other = (PF.affine(nn.Variable((4, 3)), 5, name=own) for own in ("in", "other"))
+                h, other = (F.tanh(F.reshape(v, (1, 4, 5))) for v in (h, other))
+                product = F.batch_matmul(h, other, transpose_b=True)
+                losses.append(F.sum(PF.affine(F.tanh(product), 2, base_axis=2, name="out")))
+        self.plan = GraphPlan(F.add_n(*losses))
+        self.layers = self.plan.structure.layer_slots
+        gradients = frozenset(node.outputs[0] for node, _ in self.layers.values())
+        factors = frozenset(slot.factor for _, slot in self.layers.values())
+        measurements, wanted = HostMeasurements(CpuKernels()), Wanted(gradients, factors, frozenset())
+        self.source = Statistics(self.plan, measurements, ScratchPool(), NativeStorage(), wanted)
+
+    def measure(self, values: Mapping[str, float], *, weight: float = 1.0) -> None:
+        """Gradients of some products, and what they multiply by, of such values."""
+        for name, value in values.items():
+            for layer in (product(name), f"{product(name)}:1", f"{name}/out/affine"):
+                node, slot = self.layers[layer]
+                output, factor = (self.plan.all_variables[p] for p in (node.outputs[0], slot.factor))
+                output.g, factor.d = value, value
+                self.source.measure([(node.outputs[0], 4.0)], [slot.factor])
+        self.source.finish(lambda position: weight)
+
+    def present(self, layer: str) -> Known:
+        """What is known of a layer in this iteration."""
+        node, slot = self.layers[layer]
+        return self.source.gradient(node.outputs[0]), self.source.data(slot.factor)
+
+    def known(self, layer: str) -> Known:
+        """What is known of a layer when another iteration begins."""
+        self.source.begin(self.source._iteration + 1, again=False)
+        return self.present(layer)
+
+
+def product(name: str) -> str:
+    return f"{name}/BatchMatmul"
+
+
+def test_what_all_ranks_know_is_as_if_their_arrays_were_one() -> None:
+    """Of the layers that a rank has: what others have besides is no matter of it."""
+    ranks = [Rank("a", "b"), Rank("b", "c")]
+    ranks[0].measure({"a": 1.0, "b": 1.0})
+    ranks[1].measure({"b": 4.0, "c": 8.0}, weight=2.0)
+    told = [rank.source.shared() for rank in ranks]
+
+    def pooled(columns: int, *values: float) -> Any:
+        return pool([statistics_of(np.full((4, columns), value)) for value in values])
+
+    for rank, alone, values in zip(ranks, "ac", ((0.25, 1.0), (1.0, 8.0))):
+        before = rank.known(product("b"))
+        rank.source.adopt(told)
+        assert rank.present(product("b")) == before
+        assert rank.known(product("b")) == (pooled(4, 0.25, 0.5), pooled(5, 1.0, 4.0))
+        assert rank.known(product(alone)) == (pooled(4, values[0]), pooled(5, values[1]))
+
+
+def test_other_ranks_are_told_only_what_is_new() -> None:
+    rank = Rank("a", "b")
+    for name in "ab":
+        rank.measure({name: 1.0})
+        told = rank.source.shared()
+        assert {layer.split("/")[0] for layer in told} == {name}
+        rank.source.adopt([told])
+    assert rank.source.shared() == {}
+    # What no rank has measured stays as it was.
+    before = rank.known(product("a"))
+    rank.source.adopt([{}, {}])
+    assert rank.known(product("a")) == before
+    rank.measure({"a": 2.0})
+    rank.source.load_state((), ())
+    assert rank.source.shared() == {}
 
 
 # What ends a pass early, and what is only checked.

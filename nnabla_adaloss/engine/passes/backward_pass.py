@@ -7,21 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from itertools import compress
 from operator import attrgetter
-from typing import (
-    AbstractSet,
-    Any,
-    Callable,
-    Dict,
-    FrozenSet,
-    Iterable,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -186,7 +172,7 @@ class BackwardPass(ABC):
         """What has been found."""
         measure_all, share = self._request.measure_all, self._share
         found_bad = findings.nonfinite or math.inf in findings.largest
-        amax: Mapping[int, float] = {}
+        amax: Dict[int, float] = {}
         # Nearly always nothing is looked at.
         written = list(seen) if measure_all or share is not None or found_bad else []
         if measure_all or share is not None:
@@ -196,7 +182,7 @@ class BackwardPass(ABC):
         rounded_bad = self._rounded_nonfinite() if measure_all or found_bad else set()
         labels: Sequence[str] = ()
         first: Optional[int] = None
-        suspected: AbstractSet[int] = frozenset()
+        suspected: FrozenSet[int] = frozenset()
         if found_bad or rounded_bad:
             bad_leaves = {one.leaf for one, found in zip(leaves, findings.largest) if found == math.inf}
             labels, first, suspected = self._overflow(findings.nonfinite, rounded_bad, bad_leaves, written)
