@@ -98,13 +98,11 @@ class BatchLoop(NamedTuple):
                 )
 
     def _of_pass(self) -> Outcome:
-        """Where the last pass was not finite."""
         scaling = self.scaling
         layers, component = tuple(scaling.found_inf), scaling.result.component or ""
         return Outcome(layers=layers, component=component, attempt=scaling.components.attempt)
 
     def _facts(self, repeats: int) -> Facts:
-        """What is known after a pass."""
         scaling = self.scaling
         settled = scaling.settled or not scaling.guard.can_undo_batch
         if not scaling.result.found_inf or gradients_are_finite(scaling.kernels, self.parameters()):

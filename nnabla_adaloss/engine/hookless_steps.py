@@ -68,9 +68,8 @@ def plan_steps(
     """The steps of a pass taken at once, or what stands in the way."""
     if plan.recomputes:
         return "activations are computed again in backward"
-    nodes = [
-        (node, step) for node in plan.nodes.values() for step in [schedule.steps.get(node.number)] if step
-    ]
+    steps = schedule.steps
+    nodes = [(node, steps[node.number]) for node in plan.nodes.values() if node.number in steps]
     factors = _factors(nodes, plan.structure, max_bytes)
     if isinstance(factors, str):
         return factors
@@ -101,7 +100,6 @@ def _factors(
 
 
 def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> HooklessLeaves:
-    """The leaves of a pass."""
     found: Dict[int, List[Contribution]] = {leaf: [] for leaf in plan.structure.leaves}
     for node, step in nodes:
         for leaf in contributions_of(plan.structure, node, step):

@@ -39,7 +39,6 @@ class LayerWatch:
         self._records = {record.layer: record for record in records}
 
     def ran(self, node: Node) -> None:
-        """Tell of the layers of a function whose backward just ran."""
         for scaling in node.scalings:
             record = self._records.pop(scaling.layer, None)
             if record is not None:
@@ -79,8 +78,6 @@ def records_of(
 
 
 class _Look:
-    """A look at one layer."""
-
     def __init__(self, stored: LayerWatch, node: Node, scaling: Scaling) -> None:
         self._stored, self._node, self._scaling = stored, node, scaling
 
@@ -94,7 +91,6 @@ class _Look:
 
     @cached_property
     def weight(self) -> Optional[GradientSeen]:
-        """The weight, without the layer's scale."""
         return self._data(self._scaling.factor)
 
     @cached_property
@@ -112,7 +108,6 @@ class _Look:
         return GradientSeen(statistics, exponents, format or self._stored.format, *lost)
 
     def arrays(self) -> LayerArrays:
-        """Copies of the layer's arrays."""
         scaling = self._scaling
         return LayerArrays(
             _copy(self._node.outputs[0].grad),

@@ -78,7 +78,6 @@ def amax_by_contribution(written: Sequence[Written], largest: Sequence[float]) -
 
 
 def _put_back(entry: Written) -> None:
-    """Give variables their own gradients again."""
     entry.contribution.variable.grad = entry.master
     for other, gradient in zip(entry.contribution.others, entry.of_others):
         other.grad = gradient
@@ -184,7 +183,6 @@ class LeafGradients:
         del self._running[entry.contribution.leaf]
 
     def finish(self) -> None:
-        """Unscale what is still waiting."""
         waiting = [entry for entries in self._waiting.values() for entry in entries]
         self._waiting.clear()
         self._unscale(waiting)

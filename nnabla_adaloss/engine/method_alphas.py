@@ -41,7 +41,6 @@ class MethodAlphas:
         self.unbounded: Dict[str, float] = {}
 
     def look_at(self, node: Node, scale: float) -> None:
-        """Copy what a method that looks at arrays is going to be asked about."""
         for scaling in node.scalings:
             g, w = scaling.matrices(node)
             if np.isfinite(g).all() and np.isfinite(w).all():
@@ -109,14 +108,12 @@ class MethodAlphas:
         self._histories, self._arrays = {}, {}
 
     def state_dict(self) -> Dict[str, List[Any]]:
-        """What is remembered of layers, as plain lists."""
         return {
             layer: [[iteration, list(g)] for iteration, g in history]
             for layer, history in self._histories.items()
         }
 
     def load_state_dict(self, state: Mapping[str, Sequence[Any]]) -> None:
-        """Take over what `state_dict` returned; nothing changes when it raises."""
         self._histories = {
             str(layer): tuple((integer("iteration", i), loaded_statistics(g)) for i, g in history)
             for layer, history in state.items()

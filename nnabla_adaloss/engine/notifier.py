@@ -29,7 +29,6 @@ class Notifier:
             self.warn(kind, message)
 
     def warn(self, kind: str, message: str) -> None:
-        """Warn, once for each kind."""
         if kind not in self._warned:
             self._warned.add(kind)
             warn(message)

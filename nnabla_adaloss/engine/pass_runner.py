@@ -59,7 +59,6 @@ class PassRunner:
         *,
         clear_buffer: bool,
     ) -> PassReport:
-        """Run a pass; its report."""
         schedule, _, measure, share = decided
         request = PassRequest(clear_buffer, hooks, watch, grad, measure, share, look if measure else None)
         if measure:

@@ -140,7 +140,6 @@ class PreparedGraph:
         reasons: Mapping[str, Reason] = _NO_STEPS,
         unbounded: Mapping[str, float] = _NO_STEPS,
     ) -> ScaleSchedule:
-        """A schedule with these scales of components, for these loss weights."""
         nodes, components = self.plan.structure.nodes, self.components
         return ScaleSchedule(
             nodes, components, scales, fixed_scale, weights, reasons, unbounded, joined, self.in_float
@@ -234,7 +233,6 @@ class Preparation:
 
     @property
     def undoable(self) -> List[Undoable]:
-        """What an iteration changes."""
         last = self.present or self._before
         return [self] if last is None else [self, last, last.statistics]
 

@@ -49,7 +49,6 @@ class ScaledWeights:
         factor.data = scaled
 
     def swap_all(self, factors: SwappedFactors) -> None:
-        """Swap the factors of many layers, for all of a backward pass."""
         storage, copies = self._storage, factors.copies
         sources = [factor.data for factor in factors.variables]
         copies.targets = targets = [

@@ -80,7 +80,6 @@ class Statistics:
         self._new: Set[int] = set()
 
     def bind(self, plan: GraphPlan, storage: NativeStorage) -> None:
-        """Measure the arrays of this graph from now on."""
         self._plan, self._storage = plan, storage
 
     def begin(self, iteration: int, *, again: bool) -> None:
@@ -93,7 +92,6 @@ class Statistics:
         return self._answers.get(position)
 
     def data(self, position: int) -> Optional[ArrayStatistics]:
-        """What is known of a weight or activation."""
         return self._answers.get(~position)
 
     @property
@@ -148,7 +146,6 @@ class Statistics:
         return [as_float32(v.data, self._pool.get(v.shape, "float32", i)) for i, v in enumerate(variables)]
 
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
-        """Start to check arrays, all in one call."""
         if arrays:
             self._measurements.watch(arrays)
 

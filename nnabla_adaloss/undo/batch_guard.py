@@ -38,7 +38,6 @@ class BatchGuard:
         self.can_undo_batch = self._can_undo_window = False
 
     def undo_window(self) -> None:
-        """Restore what forward has written in this window, and the gradients that were saved in it."""
         self.state.restore()
         if self._can_undo_window:
             self._gradients[True].restore()

@@ -76,7 +76,6 @@ def _sharing(some: List[Use], others: List[Use]) -> List[Use]:
 
 
 def _counts(uses: List[Use]) -> List[int]:
-    """How many Variables refer to the memory of each."""
     return [v.get_number_of_references for v, _ in uses]
 
 

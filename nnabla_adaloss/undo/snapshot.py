@@ -46,7 +46,6 @@ class ArraySnapshot:
         self._arrays, self._holds, self._others = arrays, bool(readable), others
 
     def put(self, contents: Sequence[Contents]) -> None:
-        """Replace the saved contents of each array."""
         self._holds, self._others = False, dict(enumerate(contents))
 
     def restore(self, arrays: Optional[Sequence[nn.NdArray]] = None) -> None:
@@ -66,15 +65,12 @@ class DataSnapshot:
         self._snapshot = ArraySnapshot(kernels)
 
     def save(self) -> None:
-        """Copy the data, in place of what was saved before."""
         self._snapshot.save(list(map(_data, self.variables)))
 
     def put(self, contents: Sequence[Contents]) -> None:
-        """Replace the saved contents of each variable."""
         self._snapshot.put(contents)
 
     def restore(self) -> None:
-        """Write the saved data back."""
         self._snapshot.restore(list(map(_data, self.variables)))
 
 

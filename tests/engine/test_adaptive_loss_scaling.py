@@ -86,6 +86,16 @@ def test_gradients_are_added_to_what_is_there(hook: Any, storage: Optional[str],
             np.testing.assert_allclose(gradient, 0.25 + 2 * expected[name], rtol=1e-5, atol=1e-7)
 
 
+def test_freezing_a_layer_is_noticed() -> None:
+    loss = mlp()
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(fixed_loss_scale=4.0, **FIXED))
+    run(scaling, 8.0)
+    for need_grad in (False, True):
+        nn.get_parameters(grad_only=False)["b/affine/W"].need_grad = need_grad
+        expected = run(loss, 1.0)
+        assert_equal(run(scaling, 8.0), expected)
+
+
 def test_hooks_run_around_the_engines_own() -> None:
     loss, order = mlp(), []
     weight = nn.get_parameters()["b/affine/W"]

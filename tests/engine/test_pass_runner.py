@@ -223,6 +223,19 @@ def test_a_scale_is_tried_where_the_loss_weight_is_made_up_for(weight: float) ->
     assert_close(gradients(), expected, rtol=2e-2, atol=2e-3 * weight)
 
 
+def test_what_is_done_around_functions_follows_the_schedule_where_loss_weights_stay() -> None:
+    gate = Gate()
+    loss = F.mean(gate(layers(6, 6, names="ab")) ** 2)
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(measure_every=1, dtype="float16"))
+    used = []
+    for iteration in range(8):
+        gate.factor = 2.0 ** (9 * (iteration // 2))
+        settle(scaling, iteration)
+        assert_equal(gradients(), run(loss))
+        used.append(tuple(scaling.result.schedule.component_scales))
+    assert len(set(used)) > 2
+
+
 @pytest.mark.parametrize("exponent", [-20, -4, 0])
 def test_with_a_given_s0_what_a_loss_weight_shrinks_is_lifted_as_in_any_other_batch(exponent: int) -> None:
     loss, left, right = two_heads()

@@ -13,7 +13,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
 from tests.worlds.passes import run, settle
-from tests.worlds.values import FLOAT, HALF, assert_equal, data, gradients
+from tests.worlds.values import FLOAT, HALF, assert_equal, constant, data, gradients
 
 Loss = nn.Variable
 Rewire = Callable[[], None]
@@ -201,6 +201,18 @@ def test_a_graph_that_is_built_again_with_another_constant_has_its_loss_weight()
         settle(again, iteration)
         assert again.result.schedule.loss_weights[-1] == 2.0**exponent
         scaling = again
+
+
+def test_what_was_planned_for_loss_weights_is_kept_as_long_as_their_schedule() -> None:
+    weight = constant(1.0)
+    scaling = AdaptiveLossScaling(end(affine(batch(), "a")) * weight, AdaLossConfig(measure_every=99))
+    prepared, planned = scaling._graph.prepared(), []
+    for iteration, exponent in enumerate((0, 0, 1, 2, *range(3, 80))):
+        weight.d = 2.0**exponent
+        settle(scaling, iteration)
+        planned.append({weights[-1] for weights in prepared.steps})
+    assert planned[3] == {1.0, 2.0, 4.0}
+    assert planned[-1] == {2.0**exponent for exponent in range(16, 80)}
 
 
 # Functions of one element whose gradients are float32, however everything else is stored.

@@ -149,7 +149,6 @@ class BackwardPass(ABC):
                 self.kernels.scale_(array, 1.0 / scale)
 
     def rescale(self, rescales: Sequence[Rescale]) -> None:
-        """Multiply gradients in place, between two functions."""
         plan = self.plan
         for position, factor in rescales:
             array = plan.all_variables[position].grad
@@ -159,7 +158,6 @@ class BackwardPass(ABC):
             self.storage.store_gradient(plan.keys[position], array)
 
     def _report_of(self, gradients: LeafGradients) -> PassReport:
-        """What has been found, where parameter gradients were taken one by one."""
         gradients.finish()
         findings, written = self.statistics.finish(self._schedule.loss_weight_of), gradients.written
         return self._report(
@@ -169,7 +167,6 @@ class BackwardPass(ABC):
     def _report(
         self, findings: Findings, leaves: Sequence[Contribution], seen: Iterable[ContributionAmax]
     ) -> PassReport:
-        """What has been found."""
         measure_all, share = self._request.measure_all, self._share
         found_bad = findings.nonfinite or math.inf in findings.largest
         amax: Dict[int, float] = {}
@@ -231,7 +228,6 @@ class BackwardPass(ABC):
     def _overflow(
         self, arrived: Set[int], rounded: Set[int], bad_leaves: Set[int], seen: Sequence[ContributionAmax]
     ) -> Tuple[Sequence[str], Optional[int], FrozenSet[int]]:
-        """The functions that were not finite, the component where that began, and who may have been."""
         structure, graph = self.plan.structure, self._schedule.components
         bad = arrived | rounded
         told = {contribution.leaf for contribution, _ in seen}

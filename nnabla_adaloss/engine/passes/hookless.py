@@ -78,7 +78,6 @@ class HooklessPass(BackwardPass):
         return (), (after,)
 
     def _after(self, number: int) -> None:
-        """What is to be done when a function has run."""
         self.rescale(self._steps.between.get(number, ()))
         following = self._steps.leaves.following.get(number)
         if following is not None and self._leaves is not None:
