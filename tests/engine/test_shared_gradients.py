@@ -12,9 +12,9 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaptiveLossScaling, AdaptiveLossScalingUpdater, GradScaler
+from nnabla_adaloss import AdaptiveLossScaling, AdaptiveLossScalingUpdater
 from tests.worlds.passes import look, run
-from tests.worlds.trainings import scaler_step, solver_of
+from tests.worlds.trainings import solver_of
 from tests.worlds.values import FLOAT, HALF, Values, assert_equal, data, snapshot
 
 Share = Callable[[nn.Variable], nn.Variable]
@@ -58,31 +58,27 @@ def trained(share: Optional[Share], way: str, storage: Optional[str]) -> Values:
     with nn.context_scope(HALF if storage == "native" else FLOAT):
         loss, solver = losses(share), solver_of(S.Sgd(0.125))
         stored: Any = {"storage": None if storage == "native" else storage}
-        scaler = GradScaler(solver, **stored)
-
         hooks = {"function_post_hook": (None, look)} if way == "hooked" else {}
         updater = AdaptiveLossScalingUpdater(solver, loss, **stored, **hooks)
         for _ in range(12):
             if way == "nnabla":
                 run(loss, clear=True)
                 solver.update()
-            elif way == "scaler":
-                assert scaler_step(scaler, solver, loss)
             else:
                 assert updater.update().reason == "updated"
                 hookless = updater.scaling.result.kind == "hookless"
-        assert way in ("nnabla", "scaler") or hookless == (way == "updater")
+        assert way == "nnabla" or hookless == (way == "updater")
     return snapshot()
 
 
-@pytest.mark.parametrize("way", ["updater", "hooked", "scaler"])
+@pytest.mark.parametrize("way", ["updater", "hooked"])
 @pytest.mark.parametrize("share", SHARES)
 def test_in_fp32_they_train_as_in_nnablas_loop(share: str, way: str) -> None:
     assert_equal(trained(SHARES[share], way, None), trained(SHARES[share], "nnabla", None))
 
 
 @pytest.mark.parametrize("storage", ["float16", "native"])
-@pytest.mark.parametrize("way", ["updater", "hooked", "scaler"])
+@pytest.mark.parametrize("way", ["updater", "hooked"])
 @pytest.mark.parametrize("share", ["reshaped to the same", "assigned"])
 def test_in_half_they_train_as_one_weight(share: str, way: str, storage: str) -> None:
     assert_equal(trained(SHARES[share], way, storage), trained(None, way, storage))
