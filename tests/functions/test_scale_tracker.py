@@ -7,7 +7,6 @@ import nnabla.functions as F
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig
 from nnabla_adaloss.functions import (
     ScaleTracker,
     adaptive_loss_scaling,
@@ -25,15 +24,6 @@ def test_before_the_first_backward() -> None:
     with pytest.raises(TypeError, match=r"^scale="):
         tracker.scale = None
     assert tracker.scale == 8.0
-
-
-def test_init_scale_is_part_of_the_start() -> None:
-    tracker = ScaleTracker(AdaLossConfig(init_scale=4.0), scale=2.0)
-    w = variable([3.0])
-    v = unscale(w, tracker)
-    loss = loss_scaling(F.sum(v), tracker)
-    np.testing.assert_array_equal(gradients_of(loss, w)[0], [1.0])
-    assert v.g[0] == 8.0
 
 
 def test_a_graph_built_anew_in_each_iteration_leaves_nothing_behind() -> None:

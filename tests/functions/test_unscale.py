@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nnabla.ext_utils import get_extension_context
 
+from nnabla_adaloss import AdaLossConfig
 from nnabla_adaloss.functions import ScaleTracker, loss_scaling, unscale
 from tests.functions.graphs import cause, gradients, gradients_of, variable
 from tests.worlds.values import bits
@@ -20,20 +21,39 @@ HALF = get_extension_context("cpu", type_config="half")
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(-30, 30), st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=6))
-def test_takes_loss_scaling_back(exponent: int, values: List[float]) -> None:
-    w = variable(values)
-    scaled = loss_scaling(F.sum(F.sin(unscale(w, 2.0**exponent))), 2.0**exponent)
-    plain = F.sum(F.sin(w))
-    a, b = gradients_of(scaled, w), gradients_of(plain, w)
-    np.testing.assert_array_equal(bits(a[0]), bits(b[0]))
+def test_loss_scaling_multiplies_and_unscale_takes_it_back(exponent: int, values: List[float]) -> None:
+    x, w, scale = variable(values), variable(values), 2.0**exponent
+    scaled = gradients_of(loss_scaling(F.sum(F.sin(x) + F.sin(unscale(w, scale))), scale), x, w, clear=True)
+    (plain,) = gradients_of(F.sum(F.sin(x)), x)
+    np.testing.assert_array_equal(bits(scaled[0]), bits(plain * np.float32(scale)))
+    np.testing.assert_array_equal(bits(scaled[1]), bits(plain))
+
+
+@pytest.mark.parametrize("init_scale", [1.0, 4.0])
+def test_a_tracked_loss_carries_the_scale_of_the_tracker_as_it_is_now(init_scale: float) -> None:
+    tracker = ScaleTracker(AdaLossConfig(init_scale=init_scale))
+    w = variable([3.0])
+    v = unscale(w, tracker)
+    loss = loss_scaling(F.sum(v * v), tracker)
+    loss.forward()
+    for scale in (2.0, 1024.0):
+        tracker.scale = scale
+        np.testing.assert_array_equal(gradients([w], loss.backward)[0], [6.0])
+        assert v.g[0] == 6.0 * init_scale * scale
 
 
 @pytest.mark.parametrize("tracked", [False, True])
-def test_accumulates_over_uses_and_over_calls(tracked: bool) -> None:
+def test_gradients_of_uses_and_calls_are_added(tracked: bool) -> None:
     scale = ScaleTracker(scale=8.0) if tracked else 8.0
     w = variable([1.0, 2.0])
     loss = loss_scaling(F.sum(unscale(w, scale) + 3.0 * unscale(w, scale)), scale)
     np.testing.assert_array_equal(gradients_of(loss, w, clear=True, times=2)[0], [8.0, 8.0])
+
+
+def test_scaled_uses_are_added() -> None:
+    x = variable([1.0, 2.0])
+    y = F.sum(loss_scaling(x, 4.0) + x + loss_scaling(x, 0.5))
+    np.testing.assert_array_equal(gradients_of(y, x, clear=True, times=2)[0], [11.0, 11.0])
 
 
 def test_the_gradient_is_float32_where_float16_would_lose_it() -> None:

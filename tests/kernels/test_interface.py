@@ -222,60 +222,43 @@ def test_arrays_of_other_sizes_are_not_unpacked(kernels: Kernels) -> None:
 # ---- unscaling
 
 
+def check_unscaling(kernels: Kernels, values: np.ndarray, scale: float, old: np.ndarray) -> None:
+    quotient = scaled(values, 1.0 / scale, np.float32)
+    with np.errstate(all="ignore"):
+        total = old + quotient
+    # What was there is not read unless it is added to.
+    for before, expected in ((np.full(values.shape, np.nan), quotient), (old, total)):
+        source, master = nd_array(values, values.dtype), nd_array(before)
+        found = kernels.unscale_add(source, master, scale, accumulate=expected is total)
+        all_finite = np.isfinite(quotient).all() and np.isfinite(expected).all()
+        assert found == (float(np.abs(quotient).max(initial=0.0)) if all_finite else np.inf)
+        assert_same_floats(master.data, expected)
+        assert_same_floats(source.data, values)
+    if values.dtype == np.float32:
+        kernels.unscale_add(source, source, scale, accumulate=False)
+        assert_same_floats(source.data, quotient)
+
+
 @pytest.mark.parametrize("scale", [1.0, 2.0**14, 2.0**-3, 3.0, 1000.1])
 @every_dtype
 def test_unscale_add(kernels: Kernels, dtype: type, scale: float) -> None:
-    special = special_values(dtype)
-    finite = special[np.abs(special) < 1e4]
-    for values in (finite, *(normal(length, dtype) for length in LENGTHS)):
-        old = normal(values.size, np.float32, seed=1)
-        quotient = scaled(values, 1.0 / scale, np.float32)
-        source, master = nd_array(values, dtype), nd_array(np.full(values.shape, np.nan))
-        largest = float(np.abs(quotient).max(initial=0.0))
-        # What was there is not read.
-        assert kernels.unscale_add(source, master, scale, accumulate=False) == largest
-        assert_same_floats(master.data, quotient)
-        master = nd_array(old)
-        assert kernels.unscale_add(source, master, scale, accumulate=True) == largest
-        assert_same_floats(master.data, old + quotient)
-        assert_same_floats(source.data, values)
-        if dtype == np.float32:
-            assert kernels.unscale_add(source, source, scale, accumulate=False) == largest
-            assert_same_floats(source.data, quotient)
+    arrays = [normal(length, dtype) for length in LENGTHS]
+    for position, bad in ((0, np.inf), (17, -np.inf), (4999, np.nan)):
+        arrays.append(normal(5000, dtype))
+        arrays[-1][position] = bad
+    for values in (special_values(dtype), *arrays):
+        check_unscaling(kernels, values, scale, normal(values.size, seed=1))
 
 
 @examples
 @given(values=any_arrays, scale=powers_of_two)
 def test_unscale_add_of_any_bit_pattern(kernels: Kernels, values: np.ndarray, scale: float) -> None:
-    quotient = scaled(values, 1.0 / scale, np.float32)
-    with np.errstate(all="ignore"):
-        total = np.float32(1e-40) + quotient
-    source, master = nd_array(values, values.dtype), nn.NdArray(values.shape)
-    kernels.unscale_add(source, master, scale, accumulate=False)
-    assert_same_floats(master.data, quotient)
-    master = nd_array(np.full(values.shape, 1e-40))
-    kernels.unscale_add(source, master, scale, accumulate=True)
-    assert_same_floats(master.data, total)
+    check_unscaling(kernels, values, scale, np.full(values.shape, 1e-40, np.float32))
 
 
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-@every_dtype
-def test_found_inf_in_the_source(kernels: Kernels, dtype: type, bad: float) -> None:
-    for position in (0, 17, 4999):
-        values = normal(5000, dtype)
-        values[position] = bad
-        for accumulate in (False, True):
-            source, master = nd_array(values, dtype), nd_array(np.ones(5000))
-            assert kernels.unscale_add(source, master, 2.0, accumulate=accumulate) == np.inf
-    x = nd_array([1.0, bad])
-    assert kernels.unscale_add(x, x, 1.0, accumulate=False) == np.inf
-
-
-def test_found_inf_in_the_result(kernels: Kernels) -> None:
-    large = nd_array([3e38, 1.0])
-    assert kernels.unscale_add(large, nn.NdArray((2,)), 0.25, accumulate=False) == np.inf
-    assert kernels.unscale_add(large, nd_array([3e38, 1.0]), 1.0, accumulate=True) == np.inf
-    assert kernels.unscale_add(large, nd_array([1.0, np.nan]), 1.0, accumulate=True) == np.inf
+@pytest.mark.parametrize(("value", "old"), [(3e38, 3e38), (1.0, np.nan), (-1.0, -np.inf)])
+def test_a_sum_that_is_not_finite_is_reported(kernels: Kernels, value: float, old: float) -> None:
+    check_unscaling(kernels, np.float32([value, 1.0]), 1.0, np.float32([old, 1.0]))
 
 
 # ---- rounding
