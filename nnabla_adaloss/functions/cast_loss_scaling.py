@@ -68,16 +68,5 @@ class CastLossScaling(TrackedFunction):
         self._ada_loss = tracker.lognormal_ada_loss if lognormal else tracker.ada_loss
 
     def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
-        scale, g = self.arriving_scale(), gradients[0]
-        alpha = self._ada_loss.loss_scale(
-            self.label,
-            g,
-            None,
-            fan_in=1.0,
-            previous_scale=scale,
-            iteration=self.tracker.iteration,
-            g_statistics=self.statistics(g),
-        )
-        self.point.set(scale * alpha)
-        self.tracker.note_layer(self.label, alpha, scale * alpha)
-        self.pass_gradient(g, target, alpha, accumulate=accumulate)
+        alpha = self.scale_layer(self._ada_loss, self.label, gradients[0], None)
+        self.pass_gradient(gradients[0], target, alpha, accumulate=accumulate)

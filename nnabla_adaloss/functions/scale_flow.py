@@ -28,8 +28,8 @@ class ScaleFlow:
         self._redirected: Dict[Tuple[int, int], ScalePoint] = {}
         private: List[Tuple[nn.Variable, str]] = []
         for node in self._plan.nodes.values():
-            function = tracker.function(node.function_key)
-            if isinstance(function, TrackedFunction):
+            function = tracker.functions.get(node.function_key)
+            if function is not None:
                 self._connect(node, function)
                 private += function.private
             else:
@@ -39,7 +39,7 @@ class ScaleFlow:
                 raise ValueError(message)
 
     def _connect(self, node: Node, function: TrackedFunction) -> None:
-        if node.leaves and function.behind is not self._unit:
+        if function.behind is not self._unit:
             self._refuse_leaf(node)
         function.connect(self._arriving(node), node, self._plan)
         self._redirected.update(function.redirected)
@@ -60,7 +60,12 @@ class ScaleFlow:
                 "put the same adaptive_loss_scaling layers, or none, behind all of them"
             )
         if points[0] is not self._unit:
-            self._refuse_scaled(node)
+            if node.non_homogeneous:
+                raise ValueError(
+                    f"{node.type_name} ({node.label}) would clip or replace a scaled gradient: "
+                    "apply it to what unscale is given, or let AdaptiveLossScaling run the graph"
+                )
+            self._refuse_leaf(node)
         for v, key in zip(node.inputs, node.input_keys):
             self._reach(v, key, self._redirected.get((node.function_key, key), points[0]))
 
@@ -71,17 +76,9 @@ class ScaleFlow:
                 "whose gradients carry different scales: give each an output of branch(x, n, tracker)"
             )
 
-    def _refuse_scaled(self, node: Node) -> None:
-        if node.non_homogeneous:
-            raise ValueError(
-                f"{node.type_name} ({node.label}) would clip or replace a scaled gradient: "
-                "apply it to what unscale is given, or let AdaptiveLossScaling run the graph"
-            )
-        if node.leaves:
-            self._refuse_leaf(node)
-
     def _refuse_leaf(self, node: Node) -> None:
-        raise ValueError(
-            f"{node.type_name} ({node.label}) would leave a scaled gradient in its input of shape "
-            f"{node.leaves[0].shape}, which has need_grad=True: pass unscale(w, tracker) in place of w"
-        )
+        for leaf in node.leaves:
+            raise ValueError(
+                f"{node.type_name} ({node.label}) would leave a scaled gradient in its input of shape "
+                f"{leaf.shape}, which has need_grad=True: pass unscale(w, tracker) in place of w"
+            )

@@ -98,9 +98,11 @@ class ScaleTracker:
         lognormal = replace(self.config, loss_scale_method=LognormalRange(self.config.n_uf_threshold))
         self.ada_loss = NNablaAdaLoss(self.config, kernels)
         self.lognormal_ada_loss = NNablaAdaLoss(lognormal, kernels)
-        self._layers: Dict[str, Tuple[float, float]] = {}
-        # Weak, since a graph that is gone leaves its addresses to the next one.
-        self._functions: WeakValueDictionary[int, IdentityFunction] = WeakValueDictionary()
+        # Alpha and S * alpha by layer name.
+        self.layers: Dict[str, Tuple[float, float]] = {}
+        # Those that run in graphs, by the hash of the graph's function. Weak, since a graph that is gone
+        # leaves its addresses to the next one.
+        self.functions: WeakValueDictionary[int, TrackedFunction] = WeakValueDictionary()
 
     @property
     def scale(self) -> float:
@@ -114,12 +116,12 @@ class ScaleTracker:
     @property
     def layer_scales(self) -> Dict[str, float]:
         """Alpha of each layer in the last backward, by layer name."""
-        return {layer: alpha for layer, (alpha, _) in self._layers.items()}
+        return {layer: alpha for layer, (alpha, _) in self.layers.items()}
 
     @property
     def accumulated_scales(self) -> Dict[str, float]:
         """The scale S on each layer's input gradient in the last backward, by layer name."""
-        return {layer: scale for layer, (_, scale) in self._layers.items()}
+        return {layer: scale for layer, (_, scale) in self.layers.items()}
 
     @property
     def iteration(self) -> int:
@@ -130,21 +132,9 @@ class ScaleTracker:
         """Start a backward pass at the loss; returns S0."""
         self.passes += 1
         self.unit.set(1.0)
-        self._layers = {}
+        self.layers = {}
         self.found_inf = False
         return self.scale * self.config.init_scale
-
-    def note_layer(self, layer: str, alpha: float, accumulated: float) -> None:
-        """Keep what a layer applied in this pass."""
-        self._layers[layer] = (alpha, accumulated)
-
-    def add(self, function: IdentityFunction, output: nn.Variable) -> None:
-        """Take up a function that has become part of a graph."""
-        self._functions[hash(output.parent)] = function
-
-    def function(self, key: int) -> Optional[IdentityFunction]:
-        """The tracked function that runs as the graph's function of this hash, if one does."""
-        return self._functions.get(key)
 
 
 class TrackedFunction(IdentityFunction):
@@ -171,9 +161,38 @@ class TrackedFunction(IdentityFunction):
         """S of the gradient of the only output; RuntimeError when it is unknown."""
         return self.arriving.get(0, ScalePoint(self.tracker)).scale
 
+    def scale_layer(
+        self,
+        ada_loss: NNablaAdaLoss,
+        layer: str,
+        g: nn.NdArray,
+        weight: Optional[nn.NdArray],
+        *,
+        fan_in: float = 1.0,
+        fan_in_bound: float = 1.0,
+    ) -> float:
+        """Alpha of a layer, noted under its name; nothing is multiplied yet."""
+        scale = self.arriving_scale()
+        alpha = ada_loss.loss_scale(
+            layer,
+            g,
+            weight,
+            fan_in=fan_in,
+            fan_in_bound=fan_in_bound,
+            previous_scale=scale,
+            iteration=self.tracker.iteration,
+            g_statistics=self.statistics(g),
+            weight_statistics=None if weight is None else self.statistics(weight),
+            weight_max=self.tracker.config.range.u_max,
+        )
+        self.point.set(scale * alpha)
+        self.tracker.layers[layer] = alpha, scale * alpha
+        return alpha
+
     def apply(self, x: Any) -> Any:
         """The output, or outputs, for `x`; with a Variable, the tracker takes note of the function."""
         y = self(x)
         if isinstance(x, nn.Variable):
-            self.tracker.add(self, y[0] if isinstance(y, tuple) else y)
+            output = y[0] if isinstance(y, tuple) else y
+            self.tracker.functions[hash(output.parent)] = self
         return y

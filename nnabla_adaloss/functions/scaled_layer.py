@@ -115,7 +115,7 @@ def _slot_of(x: nn.Variable, w: nn.Variable) -> GemmSlot:
 
 
 def _copier_of(w: nn.Variable, tracker: ScaleTracker) -> TrackedUnscale:
-    copier = None if w.parent is None else tracker.function(hash(w.parent))
+    copier = None if w.parent is None else tracker.functions.get(hash(w.parent))
     if not isinstance(copier, TrackedUnscale):
         raise ValueError(
             "w must be what unscale(weight, tracker) returned, with this tracker: the scale is applied to a "
@@ -160,24 +160,18 @@ class ScaledLayer(TrackedFunction):
             self.redirected = {(self._layer_key, self._target_key): self.point}
 
     def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
-        scale, g, copy = self.arriving_scale(), gradients[0], self._w.data
         if self._layer is not None:
+            copy = self._w.data
             self._copier.scale_copy(copy, 1.0)
-            alpha = self.tracker.ada_loss.loss_scale(
+            alpha = self.scale_layer(
+                self.tracker.ada_loss,
                 self._layer,
-                g,
+                gradients[0],
                 copy,
                 fan_in=self._slot.fan_in,
                 fan_in_bound=self._slot.fan_in_bound,
-                previous_scale=scale,
-                iteration=self.tracker.iteration,
-                g_statistics=self.statistics(g),
-                weight_statistics=self.statistics(copy),
-                weight_max=self.tracker.config.range.u_max,
             )
             self._copier.scale_copy(copy, alpha)
-            self.point.set(scale * alpha)
-            self.tracker.note_layer(self._layer, alpha, scale * alpha)
         super().pass_back(gradients, target, accumulate)
 
 
