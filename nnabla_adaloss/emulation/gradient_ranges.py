@@ -29,9 +29,7 @@ class GradientRanges:
         return max(self.of(position).u_max, self._storage.gradient_format(self._keys[position], 1).max)
 
     def of_components(self, components: Components) -> Dict[int, float]:
-        """The largest magnitude that a gradient of each component can have, by index: that of the narrowest
-        format in it.
-        """
+        """The largest magnitude that a gradient of each component can have, by index."""
         found: Dict[int, float] = {}
         for position, index in components.of.items():
             u_max = self.u_max_single(position) if index in components.single else self.of(position).u_max

@@ -99,9 +99,7 @@ class RoundedStorage(NativeStorage):
 
     @property
     def draws(self) -> int:
-        """How many arrays were rounded at random so far. It chooses the random numbers, together with the
-        seed: set it to go on where another run was.
-        """
+        """How many arrays were rounded at random so far: with the seed, it chooses the random numbers."""
         return self.drawn.count
 
     @draws.setter
@@ -131,9 +129,7 @@ class RoundedStorage(NativeStorage):
             self.gradients[key] = self.kernels.round_to_format(array, array, storage, random_key=random_key)
 
     def round_data(self, key: int, source: nn.NdArray, target: nn.NdArray) -> nn.NdArray:
-        """Round the data of the variable `key` into `target`, which may be `source`; returns where the stored
-        data is: `source` when there is nothing to round.
-        """
+        """Round the data of `key` into `target`; returns that, or `source` if there is nothing to round."""
         readable = _as_float32(source, target)
         if readable is None:
             return source
@@ -154,9 +150,7 @@ class RoundedStorage(NativeStorage):
         return self.kernels.round_to_format(readable, target, format, fitted=True, random_key=random_key)
 
     def store_gradient(self, key: int, array: nn.NdArray) -> None:
-        """Round a gradient again that was scaled in place, keeping the counts of its first rounding; one that
-        was not rounded is not stored in the format, as what functions in float hand on among themselves.
-        """
+        """Round a gradient again, if it was, that was scaled in place; the counts of the first time stay."""
         before = self.gradients.get(key)
         if before is not None:
             self.round_gradient(key, array)

@@ -140,9 +140,7 @@ def _function_precisions(graph: GraphPlan, precisions: LayerPrecisions, names: N
 
 
 def _variable_precisions(graph: GraphPlan, of_functions: Sequence[Precision]) -> Dict[int, Precision]:
-    """The precision of each variable, by key: that of the function that computes it; of leaves that of the
-    function that reads them, or the widest if several do.
-    """
+    """The precision of each variable, by key: its function's, or the widest of those that read a leaf."""
     described, keys = graph.described, graph.keys
     found: Dict[int, Precision] = {}
     for positions, precision in zip(described.outputs.by_function(), of_functions):

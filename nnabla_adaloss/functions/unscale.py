@@ -63,11 +63,9 @@ def unscale(w: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[nn.Con
 def divide_gradient(
     kernels: Kernels, source: nn.NdArray, master: nn.NdArray, scale: float, *, accumulate: bool
 ) -> bool:
-    """Write source / scale to `master` in float32, or add it; returns whether a result is not finite.
-
-    What is lazily zero stays so: a solver passes over a parameter that no gradient has reached.
-    """
+    """Write source / scale to `master` in float32, or add it; returns whether a result is not finite."""
     if stored_dtype(source) is None:
+        # It stays lazily zero: a solver passes over a parameter that no gradient has reached.
         if not accumulate:
             master.zero()
         return False

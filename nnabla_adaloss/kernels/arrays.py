@@ -87,11 +87,8 @@ def places_of(gradients: Sequence[nn.NdArray], context: nn.Context) -> List[Tupl
 
 
 def as_float32(array: nn.NdArray, copy: nn.NdArray) -> nn.NdArray:
-    """`array` when the kernels can read it, else `copy` filled with its values in float32.
-
-    `variable.d = numpy_array` may leave float64 or integers behind. The array itself keeps its dtype:
-    casting it in place would change what the user sees.
-    """
+    """`array` when the kernels can read it, else `copy` filled with its values in float32."""
+    # `variable.d = numpy_array` may leave float64 or integers behind, which the user sees: no cast in place.
     return array if is_readable(array) else float32_copy(array, copy)
 
 

@@ -62,11 +62,7 @@ class HostMeasurements:
 
 
 class DeviceMeasurements:
-    """The same on a GPU: kernels write into a table in device memory, which is copied once per pass.
-
-    A table is for `rows` measured arrays and as many unscaled gradients; when there are more, one more is
-    made.
-    """
+    """The same on a GPU: kernels write into tables of `rows` results, which are copied once per pass."""
 
     def __init__(self, kernels: CudaKernels, rows: int) -> None:
         self._kernels = kernels

@@ -10,7 +10,7 @@ import nnabla.functions as F
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation, Precision
+from nnabla_adaloss import FormatEmulation, Precision
 from nnabla_adaloss.core.precision import LayerPrecisions
 from nnabla_adaloss.emulation.rounded_storage import RoundedStorage
 from nnabla_adaloss.kernels import CpuKernels
@@ -99,36 +99,19 @@ def test_arrays_of_other_dtypes_are_read_where_they_are(storage: RoundedStorage,
 # ---- single elements, and rounding at random
 
 
-def weighted(weight: float) -> Any:
-    x = leaf(np.linspace(0.4, 0.9, 500))
-    return x, F.sum(F.tanh(x * 1.0)) * weight
-
-
-@pytest.mark.parametrize(
-    "storage", ["float8_e4m3", "float8_e5m2", Precision("float8_e4m3", "float8_e5m2"), "fp8_hybrid"]
-)
-def test_a_loss_weight_survives_in_the_loss(storage: Any) -> None:
-    """8 bits end at 2**-9 or 2**-16."""
-    weight = 1e-4
-    x, loss = weighted(weight)
-    emulation = FormatEmulation(loss, storage)
-    emulation.forward()
-    total = float(loss.parent.inputs[0].d)
-    assert total > 200.0
-    assert float(loss.d) == pytest.approx(weight * total, rel=2e-3)
-    AdaptiveLossScaling(emulation).backward(2.0**10)
-    assert np.count_nonzero(x.g) == 500
-
-
-def test_single_elements_are_halves_whatever_else_is_stored() -> None:
+@pytest.mark.parametrize("storage", ["float8_e4m3", "float8_e5m2", Precision("float8_e4m3", "float8_e5m2")])
+def test_single_elements_are_halves_whatever_else_is_stored(storage: Any) -> None:
     x = leaf([[1.2345]])
     many = leaf(np.full((2,), 1.2345))
     one, several = x * 1.0, many * 1.0
     for v in (one, several):
         v.persistent = True
-    FormatEmulation(F.sum(one) + F.sum(several), "float8_e4m3").forward()
-    assert float(one.d[0, 0]) == float(np.float16(1.2345))
-    assert several.d.tolist() == [1.25, 1.25]
+    emulation = FormatEmulation(F.sum(one) * 1.2345 + F.sum(several) * 1.2345, storage)
+    emulation.forward()
+    emulation.backward()
+    for single, rounded in ((one.d, several.d), (one.g, several.g)):
+        assert single == np.float16(1.2345)
+        assert rounded.tolist() == [1.25, 1.25]
 
 
 def rounded_gradients(precision: Precision, passes: int = 1) -> List[np.ndarray]:
@@ -153,15 +136,6 @@ def test_a_seed_makes_the_same_program_give_the_same_numbers() -> None:
     assert not np.array_equal(first, second)
     other = rounded_gradients(Precision("bfloat16", "float8_e5m2", stochastic_seed=4))[0]
     assert not np.array_equal(first, other)
-
-
-def test_the_mean_gradient_is_that_without_rounding() -> None:
-    exact = rounded_gradients(Precision("bfloat16", "float32"))[0].mean(dtype=np.float64)
-    nearest = rounded_gradients(Precision("bfloat16", "float8_e5m2"))[0].mean(dtype=np.float64)
-    at_random = Precision("bfloat16", "float8_e5m2", stochastic_seed=0)
-    mean = np.mean(rounded_gradients(at_random, 20), dtype=np.float64)
-    assert abs(mean - exact) < 5e-3 * exact
-    assert abs(nearest - exact) > 3 * abs(mean - exact)
 
 
 @pytest.mark.parametrize("backward", ["float8_e5m2", "float16"])

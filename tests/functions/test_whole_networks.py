@@ -101,19 +101,6 @@ def test_gradients_are_those_of_the_engine(network: Callable) -> None:
         np.testing.assert_array_equal(bits(a), bits(b), err_msg=name)
 
 
-@pytest.mark.slow
-@pytest.mark.gate
-@pytest.mark.parametrize("network", [mlp, residual])
-def test_gradients_are_those_of_nnabla(network: Callable) -> None:
-    tracker = ScaleTracker(CONFIG)
-    hand = loss_of(network, Layers(tracker))
-    plain = loss_of(network, Layers(None))
-    leaves = list(nn.get_parameters().values())
-    for name, a, b in zip(nn.get_parameters(), gradients_of(hand, *leaves), gradients_of(plain, *leaves)):
-        np.testing.assert_array_equal(bits(a), bits(b), err_msg=name)
-    np.testing.assert_array_equal(bits(hand.d), bits(plain.d))
-
-
 def test_the_engine_refuses_a_graph_that_scales_itself() -> None:
     hand = loss_of(residual, Layers(ScaleTracker(CONFIG)))
     with pytest.raises(ValueError, match="loss scales itself already"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounding at random: what every backend makes of a key, and what comes of it on average."""
+"""Rounding at random: every backend does what the definition says, whose random bits are even."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nnabla_adaloss.core.formats import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT32, Format
+from nnabla_adaloss.core.formats import FLOAT8_E4M3, FLOAT32, Format
 from nnabla_adaloss.core.precision import stream_key
-from nnabla_adaloss.kernels import CpuKernels, Kernels
+from nnabla_adaloss.kernels import Kernels
 from tests.kernels.arrays import (
     NARROW_DTYPES,
     SPECIAL_VALUES,
@@ -104,45 +104,6 @@ def test_numbers_of_the_format_and_special_values_stay(kernels: Kernels, storage
     assert_same_floats(rounded(kernels, special, storage), expected)
     values = np.array(SPECIAL_VALUES, np.float32)
     assert_same_floats(rounded(kernels, values, FLOAT32), values)
-
-
-@every_format
-@pytest.mark.parametrize("where", ["subnormal", "smallest", "normal", "largest"])
-def test_the_mean_is_the_number(storage: Format, where: str) -> None:
-    numbers = finite_numbers_of(storage).astype(np.float64)
-    first = np.searchsorted(numbers, 0.0)
-    places = {"subnormal": first + 2, "smallest": first, "normal": len(numbers) * 3 // 4}
-    index = places.get(where, len(numbers) - 2)
-    low, high = numbers[index], numbers[index + 1]
-    draws, length = 4, 1 << 17
-    count = draws * length
-    for share in (2.0**-20, 0.01, 0.3, 0.5, 0.9):
-        number = np.float32(low + share * (high - low))
-        exact = (float(number) - low) / (high - low)
-        values = np.full(length, number)
-        ups = sum(
-            np.count_nonzero(rounded(CpuKernels(), values, storage, stream_key(1, i)) == high)
-            for i in range(draws)
-        )
-        assert abs(ups - exact * count) <= 5.0 * np.sqrt(exact * (1 - exact) * count) + 1e-9
-
-
-def test_far_below_the_smallest_number_the_mean_stays() -> None:
-    number = np.float32(FLOAT8_E5M2.smallest_subnormal * 2.0**-16 * 1.5)
-    values = np.full(1 << 20, number)
-    total = sum(
-        rounded(CpuKernels(), values, FLOAT8_E5M2, stream_key(2, i)).sum(dtype=np.float64) for i in range(4)
-    )
-    # About a hundred of four million become the smallest number.
-    assert total == pytest.approx(float(number) * 4 * (1 << 20), rel=0.5)
-
-
-def test_a_key_and_an_index_decide_and_nothing_else(kernels: Kernels) -> None:
-    values = spread(5000)
-    once = rounded(kernels, values, FLOAT8_E5M2)
-    assert_same_floats(rounded(kernels, values.reshape(50, 100), FLOAT8_E5M2).ravel(), once)
-    assert_same_floats(rounded(kernels, values[:1234], FLOAT8_E5M2), once[:1234])
-    assert (rounded(kernels, values, FLOAT8_E5M2, KEY + 1) != once).mean() > 0.1
 
 
 def test_a_fitted_format_takes_the_same_numbers_for_every_power_of_two(kernels: Kernels) -> None:
