@@ -120,22 +120,16 @@ class GraphStructure:
     def components(self, *, by_layer: bool) -> Components:
         """What functions that pass a scale on connect; see `components_of`."""
         if by_layer not in self._components:
-            one_gradient = self.described.one_gradient
-            self._components[by_layer] = components_of(
-                self.nodes, self._sizes, by_layer=by_layer, one_gradient=one_gradient
-            )
+            self._components[by_layer] = self._components_of(by_layer=by_layer)
         return self._components[by_layer]
+
+    def _components_of(self, **options: Any) -> Components:
+        return components_of(self.nodes, self._sizes, one_gradient=self.described.one_gradient, **options)
 
     @cached_property
     def joined(self) -> Joined:
         """The components, with those joined that only hooks could part."""
-        together = components_of(
-            self.nodes,
-            self._sizes,
-            by_layer=True,
-            one_gradient=self.described.one_gradient,
-            swappable=self.swappable,
-        )
+        together = self._components_of(by_layer=True, swappable=self.swappable)
         return joined(self.components(by_layer=True), together)
 
     def loss_weights(self, *, by_layer: bool) -> LossWeights:
