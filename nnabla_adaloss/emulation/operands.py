@@ -29,10 +29,7 @@ class Operand(NamedTuple):
 
 
 def operands_of(f: Any, precision: Precision) -> Tuple[List[Operand], List[Operand]]:
-    """What `f` reads in `precision` as a matrix product, in forward and in backward; nothing if it is none.
-
-    A single element is not worth rounding.
-    """
+    """What `f` reads in `precision` as a matrix product, forward and backward; nothing if it is none."""
     function, inputs = known(f.info.type_name), f.inputs
     if function.product is None:
         return [], []
@@ -41,6 +38,7 @@ def operands_of(f: Any, precision: Precision) -> Tuple[List[Operand], List[Opera
     backward: Dict[int, Operand] = {}
     for i in indices:
         v = inputs[i]
+        # A single element is not worth rounding.
         if v.size > 1:
             holds_gradient = i == 0 and function.multiplies_gradient
             operand = Operand(hash(v), v, "data", holds_gradient, i, v.parent is None, precision)
@@ -72,10 +70,7 @@ class OperandSwap:
         self._leaves.clear()
 
     def swap(self, found: Sequence[Operand], *, remember: bool) -> None:
-        """Put rounded copies in the place of the arrays.
-
-        `remember` keeps what leaves are rounded to for the other products of the pass, and for backward.
-        """
+        """Put rounded copies in the place of arrays; `remember` keeps those of leaves for later products."""
         for operand in found:
             source = getattr(operand.variable, operand.attribute)
             rounded = self._rounded(operand, source, remember)

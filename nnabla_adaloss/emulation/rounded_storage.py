@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A storage that rounds what is written to it, and knows what it flushed to zero or to infinity; and one that
-leaves everything as it is.
-"""
+"""A storage that rounds what is written to it, and knows what it flushed, and one that rounds nothing."""
 
 from __future__ import annotations
 

@@ -108,11 +108,8 @@ class RoundingPlan:
 
 
 def _function_precisions(graph: GraphPlan, precisions: LayerPrecisions, names: Names) -> List[Precision]:
-    """The precision of each function, in forward order.
-
-    Layers are the functions that read a parameter, and products of activations: patterns match their names.
-    Every other function has the precision of the layers that it follows, and the widest of them where it
-    follows several. What comes before all layers goes by its own name.
+    """The precision of each function, in forward order: patterns match layers, which read a parameter or are
+    products, and what comes before all layers. Others have the widest precision of the layers they follow.
     """
     if precisions.only is not None:
         return [precisions.only] * len(graph.functions)

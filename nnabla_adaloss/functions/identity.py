@@ -79,10 +79,7 @@ class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no t
     def pass_gradient(
         self, source: nn.NdArray, target: nn.NdArray, factor: float, *, accumulate: bool
     ) -> None:
-        """Write factor * source to the gradient `target`, or add it; what is lazily zero stays so.
-
-        A gradient that is added to is, or becomes, float32.
-        """
+        """Write factor * source to `target`, or add it, which makes that float32; lazy zeros stay so."""
         if stored_dtype(source) is None:
             if not accumulate:
                 target.zero()

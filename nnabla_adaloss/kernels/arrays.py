@@ -71,9 +71,8 @@ def addresses_of(
 
 
 def places_of(gradients: Sequence[nn.NdArray], context: nn.Context) -> List[Tuple[int, int]]:
-    """Where gradients begin and end in the memory of `context`. Lazy zeros stay so, and gradients that were
-    never written become that: nnabla does not add to these either.
-    """
+    """Where gradients begin and end in the memory of `context`; those never written become lazy zeros."""
+    # nnabla does not add to these either.
     lazy = [x for x in gradients if x.zeroing or not x.modification_count]
     for x in lazy:
         x.zero()

@@ -48,11 +48,9 @@ class HostMeasurements:
         self._found.largest.extend(self._kernels.unscale_add_all(gradients))
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> None:
-        """Start unscaling gradients where they are.
-
-        nnabla makes those float32 first that it has turned into something else, which is exact for float16.
-        To look for them would take a sixth of the time that many small gradients take.
-        """
+        """Start unscaling gradients where they are."""
+        # nnabla makes those float32 that it turned into float16, exactly; to look for them would take a
+        # sixth of the time that many small gradients take.
         self._found.largest.extend(self._kernels.unscale_in_place(gradients))
 
     def fetch(self) -> Measured:

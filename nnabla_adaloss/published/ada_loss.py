@@ -43,9 +43,7 @@ class LayerState(NamedTuple):
 
     @classmethod
     def from_list(cls, values: List[Any]) -> LayerState:
-        """The state that `as_list` returned; TypeError or ValueError when its numbers cannot come from a
-        layer.
-        """
+        """The state that `as_list` returned; TypeError or ValueError when its numbers come from no layer."""
         computed_at, unbounded, accumulated_limit, alpha, *rest = values
         history = rest[0] if rest else []
         for value in (value for statistics in history for value in statistics):
