@@ -113,19 +113,11 @@ def components_of(
     sizes: Sequence[int],
     *,
     by_layer: bool,
-    one_gradient: Mapping[int, int] = MappingProxyType({}),
+    one_gradient: Mapping[int, int] = MappingProxyType({}),  # of leaves whose gradients are one array
     swappable: Optional[AbstractSet[int]] = None,
 ) -> Components:
-    """The components of the gradients of a graph.
-
-    Functions of one element at the loss (a loss weight, a mean before it spreads) can take any scale, so they
-    separate components, as functions do whose gradient is not linear in the output gradient; and layers do
-    with `by_layer`. Of `sizes`, by position, 2 stands for several elements; of leaves, `one_gradient` has the
-    one that stands for those whose gradients are one array.
-
-    With `swappable`, the positions of weights that can be swapped for a whole pass, those are joined that
-    only hooks could part: where another weight is to be scaled, where layers share one, and where functions
-    add to the gradient of the same leaf.
+    """The components of a graph's gradients; with `swappable`, the weights that can be swapped for a whole
+    pass, those are joined that only hooks could part. Of `sizes`, 2 stands for several elements.
     """
     parents: Dict[int, int] = {}
     for node in nodes:

@@ -77,9 +77,7 @@ class LayerRecord(NamedTuple):
 
 
 class LayerObserver:
-    """Hands records to a recorder, and logs them as `AdaLossConfig.debug_level` says: each iteration when the
-    first record of the next arrives, and from 2 on also each layer.
-    """
+    """Hands records to a recorder, and logs them: an iteration when the first record of the next arrives."""
 
     def __init__(self, recorder: Optional[Callable[[LayerRecord], Any]], debug_level: int) -> None:
         self._recorder, self._level = recorder, debug_level

@@ -31,32 +31,21 @@ def loss_section_factor(
     u_max: float,
     several: bool = False,
 ) -> float:
-    """The factor to multiply a gradient by on its way from the loss to the first layer.
-
-    One element that stays one (the loss, times a loss weight): it is lifted into [2**7, 2**8) to pass
-    through a small weight unharmed, but to no more than 2**4 * start_scale and an eighth of `u_max`.
-
-    One element about to be spread over many (a mean, a sum): it is brought to what it would be with a loss
-    weight of 1, into (start_scale / 2, start_scale], but never so low that it would carry less than
-    `start_scale`. So lowering `start_scale` ends any overflow.
-
-    Many elements: once they are below t = start_scale * 2**-16 they are lifted into [t, 2t).
-
-    `abs_max` is max|g| as stored, with `scale`; `expands` tells whether the function's input has more than
-    one element. Where `several` losses meet, a small one is not raised to what it would be with a weight of
-    1, where it might overflow as the others do not, but to 2**7 at most.
-
-    Returns:
-        A power of two, positive and finite; 1 when `abs_max` is 0 or not finite.
+    """The power of two to multiply a gradient by, of which `abs_max` is the largest magnitude as stored, with
+    `scale`; 1 when that is 0 or not finite. `expands`: the function's input has several elements.
     """
     if abs_max == 0.0 or not math.isfinite(abs_max):
         return 1.0
     highest = u_max / _HEADROOM
     if count > 1:
+        # Not before they are below this.
         return _lift_to(min(start_scale * _SHRUNK, highest), abs_max, scale)
     if not expands:
+        # One element that stays one is to pass through a small loss weight unharmed.
         target = min(_SCALAR_TARGET, _SCALAR_LIFT * start_scale, highest)
         return _lift_to(floor_power_of_two(target), abs_max, scale)
+    # One that is about to be spread is brought to what it would be with a loss weight of 1. Where several
+    # losses meet, a small one might overflow there as the others do not.
     target = min(start_scale, highest)
     lifted = min(target, _SCALAR_TARGET) if several else target
     if abs_max <= lifted:
@@ -64,7 +53,7 @@ def loss_section_factor(
         return _within(-exponent_to_reach(lifted, abs_max), scale)
     if abs_max <= target:
         return 1.0
-    # Lowered into (target / 2, target], but to no less than start_scale.
+    # Lowered into (target / 2, target], but to no less than start_scale: lowering that ends any overflow.
     exponent = min(max(-exponent_to_reach(target, abs_max), exponent_to_reach(scale, start_scale)), 0)
     return math.ldexp(1.0, max(exponent, -1022))
 

@@ -58,9 +58,7 @@ class Memory(NamedTuple):
         return {"windows": windows, "partial": {**self.partial}}
 
     def loaded(self, state: Mapping[str, Any]) -> Memory:
-        """What `state_dict` returned, with this policy; KeyError, TypeError, AttributeError or ValueError if
-        that cannot be.
-        """
+        """What `state_dict` returned, with this policy; KeyError, TypeError, AttributeError or ValueError."""
         windows = {str(name): AmaxWindow.from_list(values) for name, values in state["windows"].items()}
         partial = {str(n): nonnegative_number("partial", value) for n, value in state["partial"].items()}
         return Memory(self.policy, windows, partial)
@@ -115,9 +113,7 @@ class Seen(NamedTuple):
         return known
 
     def known(self, components: Components, weights: Tuple[float, ...], limits: Sequence[float]) -> Known:
-        """What the next scales of a graph are chosen from; `weights` are the loss weights of its components,
-        `limits` the largest magnitudes that their gradients can have.
-        """
+        """What scales are chosen from; `limits` are the largest magnitudes that gradients can have."""
         gains = list(map(self.gain, components.names))
         room: List[Optional[float]] = []
         assumed_room: Dict[int, float] = {}
@@ -140,9 +136,8 @@ class Seen(NamedTuple):
     def after_pass(
         self, measured: Measured, *, completes_entry: bool, informative: bool = True, again: bool = False
     ) -> Seen:
-        """With what a pass has measured. `informative`: False for a batch whose loss is zero, as without a
-        reward: it says nothing about how large gradients are. `again`: the batch is to run once more with
-        what was measured.
+        """With what a pass has measured; not `informative` is a batch whose loss is zero, as without a
+        reward, and `again` one that is to run once more.
         """
         components, names, weights = measured.components, measured.components.names, measured.loss_weights
         amax, everything = measured.amax, measured.measured_all and measured.finite
@@ -169,9 +164,7 @@ class Seen(NamedTuple):
     def _after_first_look(
         self, known: Sequence[Optional[float]], unseen: Set[int], measured: Measured
     ) -> Seen:
-        """Whether what a pass has measured for the first time has it run again; `known` are the gains before
-        it, `unseen` the components of which nothing but zeros was known.
-        """
+        """Whether what was `unseen`, but for zeros, has the pass run again; `known`: the gains before it."""
         components, names, policy = measured.components, measured.components.names, self.policy
         new = {index for index in unseen if self.gain(names[index])}
         unsettled = any(
@@ -194,12 +187,8 @@ class Seen(NamedTuple):
         )
 
     def after_overflow(self, measured: Measured) -> Tuple[Seen, bool]:
-        """With the component lowered that overflowed in a pass, and all behind it; False when none did, or it
-        cannot go lower.
-
-        A pass that overflows says nothing about what is behind: gradients have mostly grown there, too, and
-        each component would overflow in turn. What is assumed of them holds until a finite pass over the same
-        batch, or, where the batch is lost, as an entry of the windows.
+        """With what overflowed lowered, and all behind it: gradients have mostly grown there, too, and would
+        overflow in turn. False when nothing did, or it cannot go lower.
         """
         first, components, weights = measured.overflowed, measured.components, measured.loss_weights
         policy = self.policy

@@ -69,9 +69,8 @@ def with_known_names(
     chosen: Optional[Collection[str]],
     path: str = "",
 ) -> Tuple[Dict[str, Any], List[str]]:
-    """`saved` with the names of `settings`, at each level; and the names that only one of both has.
-    ValueError where such a setting is not at its default, or may not be: `chosen` is None in states that do
-    not say.
+    """`saved` with the names of `settings`, and the names that only one of both has: ValueError where one is
+    not at its default, or may not be, as in states that do not say what was `chosen`.
     """
     read: Dict[str, Any] = {}
     foreign: List[str] = []

@@ -166,12 +166,11 @@ def _boundary(
     node: NodeStructure, scales: Mapping[int, float], reached: Set[int], *, by_s0: bool, first: bool
 ) -> Step:
     """Around a function that changes the scale, though it is no layer: as much as the array of one element
-    holds is multiplied before it runs, the rest after it. One that is not linear sees gradients without a
-    scale. The loss gradient is given with the scale that the `first` one needs.
+    holds is multiplied before it runs, the rest after it; the `first` one is given what it needs.
     """
     own, behind = scales[node.outputs[0]], [scales[p] for p in node.inputs]
     if node.non_homogeneous:
-        through = 1.0
+        through = 1.0  # it sees gradients without a scale
     elif not behind:
         through = own
     else:
@@ -267,9 +266,8 @@ class Schedules:
     def loaded(
         self, state: Mapping[str, Any], make: Callable[..., ScaleSchedule], *, power_of_two: bool = False
     ) -> Schedules:
-        """What `state_dict` returned, with schedules that `make` makes of scales, S0, loss weights, and of
-        whether components were joined; KeyError, TypeError or ValueError if that cannot be, also where layers
-        may have been scaled by powers of two alone, and were not.
+        """What `state_dict` returned, with schedules that `make` makes; KeyError, TypeError or ValueError if
+        that cannot be, as where scales are no powers of two, and had to be.
         """
         chosen: Dict[Tuple[float, ...], Tuple[int, ScaleSchedule]] = {}
         for saved in state["chosen"]:

@@ -125,9 +125,7 @@ def path_name(name: str, value: Union[str, os.PathLike[str]]) -> str:
 
 
 def explains_keywords(instead: Mapping[str, str]) -> Callable[[_Init], _Init]:
-    """A decorator of `__init__`: a keyword argument that it does not take is a TypeError with advice.
-    `instead` says what to use for the arguments of other libraries.
-    """
+    """A decorator of `__init__`: an unknown keyword is a TypeError that says what to use `instead`."""
 
     def decorated(init: _Init) -> _Init:
         known = list(inspect.signature(init).parameters)[1:]

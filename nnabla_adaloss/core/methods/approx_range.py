@@ -88,10 +88,7 @@ class LognormalRange(ApproxRange):
 
 
 def erfinv(y: float) -> float:
-    """The x with erf(x) = y, to 1e-15 of it, for y strictly between -1 and 1.
-
-    From Python's own library: SciPy's takes 20 MB and 0.2 s to import.
-    """
+    """The x with erf(x) = y, to 1e-15 of it, for -1 < y < 1: SciPy's takes 20 MB and 0.2 s to import."""
     # Next to one the sum is rounded to one.
     below = min(0.5 * (1.0 + y), math.nextafter(1.0, 0.0))
     x = NormalDist().inv_cdf(below) / math.sqrt(2.0)

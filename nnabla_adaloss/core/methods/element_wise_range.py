@@ -42,9 +42,8 @@ class AbsRange(Method):
 
 @dataclass(frozen=True)
 class ElementWiseRange(Method):
-    """The scale that lifts every product of the backward pass to u_min, within overflow.
-
-    The products are never formed: the inputs are sorted per channel, in memory proportional to the inputs.
+    """The scale that lifts every product of the backward pass to u_min, within overflow; none is formed: the
+    inputs are sorted per channel, in memory proportional to the inputs.
     """
 
     needs = Needs.ARRAYS
@@ -94,10 +93,7 @@ def _sorted_nonzero(x: NDArray[Any]) -> Magnitudes:
 
 
 def _nth_largest_product(pairs: List[Tuple[Magnitudes, Magnitudes]], n: int) -> float:
-    """The n-th largest of all products, by bisection over the floats between the smallest and the largest.
-
-    The bit patterns of positive floats are ordered as the floats are, so 64 halvings reach a single one.
-    """
+    """The n-th largest of all products, by bisection over bit patterns, ordered as positive floats are."""
     low, high = (
         int(np.float64(value).view(np.int64))
         for value in (min(a[0] * b[0] for a, b in pairs), max(a[-1] * b[-1] for a, b in pairs))
