@@ -10,30 +10,31 @@ import nnabla.parametric_functions as PF
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from nnabla_adaloss import AdaptiveLossScaling
 from nnabla_adaloss.core.components import Components, Joined, NodeStructure, components_of, joined
 from nnabla_adaloss.core.schedule import ScaleSchedule, Step
+from tests.worlds import random_structures as graphs
 from tests.worlds.architectures import NETWORKS
 from tests.worlds.random_graphs import Network, networks
 from tests.worlds.random_structures import Drawn, structures
 
 
-class Found:
-    """The components of a loss; variables go by themselves."""
+class Found(graphs.Graph):
+    """The components of a loss."""
 
     def __init__(self, loss: nn.Variable, *, by_layer: bool = True) -> None:
-        plan = AdaptiveLossScaling(loss).plan
-        self._positions = plan.positions
-        self.structure = plan.structure
-        self.components = plan.structure.components(by_layer=by_layer)
-        self.names = self.components.names
-        self.single = {self.names[index] for index in self.components.single}
+        super().__init__(loss)
+        self.components = self.structure.components(by_layer=by_layer)
 
-    def __contains__(self, variable: nn.Variable) -> bool:
-        return self._positions[hash(variable)] in self.components.of
+    @property
+    def names(self) -> List[str]:
+        return self.components.names
+
+    @property
+    def single(self) -> Set[str]:
+        return {self.names[index] for index in self.components.single}
 
     def of(self, *variables: nn.Variable) -> List[int]:
-        return [self.components.of[self._positions[hash(v)]] for v in variables]
+        return [*map(self.index, variables)]
 
     def name(self, variable: nn.Variable) -> str:
         return self.names[self.of(variable)[0]]
@@ -131,11 +132,10 @@ def test_a_leaf_belongs_to_the_components_of_all_functions_that_write_it() -> No
     h = [nn.Variable((4, 8))]
     for _ in range(2):
         h.append(F.tanh(PF.affine(h[-1], 8, name="shared")))
-    plan = AdaptiveLossScaling(F.mean(h[-1] ** 2)).plan
-    found = plan.structure.components(by_layer=True)
-    writers = frozenset(found.producers[node.number] for node in plan.structure.nodes if node.leaves)
+    n = Found(F.mean(h[-1] ** 2))
+    writers = frozenset(n.components.producers[node.number] for node in n.structure.nodes if node.leaves)
     assert len(writers) == 2
-    assert found.leaves == dict.fromkeys(plan.structure.leaves, writers)
+    assert n.components.leaves == dict.fromkeys(n.structure.leaves, writers)
 
 
 def test_behind_a_layer_no_given_s0_decides_whatever_backward_visits_first() -> None:
@@ -157,7 +157,8 @@ def test_an_input_that_wants_its_gradient_has_a_component_of_its_own() -> None:
     found = Found(F.mean(y**2))
     assert found.name(x) == "a/affine:input"
     assert not together(found, x, y)
-    assert x not in Found(F.mean(y**2), by_layer=False)
+    plain = Found(F.mean(y**2), by_layer=False)
+    assert plain.position(x) not in plain.components.of
 
 
 @pytest.mark.parametrize("by_layer", [False, True])
@@ -171,7 +172,7 @@ def test_what_no_visited_function_computes_has_a_component(clipped: bool, by_lay
     y = PF.affine(read, 8, name="a")
     y.forward()
     found = Found(F.mean(y**2), by_layer=by_layer)
-    assert mixed in found
+    assert found.position(mixed) in found.components.of
     assert together(found, mixed, y) == (not clipped and not by_layer)
     assert len(set(found.names)) == len(found.names)
 
@@ -191,7 +192,7 @@ def test_names_outlive_the_graph(network: str, by_layer: bool) -> None:
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(networks)
 def test_every_gradient_has_one_component_and_every_component_one_name(network: Network) -> None:
-    structure = AdaptiveLossScaling(network.loss).plan.structure
+    structure = Found(network.loss).structure
     sizes: Dict[bool, int] = {}
     for by_layer in (False, True):
         found = structure.components(by_layer=by_layer)
@@ -226,8 +227,6 @@ class Together(Found):
         super().__init__(loss)
         self.apart, self.joined = self.components, self.structure.joined
         self.components = self.joined.components
-        self.names = self.components.names
-        self.single = {self.names[index] for index in self.components.single}
 
 
 def dense(x: nn.Variable, name: str, width: int = 8) -> nn.Variable:
@@ -302,7 +301,7 @@ def test_what_adds_to_a_leaf_that_another_component_writes(how: str) -> None:
         "squared": lambda: F.mean(outer) + F.sum(leaf**2),
     }[how]()
     found, apart = Together(end), Found(end)
-    position = found._positions[hash(leaf)]
+    position = found.position(leaf)
     writers = apart.components.leaves[position]
     assert len(writers) == 2
     assert len(found.components.leaves[position]) == (2 if how == "summed" else 1)
