@@ -11,7 +11,7 @@ import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from nnabla_adaloss.core.choose import Choice, Known, Start, choose, choose_together
 from nnabla_adaloss.core.components import Components, Joined, components_of, joined
@@ -118,21 +118,6 @@ class Chain(Graph):
 
 def says(alpha: float, reason: Reason = Reason.METHOD) -> Any:
     return lambda layer, scale, base: (alpha, reason)
-
-
-def test_each_component_has_the_scale_that_it_has_room_for() -> None:
-    n = Chain()
-    found = n.choose({n.c: 2.0**20, n.b: 2.0**26, n.a: 2.0**10}, 2.0**14)
-    assert n.of(n.loss, n.c, n.b, n.a) == [2.0**14, 2.0**20, 2.0**26, 2.0**10]
-    assert found.reasons == {"c/affine": Reason.ROOM, "b/affine": Reason.ROOM}
-
-
-def test_what_nothing_is_known_of_has_the_scale_of_what_it_comes_from() -> None:
-    n = Chain()
-    n.choose({n.c: 2.0**20})
-    assert n.of(n.loss, n.c, n.b, n.a) == [S0, 2.0**20, 2.0**20, 2.0**20]
-    n.choose({})
-    assert n.of(n.loss, n.c, n.b, n.a) == [S0] * 4
 
 
 @pytest.mark.parametrize(
@@ -490,7 +475,6 @@ class Case(NamedTuple):
         return sorted(self.present - before_layers - {self.components.root})
 
 
-few = settings(max_examples=60, deadline=None)
 powers = st.integers(-20, 40).map(lambda e: 2.0**e)
 
 
@@ -538,7 +522,6 @@ def cases(draw: Any) -> Case:
     return Case(drawn, components, known, start, alphas, max_alpha)
 
 
-@few
 @given(cases())
 def test_no_scale_leaves_its_room(case: Case) -> None:
     found = case.choose()
@@ -557,7 +540,6 @@ def test_no_scale_leaves_its_room(case: Case) -> None:
             assert edge.layer in found.reasons
 
 
-@few
 @given(cases())
 def test_what_nothing_leads_to_has_the_scale_of_the_loss_and_a_given_s0_is_only_ever_lifted(
     case: Case,
@@ -570,7 +552,6 @@ def test_what_nothing_leads_to_has_the_scale_of_the_loss_and_a_given_s0_is_only_
             assert scale >= case.start.root_scale
 
 
-@few
 @given(cases())
 def test_what_is_absent_takes_the_largest_scale_of_what_is_behind_it(case: Case) -> None:
     scales = case.choose().scales
@@ -579,7 +560,6 @@ def test_what_is_absent_takes_the_largest_scale_of_what_is_behind_it(case: Case)
         assert not behind or scales[index] == max(behind)
 
 
-@few
 @given(cases())
 def test_what_is_remembered_of_what_is_absent_changes_nothing(case: Case) -> None:
     def without(values: Sequence[Any]) -> List[Any]:
@@ -594,7 +574,6 @@ def test_what_is_remembered_of_what_is_absent_changes_nothing(case: Case) -> Non
     )
 
 
-@few
 @given(cases(), st.integers(-40, 40))
 def test_loss_weights_that_grow_together_move_the_scales_and_leave_the_alphas(case: Case, power: int) -> None:
     # What underflowed is looked at with no more than the scale before it, which may be that of the loss.
@@ -662,17 +641,6 @@ def test_members_without_a_gradient_in_this_batch_limit_nothing() -> None:
         assert n.together(here, weights=dict.fromkeys(gone, 0.0), level=True) is not None
         expected = [2.0**10, 2.0**15] if absent == 0 else [2.0**4, 2.0**9]
         assert n.of(outer[0], inner[0]) == n.of(outer[1], inner[1]) == expected
-
-
-def test_a_shared_weight_may_lose_what_little_is_added_to_it() -> None:
-    n = Steps()
-    # Most of its gradient comes from the last step: of the first one only what is added to that is lost.
-    room = falling(n, 5, 15, 25, 45)
-    assert n.shared(room, 2.0**60) == [2.0**5] * 4
-    # The layer before the first step has only what comes through it.
-    assert n.shared(room, 2.0**39) is None
-    assert n.shared({**room, n.states[0]: 2.0**25}, 2.0**20) == [2.0**5] * 4
-    assert n.shared({**room, n.states[0]: 2.0**25}, 2.0**19) is None
 
 
 @pytest.mark.parametrize("trained", [True, False])
@@ -772,7 +740,6 @@ def together_cases(draw: Any) -> Together:
     return Together(apart, joined(apart, graph), known, Start(2.0**15, S0, U_MIN))
 
 
-@few
 @given(together_cases())
 def test_no_shared_scale_leaves_the_smallest_room(case: Together) -> None:
     found = case.choose(math.inf)
@@ -789,14 +756,12 @@ def test_no_shared_scale_leaves_the_smallest_room(case: Together) -> None:
             assert not led_to or limit is None or not any(room) or scale == limit
 
 
-@few
 @given(together_cases(), st.integers(0, 40))
 def test_a_larger_spread_allows_no_less_and_changes_no_scale(case: Together, exponent: int) -> None:
     found = case.choose(2.0**exponent)
     assert found is None or found == case.choose(2.0 ** (exponent + 1)) == case.choose(math.inf)
 
 
-@few
 @given(together_cases(), st.integers(0, 30))
 def test_whoever_writes_most_of_a_leaf_keeps_its_gradient(case: Together, exponent: int) -> None:
     spread = 2.0**exponent
@@ -822,7 +787,6 @@ def test_whoever_writes_most_of_a_leaf_keeps_its_gradient(case: Together, expone
         assert found is None
 
 
-@few
 @given(together_cases(), powers)
 def test_with_rooms_that_are_alike_it_makes_no_difference(case: Together, room: float) -> None:
     count = len(case.apart.names)

@@ -13,19 +13,6 @@ from nnabla_adaloss.core import AdaLossConfig
 from nnabla_adaloss.core.methods import ApproxRange
 
 
-@pytest.mark.parametrize(
-    ("dtype", "u_min", "u_max"),
-    [
-        ("float16", 6e-8, 65504.0),
-        ("float32", 1e-23, float(np.finfo(np.float32).max)),
-        ("float8_e4m3", 2.0**-9, 448.0),
-        ("float8_e5m2", 2.0**-16, 57344.0),
-    ],
-)
-def test_range_comes_from_dtype(dtype: str, u_min: float, u_max: float) -> None:
-    assert AdaLossConfig(dtype=dtype).range == (u_min, u_max)
-
-
 def test_range_follows_a_changed_dtype() -> None:
     config = AdaLossConfig(u_max=100.0)
     assert config.range == (6e-8, 100.0)

@@ -263,16 +263,6 @@ def test_every_iteration_measures_its_share_and_each_cycle_begins_with_another()
     assert at_once.share(7) is None
 
 
-@pytest.mark.parametrize(
-    ("constant", "fixed_scale", "for_good"),
-    [(True, 8.0, True), (True, None, False), (False, 8.0, False), (False, None, False)],
-)
-def test_nothing_is_measured_where_neither_layers_nor_s0_are(
-    constant: bool, fixed_scale: Any, for_good: bool
-) -> None:
-    assert Schedules(3, constant=constant, delayed=True).for_good(fixed_scale) is for_good
-
-
 @pytest.mark.parametrize("fixed_scale", [None, 8.0])
 @pytest.mark.parametrize("count", [1, 3])
 def test_its_state_comes_back(count: int, fixed_scale: Any) -> None:

@@ -5,10 +5,13 @@ import math
 import sys
 import types
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from nnabla_adaloss.core import (
     METHODS,
@@ -22,6 +25,11 @@ from nnabla_adaloss.core import (
     statistics_of,
 )
 from nnabla_adaloss.core.methods import AmaxHistory, ApproxRange, ElementWiseRange, Fixed, LognormalRange
+from nnabla_adaloss.published import (
+    get_loss_scale_by_abs_range,
+    get_loss_scale_by_approx_range,
+    get_loss_scale_by_element_wise_range,
+)
 
 RANGE = Range(6e-8, 65504.0)
 
@@ -124,3 +132,28 @@ def test_no_limit_for_zeros(zero: np.ndarray) -> None:
     ones = statistics_of(np.ones(3))
     assert overflow_limit(statistics_of(zero), ones, 3.0, 1.0) == math.inf
     assert overflow_limit(ones, statistics_of(zero), 3.0, 1.0) == math.inf
+
+
+# ---- what holds for all published formulas
+
+LOGNORMAL = partial(get_loss_scale_by_approx_range, lognormal=True)
+FORMULAS = get_loss_scale_by_abs_range, get_loss_scale_by_approx_range, get_loss_scale_by_element_wise_range
+
+
+@pytest.mark.parametrize("useless", [np.zeros((3, 2)), np.zeros((0, 2)), [[math.nan, 1]], [[math.inf, 1]]])
+def test_useless_arrays_give_one(useless: Any) -> None:
+    g, ones, config = np.asarray(useless), np.full((2, 2), 1e-8), AdaLossConfig()
+    for formula in FORMULAS:
+        assert formula(g, ones, config=config, fan_in=2) == formula(ones, g.T, config=config, fan_in=2) == 1.0
+    assert {float(formula(g, config=config)) for formula in (LOGNORMAL, *FORMULAS)} == {1.0}
+
+
+@example(5e-324, 1e308)
+@example(5e-324, 5e-324)
+@given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
+def test_scales_are_never_zero_nor_infinite(one: float, other: float) -> None:
+    g, config = np.array([[one, other]]), AdaLossConfig()
+    with np.errstate(all="raise"):  # none of numpy's complaints is for the user
+        found = [f(g, W, config=config, fan_in=2) for f in FORMULAS for W in (g.T, g[:, ::-1].T)]
+        found += [f(g, config=config) for f in FORMULAS if f is not get_loss_scale_by_approx_range]
+    assert all(0.0 < scale < math.inf for scale in found)
