@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from tests.reference.rebuild import build, sha
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "scale_cases.json").read_text("utf-8"))
 RANGES = {r["name"]: {k: v for k, v in r.items() if k != "name"} for r in REFERENCE["ranges"]}
+SETTINGS = {"n_uf": "n_uf_threshold", "rescue": "max_rescue_ratio"}
 CASES = [pytest.param(c, id=f"{c['tag']}-{c['seed']}") for c in REFERENCE["cases"]]
 
 
@@ -71,19 +72,24 @@ def plain_approx(g: np.ndarray, W: np.ndarray, config: AdaLossConfig, fan_in: fl
     return min(max(config.sigma_min / sigma, 1.0), u_max / (fan_in * np.abs(g).max() * np.abs(W).max()))
 
 
+def both(case: Dict[str, Any], kind: str, function: Any) -> Iterator[Tuple[int, AdaLossConfig, float, Any]]:
+    """Of each configuration our scale and theirs."""
+    g, W = arrays(case)
+    for i, c in configs(kind):
+        settings = {name: c[key] for key, name in SETTINGS.items() if key in c}
+        config = AdaLossConfig(**settings, **RANGES[c["range"]])
+        fan_in = case["K"] if c["fan_in"] else None
+        yield i, config, float(function(g, W, config=config, fan_in=fan_in)), expected(case, kind, i)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_approx_range(case: Dict[str, Any]) -> None:
-    g, W = arrays(case)
-    for i, c in configs("approx"):
-        config = AdaLossConfig(n_uf_threshold=c["n_uf"], **RANGES[c["range"]])
-        fan_in = case["K"] if c["fan_in"] else None
-        ours = float(get_loss_scale_by_approx_range(g, W, config=config, fan_in=fan_in))
-        theirs = expected(case, "approx", i)
+    for i, config, ours, theirs in both(case, "approx", get_loss_scale_by_approx_range):
         if theirs == "raises" or math.isnan(theirs):  # an empty gradient, or a NaN: the step is skipped
             assert ours == 1.0
         elif is_tiny(case):  # the squares of 1e-30 underflow in the reference's float32
             assert not close(ours, theirs)
-            assert close(ours, plain_approx(g, W, config, case["K"]))
+            assert close(ours, plain_approx(*arrays(case), config, case["K"]))
         else:
             assert close(ours, theirs), (i, ours, theirs)
 
@@ -106,12 +112,7 @@ def test_cast(case: Dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_abs_range(case: Dict[str, Any]) -> None:
-    g, W = arrays(case)
-    for i, c in configs("abs"):
-        config = AdaLossConfig(**RANGES[c["range"]])
-        fan_in = case["K"] if c["fan_in"] else None
-        ours = float(get_loss_scale_by_abs_range(g, W, config=config, fan_in=fan_in))
-        theirs = expected(case, "abs", i)
+    for i, _, ours, theirs in both(case, "abs", get_loss_scale_by_abs_range):
         if theirs in ("raises", 0.0):  # an infinity or a NaN
             assert ours == 1.0
         else:
@@ -120,13 +121,8 @@ def test_abs_range(case: Dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.values[0]["elem"] is not None])
 def test_element_wise_range(case: Dict[str, Any]) -> None:
-    g, W = arrays(case)
-    for i, c in configs("elem"):
-        config = AdaLossConfig(max_rescue_ratio=c["rescue"], **RANGES[c["range"]])
-        fan_in = case["K"] if c["fan_in"] else None
-        ours = float(get_loss_scale_by_element_wise_range(g, W, config=config, fan_in=fan_in))
-        theirs = expected(case, "elem", i)
-        if theirs == "raises" and c["rescue"] and case["g_nnz"] * case["W_nnz"] == 1:
+    for i, config, ours, theirs in both(case, "elem", get_loss_scale_by_element_wise_range):
+        if theirs == "raises" and config.max_rescue_ratio and case["g_nnz"] * case["W_nnz"] == 1:
             # int(1 * ratio) leaves nothing to the reference; one product is kept at least.
             assert close(ours, expected(case, "elem", 1))
         elif theirs in ("raises", 0.0):  # no non-zero product, or an infinity or a NaN
