@@ -11,8 +11,8 @@ import nnabla as nn
 
 from ..graph.functions import is_matrix_product
 from .finite import Cause, factors_in_words
-from .passes import Sight
 from .target import Examined, Network, listed
+from .watching import Sight
 
 # More than this share of an activation's outputs are where it is flat, in every batch.
 _MOST = 0.5

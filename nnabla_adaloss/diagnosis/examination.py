@@ -18,9 +18,11 @@ from ..state.whole_file import replace_page
 from .advice import PrecisionAdvice, advise, candidates_of
 from .ends import Ends, Reach, ends_as_stored
 from .finite import Cause, Finiteness
-from .passes import Layer, NoBackward, Passes, Sight, Tally, parameter_layers
+from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
+from .report import as_page, as_text
 from .target import Examined, Feeder, Network, input_name
-from .verdicts import USELESS, LayerNumbers, NetworkNumbers, Verdict, Way, as_page, as_text, judge
+from .verdicts import USELESS, LayerNumbers, NetworkNumbers, Verdict, Way, judge
+from .watching import Sight
 from .ways import Tried
 
 # What is tried beside the format that was asked for.

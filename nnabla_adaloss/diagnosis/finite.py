@@ -9,8 +9,8 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Se
 import nnabla as nn
 
 from ..core.formats import FLOAT32, Format
-from .passes import Sight
 from .target import Network
+from .watching import Sight
 
 # Storage that changes an array by this share of it has made something else of it; and a loss.
 _DEVIATES = 0.25

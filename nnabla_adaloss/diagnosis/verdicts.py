@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which way of scaling trains a loss, and which layer loses its gradient: from numbers to sentences, as
-text for a terminal, and as a page that needs nothing else.
-"""
+"""Which way of scaling trains a loss, and which layer loses its gradient: from numbers to sentences."""
 
 from __future__ import annotations
 
 import math
-import textwrap
 from enum import Enum
-from typing import Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import List, Mapping, NamedTuple, Optional, Sequence
 
 from ..core.formats import Format
 from ..core.scale_history import HistoryPolicy
-from ..report.pieces import document, section, table
 from .finite import Cause
 from .passes import Kept
 
@@ -292,131 +288,3 @@ def _apart(layers: Sequence[LayerVerdict]) -> str:
         return f"No single scale works for layer {a.name}"
     first, second = sorted((a, b), key=layers.index)
     return f"Layers {first.name} and {second.name} need scales {power(high / low)} apart"
-
-
-_WIDTH = 110
-_SHARES = "Shares and errors, layer by layer"
-_NOT_JUDGED = (
-    "Not judged, as no matter of numbers: learning rates, labels, initial weights, weight decay, the "
-    "architecture, signs."
-)
-
-
-class _Table(NamedTuple):
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: bool = False
-
-
-def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
-    """The verdict, what no loss scale mends, tables of formats and layers, and a line for each layer."""
-    lines = [f"{network.storage} beside fp32, {_facts(network)}", ""]
-    for text in (*network.notes, verdict.line):
-        lines += _paragraph(text)
-    for cause in _other_causes(verdict):
-        lines += _paragraph(f"- {cause}", "  ")
-    for title, head, rows, words in _tables(network, verdict):
-        width = max(len(row[0]) for row in (head, *rows))
-        lines.append("")
-        if words:
-            for name, text in rows:
-                lines += _paragraph(f"{name:{width}}  {text}", " " * (width + 2))
-            continue
-        # Above each group of columns stands what they have in common.
-        aligned = list(_aligned([name.rpartition(", ")[2] for name in head], rows))
-        if title == _SHARES:
-            half = (len(aligned[0]) - width - len("  right scale")) // 2
-            lines.append(f"{'':{width}}  {'lost':^{half}}{'error':^{half}}".rstrip())
-        lines += aligned
-    return "\n".join([*lines, "", *_paragraph(_NOT_JUDGED)])
-
-
-def as_page(network: NetworkNumbers, verdict: Verdict) -> str:
-    """The page, as HTML."""
-    headline, end, rest = verdict.line.partition(". ")
-    told = [rest] if rest else []
-    told += [*network.notes, *map(str, _other_causes(verdict)), f"{_facts(network)}."]
-    tables = (table(*one[:3], words=one.words) for one in _tables(network, verdict))
-    title = f"Gradients in {network.storage}, beside fp32"
-    judged = section(f"{headline}{end}".rstrip(), " ".join(told), *tables)
-    return document(title, judged, section("Not judged", _NOT_JUDGED))
-
-
-def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[_Table]:
-    if not network.layers:
-        return
-    formats = [(name, *(_trains(layers, way) for way in Way)) for name, layers in network.formats.items()]
-    what = "Whether each way of scaling trains the loss, and the largest share of a layer's gradient lost"
-    yield _Table(what, ("format", *(way.value for way in Way)), formats)
-    one = power(network.scales[Way.ONE])
-    rows = []
-    for layer, judged in zip(network.layers, verdict.layers):
-        lost = (_share(layer.kept[way].underflow) for way in Way)
-        errors = (_error(layer.kept[way]) for way in Way)
-        scale = "-" if judged.right_scale is None else power(judged.right_scale)
-        rows.append((layer.name, *lost, *errors, scale))
-    ways = ("none", "65536", f"one {one}", "adaptive")
-    head = [f"{what}, {way}" for what in ("lost", "error") for way in ways]
-    yield _Table(_SHARES, ("layer", *head, "right scale"), rows)
-    meanings = [
-        ("lost", "elements of a layer's gradients that are 0 as stored but not in fp32"),
-        ("error", "of the weight gradient, relative to fp32; inf: the share that overflows"),
-        ("none", "without scaling"),
-        ("65536", "a constant scale"),
-        ("one", f"one measured scale, {one} for these batches"),
-        ("adaptive", "one measured scale per component: AdaptiveLossScalingUpdater at its defaults"),
-        ("right scale", "the largest power of two that leaves two bits of headroom"),
-    ]
-    yield _Table("What the words mean", ("word", "meaning"), meanings, words=True)
-    lines = [(layer.name, layer.line) for layer in verdict.layers]
-    yield _Table("Layer by layer", ("layer", "verdict"), lines, words=True)
-
-
-def _paragraph(text: str, indent: str = "") -> List[str]:
-    return textwrap.wrap(
-        text, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-    )
-
-
-def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(head, *rows)]
-    for name, *cells in (head, *rows):
-        padded = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:]))
-        yield f"{name:{widths[0]}}  {'  '.join(padded)}".rstrip()
-
-
-def _facts(network: NetworkNumbers) -> str:
-    batches = f"{network.batches} batch{'es' if network.batches != 1 else ''}"
-    if math.isnan(network.loss):
-        return batches
-    return f"{batches}; loss {network.stored_loss:.6g} (fp32: {network.loss:.6g})"
-
-
-def _other_causes(verdict: Verdict) -> List[Cause]:
-    """Causes that the verdict does not mention."""
-    return [cause for cause in verdict.causes if str(cause) not in verdict.line]
-
-
-def _trains(layers: Mapping[str, Mapping[Way, Kept]], way: Way) -> str:
-    kept = [one[way] for one in layers.values()]
-    if any(one.overflow for one in kept):
-        return "no, overflows"
-    if any(math.isinf(one.error) for one in kept):
-        return "no, NaN"
-    trains = "yes" if all(serves(one, way) for one in layers.values()) else "no"
-    return f"{trains}, {_share(max((one.underflow for one in kept), default=0.0))}"
-
-
-def _error(kept: Kept) -> str:
-    """The error, or the share of elements that overflow."""
-    if kept.overflow:
-        return f"inf {_share(kept.overflow)}"
-    return "NaN" if math.isinf(kept.error) else _share(kept.error)
-
-
-def _share(value: float) -> str:
-    """A share in percent; what is not zero does not look like zero."""
-    if 0.0 < value < 0.0005:
-        return "<0.1%"
-    return f"{value:.1%}" if value < 10.0 else ">1000%"

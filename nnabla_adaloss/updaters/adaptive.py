@@ -26,8 +26,8 @@ from ..graph.loss import LossLike, check_scale
 from ..monitor import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, audience_of
 from ..state import read_state, write_state
 from ..undo import Savepoint, Undoable
-from .checkpoint import parameter_checksum, read_saved, saved_state
-from .exchange import GlobalScale, GradientExchange
+from .exchange import GradientExchange
+from .global_scale import GlobalScale
 from .idle import Idle
 from .notifications import notify_beginning, notify_update
 from .retries import Counters, RetryState, UpdateResult
@@ -42,6 +42,7 @@ from .settings import (
     hooks_by_pass,
     keep_data,
 )
+from .states import parameter_checksum, read_saved, saved_state
 
 _CALL = methodcaller("__call__")
 

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved states: of an updater, with which training goes on bit for bit; and of a whole training in one file,
-with parameters and solvers, and what updaters and scalers have learned.
-"""
+"""A whole training in one file: parameters, solvers, and what updaters and scalers have learned."""
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import io
 import json
@@ -19,34 +16,14 @@ import numpy as np
 from nnabla.experimental.parametric_function_class.module import Module as ClassModule
 from nnabla.solver import Solver
 
-from ..core.saved_settings import (
-    Given,
-    as_plain,
-    check_version,
-    fields_of,
-    not_default,
-    of_another_version,
-    plain,
-    with_known_names,
-)
-from ..core.scale_history import HistoryPolicy
-from ..core.scale_policy import ScaleState
-from ..core.validation import integer, number
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
-from ..errors import warn
 from ..state import StateFileError
 from ..state.whole_file import replace_file, special_kind
-from .exchange import crc32
-from .retries import Counters
-from .settings import Settings
 
-_UPDATER_VERSION, _VERSION = 6, 1
+_VERSION = 1
 _HEAD = "nnabla_adaloss checkpoint"
 
 _MODULES = (nn.Module, ClassModule)
-
-# Fields of the configuration that decide no result: monitoring, and ways to the same numbers.
-_NOT_DECIDING = frozenset({"recorder", "debug_level", "planned_bytes"})
 
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError, OSError)
 
@@ -326,65 +303,3 @@ def _check(saved: List[Any], arrays: Arrays, parts: List[Any], variables: Mappin
             f"the checkpoint is of another network: {len(odd)} of its arrays differ, such as "
             f"{', '.join(names)}. Build the network that was saved"
         )
-
-
-def saved_state(updater: Settings) -> Dict[str, Any]:
-    """The state of an updater as plain numbers, strings, lists and dicts; `read_saved` takes it back."""
-    settings = _deciding_settings(updater)
-    return {
-        "version": _UPDATER_VERSION,
-        "settings": as_plain(settings),
-        "chosen": not_default(settings),
-        "scale_state": {name: plain(value) for name, value in updater.scale_state._asdict().items()},
-        "counters": dataclasses.asdict(updater.counters),
-        "last_good_scale": updater._s0.last_good,
-        "iteration": updater.iteration,
-        "parameters": parameter_checksum(updater.solver),
-        "scaling": updater.scaling.state_dict(),
-    }
-
-
-def read_saved(state: Mapping[str, Any], updater: Settings) -> Dict[str, Any]:
-    """What `saved_state` returned; ValueError unless it is whole, and of an updater with these settings."""
-    settings = _deciding_settings(updater)
-    try:
-        check_version(state["version"], _UPDATER_VERSION)
-        saved, foreign = with_known_names(state["settings"], settings, state.get("chosen"))
-        for name, value in as_plain(settings).items():
-            if saved[name] != value:
-                raise ValueError(
-                    f"state was saved with {name}={saved[name]!r}, this updater has {value!r}: "
-                    "make the updater with the same settings"
-                )
-        found = {
-            "scale_state": updater._s0.policy.checked(ScaleState(**state["scale_state"])),
-            "counters": Counters.from_dict(state["counters"]),
-            "last_good_scale": number("last_good_scale", state["last_good_scale"]),
-            "iteration": integer("iteration", state["iteration"]),
-            "parameters": integer("parameters", state["parameters"]),
-            "scaling": state["scaling"],
-        }
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"state is damaged, or not an updater's: {error!r}") from error
-    if foreign:
-        warn(of_another_version(foreign))
-    return found
-
-
-def parameter_checksum(solver: Any) -> int:
-    """The CRC-32 of the parameters of a solver."""
-    parameters = sorted(solver.get_parameters().items())
-    return crc32(np.array([crc32(v.data.get_data("r")) for _, v in parameters], np.uint32))
-
-
-def _deciding_settings(updater: Settings) -> Dict[str, Given]:
-    """The settings that decide the next step."""
-    config = fields_of(updater.scaling.config)
-    return {
-        **{name: given for name, given in config.items() if name not in _NOT_DECIDING},
-        **fields_of(updater._s0.policy),
-        "global_scale": Given("dynamic" if updater.history is None else updater.history, HistoryPolicy()),
-        "on_overflow": Given(updater.on_overflow, "repeat"),
-        "accum_grad": Given(updater.accum_grad, 1),
-        "average": Given(updater.average, False),
-    }

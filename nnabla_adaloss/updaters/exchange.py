@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchange between ranks: sums of gradients, statistics and flags, and the global scale that all have.
-
-A rank may lower its scales on its own: gradients are exchanged unscaled. After that all take the lowest.
-"""
+"""Exchange between ranks: sums of gradients, statistics and flags."""
 
 from __future__ import annotations
 
 import json
 import math
 import zlib
-from dataclasses import replace
 from functools import cached_property
 from itertools import compress, islice
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -19,19 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..communicators.agreement import RankDisagreementError
-from ..core.scale_history import HistoryPolicy
-from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.verdict import Verdict
-from ..engine import AdaptiveLossScaling, Outcome
+from ..engine import Outcome
 from ..engine.leaf_gradients import gradients_are_finite
 from ..host_context import host_view
 from ..kernels import Kernels
 
 # The first of these on any rank is the cause; if there is none, it is an overflow.
 _CAUSES = Verdict.NONFINITE_LOSS, Verdict.NONFINITE_FORWARD, Verdict.HOPELESS, Verdict.RETRIES
-
-# The names of S0 among what ranks tell each other, and of whether the gradients of a rank must not be used.
-_S0, _BAD = "S0", "bad"
 
 Numbers = Mapping[str, Sequence[float]]
 """What a rank tells the others, by name."""
@@ -180,70 +171,6 @@ class GradientExchange:
                 f"{' and others' if len(found) > 5 else ''} (rank {comm.rank} {here} rank 0). "
                 "Resume from a checkpoint; look for data or code that differs between ranks"
             )
-
-
-class GlobalScale:
-    """S0 and its counters; without a policy of measured scales, S0 is searched for."""
-
-    undone = "state", "last_good"
-
-    def __init__(self, scale: float, policy: ScalePolicy, history: Optional[HistoryPolicy]) -> None:
-        self.policy = policy  # its `min_scale` holds for measured scales, too
-        self.state = policy.initial(scale if history is None else history.start_scale)
-        self.last_good = math.nan  # S0 of the last update
-        self.measured = history is not None
-
-    @property
-    def scale(self) -> float:
-        """S0."""
-        return self.state.scale
-
-    def change(self, **fields: Any) -> None:
-        """Go on with other fields of the policy; ValueError, and no change, where they cannot be."""
-        self.policy = replace(self.policy, **fields)
-        left = min(self.state.hysteresis_left, self.policy.hysteresis)
-        self.state = self.state._replace(hysteresis_left=left)
-
-    def lower(self) -> bool:
-        """Lower a searched S0 after an overflow; False: nothing can be lowered here."""
-        if self.measured or self.policy.at_floor(self.state):
-            return False
-        self.state = self.policy.after_overflow(self.state)
-        return True
-
-    def exchange(
-        self,
-        exchange: GradientExchange,
-        scaling: AdaptiveLossScaling,
-        *,
-        average: bool,
-        alike: bool,
-        bad: bool,
-    ) -> Tuple[float, bool]:
-        """Sum the gradients, and adopt statistics and the lowest scale of all ranks, in one message; `alike`:
-        they have the same scale. Returns that of the last batch, and whether any rank's gradients are `bad`.
-        """
-        state = self.state._replace(scale=scaling.loss_scale) if self.measured else self.state
-        measured = scaling.shared_statistics()
-        own = {**(measured or {}), **({} if alike else {_S0: list(state)}), _BAD: [float(bad)]}
-        told = exchange.sum_with(own, average=average)
-        if not alike:
-            rows = [one[_S0] for one in told]
-            scale, hysteresis_left, counter = min((row[0], row[2], row[1]) for row in rows)
-            state = ScaleState(scale, int(counter), int(hysteresis_left))
-        if measured is not None:
-            scaling.adopt_statistics(told)
-        if not self.measured:
-            self.state = state
-        return state.scale, any(one[_BAD][0] for one in told)
-
-    def after_update(self, used: float) -> None:
-        """Count a good update, with the global scale of its last batch."""
-        if self.measured:
-            self.state = self.state._replace(scale=used)
-        self.last_good = self.state.scale
-        if not self.measured:
-            self.state = self.policy.after_update(self.state)
 
 
 def crc32(array: NDArray[Any]) -> int:

@@ -16,7 +16,7 @@ from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling
 from ..graph.loss import Hook, LossLike, LossWrapper, check_scale
 from ..monitor import Audience
-from .exchange import GlobalScale
+from .global_scale import GlobalScale
 from .retries import Counters
 
 HookLike = Union[Hook, Tuple[Optional[Hook], Optional[Hook]], None]

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What functions read and write in one batch, and what storage does to that."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional
+
+import nnabla as nn
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.statistics import ArrayStatistics
+from ..graph.functions import written_inputs
+from ..graph.plan import GraphPlan
+from ..kernels import Kernels
+from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
+
+# A derivative below this share of the largest one is next to nothing.
+_FLAT = 2.0**-10
+# Scores that are so far below the largest one of their row are masked.
+_MASKED = 5e3
+# A logarithm or a root.
+_FROM_ZERO: List[str] = ["Log", "PowScalar", "Pow2"]
+
+
+class NotFinite(NamedTuple):
+    """How many elements of an array are not finite."""
+
+    nans: int
+    positive: int  # infinities
+    negative: int
+
+    def __str__(self) -> str:
+        infinities = self.positive + self.negative
+        told = [(self.nans, "NaN", "NaNs"), (infinities, "infinity", "infinities")]
+        return " and ".join(f"{n} {one if n == 1 else many}" for n, one, many in told if n)
+
+
+class Deviation(NamedTuple):
+    """What storage has done to an array, computed from others that were stored as well."""
+
+    error: float  # relative to fp32; infinite where something is not finite
+    lost: float  # share of what is not 0 in fp32 that is 0 as stored
+    typical_lost: float = 0.0  # the median magnitude of that in fp32
+
+
+class Sight:
+    """What functions have read and written in one batch, by key; as stored, it is compared with `in_fp32`."""
+
+    def __init__(self, plan: GraphPlan, kernels: Kernels, in_fp32: Optional[Sight] = None) -> None:
+        self.data: Dict[int, ArrayStatistics] = {}
+        self.gradients: Dict[int, ArrayStatistics] = {}
+        self.not_finite: Dict[int, NotFinite] = {}
+        # Of functions that are not made for numbers below 0: how many they read.
+        self.negatives: Dict[int, int] = {}
+        # Of activations: the share of their outputs (of a softmax, of its rows) with next to no derivative.
+        self.flat: Dict[int, float] = {}
+        self._deviations: Dict[int, Deviation] = {}
+        self._kept: Dict[int, NDArray[Any]] = {}
+        self._plan, self._kernels, self._in_fp32 = plan, kernels, in_fp32
+
+    def deviation(self, v: nn.Variable) -> Deviation:
+        """Of a variable."""
+        return self._deviations.get(hash(v), Deviation(0.0, 0.0))
+
+    def after_forward(self, f: Any) -> None:
+        """A post hook of forward."""
+        type_name, args = f.info.type_name, f.info.args
+        written = written_inputs(type_name, args)
+        read = [v for index, v in enumerate(f.inputs) if v.parent is None and index not in written]
+        for v in (*(v for v in read if hash(v) not in self.data), *f.outputs):
+            self._note(v)
+        if type_name in _FROM_ZERO and f.inputs[0].parent is not None:
+            self.negatives[hash(f)] = int(np.count_nonzero(f.inputs[0].data.data < 0))
+        look = _FLATNESS.get(type_name)
+        if look is not None and self._in_fp32 is None:
+            flat = look(f)
+            self.flat[hash(f)] = float(np.mean(flat)) if flat.size else 0.0
+
+    def before_backward(self, f: Any) -> None:
+        """A pre hook of backward: the gradients that arrive at a function are complete."""
+        self._note_gradients(f.outputs)
+
+    def end(self) -> None:
+        """Backward has run."""
+        self._note_gradients(self._plan.leaves.values())
+        if self._in_fp32 is not None:
+            self._in_fp32._kept.clear()
+
+    def _note(self, v: nn.Variable) -> None:
+        key, statistics = hash(v), self.statistics(v.data)
+        if statistics is None:
+            return
+        self.data[key] = statistics
+        if statistics.nonfinite:
+            x = v.data.data
+            infinities = (int(np.count_nonzero(x == inf)) for inf in (np.inf, -np.inf))
+            self.not_finite[key] = NotFinite(int(np.count_nonzero(np.isnan(x))), *infinities)
+        if self._in_fp32 is None:
+            self._kept[key] = np.array(v.data.data, np.float32)
+        elif key in self._in_fp32._kept:
+            self._deviations[key] = _deviation(np.asarray(v.data.data), self._in_fp32._kept[key])
+
+    def _note_gradients(self, variables: Iterable[nn.Variable]) -> None:
+        known = {hash(v): self.statistics(v.grad) for v in variables}
+        self.gradients.update({key: found for key, found in known.items() if found is not None})
+
+    def statistics(self, array: nn.NdArray) -> Optional[ArrayStatistics]:
+        """Of an array; None where there is nothing to look at."""
+        if array.clear_called:
+            return None
+        stored = stored_dtype(array)
+        if stored is None:
+            return ArrayStatistics.of_zeros(array.size)
+        if stored not in (FLOAT32, FLOAT16):
+            if stored.kind != "f":
+                return None
+            array = nn.NdArray.from_numpy_array(np.asarray(array.data, FLOAT32))
+        return self._kernels.statistics(array)
+
+
+def _deviation(stored: NDArray[Any], exact: NDArray[Any]) -> Deviation:
+    known = np.isfinite(exact)
+    wide, narrow = exact[known].astype(np.float64), stored.reshape(exact.shape)[known].astype(np.float64)
+    nonzero = wide != 0.0
+    gone = np.abs(wide[nonzero & (narrow == 0.0)])
+    lost = gone.size / max(int(np.count_nonzero(nonzero)), 1), float(np.median(gone)) if gone.size else 0.0
+    if not np.isfinite(narrow).all():
+        return Deviation(np.inf, *lost)
+    size, difference = np.linalg.norm(wide), np.linalg.norm(narrow - wide)
+    return Deviation(float(difference / size) if size else float(difference and np.inf), *lost)
+
+
+def _flat_rows(f: Any) -> NDArray[Any]:
+    """Which rows of a softmax are 1 in one place, of those with several places that are not masked."""
+    axis, x = f.info.args["axis"], f.inputs[0].data.data
+    with np.errstate(invalid="ignore"):
+        is_open = np.count_nonzero(x > np.max(x, axis=axis, keepdims=True) - _MASKED, axis=axis) > 1
+    flat: NDArray[Any] = np.max(f.outputs[0].data.data, axis=axis)[is_open] >= 1.0 - _FLAT / 2.0
+    return flat
+
+
+_FLATNESS: Dict[str, Callable[[Any], NDArray[Any]]] = {
+    "Tanh": lambda f: 1.0 - f.outputs[0].data.data ** 2 <= _FLAT,
+    "Sigmoid": lambda f: 4.0 * f.outputs[0].data.data * (1.0 - f.outputs[0].data.data) <= _FLAT,
+    "Softmax": _flat_rows,
+}

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A diagnosis as a dict, as text, and as a page."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Callable, Dict
+
+import pytest
+
+from nnabla_adaloss import Diagnosis, diagnose
+from tests.report.parsed import Parsed
+
+from .healthy import mlp
+from .nets import Built, branches_apart, vanishing_sigmoid
+from .troubles import dead_branch, nan_in_data
+
+BUILDS: Dict[str, Callable[[], Built]] = {
+    "nan": lambda: nan_in_data.build(False),
+    "vanishing": vanishing_sigmoid,
+    "apart": branches_apart,
+    "branch": lambda: dead_branch.build(False),
+    "healthy": mlp,
+}
+
+
+def diagnosis_of(name: str) -> Diagnosis:
+    loss, feed = BUILDS[name]()
+    return diagnose(loss, feeder=feed, batches=1)
+
+
+@pytest.mark.parametrize("name", ["nan", "apart", "healthy"])
+def test_a_dict_is_plain_json(name: str) -> None:
+    found = diagnosis_of(name).as_dict()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    if name != "nan":
+        assert found["layers"][0]["ways"]["none"].keys() == {"underflow", "overflow", "error"}
+        assert found["formats"].keys() == {"float16", "bfloat16", "fp8_hybrid"}
+
+
+def test_text_fits_a_terminal_and_names_every_layer() -> None:
+    diagnosis = diagnosis_of("vanishing")
+    lines = str(diagnosis).splitlines()
+    assert max(map(len, lines)) <= 130
+    assert lines[-2].startswith("Not judged, as no matter of numbers: learning rates, labels")
+    for layer in diagnosis.numbers.layers:
+        assert sum(line.startswith(layer.name + " ") for line in lines) == 2
+
+
+@pytest.mark.parametrize("name", ["nan", "vanishing", "branch", "healthy"])
+def test_a_page_needs_nothing_else(name: str, tmp_path: Path) -> None:
+    diagnosis = diagnosis_of(name)
+    path = tmp_path / "page.html"
+    diagnosis.write_html(path)
+    page = Parsed(path.read_text("utf-8"))
+    assert not any({"src", "href"} & attributes.keys() for _, attributes in page.elements)
+    # The first sentence is the heading, the others stand below it.
+    assert all(sentence in page.text for sentence in diagnosis.verdict.line.split(". "))
+    # A cause that is in the verdict is not told again.
+    assert page.text.count("it is dead") == (name == "branch")
+    assert "Not judged" in page.text
+    assert all(layer.name in page.text for layer in diagnosis.numbers.layers)
+
+
+def test_the_documentation_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    document = (Path(__file__).parents[2] / "docs/diagnosing.md").read_text("utf-8")
+    program, printed = re.findall(r"```(?:python|text)\n(.*?)```", document, re.S)[:2]
+    exec(program, {})
+    shown, said = printed.strip().splitlines(), capsys.readouterr().out.splitlines()
+    assert len(shown) == len(said)
+    # Numbers may differ in their last digits from machine to machine; the verdict does not.
+    assert shown[2:4] == said[2:4]

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the global scale starts, what it and the scales of components remember, and what ranks make of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, List
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, AmaxHistory, HistoryPolicy
+from nnabla_adaloss.core.scale_policy import ScalePolicy, ScaleState
+from nnabla_adaloss.updaters.global_scale import GlobalScale
+from tests.worlds.trainings import METHODS, updater_of
+from tests.worlds.values import data
+
+
+def updater_with(depth: int = 2, batch: int = 16, **options: Any) -> AdaptiveLossScalingUpdater:
+    nn.clear_parameters()
+    h = data(batch, 64)
+    for i in range(depth):
+        h = F.tanh(PF.affine(h, 64, name=f"fc{i}"))
+    return updater_of(F.mean(h**2), solver=S.Sgd(1e-3), **options)
+
+
+def test_a_policy_starts_with_its_own_scale() -> None:
+    updater = updater_with(global_scale=HistoryPolicy(start_scale=1024.0))
+    assert updater.scale == updater.scaling.components.policy.start_scale == 1024.0
+    updater = updater_with(scale=32.0)
+    assert updater.scale == updater.scaling.components.policy.start_scale == 32.0
+
+
+def test_components_follow_the_policy_unless_the_method_says_otherwise() -> None:
+    policy = HistoryPolicy(margin=16.0, window=8)
+    for method, margin, window in (("amax_history", 16.0, 8), (AmaxHistory(window=4), 16.0, 4)):
+        updater = updater_with(global_scale=policy, config=AdaLossConfig(loss_scale_method=method))
+        found = updater.scaling.components.policy
+        assert (found.margin, found.window) == (margin, window)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_gradient_is_remembered_for_so_many_iterations_however_often_they_are_measured(method: str) -> None:
+    for every, served, measurements in ((1, 1, 256), (8, 1, 32), (1, 16, 16)):
+        config = AdaLossConfig(loss_scale_method=method, measure_every=every, update_per_n_iteration=served)
+        updater = updater_with(global_scale=HistoryPolicy(window=256), config=config)
+        assert updater.scaling.components.policy.window == measurements
+
+
+def test_after_an_exchange_all_ranks_have_the_lowest_scale() -> None:
+    s0 = GlobalScale(8.0, ScalePolicy(hysteresis=3), None)
+    heard: List[Any] = []
+    scaling: Any = SimpleNamespace(
+        shared_statistics=lambda: {"layer": [1.0]}, adopt_statistics=lambda told: heard.append(told)
+    )
+    for other, lowest in (((16.0, 7.0, 1.0), (8.0, 0, 3)), ((4.0, 5.0, 2.0), (4.0, 5, 2))):
+        theirs = {"S0": other, "layer of another graph": [2.0], "bad": [0.0]}
+        exchange: Any = SimpleNamespace(sum_with=lambda own, average, theirs=theirs: [own, theirs])
+        found = s0.exchange(exchange, scaling, average=False, alike=False, bad=False)
+        assert found == (lowest[0], False)
+        assert s0.state == ScaleState(*lowest)
+        # What layers are scaled by comes with it.
+        assert heard.pop()[1] is theirs
+
+
+@pytest.mark.parametrize("measured", [None, {"layer": [1.0]}])
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("bad", [[False, False], [True, False], [False, True]])
+def test_gradients_of_a_rank_that_are_bad_are_used_by_none(
+    measured: Any, alike: bool, bad: List[bool]
+) -> None:
+    """Though they are finite, as they are where a rank has looked at its batch with a smaller scale."""
+    s0, sent = GlobalScale(8.0, ScalePolicy(), None), []
+    of_s0 = {} if alike else {"S0": [8.0, 0, s0.state.hysteresis_left]}
+
+    def told(own: Any, *, average: bool) -> Any:
+        sent.append(own)
+        return [own, {**own, "bad": [float(bad[1])]}]
+
+    exchange: Any = SimpleNamespace(sum_with=told)
+    scaling: Any = SimpleNamespace(shared_statistics=lambda: measured, adopt_statistics=lambda told: None)
+    found = s0.exchange(exchange, scaling, average=True, alike=alike, bad=bad[0])
+    assert found == (8.0, any(bad))
+    assert sent == [{**(measured or {}), **of_s0, "bad": [float(bad[0])]}]
