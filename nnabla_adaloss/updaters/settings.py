@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, Callable, Dict, Literal, Optional, Sequence, Tuple, Union, cast
 
 import nnabla as nn
@@ -67,11 +68,25 @@ def check_solver(
     return value
 
 
-def callable_of(name: str, value: Any, what: str, instead: str) -> Any:
-    """`value` when it can be called; else TypeError, which tells what to give."""
-    if not callable(value):
-        raise TypeError(f"{name} must be {what}, got {type(value).__name__}: give {instead}")
-    return value
+def callable_with(*arguments: Any, what: str, instead: str) -> Callable[[str, Any], Any]:
+    """A check that a value can be called with these arguments, as far as its signature tells."""
+
+    def check(name: str, value: Any) -> Any:
+        if not callable(value):
+            raise TypeError(f"{name} must be {what}, got {type(value).__name__}: give {instead}")
+        function = value if isinstance(value, (FunctionType, MethodType)) else value.__call__
+        # What is written in C, or hands arguments on, may take what its signature does not say.
+        if isinstance(value, type) or not isinstance(getattr(function, "__func__", function), FunctionType):
+            return value
+        signature = inspect.signature(function, follow_wrapped=False)
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            called = f"{getattr(value, '__name__', type(value).__name__)}{signature}"
+            raise TypeError(f"{name} must be {what}, unlike {called}: give {instead}") from None
+        return value
+
+    return check
 
 
 def count_from_zero(name: str, value: Any) -> int:
@@ -173,9 +188,7 @@ class CommonSettings:
 
     solver: Any = Setting(check_solver, refuses=exchanges)
     data_feeder: Any = Setting(
-        partial(
-            callable_of, what="callable without arguments", instead="feed, not feed(), or lambda: feed(...)"
-        )
+        callable_with(what="callable without arguments", instead="feed, not feed(), or lambda: feed(...)")
     )
     clear_buffer: Any = Setting(boolean)
     accum_grad: Any = Setting(positive_integer)
@@ -214,7 +227,7 @@ class Settings(CommonSettings):
     max_scale: Any = field_of_policy("max_scale")
     hysteresis: Any = field_of_policy("hysteresis")
     on_gradients: Any = Setting(
-        partial(callable_of, what="callable with the solver", instead="lambda solver: hook(...)"),
+        callable_with(None, what="callable with the solver", instead="lambda solver: hook(...)"),
         optional=True,
     )
     average: Any = Setting(boolean)

@@ -11,7 +11,8 @@ import inspect
 import math
 import pickle
 from dataclasses import replace
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
+from unittest.mock import Mock
 
 import nnabla as nn
 import nnabla.solvers as S
@@ -263,3 +264,76 @@ def test_a_dtype_is_a_storage(given: Any, loss: nn.Variable) -> None:
     assert AdaLossConfig(dtype=given) == AdaLossConfig(dtype="float16")
     assert str(FormatEmulation(loss, np.float32).precisions) == "float32"
     assert diagnose(loss, given).verdict.line == diagnose(loss, "float16").verdict.line
+
+
+class Feeder:
+    """One that keeps where it is, as a method or by itself."""
+
+    def __call__(self) -> None:
+        pass
+
+    def feed(self, batch: int) -> None:
+        pass
+
+    def step(self, solver: Any) -> None:
+        pass
+
+
+def feed(loader: List[int], *, batch: int) -> None:
+    pass
+
+
+def hands_on(function: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(function)
+    def called(*args: Any) -> None:
+        function([], *args, batch=3)
+
+    return called
+
+
+@pytest.mark.parametrize("make", UPDATERS)
+def test_a_feeder_that_needs_arguments(make: Any, loss: nn.Variable) -> None:
+    solver = solver_of()
+    for given in (lambda x: None, feed, Feeder().feed):
+        refused(
+            r"^data_feeder must be callable without arguments, unlike .*\(.*\)", make, solver, loss, given
+        )
+    updater = make(solver, loss)
+    refused("^data_feeder", setattr, updater, "data_feeder", feed)
+    # C, a class, partials, and what hands its arguments on.
+    right = [
+        iter([]).__next__,
+        Feeder,
+        Feeder(),
+        functools.partial(feed, [], batch=3),
+        functools.partial(feed),
+        hands_on(feed),
+        lambda *args: None,
+        lambda x=3: None,
+        Mock(),
+        dict,
+        max,
+    ]
+    for given in right:
+        updater.data_feeder = given
+        assert updater.data_feeder is given
+
+
+def test_a_hook_of_gradients_that_does_not_take_the_solver(loss: nn.Variable) -> None:
+    updater = AdaptiveLossScalingUpdater(solver_of(), loss)
+    for given in (lambda: None, lambda solver, norm: None, Feeder(), Feeder().feed.__func__):
+        refused(
+            "^on_gradients must be callable with the solver, unlike",
+            AdaptiveLossScalingUpdater,
+            updater.solver,
+            loss,
+            on_gradients=given,
+        )
+    for given in (
+        None,
+        print,
+        Feeder().step,
+        lambda solver, norm=1.0: None,
+        functools.partial(feed, batch=1),
+    ):
+        updater.on_gradients = given
