@@ -64,6 +64,9 @@ class ArrayStatistics(NamedTuple):
     @property
     def std(self) -> float:
         """Population standard deviation of the finite elements; below 1e-8 of the mean it has no digits."""
+        # The squares of float64 elements may overflow, and so may that of their mean.
+        if self.mean_square == math.inf:
+            return math.inf
         return math.sqrt(max(self.mean_square - self.mean**2, 0.0))
 
     def scaled(self, factor: float) -> ArrayStatistics:

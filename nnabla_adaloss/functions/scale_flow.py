@@ -28,7 +28,7 @@ class ScaleFlow:
         self._redirected: Dict[Tuple[int, int], ScalePoint] = {}
         private: List[Tuple[nn.Variable, str]] = []
         for node in self._plan.nodes.values():
-            function = tracker.functions.get(node.function_key)
+            function = tracker.function(node.function_key)
             if function is not None:
                 self._connect(node, function)
                 private += function.private

@@ -99,10 +99,10 @@ class ScaleTracker:
         self.ada_loss = NNablaAdaLoss(self.config, kernels)
         self.lognormal_ada_loss = NNablaAdaLoss(lognormal, kernels)
         # Alpha and S * alpha by layer name.
-        self.layers: Dict[str, Tuple[float, float]] = {}
+        self._layers: Dict[str, Tuple[float, float]] = {}
         # Those that run in graphs, by the hash of the graph's function. Weak, since a graph that is gone
         # leaves its addresses to the next one.
-        self.functions: WeakValueDictionary[int, TrackedFunction] = WeakValueDictionary()
+        self._functions: WeakValueDictionary[int, TrackedFunction] = WeakValueDictionary()
 
     @property
     def scale(self) -> float:
@@ -116,12 +116,12 @@ class ScaleTracker:
     @property
     def layer_scales(self) -> Dict[str, float]:
         """Alpha of each layer in the last backward, by layer name."""
-        return {layer: alpha for layer, (alpha, _) in self.layers.items()}
+        return {layer: alpha for layer, (alpha, _) in self._layers.items()}
 
     @property
     def accumulated_scales(self) -> Dict[str, float]:
         """The scale S on each layer's input gradient in the last backward, by layer name."""
-        return {layer: scale for layer, (_, scale) in self.layers.items()}
+        return {layer: scale for layer, (_, scale) in self._layers.items()}
 
     @property
     def iteration(self) -> int:
@@ -132,9 +132,21 @@ class ScaleTracker:
         """Start a backward pass at the loss; returns S0."""
         self.passes += 1
         self.unit.set(1.0)
-        self.layers = {}
+        self._layers = {}
         self.found_inf = False
         return self.scale * self.config.init_scale
+
+    def note_layer(self, layer: str, alpha: float, accumulated: float) -> None:
+        """Keep what a layer applied in this pass."""
+        self._layers[layer] = (alpha, accumulated)
+
+    def add(self, function: TrackedFunction, output: nn.Variable) -> None:
+        """Take up a function that has become part of a graph."""
+        self._functions[hash(output.parent)] = function
+
+    def function(self, key: int) -> Optional[TrackedFunction]:
+        """The tracked function that runs as the graph's function of this hash, if one does."""
+        return self._functions.get(key)
 
 
 class TrackedFunction(IdentityFunction):
@@ -186,13 +198,12 @@ class TrackedFunction(IdentityFunction):
             weight_max=self.tracker.config.range.u_max,
         )
         self.point.set(scale * alpha)
-        self.tracker.layers[layer] = alpha, scale * alpha
+        self.tracker.note_layer(layer, alpha, scale * alpha)
         return alpha
 
     def apply(self, x: Any) -> Any:
         """The output, or outputs, for `x`; with a Variable, the tracker takes note of the function."""
         y = self(x)
         if isinstance(x, nn.Variable):
-            output = y[0] if isinstance(y, tuple) else y
-            self.tracker.functions[hash(output.parent)] = self
+            self.tracker.add(self, y[0] if isinstance(y, tuple) else y)
         return y

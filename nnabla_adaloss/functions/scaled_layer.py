@@ -164,7 +164,7 @@ def _slot_of(x: nn.Variable, w: nn.Variable) -> GemmSlot:
 
 
 def _copier_of(w: nn.Variable, tracker: ScaleTracker) -> TrackedUnscale:
-    copier = None if w.parent is None else tracker.functions.get(hash(w.parent))
+    copier = None if w.parent is None else tracker.function(hash(w.parent))
     if not isinstance(copier, TrackedUnscale):
         raise ValueError(
             "w must be what unscale(weight, tracker) returned, with this tracker: the scale is applied to a "

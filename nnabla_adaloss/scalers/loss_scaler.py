@@ -119,6 +119,12 @@ class LossScaler:
         Raises:
             TypeError: it is none of these. A wrapper is given the scale in its own `backward(scale)`.
         """
+        if callable(getattr(loss, "backward", None)) and not isinstance(loss, nn.Variable):
+            raise TypeError(
+                f"loss is a {type(loss).__name__}, which takes the scale in backward: call "
+                "loss.backward(scaler.scale), then check_gradients(gradients) if that unscales by itself, as "
+                "AdaptiveLossScaling does, else unscale_gradients_and_check(gradients)"
+            )
         if isinstance(loss, (np.ndarray, np.generic)):
             return loss * np.asarray(self.scale, dtype=np.result_type(loss, np.float32))
         if isinstance(loss, (nn.Variable, nn.NdArray)):
