@@ -26,20 +26,21 @@ class FixedLossScalingUpdater(CommonSettings):
     """Trains with one constant loss scale; a batch whose gradients overflow is dropped.
 
     Args:
-        solver: as for `AdaptiveLossScalingUpdater`.
-        loss: likewise.
-        data_feeder: likewise.
+        solver: the solver, with its parameters set.
+        loss: the loss Variable of one element (or a wrapper of one, such as `FormatEmulation`).
+        data_feeder: called without arguments before each forward to fill the input variables.
         scale: the loss scale. 128.0, the usual first try for fp16.
         drop_overflow_update: drop the update when a gradient is not finite; False does it all the same.
-        clear_buffer: as for `AdaptiveLossScalingUpdater`. True.
+        clear_buffer: free activations and gradients that are no longer needed. True.
         accum_grad: batches whose gradients are summed per update. 1.
-        weight_decay: as for `AdaptiveLossScalingUpdater`. None.
-        comm: likewise. None.
-        grads: likewise. None.
-        storage: likewise. None.
-        monitors: likewise. No layer gets a scale of its own here, so their events are updates and dropped
-            batches.
-        float_tail: as for `AdaptiveLossScalingUpdater`. True.
+        weight_decay: decay constant; None for no decay.
+        comm: a communicator for data-parallel training; None for one process.
+        grads: gradients to exchange; None (or empty) means those of all the solver's parameters.
+        storage: emulate this storage format on a float context, for example `"float16"` or `"fp8_hybrid"`.
+        monitors: objects with some of the methods of `Monitor`, such as `Recorder`. No layer gets a scale of
+            its own here, so their events are updates and dropped batches.
+        float_tail: as for `AdaptiveLossScalingUpdater`: in half precision, functions at the loss compute in
+            float. True.
 
     All of these are attributes as well, but for `grads` and `monitors`. A value assigned between updates is
     checked as here and used from then on; `comm`, `storage` and `float_tail` raise AttributeError instead.
