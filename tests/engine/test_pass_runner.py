@@ -165,7 +165,11 @@ def test_ranks_come_to_the_same_scales_whatever_single_batches_have_shown(method
         for scaling in ranks:
             for _ in range(2):
                 run(scaling, iteration=iteration)
-        assert iteration == 0 or ranks[0].accumulated_scales == ranks[1].accumulated_scales
+        if not iteration:
+            # Its gradients are the largest, so that it decides.
+            decides = ranks[0].accumulated_scales
+        else:
+            assert ranks[0].accumulated_scales == ranks[1].accumulated_scales == decides
         told = [scaling.shared_statistics() or {} for scaling in ranks]
         for scaling in ranks:
             scaling.adopt_statistics(told)
