@@ -9,7 +9,8 @@ import nnabla as nn
 
 from ..core.precision import NARROWEST_SCALAR, LayerPrecisions, Precision, widest
 from ..graph.float_tail import float_tail as find_tail
-from ..graph.functions import UNSCALED, is_matrix_product, known
+from ..graph.functions import is_matrix_product, known
+from ..graph.matrix_products import UNSCALED
 from ..graph.names import function_names
 from ..graph.plan import GraphPlan
 from .operands import Operand, operands_of

@@ -15,8 +15,9 @@ import nnabla as nn
 
 from ..core.layer_selection import LayerSelection
 from .description import GraphDescription, Uses, visited
-from .functions import UNSCALED, known
+from .functions import known
 from .host_functions import HostFunction, host_functions
+from .matrix_products import UNSCALED
 from .names import ParameterNames, registered_names
 from .node import Node
 from .structure import GraphStructure, PlanOptions

@@ -15,7 +15,8 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, get_loss_scale_by_element_wise_range
 from nnabla_adaloss.graph import functions
-from nnabla_adaloss.graph.functions import UNSCALED, gemm_slots, is_matrix_product, known
+from nnabla_adaloss.graph.functions import gemm_slots, is_matrix_product, known
+from nnabla_adaloss.graph.matrix_products import UNSCALED
 from nnabla_adaloss.graph.node import Node, Scaling
 from nnabla_adaloss.graph.plan import GraphPlan
 

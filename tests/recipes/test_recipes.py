@@ -23,7 +23,8 @@ from nnabla_adaloss import (
     Reason,
 )
 from nnabla_adaloss.graph import functions
-from nnabla_adaloss.graph.functions import Function, Product
+from nnabla_adaloss.graph.functions import Function
+from nnabla_adaloss.graph.matrix_products import Product
 from nnabla_adaloss.kernels import CpuKernels, CudaKernels, Kernels
 from tests.worlds.networks import mlp
 
