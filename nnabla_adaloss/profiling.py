@@ -12,7 +12,7 @@ from typing import Any, Callable, DefaultDict, Dict, List, NamedTuple, Optional,
 from .core.validation import positive_integer
 from .emulation import FormatEmulation
 from .engine import AdaptiveLossScaling
-from .graph.loss import Hook
+from .graph.hooks import Hook
 from .graph.plan import GraphPlan
 
 # Which field of `LayerTimes` a kernel's time belongs to.

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from ..core.verdict import Rules
 from ..engine import AdaptiveLossScaling, BatchLoop
-from ..graph.loss import Hook, LossLike, root_cause, run_backward
+from ..graph.hooks import Hook, root_cause
+from ..graph.loss import LossLike, run_backward
 from ..graph.plan import GraphPlan
 
 Forward = Callable[[], None]

@@ -11,8 +11,8 @@ from ..engine import AdaptiveLossScaling
 from ..errors import warn
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
-from ..undo import Preserved
 from .passes import Passes, Tally, layers_of
+from .preserved import Preserved
 from .target import refuse_half
 
 

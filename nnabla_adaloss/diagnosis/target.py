@@ -15,12 +15,13 @@ from ..core.formats import Format
 from ..core.validation import positive_integer
 from ..emulation.rounded_storage import RoundedStorage
 from ..graph.functions import is_matrix_product, written_inputs
-from ..graph.loss import Hook, LossWrapper, root_cause, variable_of
+from ..graph.hooks import Hook, root_cause
+from ..graph.loss import LossWrapper, variable_of
 from ..graph.names import named
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
-from ..undo import Preserved
 from ..updaters.settings import keep_data
+from .preserved import Preserved
 
 Feeder = Callable[[], Any]
 

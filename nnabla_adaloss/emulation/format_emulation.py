@@ -12,17 +12,8 @@ import nnabla as nn
 
 from ..core.precision import LayerPrecisions, StorageLike
 from ..core.validation import boolean
-from ..graph.loss import (
-    Hook,
-    HookGuard,
-    LossLike,
-    LossSeed,
-    Seed,
-    check_scale,
-    check_seed,
-    run_backward,
-    variable_of,
-)
+from ..graph.hooks import Hook, HookGuard
+from ..graph.loss import LossLike, LossSeed, Seed, check_scale, check_seed, run_backward, variable_of
 from ..graph.names import Parameters, check_parameters, names_of, registered_names
 from ..kernels import select_kernels
 from ..kernels.scratch import ScratchPool

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from types import FrameType
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import nnabla as nn
+from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from ..core.choose import within_float32
 from ..core.config import AdaLossConfig
@@ -17,24 +20,16 @@ from ..core.validation import instance_or_none, integer, strings
 from ..emulation.rounded_storage import NativeStorage
 from ..errors import GraphChangedError, warn
 from ..graph.float_tail import TailReader
-from ..graph.loss import (
-    Hook,
-    LossLike,
-    LossSeed,
-    Seed,
-    check_scale,
-    check_seed,
-    refuse_a_loss_that_scales_itself,
-    refuse_a_second_division,
-    seed_weight,
-    variable_of,
-)
+from ..graph.hooks import Hook
+from ..graph.loss import LossLike, LossSeed, Seed, check_scale, check_seed, variable_of
+from ..graph.loss_weights import seed_weight
 from ..graph.names import Parameters, check_parameters
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from ..monitor import Audience, audience_of
-from ..undo import BatchGuard, ForwardFault, ForwardState, Savepoint, Undoable, find_fault
+from ..undo import BatchGuard, ForwardState, Savepoint, Undoable
 from .chooser import Asked, Chooser
+from .forward_fault import ForwardFault, find_fault
 from .leaf_gradients import NonfiniteGradients
 from .method_alphas import MethodAlphas
 from .pass_runner import PassRunner
@@ -42,6 +37,9 @@ from .passes.backward_pass import UserHooks, leaf_arrays
 from .prepared_graph import Preparation
 from .report import PassReport
 from .saved_state import load_state, state_of
+
+# The loop that divides by the scale: an updater with a loop of its own, though derived from it, may not.
+_DIVIDING_LOOP = DynamicLossScalingUpdater.update.__code__
 
 # What ranks tell each other: whether scales are chosen anew, and whether an entry of the windows ends; gains,
 # and statistics of layers, by name.
@@ -127,7 +125,11 @@ class AdaptiveLossScaling:
         self.loss, self.variable = loss, variable_of(loss)
         self._reader = TailReader(self.variable, float_tail=float_tail)
         graph = self._reader.read()
-        refuse_a_loss_that_scales_itself(graph.described)
+        if "ScaledLoss" in graph.described.type_names:
+            raise ValueError(
+                "loss scales itself already, by nnabla_adaloss.loss_scaling with a tracker: "
+                "train on it as it is, or wrap the loss that was given to loss_scaling"
+            )
         context, self.in_half = self.variable.parent.context, bool(graph.described.in_half)
         self.config = _config_for(config, self._storage, in_half=self.in_half)
         self.kernels = select_kernels(context)
@@ -433,7 +435,7 @@ class AdaptiveLossScaling:
         """
         # Loops of this package number their iterations.
         if scale is not None and iteration is None:
-            refuse_a_second_division(self)
+            _refuse_a_second_division(self)
         if iteration is None:
             iteration = self.iteration
         elif type(iteration) is not int:
@@ -505,3 +507,17 @@ def _config_for(config: Optional[AdaLossConfig], storage: NativeStorage, *, in_h
         warn(f'{ignored} change nothing with the default method; give loss_scale_method="approx_range", too')
     stored = storage.narrowest or (Precision() if in_half else None)
     return (config or AdaLossConfig()).for_network().stored_in(stored)
+
+
+def _refuse_a_second_division(loss: Any) -> None:
+    """Raise TypeError if the loop of nnabla's `DynamicLossScalingUpdater` runs `loss`, which unscales."""
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _DIVIDING_LOOP and frame.f_locals["self"].loss is loss:
+            updater = type(frame.f_locals["self"]).__name__
+            raise TypeError(
+                f"{updater} divides gradients by the scale, but its loss is an {type(loss).__name__}, which "
+                "unscales them by itself: give the loss that was wrapped in it to "
+                "nnabla_adaloss.AdaptiveLossScalingUpdater"
+            )
+        frame = frame.f_back

@@ -9,9 +9,9 @@ import nnabla as nn
 import numpy as np
 
 from ..core.verdict import Facts, Rules, Verdict, judge
-from ..undo import ArraySnapshot, ForwardFault
+from ..undo import ArraySnapshot
 from .adaptive_loss_scaling import AdaptiveLossScaling
-from .leaf_gradients import gradients_are_finite
+from .forward_fault import ForwardFault
 
 
 class Outcome(NamedTuple):
@@ -105,7 +105,7 @@ class BatchLoop(NamedTuple):
     def _facts(self, repeats: int) -> Facts:
         scaling = self.scaling
         settled = scaling.settled or not scaling.guard.can_undo_batch
-        if not scaling.result.found_inf or gradients_are_finite(scaling.kernels, self.parameters()):
+        if not scaling.result.found_inf or scaling.kernels.gradients_are_finite(self.parameters()):
             return Facts(repeats, settled)
         return self.overflow(repeats)
 
@@ -129,7 +129,7 @@ class BatchLoop(NamedTuple):
         for gradient in gradients:
             gradient.zero()
         scaling.probe(self.smallest_scale)
-        finite = gradients_are_finite(scaling.kernels, self.parameters())
+        finite = scaling.kernels.gradients_are_finite(self.parameters())
         if finite:
             held.restore()
         return finite

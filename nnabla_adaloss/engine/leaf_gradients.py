@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import AbstractSet, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import nnabla as nn
 
@@ -12,7 +12,7 @@ from ..core.schedule import Step
 from ..graph.node import Node
 from ..graph.structure import GraphStructure
 from ..kernels import Measurements
-from ..kernels.arrays import FLOAT16, FLOAT32, as_float32, prepare_master, stored_dtype
+from ..kernels.arrays import prepare_master
 from ..kernels.interface import GradientsInPlace, GradientToUnscale, Kernels
 from ..kernels.scratch import ScratchPool
 
@@ -248,22 +248,3 @@ class NonfiniteGradients:
             self._kernels.unscale_add(held, gradient, 1.0, accumulate=not gradient.zeroing)
         self.keys = nonfinite | {key for key, _, _ in self._aside}
         self._aside = []
-
-
-def gradients_are_finite(kernels: Kernels, parameters: Iterable[nn.Variable]) -> bool:
-    """True when gradients hold no infinity and no NaN: a single wait for a GPU."""
-    # A lazily zero gradient stays so: a solver skips its parameter.
-    written = [v.grad for v in parameters if not v.grad.zeroing]
-    return kernels.all_finite([as_float32(g, nn.NdArray(g.shape)) for g in written])
-
-
-def gradients_are_zero(kernels: Kernels, parameters: Iterable[nn.Variable]) -> bool:
-    """True when no gradient holds anything but zeros; on a GPU each read waits for the device."""
-    for parameter in sorted(parameters, key=lambda v: v.size):
-        stored = stored_dtype(parameter.grad)
-        if stored in (FLOAT32, FLOAT16):
-            if kernels.statistics(parameter.grad).abs_max:
-                return False
-        elif stored is not None:
-            return False
-    return True

@@ -14,9 +14,9 @@ from ..core.layer_record import Reason
 from ..core.methods import Needs
 from ..core.statistics import ArrayStatistics
 from ..core.validation import integer
-from ..emulation.gradient_ranges import GradientRanges
 from ..graph.node import Node
 from ..graph.structure import GraphStructure
+from .gradient_ranges import GradientRanges
 from .statistics import Statistics, loaded_statistics
 
 _History = Tuple[Tuple[int, ArrayStatistics], ...]

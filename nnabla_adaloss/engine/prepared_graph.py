@@ -13,7 +13,6 @@ from ..core.config import AdaLossConfig
 from ..core.layer_record import Reason
 from ..core.methods import Fixed, Needs
 from ..core.schedule import ScaleSchedule, Schedules
-from ..emulation.gradient_ranges import GradientRanges
 from ..emulation.rounded_storage import NativeStorage, RoundedStorage
 from ..graph.description import GraphDescription
 from ..graph.float_tail import TailReader
@@ -25,6 +24,7 @@ from ..kernels import Kernels, Measurements, measurements_by
 from ..kernels.arrays import places_of
 from ..kernels.scratch import ScratchPool
 from ..undo import Undoable
+from .gradient_ranges import GradientRanges
 from .hookless_steps import HooklessSteps
 from .statistics import Share, Statistics, Wanted, shares_of
 

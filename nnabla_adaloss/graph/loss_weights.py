@@ -25,6 +25,7 @@ from ..core.components import Components, NodeStructure
 from ..core.power_of_two import floor_power_of_two
 from ..host_context import host_view
 from .description import GraphDescription
+from .loss import Seed
 
 
 class Factor(NamedTuple):
@@ -202,3 +203,15 @@ def _magnitude(value: float) -> float:
     with np.errstate(over="ignore"):
         found = abs(float(np.float32(value)))
     return found if found < math.inf else 1.0
+
+
+def seed_weight(grad: Seed, *, on_host: bool) -> float:
+    """Loss weight of a seed gradient: the power of two at or below its largest magnitude; 1 where that is 0,
+    not finite, or on a device from which it would have to be fetched.
+    """
+    if isinstance(grad, nn.NdArray):
+        if not on_host:
+            return 1.0
+        grad = host_view(grad)
+    largest = float(np.max(np.abs(grad), initial=0.0))
+    return floor_power_of_two(largest) if 0.0 < largest < math.inf else 1.0

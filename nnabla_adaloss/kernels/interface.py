@@ -4,15 +4,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
-from nnabla import Context, NdArray
+from nnabla import Context, NdArray, Variable
 from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
-from .arrays import addresses_of, require_float32, require_same_size, unscaling_factor, which_are_half
+from .arrays import (
+    addresses_of,
+    as_float32,
+    is_readable,
+    require_float32,
+    require_same_size,
+    unscaling_factor,
+    which_are_half,
+)
 
 EXPONENT_BINS = 256
 """Length of an exponent histogram: one bin per value of float32's exponent field."""
@@ -136,6 +144,22 @@ class Kernels(ABC):
     @abstractmethod
     def all_finite(self, arrays: Sequence[NdArray]) -> bool:
         """Whether there is no infinity or NaN in any of the arrays."""
+
+    def gradients_are_finite(self, variables: Iterable[Variable]) -> bool:
+        """Whether gradients, of any dtype, hold no infinity and no NaN: a single wait for a GPU."""
+        # A lazily zero gradient stays so: a solver skips its parameter.
+        written = [v.grad for v in variables if not v.grad.zeroing]
+        return self.all_finite([as_float32(g, NdArray(g.shape)) for g in written])
+
+    def gradients_are_zero(self, variables: Iterable[Variable]) -> bool:
+        """Whether no gradient holds anything but zeros; on a GPU each read waits for the device."""
+        for variable in sorted(variables, key=lambda v: v.size):
+            if is_readable(variable.grad):
+                if self.statistics(variable.grad).abs_max:
+                    return False
+            elif not variable.grad.zeroing:
+                return False
+        return True
 
     @abstractmethod
     def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:

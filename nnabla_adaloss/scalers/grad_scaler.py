@@ -15,10 +15,9 @@ from ..core.validation import boolean, explains_keywords, instance_or_none, inte
 from ..core.verdict import Rules, Verdict
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
-from ..engine.leaf_gradients import gradients_are_zero
-from ..engine.notifier import Notifier
 from ..graph.loss import LossLike, LossWrapper, Seed, check_seed, run_backward
 from ..undo import ArraySnapshot, ForwardState
+from ..updaters.notifier import Notifier
 from ..updaters.settings import check_solver
 from .scaled_losses import ScaledLosses
 
@@ -417,7 +416,7 @@ class GradScaler:
         used, iteration = list(self._used.values()), self._iteration + 1
         has_gradients = any(scaling.result.nonzero for scaling in used)
         # Another backward of this iteration may have left some.
-        if has_gradients or not gradients_are_zero(used[0].kernels, self._parameters()):
+        if has_gradients or not used[0].kernels.gradients_are_zero(self._parameters()):
             self._last_gradient = iteration
             return
         self._notifier.notify_zero_gradients(

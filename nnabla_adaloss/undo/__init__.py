@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of what a batch changes, so that it can be undone, and the search for faults in forward."""
+"""Snapshots of what a batch changes, so that it can be undone."""
 
 from .batch_guard import BatchGuard as BatchGuard
-from .forward_fault import ForwardFault as ForwardFault
-from .forward_fault import find_fault as find_fault
 from .forward_state import ForwardState as ForwardState
-from .preserved import Preserved as Preserved
 from .snapshot import ArraySnapshot as ArraySnapshot
 from .snapshot import DataSnapshot as DataSnapshot
 from .snapshot import Savepoint as Savepoint

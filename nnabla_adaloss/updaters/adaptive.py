@@ -19,8 +19,6 @@ from ..core.scale_policy import ScalePolicy
 from ..core.validation import explains_keywords
 from ..core.verdict import CHECK_AFTER, Rules, Verdict
 from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
-from ..engine.leaf_gradients import gradients_are_zero
-from ..engine.notifier import Notifier
 from ..errors import LossScaleError, warn
 from ..graph.loss import LossLike, check_scale
 from ..monitor import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, audience_of
@@ -30,6 +28,7 @@ from .exchange import GradientExchange
 from .global_scale import GlobalScale
 from .idle import Idle
 from .notifications import notify_beginning, notify_update
+from .notifier import Notifier
 from .retries import Counters, RetryState, UpdateResult
 from .settings import (
     TORCH_ARGUMENTS,
@@ -446,7 +445,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             self._trained = {hash(v) for v in parameters}
             # Other ranks, and hooks, may have added to a gradient that this rank has left at zero.
             none = self._nonzero.isdisjoint(self._trained)
-            if none and gradients_are_zero(self.scaling.kernels, parameters):
+            if none and self.scaling.kernels.gradients_are_zero(parameters):
                 self._notifier.notify_zero_gradients(
                     self._last_gradient, self.iteration, self.scale, self.scaling.has_nothing_to_learn
                 )

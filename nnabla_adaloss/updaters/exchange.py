@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from ..communicators.agreement import RankDisagreementError
 from ..core.verdict import Verdict
 from ..engine import Outcome
-from ..engine.leaf_gradients import gradients_are_finite
 from ..host_context import host_view
 from ..kernels import Kernels
 
@@ -125,7 +124,7 @@ class GradientExchange:
 
     def all_finite(self, kernels: Kernels) -> bool:
         """True on every rank when the gradients of the solver's parameters are finite on all of them."""
-        finite = gradients_are_finite(kernels, self._solver.get_parameters().values())
+        finite = kernels.gradients_are_finite(self._solver.get_parameters().values())
         # Infinities and NaNs travel through the sum; those of gradients that are not exchanged do not.
         return finite if self._exchanges_all else not self.any([not finite])[0]
 

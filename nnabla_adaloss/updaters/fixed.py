@@ -12,12 +12,12 @@ from ..core.precision import StorageLike
 from ..core.validation import boolean, explains_keywords
 from ..emulation import FormatEmulation, with_storage
 from ..engine import AdaptiveLossScaling
-from ..engine.notifier import Notifier
 from ..graph.float_tail import TailReader
 from ..graph.loss import LossLike, check_scale, variable_of
 from ..monitor import BatchThrownAway, Overflowed, audience_of
 from .exchange import GradientExchange
 from .notifications import notify_beginning, notify_update
+from .notifier import Notifier
 from .retries import UpdateResult
 from .settings import CommonSettings, Setting, check_one_element, keep_data
 

@@ -15,7 +15,8 @@ from ..core.scale_policy import ScaleState
 from ..core.validation import boolean, choice, integer, nonnegative_number, positive_integer
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling
-from ..graph.loss import Hook, LossLike, LossWrapper, check_scale
+from ..graph.hooks import Hook
+from ..graph.loss import LossLike, LossWrapper, check_scale
 from ..monitor import Audience
 from .global_scale import GlobalScale
 from .retries import Counters

@@ -3,19 +3,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Type
 
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
+from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, LossScaleWarning
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScaling,
+    AdaptiveLossScalingUpdater,
+    FormatEmulation,
+    LossScaleWarning,
+)
 from tests.worlds.methods import LooksBack
 from tests.worlds.networks import layers, mlp, two_layers
 from tests.worlds.passes import look, run, settle, settled
-from tests.worlds.values import HALF, assert_close, assert_equal, constant, data, gradients
+from tests.worlds.trainings import Training, training
+from tests.worlds.values import HALF, Values, assert_close, assert_equal, constant, data, gradients, snapshot
 
 FIXED = {"loss_scale_method": "fixed", "use_bound": False}
 # Scales are chosen from the arrays of the batch itself, which a first pass measures.
@@ -224,3 +232,67 @@ def test_a_loss_is_zero_unless_storing_it_made_it_so(weight: float, storage: Any
     scaling = AdaptiveLossScaling(loss if storage is None else FormatEmulation(loss, storage))
     scaling.forward()
     assert scaling.has_nothing_to_learn() is zero
+
+
+class WithSchedule(DynamicLossScalingUpdater):  # type: ignore[misc]
+    """One that does something around nnabla's loop."""
+
+    def update(self) -> None:
+        self.solver.set_learning_rate(0.05)
+        super().update()
+
+
+class WithoutDivision(DynamicLossScalingUpdater):  # type: ignore[misc]
+    """One with a loop of its own, made for gradients that come out unscaled."""
+
+    def update(self) -> None:
+        self.solver.zero_grad()
+        self.data_feeder()
+        self.loss.forward(clear_no_need_grad=self.clear_buffer)
+        self.loss.backward(self.scale, clear_buffer=self.clear_buffer)
+        self.solver.update()
+
+
+def steps(train: Training, update: Callable[[], Any]) -> Values:
+    trained = {name: v for name, v in train.parameters.items() if v.need_grad}
+    before = snapshot(trained)
+    update()
+    return {name: v.d - before[name] for name, v in trained.items()}
+
+
+@pytest.mark.parametrize(("storage", "made"), [(None, WithSchedule), ("float16", DynamicLossScalingUpdater)])
+def test_nnablas_updater_is_refused_and_no_parameter_changes(storage: Any, made: Type[Any]) -> None:
+    train = training()
+    scaling = AdaptiveLossScaling(train.loss if storage is None else FormatEmulation(train.loss, storage))
+    scaling.forward()
+    scaling.backward(8.0)
+    updater = made(train.solver, scaling, train.feed)
+    message = (
+        f"^{made.__name__} divides gradients .* is an AdaptiveLossScaling, .*AdaptiveLossScalingUpdater$"
+    )
+
+    def update() -> None:
+        with pytest.raises(TypeError, match=message):
+            updater.update()
+
+    for _ in range(2):
+        assert not any(step.any() for step in steps(train, update).values())
+    # What the sentence says to do.
+    assert AdaptiveLossScalingUpdater(train.solver, scaling.loss, train.feed).update().updated
+
+
+def test_the_same_scale_is_taken_from_loops_that_divide_nothing_of_it() -> None:
+    train = training()
+
+    def feed() -> None:
+        """Something else is trained within nnabla's loop, too."""
+        train.feed()
+        other.forward()
+        other.backward(8.0)
+        train.solver.zero_grad()
+
+    other = AdaptiveLossScaling(train.loss)
+    expected = steps(train, DynamicLossScalingUpdater(train.solver, train.loss, feed).update)
+    train = training()
+    updater = WithoutDivision(train.solver, AdaptiveLossScaling(train.loss), train.feed)
+    assert_close(steps(train, updater.update), expected, rtol=1e-4, atol=1e-9)

@@ -17,7 +17,7 @@ from nnabla_adaloss import AdaLossConfig, FormatEmulation, Method, Needs
 from nnabla_adaloss.core.layer_record import Reason
 from nnabla_adaloss.core.methods import Range
 from nnabla_adaloss.core.statistics import statistics_of
-from nnabla_adaloss.emulation.gradient_ranges import GradientRanges
+from nnabla_adaloss.engine.gradient_ranges import GradientRanges
 from nnabla_adaloss.engine.method_alphas import MethodAlphas
 from nnabla_adaloss.graph.plan import GraphPlan
 

@@ -9,7 +9,7 @@ import nnabla as nn
 import numpy as np
 import pytest
 
-from nnabla_adaloss.graph.loss import root_cause
+from nnabla_adaloss.graph.hooks import root_cause
 
 
 def variable(values: Any, need_grad: bool = True) -> nn.Variable:

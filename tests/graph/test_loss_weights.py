@@ -13,6 +13,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
+from nnabla_adaloss.graph.loss_weights import seed_weight
 from nnabla_adaloss.graph.plan import GraphPlan
 from tests.worlds.values import constant, data
 
@@ -247,3 +248,16 @@ def test_what_forward_has_freed_counts_as_one() -> None:
     assert weights.read(variables, on_host=True)[-1] == 0.25
     weight.data.clear()
     assert weights.read(variables, on_host=True)[-1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("seed", "weight"),
+    [(np.array([0.5, -3.0]), 2.0), ([1e-9], 2.0**-30), (0.75, 0.5)]
+    + [(np.array(values), 1.0) for values in ([0.0, -0.0], [np.inf, 1.0], [np.nan, 1.0], [])],
+)
+def test_the_weight_of_a_seed_gradient(seed: Any, weight: float) -> None:
+    assert seed_weight(seed, on_host=True) == weight
+    array = nn.NdArray.from_numpy_array(np.atleast_1d(seed))
+    assert seed_weight(array, on_host=True) == weight
+    # It would have to be fetched.
+    assert seed_weight(array, on_host=False) == 1.0

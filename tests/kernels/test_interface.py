@@ -417,3 +417,56 @@ def test_arrays_are_anywhere_and_nothing_beside_them_is_touched(
         assert_same_floats(master.values, values.astype(np.float32) * np.float32(0.25) + np.float32(0))
         for options in ({}, {"fitted": True}, {"random_key": 1}):
             kernels.round_to_format(master, master, FLOAT8_E5M2, **options)
+
+
+# ---- gradients
+
+ONES, ZEROS = np.ones(3, np.float32), np.zeros(3, np.float32)
+
+
+def with_gradients(*gradients: Any) -> List[nn.Variable]:
+    made = []
+    for gradient in gradients:
+        v = nn.Variable((3,), need_grad=True)
+        if gradient is None:
+            v.grad.zero()
+        else:
+            v.grad = nn.NdArray.from_numpy_array(gradient)
+        made.append(v)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("gradients", "zero"),
+    [
+        ((ZEROS, None), True),
+        ((None,), True),
+        ((-ZEROS, ZEROS.astype(np.float16)), True),
+        ((ZEROS, ONES), False),
+        ((ONES, None), False),
+        ((ONES * 1e-45,), False),
+        ((ZEROS, ONES.astype(np.float16)), False),
+        ((ONES.astype(np.float64),), False),
+        ((ONES * np.nan,), True),  # nothing finite but zeros: that they are not finite is asked elsewhere
+    ],
+)
+def test_gradients_are_zero_when_no_element_is_anything_else(
+    kernels: Kernels, gradients: Tuple[Any, ...], zero: bool
+) -> None:
+    assert kernels.gradients_are_zero(with_gradients(*gradients)) is zero
+
+
+@pytest.mark.parametrize(
+    ("bad", "dtype"),
+    [(np.inf, np.float32), (-np.inf, np.float16), (np.nan, np.float32), (np.nan, np.float64)],
+)
+def test_gradients_with_one_element_that_is_not_finite(kernels: Kernels, bad: float, dtype: type) -> None:
+    good = np.array([1.0, -2.0, 0.0], dtype)
+    assert kernels.gradients_are_finite(with_gradients(good, good))
+    assert not kernels.gradients_are_finite(with_gradients(good, np.array([1.0, 0.0, bad], dtype)))
+
+
+def test_lazily_zero_gradients_are_finite_and_stay_so(kernels: Kernels) -> None:
+    lazy, other = with_gradients(None, ONES)
+    assert kernels.gradients_are_finite([lazy, other])
+    assert lazy.grad.zeroing

@@ -12,7 +12,8 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, O
 import nnabla as nn
 
 from ...core.schedule import Rescale, ScaleSchedule
-from ...graph.loss import Hook, HookGuard, LossLike, LossSeed, Seed, root_cause, run_backward
+from ...graph.hooks import Hook, HookGuard, root_cause
+from ...graph.loss import LossLike, LossSeed, Seed, run_backward
 from ...graph.node import Node
 from ...kernels.arrays import stored_dtype
 from ..layer_watch import LayerWatch

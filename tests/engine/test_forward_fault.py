@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.undo import ForwardFault
+from nnabla_adaloss.engine.forward_fault import ForwardFault
 
 ONES = np.ones(3, np.float32)
 

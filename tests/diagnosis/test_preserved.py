@@ -9,9 +9,9 @@ import nnabla.parametric_functions as PF
 import nnabla.random
 import numpy as np
 
+from nnabla_adaloss.diagnosis.preserved import Preserved
 from nnabla_adaloss.graph import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
-from nnabla_adaloss.undo import Preserved
 
 
 def test_data_gradients_and_random_numbers_are_put_back() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
-from .snapshot import ArraySnapshot, DataSnapshot
+from ..undo import ArraySnapshot, DataSnapshot
 
 # A Mersenne Twister as the C++ library has it: 624 words of 8 bytes and a position.
 _TWISTER_BYTES = 625 * 8

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, GraphPlan, Precision
-from nnabla_adaloss.emulation.gradient_ranges import GradientRanges
+from nnabla_adaloss.engine.gradient_ranges import GradientRanges
 from tests.emulation.networks import leaf
 
 

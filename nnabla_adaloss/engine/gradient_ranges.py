@@ -9,8 +9,8 @@ from typing import Dict
 from ..core.components import Components, LayerSlot
 from ..core.config import AdaLossConfig
 from ..core.methods import Range
+from ..emulation.rounded_storage import RoundedStorage
 from ..graph.plan import GraphPlan
-from .rounded_storage import RoundedStorage
 
 
 class GradientRanges:

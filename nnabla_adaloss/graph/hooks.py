@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks around functions, and the exceptions that they raise."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+Hook = Callable[[Any], None]
+"""Function that nnabla calls with each of its functions, before or after it."""
+
+
+class HookGuard:
+    """Runs hooks until one raises, keeps its exception as `error`, and calls `on_error` at once: nnabla runs
+    the remaining functions all the same, and raises a SystemError that hides the cause.
+    """
+
+    def __init__(self, on_error: Optional[Callable[[], None]] = None) -> None:
+        self.error: Optional[BaseException] = None
+        self._on_error = on_error
+
+    def chain(self, *hooks: Optional[Hook]) -> Optional[Hook]:
+        """One hook that calls `hooks` in order; None when there is none."""
+        present = [hook for hook in hooks if hook is not None]
+        if not present:
+            return None
+
+        def guarded(f: Any) -> None:
+            if self.error is not None:
+                return
+            try:
+                for hook in present:
+                    hook(f)
+            except BaseException as error:
+                self.error = error
+                if self._on_error is not None:
+                    self._on_error()
+
+        return guarded
+
+    def run(self, call: Callable[[], None]) -> None:
+        """Call `call` and raise what a hook raised, as it was."""
+        try:
+            call()
+        except BaseException as error:
+            raise (self.error or root_cause(error)) from None
+        if self.error is not None:
+            raise self.error
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """What a SystemError raised by nnabla hides: a signal may arrive between two of our lines."""
+    while isinstance(error, SystemError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
