@@ -74,9 +74,6 @@ class AdaLossConfig:
         delay: 1 computes scales from the statistics of earlier iterations, before backward starts: no hooks,
             and no synchronization with a device. 0 computes them from those of the same iteration, as the
             paper does. None: 1, or 0 for a method that needs arrays.
-        planned_bytes: how much memory scaled copies of weights may take at once, in a pass without hooks.
-            Where they need more, the pass has hooks. None: 8 MiB on a CPU, on a GPU as much as they need. It
-            changes no result.
 
     Raises:
         TypeError: an argument is of the wrong type; a boolean is not taken for a number.
@@ -107,7 +104,6 @@ class AdaLossConfig:
     exclude: Sequence[str] = ()
     delay: Optional[int] = None
     measure_every: int = 8
-    planned_bytes: Optional[int] = None
 
     def __post_init__(self) -> None:
         for name in ("fixed_loss_scale", "init_scale", "scale_upper_bound", "accum_upper_bound"):
@@ -135,8 +131,6 @@ class AdaLossConfig:
             raise ValueError(f"debug_level={self.debug_level!r} must be 0, 1 or 2")
         if self.delay is not None and integer("delay", self.delay) not in (0, 1):
             raise ValueError(f"delay={self.delay!r} must be 0, 1 or None")
-        if self.planned_bytes is not None and integer("planned_bytes", self.planned_bytes) < 0:
-            raise ValueError(f"planned_bytes={self.planned_bytes!r} must be 0 or more, or None")
         for name in ("include", "exclude"):
             self._set(name, strings(name, getattr(self, name), "patterns of layer names"))
         # Each method checks its own parameters, also those of methods that were not chosen.
@@ -224,7 +218,8 @@ class AdaLossConfig:
         return self
 
 
-AdaLossConfig.__init__ = explains_keywords({})(AdaLossConfig.__init__)  # type: ignore[method-assign]
+_GONE = {"planned_bytes": "scaled copies of weights take as much memory as they need; leave it out"}
+AdaLossConfig.__init__ = explains_keywords(_GONE)(AdaLossConfig.__init__)  # type: ignore[method-assign]
 
 
 def scale_by_method(config: AdaLossConfig, g: Any, W: Any, range: Range, fan_in: float) -> float:

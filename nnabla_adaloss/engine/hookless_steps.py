@@ -62,15 +62,13 @@ class HooklessSteps(NamedTuple):
         return structure.kept_keys.issuperset(self.factors.keys)
 
 
-def plan_steps(
-    plan: GraphPlan, schedule: ScaleSchedule, *, rounded: bool, max_bytes: Optional[int]
-) -> Union[HooklessSteps, str]:
+def plan_steps(plan: GraphPlan, schedule: ScaleSchedule, *, rounded: bool) -> Union[HooklessSteps, str]:
     """The steps of a pass taken at once, or what stands in the way."""
     if plan.recomputes:
         return "activations are computed again in backward"
     steps = schedule.steps
     nodes = [(node, steps[node.number]) for node in plan.nodes.values() if node.number in steps]
-    factors = _factors(nodes, plan.structure, max_bytes)
+    factors = _factors(nodes, plan.structure)
     if isinstance(factors, str):
         return factors
     leaves = _leaves(nodes, plan, rounded=rounded)
@@ -80,9 +78,7 @@ def plan_steps(
 _Nodes = Sequence[Tuple[Node, Step]]
 
 
-def _factors(
-    nodes: _Nodes, structure: GraphStructure, max_bytes: Optional[int]
-) -> Union[SwappedFactors, str]:
+def _factors(nodes: _Nodes, structure: GraphStructure) -> Union[SwappedFactors, str]:
     found: Dict[int, Tuple[Scaling, float]] = {}
     for node, step in nodes:
         for slot, scaling, alpha in zip(node.structure.slots, node.scalings, step.alphas):
@@ -93,9 +89,6 @@ def _factors(
     for position, (scaling, _) in swapped.items():
         if position not in structure.swappable:
             return f"others read what {scaling.layer} is multiplied by"
-    needed = sum(4 * scaling.factor.size for scaling, _ in swapped.values())
-    if max_bytes is not None and needed > max_bytes:
-        return f"scaled weights would take {needed} bytes at once, more than {max_bytes}"
     return SwappedFactors(list(swapped.values()))
 
 

@@ -21,10 +21,6 @@ from .passes.backward_pass import NO_HOOKS, LeafArrays, Look, PassRequest, UserH
 from .prepared_graph import PreparedGraph
 from .report import PassReport
 
-# Where host and network share the memory: a network whose scaled weights are larger has layers that take long
-# beside what is done around them.
-_MAX_BYTES = 2**23
-
 
 class PassRunner:
     """Runs the passes of one loss."""
@@ -43,9 +39,6 @@ class PassRunner:
         self._observer = LayerObserver(config.recorder, config.debug_level)
         # Whether anybody is told of layers.
         self.has_watchers = audience is not None or self._observer.needed
-        self._max_bytes = config.planned_bytes
-        if self._max_bytes is None and not kernels.asynchronous:
-            self._max_bytes = _MAX_BYTES
 
     def run(
         self,
@@ -103,7 +96,6 @@ class PassRunner:
         if known is not None and schedule.is_applied_as(known[0]):
             steps = known[1]
         else:
-            rounded = self._storage.rounds
-            steps = plan_steps(prepared.plan, schedule, rounded=rounded, max_bytes=self._max_bytes)
+            steps = plan_steps(prepared.plan, schedule, rounded=self._storage.rounds)
         prepared.keep_steps(schedule, steps)
         return steps

@@ -28,8 +28,8 @@ from .settings import Settings
 
 _VERSION = 6
 
-# Fields of the configuration that decide no result: monitoring, and ways to the same numbers.
-_NOT_DECIDING = frozenset({"recorder", "debug_level", "planned_bytes"})
+# Fields of the configuration that decide no result.
+_NOT_DECIDING = frozenset({"recorder", "debug_level"})
 
 
 def saved_state(updater: Settings) -> Dict[str, Any]:

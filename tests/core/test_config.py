@@ -76,7 +76,7 @@ def test_numbers_in_range(name: str) -> None:
         ({"dtype": "hafl"}, ValueError, "dtype='hafl' is unknown; choose one of float16"),
         ({"update_per_n_iteration": 0}, ValueError, "update_per_n_iteration=0 must be 1 or more"),
         ({"measure_every": 0}, ValueError, "measure_every=0 must be 1 or more"),
-        ({"planned_bytes": -1}, ValueError, "planned_bytes=-1 must be 0 or more"),
+        ({"planned_bytes": 0}, TypeError, "has no argument planned_bytes; scaled copies of weights take as"),
         ({"update_per_n_iteration": 1.0}, TypeError, "update_per_n_iteration=1.0 must be an integer"),
         ({"debug_level": 3}, ValueError, "debug_level=3 must be 0, 1 or 2"),
         ({"debug_level": True}, TypeError, "debug_level=True must be an integer"),
