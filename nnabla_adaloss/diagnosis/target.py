@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..core.formats import Format
 from ..core.validation import positive_integer
 from ..emulation.rounded_storage import RoundedStorage
-from ..graph.functions import is_matrix_product, written_inputs
+from ..graph.functions import is_matrix_product, known, written_inputs
 from ..graph.hooks import Hook, root_cause
 from ..graph.loss import LossWrapper, variable_of
 from ..graph.names import named
@@ -247,7 +247,7 @@ class Network:
     def normalization_of_single_numbers(self) -> str:
         """The name of a batch normalization that has one number of each channel; empty: there is none."""
         for f in self.plan.functions:
-            is_measured = f.info.type_name.endswith("BatchNormalization") and f.info.args["batch_stat"]
+            is_measured = known(f.info.type_name).writes_statistics and f.info.args["batch_stat"]
             if is_measured and f.inputs[0].size == f.inputs[1].size:
                 return self.name(f)
         return ""

@@ -20,9 +20,6 @@ Keyed = List[Tuple[int, nn.Variable]]
 Names = Callable[[], Mapping[int, str]]
 """Tells the names of parameters, by variable key."""
 
-# They leave an unscaled fp32 gradient in a leaf: rounding it would undo what scaling saved.
-_UNSCALES: FrozenSet[str] = frozenset({"Unscale", "TrackedUnscale"})
-
 
 class Rounding(NamedTuple):
     """What is rounded for one function."""
@@ -179,9 +176,9 @@ def leaves_of(f: Any, *, casts_data: bool = True) -> Tuple[List[nn.Variable], Li
 
 def half_gradients(f: Any) -> List[nn.Variable]:
     """The inputs of `f` whose gradients are stored in half precision when `f` has run."""
-    type_name = f.info.type_name
-    function = known(type_name)
-    if type_name in _UNSCALES:
+    function = known(f.info.type_name)
+    # Rounding an unscaled gradient would undo what scaling saved.
+    if function.unscales:
         return []
     # A gradient is half when the function that writes it or the one that reads it is.
     found = [

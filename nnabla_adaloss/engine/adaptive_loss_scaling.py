@@ -20,6 +20,7 @@ from ..core.validation import instance_or_none, integer, strings
 from ..emulation.rounded_storage import NativeStorage
 from ..errors import GraphChangedError, warn
 from ..graph.float_tail import TailReader
+from ..graph.functions import known
 from ..graph.hooks import Hook
 from ..graph.loss import LossLike, LossSeed, Seed, check_scale, check_seed, variable_of
 from ..graph.loss_weights import seed_weight
@@ -125,7 +126,7 @@ class AdaptiveLossScaling:
         self.loss, self.variable = loss, variable_of(loss)
         self._reader = TailReader(self.variable, float_tail=float_tail)
         graph = self._reader.read()
-        if "ScaledLoss" in graph.described.type_names:
+        if any(known(type_name).scales for type_name in graph.described.type_names):
             raise ValueError(
                 "loss scales itself already, by nnabla_adaloss.loss_scaling with a tracker: "
                 "train on it as it is, or wrap the loss that was given to loss_scaling"

@@ -133,7 +133,7 @@ def constants(described: GraphDescription, index: int) -> List[float]:
     """The constants that a function casts to the type of its arrays; for a mean, 1/N."""
     args = described.args[index]
     found = [float(args[name]) for name in _CONSTANTS & args.keys()]
-    if described.type_names[index] == "Mean":
+    if known(described.type_names[index]).averages:
         inputs, outputs = _sizes(described, index)
         found.append(outputs[0] / max(inputs[0], 1))
     return found

@@ -7,6 +7,7 @@ import math
 from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
+import numpy as np
 
 from ..core.components import GemmSlot
 from .matrix_products import (
@@ -23,6 +24,15 @@ from .matrix_products import (
 )
 
 
+class Derivative(NamedTuple):
+    """Derivative of a function of scalars by one of its inputs, as far as a loss weight counts it."""
+
+    # Of its arguments, the number of elements of that input, and the value that it reads.
+    of: Callable[[Args, int, float], float]
+    # Index of the input that it reads; None: it is constant.
+    reads: Optional[int] = None
+
+
 class Function(NamedTuple):
     """What is special about a function of nnabla."""
 
@@ -34,10 +44,19 @@ class Function(NamedTuple):
     linear: bool = True
     # Whether no element of an input gradient of the same size is larger than the largest it gets.
     never_enlarges: bool = False
+    # By input, the derivative at the loss; of an input without one it counts as 1.
+    derivatives: Tuple[Derivative, ...] = ()
+    # Whether the gradients of its inputs stay when backward clears buffers.
+    keeps_gradients: bool = False
+    # Whether it scales gradients by hand; whether it leaves an unscaled fp32 gradient in a leaf.
+    scales: bool = False
+    unscales: bool = False
     # Whether backward reads more than `Function.grad_depends_input_data` says.
     reads_more: bool = False
     # The inputs that forward or backward writes; none, where an argument in `_SWITCHES` is false.
     writes: FrozenSet[int] = frozenset()
+    # Whether its output is its input's memory, unless its argument `inplace` is false.
+    hands_memory_on: bool = False
     # Whether it touches no memory of an array on the host: all its work is done by others, if there is any.
     moves_nothing: bool = False
     # In half precision: whether it computes and writes in fp32; whether all but its first output are fp32;
@@ -45,6 +64,8 @@ class Function(NamedTuple):
     keeps_fp32: bool = False
     writes_statistics: bool = False
     casts_data: bool = False
+    # Whether it multiplies by the number of outputs per input, cast to the type of its arrays.
+    averages: bool = False
     in_half: Callable[[Sequence[nn.Variable]], Sequence[nn.Variable]] = list
     # In 8 bits: which inputs a product multiplies (None: all); whether the first is an output gradient; and
     # whether between its output's gradient and the product lies more.
@@ -69,6 +90,18 @@ _INDICES = Function(keeps_fp32=True)
 
 _RECURRENT = Function(UNSCALED, own_references=True, operands=(), more_behind=True)
 
+
+def _in_float32(value: float) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
+
+
+_TIMES_CONSTANT = (Derivative(lambda args, size, _: _in_float32(args["val"])),)
+_TIMES_OTHER = tuple([Derivative(lambda args, size, other: _in_float32(other), reads) for reads in (1, 0)])
+_DIVIDED_BY_OTHER = (Derivative(lambda args, size, other: _in_float32(1.0 / other), reads=1),)
+# All of its elements count.
+_SUM = (Derivative(lambda args, size, _: float(size)),)
+
 _ROWS: List[Tuple[str, Function]] = [
     # Products with a scale of their own.
     (
@@ -92,7 +125,7 @@ _ROWS: List[Tuple[str, Function]] = [
         ),
     ),
     # Taken for one large product: its matrices pair every batch element with every other.
-    ("BatchMatmul", Function(Product(slots_of_activations, summed_axis, shared_axis))),
+    ("BatchMatmul", Function(Product(slots_of_activations, summed_axis, shared_axis, of_activations=True))),
     # Products without: the weight is a gradient or activation that others read, too.
     ("AdaptiveSeparableConvolution", Function(UNSCALED, operands=(0, 1, 2))),
     ("DeformableConvolution PatchCorrelation", Function(UNSCALED)),
@@ -129,10 +162,11 @@ _ROWS: List[Tuple[str, Function]] = [
     ),
     # Gradients.
     ("ClipGradByNorm ClipGradByValue", Function(linear=False)),
-    ("Sink", Function(linear=False, moves_nothing=True)),
+    ("Sink", Function(linear=False, keeps_gradients=True, moves_nothing=True)),
     # Backward writes the output gradient into its second input, for the user to read.
     ("VATNoise", Function(linear=False, writes=frozenset({1}))),
-    ("Identity Reshape Transpose", Function(never_enlarges=True)),
+    ("Identity Transpose", Function(never_enlarges=True)),
+    ("Reshape", Function(never_enlarges=True, hands_memory_on=True)),
     ("Add2 Sub2 ReLU Sigmoid Tanh", Function(never_enlarges=True, casts_data=True)),
     # Normalization and quantization.
     ("BatchNormalization FusedBatchNormalization SyncBatchNormalization", _BATCH_NORMALIZATION),
@@ -140,11 +174,16 @@ _ROWS: List[Tuple[str, Function]] = [
     ("QuantizeLinear", Function(writes=frozenset({2}))),
     # Arithmetic, activations, reductions, indices.
     (
-        "AddN BcAdd2 Mul2 MulN Div2 Pow2 Maximum2 Minimum2 SquaredError AbsoluteError HuberLoss "
-        "EpsilonInsensitiveLoss AddScalar MulScalar PowScalar RSubScalar RDivScalar RPowScalar MaximumScalar "
+        "AddN BcAdd2 MulN Pow2 Maximum2 Minimum2 SquaredError AbsoluteError HuberLoss "
+        "EpsilonInsensitiveLoss AddScalar PowScalar RSubScalar RDivScalar RPowScalar MaximumScalar "
         "MinimumScalar Abs Exp Log Erf Sin Cos Tan Sinh Cosh ASin ACos ATan ATan2 ASinh ACosh ATanh",
         Function(casts_data=True),
     ),
+    ("Mul2", Function(derivatives=_TIMES_OTHER, casts_data=True)),
+    ("Div2", Function(derivatives=_DIVIDED_BY_OTHER, casts_data=True)),
+    ("MulScalar", Function(derivatives=_TIMES_CONSTANT, casts_data=True)),
+    ("Sum", Function(derivatives=_SUM)),
+    ("Mean", Function(averages=True)),
     (
         "LeakyReLU ReLU6 CReLU ELU CELU SELU GELU Swish Mish SoftPlus SoftSign LogSigmoid HardSigmoid "
         "HardTanh LayerNormalization InstanceNormalization GroupNormalization",
@@ -158,7 +197,11 @@ _ROWS: List[Tuple[str, Function]] = [
     # Memory.
     ("Assign", Function(writes=frozenset({0}))),
     ("BoolScatter ScatterNd", Function(writes=frozenset({2}))),
-    ("Constant Unlink", Function(moves_nothing=True)),
+    ("Constant", Function(moves_nothing=True)),
+    ("Unlink", Function(hands_memory_on=True, moves_nothing=True)),
+    # Those of this package.
+    ("ScaledLoss", Function(scales=True)),
+    ("Unscale TrackedUnscale", Function(unscales=True)),
 ]
 
 FUNCTIONS: Dict[str, Function] = {name: row for names, row in _ROWS for name in names.split()}
@@ -193,4 +236,4 @@ def written_inputs(type_name: str, args: Mapping[str, Any]) -> FrozenSet[int]:
 
 def hands_memory_on(type_name: str, args: Mapping[str, Any]) -> bool:
     """Whether a function's output is its input's memory, which it neither reads nor writes in forward."""
-    return type_name == "Unlink" or (type_name == "Reshape" and args["inplace"])
+    return known(type_name).hands_memory_on and bool(args.get("inplace", True))

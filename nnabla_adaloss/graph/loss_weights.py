@@ -3,8 +3,7 @@
 
     weight(root) = 1
     weight(v)    = sum over the functions of one element that lead from the loss to v: weight(output) * factor
-    factor       = |val| of MulScalar; |other| of Mul2 and 1 / |other| of Div2, where the other input can be
-                   read; N of a sum over N elements, which all count; else 1, as of a mean
+    factor       = magnitude of the derivative in the table of functions, where it can be read; else 1
     weight(c)    = the largest of its variables; of a component behind a layer: of those before it
 
 What cannot be read counts as 1: what is computed or learned on a GPU, a function such as `loss ** 2`, NaN,
@@ -16,7 +15,7 @@ from __future__ import annotations
 
 import math
 from copy import copy
-from typing import AbstractSet, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
 import numpy as np
@@ -25,15 +24,19 @@ from ..core.components import Components, NodeStructure
 from ..core.power_of_two import floor_power_of_two
 from ..host_context import host_view
 from .description import GraphDescription
+from .functions import Derivative, known
 from .loss import Seed
+from .matrix_products import Args
 
 
 class Factor(NamedTuple):
-    """A variable of one element that multiplies a loss, or divides it."""
+    """A derivative that depends on a variable of one element."""
 
+    derivative: Derivative
+    args: Args
+    size: int  # of the input that it belongs to
     position: int
-    divides: bool
-    fed: bool  # whether it is a leaf without gradient, such as feeders write
+    fed: bool  # whether the variable is a leaf without gradient, such as feeders write
 
 
 class Passage(NamedTuple):
@@ -45,8 +48,7 @@ class Passage(NamedTuple):
     before: int  # component of the output
     input: int  # position
     after: int
-    constant: float  # what multiplies, as far as that is a constant
-    factor: Optional[Factor]  # what else does
+    factor: Union[float, Factor]
     counts: bool  # whether `after` is weighed by it: single elements weigh nothing beside arrays
 
 
@@ -113,12 +115,7 @@ class LossWeights:
         """
         factors = self._constants
         if factors is None:
-            factors = tuple(
-                [
-                    one.constant if one.factor is None else _value(one.factor, variables, on_host=on_host)
-                    for one in self._passages
-                ]
-            )
+            factors = tuple([_read(one.factor, variables, on_host=on_host) for one in self._passages])
         if factors != self._last[0] or not self._last[1]:
             self._last = factors, self._weights(factors)
         return self._last[1]
@@ -128,21 +125,22 @@ class LossWeights:
         for node in map(nodes.__getitem__, self._at_loss):
             part = described.inputs.part(node.number)
             read, producers = described.inputs.positions[part], described.producers[part]
+            by_input = dict(zip(read, known(node.type_name).derivatives))
             for position in node.inputs:
                 size = math.prod(described.shapes[position])
-                constant, factor = 1.0, None
-                if node.type_name == "MulScalar":
-                    constant = _magnitude(node.args["val"])
-                elif node.type_name == "Sum":
-                    constant = float(size)
-                elif node.type_name in ("Mul2", "Div2") and read[0] != read[1]:
-                    other, divides = int(position == read[0]), node.type_name == "Div2"
-                    if other or not divides:
+                factor: Union[float, Factor] = 1.0
+                derivative = by_input.get(position)
+                # Of x times x, each input would be counted apart.
+                if derivative is not None and read.count(position) == 1:
+                    other = derivative.reads
+                    if other is None:
+                        factor = _magnitude(derivative, node.args, size)
+                    else:
                         fed = producers[other] is None and not described.needs[part][other]
-                        factor = Factor(read[other], divides, fed)
+                        factor = Factor(derivative, node.args, size, read[other], fed)
                 before, after = components.producers[node.number], components.of[position]
                 counts = size != 1 or after in components.single
-                found.append(Passage(node.outputs[0], before, position, after, constant, factor, counts))
+                found.append(Passage(node.outputs[0], before, position, after, factor, counts))
         return found
 
     def _weights(self, factors: Sequence[float]) -> Tuple[float, ...]:
@@ -175,33 +173,34 @@ class LossWeights:
 
 
 def _constants_of(passages: Sequence[Passage]) -> Optional[Tuple[float, ...]]:
-    """What multiplies, if all of it is constant."""
-    if any(one.factor is not None for one in passages):
-        return None
-    return tuple([one.constant for one in passages])
+    """The factors, if all of them are constant."""
+    factors = tuple([one.factor for one in passages if not isinstance(one.factor, Factor)])
+    return factors if len(factors) == len(passages) else None
 
 
-def _value(factor: Factor, variables: Sequence[nn.Variable], *, on_host: bool) -> float:
-    """What a factor multiplies by; 1 where it is not known."""
+def _read(factor: Union[float, Factor], variables: Sequence[nn.Variable], *, on_host: bool) -> float:
+    """A factor; 1 where it is not known."""
+    if not isinstance(factor, Factor):
+        return factor
     array = variables[factor.position].data
     # The memory of what only forward needed is free.
     if not (factor.fed or on_host) or array.clear_called:
         return 1.0
     try:
         # `get_data` takes ten times as long, but leaves the array where it is.
-        value = abs(float(host_view(array)[0] if on_host else array.get_data("r").flat[0]))
+        value = float(host_view(array)[0] if on_host else array.get_data("r").flat[0])
     except RuntimeError:
         # nnabla's word for an array that was never written.
         return 1.0
-    if factor.divides:
-        return _magnitude(1.0 / value) if value else 1.0
-    return _magnitude(value)
+    return _magnitude(factor.derivative, factor.args, factor.size, value)
 
 
-def _magnitude(value: float) -> float:
-    """What float32 makes of the magnitude of a number; 1 where that is none."""
-    with np.errstate(over="ignore"):
-        found = abs(float(np.float32(value)))
+def _magnitude(derivative: Derivative, args: Args, size: int, value: float = math.nan) -> float:
+    """The magnitude of a derivative; 1 where that is not a number."""
+    try:
+        found = abs(derivative.of(args, size, value))
+    except ArithmeticError:
+        return 1.0
     return found if found < math.inf else 1.0
 
 

@@ -103,6 +103,8 @@ class Product(NamedTuple):
     slots: Callable[[Args, Sequence[Shape], Shape], List[GemmSlot]] = _slot_of_all_weights
     gradient: Callable[[NDArray[Any], Args, GemmSlot], NDArray[Any]] = _channels
     factor: Callable[[NDArray[Any], Args, GemmSlot], NDArray[Any]] = _rows
+    # Whether it multiplies activations by each other: a computed one is never swapped for a whole pass.
+    of_activations: bool = False
 
 
 def _no_slots(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:

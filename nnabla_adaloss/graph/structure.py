@@ -73,7 +73,9 @@ class GraphStructure:
         self.stopped = [type_name for type_name, need_grad in pairs if not need_grad]
         self.roots = self._outputs[-1]
         # Sink keeps the gradients of its inputs even when buffers are cleared.
-        self.kept_gradients = {p for node in self.nodes if node.type_name == "Sink" for p in node.inputs}
+        self.kept_gradients = {
+            p for node in self.nodes if known(node.type_name).keeps_gradients for p in node.inputs
+        }
         self.kept_keys = {key for key, _ in described.kept.values()}
         self._refuse_shared_factors(functions, scalable)
         self.swappable = self._swappable(functions)
@@ -279,9 +281,10 @@ class GraphStructure:
         layers: Dict[int, Set[int]] = {}
         found: Set[int] = set()
         for node in self.nodes:
+            product = known(node.type_name).product
             for slot in node.slots:
                 layers.setdefault(slot.factor, set()).add(node.number)
-                if node.type_name != "BatchMatmul" or slot.factor not in producers:
+                if slot.factor not in producers or not (product and product.of_activations):
                     found.add(slot.factor)
         visited = {*self.order}
         for position in sorted(found):

@@ -243,3 +243,26 @@ def test_what_never_enlarges_a_gradient_is_tried() -> None:
         y.backward(np.sign(rng.randn(*y.shape)).astype(np.float32))
         # It is not in the table for nothing: others do.
         assert any(np.abs(v.g).max() > 1.0 for v in inputs) == (name == "Mul2")
+
+
+DIFFERENTIATED: Dict[str, Callable[..., Any]] = {
+    "Div2": F.div2,
+    "Mul2": F.mul2,
+    "MulScalar": lambda x: F.mul_scalar(x, -0.3),
+    "Sum": F.sum,
+}
+
+
+def test_derivatives_are_those_of_nnabla() -> None:
+    assert {name for name, row in functions.FUNCTIONS.items() if row.derivatives} == {*DIFFERENTIATED}
+    for name, function in DIFFERENTIATED.items():
+        inputs = [variable(1) for _ in range(1 + name.endswith("2"))]
+        for v in inputs:
+            v.d, v.need_grad = v.d - 3.7, True
+            v.grad.zero()
+        y = function(*inputs)
+        y.forward()
+        y.backward()
+        for v, derivative in zip(inputs, functions.known(name).derivatives):
+            read = np.nan if derivative.reads is None else float(inputs[derivative.reads].d[0])
+            assert derivative.of(y.parent.info.args, 1, read) == pytest.approx(float(v.g[0]), rel=1e-6)

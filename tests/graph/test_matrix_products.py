@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import nnabla as nn
 import nnabla.function as function_module
@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, get_loss_scale_by_element_wise_range
+from nnabla_adaloss.core.components import GemmSlot
 from nnabla_adaloss.graph import functions
-from nnabla_adaloss.graph.functions import gemm_slots, is_matrix_product, known
-from nnabla_adaloss.graph.matrix_products import UNSCALED
+from nnabla_adaloss.graph.functions import Function, gemm_slots, is_matrix_product, known
+from nnabla_adaloss.graph.matrix_products import UNSCALED, Product
 from nnabla_adaloss.graph.node import Node, Scaling
 from nnabla_adaloss.graph.plan import GraphPlan
 
@@ -25,34 +26,99 @@ def ones(*shape: int) -> nn.Variable:
     return nn.Variable.from_numpy_array(np.ones(shape, np.float32), need_grad=True)
 
 
-CASES: dict[str, Callable[[], Any]] = {
-    "affine": lambda: F.affine(ones(3, 4), ones(4, 5)),
-    "affine_base_axis": lambda: F.affine(ones(3, 2, 4), ones(4, 5, 6), base_axis=2),
-    "convolution": lambda: F.convolution(ones(2, 4, 60, 60), ones(6, 4, 3, 3)),
-    "strided": lambda: F.convolution(ones(2, 4, 90, 90), ones(6, 4, 3, 3), stride=(2, 2)),
-    "wide_stride": lambda: F.convolution(ones(1, 2, 90, 90), ones(6, 2, 2, 2), stride=(3, 3)),
-    "grouped": lambda: F.convolution(ones(2, 4, 60, 60), ones(6, 2, 3, 3), group=2),
-    "dilated": lambda: F.convolution(ones(2, 4, 90, 90), ones(6, 4, 3, 3), dilation=(2, 2)),
-    "deconvolution": lambda: F.deconvolution(ones(2, 4, 8, 8), ones(4, 6, 3, 3)),
-    "strided_deconvolution": lambda: F.deconvolution(
-        ones(2, 4, 8, 8), ones(4, 3, 3, 3), stride=(2, 2), group=2
-    ),
-    "depthwise": lambda: F.depthwise_convolution(ones(2, 4, 60, 60), ones(8, 3, 3), multiplier=2),
-    "strided_depthwise": lambda: F.depthwise_convolution(ones(2, 4, 90, 90), ones(4, 3, 3), stride=(2, 2)),
-    "depthwise_deconvolution": lambda: F.depthwise_deconvolution(ones(2, 4, 8, 8), ones(4, 3, 3)),
-    "divided": lambda: F.depthwise_deconvolution(ones(2, 4, 8, 8), ones(4, 3, 3), divisor=2),
-    "batch_matmul": lambda: F.batch_matmul(ones(2, 3, 4), ones(2, 4, 5)),
-    "transposed": lambda: F.batch_matmul(ones(2, 4, 3), ones(2, 5, 4), transpose_a=True, transpose_b=True),
-    "broadcast": lambda: F.batch_matmul(ones(2, 1, 3, 4), ones(2, 7, 4, 5)),
+# By type name, examples of each product that gets a scale.
+MAKERS: Dict[str, Dict[str, Callable[[], nn.Variable]]] = {
+    "Affine": {
+        "affine": lambda: F.affine(ones(3, 4), ones(4, 5)),
+        "affine_base_axis": lambda: F.affine(ones(3, 2, 4), ones(4, 5, 6), base_axis=2),
+    },
+    "Convolution": {
+        "convolution": lambda: F.convolution(ones(2, 4, 60, 60), ones(6, 4, 3, 3)),
+        "strided": lambda: F.convolution(ones(2, 4, 90, 90), ones(6, 4, 3, 3), stride=(2, 2)),
+        "wide_stride": lambda: F.convolution(ones(1, 2, 90, 90), ones(6, 2, 2, 2), stride=(3, 3)),
+        "grouped": lambda: F.convolution(ones(2, 4, 60, 60), ones(6, 2, 3, 3), group=2),
+        "dilated": lambda: F.convolution(ones(2, 4, 90, 90), ones(6, 4, 3, 3), dilation=(2, 2)),
+    },
+    "Deconvolution": {
+        "deconvolution": lambda: F.deconvolution(ones(2, 4, 8, 8), ones(4, 6, 3, 3)),
+        "strided_deconvolution": lambda: F.deconvolution(
+            ones(2, 4, 8, 8), ones(4, 3, 3, 3), stride=(2, 2), group=2
+        ),
+    },
+    "DepthwiseConvolution": {
+        "depthwise": lambda: F.depthwise_convolution(ones(2, 4, 60, 60), ones(8, 3, 3), multiplier=2),
+        "strided_depthwise": lambda: F.depthwise_convolution(
+            ones(2, 4, 90, 90), ones(4, 3, 3), stride=(2, 2)
+        ),
+    },
+    "DepthwiseDeconvolution": {
+        "depthwise_deconvolution": lambda: F.depthwise_deconvolution(ones(2, 4, 8, 8), ones(4, 3, 3)),
+        "divided": lambda: F.depthwise_deconvolution(ones(2, 4, 8, 8), ones(4, 3, 3), divisor=2),
+    },
+    "BatchMatmul": {
+        "batch_matmul": lambda: F.batch_matmul(ones(2, 3, 4), ones(2, 4, 5)),
+        "transposed": lambda: F.batch_matmul(
+            ones(2, 4, 3), ones(2, 5, 4), transpose_a=True, transpose_b=True
+        ),
+        "broadcast": lambda: F.batch_matmul(ones(2, 1, 3, 4), ones(2, 7, 4, 5)),
+    },
 }
+CASES = {case: make for makers in MAKERS.values() for case, make in makers.items()}
+SCALED = [name for name, row in functions.FUNCTIONS.items() if row.product not in (None, UNSCALED)]
+
+
+def slots_of(f: Any) -> List[GemmSlot]:
+    return gemm_slots(f.info.type_name, f.info.args, [v.shape for v in f.inputs], f.outputs[0].shape)
+
+
+def check_that_slots_scale(y: nn.Variable) -> None:
+    """Swap the weight of each slot for twice the weight during backward, as the engine does."""
+    f, rng = y.parent, np.random.default_rng(0)
+    for v in f.inputs:
+        v.d = rng.standard_normal(v.shape)
+    seed = rng.standard_normal(y.shape).astype(np.float32)
+
+    def gradients() -> List[np.ndarray]:
+        for v in f.inputs:
+            v.grad.zero()
+        y.backward(seed)
+        return [v.g.copy() for v in f.inputs]
+
+    y.forward()
+    native, slots = gradients(), slots_of(f)
+    assert slots
+    for slot in slots:
+        weight = f.inputs[slot.factor]
+        own = weight.data
+        weight.data = nn.NdArray.from_numpy_array(2.0 * weight.d)
+        scaled = gradients()
+        weight.data = own
+        for index, (found, expected) in enumerate(zip(scaled, native)):
+            assert expected.any()
+            np.testing.assert_array_equal(found, 2.0 * expected if index == slot.input else expected)
+
+
+@pytest.mark.parametrize("type_name", SCALED)
+def test_an_input_gradient_is_scaled_by_the_weight_alone(type_name: str) -> None:
+    assert MAKERS.get(type_name), f"{type_name} has slots: add what makes it to MAKERS"
+    for make in MAKERS[type_name].values():
+        y = make()
+        assert y.parent.info.type_name == type_name
+        check_that_slots_scale(y)
+    assert not known(type_name).own_references
+
+
+def test_a_product_with_references_of_its_own_cannot_be_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(functions.FUNCTIONS, "Einsum", Function(Product()))
+    with pytest.raises(AssertionError, match="Mismatched elements"):
+        check_that_slots_scale(F.einsum(ones(3, 4), ones(4, 5), equation="ij,jk->ik"))
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_fan_in_is_the_number_of_products(case: str) -> None:
     y = CASES[case]()
     f = y.parent
-    slots = gemm_slots(f.info.type_name, f.info.args, [v.shape for v in f.inputs], y.shape)
-    assert slots
+    slots = slots_of(f)
     y.forward()
     for v in f.inputs:
         v.grad.zero()
@@ -149,7 +215,6 @@ PRODUCT = re.compile(
 
 # What has such a name and is no product with weights; of AffineGrid theta is an activation.
 OTHERS = {"AffineGrid", "DequantizeLinear", "QuantizeLinear"}
-SCALED = [name for name, row in functions.FUNCTIONS.items() if row.product not in (None, UNSCALED)]
 FUNCTIONS = [name for name in vars(function_module) if PRODUCT.search(name) and name[0].isupper()]
 GRADIENTS = [
     f"{layer}{part}Grad"
