@@ -9,6 +9,7 @@ import os
 from difflib import get_close_matches
 from functools import wraps
 from numbers import Integral, Real
+from types import FunctionType, MethodType
 from typing import Any, Callable, Iterable, Mapping, Tuple, Type, TypeVar, Union, cast, get_args
 
 import numpy as np
@@ -61,6 +62,14 @@ def positive_integer(name: str, value: object) -> int:
     return found
 
 
+def nonnegative_integer(name: str, value: object) -> int:
+    """`value` as a Python int; TypeError or ValueError unless it is an integer from 0 on."""
+    found = integer(name, value)
+    if found < 0:
+        raise ValueError(f"{name}={value!r} must be 0 or more")
+    return found
+
+
 def boolean(name: str, value: object) -> bool:
     """`value` as a Python bool; TypeError unless it is True or False, or one of NumPy's."""
     if not isinstance(value, (bool, np.bool_)):
@@ -87,6 +96,32 @@ def instance(name: str, value: _Any, kind: Type[Any], otherwise: str = "") -> _A
 def instance_or_none(name: str, value: _Any, kind: Type[Any]) -> _Any:
     """`value` itself; TypeError unless it is a `kind`, or None."""
     return value if value is None else instance(name, value, kind, " or None")
+
+
+def callable_with(*arguments: Any, what: str, instead: str) -> Callable[[str, Any], Any]:
+    """A check that a value can be called with these arguments, as far as its signature shows."""
+
+    def check(name: str, value: Any) -> Any:
+        if not callable(value):
+            raise TypeError(f"{name} must be {what}, got {type(value).__name__}: give {instead}")
+        function = value if isinstance(value, (FunctionType, MethodType)) else value.__call__
+        # A function in C, or one that hands its arguments on, may take others than its signature shows.
+        if isinstance(value, type) or not isinstance(getattr(function, "__func__", function), FunctionType):
+            return value
+        signature = inspect.signature(function, follow_wrapped=False)
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            called = f"{getattr(value, '__name__', type(value).__name__)}{signature}"
+            raise TypeError(f"{name} must be {what}, unlike {called}: give {instead}") from None
+        return value
+
+    return check
+
+
+def optional(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    """A check that lets None pass, and leaves other values to `check`."""
+    return lambda name, value: None if value is None else check(name, value)
 
 
 def array_of_numbers(name: str, value: Any) -> NDArray[Any]:

@@ -18,7 +18,7 @@ from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
 from ..graph.loss import LossLike, LossWrapper, Seed, check_seed, run_backward
 from ..undo import ArraySnapshot, ForwardState
 from ..updaters.notifier import Notifier
-from ..updaters.settings import check_solver
+from ..updaters.solvers import check_solver
 from .scaled_losses import ScaledLosses
 
 _VERSION = 3

@@ -13,10 +13,16 @@ from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
 from ..core.saved_settings import Given, not_default, of_another_version, plain, with_known_names
-from ..core.validation import boolean, explains_keywords, number, positive_integer, positive_number
+from ..core.validation import (
+    boolean,
+    explains_keywords,
+    nonnegative_integer,
+    number,
+    positive_integer,
+    positive_number,
+)
 from ..errors import warn
 from ..host_context import host_view
-from ..updaters.settings import count_from_zero
 
 # The gradient of a Variable is its `.grad`.
 Gradient = Union[NDArray[Any], "nn.NdArray", "nn.Variable"]
@@ -228,7 +234,7 @@ class LossScaler:
         saved = {name: value for name, value in state.items() if name not in {*own, "window", "chosen"}}
         known, foreign = with_known_names(saved, self._settings, state.get("chosen"))
         settings = {name: check(name, {**known, **own}[name]) for name, check in _CHECKS.items()}
-        counts = {name: count_from_zero(name, own[name]) for name in _COUNTS}
+        counts = {name: nonnegative_integer(name, own[name]) for name in _COUNTS}
         if foreign:
             warn(of_another_version(foreign))
         self._good_updates = counts.pop("good_updates")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections import deque
 from operator import methodcaller
@@ -15,9 +16,10 @@ from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdat
 from ..core.config import AdaLossConfig
 from ..core.precision import StorageLike
 from ..core.scale_history import HistoryPolicy
-from ..core.scale_policy import ScalePolicy
+from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import explains_keywords
 from ..core.verdict import CHECK_AFTER, Rules, Verdict
+from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
 from ..errors import LossScaleError, warn
 from ..graph.loss import LossLike, check_scale
@@ -31,6 +33,7 @@ from .notifications import notify_beginning, notify_update
 from .notifier import Notifier
 from .retries import Counters, RetryState, UpdateResult
 from .settings import (
+    TABLE,
     TORCH_ARGUMENTS,
     GlobalScaleName,
     HookLike,
@@ -164,44 +167,91 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         function_post_hook: HookLike = None,
         float_tail: bool = True,
     ) -> None:
-        # All that may be refused comes before the loss, in whose graph functions may be replaced.
-        self.data_feeder, self.accum_grad, self.weight_decay = data_feeder, accum_grad, weight_decay
-        scale, policy = check_scale(scale), ScalePolicy(scaling_factor, N, min_scale, max_scale, hysteresis)
-        self.max_retries, self.check_every, self.on_gradients = max_retries, check_every, on_gradients
-        self.on_nonfinite_loss, self.on_nonfinite_forward = on_nonfinite_loss, on_nonfinite_forward
-        self.on_scale_floor, self.on_overflow, self.average = on_scale_floor, on_overflow, average
-        self.clear_buffer = clear_buffer
+        scale = check_scale(scale)
         self._hooks = hooks_by_pass(function_pre_hook, function_post_hook)
-        self.history = history_of(global_scale, scale, min_scale)
-        self._s0 = GlobalScale(scale, policy, self.history)
-        self.config, self.storage, self.solver, self.global_scale = config, storage, solver, global_scale
-        self.monitors, self.float_tail = monitors, float_tail
-        self.function_pre_hook, self.function_post_hook = function_pre_hook, function_post_hook
+        history = history_of(global_scale, scale, min_scale)
+        policy = ScalePolicy(scaling_factor, N, min_scale, max_scale, hysteresis)
+        self._s0 = GlobalScale(scale, policy, history)
+        self.solver, self._exchange = solver, GradientExchange(comm, grads, solver)
+        grads = [] if comm is None else self._exchange.grads
         self._audience = audience_of(monitors)
+        given = locals()
+        for name in TABLE:
+            setattr(self, name, given[name])
         self.counters, self._idle, self._notifier = Counters(), Idle(), Notifier()
-        self._exchange = GradientExchange(comm, grads, solver)
         self._repeat = on_overflow == "repeat"
         # Scales are lowered from batch to batch, and on all ranks alike.
         self._searches = not (self._repeat or self._s0.measured)
         self.iteration = 0
-        self.loss = loss
-        self.comm, self.grads = comm, [] if comm is None else self._exchange.grads
-        in_float = self.scaling.loss is self.scaling.variable and not self.scaling.in_half
-        if in_float and storage is None and config is None:
-            warn(
-                "nothing is stored in half precision: the network is in a float context and storage is None. "
-                'Pass storage="float16" to emulate it, or build the network in a half context'
-            )
         # An iteration that ended with an exception before the exchange, with which the next call goes on.
         self._interrupted: Optional[RetryState] = None
         self._before_exchange = False
-        # What an iteration that does not end is undone with.
+        # Savepoints for rolling back an interrupted iteration.
         self._undone: List[Tuple[Savepoint, AdaptiveLossScaling]] = []
         # Keys of the solver's parameters when last asked, and of those with gradients that are not zero.
         self._trained: Set[int] = set()
         self._nonzero: AbstractSet[int] = set()
         # The last iteration with a gradient that was not zero.
         self._last_gradient = 0
+        # Last, because functions of its graph may be replaced: everything else was accepted.
+        self._loss, self.scaling = loss, self._engine(loss, self.config)
+        in_float = self.scaling.loss is self.scaling.variable and not self.scaling.in_half
+        if in_float and storage is None and config is None:
+            warn(
+                "nothing is stored in half precision: the network is in a float context and storage is None. "
+                'Pass storage="float16" to emulate it, or build the network in a half context'
+            )
+
+    def _engine(self, loss: LossLike, config: Optional[AdaLossConfig]) -> AdaptiveLossScaling:
+        """Make the engine of a loss."""
+        parameters = self.solver.get_parameters
+        scaling = AdaptiveLossScaling(
+            with_storage(loss, self.storage, float_tail=self.float_tail, parameters=parameters),
+            config,
+            parameters=parameters,
+            history=self.history,
+            monitors=self._audience or (),
+            float_tail=self.float_tail,
+        )
+        if scaling.variable.size != 1:
+            raise ValueError(
+                f"loss has shape {scaling.variable.shape}, not one element; reduce it with "
+                "nnabla.functions.mean"
+            )
+        return scaling
+
+    @property
+    def loss(self) -> LossLike:
+        """The loss that is trained on; assign another for a graph that changes between iterations."""
+        return self._loss
+
+    @loss.setter
+    def loss(self, loss: LossLike) -> None:
+        if loss is self._loss:
+            return
+        # Its configuration is complete, which takes longer than to read a small graph.
+        scaling = self._engine(loss, self.scaling.config)
+        scaling.go_on_from(self.scaling)
+        self._loss, self.scaling = loss, scaling
+
+    @property
+    def scale(self) -> float:
+        """S0, the global loss scale; may be set between updates.
+
+        With `global_scale="history"`: the scale of the last update; assigning it restarts from there.
+        """
+        return self._s0.scale
+
+    @scale.setter
+    def scale(self, value: float) -> None:
+        self._s0.state = self.scale_state._replace(scale=check_scale(value))
+        if self._s0.measured:
+            self.scaling.restart(self._s0.scale)
+
+    @property
+    def scale_state(self) -> ScaleState:
+        """The global loss scale with its counters, as `global_scale="dynamic"` uses them."""
+        return self._s0.state
 
     def update(self) -> UpdateResult:
         """Train on one batch, or on `accum_grad` of them.
@@ -246,7 +296,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
 
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next step, apart from parameters, solver states and data."""
-        return saved_state(self)
+        return saved_state(self, _DEFAULTS)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state that `state_dict` returned. Load the parameters before.
@@ -255,7 +305,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             ValueError: the state is damaged, of a newer version, of another network, or of an updater with
                 other settings. Nothing changes then.
         """
-        saved = read_saved(state, self)
+        saved = read_saved(state, self, _DEFAULTS)
         self.scaling.load_state_dict(saved["scaling"])
         self._s0.state, self._s0.last_good = saved["scale_state"], saved["last_good_scale"]
         self.iteration, self.counters, self._interrupted = saved["iteration"], saved["counters"], None
@@ -558,3 +608,9 @@ def _together(before: Outcome, found: Outcome) -> Outcome:
     """The outcome of some batches and one more: the first overflow, and all layers that were not finite."""
     layers = tuple(dict.fromkeys((*before.layers, *found.layers)))
     return (before if before.overflowed else found)._replace(layers=layers)
+
+
+_DEFAULTS = {
+    name: argument.default
+    for name, argument in inspect.signature(AdaptiveLossScalingUpdater).parameters.items()
+}

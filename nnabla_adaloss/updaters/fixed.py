@@ -19,10 +19,10 @@ from .exchange import GradientExchange
 from .notifications import notify_beginning, notify_update
 from .notifier import Notifier
 from .retries import UpdateResult
-from .settings import CommonSettings, Setting, check_one_element, keep_data
+from .settings import Setting, Settings, keep_data
 
 
-class FixedLossScalingUpdater(CommonSettings):
+class FixedLossScalingUpdater(Settings):
     """Trains with one constant loss scale; a batch whose gradients overflow is dropped.
 
     Args:
@@ -151,7 +151,10 @@ class FixedLossScalingUpdater(CommonSettings):
 
     def _wrapped(self, loss: LossLike) -> Tuple[LossLike, TailReader]:
         variable = variable_of(loss)
-        check_one_element(variable)
+        if variable.size != 1:
+            raise ValueError(
+                f"loss has shape {variable.shape}, not one element; reduce it with nnabla.functions.mean"
+            )
         if isinstance(loss, AdaptiveLossScaling):
             raise TypeError(
                 "loss is an AdaptiveLossScaling, which unscales by itself; give the loss that was wrapped in "

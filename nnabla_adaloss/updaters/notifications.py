@@ -17,8 +17,6 @@ from ..graph.loss import variable_of
 from ..monitor import Audience, TrainingBegan, UpdateEnded
 from .retries import UpdateResult
 
-# Arguments of updaters that are no settings: they are objects of the training.
-_NO_SETTINGS = frozenset({"solver", "loss", "data_feeder", "comm", "grads", "monitors"})
 # With `global_scale="history"` the scale starts and is bounded as its policy says.
 _OF_SEARCHED_SCALES = frozenset({"scale", *(field.name for field in dataclasses.fields(ScalePolicy))})
 
@@ -40,8 +38,10 @@ def _settings_in_words(updater: Any) -> Dict[str, str]:
         "context": "|".join(variable_of(updater.loss).parent.context.backend),
         "ranks": 1 if updater.comm is None else updater.comm.size,
     }
-    names = [name for name in inspect.signature(type(updater)).parameters if name not in _NO_SETTINGS]
-    values = {name: getattr(updater, name) for name in names}
+    kind = type(updater)
+    rows = {name: inspect.getattr_static(kind, name) for name in inspect.signature(kind).parameters}
+    used = [name for name, row in rows.items() if getattr(row, "reported", name == "scale")]
+    values = {name: getattr(updater, name) for name in used}
     if "config" in values:
         values["config"] = updater.scaling.config
     if values.get("global_scale", "dynamic") != "dynamic":
@@ -49,8 +49,8 @@ def _settings_in_words(updater: Any) -> Dict[str, str]:
         values = {name: value for name, value in values.items() if name not in _OF_SEARCHED_SCALES}
     for name, value in values.items():
         fields = as_plain(fields_of(value))
-        used = {f: own for f, own in fields.items() if f not in getattr(value, "ignored", ())}
-        found.update({f"{name}.{field}": own for field, own in used.items()} or {name: plain(value)})
+        given = {f: own for f, own in fields.items() if f not in getattr(value, "ignored", ())}
+        found.update({f"{name}.{field}": own for field, own in given.items()} or {name: plain(value)})
     return {name: str(value) for name, value in found.items()}
 
 

@@ -24,7 +24,7 @@ from ..core.validation import integer, number
 from ..errors import warn
 from .exchange import crc32
 from .retries import Counters
-from .settings import Settings
+from .settings import TABLE
 
 _VERSION = 6
 
@@ -32,9 +32,11 @@ _VERSION = 6
 _NOT_DECIDING = frozenset({"recorder", "debug_level"})
 
 
-def saved_state(updater: Settings) -> Dict[str, Any]:
-    """The state of an updater as plain numbers, strings, lists and dicts; `read_saved` takes it back."""
-    settings = _deciding_settings(updater)
+def saved_state(updater: Any, defaults: Mapping[str, Any]) -> Dict[str, Any]:
+    """The state of an updater as plain numbers, strings, lists and dicts; `read_saved` takes it back.
+    `defaults`: those of the updater's arguments.
+    """
+    settings = _deciding_settings(updater, defaults)
     return {
         "version": _VERSION,
         "settings": as_plain(settings),
@@ -48,9 +50,11 @@ def saved_state(updater: Settings) -> Dict[str, Any]:
     }
 
 
-def read_saved(state: Mapping[str, Any], updater: Settings) -> Dict[str, Any]:
-    """What `saved_state` returned; ValueError unless it is whole, and of an updater with these settings."""
-    settings = _deciding_settings(updater)
+def read_saved(state: Mapping[str, Any], updater: Any, defaults: Mapping[str, Any]) -> Dict[str, Any]:
+    """Check a state that `saved_state` returned, and return its parts; ValueError unless it is whole, and of
+    an updater with these settings.
+    """
+    settings = _deciding_settings(updater, defaults)
     try:
         check_version(state["version"], _VERSION)
         saved, foreign = with_known_names(state["settings"], settings, state.get("chosen"))
@@ -81,14 +85,12 @@ def parameter_checksum(solver: Any) -> int:
     return crc32(np.array([crc32(v.data.get_data("r")) for _, v in parameters], np.uint32))
 
 
-def _deciding_settings(updater: Settings) -> Dict[str, Given]:
-    """The settings that decide the next step."""
+def _deciding_settings(updater: Any, defaults: Mapping[str, Any]) -> Dict[str, Given]:
+    """The settings that decide the next step, with their defaults."""
     config = fields_of(updater.scaling.config)
+    saved = [name for name, row in TABLE.items() if row.saved and name != "config"]
     return {
         **{name: given for name, given in config.items() if name not in _NOT_DECIDING},
-        **fields_of(updater._s0.policy),
+        **{name: Given(getattr(updater, name), defaults[name]) for name in saved},
         "global_scale": Given("dynamic" if updater.history is None else updater.history, HistoryPolicy()),
-        "on_overflow": Given(updater.on_overflow, "repeat"),
-        "accum_grad": Given(updater.accum_grad, 1),
-        "average": Given(updater.average, False),
     }

@@ -10,6 +10,7 @@ import functools
 import inspect
 import math
 import pickle
+import re
 from dataclasses import replace
 from typing import Any, Callable, Dict, List
 from unittest.mock import Mock
@@ -30,18 +31,22 @@ from nnabla_adaloss import (
     LossScaler,
     diagnose,
 )
-from nnabla_adaloss.updaters.settings import always
+from nnabla_adaloss.updaters.settings import TABLE, always
 from tests.worlds.networks import two_layers
 from tests.worlds.ranks import Pair
 from tests.worlds.trainings import AS_THE_BASELINE, solver_of, updater_of
 from tests.worlds.values import assert_equal, data, snapshot
 
 ARGUMENTS = [*inspect.signature(AdaptiveLossScalingUpdater.__init__).parameters][1:]
-BUILT_IN = [
-    name
-    for name in ARGUMENTS
-    if getattr(inspect.getattr_static(AdaptiveLossScalingUpdater, name), "refuses", None) is always
-]
+BUILT_IN = [name for name in ARGUMENTS if name in TABLE and TABLE[name].fixed is always]
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_an_argument_is_in_the_docstring_and_the_table(name: str) -> None:
+    assert re.search(rf"^    +{name}: ", str(AdaptiveLossScalingUpdater.__doc__), re.MULTILINE)
+    # Assigning these two changes the engine.
+    assert name in TABLE or name in {"loss", "scale"}
+    assert {*TABLE} - {*ARGUMENTS} == {"history"}
 
 
 def updater_with(**options: Any) -> AdaptiveLossScalingUpdater:

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Solvers of a training, and their parameters."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Sequence
+
+import nnabla as nn
+
+from ..graph.loss import LossWrapper
+
+_METHODS = ("zero_grad", "update", "weight_decay", "scale_grad", "get_parameters")
+_LOSS_AFTER_SOLVER = (((nn.Variable, LossWrapper), "the loss comes after the solver"),)
+
+
+def check_solver(
+    name: str, value: Any, methods: Sequence[str] = _METHODS, instead: Any = _LOSS_AFTER_SOLVER
+) -> Any:
+    """`value` when it is a solver; else TypeError, with what to do `instead` where it is of these types."""
+    advice = next((advice for kind, advice in instead if isinstance(value, kind)), None)
+    if isinstance(value, type) or inspect.isroutine(value):
+        advice = f"{value.__name__} makes one: call it, as in {value.__name__}(1e-3)"
+    missing = [method for method in methods if not callable(getattr(value, method, None))]
+    if advice or missing:
+        raise TypeError(
+            f"{name} must be an nnabla solver; {advice or f'{type(value).__name__} has no {missing[0]}()'}"
+        )
+    return value
