@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from typing import AbstractSet, Any, Callable, List, Optional, Sequence, Tuple, Union
+from typing import AbstractSet, Any, Callable, List, Optional, Sequence, Union
 
 from .formats import FORMATS, DTypeLike, Format, get_format
-from .layer_record import LayerRecord, Reason
+from .layer_record import LayerRecord
 from .layer_selection import LayerSelection
 from .methods import METHODS, AmaxHistory, ApproxRange, Method, MethodLike, Range, resolve_method
 from .precision import Precision
@@ -220,26 +219,3 @@ class AdaLossConfig:
 
 _GONE = {"planned_bytes": "scaled copies of weights take as much memory as they need; leave it out"}
 AdaLossConfig.__init__ = explains_keywords(_GONE)(AdaLossConfig.__init__)  # type: ignore[method-assign]
-
-
-def scale_by_method(config: AdaLossConfig, g: Any, W: Any, range: Range, fan_in: float) -> float:
-    """What the method of a configuration says; ValueError unless that is positive and finite."""
-    found = config.method.scale(g, W, range=range, fan_in=fan_in)
-    scale = float(found)
-    if not 0.0 < scale < math.inf:
-        raise ValueError(
-            f"loss_scale_method={config.loss_scale_method!r} returned {found!r} for a finite gradient; "
-            "a scale must be positive and finite"
-        )
-    return scale
-
-
-def bounded(scale: float, previous_scale: float, config: AdaLossConfig) -> Tuple[float, Reason]:
-    """A scale above 1 under `scale_upper_bound` and `accum_upper_bound`, which never turn it below 1."""
-    # Comparisons instead of min and max, which are several times slower: this runs per layer and iteration.
-    upper, reason = config.accum_upper_bound / previous_scale, Reason.ACCUMULATED_BOUND
-    if upper > config.scale_upper_bound:
-        upper, reason = config.scale_upper_bound, Reason.SCALE_BOUND
-    if upper < 1.0:
-        upper = 1.0
-    return (scale, Reason.METHOD) if scale < upper else (upper, reason)

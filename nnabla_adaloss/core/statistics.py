@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Optional, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from .validation import number
+
 
 class ArrayStatistics(NamedTuple):
     """Sums and extremes of an array's finite elements, as Python numbers.
@@ -43,6 +45,17 @@ class ArrayStatistics(NamedTuple):
     def of_zeros(cls, count: int) -> ArrayStatistics:
         """Statistics of an array of `count` zeros; of an array of no element for 0."""
         return cls(count, 0.0, 0.0, 0.0, 0.0, count, 0)
+
+    @classmethod
+    def loaded(cls, values: Sequence[Any]) -> ArrayStatistics:
+        """Statistics from a saved list; TypeError or ValueError where they are those of no array."""
+        loaded = cls(*values) if len(values) == len(cls._fields) else None
+        if loaded is None or not (
+            number("sum", loaded.sum) <= math.inf
+            and all(number("statistics", v) >= 0.0 for v in loaded._replace(sum=0.0))
+        ):
+            raise ValueError(f"statistics {values} are those of no array")
+        return loaded
 
     @property
     def finite(self) -> bool:

@@ -10,6 +10,7 @@ from ..core.choose import Choice, Known, Start, choose, choose_together
 from ..core.components import Components
 from ..core.config import AdaLossConfig
 from ..core.formats import get_format
+from ..core.layer_alpha import largest_alpha
 from ..core.memory import Seen
 from ..core.power_of_two import floor_power_of_two
 from ..core.scale_history import HistoryPolicy
@@ -170,6 +171,6 @@ def _max_alpha(prepared: PreparedGraph, config: AdaLossConfig) -> Mapping[int, f
             found[slot.factor] = 1.0
         elif weight is not None and weight.abs_max:
             own = largest if ranges is None else ranges.of_weight(slot)
-            room = max(floor_power_of_two(own / weight.abs_max), 1.0)
+            room = largest_alpha(weight.abs_max, own)
             found[slot.factor] = min(room, found.get(slot.factor, math.inf))
     return found

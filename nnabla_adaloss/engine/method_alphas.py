@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The alpha that a method gives each layer, before the room limits it."""
+"""The alpha that a method gives each layer of a network, before the room limits it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.choose import MethodAlpha
-from ..core.config import AdaLossConfig, bounded, scale_by_method
+from ..core.config import AdaLossConfig
+from ..core.layer_alpha import History, bounded, scaled_history, unbounded_alpha, with_newest
 from ..core.layer_record import Reason
 from ..core.methods import Needs
 from ..core.statistics import ArrayStatistics
@@ -17,13 +18,11 @@ from ..core.validation import integer
 from ..graph.node import Node
 from ..graph.structure import GraphStructure
 from .gradient_ranges import GradientRanges
-from .statistics import Statistics, loaded_statistics
-
-_History = Tuple[Tuple[int, ArrayStatistics], ...]
+from .statistics import Statistics
 
 
 class MethodAlphas:
-    """Asks the method of a configuration about layers."""
+    """Calls the method of a configuration for layers."""
 
     undone = "_histories", "_arrays"
 
@@ -32,20 +31,19 @@ class MethodAlphas:
         # Whether, and by what, arrays are copied in a pass that measures.
         self.look_at_arrays = self._needs is Needs.ARRAYS
         self.look = self.look_at if self.look_at_arrays else None
-        # For methods that look back: gradients of the last iterations in which they were asked, divided by
-        # their scale and their loss weight.
-        self._histories: Dict[str, _History] = {}
-        # For methods that look at arrays: gradient, unscaled, and weight in the last pass that measured.
+        # By layer, for `Needs.HISTORY`: gradients are divided by their loss weight, too.
+        self._histories: Dict[str, History] = {}
+        # By layer, for `Needs.ARRAYS`: unscaled gradient, and weight, in the last pass that measured.
         self._arrays: Dict[str, Tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
-        # By layer, what it said when it was asked last, before bounds.
+        # By layer, alpha before bounds as the last choice got it.
         self.unbounded: Dict[str, float] = {}
 
     def look_at(self, node: Node, scale: float) -> None:
         for scaling in node.scalings:
             g, w = scaling.matrices(node)
             if np.isfinite(g).all() and np.isfinite(w).all():
-                seen = np.array(g, np.float32) / np.float32(scale), np.array(w, np.float32)
-                self._arrays = {**self._arrays, scaling.layer: seen}
+                copies = np.array(g, np.float32) / np.float32(scale), np.array(w, np.float32)
+                self._arrays = {**self._arrays, scaling.layer: copies}
 
     def about(
         self,
@@ -57,7 +55,7 @@ class MethodAlphas:
         *,
         fixed: bool,
     ) -> Optional[MethodAlpha]:
-        """What the method gives, with the loss weight of each gradient; None: all the room there is."""
+        """Alpha as a function of the layer and its scale; None: all the room there is."""
         self.unbounded = {}
         if self._needs is Needs.COMPONENTS:
             return None
@@ -67,19 +65,16 @@ class MethodAlphas:
         def method_alpha(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
             node, slot = structure.layer_slots[layer]
             g, w = statistics.gradient(node.outputs[0]), statistics.data(slot.factor)
-            seen = self._seen(layer, scale, weight_of(node.outputs[0]), g, w, iteration)
-            if seen is None:
+            inputs = self._inputs(layer, scale, weight_of(node.outputs[0]), g, w, iteration)
+            if inputs is None:
                 return 1.0, Reason.UNKNOWN
             range_ = self._config.range if ranges is None else ranges.of(slot.target)
-            self.unbounded[layer] = found = scale_by_method(self._config, *seen, range_, slot.gemm.fan_in)
-            found = max(found, lowest)
-            if self._config.use_bound and found > 1.0:
-                return bounded(found, base, self._config)
-            return found, Reason.METHOD
+            self.unbounded[layer] = unbounded_alpha(self._config, *inputs, range_, slot.gemm.fan_in)
+            return bounded(max(self.unbounded[layer], lowest), base, self._config)
 
         return method_alpha
 
-    def _seen(
+    def _inputs(
         self,
         layer: str,
         scale: float,
@@ -88,7 +83,7 @@ class MethodAlphas:
         w: Optional[ArrayStatistics],
         iteration: int,
     ) -> Optional[Tuple[Any, Any]]:
-        """What the method is shown of a layer; None where it was not measured."""
+        """Arguments of the method for a layer; None where it was not measured."""
         if self._needs is Needs.NOTHING:
             return None, None
         if self._needs is Needs.ARRAYS:
@@ -98,10 +93,9 @@ class MethodAlphas:
             return None
         if self._needs is not Needs.HISTORY:
             return g.scaled(scale * weight), w
-        known = [one for one in self._histories.get(layer, ()) if one[0] != iteration]
-        history = (*known, (iteration, g))[-(self._config.method.window or 1) :]
+        history = with_newest(self._histories.get(layer, ()), iteration, g, self._config)
         self._histories = {**self._histories, layer: history}
-        return tuple(one.scaled(scale * weight) for _, one in history), w
+        return scaled_history(history, scale * weight), w
 
     def forget(self) -> None:
         """Drop what was computed from gradients and weights, as after loading other weights."""
@@ -115,7 +109,7 @@ class MethodAlphas:
 
     def load_state_dict(self, state: Mapping[str, Sequence[Any]]) -> None:
         self._histories = {
-            str(layer): tuple((integer("iteration", i), loaded_statistics(g)) for i, g in history)
+            str(layer): tuple((integer("iteration", i), ArrayStatistics.loaded(g)) for i, g in history)
             for layer, history in state.items()
         }
         self._arrays = {}

@@ -22,7 +22,6 @@ from typing import (
 import nnabla as nn
 
 from ..core.statistics import ArrayStatistics, pool
-from ..core.validation import number
 from ..emulation.rounded_storage import NativeStorage
 from ..graph.plan import GraphPlan
 from ..graph.structure import GraphStructure
@@ -189,7 +188,7 @@ class Statistics:
     def load_state(self, positions: Sequence[int], state: Sequence[Any]) -> None:
         """Know what `state` returned, here or in another process."""
         self._known = {
-            key: loaded_statistics(values)
+            key: ArrayStatistics.loaded(values)
             for index, gradient, data in state
             for key, values in ((positions[index], gradient), (~positions[index], data))
             if values
@@ -220,17 +219,6 @@ class Statistics:
             pooled = pool([ArrayStatistics._make(row) for row in rows if row is not None])
             if pooled is not None:
                 self._known[key] = pooled
-
-
-def loaded_statistics(values: Sequence[Any]) -> ArrayStatistics:
-    """Statistics from a saved list of numbers; TypeError or ValueError when they are of no array."""
-    found = ArrayStatistics(*values)
-    if not (
-        number("sum", found.sum) <= math.inf
-        and all(number("statistics", v) >= 0.0 for v in found._replace(sum=0.0))
-    ):
-        raise ValueError(f"statistics {values} are those of no array")
-    return found
 
 
 class Share(NamedTuple):

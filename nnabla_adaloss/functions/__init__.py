@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that write per-layer loss scales into a graph by hand."""
+"""Loss scaling by hand: functions in a graph, and the scale of one layer by itself, as the paper has it."""
 
+from .ada_loss import AdaLoss as AdaLoss
+from .ada_loss import NNablaAdaLoss as NNablaAdaLoss
 from .branch import branch as branch
+from .formulas import bound_loss_scale_by_heuristics as bound_loss_scale_by_heuristics
+from .formulas import get_loss_scale as get_loss_scale
+from .formulas import get_loss_scale_by_abs_range as get_loss_scale_by_abs_range
+from .formulas import get_loss_scale_by_approx_range as get_loss_scale_by_approx_range
+from .formulas import get_loss_scale_by_element_wise_range as get_loss_scale_by_element_wise_range
 from .loss_scaling import loss_scaling as loss_scaling
 from .round_to_format import round_to_format as round_to_format
 from .scale_tracker import ScaleTracker as ScaleTracker

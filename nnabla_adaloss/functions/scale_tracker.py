@@ -14,7 +14,8 @@ from ..core.methods import LognormalRange
 from ..core.validation import instance_or_none, positive_number
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
-from ..kernels import NNablaAdaLoss, select_kernels
+from ..kernels import select_kernels
+from .ada_loss import NNablaAdaLoss
 from .identity import IdentityFunction
 
 

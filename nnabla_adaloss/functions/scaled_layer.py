@@ -14,8 +14,8 @@ from ..core.validation import boolean, instance
 from ..graph.functions import gemm_slots
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
-from ..kernels import NNablaAdaLoss
 from ..kernels.arrays import as_float32
+from .ada_loss import NNablaAdaLoss
 from .identity import Array, Gradients, IdentityFunction, check_array
 from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
 from .unscale import TrackedUnscale

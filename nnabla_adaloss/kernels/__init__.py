@@ -11,5 +11,4 @@ from .interface import PackedArrays as PackedArrays
 from .interface import ScaledCopies as ScaledCopies
 from .measurements import Measurements as Measurements
 from .measurements import measurements_by as measurements_by
-from .nnabla_ada_loss import NNablaAdaLoss as NNablaAdaLoss
 from .select import select_kernels as select_kernels

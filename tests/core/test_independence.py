@@ -15,9 +15,10 @@ from nnabla_adaloss import AdaLossConfig
 for module in pkgutil.walk_packages(core.__path__, "nnabla_adaloss.core."):
     importlib.import_module(module.name)
 import numpy as np
-from nnabla_adaloss.published import get_loss_scale
-g, W = np.full((2, 2), 1e-7), np.full((2, 2), 0.1)
-assert get_loss_scale(g, W, config=AdaLossConfig(), fan_in=2) == 16.0
+from nnabla_adaloss.core.layer_alpha import bounded, unbounded_alpha
+config = AdaLossConfig()
+g, W = core.statistics_of(np.full((2, 2), 1e-7)), core.statistics_of(np.full((2, 2), 0.1))
+assert bounded(unbounded_alpha(config, g, W, config.range, 2.0), 1.0, config)[0] == 16.0
 
 from nnabla_adaloss.core.choose import Start, choose
 from nnabla_adaloss.core.components import GemmSlot, LayerSlot, NodeStructure, components_of

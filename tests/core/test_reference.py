@@ -18,7 +18,7 @@ import pytest
 from nnabla_adaloss.core import AdaLossConfig
 from nnabla_adaloss.core.methods import overflow_limit
 from nnabla_adaloss.core.statistics import statistics_of
-from nnabla_adaloss.published import (
+from nnabla_adaloss.functions import (
     get_loss_scale,
     get_loss_scale_by_abs_range,
     get_loss_scale_by_approx_range,

@@ -62,7 +62,7 @@ def test_every_public_name_has_its_place() -> None:
     names = {name for room in by_room.values() for name in room}
     assert names | {"__version__"} == set(nnabla_adaloss.__all__)
     page = contents(by_room)
-    assert "[`AdaLoss`](published.md#nnabla_adaloss.AdaLoss)" in page
+    assert "[`AdaLoss`](functions.md#nnabla_adaloss.AdaLoss)" in page
     assert "[`DynamicLossScalingUpdater`](updaters.md#dynamiclossscalingupdater)" in page
 
 

@@ -25,7 +25,7 @@ from nnabla_adaloss.core import (
     statistics_of,
 )
 from nnabla_adaloss.core.methods import AmaxHistory, ApproxRange, ElementWiseRange, Fixed, LognormalRange
-from nnabla_adaloss.published import (
+from nnabla_adaloss.functions import (
     get_loss_scale_by_abs_range,
     get_loss_scale_by_approx_range,
     get_loss_scale_by_element_wise_range,

@@ -23,8 +23,8 @@ from nnabla_adaloss.core import (
     Reason,
     statistics_of,
 )
-from nnabla_adaloss.published import AdaLoss, get_loss_scale
-from nnabla_adaloss.published.ada_loss import LayerState
+from nnabla_adaloss.functions import AdaLoss, get_loss_scale
+from nnabla_adaloss.functions.ada_loss import LayerState
 
 
 class NumpyAdaLoss(AdaLoss):
@@ -90,8 +90,6 @@ def test_what_decides() -> None:
     assert decided(64.0, use_bound=True, previous_scale=1e6) == (1.0, Reason.ACCUMULATED_BOUND)
     assert decided(2.0, use_bound=True, previous_scale=1e6) == (1.0, Reason.ACCUMULATED_BOUND)
     assert decided(1.0, use_bound=True, previous_scale=1e6) == (1.0, Reason.METHOD)
-    # What the loss section added does not count.
-    assert decided(64.0, use_bound=True, previous_scale=256.0, lift=64.0) == (16.0, Reason.SCALE_BOUND)
     assert decided(64.0, LARGE / 8, ONES) == (2.0, Reason.OVERFLOW_GUARD)
     assert decided(64.0, LARGE / 8, ONES, fan_in_bound=36.0) == (0.125, Reason.OVERFLOW_GUARD)
 
@@ -215,13 +213,6 @@ def test_a_method_that_looks_at_arrays_gets_them_as_numpy_has_them(weight: Optio
     assert seen[0][1] is weight
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_what_a_method_needs_is_known_before_it_is_asked(method: str) -> None:
-    ada_loss = NumpyAdaLoss(method)
-    assert ada_loss.takes_statistics is (METHODS[method].needs is not Needs.ARRAYS)
-    assert ada_loss.adaptive is (METHODS[method].needs is not Needs.NOTHING)
-
-
 def test_a_method_with_a_history() -> None:
     seen: List[List[float]] = []
 
@@ -337,7 +328,8 @@ def test_a_copy_goes_on_from_the_state_of_the_original() -> None:
         ([0, 1.0, 0.0, 1.0], "accumulated_limit=0.0 must be positive"),
         ([0, 1.0, "all", 1.0], "accumulated_limit='all'"),
         ([0, 1.0, 1.0, math.nan], "alpha=nan"),
-        ([0, 1.0, 1.0, 1.0, [["much"]]], "history='much'"),
+        ([0, 1.0, 1.0, 1.0, [["much"]]], r"statistics \['much'\] are those of no array"),
+        ([0, 1.0, 1.0, 1.0, [["much"] * 7]], "sum='much' must be a number"),
     ],
 )
 def test_states_that_came_from_no_layer_are_refused(values: List[Any], named: str) -> None:

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Optional, Union
+from dataclasses import replace
+from typing import Any, Optional, Tuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.config import AdaLossConfig, bounded
-from ..core.layer_record import LayerObserver
+from ..core.config import AdaLossConfig
+from ..core.layer_alpha import bounded
 from ..core.methods import (
     AbsRange,
     ApproxRange,
@@ -23,7 +24,7 @@ from ..core.methods import (
 from ..core.power_of_two import clamp_scale
 from ..core.statistics import ArrayStatistics, statistics_of
 from ..core.validation import array_of_numbers, boolean, instance, positive_number, scalar
-from .ada_loss import AdaLoss
+from .ada_loss import LayerState
 
 
 def get_loss_scale_by_approx_range(
@@ -64,26 +65,23 @@ def get_loss_scale_by_approx_range(
         >>> round(float(get_loss_scale_by_approx_range(g, W, config=AdaLossConfig(), fan_in=2)))
         4787
     """
-    method: Method = ApproxRange(instance("config", config, AdaLossConfig).n_uf_threshold)
+    instance("config", config, AdaLossConfig)
     if boolean("lognormal", lognormal):
         if W is not None:
             raise ValueError(
                 "lognormal=True is defined without a weight only; pass W=None or lognormal=False"
             )
-        method = LognormalRange(config.n_uf_threshold)
-    scale = _by(method, g, W, config, fan_in)
+        return _scale_by(LognormalRange(config.n_uf_threshold), g, W, config, fan_in)
+    method = ApproxRange(config.n_uf_threshold)
     if W is None or fan_in is not None:
-        return scale
-    # K from the shape of W counts for sigma only, as published.
-    W = np.asarray(W)
-    products = W.shape[0] * math.prod(W.shape[2:]) if W.ndim else 1
-    known, weight = statistics_of(g), statistics_of(W)
-    if known.nonfinite or weight.nonfinite:
-        return scale
-    u_max = config.range.u_max
-    limit = overflow_limit(known, weight, 1.0, u_max)
-    unlimited = method.scale(known, weight, range=config.range._replace(u_max=math.inf), fan_in=products)
-    return np.array(clamp_scale(min(unlimited, limit)))
+        return _scale_by(method, g, W, config, fan_in)
+    g, W, known, weight = _with_statistics(g, W)
+    if weight is None or known.nonfinite or weight.nonfinite:
+        return np.array(1.0)
+    # As published, K from the shape of W counts for sigma only.
+    K = W.shape[0] * math.prod(W.shape[2:]) if W.ndim else 1
+    unlimited = method.scale(known, weight, range=config.range._replace(u_max=math.inf), fan_in=K)
+    return np.array(clamp_scale(min(unlimited, overflow_limit(known, weight, 1.0, config.range.u_max))))
 
 
 def get_loss_scale_by_abs_range(
@@ -118,7 +116,7 @@ def get_loss_scale_by_abs_range(
         >>> round(float(get_loss_scale_by_abs_range(g, W, config=AdaLossConfig(), fan_in=2)), 3)
         3.0
     """
-    return _by(AbsRange(), g, W, config, fan_in)
+    return _scale_by(AbsRange(), g, W, config, fan_in)
 
 
 def get_loss_scale_by_element_wise_range(
@@ -156,10 +154,10 @@ def get_loss_scale_by_element_wise_range(
         6.0
     """
     method = ElementWiseRange(instance("config", config, AdaLossConfig).max_rescue_ratio)
-    return _by(method, g, W, config, fan_in)
+    return _scale_by(method, g, W, config, fan_in)
 
 
-def _by(
+def _scale_by(
     method: Method, g: Any, W: Any, config: AdaLossConfig, fan_in: Optional[float]
 ) -> NDArray[np.float64]:
     terms = 1.0 if fan_in is None else positive_number("fan_in", fan_in)
@@ -171,9 +169,7 @@ def _by(
     return np.array(method.scale(*inputs, range=config.range, fan_in=terms))
 
 
-def _with_statistics(
-    g: Any, W: Any
-) -> tuple[NDArray[Any], Optional[NDArray[Any]], ArrayStatistics, Optional[ArrayStatistics]]:
+def _with_statistics(g: Any, W: Any) -> Tuple[Any, Any, ArrayStatistics, Optional[ArrayStatistics]]:
     """Gradient and weight as arrays, and their statistics."""
     g, W = array_of_numbers("g", g), None if W is None else array_of_numbers("W", W)
     return g, W, statistics_of(g), None if W is None else statistics_of(W)
@@ -207,7 +203,7 @@ def bound_loss_scale_by_heuristics(
     instance("config", config, AdaLossConfig)
     checked = positive_number("scale", scalar(scale))
     previous_scale = positive_number("prev_scale", prev_scale)
-    return np.array(bounded(checked, previous_scale, config)[0])
+    return np.array(bounded(checked, previous_scale, replace(config, use_bound=True))[0])
 
 
 def get_loss_scale(
@@ -252,29 +248,15 @@ def get_loss_scale(
     terms = positive_number("fan_in", fan_in)
     instance("config", config, AdaLossConfig)
     g, W, known, weight = _with_statistics(g, W)
-    return np.array(
-        _OfArrays(config).loss_scale(
-            "",
-            g,
-            W,
-            fan_in=terms,
-            previous_scale=positive_number("prev_scale", prev_scale),
-            iteration=0,
-            g_statistics=known,
-            weight_statistics=weight,
-        )
+    state, _ = LayerState().after(
+        config,
+        known,
+        weight,
+        arrays=lambda: (g, W),
+        has_weight=W is not None,
+        fan_in=terms,
+        fan_in_bound=terms,
+        previous_scale=positive_number("prev_scale", prev_scale),
+        iteration=0,
     )
-
-
-class _OfArrays(AdaLoss):
-    """Of NumPy arrays, once: nothing is reported."""
-
-    def __init__(self, config: AdaLossConfig) -> None:
-        super().__init__(config)
-        self._observer = LayerObserver(None, 0)
-
-    def statistics(self, array: NDArray[Any]) -> ArrayStatistics:
-        return statistics_of(array)
-
-    def to_numpy(self, array: NDArray[Any]) -> NDArray[Any]:
-        return array
+    return np.array(state.alpha)

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nnabla_adaloss.core import METHODS, AdaLossConfig
-from nnabla_adaloss.published import (
+from nnabla_adaloss.functions import (
     bound_loss_scale_by_heuristics,
     get_loss_scale,
     get_loss_scale_by_approx_range,

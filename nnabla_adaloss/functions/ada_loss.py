@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which scale a layer's input gradient gets by itself, for functions that scale by hand.
+"""The scale of one layer by itself, kept between iterations, for functions that scale by hand.
 
-unbounded = method(g, W, range, K)              when it is due, else what it gave last
+unbounded = method(g, W, range, K)              when it is due, else the last one
 scale     = min(unbounded, scale_upper_bound, accum_upper_bound / S)      never from above 1 to below
-scale     = min(scale, what could overflow)
+scale     = min(scale, overflow limit)
 alpha     = largest power of two <= scale
-alpha     = min(alpha, what keeps alpha * W in range, but no less than 1)
+alpha     = min(alpha, limit that keeps alpha * W in range, but no less than 1)
 
 input gradient  = backward(alpha * W, g)        carries S * alpha
 weight gradient = backward(g) / S               in float32
@@ -15,39 +15,86 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+import nnabla as nn
+import numpy as np
 from numpy.typing import NDArray
 
-from ..core.config import AdaLossConfig, bounded, scale_by_method
+from ..core.config import AdaLossConfig
+from ..core.layer_alpha import History, bounded, largest_alpha, scaled_history, unbounded_alpha, with_newest
 from ..core.layer_record import LayerObserver, LayerRecord, Reason
 from ..core.methods import Needs, overflow_limit
 from ..core.power_of_two import clamp_scale, floor_power_of_two
 from ..core.statistics import ArrayStatistics
 from ..core.validation import instance_or_none, integer, number, positive_number
+from ..kernels import Kernels
 
 
 class LayerState(NamedTuple):
-    """What is remembered of a layer between iterations."""
+    """State of a layer between iterations."""
 
-    computed_at: int = -1  # iteration in which the method was last asked; -1 before the first
-    unbounded: float = 1.0  # what it gave
+    computed_at: int = -1  # iteration of the last call of the method; -1 before the first
+    unbounded: float = 1.0  # result of that call
     accumulated_limit: float = math.inf  # overflow limit of S * alpha; unlike that of alpha, it outlives S
     alpha: float = 1.0  # the scale that was last applied
-    # For methods with `Needs.HISTORY`: statistics of g / S when the method was asked, the newest last.
-    history: Tuple[ArrayStatistics, ...] = ()
+    history: History = ()  # for methods with `Needs.HISTORY`
+
+    def is_due(self, config: AdaLossConfig, iteration: int) -> bool:
+        """Whether the method is to be called, also where iterations are counted from 0 again."""
+        age = iteration - self.computed_at
+        return self.computed_at < 0 or not 0 <= age < config.update_per_n_iteration
+
+    def after(
+        self,
+        config: AdaLossConfig,
+        g: Optional[ArrayStatistics],
+        W: Optional[ArrayStatistics],
+        *,
+        arrays: Callable[[], Tuple[NDArray[Any], Optional[NDArray[Any]]]],
+        has_weight: bool,
+        fan_in: float,
+        fan_in_bound: float,
+        previous_scale: float,
+        iteration: int,
+        weight_max: float = math.inf,
+    ) -> Tuple[LayerState, Reason]:
+        """The state with the alpha of one backward pass, and the reason for this alpha."""
+        if any(known is not None and known.nonfinite for known in (g, W)):
+            # Not kept: the layer's scale is computed from the next gradient that is finite.
+            return self._replace(alpha=1.0), Reason.NONFINITE
+        state, needs = self, config.method.needs
+        # From statistics of no element nothing is computed, and nothing is kept.
+        if self.is_due(config, iteration) and (needs is Needs.NOTHING or (g is not None and g.count)):
+            inputs: Tuple[Any, Any] = g, W
+            if needs is Needs.ARRAYS:
+                inputs = arrays()
+            elif needs is Needs.HISTORY and g is not None:
+                newest = g.scaled(1.0 / previous_scale)
+                state = state._replace(history=with_newest(self.history, iteration, newest, config))
+                inputs = scaled_history(state.history, previous_scale), W
+            unbounded = unbounded_alpha(config, *inputs, config.range, fan_in)
+            state = state._replace(computed_at=iteration, unbounded=unbounded)
+        if g is not None and has_weight == (W is not None):
+            limit = overflow_limit(g, W, fan_in_bound, config.range.u_max)
+            state = state._replace(accumulated_limit=previous_scale * limit)
+        alpha, reason = bounded(state.unbounded, previous_scale, config)
+        if alpha > state.accumulated_limit / previous_scale:
+            alpha, reason = clamp_scale(state.accumulated_limit / previous_scale), Reason.OVERFLOW_GUARD
+        if config.power_of_two:
+            alpha = floor_power_of_two(alpha)
+        if W is not None and alpha > 1.0 and alpha * W.abs_max > weight_max:
+            alpha, reason = largest_alpha(W.abs_max, weight_max), Reason.WEIGHT_RANGE
+        return state._replace(alpha=alpha), reason
 
     def as_list(self) -> List[Any]:
         """The state as plain numbers and lists, for saving."""
-        return [*self[:4], *([[list(statistics) for statistics in self.history]] if self.history else [])]
+        return [*self[:4], *([[list(g) for _, g in self.history]] if self.history else [])]
 
     @classmethod
     def from_list(cls, values: List[Any]) -> LayerState:
         """The state that `as_list` returned; TypeError or ValueError when its numbers come from no layer."""
         computed_at, unbounded, accumulated_limit, alpha, *rest = values
-        history = rest[0] if rest else []
-        for value in (value for statistics in history for value in statistics):
-            number("history", value)
         if not number("accumulated_limit", accumulated_limit) > 0.0:
             raise ValueError(f"accumulated_limit={accumulated_limit!r} must be positive")
         return cls(
@@ -55,24 +102,17 @@ class LayerState(NamedTuple):
             positive_number("unbounded", unbounded),
             accumulated_limit,
             positive_number("alpha", alpha),
-            tuple(ArrayStatistics(*statistics) for statistics in history),
+            tuple((computed_at, ArrayStatistics.loaded(g)) for history in rest for g in history),
         )
-
-
-_NEW_LAYER = LayerState()
 
 
 class AdaLoss(ABC):
     """The loss scale of every layer, computed every `update_per_n_iteration` iterations and kept in between.
 
-    A subclass says how the framework's arrays are reduced to statistics and brought to NumPy.
+    A subclass defines how the framework's arrays are reduced to statistics and brought to NumPy.
 
     Args:
         config: method, range, bounds, recorder. None: the defaults.
-
-    Attributes:
-        adaptive: False for a method such as `"fixed"`, which asks for no statistics.
-        takes_statistics: True when the method needs no single elements.
 
     Example:
         >>> import numpy as np
@@ -91,9 +131,6 @@ class AdaLoss(ABC):
 
     def __init__(self, config: Optional[AdaLossConfig] = None) -> None:
         self.config = instance_or_none("config", config, AdaLossConfig) or AdaLossConfig()
-        # The configuration never changes, and these are asked for per layer and iteration.
-        self.adaptive = self.config.method.needs is not Needs.NOTHING
-        self.takes_statistics = self.config.method.needs is not Needs.ARRAYS
         self._layers: Dict[str, LayerState] = {}
         self._observer = LayerObserver(self.config.recorder, self.config.debug_level)
 
@@ -122,14 +159,13 @@ class AdaLoss(ABC):
         iteration: int,
         g_statistics: Optional[ArrayStatistics] = None,
         weight_statistics: Optional[ArrayStatistics] = None,
-        lift: float = 1.0,
         weight_max: float = math.inf,
     ) -> float:
         """The scale to multiply a layer's input gradient by.
 
-        The method is asked anew when the layer's scale is `update_per_n_iteration` iterations old. The bounds
-        and the overflow guard apply each time; the guard takes the statistics that are given, or else the
-        last ones. Those that are not given are computed when an adaptive method is asked.
+        The method is called again when the layer's scale is `update_per_n_iteration` iterations old. The
+        bounds and the overflow guard apply each time; the guard takes the statistics that are given, or else
+        the last ones. Those that are not given are computed when the method is called, if it needs anything.
 
         Args:
             layer: name of the layer; its state is kept under this name.
@@ -141,8 +177,6 @@ class AdaLoss(ABC):
             iteration: number of the iteration; calls with the same number use the same scale of the method.
             g_statistics: statistics of `g`, if known.
             weight_statistics: statistics of `W`, if known.
-            lift: the part of `previous_scale` that makes up for a small loss; `accum_upper_bound` does not
-                count it.
             weight_max: the largest magnitude that the scaled copy of `W` may hold.
 
         Returns:
@@ -152,61 +186,41 @@ class AdaLoss(ABC):
         Raises:
             ValueError: a method of the user's own returned a scale that is not positive and finite.
         """
-        state, config = self._layers.get(layer, _NEW_LAYER), self.config
-        due = state.computed_at < 0 or not 0 <= iteration - state.computed_at < config.update_per_n_iteration
-        if self.adaptive and due:
+        state = self._layers.get(layer, LayerState())
+        if self.config.method.needs is not Needs.NOTHING and state.is_due(self.config, iteration):
             if g_statistics is None:
                 g_statistics = self.statistics(g)
             if weight_statistics is None and W is not None:
                 weight_statistics = self.statistics(W)
-        if any(known is not None and known.nonfinite for known in (g_statistics, weight_statistics)):
-            # Not kept: the layer's scale is computed from the next gradient that is finite.
-            alpha, reason = 1.0, Reason.NONFINITE
-        else:
-            # Statistics of no element: nothing is known yet, and nothing is kept.
-            if due and not (self.adaptive and g_statistics is not None and not g_statistics.count):
-                inputs: Tuple[Any, Any] = g_statistics, weight_statistics
-                if config.method.needs is Needs.ARRAYS:
-                    inputs = self.to_numpy(g), None if W is None else self.to_numpy(W)
-                elif config.method.needs is Needs.HISTORY and g_statistics is not None:
-                    past = (*state.history, g_statistics.scaled(1.0 / previous_scale))
-                    state = state._replace(history=past[-(config.method.window or 1) :])
-                    inputs = tuple(s.scaled(previous_scale) for s in state.history), weight_statistics
-                unbounded = scale_by_method(config, *inputs, config.range, fan_in)
-                state = state._replace(computed_at=iteration, unbounded=unbounded)
-            if g_statistics is not None and (W is None) == (weight_statistics is None):
-                bound = fan_in if fan_in_bound is None else fan_in_bound
-                limit = overflow_limit(g_statistics, weight_statistics, bound, config.range.u_max)
-                state = state._replace(accumulated_limit=previous_scale * limit)
-            alpha, reason = state.unbounded, Reason.METHOD
-            if config.use_bound and alpha > 1.0:
-                alpha, reason = bounded(alpha, previous_scale / lift, config)
-            if alpha > state.accumulated_limit / previous_scale:
-                alpha = clamp_scale(state.accumulated_limit / previous_scale)
-                reason = Reason.OVERFLOW_GUARD
-            alpha = floor_power_of_two(alpha) if config.power_of_two else alpha
-            largest = 0.0 if weight_statistics is None else weight_statistics.abs_max
-            if alpha > 1.0 and alpha * largest > weight_max:
-                # The scaled weight is stored in the same format.
-                alpha = max(floor_power_of_two(weight_max / largest), 1.0)
-                reason = Reason.WEIGHT_RANGE
-        self._layers[layer] = state._replace(alpha=alpha)
+        state, reason = state.after(
+            self.config,
+            g_statistics,
+            weight_statistics,
+            arrays=lambda: (self.to_numpy(g), None if W is None else self.to_numpy(W)),
+            has_weight=W is not None,
+            fan_in=fan_in,
+            fan_in_bound=fan_in if fan_in_bound is None else fan_in_bound,
+            previous_scale=previous_scale,
+            iteration=iteration,
+            weight_max=weight_max,
+        )
+        self._layers[layer] = state
         if self._observer.needed:
             self._observer(
                 LayerRecord(
                     iteration=iteration,
                     layer=layer,
-                    alpha=alpha,
+                    alpha=state.alpha,
                     unbounded=1.0 if reason is Reason.NONFINITE else state.unbounded,
                     previous_scale=previous_scale,
-                    accumulated_scale=previous_scale * alpha,
+                    accumulated_scale=previous_scale * state.alpha,
                     fan_in=fan_in,
                     g=g_statistics,
                     weight=weight_statistics,
                     reason=reason,
                 )
             )
-        return alpha
+        return state.alpha
 
     def state_dict(self) -> Dict[str, Dict[str, Any]]:
         """Everything that decides the next scales, as plain lists by layer name."""
@@ -216,10 +230,40 @@ class AdaLoss(ABC):
         """Take over what `state_dict` returned; nothing changes when it raises.
 
         Raises:
-            KeyError, TypeError, ValueError: `state` is none that `state_dict` returned.
+            KeyError, TypeError, ValueError: `state` was not returned by `state_dict`.
         """
         self._layers = {str(name): LayerState.from_list(values) for name, values in state["layers"].items()}
 
     def forget(self) -> None:
         """Drop what was computed from gradients and weights, as after loading other weights."""
         self._layers = {}
+
+
+class NNablaAdaLoss(AdaLoss):
+    """Computes the scale of each layer from NNabla arrays.
+
+    Args:
+        config: how scales are computed and bounded.
+        kernels: the kernels that read the arrays.
+
+    Example:
+        >>> import numpy as np, nnabla as nn
+        >>> from nnabla_adaloss.kernels import CpuKernels
+        >>> from nnabla_adaloss import AdaLossConfig, NNablaAdaLoss
+        >>> g, W = (nn.NdArray.from_numpy_array(np.full((2, 2), v, np.float32)) for v in (1e-7, 0.1))
+        >>> NNablaAdaLoss(AdaLossConfig(), CpuKernels()).loss_scale(
+        ...     "fc", g, W, fan_in=2, previous_scale=128.0, iteration=0)
+        8.0
+    """
+
+    def __init__(self, config: AdaLossConfig, kernels: Kernels) -> None:
+        super().__init__(config)
+        self.kernels = kernels
+
+    def statistics(self, array: nn.NdArray) -> ArrayStatistics:
+        """Statistics of `array`, from one pass over it."""
+        return self.kernels.statistics(array)
+
+    def to_numpy(self, array: nn.NdArray) -> NDArray[Any]:
+        """`array` in host memory."""
+        return np.asarray(array.data)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The alpha that a method gives a layer: from a history if it needs one, checked, and within its bounds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Tuple
+
+from .config import AdaLossConfig
+from .layer_record import Reason
+from .methods import Range
+from .power_of_two import floor_power_of_two
+from .statistics import ArrayStatistics
+
+History = Tuple[Tuple[int, ArrayStatistics], ...]
+"""Statistics of a layer's gradient by iteration, newest last, divided by the scale that it carried."""
+
+
+def with_newest(history: History, iteration: int, g: ArrayStatistics, config: AdaLossConfig) -> History:
+    """`history` with the gradient of `iteration`, in place of an earlier one of it; as long as the window."""
+    older = history[:-1] if history and history[-1][0] == iteration else history
+    return (*older, (iteration, g))[-(config.method.window or 1) :]
+
+
+def scaled_history(history: History, scale: float) -> Tuple[ArrayStatistics, ...]:
+    """The gradients of a history, as if all of them carried `scale`."""
+    return tuple(g.scaled(scale) for _, g in history)
+
+
+def unbounded_alpha(config: AdaLossConfig, g: Any, W: Any, range: Range, fan_in: float) -> float:
+    """Alpha from the method of a configuration; ValueError unless it is positive and finite."""
+    given = config.method.scale(g, W, range=range, fan_in=fan_in)
+    alpha = float(given)
+    if not 0.0 < alpha < math.inf:
+        raise ValueError(
+            f"loss_scale_method={config.loss_scale_method!r} returned {given!r} for a finite gradient; "
+            "a scale must be positive and finite"
+        )
+    return alpha
+
+
+def bounded(alpha: float, previous_scale: float, config: AdaLossConfig) -> Tuple[float, Reason]:
+    """Alpha under the bounds of a configuration, if it uses them; they never turn it below 1."""
+    if not config.use_bound or alpha <= 1.0:
+        return alpha, Reason.METHOD
+    # Comparisons instead of min and max, which are several times slower: this runs per layer and iteration.
+    upper, reason = config.accum_upper_bound / previous_scale, Reason.ACCUMULATED_BOUND
+    if upper > config.scale_upper_bound:
+        upper, reason = config.scale_upper_bound, Reason.SCALE_BOUND
+    if upper < 1.0:
+        upper = 1.0
+    return (alpha, Reason.METHOD) if alpha < upper else (upper, reason)
+
+
+def largest_alpha(weight_amax: float, u_max: float) -> float:
+    """Largest power of two that keeps the scaled copy of a weight within `u_max`, but at least 1."""
+    return max(floor_power_of_two(u_max / weight_amax), 1.0)
