@@ -2,7 +2,6 @@
 """Watching a training: events, monitors that take them, and recordings that answer questions."""
 
 from .audience import Audience as Audience
-from .audience import Monitor as Monitor
 from .audience import audience_of as audience_of
 from .events import BatchRepeated as BatchRepeated
 from .events import BatchThrownAway as BatchThrownAway
@@ -10,6 +9,7 @@ from .events import Event as Event
 from .events import GradientSeen as GradientSeen
 from .events import LayerArrays as LayerArrays
 from .events import LayerScaled as LayerScaled
+from .events import Monitor as Monitor
 from .events import Overflowed as Overflowed
 from .events import ScaleChanged as ScaleChanged
 from .events import TrainingBegan as TrainingBegan

@@ -1,68 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a monitor is, and the audience: events go to the monitors that want them, whatever these raise."""
+"""The monitors of a training: each receives the events that it has methods for, whatever it raises."""
 
 from __future__ import annotations
 
 import logging
 import traceback
 from contextlib import suppress
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Type, Union, get_type_hints
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Type, Union
 
 from ..core.validation import positive_integer
 from ..errors import warn
-from . import events
+from .events import METHODS, Event, LayerScaled, Monitor, UpdateEnded
 
 logger = logging.getLogger("nnabla_adaloss")
-
-
-class Monitor:
-    """Methods that do nothing: override those whose events you want.
-
-    Any object with some of these methods is a monitor, of this class or not. What a monitor raises is
-    reported once, and training goes on.
-
-    Attributes:
-        every: `on_layer_scaled` and `on_update_ended` are called in iterations whose number is a multiple of
-            this. In the others they cost nothing. 1. Other methods are called at every event.
-
-    Example:
-        >>> from nnabla_adaloss import Monitor
-        >>> class Losses(Monitor):
-        ...     every = 10
-        ...     def __init__(self):
-        ...         self.seen = []
-        ...     def on_update_ended(self, event):
-        ...         self.seen.append(event.loss)
-    """
-
-    every: int = 1
-
-    def on_training_began(self, event: events.TrainingBegan) -> None:
-        """The first update is about to begin."""
-
-    def on_layer_scaled(self, event: events.LayerScaled) -> None:
-        """A layer's backward ran with a scale of its own; several times per iteration if batches repeat."""
-
-    def on_overflowed(self, event: events.Overflowed) -> None:
-        """Gradients were not finite after a pass."""
-
-    def on_batch_repeated(self, event: events.BatchRepeated) -> None:
-        """A batch is going to be run again."""
-
-    def on_batch_thrown_away(self, event: events.BatchThrownAway) -> None:
-        """A batch, or a window of them, was lost."""
-
-    def on_scale_changed(self, event: events.ScaleChanged) -> None:
-        """The global loss scale is another one than before the update."""
-
-    def on_update_ended(self, event: events.UpdateEnded) -> None:
-        """An update is over."""
-
-
-# The method that takes each kind of event.
-_METHODS: Dict[Type[Any], str] = {
-    get_type_hints(method)["event"]: name for name, method in vars(Monitor).items() if name.startswith("on_")
-}
 
 
 class Audience:
@@ -71,7 +21,7 @@ class Audience:
     def __init__(self, monitors: Sequence[Any]) -> None:
         # For each kind of event: monitors, their methods, and in every how many iterations these are called.
         self._listeners: Dict[Type[Any], List[Tuple[Any, Callable[[Any], Any], int]]] = {
-            kind: [] for kind in _METHODS
+            kind: [] for kind in METHODS
         }
         self._failed: Set[int] = set()
         self._began = False
@@ -80,22 +30,20 @@ class Audience:
 
     def _add(self, monitor: Any) -> None:
         every = positive_integer(f"every of {type(monitor).__name__}", getattr(monitor, "every", 1))
-        found = False
-        for kind, name in _METHODS.items():
-            method = getattr(monitor, name, None)
-            # What does nothing need not be called.
-            if callable(method) and getattr(method, "__func__", None) is not getattr(Monitor, name):
-                periodic = kind in (events.LayerScaled, events.UpdateEnded)
-                self._listeners[kind].append((monitor, method, every if periodic else 1))
-                found = True
+        found = {kind: method for kind, name in METHODS.items() if (method := _method(monitor, name))}
+        for kind, listeners in self._listeners.items():
+            method = found.get(kind, found.get(Event))
+            if method is not None:
+                periodic = kind in (LayerScaled, UpdateEnded)
+                listeners.append((monitor, method, every if periodic else 1))
         if not found and type(monitor).__module__ == "nnabla.monitor":
             raise TypeError(
-                f"monitors contains nnabla's {type(monitor).__name__}, which is told of no events: give a "
+                f"monitors contains nnabla's {type(monitor).__name__}, which receives no events: give a "
                 "Recorder(), and write its recording with to_monitor_series(path)"
             )
         if not found:
             raise TypeError(
-                f"monitors contains {monitor!r}, which has none of the methods {', '.join(_METHODS.values())}"
+                f"monitors contains {monitor!r}, which has none of the methods {', '.join(METHODS.values())}"
             )
 
     def begins(self) -> bool:
@@ -107,7 +55,7 @@ class Audience:
         """Whether a monitor wants events of this kind in this iteration."""
         return any(not iteration % every for _, _, every in self._listeners[kind])
 
-    def tell(self, event: events.Event) -> None:
+    def tell(self, event: Event) -> None:
         """Call the monitors that want the event. Each one's first exception is reported."""
         for monitor, method, every in self._listeners[type(event)]:
             if event.iteration % every:
@@ -127,6 +75,13 @@ class Audience:
                     warn(f"{message}: {told}; training goes on")
                     with suppress(Exception):
                         logger.exception("%s; training goes on", message)
+
+
+def _method(monitor: Any, name: str) -> Optional[Callable[[Any], Any]]:
+    """A method of a monitor; None if it is missing, or does nothing."""
+    method = getattr(monitor, name, None)
+    inherited = getattr(method, "__func__", None) is getattr(Monitor, name)
+    return method if callable(method) and not inherited else None
 
 
 def audience_of(monitors: Union[Sequence[Any], Audience]) -> Optional[Audience]:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of a training that monitors receive, and what they can see of a layer."""
+"""Events of a training, and the methods of a monitor that receive them."""
 
 from __future__ import annotations
 
 import math
-from typing import Dict, NamedTuple, Optional, Protocol, Tuple, Union
+from typing import Any, Dict, NamedTuple, Optional, Protocol, Tuple, Type, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,16 @@ from ..core.layer_record import LayerRecord
 from ..core.statistics import ArrayStatistics
 
 _BIAS = 127  # bin e of an exponent histogram counts magnitudes from 2**(e - 127) on
+
+
+class Event(Protocol):
+    """An event, or the row of one in a recording: a tuple with the iteration in which it happened."""
+
+    @property
+    def iteration(self) -> int:
+        """Number of the iteration."""
+
+    def _asdict(self) -> Dict[str, Any]: ...
 
 
 class LayerArrays(NamedTuple):
@@ -201,5 +211,57 @@ class UpdateEnded(NamedTuple):
     loss: float
 
 
-Recorded = Union[TrainingBegan, Overflowed, BatchRepeated, BatchThrownAway, ScaleChanged, UpdateEnded]
-Event = Union[LayerScaled, Recorded]
+class Monitor:
+    """Methods that do nothing: override those whose events you want.
+
+    Any object with some of these methods is a monitor, of this class or not. An exception in a monitor is
+    reported once, and training goes on.
+
+    Attributes:
+        every: `on_layer_scaled` and `on_update_ended` are called in iterations whose number is a multiple of
+            this. In the others they cost nothing. 1. Other methods are called at every event.
+
+    Example:
+        >>> from nnabla_adaloss import Monitor
+        >>> class Losses(Monitor):
+        ...     every = 10
+        ...     def __init__(self):
+        ...         self.seen = []
+        ...     def on_update_ended(self, event):
+        ...         self.seen.append(event.loss)
+    """
+
+    every: int = 1
+
+    def on_event(self, event: Event) -> None:
+        """An event whose own method, below, the monitor does not have."""
+
+    def on_training_began(self, event: TrainingBegan) -> None:
+        """The first update is about to begin."""
+
+    def on_layer_scaled(self, event: LayerScaled) -> None:
+        """A layer's backward ran with a scale of its own; several times per iteration if batches repeat."""
+
+    def on_overflowed(self, event: Overflowed) -> None:
+        """Gradients were not finite after a pass."""
+
+    def on_batch_repeated(self, event: BatchRepeated) -> None:
+        """A batch is going to be run again."""
+
+    def on_batch_thrown_away(self, event: BatchThrownAway) -> None:
+        """A batch, or a window of them, was lost."""
+
+    def on_scale_changed(self, event: ScaleChanged) -> None:
+        """The global loss scale is another one than before the update."""
+
+    def on_update_ended(self, event: UpdateEnded) -> None:
+        """An update is over."""
+
+
+METHODS: Dict[Type[Any], str] = {
+    get_type_hints(method)["event"]: name for name, method in vars(Monitor).items() if name.startswith("on_")
+}
+"""The method for each kind of event; that of `Event` is for all that have no other."""
+
+RECORDED: Tuple[Type[Any], ...] = tuple(kind for kind in METHODS if kind not in (Event, LayerScaled))
+"""Kinds of events that are recorded as they are; a `LayerScaled` becomes a `LayerRow`."""

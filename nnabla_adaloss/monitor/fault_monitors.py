@@ -14,8 +14,7 @@ import numpy as np
 from ..core.layer_record import LayerObserver
 from ..core.validation import integer, path_name, positive_integer
 from ..state.whole_file import PathLike, replace_file
-from .audience import Monitor
-from .events import BatchRepeated, BatchThrownAway, LayerScaled, ScaleChanged
+from .events import BatchRepeated, BatchThrownAway, LayerScaled, Monitor, ScaleChanged
 
 logger = logging.getLogger("nnabla_adaloss")
 

@@ -9,11 +9,10 @@ from ..core.layer_selection import LayerSelection, unmatched
 from ..core.validation import boolean, path_name, positive_integer, strings
 from ..errors import warn
 from ..state.whole_file import PathLike
-from .audience import Monitor
-from .events import LayerScaled, UpdateEnded
+from .events import Event, LayerScaled, Monitor, UpdateEnded
 from .recording import Recording
 from .row_file import RowFile
-from .rows import Row, row_of
+from .rows import row_of
 from .tensorboard import TensorBoardFile
 
 
@@ -113,15 +112,15 @@ class Recorder(Monitor):
         elif self._patterns:  # all layers have been seen; in a loop of one's own, nothing else tells it
             self._warn_of_patterns()
         if self._selected[layer]:
-            self._record(row_of(event, histograms=self._histograms, data=self._data))
+            self.on_event(row_of(event, histograms=self._histograms, data=self._data))
 
-    def _record(self, event: Row) -> None:
-        """Record it."""
+    def on_event(self, event: Event) -> None:
+        """Record an event as it is."""
         self.recording.rows.append(event)
         for file in self._files:
             self._do(file, file.append_row, event)
 
-    def _do(self, file: Union[RowFile, TensorBoardFile], action: Callable[..., None], *rows: Row) -> None:
+    def _do(self, file: Union[RowFile, TensorBoardFile], action: Callable[..., None], *rows: Event) -> None:
         """Write to a file; the first time that it cannot be, warn."""
         try:
             action(*rows)
@@ -133,12 +132,10 @@ class Recorder(Monitor):
                     "what happens is missing from it"
                 )
 
-    on_training_began = on_overflowed = on_batch_repeated = on_batch_thrown_away = on_scale_changed = _record
-
     def on_update_ended(self, event: UpdateEnded) -> None:
-        """Record it."""
+        """Record the end of an update; now the layers are known."""
         self._warn_of_patterns()
-        self._record(event)
+        self.on_event(event)
 
     def _warn_of_patterns(self) -> None:
         """Warn of patterns that match no layer, now that the layers are known; the first time only."""

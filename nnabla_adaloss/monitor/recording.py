@@ -12,9 +12,9 @@ from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Type,
 
 from ..core.validation import integer
 from ..state.whole_file import PathLike
-from .events import BatchThrownAway
+from .events import BatchThrownAway, Event
 from .row_file import read_rows, write_rows
-from .rows import LayerRow, Row, points_of
+from .rows import LayerRow, points_of
 from .tensorboard import TensorBoardFile
 
 _Kind = TypeVar("_Kind")
@@ -65,10 +65,10 @@ class Recording:
         [Underflow(layer='fc', since=7, until=None, worst=0.2, last=0.2, share=1.0)]
     """
 
-    def __init__(self, rows: Iterable[Row] = (), limit: Optional[int] = None) -> None:
+    def __init__(self, rows: Iterable[Event] = (), limit: Optional[int] = None) -> None:
         if limit is not None and integer("limit", limit) < 0:
             raise ValueError(f"limit={limit!r} must be 0 or more, or None")
-        self.rows: Deque[Row] = deque(rows, limit)
+        self.rows: Deque[Event] = deque(rows, limit)
 
     @classmethod
     def load(cls, path: PathLike) -> Recording:

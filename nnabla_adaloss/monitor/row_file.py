@@ -16,47 +16,54 @@ from io import FileIO
 from typing import Any, Callable, Dict, Iterable, List, Type, Union, get_args, get_origin, get_type_hints
 
 from ..state.whole_file import PathLike, special_kind
-from .events import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, TrainingBegan, UpdateEnded
-from .rows import LayerRow, Row
+from . import events
+from .rows import LayerRow
 
-_KINDS: Dict[str, Type[Any]] = {
-    "began": TrainingBegan,
-    "layer": LayerRow,
-    "overflow": Overflowed,
-    "repeat": BatchRepeated,
-    "lost": BatchThrownAway,
-    "scale": ScaleChanged,
-    "update": UpdateEnded,
+# Words in a file for rows; an event that is not here goes by the name of its class.
+_WORDS: Dict[Type[Any], str] = {
+    LayerRow: "layer",
+    events.TrainingBegan: "began",
+    events.Overflowed: "overflow",
+    events.BatchRepeated: "repeat",
+    events.BatchThrownAway: "lost",
+    events.ScaleChanged: "scale",
+    events.UpdateEnded: "update",
 }
-_NAMES = {kind: name for name, kind in _KINDS.items()}
+_NAMES: Dict[Type[Any], str] = {**{kind: kind.__name__ for kind in events.RECORDED}, **_WORDS}
+_KINDS = {name: kind for kind, name in _NAMES.items()}
 
 
 def _check(name: str, hint: Any) -> Callable[[Any], bool]:
     """Whether a value of JSON can be that of a field. Counts are not negative, scales are positive, and
-    integers are what 64 bits hold, also where a number is meant.
+    integers have at most 64 bits, also in a float field.
     """
     kind, of = get_origin(hint), get_args(hint)
     if kind is Union:  # or None
         one = _check(name, of[0])
         return lambda value: value is None or one(value)
     if kind is tuple:
-        return lambda value: isinstance(value, list) and all(type(one) is str for one in value)
+        one = _check(name, of[0])
+        return lambda value: isinstance(value, list) and all(map(one, value))
+    if kind is dict:
+        one = _check(name, of[1])
+        return lambda value: isinstance(value, dict) and all(map(one, value.values()))
     if kind is list:  # an exponent, which may be negative, and counts from there on; or nothing
         return lambda value: (
             isinstance(value, list)
             and len(value) != 1
             and all(type(one) is int and abs(one) < 2**63 for one in value)
         )
-    if kind is dict:
-        return lambda value: isinstance(value, dict) and all(type(one) is str for one in value.values())
     if name in ("alpha", "scale", "before", "after"):
         return lambda value: type(value) in (int, float) and 0 < value < 2.0**1023
     if hint is float:
         return lambda value: type(value) is float or (type(value) is int and abs(value) < 2**63)
+    if hint not in (str, bool, int):
+        raise TypeError(f"field {name} is a {hint}, which files of rows cannot hold")
     return lambda value: type(value) is hint and (hint is not int or 0 <= value < 2**63)
 
 
-_CHECKS = {kind: {name: _check(name, hint) for name, hint in get_type_hints(kind).items()} for kind in _NAMES}
+_HINTS = {kind: get_type_hints(kind) for kind in _NAMES}
+_CHECKS = {kind: {name: _check(name, hint) for name, hint in hints.items()} for kind, hints in _HINTS.items()}
 
 _VERSION = 2
 _SIGNATURE = b'{"kind":"nnabla_adaloss recording","version":'
@@ -114,7 +121,7 @@ class RowFile(AppendedFile):
             self.close()
             raise
 
-    def append_row(self, row: Row) -> None:
+    def append_row(self, row: events.Event) -> None:
         """Write a row: the next reader sees it."""
         self.append(_line(row))
 
@@ -130,10 +137,10 @@ def _end_of_whole_lines(name: str) -> int:
         return size - len(last) + last.rfind(b"\n") + 1
 
 
-def read_rows(path: PathLike) -> List[Row]:
+def read_rows(path: PathLike) -> List[events.Event]:
     """The rows of a file; of what was done again after a crash, the second time."""
     name = os.fsdecode(path)
-    rows: List[Row] = []
+    rows: List[events.Event] = []
     began_anew = False
     with open(name, "rb") as file:
         _check_header(name, file.readline(_LONGEST))
@@ -155,27 +162,28 @@ def read_rows(path: PathLike) -> List[Row]:
     return rows
 
 
-def write_rows(path: PathLike, rows: Iterable[Row]) -> None:
+def write_rows(path: PathLike, rows: Iterable[events.Event]) -> None:
     """Write rows to a new file; one that is there is replaced."""
     with open(path, "wb") as file:
         file.writelines([_HEADER, *map(_line, rows)])
 
 
-def _line(row: Row) -> bytes:
+def _line(row: events.Event) -> bytes:
     """A row as a JSON object: its kind, and its fields without those that are None."""
     fields = {name: value for name, value in row._asdict().items() if value is not None}
     return json.dumps({"event": _NAMES[type(row)], **fields}, separators=(",", ":")).encode() + b"\n"
 
 
-def _row(event: str, **fields: Any) -> Row:
+def _row(event: str, **fields: Any) -> events.Event:
     if event not in _KINDS:
         raise ValueError(f"there is no event {event!r}")
     kind = _KINDS[event]
     row: Any = kind(**fields)
     for name, value in fields.items():
         if not _CHECKS[kind][name](value):
-            raise ValueError(f"{name}={value!r} is none that a Recorder writes")
-    found: Row = row._replace(layers=tuple(row.layers)) if "layers" in fields else row
+            raise ValueError(f"{name}={value!r} is not a value that a Recorder writes")
+    tuples = {name: tuple(value) for name, value in fields.items() if get_origin(_HINTS[kind][name]) is tuple}
+    found: events.Event = row._replace(**tuples) if tuples else row
     return found
 
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recording consists of: a row for each thing that happened."""
+"""The row of a layer, and the curves that rows are drawn as."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Type, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Type
 
 import numpy as np
 
-from .events import BatchThrownAway, LayerScaled, Recorded, ScaleChanged, UpdateEnded
+from .events import BatchThrownAway, Event, LayerScaled, ScaleChanged, UpdateEnded
 
 
 class LayerRow(NamedTuple):
@@ -78,8 +78,6 @@ class LayerRow(NamedTuple):
         return self.overflowed / self.elements
 
 
-Row = Union[LayerRow, Recorded]
-
 _OF_LAYER = (
     *("alpha", "scale", "underflow", "overflow", "nonfinite", "headroom"),
     *("weight_max", "weight_subnormal", "input_max", "input_subnormal"),
@@ -93,8 +91,8 @@ _CURVES: Dict[Type[Any], Dict[str, str]] = {
 }
 
 
-def points_of(row: Row) -> Dict[str, float]:
-    """What of a row can be drawn over iterations, by the name of the curve: `conv/scale`, or `loss`."""
+def points_of(row: Event) -> Dict[str, float]:
+    """Numbers of a row that are drawn over iterations, by the name of the curve: `conv/scale`, or `loss`."""
     layer = f"{row.layer}/" if isinstance(row, LayerRow) else ""
     fields = _CURVES.get(type(row), {}).items()
     known = ((layer + name, getattr(row, field)) for name, field in fields)

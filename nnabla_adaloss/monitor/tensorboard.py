@@ -11,9 +11,9 @@ import time
 from typing import Any, Dict, List
 
 from ..state.whole_file import PathLike
-from .events import Overflowed, TrainingBegan, UpdateEnded
+from .events import Event, Overflowed, TrainingBegan, UpdateEnded
 from .row_file import AppendedFile
-from .rows import LayerRow, Row, points_of
+from .rows import LayerRow, points_of
 
 
 class TensorBoardFile:
@@ -39,7 +39,7 @@ class TensorBoardFile:
         self.name = self._file.name
         self._file.append(self._record(file_version="brain.Event:2"))
 
-    def append_row(self, row: Row) -> None:
+    def append_row(self, row: Event) -> None:
         """Write a row, at the latest with the next iteration."""
         over = row.iteration != self._iteration or isinstance(row, UpdateEnded)
         records = self._layers() if over else []
@@ -70,7 +70,7 @@ class TensorBoardFile:
         rows, self._last_passes = self._last_passes.values(), {}
         return [record for row in rows for record in self._points(row)]
 
-    def _points(self, row: Row) -> List[bytes]:
+    def _points(self, row: Event) -> List[bytes]:
         points = points_of(row).items()
         found = [self._of(row, self._summary.scalar(*point)) for point in points if math.isfinite(point[1])]
         if isinstance(row, LayerRow) and row.exponents:
@@ -78,7 +78,7 @@ class TensorBoardFile:
             found.append(self._of(row, self._summary.histogram_raw(f"{row.layer}/exponents", **histogram)))
         return found
 
-    def _of(self, row: Row, summary: Any) -> bytes:
+    def _of(self, row: Event, summary: Any) -> bytes:
         return self._record(summary=summary, step=row.iteration)
 
     def _record(self, **fields: Any) -> bytes:

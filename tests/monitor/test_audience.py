@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Any, List, get_args
+from typing import Any, List
 
 import pytest
 
 from nnabla_adaloss import LossScaleWarning
-from nnabla_adaloss.monitor import Audience, Event, Monitor, ScaleChanged, UpdateEnded, audience_of
+from nnabla_adaloss.monitor import Audience, Event, Monitor, ScaleChanged, UpdateEnded, audience_of, events
 
 
 class Listening:
@@ -40,12 +40,34 @@ def ended(iteration: int) -> UpdateEnded:
     return UpdateEnded(iteration, True, "updated", 8.0, 0, 0.5)
 
 
-def test_each_kind_of_event_has_a_method_that_does_nothing() -> None:
-    for kind in get_args(Event):
+KINDS = [kind for kind in events.METHODS if kind is not Event]
+
+
+def test_every_event_that_is_declared_has_a_method_that_does_nothing() -> None:
+    declared = [one for one in vars(events).values() if getattr(one, "__module__", "") == events.__name__]
+    assert set(KINDS) == {one for one in declared if hasattr(one, "_fields") and hasattr(one, "iteration")}
+    for kind in KINDS:
         name = "on_" + re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
         assert getattr(Monitor(), name)(None) is None
         hears = type("Hears", (Monitor,), {name: lambda self, event: None})()
-        assert [other for other in get_args(Event) if Audience([hears]).wants(other, 1)] == [kind]
+        assert [other for other in KINDS if Audience([hears]).wants(other, 1)] == [kind]
+
+
+class Catching(Listening):
+    """Also of other events."""
+
+    def on_event(self, event: Event) -> None:
+        self.heard.append([event])
+
+
+def test_events_without_a_method_of_their_own_come_to_on_event() -> None:
+    catching = Catching()
+    audience = Audience([catching])
+    assert all(audience.wants(kind, 1) for kind in KINDS)
+    lost = events.BatchThrownAway(2, "overflow", (), 1)
+    for event in (ended(1), lost):
+        audience.tell(event)
+    assert catching.heard == [ended(1), [lost]]
 
 
 def test_periodic_events_are_told_in_every_nth_iteration_and_others_always() -> None:
@@ -101,7 +123,7 @@ def test_no_monitors_are_no_audience() -> None:
 @pytest.mark.parametrize(
     ("monitors", "error", "message"),
     [
-        ([print], TypeError, "has none of the methods on_training_began, on_layer_scaled"),
+        ([print], TypeError, "has none of the methods on_event, on_training_began, on_layer_scaled"),
         ([Monitor()], TypeError, "has none of the methods"),
         (Listening(), TypeError, "monitors must be a list of monitors, got Listening"),
         ([Listening(every=0)], ValueError, "every of Listening=0 must be 1 or more"),

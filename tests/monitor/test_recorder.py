@@ -7,11 +7,12 @@ from datetime import datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, Optional, Set
+from typing import Any, Dict, Optional, Set, get_origin, get_type_hints
 
 import numpy as np
 import pytest
 
+import nnabla_adaloss
 from nnabla_adaloss import (
     AdaLossConfig,
     AdaptiveLossScaling,
@@ -25,11 +26,27 @@ from nnabla_adaloss import (
     UpdateEnded,
 )
 from nnabla_adaloss.emulation import FormatEmulation
+from nnabla_adaloss.monitor import Audience
+from nnabla_adaloss.monitor.events import RECORDED
 from tests.worlds.trainings import AS_THE_BASELINE, training, watched
 
 
 def of_method(method: Any) -> Dict[str, Any]:
     return {"config": AdaLossConfig(loss_scale_method=method)}
+
+
+VALUES: Dict[Any, Any] = {int: 1, float: 2.0, str: "word", bool: True}
+
+
+@pytest.mark.parametrize("kind", RECORDED)
+def test_every_kind_of_event_is_recorded_and_read_back(tmp_path: Path, kind: Any) -> None:
+    # Tuples and dicts are empty.
+    hints = get_type_hints(kind).items()
+    event = kind(**{name: VALUES[hint] if hint in VALUES else get_origin(hint)() for name, hint in hints})
+    with Recorder(tmp_path / "run.jsonl") as recorder:
+        Audience([recorder]).tell(event)
+    assert list(recorder.recording.rows) == list(Recording.load(tmp_path / "run.jsonl").rows) == [event]
+    assert getattr(nnabla_adaloss, kind.__name__) is getattr(nnabla_adaloss.monitor, kind.__name__) is kind
 
 
 def test_layers_losses_and_repeats() -> None:

@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import Any, List, Optional, get_args, get_type_hints
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnabla_adaloss import ScaleChanged
+from nnabla_adaloss import LayerRow, ScaleChanged
+from nnabla_adaloss.monitor import row_file
+from nnabla_adaloss.monitor.events import RECORDED, Event
 from nnabla_adaloss.monitor.row_file import RowFile, read_rows, write_rows
-from nnabla_adaloss.monitor.rows import Row
 
 COUNTS = st.integers(0, 2**63 - 1)
 VALUES = {
@@ -31,14 +33,14 @@ def of_kind(kind: Any) -> st.SearchStrategy[Any]:
     return st.builds(kind, **{**fields, **scales})
 
 
-rows = st.lists(st.one_of(*map(of_kind, get_args(Row))), max_size=6)
+rows = st.lists(st.one_of(*map(of_kind, (LayerRow, *RECORDED))), max_size=6)
 
 
 def scale(iteration: int, after: float = 2.0) -> ScaleChanged:
     return ScaleChanged(iteration, 1.0, after)
 
 
-def write(path: Path, rows: List[Row]) -> None:
+def write(path: Path, rows: List[Event]) -> None:
     file = RowFile(path)
     for row in rows:
         file.append_row(row)
@@ -46,7 +48,7 @@ def write(path: Path, rows: List[Row]) -> None:
 
 
 @given(rows)
-def test_every_row_comes_back(tmp_path_factory: pytest.TempPathFactory, rows: List[Row]) -> None:
+def test_every_row_comes_back(tmp_path_factory: pytest.TempPathFactory, rows: List[Event]) -> None:
     folder = tmp_path_factory.mktemp("rows")
     write(folder / "appended", rows)
     write_rows(folder / "written", rows)
@@ -62,7 +64,7 @@ def test_a_file_that_ends_anywhere_is_read_up_to_the_last_whole_line(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.mktemp("rows") / "run.jsonl"
-    written: List[Row] = [scale(i) for i in range(5)]
+    written: List[Event] = [scale(i) for i in range(5)]
     write(path, written)
     content = path.read_bytes()
     length = data.draw(st.integers(0, len(content)))
@@ -112,3 +114,33 @@ def test_a_file_of_a_newer_version(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"version":2', b'"version":9'))
     with pytest.raises(ValueError, match=r"has version 9 of the format"):
         read_rows(path)
+
+
+class ListsMeasured(NamedTuple):
+    """An event with containers of numbers."""
+
+    iteration: int
+    bits: Tuple[int, ...]
+    losses: Dict[str, float]
+    why: Optional[Tuple[str, ...]] = None
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ({"bits": (1, 2), "losses": {"a": 0.5}, "why": ("x",)}, {"bits": (1, "2"), "losses": {}}),
+        ({"bits": (), "losses": {}}, {"bits": (1,), "losses": {"a": "0.5"}}),
+    ],
+)
+def test_fields_of_events_may_be_tuples_and_dicts_of_numbers(good: Any, bad: Any) -> None:
+    hints = get_type_hints(ListsMeasured)
+    checks = {name: row_file._check(name, hint) for name, hint in hints.items()}
+
+    def is_valid(fields: Any) -> bool:
+        read = json.loads(json.dumps(fields))
+        return all(checks[name](value) for name, value in read.items())
+
+    assert is_valid(good)
+    assert not is_valid(bad)
+    with pytest.raises(TypeError, match="field when is a .*, which files of rows cannot hold"):
+        row_file._check("when", bytes)
