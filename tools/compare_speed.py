@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
-import os
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from tools.checkouts import Worker, checkout
 from tools.speed_worker import WORKLOADS
 
-HERE = Path(__file__).resolve().parent
 BLOCK = 16  # iterations: whole cycles of those that measure and those that do not
 
 DESCRIPTION = """\
@@ -47,45 +44,20 @@ examples:
 """
 
 
-class Worker:
+class Trainer(Worker):
     """A process that trains with one checkout, until it is closed."""
 
     def __init__(self, checkout: Path, options: Dict[str, Any]) -> None:
-        self._checkout, self._options = checkout, options
-        environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(HERE / "speed_worker.py")]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            command, cwd=checkout, env=environment, stdin=pipe, stdout=pipe, text=True
-        )
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.communicate()
+        super().__init__(checkout, "speed_worker.py")
+        self._options = options
 
     def build(self, case: str) -> str:
-        """Build a case and return its title. RuntimeError: the package was imported from elsewhere."""
-        answer = self._ask({"case": case, "options": self._options})
-        package = Path(answer["package"]).resolve().parent.parent
-        if package != self._checkout:
-            raise RuntimeError(f"{self._checkout}: the package was imported from {package}")
-        return str(answer["title"])
+        """Build a case and return its title."""
+        return str(self.ask({"case": case, "options": self._options})["title"])
 
     def seconds(self, way: str) -> float:
         """Seconds that a block of iterations takes."""
-        return float(self._ask({"way": way, "iterations": BLOCK})["seconds"])
-
-    def _ask(self, request: Dict[str, Any]) -> Dict[str, Any]:
-        try:
-            print(json.dumps(request), file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline() if self._process.stdout else ""
-        except BrokenPipeError:
-            line = ""
-        answer: Dict[str, Any] = json.loads(line or '{"error": "it ended"}')
-        if "error" in answer:
-            raise RuntimeError(f"{self._checkout}: {request}: {answer['error']}")
-        return answer
+        return float(self.ask({"way": way, "iterations": BLOCK})["seconds"])
 
 
 class Spread(NamedTuple):
@@ -110,7 +82,7 @@ def spread(numbers: Sequence[float]) -> Spread:
 Blocks = Dict[Tuple[str, str], List[float]]
 
 
-def take_turns(workers: Dict[str, Worker], seconds: float, title: str) -> Blocks:
+def take_turns(workers: Dict[str, Trainer], seconds: float, title: str) -> Blocks:
     """What blocks took, by worker and way, for about so many seconds, and three times each at least.
 
     The turns change their order from round to round: what comes first would otherwise always come first.
@@ -156,14 +128,6 @@ def row(title: str, columns: Dict[str, Spread], dynamic: float) -> str:
     return f"{title:44}{old:>21}{new:>21}{ratio:>21}{columns['control'].middle:9.3f}{1e3 * dynamic:9.2f} ms"
 
 
-def checkout(text: str) -> Path:
-    """A folder that holds the package."""
-    path = Path(text).resolve()
-    if not (path / "nnabla_adaloss" / "__init__.py").is_file():
-        raise argparse.ArgumentTypeError(f"{text} holds no nnabla_adaloss: give the root of a checkout")
-    return path
-
-
 def argument(text: str) -> Tuple[str, Any]:
     """`delay=1` is the number, `on_overflow=next` the word."""
     name, equals, value = text.partition("=")
@@ -203,7 +167,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         parser.error(f"unknown case: {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
     print(HEADER)
     try:
-        first, second = Worker(options.old_dir, dict(options.old)), Worker(options.new_dir, dict(options.new))
+        first = Trainer(options.old_dir, dict(options.old))
+        second = Trainer(options.new_dir, dict(options.new))
         with closing(first) as old, closing(second) as new:
             for case in options.cases or WORKLOADS:
                 title, _ = old.build(case), new.build(case)

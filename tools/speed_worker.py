@@ -1,28 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains networks with one checkout of the package and tells how long blocks of iterations take.
 
-`python -m tools.compare_speed` starts one such process per checkout. A request and its answer are a JSON
-object on a line each, on standard input and output; what libraries print goes to standard error.
+`python -m tools.compare_speed` starts one such process per checkout. Requests and their answers:
 
-    {"case": "chain-40x32", "options": {"delay": 0}}   {"package": ".../__init__.py", "title": "40 layers"}
+    {"case": "chain-40x32", "options": {"delay": 0}}   {"title": "40 layers"}
     {"way": "adaptive", "iterations": 16}              {"seconds": 0.021}
 
-What fails is answered by `{"error": "..."}`. Only the public names of the package are used, so that an older
-checkout can be asked, too.
+Only the public names of the package are used, so that an older checkout can be asked, too.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
-import os
 import sys
 import time
-import traceback
-import warnings
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Callable, Dict, NamedTuple, Optional, TextIO
+from typing import Any, Callable, Dict, NamedTuple, Optional
 
 import nnabla as nn
 import nnabla.solvers as S
@@ -120,35 +114,20 @@ def train(action: Action, iterations: int) -> float:
     return time.thread_time() - start
 
 
-def serve(requests: TextIO, answers: TextIO) -> None:
-    """Answer requests until there are no more."""
-    import nnabla_adaloss
-
-    built: Dict[str, Action] = {}
-    for line in requests:
-        request = json.loads(line)
-        answer: Dict[str, Any]
-        try:
-            if "case" in request:
-                built.clear()
-                work = WORKLOADS[request["case"]]()
-                built.update(actions(work, request["options"]))
-                answer = {"package": nnabla_adaloss.__file__, "title": work.title}
-            else:
-                answer = {"seconds": train(built[request["way"]], request["iterations"])}
-        except Exception as error:
-            traceback.print_exc()
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=answers, flush=True)
+_built: Dict[str, Action] = {}
 
 
-def main() -> None:
-    """Serve on standard input and output."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    warnings.simplefilter("ignore")
-    serve(sys.stdin, answers)
+def answer(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Build a case, or train one that is built."""
+    if "case" not in request:
+        return {"seconds": train(_built[request["way"]], request["iterations"])}
+    _built.clear()
+    work = WORKLOADS[request["case"]]()
+    _built.update(actions(work, request["options"]))
+    return {"title": work.title}
 
 
 if __name__ == "__main__":
-    main()
+    from checkouts import serve  # beside this script: the checkout may have no such file
+
+    serve(answer)
