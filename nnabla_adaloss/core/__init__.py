@@ -13,7 +13,6 @@ from .formats import get_format as get_format
 from .layer_record import LayerRecord as LayerRecord
 from .layer_record import Reason as Reason
 from .layer_selection import LayerSelection as LayerSelection
-from .loss_section import loss_section_factor as loss_section_factor
 from .methods import METHODS as METHODS
 from .methods import AmaxHistory as AmaxHistory
 from .methods import Method as Method

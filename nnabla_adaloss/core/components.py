@@ -54,11 +54,9 @@ class NodeStructure(NamedTuple):
     leaves: Tuple[int, ...]  # the leaves among them
     slots: Tuple[LayerSlot, ...]
     loss_section: bool  # whether it lies between the loss and the first layer
-    loss_exit: bool  # whether the gradient of that section leaves it here
     non_homogeneous: bool  # whether its gradient is not proportional to the output gradient
     own_references: bool  # whether it keeps references of its own to arrays of its parameters
     half: bool
-    expands: bool  # whether one of its inputs has several elements
     separates: bool  # whether input gradients may carry another scale than the output's, with no layer
 
 
@@ -69,7 +67,6 @@ class Edge(NamedTuple):
     after: int  # behind it: backward comes to it later
     layer: Optional[str]  # None: it is no layer
     factor: int  # position of the layer's weight; -1 without one
-    expands: bool  # whether the function's input has several elements
 
 
 class Components(NamedTuple):
@@ -82,8 +79,7 @@ class Components(NamedTuple):
     next: Sequence[AbstractSet[int]]  # of each, those that its gradients are turned into
     leaves: Mapping[int, FrozenSet[int]]  # of all that is written to the gradient of each leaf
     edges: Sequence[Edge]  # in backward order
-    before_layers: FrozenSet[int]  # those that no layer leads to: a given S0 decides their scales
-    loss_exits: int  # in how many places the gradient leaves the section between loss and first layers
+    before_layers: FrozenSet[int]  # those that no layer leads to: a given S0 limits their scales
 
     @property
     def root(self) -> int:
@@ -137,7 +133,7 @@ def joined(components: Components, together: Components) -> Joined:
     """Components, and others of the same graph in which some of them are joined."""
     found = {own: together.of[position] for position, own in components.of.items()}
     of = [found[index] for index in range(len(components.names))]
-    # A given S0 decides about joined components only if no layer leads to any of their parts.
+    # A given S0 limits merged components only if no layer leads to any of their parts.
     behind_layers = {index for own, index in enumerate(of) if own not in components.before_layers}
     return Joined(together._replace(before_layers=frozenset(of) - behind_layers), of)
 
@@ -213,7 +209,6 @@ def _numbered(
         leaves={leaf: frozenset(found) for leaf, found in writers.items()},
         edges=edges,
         before_layers=frozenset(range(len(names))) - behind_layers,
-        loss_exits=sum(node.loss_exit for node in nodes),
     )
 
 
@@ -222,10 +217,10 @@ def _edges(node: NodeStructure, of: Mapping[int, int], before: int) -> Iterable[
     scaled = {slot.target for slot in node.slots if of.get(slot.target, before) != before}
     for slot in node.slots:
         if slot.target in scaled:
-            yield Edge(before, of[slot.target], slot.layer, slot.factor, node.expands)
+            yield Edge(before, of[slot.target], slot.layer, slot.factor)
     for after in dict.fromkeys(of[p] for p in node.inputs if p not in scaled):
         if after != before:
-            yield Edge(before, after, None, -1, node.expands)
+            yield Edge(before, after, None, -1)
 
 
 def _reachable(following: Sequence[AbstractSet[int]], first: AbstractSet[int]) -> Set[int]:

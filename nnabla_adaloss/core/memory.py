@@ -25,7 +25,7 @@ from typing import (
     Tuple,
 )
 
-from .choose import Known, within_float32
+from .choose import ScaleLimits, within_float32
 from .components import Components
 from .scale_history import AmaxWindow, HistoryPolicy
 from .validation import nonnegative_number
@@ -112,20 +112,30 @@ class Seen(NamedTuple):
                 known = since[name]
         return known
 
-    def known(self, components: Components, weights: Tuple[float, ...], limits: Sequence[float]) -> Known:
-        """What scales are chosen from; `limits` are the largest magnitudes that gradients can have."""
+    def limits(
+        self, components: Components, weights: Tuple[float, ...], u_max: Sequence[float]
+    ) -> ScaleLimits:
+        """The limits that scales are chosen from; `u_max` has the largest magnitude of each component."""
         gains = list(map(self.gain, components.names))
-        room: List[Optional[float]] = []
-        assumed_room: Dict[int, float] = {}
-        for index, (name, gain, weight, u_max) in enumerate(zip(components.names, gains, weights, limits)):
+        limits: List[Optional[float]] = []
+        provisional: Dict[int, float] = {}
+        for index, (name, gain, weight, largest) in enumerate(zip(components.names, gains, weights, u_max)):
             assumed = self.assumed.get(name, 0.0)
             if weight and assumed:
-                assumed_room[index] = _scale(self.policy, assumed, weight, u_max)
+                provisional[index] = _scale(self.policy, assumed, weight, largest)
             measured = bool(gain and weight)
-            room.append(_scale(self.policy, max(gain or 0.0, assumed), weight, u_max) if measured else None)
-        underflowed = {i for i, name in enumerate(components.names) if name in self.underflowed}
-        # After an overflow nobody knows how large gradients have become: each goes as low as it has to.
-        return Known(room, assumed_room, weights, gains, underflowed, level=not self.assumed)
+            limits.append(
+                _scale(self.policy, max(gain or 0.0, assumed), weight, largest) if measured else None
+            )
+        return ScaleLimits(
+            limits=limits,
+            provisional=provisional,
+            loss_weights=weights,
+            gains=gains,
+            underflowed={i for i, name in enumerate(components.names) if name in self.underflowed},
+            # After an overflow nobody knows how large gradients have become: each goes as low as it has to.
+            equalize=not self.assumed,
+        )
 
     def before_pass(self, iteration: int, names: Sequence[str], weights: Sequence[float]) -> Seen:
         """With one more pass, with these loss weights; after the iteration before, if this is another."""

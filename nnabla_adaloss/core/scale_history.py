@@ -21,7 +21,7 @@ from .validation import integer, number, positive_integer, positive_number
 # How much further than to a margin below the overflow a scale goes down for the next try.
 _STEP = 4.0
 
-# How far apart scales may be that are levelled. Each layer that changes the scale copies its weight; and
+# How far apart scales may be that are equalized. Each layer that changes the scale copies its weight; and
 # scales that change less often are chosen anew less often.
 _APART = 4.0
 
@@ -29,7 +29,7 @@ _APART = 4.0
 _LEAST_MEASUREMENTS = 16
 
 
-def levelled(scales: Sequence[float]) -> List[float]:
+def equalized(scales: Sequence[float]) -> List[float]:
     """Scales that follow each other; the smallest replaces as many as are at most two bits apart."""
     found: List[float] = []
     alike = 0

@@ -48,7 +48,7 @@ class ScalePolicy:
     N: float = 2000  # it grows when more than so many updates succeeded in a row; math.inf: never
     min_scale: float = 2.0**-24  # the smallest positive float16: below, the loss gradient itself underflows
     max_scale: float = 2.0**64  # far beyond use, and far from float32's limit
-    hysteresis: int = 1  # so many overflows without a good update between them lower the scale
+    hysteresis: int = 1  # this many batches in a row that overflow lower the scale
 
     def __post_init__(self) -> None:
         if positive_number("scaling_factor", self.scaling_factor) < 1.0:
@@ -80,12 +80,13 @@ class ScalePolicy:
         floor = min(self.min_scale, state.scale)
         return ScaleState(max(state.scale / self.scaling_factor, floor), 0, state.hysteresis_left)
 
-    def after_update(self, state: ScaleState) -> ScaleState:
-        """The state after a good update."""
+    def after_update(self, state: ScaleState, *, overflowed: bool = False) -> ScaleState:
+        """The state after a good update; `overflowed`: a batch of it had overflowed before, and ran again."""
+        left = state.hysteresis_left if overflowed else self.hysteresis
         if state.counter > self.N:
             highest = max(self.max_scale, state.scale)
-            return ScaleState(min(state.scale * self.scaling_factor, highest), 1, self.hysteresis)
-        return ScaleState(state.scale, state.counter + 1, self.hysteresis)
+            return ScaleState(min(state.scale * self.scaling_factor, highest), 1, left)
+        return ScaleState(state.scale, state.counter + 1, left)
 
     def at_floor(self, state: ScaleState) -> bool:
         """True when a further overflow will not lower the scale: the cause is not the scale."""

@@ -48,7 +48,7 @@ class ScaleSchedule:
     nodes: Sequence[NodeStructure]  # in backward order
     components: Components
     component_scales: Sequence[float]
-    fixed_scale: Optional[float]  # S0, where it was given; None: it was measured
+    given_scale: Optional[float]  # S0, where it was given; None: it was measured
     loss_weights: Tuple[float, ...]  # the loss weight of each component, for which it was chosen
     reasons: Mapping[str, Reason] = field(default_factory=dict)  # by layer: what decided about its alpha
     unbounded: Mapping[str, float] = field(default_factory=dict)  # by layer: what the method said
@@ -62,20 +62,13 @@ class ScaleSchedule:
         return self.scales[self.nodes[0].outputs[0]]
 
     @cached_property
-    def before_layers(self) -> FrozenSet[int]:
-        """The components whose scales follow from a given S0."""
-        if self.joined is None:
-            return self.components.before_layers
-        before_layers = self.joined.components.before_layers
-        return frozenset(own for own, index in enumerate(self.joined.of) if index in before_layers)
-
-    @cached_property
     def loss_scale(self) -> float:
-        """S0; where it is measured, the scale behind the functions of one element at the loss."""
-        if self.fixed_scale is None:
+        """S0; where it is measured, the scale behind the scalar functions at the loss."""
+        single, before_layers = self.components.single, self.components.before_layers
+        if self.given_scale is None:
             for edge in self.components.edges:
-                at_the_loss = edge.layer is None and edge.before in self.before_layers
-                if at_the_loss and edge.expands and self.loss_weights[edge.after]:
+                at_the_loss = edge.layer is None and edge.before in before_layers
+                if at_the_loss and edge.after not in single and self.loss_weights[edge.after]:
                     return self.component_scales[edge.after]
         return self.component_scales[self.components.root]
 
@@ -102,10 +95,7 @@ class ScaleSchedule:
 
     def is_applied_as(self, other: ScaleSchedule) -> bool:
         """Whether a pass does the same with another schedule of a graph of the same topology."""
-        measured = self.fixed_scale is None
-        if self.component_scales != other.component_scales or measured != (other.fixed_scale is None):
-            return False
-        return measured or self.before_layers == other.before_layers
+        return self.component_scales == other.component_scales
 
     @cached_property
     def arriving(self) -> Mapping[int, float]:
@@ -121,13 +111,11 @@ class ScaleSchedule:
 
     @cached_property
     def _steps(self) -> Tuple[Dict[int, Step], Dict[int, float]]:
-        given = self.before_layers if self.fixed_scale is not None else frozenset()
         scales, steps = {**self.arriving}, {}
         reached: Set[int] = set()
         for node in self.nodes:
             if node.separates:
-                by_s0 = given.issuperset(self.components.of[p] for p in node.inputs)
-                step = _boundary(node, scales, reached, by_s0=by_s0, first=node is self.nodes[0])
+                step = _boundary(node, scales, reached, first=node is self.nodes[0])
                 if node.leaves or node.slots or step.before or step.after:
                     steps[node.number] = step
                 # A leaf's gradient is kept in an array of its own, which stays at this scale.
@@ -162,9 +150,7 @@ class ScaleSchedule:
         }
 
 
-def _boundary(
-    node: NodeStructure, scales: Mapping[int, float], reached: Set[int], *, by_s0: bool, first: bool
-) -> Step:
+def _boundary(node: NodeStructure, scales: Mapping[int, float], reached: Set[int], *, first: bool) -> Step:
     """Around a function that changes the scale, though it is no layer: as much as the array of one element
     holds is multiplied before it runs, the rest after it; the `first` one is given what it needs.
     """
@@ -174,8 +160,7 @@ def _boundary(
     elif not behind:
         through = own
     else:
-        # The scales that follow from a given S0 are such that the array holds them.
-        through = behind[0] if by_s0 else min(behind[0], own)
+        through = min(behind[0], own)
     # What other branches have added to its inputs carries their scale already.
     arrived = [(p, scale) for p, scale in zip(node.inputs, behind) if p in reached]
     outputs = [(p, scales[p]) for p in node.outputs if not first]
@@ -204,21 +189,23 @@ class Schedules:
         return self.chosen[weights][1] if weights in self.chosen else None
 
     def current(
-        self, iteration: int, fixed_scale: Optional[float], weights: Tuple[float, ...]
+        self, iteration: int, given_scale: Optional[float], weights: Tuple[float, ...]
     ) -> Optional[ScaleSchedule]:
         """The schedule for this iteration; None: it is to be chosen."""
         chosen_in, schedule = self.chosen.get(weights, (0, None))
-        if schedule is None or schedule.fixed_scale != fixed_scale:
+        if schedule is None or schedule.given_scale != given_scale:
             return None
         # With delay=0, every batch of a measuring iteration measures.
         first, age = int(not self.delayed), iteration - self.since
         in_use = first <= age < self.iterations and chosen_in >= self.since
-        return schedule if in_use or self.for_good(fixed_scale) else None
+        return schedule if in_use or self.for_good(given_scale) else None
 
-    def moved(self, iteration: int, weights: Tuple[float, ...], max_scale: float) -> Optional[ScaleSchedule]:
-        """The measured schedule that was chosen last, if it only has to be moved to these loss weights."""
+    def moved(
+        self, iteration: int, given_scale: Optional[float], weights: Tuple[float, ...], max_scale: float
+    ) -> Optional[ScaleSchedule]:
+        """The schedule that was chosen last, if it only has to be moved to these loss weights."""
         before = next(reversed([*self.chosen]), None)
-        if before is None or self.current(iteration, None, before) is None:
+        if before is None or self.current(iteration, given_scale, before) is None:
             return None
         found, known = self.chosen[before][1].moved_to(weights, max_scale), self.last(weights)
         # Mostly it is what it was.
@@ -245,9 +232,9 @@ class Schedules:
         """Have scales chosen again."""
         return replace(self, chosen={})
 
-    def for_good(self, fixed_scale: Optional[float]) -> bool:
+    def for_good(self, given_scale: Optional[float]) -> bool:
         """Whether nothing is measured: neither layers nor S0."""
-        return self.constant and fixed_scale is not None
+        return self.constant and given_scale is not None
 
     def state_dict(self) -> Dict[str, Any]:
         """The schedules and their age, as plain numbers and lists."""
@@ -256,7 +243,7 @@ class Schedules:
                 "iteration": iteration,
                 "weights": list(weights),
                 "scales": list(one.component_scales),
-                "fixed_scale": one.fixed_scale,
+                "fixed_scale": one.given_scale,
                 "joined": one.joined is not None,
             }
             for weights, (iteration, one) in self.chosen.items()
@@ -271,9 +258,9 @@ class Schedules:
         """
         chosen: Dict[Tuple[float, ...], Tuple[int, ScaleSchedule]] = {}
         for saved in state["chosen"]:
-            fixed = saved["fixed_scale"]
+            given = saved["fixed_scale"]
             key = tuple([number("weight", weight) for weight in saved["weights"]])
-            given = None if fixed is None else _scale(fixed)
+            given = None if given is None else _scale(given)
             # States of before have no joined components.
             schedule = make(list(map(_scale, saved["scales"])), given, key, saved.get("joined", False))
             counts = {len(schedule.component_scales), len(key), len(schedule.components.names)}

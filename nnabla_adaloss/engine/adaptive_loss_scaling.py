@@ -156,7 +156,7 @@ class AdaptiveLossScaling:
             kernels=self.kernels,
             storage=self._storage,
             delayed=bool(self.delay),
-            watched=self.audience is not None,
+            watched=self._runner.has_watchers,
         )
         self.guard = BatchGuard(self._graph.plan, self.kernels, forward_state)
         policy = self.config.method.policy(HistoryPolicy() if history is None else history)
@@ -250,6 +250,12 @@ class AdaptiveLossScaling:
         return self.components.settled
 
     @property
+    def can_measure_more(self) -> bool:
+        """Whether the last batch, run again with every gradient measured, may tell more."""
+        constant = self._graph.prepared().schedules.for_good(self.result.schedule.given_scale)
+        return not (self.result.measured_all or constant)
+
+    @property
     def is_good(self) -> bool:
         """Whether nothing in the last backward has to be judged: it was finite, and its scales do."""
         result = self._result
@@ -287,13 +293,15 @@ class AdaptiveLossScaling:
         return scales[position]
 
     def after_overflow(self) -> bool:
-        """Lower what made the last backward overflow; False: only a lower S0 can help, or nothing can.
+        """Lower the scale that made the last backward overflow; False: only a lower S0 can help, or nothing.
 
         Call it when gradients that matter are not finite: behind a mask they do no harm.
         """
         self._graph.drop_schedules()
         report, prepared = self._result, self._graph.prepared()
-        if report is None or report.overflowed is None or report.only_s0_helps:
+        if report is None or report.overflowed is None:
+            return False
+        if prepared.schedules.for_good(report.schedule.given_scale):
             return False
         self.components, lowered = self.components.after_overflow(report.measured(prepared.limits))
         return lowered
@@ -301,7 +309,7 @@ class AdaptiveLossScaling:
     def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
         """What the next scales will be computed from, for other ranks; None: nothing."""
         prepared, report = self._graph.prepared(), self._result
-        if report is None or prepared.schedules.for_good(report.schedule.fixed_scale):
+        if report is None or prepared.schedules.for_good(report.schedule.given_scale):
             return None
         entry_complete, gains = self.components.shared()
         own: Dict[str, Sequence[float]] = {
@@ -348,7 +356,7 @@ class AdaptiveLossScaling:
         # Forward of a half context converts weights.
         if present is None or self._result is None or not self.in_half:
             return
-        share = present.share(self.iteration, self._result.schedule.fixed_scale)
+        share = present.share(self.iteration, self._result.schedule.given_scale)
         if share is not None:
             present.statistics.measure_weights(share.weights)
 
@@ -453,8 +461,8 @@ class AdaptiveLossScaling:
         self.guard.before_backward(found[0], all_zero=found[1])
         if self._nonfinite.keys and self._nonfinite.set_aside(leaves):
             found = leaf_arrays(leaves.values())
-        weights = prepared.loss_weights()
-        if grad is not None:
+        weights = prepared.loss_weights(scale)
+        if grad is not None and not prepared.schedules.for_good(scale):
             factor = seed_weight(grad, on_host=not self.kernels.asynchronous)
             weights = tuple([weight * factor for weight in weights])
         self.components = self.components.before_pass(iteration, prepared.components.names, weights)
@@ -465,7 +473,9 @@ class AdaptiveLossScaling:
                 prepared.statistics.watch(self.guard.state.arrays)
             asked = Asked(iteration, scale, weights, again, grad is not None)
             decided = self._chooser.decide(prepared, self.components, asked)
-            watch = self._runner.watch(prepared, decided, iteration, self.components.attempt)
+            watch = None
+            if self._runner.has_watchers:
+                watch = self._runner.watch(prepared, decided, iteration, self.components.attempt)
             look = self._chooser.method_alphas.look
             report = self._result = self._runner.run(
                 prepared, decided, found, hooks, grad, watch, look, clear_buffer=clear_buffer
@@ -490,7 +500,7 @@ class AdaptiveLossScaling:
         """Run backward once more with S0 = `scale` and no layer scales, and learn nothing from it."""
         prepared = self._graph.prepared()
         check_scale(scale)
-        weights = prepared.loss_weights()
+        weights = prepared.loss_weights(scale)
         scales = [within_float32(scale / (weight or 1.0)) for weight in weights]
         self._runner.probe(prepared, prepared.schedule(scales, scale, weights))
 

@@ -111,10 +111,10 @@ class BatchLoop(NamedTuple):
 
     def overflow(self, repeats: int = 0, *, may_run: bool = True) -> Facts:
         """What is known of a batch whose gradients were not finite."""
-        scaling, report = self.scaling, self.scaling.result
+        scaling = self.scaling
         loss_finite = bool(np.isfinite(scaling.variable.d).all())
         suspect = not loss_finite or scaling.forward_is_suspect
-        return Facts(repeats, True, True, report.can_measure_more and may_run, loss_finite, suspect)
+        return Facts(repeats, True, True, scaling.can_measure_more and may_run, loss_finite, suspect)
 
     def _fits_smallest(self) -> bool:
         """Whether gradients are finite at the smallest scale. They are none to train with."""

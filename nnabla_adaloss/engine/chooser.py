@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
-from ..core.choose import Choice, Known, Start, choose, choose_together
+from ..core.choose import Choice, ScaleLimits, Start, choose, choose_merged
 from ..core.components import Components
 from ..core.config import AdaLossConfig
 from ..core.formats import get_format
@@ -68,15 +68,15 @@ class Chooser:
         in_use, policy = prepared.schedules, seen.memory.policy
         if not again:
             held = in_use.current(iteration, scale, weights)
-            if held is None and scale is None:
-                held = in_use.moved(iteration, weights, policy.max_scale)
+            if held is None:
+                held = in_use.moved(iteration, scale, weights, policy.max_scale)
                 if held is not None:
                     prepared.schedules = in_use.keep(held, iteration)
             if held is not None:
                 return Decided(held, share=prepared.share(iteration, scale))
         prepared.statistics.begin(iteration, again=again)
-        known = seen.known(prepared.components, weights, prepared.limits)
-        unmeasured = any(weights[i] and known.gains[i] is None for i in prepared.components.computed)
+        limits = seen.limits(prepared.components, weights, prepared.limits)
+        unmeasured = any(weights[i] and limits.gains[i] is None for i in prepared.components.computed)
         unknown = unmeasured or prepared.statistics.lacks_weights
         # Nothing is known of a seed gradient of the caller's own.
         measure = (again or unknown or not self._delayed or seeded) and not in_use.for_good(scale)
@@ -84,15 +84,21 @@ class Chooser:
         # which single batches were measured: other ranks do not know of that yet.
         kept = not (measure or seen.not_exchanged) if self._delayed else again or not measure
         # A pass that measures has hooks anyway.
-        schedule = self._next(prepared, known, policy, asked, apart=measure and not kept)
+        schedule = self._next(prepared, limits, policy, asked, split=measure and not kept)
         prepared.schedules = in_use.keep(schedule, iteration) if kept and not seen.assumed else in_use.drop()
         share = None if measure else prepared.share(iteration, scale)
         return Decided(schedule, schedule is not in_use.last(weights), measure, share)
 
     def _next(
-        self, prepared: PreparedGraph, known: Known, policy: HistoryPolicy, asked: Asked, *, apart: bool
+        self,
+        prepared: PreparedGraph,
+        limits: ScaleLimits,
+        policy: HistoryPolicy,
+        asked: Asked,
+        *,
+        split: bool,
     ) -> ScaleSchedule:
-        """The next schedule, perhaps the one in use; `apart`: no component shares a scale."""
+        """The next schedule, perhaps the one in use; `split`: no component shares a scale."""
         components, structure, scale = prepared.components, prepared.plan.structure, asked.scale
         weights, of = asked.weights, components.of
         method_alpha = self.method_alphas.about(
@@ -104,35 +110,37 @@ class Chooser:
             fixed=scale is not None,
         )
         max_alpha = _max_alpha(prepared, self._config)
+        if prepared.schedules.for_good(scale):
+            limits = limits._replace(limits=[None] * len(weights))
         origin: Any = None
         present = None if asked.again else prepared.schedules.last(asked.weights)
         if present is not None and present.nodes is not structure.nodes:
             present = None
-        if method_alpha is None and scale is None:
-            # Mostly nothing new is known, and the choice would be the same: what it came from is compared.
-            # Gains only matter while some room is unknown; that of a loss of one element always is.
-            gains = known.gains if None in known.room[1:] else None
-            origin = known._replace(gains=gains or ()), max_alpha, asked.seeded, apart
+        if method_alpha is None:
+            # Usually nothing new is known, and the choice would be the same: its origins are compared. Gains
+            # only matter while some limit is unknown; that of a scalar loss always is.
+            gains = limits.gains if None in limits.limits[1:] else ()
+            origin = limits._replace(gains=gains), max_alpha, scale, asked.seeded, split
             if present is not None and prepared.chosen[0] is present and prepared.chosen[1] == origin:
                 return present
 
-        def choice_of(components: Components, known: Known) -> Choice:
-            start = self._start(components, known, prepared.limits[components.root], policy, asked)
+        def choice_of(components: Components, limits: ScaleLimits) -> Choice:
+            start = self._start(components, limits, prepared.limits[components.root], policy, asked)
+            if scale is not None:
+                limits = limits.with_s0(components, start.start_scale)
             return choose(
-                components, known, start, method_alpha, max_alpha, power_of_two=self._config.power_of_two
+                components, limits, start, method_alpha, max_alpha, power_of_two=self._config.power_of_two
             )
 
-        joined = None if apart else prepared.joined
-        # The loss gradient itself has S0.
+        joined = None if split else prepared.joined
         if joined is not None and scale is not None:
-            together = joined.components
-            joined = joined if together.root in together.before_layers else None
-        choice = joined and choose_together(
-            components, joined, known, choice_of, self._spread / policy.margin
-        )
+            # The loss gradient itself has S0.
+            merged = joined.components
+            joined = joined if merged.root in merged.before_layers else None
+        choice = joined and choose_merged(components, joined, limits, choice_of, self._spread / policy.margin)
         if choice is None:
-            choice, joined = choice_of(components, known), None
-        if present is None or (present.fixed_scale, present.component_scales) != (scale, choice.scales):
+            choice, joined = choice_of(components, limits), None
+        if present is None or (present.given_scale, present.component_scales) != (scale, choice.scales):
             present = prepared.schedule(
                 choice.scales, scale, asked.weights, joined, choice.reasons, self.method_alphas.unbounded
             )
@@ -140,23 +148,19 @@ class Chooser:
         return present
 
     def _start(
-        self, components: Components, known: Known, limit: float, policy: HistoryPolicy, asked: Asked
+        self, components: Components, limits: ScaleLimits, u_max: float, policy: HistoryPolicy, asked: Asked
     ) -> Start:
-        """What a pass starts with; `limit`: how large the loss gradient can be."""
-        # What the loss gradient starts with when nothing is known: S0, where it is given.
+        """The scale that a pass starts with; `u_max`: how large the loss gradient can be."""
         start_scale = self.start_scale(policy.start_scale if asked.scale is None else asked.scale)
-        u_min, u_max = self._config.range
-        single = components.root in components.single and not asked.seeded
+        u_min = self._config.range.u_min
         if asked.scale is not None:
-            amax = [
-                None if gain is None else gain * weight
-                for gain, weight in zip(known.gains, known.loss_weights)
-            ]
-            return Start(start_scale, start_scale, u_min, True, [1.0, *amax[1:]] if single else amax, u_max)
-        if not single:
-            return Start(known.of_root(start_scale, u_min), start_scale, u_min)
-        # The loss gradient is 1.
-        return Start(min(floor_power_of_two(limit), policy.max_scale), start_scale, u_min)
+            root_scale = min(start_scale, limits.provisional.get(components.root, math.inf))
+        elif components.root in components.single and not asked.seeded:
+            # The loss gradient is 1.
+            root_scale = min(floor_power_of_two(u_max), policy.max_scale)
+        else:
+            root_scale = limits.of_root(start_scale, u_min)
+        return Start(root_scale, start_scale, u_min)
 
 
 def _max_alpha(prepared: PreparedGraph, config: AdaLossConfig) -> Mapping[int, float]:

@@ -127,14 +127,16 @@ class PreparedGraph:
         of_single = max(u_max, self.storage.largest_single)
         return [of_single if i in self.components.single else u_max for i in range(count)]
 
-    def loss_weights(self) -> Tuple[float, ...]:
-        """The loss weight of each component, as the graph is now."""
+    def loss_weights(self, given_scale: Optional[float]) -> Tuple[float, ...]:
+        """The loss weight of each component, as the graph is now; 1 where all scales are S0 for good."""
+        if self.schedules.for_good(given_scale):
+            return (1.0,) * len(self.components.names)
         return self._weights.read(self.plan.all_variables, on_host=not self.kernels.asynchronous)
 
     def schedule(
         self,
         scales: Sequence[float],
-        fixed_scale: Optional[float],
+        given_scale: Optional[float],
         weights: Tuple[float, ...],
         joined: Optional[Joined] = None,
         reasons: Mapping[str, Reason] = _NO_STEPS,
@@ -142,7 +144,7 @@ class PreparedGraph:
     ) -> ScaleSchedule:
         nodes, components = self.plan.structure.nodes, self.components
         return ScaleSchedule(
-            nodes, components, scales, fixed_scale, weights, reasons, unbounded, joined, self.in_float
+            nodes, components, scales, given_scale, weights, reasons, unbounded, joined, self.in_float
         )
 
     def keep_steps(self, schedule: ScaleSchedule, steps: Union[HooklessSteps, str]) -> None:
@@ -156,7 +158,7 @@ class PreparedGraph:
             }
         self.steps = {**others, schedule.loss_weights: (schedule, steps)}
 
-    def share(self, iteration: int, fixed_scale: Optional[float]) -> Optional[Share]:
+    def share(self, iteration: int, given_scale: Optional[float]) -> Optional[Share]:
         """What an iteration measures that uses the schedule, or has this S0; None: nothing."""
         number = self.schedules.share(iteration)
         if number is None:
@@ -170,7 +172,7 @@ class PreparedGraph:
                 shares = [share._replace(leaves=frozenset(structure.leaves)) for share in shares]
             self._shares = [share if any(share) else None for share in shares]
         found = self._shares[number]
-        return None if found is None or self.schedules.for_good(fixed_scale) else found
+        return None if found is None or self.schedules.for_good(given_scale) else found
 
 
 def _one_array(places: Sequence[Tuple[int, int]], names: Sequence[str]) -> Dict[int, int]:

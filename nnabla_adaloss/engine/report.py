@@ -76,24 +76,10 @@ class PassReport:
         )
 
     @property
-    def can_measure_more(self) -> bool:
-        """Whether the same batch, run again with every gradient measured, may tell more."""
-        before_layers, names = self.schedule.before_layers, self.schedule.components.names
-        decided = self.schedule.fixed_scale is not None and len(before_layers) == len(names)
-        return not (self.measured_all or decided)
-
-    @property
     def is_absent(self) -> bool:
         """Whether no part of the network has a loss weight in the batch."""
         single, weights = self.schedule.components.single, self.schedule.loss_weights
         return not any(weight for index, weight in enumerate(weights) if index not in single)
-
-    @property
-    def only_s0_helps(self) -> bool:
-        """Whether what was not finite has the scale that a given S0 gives it."""
-        # A shortcut around layers leads from a loss of several elements back to its own component.
-        decided = {self.schedule.components.root} | self.schedule.before_layers
-        return self.schedule.fixed_scale is not None and self.overflowed in decided
 
     @property
     def component(self) -> Optional[str]:

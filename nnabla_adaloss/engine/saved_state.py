@@ -58,8 +58,8 @@ def load_state(
         prepared.statistics.load_state(prepared.plan.structure.measured, state["statistics"])
         prepared.schedules = prepared.schedules.loaded(
             state["schedule"],
-            lambda scales, fixed_scale, weights, together: prepared.schedule(
-                scales, fixed_scale, weights, prepared.joined if together else None
+            lambda scales, given_scale, weights, together: prepared.schedule(
+                scales, given_scale, weights, prepared.joined if together else None
             ),
             power_of_two=prepared.config.power_of_two,
         )

@@ -333,12 +333,10 @@ class GraphStructure:
             leaves=tuple([p for p, producer in needed.items() if producer is None]),
             slots=layers,
             loss_section=in_section,
-            loss_exit=in_section and section.isdisjoint(needed.values()),
             non_homogeneous=non_homogeneous,
             own_references=known(type_name).own_references,
             half=is_half(described.backends[index]),
             # A scalar gradient that is about to be spread over many elements (mean, sum, broadcast).
-            expands=any(self._sizes[position] == _SEVERAL for position in read),
             separates=non_homogeneous or (in_section and len(outputs) == 1 and self._sizes[outputs[0]] == 1),
         )
 

@@ -73,7 +73,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         grads: gradients to exchange; None (or empty) means those of all the solver's parameters.
         global_scale: `"history"` (default): the largest scale that the gradients of the last iterations leave
             room for, from the first batch on; a `HistoryPolicy`: likewise, with its settings; `"dynamic"`:
-            grows and backs off as the baseline's; components keep scales of their own.
+            grows and backs off as the baseline's, and limits scales at the loss: none times its loss weight
+            exceeds S0.
         on_overflow: `"repeat"` (default): the same batch again, with lower scales where it overflowed; or
             `"next"`: throw the batch away and take the next one, as the baseline does.
         config: how layers are scaled; None for `AdaLossConfig()`.
@@ -90,7 +91,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             scale (fewer are thrown away, with one warning). The error names the first bad layer.
         min_scale: S0 is never lowered below this. 2**-24, the smallest positive fp16 number.
         max_scale: S0 never grows above this, with `"dynamic"`. 2**64.
-        hysteresis: overflows in a row it takes to lower S0, with `"dynamic"`. 1, as the baseline.
+        hysteresis: batches in a row that overflow, which it takes to lower S0, with `"dynamic"`. 1, as the
+            baseline.
         on_gradients: called with the solver when the gradients are complete and unscaled, before weight
             decay and update: the place for clipping.
         average: average gradients over micro-batches and ranks; False (default) adds them, as the baseline.
@@ -404,7 +406,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             self.on_gradients(self.solver)
         if self.weight_decay is not None:
             self.solver.weight_decay(self.weight_decay)
-        self._s0.after_update(used)
+        ran_again = self._repeat and self._s0.state != self._retries.scale_state
+        self._s0.after_update(used, overflowed=ran_again)
         self.scaling.end_iteration()
         self.counters.count_update(self.accum_grad)
         self._notifier.lost_in_a_row = 0
@@ -458,7 +461,12 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
     def _repeats(self, before: Outcome) -> BatchLoop:
         """The passes over a batch after its first one; `before`: what became of the batches before it."""
 
+        s0 = self._s0.state
+
         def on_overflow(found: Outcome) -> None:
+            # Once for a batch, however often it runs.
+            if self._repeat and self._s0.state is s0:
+                self._s0.lower()
             if self._audience is not None:
                 found = _together(before, found)
                 fault = "" if found.fault is None else str(found.fault)
@@ -509,10 +517,10 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         """
         retries = self._retries
         self._undo_batches()
-        verdict, only_s0 = self._exchange.agree(outcome, repeat=self._repeat)
+        verdict, lowered = self._exchange.agree(outcome, repeat=self._repeat)
         retries.last = outcome
         of_forward = verdict in (Verdict.NONFINITE_LOSS, Verdict.NONFINITE_FORWARD)
-        if not of_forward and only_s0 and not self._s0.lower():
+        if not (of_forward or (self._repeat and lowered)) and not self._s0.lower() and not lowered:
             verdict = Verdict.HOPELESS
         self.counters.count_lost(verdict.value, self.accum_grad)
         if self._audience is not None:

@@ -142,7 +142,7 @@ class GradientExchange:
         return [bool(total > 0.0) for total in host_view(array)]
 
     def agree(self, outcome: Outcome, *, repeat: bool) -> Tuple[Verdict, bool]:
-        """The verdict where gradients of some rank are not finite, and whether only S0 can be lowered."""
+        """The verdict where gradients of some rank are not finite, and whether a scale was lowered for it."""
         unexplained = outcome.overflowed and not outcome.lowered and not repeat
         *causes, lowered, only_s0 = self.any(
             [*(outcome.verdict is verdict for verdict in _CAUSES), outcome.lowered, unexplained]
@@ -150,7 +150,7 @@ class GradientExchange:
         found = next(compress(_CAUSES, causes), Verdict.OVERFLOW)
         # The sum over ranks may overflow where no rank's own gradients did.
         explained = lowered or found in (Verdict.HOPELESS, Verdict.RETRIES)
-        return found, only_s0 or not explained
+        return found, explained and not only_s0
 
     def check_ranks_agree(self, scales: Sequence[float], iteration: int) -> None:
         """Compare parameters and scales with those of rank 0; every rank raises where one differs."""

@@ -74,10 +74,10 @@ class GlobalScale:
             self.state = state
         return state.scale, any(one[_BAD][0] for one in told)
 
-    def after_update(self, used: float) -> None:
-        """Count a good update, with the global scale of its last batch."""
+    def after_update(self, used: float, *, overflowed: bool) -> None:
+        """Count a good update, with the global scale of its last batch; `overflowed`: a batch ran again."""
         if self.measured:
             self.state = self.state._replace(scale=used)
         self.last_good = self.state.scale
         if not self.measured:
-            self.state = self.policy.after_update(self.state)
+            self.state = self.policy.after_update(self.state, overflowed=overflowed)

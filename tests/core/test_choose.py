@@ -13,7 +13,7 @@ import nnabla.parametric_functions as PF
 import pytest
 from hypothesis import given
 
-from nnabla_adaloss.core.choose import Choice, Known, Start, choose, choose_together
+from nnabla_adaloss.core.choose import Choice, ScaleLimits, Start, choose, choose_merged, within_float32
 from nnabla_adaloss.core.components import Components, Joined, components_of, joined
 from nnabla_adaloss.core.layer_record import Reason
 from nnabla_adaloss.core.power_of_two import is_power_of_two
@@ -22,7 +22,7 @@ from tests.worlds.random_structures import Drawn, structures
 
 pytestmark = pytest.mark.any_context
 
-S0, U_MIN, U_MAX = 8.0, 2.0**-14, 65504.0
+S0, U_MIN = 8.0, 2.0**-14
 FAR = 2.0**20
 
 
@@ -46,15 +46,15 @@ class Graph(graphs.Graph):
         gains: Mapping[nn.Variable, float] = {},
         assumed: Mapping[nn.Variable, float] = {},
         underflowed: Sequence[nn.Variable] = (),
-        level: bool = False,
-    ) -> Known:
-        return Known(
+        equalize: bool = False,
+    ) -> ScaleLimits:
+        return ScaleLimits(
             self.by_index(room, None),
             {self.index(v): own for v, own in assumed.items()},
             tuple(self.by_index(weights, 1.0)),
             self.by_index(gains, None),
             {*map(self.index, underflowed)},
-            level,
+            equalize,
         )
 
     def choose(
@@ -64,14 +64,15 @@ class Graph(graphs.Graph):
         *,
         method_alpha: Any = None,
         max_alpha: Mapping[str, float] = {},
-        given: Optional[Start] = None,
+        given: Optional[float] = None,
         power_of_two: bool = True,
         **known: Any,
     ) -> Choice:
+        limits = self.known(room, **known)
         found = choose(
             self.components,
-            self.known(room, **known),
-            given or Start(start, S0, U_MIN),
+            limits if given is None else limits.with_s0(self.components, given),
+            Start(start, S0, U_MIN) if given is None else Start(given, given, U_MIN),
             method_alpha,
             {self.weight(layer): own for layer, own in max_alpha.items()},
             power_of_two=power_of_two,
@@ -93,12 +94,12 @@ class Graph(graphs.Graph):
 
 
 def together(
-    apart: Components, joined: Joined, known: Known, start: Start, spread: float
+    apart: Components, joined: Joined, known: ScaleLimits, start: Start, spread: float
 ) -> Optional[Choice]:
-    def choice_of(components: Components, own: Known) -> Choice:
+    def choice_of(components: Components, own: ScaleLimits) -> Choice:
         return choose(components, own, start, None, {})
 
-    return choose_together(apart, joined, known, choice_of, spread)
+    return choose_merged(apart, joined, known, choice_of, spread)
 
 
 def affine(x: nn.Variable, name: str, width: int = 5) -> nn.Variable:
@@ -144,11 +145,11 @@ def test_what_has_shown_zeros_at_the_loss_is_looked_at_with_a_far_larger_scale()
     n.choose({n.c: 2.0**10}, underflowed=[n.b, n.a])
     assert n.of(n.c, n.b, n.a) == [2.0**10] * 3
     # A loss of several elements is weighed as any other.
-    known = Known([None] * 2, {}, (2.0**-3, 1.0), [0.0] * 2)
+    known = ScaleLimits([None] * 2, {}, (2.0**-3, 1.0), [0.0] * 2)
     assert known.of_root(S0, U_MIN) == S0 * 2.0**3
     assert known._replace(underflowed={0}).of_root(S0, U_MIN) == S0 * 2.0**3 / U_MIN
-    assert known._replace(room=[2.0, None]).of_root(S0, U_MIN) == 2.0
-    assert known._replace(underflowed={0}, assumed={0: 0.5}).of_root(S0, U_MIN) == 0.5
+    assert known._replace(limits=[2.0, None]).of_root(S0, U_MIN) == 2.0
+    assert known._replace(underflowed={0}, provisional={0: 0.5}).of_root(S0, U_MIN) == 0.5
 
 
 def test_what_float32_cannot_divide_by_is_no_scale_to_start_with() -> None:
@@ -161,16 +162,16 @@ def test_what_float32_cannot_divide_by_is_no_scale_to_start_with() -> None:
 def test_components_at_most_two_bits_apart_share_a_scale() -> None:
     n = Chain()
     room = {n.c: 2.0**20, n.b: 2.0**19, n.a: 2.0**18}
-    found = n.choose(room, 2.0**18, level=True)
+    found = n.choose(room, 2.0**18, equalize=True)
     # What is multiplied at a single element costs nothing: the loss takes no part.
     assert n.of(n.loss, n.c, n.b, n.a) == [2.0**18] * 4
     assert found.reasons == {"c/affine": Reason.LEVEL, "b/affine": Reason.ROOM}
-    n.choose({**room, n.b: 2.0**23}, 2.0**18, level=True)
+    n.choose({**room, n.b: 2.0**23}, 2.0**18, equalize=True)
     assert n.of(n.c, n.b, n.a) == [2.0**20, 2.0**23, 2.0**18]
     y = affine(nn.Variable((4, 3)), "a")
     total = F.mean(y)
     graph = Graph(total * 0.5)
-    graph.choose({total: 2.0**19, y: 2.0**20}, level=True)
+    graph.choose({total: 2.0**19, y: 2.0**20}, equalize=True)
     assert graph.of(total, y) == [2.0**19, 2.0**20]
 
 
@@ -390,58 +391,43 @@ def test_absent_losses_take_the_scale_behind_them_whatever_backward_visits_first
 # A given S0.
 
 
-def given_s0(graph: Graph, amax: Mapping[nn.Variable, float], scale: float = S0) -> Start:
-    return Start(scale, scale, U_MIN, True, graph.by_index(amax, None), U_MAX)
-
-
-def test_a_given_s0_governs_what_is_before_any_layer() -> None:
+def test_a_given_s0_limits_scales_at_the_loss_and_none_behind_a_layer() -> None:
     n = Chain()
-    start = given_s0(n, {n.loss: 1.0, n.c: 1.0})
-    n.choose({n.loss: 2.0**14, n.c: 2.0**10, n.b: 2.0**9}, given=start, assumed={n.c: 2.0})
-    # However much room there is, and whatever an overflow has left; behind the layer it is as ever.
+    n.choose({n.loss: 2.0**14, n.c: 2.0**10, n.b: 2.0**9}, given=S0)
     assert n.of(n.loss, n.c, n.b, n.a) == [S0, S0, 2.0**9, 2.0**9]
-    n.choose({n.c: 2.0**10, n.b: 2.0**9}, given=start, method_alpha=says(0.5))
+    # Less is left by what was measured, and after an overflow.
+    n.choose({n.c: 2.0, n.b: 2.0**9}, given=S0)
+    assert n.of(n.loss, n.c, n.b) == [S0, 2.0, 2.0**9]
+    n.choose({n.c: 2.0**10, n.b: 2.0**9}, given=S0, assumed={n.c: 2.0**-3})
+    assert n.of(n.loss, n.c, n.b) == [S0, 2.0**-3, 2.0**9]
+    # A method goes on from there.
+    n.choose({n.c: 2.0**10, n.b: 2.0**9}, given=S0, method_alpha=says(0.5))
     assert n.of(n.loss, n.c, n.b, n.a) == [S0, S0, 0.5 * S0, 0.25 * S0]
 
 
 @pytest.mark.parametrize("weight", [2.0**-20, 2.0**-4, 1.0, 2.0**6])
-def test_it_is_lifted_where_a_loss_weight_shrinks_the_gradient(weight: float) -> None:
+@pytest.mark.parametrize("method_alpha", [None, says(2.0)])
+def test_at_the_loss_no_scale_times_its_loss_weight_exceeds_a_given_s0(
+    weight: float, method_alpha: Any
+) -> None:
     y = affine(nn.Variable((4, 3)), "a")
     total = F.sum(y)
-    loss = total * weight
-    graph = Graph(loss)
-    amax = {loss: 1.0, total: weight, y: weight}
-    graph.choose({}, given=given_s0(graph, amax))
-    # What arrives at the layer is what it would be with a weight of 1; a large one is not lowered below S0.
-    assert graph.of(loss, y) == [S0, S0 / min(weight, 1.0)]
-    assert graph.of(total)[0] >= S0
-    assert graph.of(total)[0] * weight <= U_MAX
-    # While nothing is known of the weight, a scalar is brought to the middle of float16's range.
-    graph.choose({}, given=given_s0(graph, {loss: 1.0}))
-    assert graph.of(total, y) == [2.0**7] * 2
+    graph = Graph(total * weight)
+    weights = {total: weight, y: weight}
+    graph.choose({}, given=S0, weights=weights, method_alpha=method_alpha)
+    assert graph.of(total, y) == [S0 / weight] * 2
+    graph.choose({y: 2.0**-7}, given=S0, weights=weights, method_alpha=method_alpha)
+    assert graph.of(total, y) == [S0 / weight, 2.0**-7]
 
 
-def test_a_mean_that_leaves_little_is_lifted_behind_it() -> None:
-    n = Chain()
-    n.choose({}, given=given_s0(n, {n.loss: 1.0, n.c: 2.0**-20}))
-    # Below S0 * 2^-16, that is where a gradient of float16 that began with 8 is subnormal.
-    assert n.of(n.c) == [S0 * 2.0**4]
-    n.choose({}, given=given_s0(n, {n.loss: 1.0, n.c: 2.0**-15}))
-    assert n.of(n.c) == [S0]
-
-
-def test_where_several_losses_meet_a_small_one_is_not_lifted_all_the_way() -> None:
+def test_of_several_losses_each_has_the_limit_of_its_own_weight() -> None:
     x = affine(nn.Variable((4, 3)), "stem")
     small, large = affine(F.tanh(x), "small"), affine(F.sigmoid(x), "large")
     one, other = F.sum(small), F.sum(large)
-    loss = one * 2.0**-20 + other
-    graph = Graph(loss)
-    amax = {loss: 1.0, one: 2.0**-20, other: 1.0, small: 2.0**-20, large: 1.0}
-    start = 2.0**10
-    graph.choose({}, given=given_s0(graph, amax, start))
-    assert graph.components.loss_exits == 2
-    assert graph.of(large) == [start]
-    assert graph.of(small)[0] * 2.0**-20 <= 2.0**7
+    graph = Graph(one * 2.0**-20 + other)
+    known = {small: 2.0**34, large: 2.0**14, x: 2.0**14}
+    graph.choose(known, given=2.0**10, weights={one: 2.0**-20, small: 2.0**-20})
+    assert graph.of(small, large, x) == [2.0**30, 2.0**10, 2.0**14]
 
 
 # What holds for any graph and whatever is known.
@@ -452,7 +438,7 @@ class Case(NamedTuple):
 
     drawn: Drawn
     components: Components
-    known: Known
+    known: ScaleLimits
     start: Start
     alphas: Optional[Dict[str, float]]
     max_alpha: Dict[int, float]
@@ -471,8 +457,7 @@ class Case(NamedTuple):
     @property
     def decided_by_room(self) -> List[int]:
         """The components that neither the start nor a given S0 decides about."""
-        before_layers = self.components.before_layers if self.start.fixed else frozenset()
-        return sorted(self.present - before_layers - {self.components.root})
+        return sorted(self.present - {self.components.root})
 
 
 powers = st.integers(-20, 40).map(lambda e: 2.0**e)
@@ -500,7 +485,7 @@ def cases(draw: Any) -> Case:
     present = reached(components, absent)
     weights = tuple(weight if index in present else 0.0 for index, weight in enumerate(for_each(powers)))
     ceilings = enumerate(for_each(st.none() | powers))
-    known = Known(
+    known = ScaleLimits(
         for_each(st.none() | powers),
         {index: assumed for index, assumed in ceilings if assumed is not None},
         weights,
@@ -509,11 +494,9 @@ def cases(draw: Any) -> Case:
         draw(st.booleans()),
     )
     scale = draw(powers)
-    fixed = draw(st.booleans())
-    start = Start(scale, scale if fixed else draw(powers), U_MIN)
-    if fixed:
-        amax = for_each(st.none() | st.just(0.0) | powers)
-        start = Start(scale, scale, U_MIN, True, [1.0, *amax[1:]], U_MAX)
+    start = Start(scale, draw(powers), U_MIN)
+    if draw(st.booleans()):
+        known, start = known.with_s0(components, scale), Start(scale, scale, U_MIN)
     layers = [slot for node in drawn.nodes for slot in node.slots]
     wanted = st.floats(2.0**-4, 2.0**12)
     alphas = draw(st.none() | st.fixed_dictionaries({slot.layer: wanted for slot in layers}))
@@ -527,8 +510,8 @@ def test_no_scale_leaves_its_room(case: Case) -> None:
     found = case.choose()
     assert found.scales[case.components.root] <= case.start.root_scale
     for index in case.decided_by_room:
-        scale, room = found.scales[index], case.known.room[index]
-        assert scale <= case.known.assumed.get(index, math.inf)
+        scale, room = found.scales[index], case.known.limits[index]
+        assert scale <= case.known.provisional.get(index, math.inf)
         # The chosen scale is the start times a power of two, so that it may be less.
         assert room is None or scale <= room
         assert is_power_of_two(scale / case.start.root_scale)
@@ -541,15 +524,24 @@ def test_no_scale_leaves_its_room(case: Case) -> None:
 
 
 @given(cases())
-def test_what_nothing_leads_to_has_the_scale_of_the_loss_and_a_given_s0_is_only_ever_lifted(
-    case: Case,
-) -> None:
+def test_what_nothing_leads_to_has_the_scale_of_the_loss(case: Case) -> None:
     found = case.choose(max_alpha={})
     led_to = {edge.after for edge in case.components.edges} | {edge.before for edge in case.components.edges}
     for index, scale in enumerate(found.scales):
         assert index in led_to or scale == case.start.root_scale
-        if case.start.fixed and index in case.components.before_layers & case.present:
-            assert scale >= case.start.root_scale
+
+
+@given(cases(), st.integers(-30, 30))
+def test_a_given_s0_is_a_limit_at_the_loss_and_the_smaller_of_two_counts(case: Case, exponent: int) -> None:
+    s0, known = 2.0**exponent, case.known
+    limits = known.with_s0(case.components, s0)
+    for index, (before, after) in enumerate(zip(known.limits, limits.limits)):
+        if index in case.components.before_layers & case.present:
+            own = within_float32(s0 / known.loss_weights[index])
+            assert after == (own if before is None else min(own, before))
+        else:
+            assert after == before
+    assert limits.with_s0(case.components, 2.0 * s0) == limits
 
 
 @given(cases())
@@ -566,11 +558,11 @@ def test_what_is_remembered_of_what_is_absent_changes_nothing(case: Case) -> Non
         return [value if index in case.present else None for index, value in enumerate(values)]
 
     known = case.known
-    assumed = {index: own for index, own in known.assumed.items() if index in case.present}
-    forgotten = known._replace(room=without(known.room), gains=without(known.gains), assumed=assumed)
+    assumed = {index: own for index, own in known.provisional.items() if index in case.present}
+    forgotten = known._replace(limits=without(known.limits), gains=without(known.gains), provisional=assumed)
     # What follows each other shares a scale in the order of all.
-    assert case.choose(known=forgotten._replace(level=False)) == case.choose(
-        known=known._replace(level=False)
+    assert case.choose(known=forgotten._replace(equalize=False)) == case.choose(
+        known=known._replace(equalize=False)
     )
 
 
@@ -582,8 +574,8 @@ def test_loss_weights_that_grow_together_move_the_scales_and_leave_the_alphas(ca
     moved = present if components.root in components.single else case.present
     by = [2.0**power if index in moved else 1.0 for index in range(len(known.loss_weights))]
     grown = known._replace(
-        room=[None if room is None else room / own for room, own in zip(known.room, by)],
-        assumed={index: assumed / by[index] for index, assumed in known.assumed.items()},
+        limits=[None if room is None else room / own for room, own in zip(known.limits, by)],
+        provisional={index: assumed / by[index] for index, assumed in known.provisional.items()},
         loss_weights=tuple(weight * own for weight, own in zip(known.loss_weights, by)),
     )
     start, again = (Start(2.0**10, 8.0, U_MIN),) * 2
@@ -638,7 +630,7 @@ def test_members_without_a_gradient_in_this_batch_limit_nothing() -> None:
     for absent in (None, 0, 1):
         gone = [] if absent is None else [outer[absent], inner[absent], means[absent]]
         here = {v: own for v, own in room.items() if v not in gone}
-        assert n.together(here, weights=dict.fromkeys(gone, 0.0), level=True) is not None
+        assert n.together(here, weights=dict.fromkeys(gone, 0.0), equalize=True) is not None
         expected = [2.0**10, 2.0**15] if absent == 0 else [2.0**4, 2.0**9]
         assert n.of(outer[0], inner[0]) == n.of(outer[1], inner[1]) == expected
 
@@ -678,22 +670,22 @@ def test_losses_at_most_four_bits_apart_share_a_scale() -> None:
     means = [F.mean(top) for top in tops]
     n = Graph(means[0] * 0.5 + means[1] * 2.0 + means[2])
     rooms = dict(zip(tops, [2.0**14, 2.0**10, 2.0**15]))
-    n.choose(rooms, level=True)
+    n.choose(rooms, equalize=True)
     assert n.of(*tops) == [2.0**10, 2.0**10, 2.0**15]
-    n.choose({**rooms, tops[2]: 2.0**14}, level=True)
+    n.choose({**rooms, tops[2]: 2.0**14}, equalize=True)
     assert n.of(*tops) == [2.0**10] * 3
     # After an overflow each goes as low as it has to.
-    n.choose({**rooms, tops[2]: 2.0**14}, level=False)
+    n.choose({**rooms, tops[2]: 2.0**14}, equalize=False)
     assert n.of(*tops) == [2.0**14, 2.0**10, 2.0**14]
     # Of what nothing is known nothing is said.
-    n.choose({tops[0]: 2.0**14, tops[2]: 2.0**12}, level=True)
+    n.choose({tops[0]: 2.0**14, tops[2]: 2.0**12}, equalize=True)
     assert n.of(*tops)[::2] == [2.0**12] * 2
 
 
-def test_what_is_no_loss_is_levelled_within_two_bits_only() -> None:
+def test_what_is_no_loss_is_equalized_within_two_bits_only() -> None:
     n = Heads()
     room = {n.tops[0]: 2.0**10, n.tops[1]: 2.0**14, n.trunk: 2.0**18, n.bottom: 2.0**22}
-    n.choose(room, level=True)
+    n.choose(room, equalize=True)
     assert n.of(*n.tops, n.trunk, n.bottom) == [2.0**10, 2.0**10, 2.0**18, 2.0**22]
 
 
@@ -702,7 +694,7 @@ class Together(NamedTuple):
 
     apart: Components
     joined: Joined
-    known: Known
+    known: ScaleLimits
     start: Start
 
     def choose(self, spread: float, **changes: Any) -> Optional[Choice]:
@@ -714,7 +706,7 @@ class Together(NamedTuple):
         """The smallest room of each joined component, and what an overflow has left."""
         found: List[Optional[float]] = [None] * len(self.joined.components.names)
         for own, index in enumerate(self.joined.of):
-            for limit in (self.known.room[own], self.known.assumed.get(own)):
+            for limit in (self.known.limits[own], self.known.provisional.get(own)):
                 if limit is not None:
                     found[index] = min(limit, found[index] or math.inf)
         return found
@@ -730,12 +722,12 @@ def together_cases(draw: Any) -> Together:
     count = len(apart.names)
     rooms = draw(st.lists(st.none() | powers, min_size=count, max_size=count))
     ceilings = enumerate(draw(st.lists(st.none() | powers, min_size=count, max_size=count)))
-    known = Known(
+    known = ScaleLimits(
         rooms,
         {index: assumed for index, assumed in ceilings if assumed is not None},
         (1.0,) * count,
         [None] * count,
-        level=False,
+        equalize=False,
     )
     return Together(apart, joined(apart, graph), known, Start(2.0**15, S0, U_MIN))
 
@@ -751,7 +743,7 @@ def test_no_shared_scale_leaves_the_smallest_room(case: Together) -> None:
         if own != case.apart.root and index != case.joined.components.root:
             assert limit is None or scale <= limit
             led_to = any(edge.after == index for edge in case.joined.components.edges)
-            room = [case.known.room[i] for i, to in enumerate(case.joined.of) if to == index]
+            room = [case.known.limits[i] for i, to in enumerate(case.joined.of) if to == index]
             # As large as it may be, where something is known.
             assert not led_to or limit is None or not any(room) or scale == limit
 
@@ -771,14 +763,14 @@ def test_whoever_writes_most_of_a_leaf_keeps_its_gradient(case: Together, expone
     own = choose(case.apart, case.known, case.start, None, {}).scales
 
     def far(index: int) -> bool:
-        room, scale = case.known.room[index], shared.scales[index]
+        room, scale = case.known.limits[index], shared.scales[index]
         # Hooks are worth it only where a gradient gets clearly larger.
         return room is not None and room > spread * scale and own[index] > 2.0**6 * scale
 
     lost = set().union(*(case.apart.behind(index) for index in range(len(own)) if far(index)))
     largest = []
     for writers in case.apart.leaves.values():
-        rooms = {room: index for index in sorted(writers) for room in [case.known.room[index]] if room}
+        rooms = {room: index for index in sorted(writers) for room in [case.known.limits[index]] if room}
         largest += [rooms[min(rooms)]] if rooms else []
     if lost.isdisjoint(largest):
         assert found == shared
@@ -790,7 +782,7 @@ def test_whoever_writes_most_of_a_leaf_keeps_its_gradient(case: Together, expone
 @given(together_cases(), powers)
 def test_with_rooms_that_are_alike_it_makes_no_difference(case: Together, room: float) -> None:
     count = len(case.apart.names)
-    known = Known([room] * count, {}, (1.0,) * count, [1.0] * count)
+    known = ScaleLimits([room] * count, {}, (1.0,) * count, [1.0] * count)
     start = Start(room, S0, U_MIN)
     found = case.choose(1.0, known=known, start=start)
     assert found is not None

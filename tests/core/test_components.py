@@ -115,7 +115,6 @@ def test_scalars_at_the_loss_separate_and_losses_meet_behind_them() -> None:
     assert found.layers(first, y) == [None]
     # No layer leads to any of them.
     assert found.components.before_layers == set(range(4))
-    assert found.components.loss_exits == 2
 
 
 def test_what_is_behind_a_component_is_all_that_backward_computes_from_it() -> None:

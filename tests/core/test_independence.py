@@ -28,8 +28,8 @@ from nnabla_adaloss.core.verdict import Facts, Rules, Verdict, judge
 
 # By position: x -> affine (weight 1) -> 2 -> affine (weight 3) -> 4 -> mean -> 5; x needs no gradient.
 def node(number, kind, output, inputs=(), leaves=(), slots=(), mean=False):
-    return NodeStructure(number, kind, {}, kind, (output,), inputs, leaves, slots, mean, mean, False, False,
-                         False, mean, mean)
+    return NodeStructure(number, kind, {}, kind, (output,), inputs, leaves, slots, mean, False, False,
+                         False, mean)
 slot = LayerSlot("second", GemmSlot(0, 1, 8.0, 8.0), 2, 3, False, False)
 nodes = [node(2, "mean", 5, (4,), mean=True), node(1, "second", 4, (2,), (3,), (slot,)),
          node(0, "first", 2, (), (1,))]
@@ -41,15 +41,15 @@ seen = Seen(Memory(policy)).before_pass(0, components.names, ones)
 measured = Measured(components, limits, [1.0] * 3, ones, {1: 2.0**-6, 2: 2.0**-20}, measured_all=True)
 seen = seen.after_pass(measured, completes_entry=True)
 assert judge(Facts(settled=seen.settled), Rules(True, 9)) is Verdict.AGAIN
-known = seen.known(components, ones, limits)
-scales = choose(components, known, Start(2.0**15, 8.0, 2.0**-24), None, {}).scales
+found = seen.limits(components, ones, limits)
+scales = choose(components, found, Start(2.0**15, 8.0, 2.0**-24), None, {}).scales
 assert scales == [2.0**15, 2.0**19, 2.0**33], scales
 schedule = ScaleSchedule(nodes, components, scales, None, ones)
 assert schedule.layers == {"second": (2.0**19, 2.0**14)}
 
 seen, lowered = seen.after_overflow(measured._replace(scales=scales, overflowed=2, measured_all=False))
 assert lowered and judge(Facts(overflowed=True, lowered=lowered), Rules(True, 9)) is Verdict.AGAIN
-assert seen.known(components, ones, limits).room[1:] == [2.0**19, 2.0**29]
+assert seen.limits(components, ones, limits).limits[1:] == [2.0**19, 2.0**29]
 
 frameworks = {name.split(".")[0] for name in sys.modules} & {"nnabla", "nnabla_ext", "cupy"}
 assert frameworks == {"nnabla"}, frameworks

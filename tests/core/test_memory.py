@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import pytest
 
-from nnabla_adaloss.core.choose import Known
+from nnabla_adaloss.core.choose import ScaleLimits
 from nnabla_adaloss.core.components import Components, Edge
 from nnabla_adaloss.core.memory import Measured, Memory, Seen
 from nnabla_adaloss.core.scale_history import HistoryPolicy
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.any_context
 NAMES = ["loss", "a", "b", "c"]
 # Each before the next.
 NEXT = [{1}, {2}, {3}, set()]
-COMPONENTS = Components({}, NAMES, {}, frozenset({0}), NEXT, {}, [], frozenset({0}), 1)
+COMPONENTS = Components({}, NAMES, {}, frozenset({0}), NEXT, {}, [], frozenset({0}))
 # The loss itself has one element, which may be larger.
 LIMITS = 2.0**16, 2.0**10, 2.0**10, 2.0**10
 ONES = 1.0, 1.0, 1.0, 1.0
@@ -60,12 +60,12 @@ def shown(
     return Measured(COMPONENTS, LIMITS, used, weights, amax, has_gradients=any(largest), **found)
 
 
-def room(scales: ComponentScales, weights: Tuple[float, ...] = ONES) -> Known:
-    return scales.known(COMPONENTS, weights, LIMITS)
+def limits(scales: ComponentScales, weights: Tuple[float, ...] = ONES) -> ScaleLimits:
+    return scales.limits(COMPONENTS, weights, LIMITS)
 
 
 def of_all(scales: ComponentScales, weights: Tuple[float, ...] = ONES) -> List[Optional[float]]:
-    return list(room(scales, weights).room)
+    return list(limits(scales, weights).limits)
 
 
 def scales_with(*magnitudes: Optional[float], window: int = 64, **policy: Any) -> ComponentScales:
@@ -131,8 +131,8 @@ def test_what_is_remembered_is_divided_by_the_loss_weight_of_its_batch() -> None
 @pytest.mark.parametrize("weight", [2.0**-60, 2.0**-3, 1.0, 2.0**40])
 def test_a_loss_weight_moves_the_scale_at_once(weight: float) -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
-    found = room(scales, (1.0, weight, weight, weight))
-    assert found.room == [2.0**14] + 3 * [2.0**8 / weight]
+    found = limits(scales, (1.0, weight, weight, weight))
+    assert found.limits == [2.0**14] + 3 * [2.0**8 / weight]
     assert found.gains == [1.0] * 4
     assert found.loss_weights == (1.0, weight, weight, weight)
 
@@ -152,7 +152,7 @@ def test_what_is_absent_from_a_batch_tells_nothing_and_is_asked_for_nothing() ->
     absent = 1.0, 0.0, 1.0, 0.0
     see(scales, 1.0, 2.0**5, 2.0, 2.0**5, weights=absent, measured_all=True)
     assert scales.settled
-    assert room(scales, absent).room == [2.0**14, None, 2.0**7, None]
+    assert limits(scales, absent).limits == [2.0**14, None, 2.0**7, None]
     assert [scales.gain(name) for name in NAMES] == [1.0, 1.0, 2.0, None]
     scales.after_iteration()
     assert windows(scales) == {"loss": [1.0], "a": [1.0], "b": [2.0]}
@@ -162,13 +162,13 @@ def test_an_overflow_lowers_nothing_that_is_absent() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     weights = 1.0, 2.0**-4, 0.0, 2.0**-4
     assert overflow(scales, "a", 2.0**14, 2.0**12, 1.0, 2.0**12, weights=weights)
-    assert room(scales, weights).assumed == {1: 2.0**8, 3: 2.0**8}
+    assert limits(scales, weights).provisional == {1: 2.0**8, 3: 2.0**8}
     assert of_all(scales, weights) == [2.0**14, 2.0**8, None, 2.0**8]
     assert scales.gain("b") == 1.0
     # With another loss weight in the next batch it is as much lower.
     scales.after_lost_batch()
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**8, 2.0**4]
-    assert room(scales).assumed == {}
+    assert limits(scales).provisional == {}
 
 
 # Overflows.
@@ -185,7 +185,7 @@ def test_an_overflow_lowers_its_component_and_all_behind() -> None:
     # What nothing is known of follows from what is before it.
     scales = scales_with(1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
-    assert room(scales).assumed == {1: 2.0**4, 2: 2.0**4}
+    assert limits(scales).provisional == {1: 2.0**4, 2: 2.0**4}
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -260,18 +260,18 @@ def test_an_overflow_at_the_floor_is_no_matter_of_the_scale(weight: float) -> No
 def test_what_is_behind_an_overflow_starts_from_the_room_it_had_where_the_pass_used_more() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "b", 2.0**14, 2.0**8, 2.0**10, 2.0**12)
-    assert room(scales).assumed == {2: 2.0**6, 3: 2.0**4}
+    assert limits(scales).provisional == {2: 2.0**6, 3: 2.0**4}
 
 
 def test_after_an_overflow_no_scale_rises_and_none_is_shared() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "b", 2.0**14, 2.0**8, 2.0**6, 2.0**7)
-    found = room(scales)
-    assert found.assumed == {2: 2.0**2, 3: 2.0**3}
-    assert found.room == [2.0**14, 2.0**8, 2.0**2, 2.0**3]
-    assert not found.level
+    found = limits(scales)
+    assert found.provisional == {2: 2.0**2, 3: 2.0**3}
+    assert found.limits == [2.0**14, 2.0**8, 2.0**2, 2.0**3]
+    assert not found.equalize
     scales.without_iteration()
-    assert room(scales).level
+    assert limits(scales).equalize
 
 
 # When the same batch runs once more.
@@ -321,7 +321,7 @@ def test_what_shows_for_the_first_time_may_show_more_behind_it_once_more(
 @pytest.mark.parametrize("layer", [None, "first"])
 def test_what_underflows_at_the_loss_is_measured_once_more_and_no_more(layer: Optional[str]) -> None:
     """The loss gradient itself is not zero: what follows from it without a layer may have underflowed."""
-    edges = [Edge(index, index + 1, f"layer{index}" if index else layer, -1, True) for index in range(3)]
+    edges = [Edge(index, index + 1, f"layer{index}" if index else layer, -1) for index in range(3)]
     components, scales, found = COMPONENTS._replace(edges=edges), ComponentScales(HistoryPolicy()), []
     for iteration in range(2):
         for _ in range(2):
@@ -333,14 +333,14 @@ def test_what_underflows_at_the_loss_is_measured_once_more_and_no_more(layer: Op
             found.append(scales.settled)
             # Known from the first batch on.
             known = layer is not None or iteration > 0
-            assert scales.known(components, ONES, LIMITS).underflowed == (set() if known else {1})
+            assert scales.limits(components, ONES, LIMITS).underflowed == (set() if known else {1})
         scales.after_iteration()
     assert found == [layer is not None, True, True, True]
 
 
 def test_what_was_looked_at_once_more_in_an_iteration_is_not_again_when_others_were_absent() -> None:
     """Heads that take turns within an iteration: only the first batch of each runs once more."""
-    edges = [Edge(0, 1, None, -1, True), Edge(0, 2, None, -1, True)]
+    edges = [Edge(0, 1, None, -1), Edge(0, 2, None, -1)]
     components, scales, found = COMPONENTS._replace(edges=edges), ComponentScales(HistoryPolicy()), []
     for weights in (ONES, (1.0, 0.0, 1.0, 1.0), ONES):
         scales.before_pass(0, NAMES, weights)
@@ -387,14 +387,14 @@ def test_a_pass_that_has_not_looked_at_everything_repeats_no_batch_for_what_is_z
 
 def test_where_backward_leaves_no_array_a_pass_that_measures_everything_has_seen_zeros() -> None:
     scales = ComponentScales(HistoryPolicy())
-    assert room(scales).gains == [None] * 4
+    assert limits(scales).gains == [None] * 4
     see(scales, 1.0, 2.0)
     # What overflows hides what is behind it.
     found = shown([1.0] * 4, measured_all=True, finite=False, overflowed=1)
     scales.after_pass(found, completes_entry=True)
-    assert room(scales).gains == [1.0, 2.0, None, None]
+    assert limits(scales).gains == [1.0, 2.0, None, None]
     see(scales, None, 2.0, measured_all=True)
-    assert room(scales).gains == [1.0, 2.0, 0.0, 0.0]
+    assert limits(scales).gains == [1.0, 2.0, 0.0, 0.0]
     assert of_all(scales)[2:] == [None, None]
 
 
@@ -435,9 +435,9 @@ def test_batches_whose_loss_is_zero_push_nothing_out_of_a_window() -> None:
 def test_of_a_first_batch_whose_loss_is_zero_it_is_known_what_there_is_and_nothing_else() -> None:
     scales = ComponentScales(HistoryPolicy())
     see(scales, None, 2.0**6, 0.0, informative=False, measured_all=True)
-    assert room(scales).gains == [None, 2.0**6, 0.0, 0.0]
+    assert limits(scales).gains == [None, 2.0**6, 0.0, 0.0]
     scales.after_iteration()
-    assert room(scales).gains == [None, 0.0, 0.0, 0.0]
+    assert limits(scales).gains == [None, 0.0, 0.0, 0.0]
     assert scales.shared() == (False, {})
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from nnabla_adaloss.core.power_of_two import floor_power_of_two
-from nnabla_adaloss.core.scale_history import AmaxWindow, HistoryPolicy, levelled
+from nnabla_adaloss.core.scale_history import AmaxWindow, HistoryPolicy, equalized
 
 magnitudes = st.one_of(
     st.sampled_from([0.0, 1.0, 2.0]), st.floats(0.0, 1e300), st.floats(0.0, 2.0**-1022, allow_subnormal=True)
@@ -132,11 +132,11 @@ def test_arguments_that_make_no_policy(name: str, values: Any) -> None:
 
 
 @given(st.lists(st.integers(-24, 100)) | st.lists(st.integers(0, 8)))
-def test_levelled_scales_are_at_most_two_bits_smaller_and_seldom_change(
+def test_equalized_scales_are_at_most_two_bits_smaller_and_seldom_change(
     exponents: List[int],
 ) -> None:
     scales = [2.0**e for e in exponents]
-    found = levelled(scales)
+    found = equalized(scales)
     assert len(found) == len(scales)
     assert all(scale / 4.0 <= one <= scale for one, scale in zip(found, scales))
     # From each change on, what follows could not have gone on with one scale.

@@ -11,7 +11,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.engine.report import first_overflow, unseen_before
 from tests.worlds import random_structures as graphs
 from tests.worlds.passes import run, settle
@@ -107,20 +107,22 @@ def test_an_overflow_is_told_by_the_function_where_it_began() -> None:
 
 
 @pytest.mark.parametrize("scale", [None, 8.0])
-def test_the_batch_once_more_may_tell_more_unless_all_was_measured_or_s0_decides_about_everything(
-    scale: Optional[float],
+@pytest.mark.parametrize("method", ["amax_history", "approx_range", "fixed"])
+def test_the_batch_once_more_may_tell_more_unless_all_was_measured_or_nothing_ever_is(
+    method: str, scale: Optional[float]
 ) -> None:
     h = PF.affine(constant(np.ones((2, 3))), 3, name="only")
-    # With a single layer, whose input needs no gradient, S0 decides about everything.
-    for loss, decided in ((F.mean(h), scale is not None), (F.mean(PF.affine(h, 2, name="last")), False)):
-        scaling = AdaptiveLossScaling(loss)
+    # With one scale for all that was given, nothing is measured.
+    constant_scale = method == "fixed" and scale is not None
+    for loss in (F.mean(h), F.mean(PF.affine(h, 2, name="last"))):
+        scaling = AdaptiveLossScaling(loss, AdaLossConfig(method))
         for measured in (True, False):
             settle(scaling, scaling.iteration, scale)
-            assert scaling.result.can_measure_more == (not (measured or decided))
+            assert scaling.can_measure_more == (not (measured or constant_scale))
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_with_a_given_s0_an_overflow_before_any_layer_is_no_matter_of_other_scales(joined: bool) -> None:
+def test_with_a_given_s0_an_overflow_lowers_the_loss_gradient_for_its_batch(joined: bool) -> None:
     h = PF.affine(constant(np.ones((2, 3))), 3, name="first")
     inner = PF.affine(F.tanh(h), 3, name="inner")
     # Of a loss of several elements a layer may lead back to the component.
@@ -130,12 +132,26 @@ def test_with_a_given_s0_an_overflow_before_any_layer_is_no_matter_of_other_scal
     for again, scale, overflows in ((False, 8.0, False), (True, 8.0, False), (True, 1024.0, True)):
         run(scaling, scale, grad=seed, iteration=0, again=again)
         assert bool(scaling.found_inf) == overflows
-    before = scaling.result.schedule.component_scales
     assert scaling.result.overflowed == scaling.result.schedule.components.root
-    assert scaling.result.only_s0_helps
-    assert not scaling.after_overflow()
+    assert scaling.after_overflow()
     run(scaling, 1024.0, grad=seed, iteration=0, again=True)
-    assert scaling.result.schedule.component_scales == before
-    # Where none was given, all is measured.
-    run(scaling, None, grad=seed * 2.0**10, iteration=1)
-    assert not scaling.result.only_s0_helps
+    assert not scaling.found_inf
+    assert scaling.loss_scale == 1024.0 / 2.0**4
+    # The next batch has S0 again.
+    run(scaling, 8.0, grad=seed, iteration=1)
+    assert scaling.loss_scale == 8.0
+
+
+@pytest.mark.parametrize("method", ["amax_history", "fixed"])
+def test_only_with_one_scale_for_all_does_nothing_but_a_lower_s0_help(method: str) -> None:
+    h = PF.affine(constant(np.ones((2, 3))), 3, name="first")
+    loss = F.sum(PF.affine(F.tanh(h), 3, name="second")) * 2.0**10
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"), AdaLossConfig(method))
+    run(scaling, 2.0**8)
+    if method == "fixed":
+        # Loss weights are not looked at, either.
+        assert {*scaling.result.schedule.component_scales} == {2.0**8}
+        assert scaling.found_inf
+        assert not scaling.after_overflow()
+    else:
+        assert not scaling.found_inf

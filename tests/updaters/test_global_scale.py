@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
-from typing import Any, List
+from typing import Any, Dict, List
 
 import nnabla as nn
 import nnabla.functions as F
@@ -15,6 +16,7 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, AmaxHistory, HistoryPolicy
 from nnabla_adaloss.core.scale_policy import ScalePolicy, ScaleState
 from nnabla_adaloss.updaters.global_scale import GlobalScale
+from tests.worlds.tampering import Gate
 from tests.worlds.trainings import METHODS, updater_of
 from tests.worlds.values import data
 
@@ -85,3 +87,79 @@ def test_gradients_of_a_rank_that_are_bad_are_used_by_none(
     found = s0.exchange(exchange, scaling, average=True, alike=alike, bad=bad[0])
     assert found == (8.0, any(bad))
     assert sent == [{**(measured or {}), **of_s0, "bad": [float(bad[0])]}]
+
+
+# A searched S0 is a limit at the loss.
+
+
+@pytest.mark.parametrize("on_overflow", ["next", "repeat"])
+@pytest.mark.parametrize("weight", [1.0, 1e-12])
+def test_a_small_s0_leaves_the_gradients_of_deep_layers_their_scales(on_overflow: str, weight: float) -> None:
+    """Limited as those at the loss are, all components behind twelve sigmoids would be flushed to zero."""
+    nn.clear_parameters()
+    nn.seed(0)
+    h = data(16, 8)
+    for index in range(12):
+        h = F.sigmoid(PF.affine(h, 8, name=f"layer{index}"))
+    loss, first = F.mean(h**2) * weight, nn.get_parameters()["layer0/affine/W"]
+    lost: List[float] = []
+    updater = updater_of(
+        loss,
+        solver=S.Sgd(0.0),
+        global_scale="dynamic",
+        on_overflow=on_overflow,
+        storage="float16",
+        on_gradients=lambda solver: lost.append(float((first.g == 0.0).mean())),
+    )
+    for _ in range(10):
+        assert updater.update().scale == 8.0
+    assert lost == [0.0] * 10
+    # At the loss nothing exceeds S0.
+    schedule = updater.scaling.result.schedule
+    for index in schedule.components.before_layers:
+        assert schedule.component_scales[index] * schedule.loss_weights[index] <= 8.0
+
+
+def searched(factors: Dict[int, float], **options: Any) -> AdaptiveLossScalingUpdater:
+    """An updater with a searched S0; `factors` multiply the gradients of some batches."""
+    nn.clear_parameters()
+    gate, batches = Gate(), itertools.count()
+    h = F.tanh(PF.affine(data(8, 8), 8, name="a"))
+
+    def feed() -> None:
+        gate.factor = factors.get(next(batches), 1.0)
+
+    loss = F.mean(PF.affine(gate(h), 8, name="b") ** 2)
+    options = {"global_scale": "dynamic", "storage": "float16", "scale": 2.0**13, **options}
+    return updater_of(loss, feed, solver=S.Sgd(0.0), **options)
+
+
+@pytest.mark.parametrize("method", ["amax_history", "approx_range"])
+def test_s0_goes_down_once_for_a_batch_however_often_it_runs(method: str) -> None:
+    updater = searched({3: 2.0**24}, config=AdaLossConfig(method))
+    for _ in range(3):
+        updater.update()
+    result = updater.update()
+    assert result.updated
+    assert result.retries > 1
+    assert [result.scale, updater.update().scale] == [2.0**12] * 2
+
+
+def test_where_nothing_but_s0_can_be_lowered_it_goes_down_until_the_batch_can_be_used() -> None:
+    updater = searched({1: 2.0**18}, config=AdaLossConfig("fixed"))
+    updater.update()
+    result = updater.update()
+    assert result.updated
+    assert result.retries > 1
+    assert result.scale == 2.0 ** (13 - result.retries)
+
+
+@pytest.mark.parametrize("on_overflow", ["next", "repeat"])
+@pytest.mark.parametrize(("second", "scale"), [(3, 2.0**12), (4, 2.0**13)])
+def test_hysteresis_counts_batches_in_a_row(on_overflow: str, second: int, scale: float) -> None:
+    updater = searched({2: 2.0**24, second: 2.0**40}, on_overflow=on_overflow, hysteresis=2)
+    results = [updater.update() for _ in range(6)]
+    assert updater.scale == scale
+    assert all(result.updated for result in results)
+    lost = updater.counters.lost
+    assert lost == ({"overflow": 2} if on_overflow == "next" else {})

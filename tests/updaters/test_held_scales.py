@@ -101,6 +101,6 @@ def test_gradients_that_are_zero_are_told_while_scales_are_held(storage: Any, ho
     for value in (1.0, 1.0, 0.0, 1.0):
         factor.d = value
         reasons.append(updater.update().reason)
-    assert updater.scaling.result.can_measure_more
+    assert updater.scaling.can_measure_more
     assert (updater.scaling.result.kind == "hookless") == (not hooked)
     assert reasons == ["updated", "updated", "zero_gradients", "updated"]

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, GraphPlan, Recorder
-from nnabla_adaloss.core.layer_record import Reason
-from tests.worlds.monitors import Records
+from nnabla_adaloss.core.layer_record import LayerRecord, Reason
 from tests.worlds.networks import two_layers
 from tests.worlds.tampering import Tampering
 from tests.worlds.trainings import AS_THE_BASELINE, METHODS, Loop, updater_of
@@ -285,8 +284,7 @@ def test_a_shape_that_changes_before_the_first_update_is_noticed() -> None:
 
 def test_records_of_held_scales_are_of_the_shapes_of_their_batch() -> None:
     sentences = Sentences(rebuilt=True)
-    monitor = Records()
-    records = monitor.records
+    records: List[LayerRecord] = []
     lengths: List[int] = []
 
     def feed() -> None:
@@ -294,7 +292,8 @@ def test_records_of_held_scales_are_of_the_shapes_of_their_batch() -> None:
         lengths.append(sentences.x.shape[1])
         updater.loss = sentences.loss
 
-    updater = AdaptiveLossScalingUpdater(sentences.solver, sentences.loss, feed, monitors=[monitor])
+    config = AdaLossConfig(recorder=records.append)
+    updater = AdaptiveLossScalingUpdater(sentences.solver, sentences.loss, feed, config=config)
     for _ in range(12):
         updater.update()
     held = [r for r in records if r.reason is Reason.HELD and r.layer == "v/affine/BatchMatmul:1"]
@@ -398,7 +397,7 @@ def test_held_scales_of_a_state_serve_a_graph_that_has_run_forward(
     parameters, updater = start(ran_before[0])
     for _ in range(4):
         updater.update()
-    assert updater.scaling.result.can_measure_more
+    assert updater.scaling.can_measure_more
     state, values = updater.state_dict(), {name: v.d.copy() for name, v in parameters.items()}
     expected = []
     for _ in range(6):

@@ -75,11 +75,9 @@ def node(
         leaves=tuple(leaves),
         slots=slots,
         loss_section=at_loss,
-        loss_exit=False,
         non_homogeneous=clips,
         own_references=False,
         half=False,
-        expands=any(sizes.get(p) != 1 for p in (*inputs, *leaves)),
         separates=clips or (at_loss and single),
     )
 
