@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nnabla_adaloss.core import (
-    BFLOAT16,
-    FLOAT8_E4M3,
-    FLOAT8_E5M2,
-    FLOAT16,
-    FLOAT32,
-    FORMATS,
-    Format,
-    get_format,
-)
+from nnabla_adaloss.core import BFLOAT16, FLOAT8_E5M2, FLOAT16, FLOAT32, FORMATS, Format, get_format
 from nnabla_adaloss.core.formats import canonical_name
 
 
@@ -39,7 +31,7 @@ def test_the_nearest_number_is_what_numpy_rounds_to(value: float) -> None:
     np.testing.assert_equal(FLOAT16.nearest(value), float(expected))
 
 
-@pytest.mark.parametrize("stored", [BFLOAT16, FLOAT8_E5M2, FLOAT8_E4M3])
+@pytest.mark.parametrize("stored", [one for one in FORMATS.values() if one not in (FLOAT16, FLOAT32)])
 def test_ml_dtypes_agrees(stored: Format) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     dtype = getattr(ml_dtypes, {"float8_e4m3": "float8_e4m3fn"}.get(stored.name, stored.name))
@@ -68,6 +60,18 @@ def test_a_format_fitted_to_an_array(name: str, abs_max: float) -> None:
         assert fitted.max / 2 < abs_max <= fitted.max
     assert stored.fitted_to(stored.max) == stored.fitted_to(0.0) == stored
     assert stored.saturating().fitted_to(abs_max).saturates
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        *("docs/how_it_works.md", "docs/choosing.md"),
+        *("nnabla_adaloss/emulation/format_emulation.py", "nnabla_adaloss/functions/round_to_format.py"),
+    ],
+)
+def test_pages_that_list_formats_list_all(page: str) -> None:
+    text = (Path(__file__).parents[2] / page).read_text("utf-8")
+    assert [name for name in FORMATS if name != "float32" and f'`"{name}"`' not in text] == []
 
 
 def test_names_lead_to_their_formats() -> None:

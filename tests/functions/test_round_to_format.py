@@ -12,15 +12,9 @@ from hypothesis.extra.numpy import arrays
 from nnabla_adaloss import Precision
 from nnabla_adaloss.functions import round_to_format
 from tests.functions.graphs import gradients, gradients_of, variable
+from tests.kernels.arrays import NARROW_DTYPES
 
-ml_dtypes = pytest.importorskip("ml_dtypes")
-DTYPES = {
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float8_e5m2": ml_dtypes.float8_e5m2,
-    "float8_e4m3": ml_dtypes.float8_e4m3fn,
-    "float32": np.float32,
-}
+DTYPES = {"float32": np.float32, **{storage.name: dtype for storage, dtype in NARROW_DTYPES.items()}}
 every_float = arrays(np.float32, 6, elements=st.floats(width=32))
 
 
