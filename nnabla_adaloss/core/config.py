@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from typing import AbstractSet, Any, Callable, List, Optional, Sequence, Union
+from typing import AbstractSet, Any, List, Optional, Sequence, Union
 
 from .formats import FORMATS, DTypeLike, Format, get_format
-from .layer_record import LayerRecord
 from .layer_selection import LayerSelection
 from .methods import METHODS, AmaxHistory, ApproxRange, Method, MethodLike, Range, resolve_method
 from .precision import Precision
@@ -63,10 +62,6 @@ class AdaLossConfig:
         power_of_two: round scales down to powers of two, so that scaling never rounds a gradient.
         max_rescue_ratio: for `"element_wise_range"`: share of the products, largest first, that is to be kept
             from underflow; in (0, 1]. None: all of them, which lets one tiny product decide.
-        recorder: called with a `LayerRecord` each time a layer is scaled. What it returns is ignored; what it
-            raises is logged, once.
-        debug_level: 0 logs nothing, 1 one line per iteration, 2 also one per layer; to
-            `logging.getLogger("nnabla_adaloss")` at level INFO.
         include: names of the layers to scale, as `fnmatch` patterns. One that matches no layer is an error
             when the first backward runs.
         exclude: names of layers not to scale, likewise; wins over `include`.
@@ -97,8 +92,6 @@ class AdaLossConfig:
     use_bound: bool = True
     power_of_two: bool = True
     max_rescue_ratio: Optional[float] = None
-    recorder: Optional[Callable[[LayerRecord], Any]] = None
-    debug_level: int = 0
     include: Sequence[str] = ("*",)
     exclude: Sequence[str] = ()
     delay: Optional[int] = None
@@ -122,12 +115,8 @@ class AdaLossConfig:
             )
         for name in ("use_bound", "power_of_two"):
             self._set(name, boolean(name, getattr(self, name)))
-        if self.recorder is not None and not callable(self.recorder):
-            raise TypeError(f"recorder={self.recorder!r} must be None or a callable that takes a LayerRecord")
         for name in ("update_per_n_iteration", "measure_every"):
             positive_integer(name, getattr(self, name))
-        if integer("debug_level", self.debug_level) not in (0, 1, 2):
-            raise ValueError(f"debug_level={self.debug_level!r} must be 0, 1 or 2")
         if self.delay is not None and integer("delay", self.delay) not in (0, 1):
             raise ValueError(f"delay={self.delay!r} must be 0, 1 or None")
         for name in ("include", "exclude"):
@@ -217,5 +206,10 @@ class AdaLossConfig:
         return self
 
 
-_GONE = {"planned_bytes": "scaled copies of weights take as much memory as they need; leave it out"}
+_GONE = {
+    "planned_bytes": "scaled copies of weights take as much memory as they need; leave it out",
+    "recorder": "give monitors=[...] of what is scaled an object with on_layer_scaled(event): "
+    "event.record is the LayerRecord",
+    "debug_level": "give what is scaled monitors=[LogMonitor(level)]",
+}
 AdaLossConfig.__init__ = explains_keywords(_GONE)(AdaLossConfig.__init__)  # type: ignore[method-assign]

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is reported about one layer's loss scale in one iteration: to the user's recorder, and to the log."""
+"""The loss scale of one layer in one pass, and the reason for it."""
 
 from __future__ import annotations
 
-import logging
 from enum import Enum
-from typing import Any, Callable, List, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from .statistics import ArrayStatistics
-
-logger = logging.getLogger("nnabla_adaloss")
 
 
 class Reason(str, Enum):
@@ -44,7 +41,7 @@ class Reason(str, Enum):
 
 
 class LayerRecord(NamedTuple):
-    """One decision about one layer, handed to `AdaLossConfig.recorder`.
+    """One decision about one layer: `LayerScaled.record`.
 
     Attributes:
         iteration: iteration the scale is applied in.
@@ -74,41 +71,3 @@ class LayerRecord(NamedTuple):
     weight: Optional[ArrayStatistics]
     reason: Reason = Reason.METHOD
     attempt: int = 0
-
-
-class LayerObserver:
-    """Hands records to a recorder, and logs them: an iteration when the first record of the next arrives."""
-
-    def __init__(self, recorder: Optional[Callable[[LayerRecord], Any]], debug_level: int) -> None:
-        self._recorder, self._level = recorder, debug_level
-        self._recorder_failed = False
-        self.needed = recorder is not None or debug_level > 0
-        self._records: List[LayerRecord] = []  # of the iteration that is not logged yet
-
-    def __call__(self, record: LayerRecord) -> None:
-        if self._recorder is not None:
-            try:
-                self._recorder(record)
-            except Exception:
-                # Told once: who only watches must not end a training of days.
-                if not self._recorder_failed:
-                    self._recorder_failed = True
-                    logger.exception(
-                        "recorder raised an exception for layer %s; training goes on", record.layer
-                    )
-        if self._level:
-            self._log(record)
-
-    def _log(self, record: LayerRecord) -> None:
-        before = self._records
-        if before and before[0].iteration != record.iteration:
-            alphas, scales = [one.alpha for one in before], [one.accumulated_scale for one in before]
-            message = "iteration %d: %d layers, scales from %g to %g, largest accumulated scale %g"
-            logger.info(message, before[0].iteration, len(before), min(alphas), max(alphas), max(scales))
-            self._records = []
-        self._records.append(record)
-        if self._level >= 2:
-            logger.info(
-                "iteration %d, layer %s: scale %g (unbounded %g), accumulated scale %g -> %g, fan-in %g",
-                *record[:7],
-            )

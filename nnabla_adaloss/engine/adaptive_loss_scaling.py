@@ -156,7 +156,7 @@ class AdaptiveLossScaling:
             kernels=self.kernels,
             storage=self._storage,
             delayed=bool(self.delay),
-            watched=self._runner.has_watchers,
+            watched=self.audience is not None,
         )
         self.guard = BatchGuard(self._graph.plan, self.kernels, forward_state)
         policy = self.config.method.policy(HistoryPolicy() if history is None else history)
@@ -473,9 +473,7 @@ class AdaptiveLossScaling:
                 prepared.statistics.watch(self.guard.state.arrays)
             asked = Asked(iteration, scale, weights, again, grad is not None)
             decided = self._chooser.decide(prepared, self.components, asked)
-            watch = None
-            if self._runner.has_watchers:
-                watch = self._runner.watch(prepared, decided, iteration, self.components.attempt)
+            watch = self._runner.watch(prepared, decided, iteration, self.components.attempt)
             look = self._chooser.method_alphas.look
             report = self._result = self._runner.run(
                 prepared, decided, found, hooks, grad, watch, look, clear_buffer=clear_buffer

@@ -18,7 +18,7 @@ from ..graph.node import Node, Scaling
 from ..graph.structure import GraphStructure
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 from ..kernels.interface import Kernels
-from ..monitor import Audience, GradientSeen, LayerArrays, LayerScaled
+from ..monitor import Audience, GradientSeen, LayerArrays, LayerLook, LayerScaled
 from .statistics import Statistics
 
 
@@ -77,7 +77,7 @@ def records_of(
     return found
 
 
-class _Look:
+class _Look(LayerLook):
     def __init__(self, stored: LayerWatch, node: Node, scaling: Scaling) -> None:
         self._stored, self._node, self._scaling = stored, node, scaling
 

@@ -7,7 +7,6 @@ from typing import Optional, Union
 
 from ..core.config import AdaLossConfig
 from ..core.formats import get_format
-from ..core.layer_record import LayerObserver
 from ..core.schedule import ScaleSchedule
 from ..emulation.rounded_storage import NativeStorage
 from ..graph.loss import LossLike, LossSeed, Seed
@@ -36,9 +35,6 @@ class PassRunner:
     ) -> None:
         self._loss, self._seed, self._config, self._kernels = loss, seed, config, kernels
         self._storage, self._audience = storage, audience
-        self._observer = LayerObserver(config.recorder, config.debug_level)
-        # Whether anybody is told of layers.
-        self.has_watchers = audience is not None or self._observer.needed
 
     def run(
         self,
@@ -74,20 +70,13 @@ class PassRunner:
     def watch(
         self, prepared: PreparedGraph, decided: Decided, iteration: int, attempt: int
     ) -> Optional[LayerWatch]:
-        """Report the scales of a pass to whoever records them; who is told of its layers as they run."""
-        audience = self._audience
-        watched = audience is not None and audience.wants(LayerScaled, iteration)
-        if not (watched or self._observer.needed):
+        """The watch of the layers of a pass; None in an iteration in which no monitor wants them."""
+        if self._audience is None or not self._audience.wants(LayerScaled, iteration):
             return None
         structure, (schedule, chosen, *_) = prepared.plan.structure, decided
         records = records_of(structure, prepared.statistics, schedule, (iteration, attempt), chosen=chosen)
-        if self._observer.needed:
-            for record in records:
-                self._observer(record)
-        if audience is None or not watched:
-            return None
         stored = get_format(self._config.dtype or "float16")
-        return LayerWatch(audience, self._kernels, self._storage, stored, records)
+        return LayerWatch(self._audience, self._kernels, self._storage, stored, records)
 
     def _plan(self, prepared: PreparedGraph, schedule: ScaleSchedule) -> Union[HooklessSteps, str]:
         """How a schedule is applied at once, or why it cannot be."""

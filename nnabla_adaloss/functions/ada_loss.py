@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 import numpy as np
@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
 from ..core.layer_alpha import History, bounded, largest_alpha, scaled_history, unbounded_alpha, with_newest
-from ..core.layer_record import LayerObserver, LayerRecord, Reason
+from ..core.layer_record import LayerRecord, Reason
 from ..core.methods import Needs, overflow_limit
 from ..core.power_of_two import clamp_scale, floor_power_of_two
 from ..core.statistics import ArrayStatistics
 from ..core.validation import instance_or_none, integer, number, positive_number
 from ..kernels import Kernels
+from ..monitor import Audience, LayerLook, LayerScaled, audience_of
 
 
 class LayerState(NamedTuple):
@@ -112,7 +113,8 @@ class AdaLoss(ABC):
     A subclass defines how the framework's arrays are reduced to statistics and brought to NumPy.
 
     Args:
-        config: method, range, bounds, recorder. None: the defaults.
+        config: method, range, bounds. None: the defaults.
+        monitors: `on_layer_scaled` receives each scale; its `look` shows no arrays.
 
     Example:
         >>> import numpy as np
@@ -129,10 +131,12 @@ class AdaLoss(ABC):
         8.0
     """
 
-    def __init__(self, config: Optional[AdaLossConfig] = None) -> None:
+    def __init__(
+        self, config: Optional[AdaLossConfig] = None, monitors: Union[Sequence[Any], Audience] = ()
+    ) -> None:
         self.config = instance_or_none("config", config, AdaLossConfig) or AdaLossConfig()
         self._layers: Dict[str, LayerState] = {}
-        self._observer = LayerObserver(self.config.recorder, self.config.debug_level)
+        self._audience = audience_of(monitors)
 
     @abstractmethod
     def statistics(self, array: Any) -> ArrayStatistics:
@@ -205,21 +209,20 @@ class AdaLoss(ABC):
             weight_max=weight_max,
         )
         self._layers[layer] = state
-        if self._observer.needed:
-            self._observer(
-                LayerRecord(
-                    iteration=iteration,
-                    layer=layer,
-                    alpha=state.alpha,
-                    unbounded=1.0 if reason is Reason.NONFINITE else state.unbounded,
-                    previous_scale=previous_scale,
-                    accumulated_scale=previous_scale * state.alpha,
-                    fan_in=fan_in,
-                    g=g_statistics,
-                    weight=weight_statistics,
-                    reason=reason,
-                )
+        if self._audience is not None:
+            record = LayerRecord(
+                iteration=iteration,
+                layer=layer,
+                alpha=state.alpha,
+                unbounded=1.0 if reason is Reason.NONFINITE else state.unbounded,
+                previous_scale=previous_scale,
+                accumulated_scale=previous_scale * state.alpha,
+                fan_in=fan_in,
+                g=g_statistics,
+                weight=weight_statistics,
+                reason=reason,
             )
+            self._audience.tell(LayerScaled(record, LayerLook()))
         return state.alpha
 
     def state_dict(self) -> Dict[str, Dict[str, Any]]:
@@ -245,6 +248,7 @@ class NNablaAdaLoss(AdaLoss):
     Args:
         config: how scales are computed and bounded.
         kernels: the kernels that read the arrays.
+        monitors: as `AdaLoss` takes them.
 
     Example:
         >>> import numpy as np, nnabla as nn
@@ -256,8 +260,10 @@ class NNablaAdaLoss(AdaLoss):
         8.0
     """
 
-    def __init__(self, config: AdaLossConfig, kernels: Kernels) -> None:
-        super().__init__(config)
+    def __init__(
+        self, config: AdaLossConfig, kernels: Kernels, monitors: Union[Sequence[Any], Audience] = ()
+    ) -> None:
+        super().__init__(config, monitors)
         self.kernels = kernels
 
     def statistics(self, array: nn.NdArray) -> ArrayStatistics:

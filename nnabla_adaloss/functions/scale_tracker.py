@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 from weakref import WeakValueDictionary
 
 import nnabla as nn
@@ -15,6 +15,7 @@ from ..core.validation import instance_or_none, positive_number
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
+from ..monitor import audience_of
 from .ada_loss import NNablaAdaLoss
 from .identity import IdentityFunction
 
@@ -62,6 +63,7 @@ class ScaleTracker:
     Args:
         config: how scales are computed and bounded; None for `AdaLossConfig()`.
         scale: S0, what the loss gradient is multiplied by. May be set between iterations.
+        monitors: `on_layer_scaled` receives the scale of each layer; its `look` shows no arrays.
 
     Attributes:
         config: the configuration.
@@ -87,7 +89,9 @@ class ScaleTracker:
         array([0.5, 0.5], dtype=float32)
     """
 
-    def __init__(self, config: Optional[AdaLossConfig] = None, scale: float = 8.0) -> None:
+    def __init__(
+        self, config: Optional[AdaLossConfig] = None, scale: float = 8.0, monitors: Sequence[Any] = ()
+    ) -> None:
         self.config = (instance_or_none("config", config, AdaLossConfig) or AdaLossConfig()).stored_in(None)
         if self.config.delay == 1:
             raise ValueError("config.delay is 1, but functions compute a scale where they apply it: use 0")
@@ -97,8 +101,9 @@ class ScaleTracker:
         self.unit = ScalePoint(self)
         kernels = select_kernels(nn.get_current_context())
         lognormal = replace(self.config, loss_scale_method=LognormalRange(self.config.n_uf_threshold))
-        self.ada_loss = NNablaAdaLoss(self.config, kernels)
-        self.lognormal_ada_loss = NNablaAdaLoss(lognormal, kernels)
+        audience = audience_of(monitors) or ()
+        self.ada_loss = NNablaAdaLoss(self.config, kernels, audience)
+        self.lognormal_ada_loss = NNablaAdaLoss(lognormal, kernels, audience)
         # Alpha and S * alpha by layer name.
         self._layers: Dict[str, Tuple[float, float]] = {}
         # Those that run in graphs, by the hash of the graph's function. Weak, since a graph that is gone

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, Optional, Union
+from typing import Any, Dict, Optional, Sequence, Union
 
 import nnabla as nn
 
@@ -22,7 +22,12 @@ from .unscale import TrackedUnscale
 
 
 def adaptive_loss_scaling(
-    x: Array, w: Array, config: Union[ScaleTracker, AdaLossConfig], *, ctx: Optional[nn.Context] = None
+    x: Array,
+    w: Array,
+    config: Union[ScaleTracker, AdaLossConfig],
+    *,
+    monitors: Sequence[Any] = (),
+    ctx: Optional[nn.Context] = None,
 ) -> Array:
     """`x`, the output of a layer with weight `w`, whose input gradient is scaled in backward.
 
@@ -37,7 +42,7 @@ def adaptive_loss_scaling(
     that `unscale` made.
 
     With a configuration in place of a tracker nothing is tracked: `w` is any array, and the gradient that
-    arrives is multiplied by alpha and handed on. `config.recorder` is told each alpha.
+    arrives is multiplied by alpha and handed on. `monitors` receive each alpha.
 
     Args:
         x: output of Affine, a convolution or a deconvolution that was given `w`; any shape, float32 or
@@ -47,6 +52,7 @@ def adaptive_loss_scaling(
         config: the tracker of the graph. It tells K, the layer's fan-in, by the layer's shapes, and S. Or an
             `AdaLossConfig`, see above; then K is that of the layer that computed `x` with `w`, or the
             product of w's dimensions but the first where there is none.
+        monitors: with a configuration, `on_layer_scaled` of these receives each alpha. A tracker has its own.
         ctx: context to run in; None for the current one.
 
     Returns:
@@ -56,7 +62,7 @@ def adaptive_loss_scaling(
         TypeError: `x` or `w` is no Variable or NdArray, one is this and the other that, or `config` is
             neither a `ScaleTracker` nor an `AdaLossConfig`.
         ValueError: `w` is not such an output, or is another layer's too, or `x` is not the output of a layer
-            with it.
+            with it, or monitors are given besides a tracker.
         RuntimeError: backward did not start at the tracker's loss; nnabla hides it behind a SystemError.
 
     Source: Zhao et al. 2019 (arXiv 1910.12385), algorithm 1.
@@ -81,6 +87,8 @@ def adaptive_loss_scaling(
     check_array("w", w)
     if not isinstance(config, (AdaLossConfig, ScaleTracker)):
         raise TypeError(f"config must be a ScaleTracker or an AdaLossConfig, not {type(config).__name__}")
+    if monitors and isinstance(config, ScaleTracker):
+        raise ValueError("monitors are those of the tracker: give them to ScaleTracker(monitors=...)")
     if isinstance(x, nn.NdArray):
         return IdentityFunction(ctx)(x)
     if isinstance(w, nn.NdArray):
@@ -92,7 +100,7 @@ def adaptive_loss_scaling(
             # K of an affine layer with this weight.
             fan_in = float(math.prod(w.shape[1:]))
             slot = GemmSlot(0, 1, fan_in, fan_in)
-        return AdaptiveGradientScale(w, slot, config, ctx)(x)
+        return AdaptiveGradientScale(w, slot, config, monitors, ctx)(x)
     slot, copier = _slot_of(x, w), _copier_of(w, config)
     y = ScaledLayer(x, w, slot, copier, config, ctx).apply(x)
     copier.taken = True
@@ -228,12 +236,17 @@ class AdaptiveGradientScale(IdentityFunction):
     """Identity that multiplies the gradient by alpha, computed from it and a weight; nobody takes it back."""
 
     def __init__(
-        self, w: nn.Variable, slot: GemmSlot, config: AdaLossConfig, context: Optional[nn.Context] = None
+        self,
+        w: nn.Variable,
+        slot: GemmSlot,
+        config: AdaLossConfig,
+        monitors: Sequence[Any] = (),
+        context: Optional[nn.Context] = None,
     ) -> None:
         super().__init__(context)
         self._w = w
         self._slot = slot
-        self._ada_loss = NNablaAdaLoss(config, self.kernels)
+        self._ada_loss = NNablaAdaLoss(config, self.kernels, monitors)
         self._iteration = 0
 
     def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:

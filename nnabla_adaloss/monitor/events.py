@@ -64,25 +64,29 @@ class GradientSeen(NamedTuple):
         return math.log2(self.format.max / abs_max) if abs_max else math.inf
 
 
-class LayerLook(Protocol):
+class LayerLook:
     """A look at a layer's arrays while the monitor is called, right after its backward ran. Each is read when
-    it is first asked for, which on a GPU waits for the device.
+    it is first asked for, which on a GPU waits for the device. This one shows none: a layer scaled by hand.
     """
 
     @property
     def gradient(self) -> Optional[GradientSeen]:
         """The input gradient as stored, accumulated scale included; None if none was written."""
+        return None
 
     @property
     def weight(self) -> Optional[GradientSeen]:
         """The weight, without the layer's scale; None where nothing is stored."""
+        return None
 
     @property
     def input(self) -> Optional[GradientSeen]:
-        """What the weight is multiplied by; None where nothing is stored any more."""
+        """The factor of the weight; None where nothing is stored any more."""
+        return None
 
     def arrays(self) -> LayerArrays:
         """Copies of the layer's arrays."""
+        return LayerArrays(None, None, None, None)
 
 
 class TrainingBegan(NamedTuple):

@@ -11,7 +11,7 @@ from typing import List, Sequence, Tuple
 
 import numpy as np
 
-from ..core.layer_record import LayerObserver
+from ..core.layer_record import LayerRecord
 from ..core.validation import integer, path_name, positive_integer
 from ..state.whole_file import PathLike, replace_file
 from .events import BatchRepeated, BatchThrownAway, LayerScaled, Monitor, ScaleChanged
@@ -24,8 +24,6 @@ _LONGEST = 50  # characters of a layer's name; each takes up to four bytes, and 
 class LogMonitor(Monitor):
     """Writes to `logging.getLogger("nnabla_adaloss")` what happens: layers and changes of the scale at level
     INFO, batches that are repeated or lost at level WARNING.
-
-    What it says of layers is what `AdaLossConfig(debug_level=...)` says, of every nth iteration.
 
     Args:
         level: 0 for nothing about layers, 1 for one line per iteration, written when the next begins, 2 for
@@ -46,11 +44,24 @@ class LogMonitor(Monitor):
         if integer("level", level) not in (0, 1, 2):
             raise ValueError(f"level={level!r} must be 0, 1 or 2")
         self.every = positive_integer("every", every)
-        self._log = LayerObserver(None, level)
+        self._level = level
+        self._records: List[LayerRecord] = []  # of the iteration that is not logged yet
 
     def on_layer_scaled(self, event: LayerScaled) -> None:
         """Write about a layer, or keep it for the line about its iteration."""
-        self._log(event.record)
+        record, before = event.record, self._records
+        if before and before[0].iteration != record.iteration:
+            alphas, scales = [one.alpha for one in before], [one.accumulated_scale for one in before]
+            message = "iteration %d: %d layers, scales from %g to %g, largest accumulated scale %g"
+            logger.info(message, before[0].iteration, len(before), min(alphas), max(alphas), max(scales))
+            before.clear()
+        if self._level:
+            before.append(record)
+        if self._level >= 2:
+            logger.info(
+                "iteration %d, layer %s: scale %g (unbounded %g), accumulated scale %g -> %g, fan-in %g",
+                *record[:7],
+            )
 
     def on_batch_repeated(self, event: BatchRepeated) -> None:
         """Write why."""

@@ -16,6 +16,7 @@ from ..core.verdict import Rules, Verdict
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
 from ..graph.loss import LossLike, LossWrapper, Seed, check_seed, run_backward
+from ..monitor import audience_of
 from ..undo import ArraySnapshot, ForwardState
 from ..updaters.notifier import Notifier
 from ..updaters.solvers import check_solver
@@ -68,6 +69,7 @@ class GradScaler:
         non_homogeneous: as for `AdaptiveLossScaling`.
         float_tail: as for `AdaptiveLossScalingUpdater`: in half precision, functions at the loss compute in
             float. True.
+        monitors: `on_layer_scaled` receives each scale of a layer. Other events come from updaters only.
         enabled: False for a loop without scaling: `forward` and `backward` are nnabla's own (in the emulated
             storage, if there is one), `step` updates whatever the gradients are. True.
 
@@ -110,6 +112,7 @@ class GradScaler:
         history: Optional[HistoryPolicy] = None,
         non_homogeneous: Sequence[str] = (),
         float_tail: bool = True,
+        monitors: Sequence[Any] = (),
         enabled: bool = True,
     ) -> None:
         self._enabled = boolean("enabled", enabled)
@@ -122,6 +125,7 @@ class GradScaler:
             # Each loss has its own layers, but a format is known or not.
             LayerPrecisions(storage)
         self._non_homogeneous = strings("non_homogeneous", non_homogeneous, "type names of functions")
+        self._audience = audience_of(monitors)
         self._losses = ScaledLosses(self._make)
         self.steps = self.skipped_steps = 0
         self.cause = ""
@@ -328,6 +332,7 @@ class GradScaler:
             non_homogeneous=self._non_homogeneous,
             history=self._history,
             forward_state=forward_state,
+            monitors=self._audience or (),
             **common,
         )
 

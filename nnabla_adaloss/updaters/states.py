@@ -28,9 +28,6 @@ from .settings import TABLE
 
 _VERSION = 6
 
-# Fields of the configuration that decide no result.
-_NOT_DECIDING = frozenset({"recorder", "debug_level"})
-
 
 def saved_state(updater: Any, defaults: Mapping[str, Any]) -> Dict[str, Any]:
     """The state of an updater as plain numbers, strings, lists and dicts; `read_saved` takes it back.
@@ -87,10 +84,9 @@ def parameter_checksum(solver: Any) -> int:
 
 def _deciding_settings(updater: Any, defaults: Mapping[str, Any]) -> Dict[str, Given]:
     """The settings that decide the next step, with their defaults."""
-    config = fields_of(updater.scaling.config)
     saved = [name for name, row in TABLE.items() if row.saved and name != "config"]
     return {
-        **{name: given for name, given in config.items() if name not in _NOT_DECIDING},
+        **fields_of(updater.scaling.config),
         **{name: Given(getattr(updater, name), defaults[name]) for name in saved},
         "global_scale": Given("dynamic" if updater.history is None else updater.history, HistoryPolicy()),
     }

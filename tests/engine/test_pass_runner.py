@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, HistoryPolicy
-from nnabla_adaloss.core import LayerRecord, Reason
+from nnabla_adaloss.core import Reason
 from nnabla_adaloss.engine import statistics
 from tests.worlds.methods import Says
+from tests.worlds.monitors import Records
 from tests.worlds.networks import layers, mlp
 from tests.worlds.passes import run, settle, settled
 from tests.worlds.tampering import Gate
@@ -53,20 +54,20 @@ def test_a_record_holds_the_scale_that_was_applied(which: str) -> None:
     else:
         # The shortcut leads from the loss to what is behind the layer: both carry the scale of that.
         y = F.mean(y) + F.mean(h)
-    records: List[Any] = []
-    config = AdaLossConfig(Says(64.0), use_bound=False, recorder=records.append, delay=0)
+    monitor = Records()
+    config = AdaLossConfig(Says(64.0), use_bound=False, delay=0)
     with nn.context_scope(nn.Context(["cpu:float"])):
-        scaling = AdaptiveLossScaling(FormatEmulation(F.mean(y)), config)
+        scaling = AdaptiveLossScaling(FormatEmulation(F.mean(y)), config, monitors=[monitor])
     settled(scaling, None if which == "room" else 1.0)
-    record = records[-1]
+    record = monitor.records[-1]
     assert scaling.layer_scales == {"head/affine": record.alpha}
     assert scaling.accumulated_scales == {"head/affine": record.accumulated_scale}
     assert (record.alpha != record.unbounded == 64.0, record.reason.value) == (True, which)
 
 
 def test_passes_of_one_iteration_are_numbered_in_records() -> None:
-    records: List[Any] = []
-    scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(recorder=records.append))
+    monitor = Records()
+    records, scaling = monitor.records, AdaptiveLossScaling(mlp(), monitors=[monitor])
 
     def numbers() -> List[Any]:
         found = [(record.iteration, record.attempt) for record in records]
@@ -95,12 +96,12 @@ def test_passes_of_one_iteration_are_numbered_in_records() -> None:
 
 
 def test_records_of_choices_have_the_statistics_that_they_follow_from() -> None:
-    records: List[LayerRecord] = []
-    scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(recorder=records.append, measure_every=2))
+    monitor = Records()
+    scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(measure_every=2), monitors=[monitor])
     for _ in range(6):
         run(scaling)
         scaling.after_update()
-    chosen = [record for record in records if record.iteration and record.reason is not Reason.HELD]
+    chosen = [record for record in monitor.records if record.iteration and record.reason is not Reason.HELD]
     assert chosen
     assert all(record.g is not None and record.g.abs_max > 0.0 for record in chosen)
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.core import LayerRecord
 from tests.reference.rebuild import sha
+from tests.worlds.monitors import Records
 from tests.worlds.values import Values, zero_grads
 
 DATA = json.loads((Path(__file__).parents[1] / "reference" / "backward_runs.json").read_text("utf-8"))
@@ -82,9 +82,10 @@ def test_scales_and_gradients_of_the_published_runs(name: str) -> None:
     assert sha(seed) == run["g0_sha"]
 
     exact = backward_exactly(net, seed.astype(np.float32))
-    records: List[LayerRecord] = []
-    config = AdaLossConfig(loss_scale_method="approx_range", recorder=records.append, delay=0)
-    scaling = AdaptiveLossScaling(FormatEmulation(net.y), config)
+    monitor = Records()
+    records = monitor.records
+    config = AdaLossConfig(loss_scale_method="approx_range", delay=0)
+    scaling = AdaptiveLossScaling(FormatEmulation(net.y), config, monitors=[monitor])
     # The first pass over the batch has one scale for all layers, with which small gradients lose digits: what
     # the second one measures is what the published pass sees.
     for again in (False, True, True):

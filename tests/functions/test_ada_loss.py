@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nnabla_adaloss import LayerRow, LogMonitor, Recorder
 from nnabla_adaloss.core import (
     METHODS,
     AdaLossConfig,
@@ -25,15 +26,17 @@ from nnabla_adaloss.core import (
 )
 from nnabla_adaloss.functions import AdaLoss, get_loss_scale
 from nnabla_adaloss.functions.ada_loss import LayerState
+from tests.worlds.monitors import Records
 
 
 class NumpyAdaLoss(AdaLoss):
     """Counts how often arrays are read, and keeps what is reported."""
 
-    def __init__(self, method: Any = None, **settings: Any) -> None:
+    def __init__(self, method: Any = None, monitor: Any = None, **settings: Any) -> None:
         self.reads = 0
-        self.records: List[LayerRecord] = []
-        super().__init__(AdaLossConfig(method, **{"recorder": self.records.append, **settings}))
+        monitor = monitor or Records()
+        self.records: List[LayerRecord] = getattr(monitor, "records", [])
+        super().__init__(AdaLossConfig(method, **settings), [monitor])
 
     def statistics(self, array: Any) -> ArrayStatistics:
         self.reads += 1
@@ -242,7 +245,7 @@ def test_a_method_with_a_history() -> None:
     assert seen == [[2.0], [2.0, 0.5], [8.0, 2.0, 1.0], [0.5, 0.25, 0.25], [0.25, 0.25, 0.25]]
 
 
-def test_recorder_gets_every_decision() -> None:
+def test_monitors_receive_every_decision() -> None:
     ada_loss = NumpyAdaLoss()
     alpha = call(ada_loss, iteration=7, previous_scale=32.0)
     (record,) = ada_loss.records
@@ -261,39 +264,16 @@ def test_recorder_gets_every_decision() -> None:
     )
 
 
-def test_an_error_of_a_recorder_is_told_once_and_ends_no_training(caplog: pytest.LogCaptureFixture) -> None:
-    seen = []
-
-    def recorder(record: Any) -> None:
-        seen.append(record)
-        raise KeyError("full")
-
-    ada_loss = NumpyAdaLoss(recorder=recorder)
-    with caplog.at_level(logging.ERROR, logger="nnabla_adaloss"):
-        assert [call(ada_loss, iteration=i) for i in range(3)] == [16.0] * 3
-    assert len(seen) == 3
-    assert len(caplog.records) == 1
-    assert "for layer fc" in caplog.text
-    assert "KeyError: 'full'" in caplog.text
-
-
-@pytest.mark.parametrize(("level", "lines"), [(0, 0), (1, 2), (2, 2 + 6)])
-def test_log(level: int, lines: int, caplog: pytest.LogCaptureFixture) -> None:
-    ada_loss = NumpyAdaLoss(debug_level=level, use_bound=False, recorder=None)
-    with caplog.at_level(logging.INFO, logger="nnabla_adaloss"):
-        for iteration, scale in enumerate((8.0, 2.0, 1.0)):
-            for layer, exponent in (("a", 0), ("b", 20)):
-                call(ada_loss, arrays(0, exponent)[0], iteration=iteration, layer=layer, previous_scale=scale)
-    assert len(caplog.records) == lines
-    summaries = [r.getMessage() for r in caplog.records if "layers" in r.getMessage()]
-    low = ada_loss.layer_scales["b"]
-    assert low < ada_loss.layer_scales["a"] == 1.0
-    for iteration, scale in enumerate((8, 2) if level else ()):  # each by itself
-        text = f"2 layers, scales from {low:g} to 1, largest accumulated scale {scale}"
-        assert summaries[iteration] == f"iteration {iteration}: {text}"
-    if level == 2:
-        single = "layer a: scale 1 (unbounded 1), accumulated scale 8 -> 8, fan-in 4"
-        assert caplog.records[0].getMessage() == f"iteration 0, {single}"
+def test_recorder_and_log_monitor_of_layers_scaled_by_hand(caplog: pytest.LogCaptureFixture) -> None:
+    recorder, log = Recorder(), LogMonitor(1)
+    for monitor in (recorder, log):
+        ada_loss = NumpyAdaLoss(monitor=monitor)
+        with caplog.at_level(logging.INFO, logger="nnabla_adaloss"):
+            assert [call(ada_loss, iteration=i) for i in range(2)] == [16.0] * 2
+    assert [(row.layer, row.alpha, row.elements) for row in recorder.recording.of(LayerRow)] == [
+        ("fc", 16.0, None)
+    ] * 2
+    assert caplog.messages == ["iteration 0: 1 layers, scales from 16 to 16, largest accumulated scale 16"]
 
 
 def test_a_useless_scale_of_ones_own_method_is_refused() -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+from typing import Any, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -10,9 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nnabla_adaloss import AdaLossConfig, LayerRecord, get_loss_scale
+from nnabla_adaloss import AdaLossConfig, get_loss_scale
 from nnabla_adaloss.functions import ScaleTracker, adaptive_loss_scaling, loss_scaling, unscale
 from tests.functions.graphs import gradients, gradients_of, variable
+from tests.worlds.monitors import Records
 from tests.worlds.values import bits
 
 HALF = nn.Context(["cpu:half"], "CpuCachedArray", "0")
@@ -163,18 +164,18 @@ def test_layers_can_be_excluded_and_the_first_one_needs_none() -> None:
 
 @pytest.mark.parametrize("tracked", [False, True])
 def test_scales_are_kept_for_some_iterations(tracked: bool) -> None:
-    records: List[LayerRecord] = []
-    config = AdaLossConfig(recorder=records.append, update_per_n_iteration=2, use_bound=False)
-    tracker = ScaleTracker(config, scale=1.0)
+    monitor = Records()
+    config = AdaLossConfig(update_per_n_iteration=2, use_bound=False)
+    tracker = ScaleTracker(config, scale=1.0, monitors=[monitor])
     x, w = variable(np.ones((1, 2))), variable(np.ones((2, 2)))
-    y = adaptive_loss_scaling(F.affine(x, w), w, config)
+    y = adaptive_loss_scaling(F.affine(x, w), w, config, monitors=[monitor])
     y.forward()
     for size in (1e-5, 1e-9, 1e-9):
         if tracked:
             gradients_of(one_layer(tracker, x, w, [[size, size]])[1], x, w)
         else:
             y.backward(np.float32([[size, -size]]))
-    alphas = [record.alpha for record in records]
+    alphas = [record.alpha for record in monitor.records]
     assert alphas[0] == alphas[1] < alphas[2]
 
 
@@ -197,6 +198,8 @@ def test_what_is_no_layer_with_this_weight_is_refused() -> None:
         adaptive_loss_scaling(y, w.data, tracker)
     with pytest.raises(TypeError, match=r"^config must be a ScaleTracker or an AdaLossConfig"):
         adaptive_loss_scaling(y, v, None)
+    with pytest.raises(ValueError, match=r"^monitors are those of the tracker"):
+        adaptive_loss_scaling(y, v, tracker, monitors=[Records()])
     adaptive_loss_scaling(y, v, tracker)
     with pytest.raises(ValueError, match=r"^w is scaled by another layer"):
         adaptive_loss_scaling(F.affine(x, v), v, tracker)
@@ -205,8 +208,7 @@ def test_what_is_no_layer_with_this_weight_is_refused() -> None:
 @pytest.mark.any_context
 @pytest.mark.parametrize("layer", ["affine", "convolution", "none"])
 def test_without_a_tracker_the_gradient_is_multiplied_by_alpha(layer: str) -> None:
-    records: List[LayerRecord] = []
-    config = AdaLossConfig(recorder=records.append)
+    monitor, config = Records(), AdaLossConfig()
     if layer == "convolution":
         x, w = normal(2, 3, 8, 8), normal(4, 3, 3, 3)
         h, fan_in = F.convolution(x, w), 36
@@ -216,7 +218,7 @@ def test_without_a_tracker_the_gradient_is_multiplied_by_alpha(layer: str) -> No
     else:
         x, w = normal(4, 5), normal(3, 5)
         h, fan_in = F.tanh(x), 5
-    y = adaptive_loss_scaling(h, w, config)
+    y = adaptive_loss_scaling(h, w, config, monitors=[monitor])
     g = (np.random.default_rng(0).standard_normal(y.shape) * 1e-6).astype(np.float32)
     y.forward()
     np.testing.assert_array_equal(y.d, h.d)
@@ -224,7 +226,7 @@ def test_without_a_tracker_the_gradient_is_multiplied_by_alpha(layer: str) -> No
     alpha = float(get_loss_scale(g, w.d, config=AdaLossConfig(), fan_in=fan_in))
     assert alpha > 1.0
     np.testing.assert_array_equal(h.g, np.float32(alpha) * g)
-    assert [r.alpha for r in records] == [alpha]
+    assert [record.alpha for record in monitor.records] == [alpha]
 
 
 @pytest.mark.parametrize("tracked", [False, True])

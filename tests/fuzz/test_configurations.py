@@ -46,7 +46,6 @@ LIKELY = {
     "use_bound": st.booleans(),
     "power_of_two": st.booleans(),
     "include": st.lists(st.text(max_size=3), max_size=2),
-    "debug_level": st.integers(-1, 3),
 }
 FIELDS = sorted(field.name for field in dataclasses.fields(AdaLossConfig))
 configurations = st.lists(st.sampled_from(FIELDS), max_size=4, unique=True).flatmap(

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, LogMonitor
+from nnabla_adaloss import AdaLossConfig, LayerRecord, LayerScaled, LogMonitor
+from nnabla_adaloss.monitor import LayerLook
 from tests.worlds.trainings import training, watched
 
 pytestmark = pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
@@ -19,13 +20,29 @@ def told(caplog: pytest.LogCaptureFixture, *monitors: LogMonitor, **options: Any
     return [record.getMessage() for record in caplog.records if record.name == "nnabla_adaloss"]
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_layers_are_written_about_as_by_debug_level(level: int, caplog: pytest.LogCaptureFixture) -> None:
-    of_config = told(caplog, config=AdaLossConfig(debug_level=level))
-    of_monitor = told(caplog, LogMonitor(level))
-    layers = [line for line in of_monitor if " scale " in line or "layers, scales" in line]
-    assert [line for line in layers if "loss scale" not in line] == of_config
-    assert of_config
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_layers_of_an_iteration_are_summarized_when_the_next_begins(
+    level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = told(caplog, LogMonitor(level))
+    summaries = [line for line in lines if "layers, scales" in line]
+    of_layers = [line for line in lines if ", layer " in line]
+    assert [line.split(":")[0] for line in summaries] == [f"iteration {i}" for i in (1, 2, 3) if level]
+    # Each pass of an iteration counts.
+    for iteration, line in enumerate(summaries, start=1):
+        count = sum(one.startswith(f"iteration {iteration}, layer ") for one in of_layers)
+        assert level == 1 or f"{count} layers, scales from " in line
+    assert (level == 2) == bool(of_layers)
+
+
+def test_a_layer_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    monitor, record = LogMonitor(2), LayerRecord(0, "a", 1.0, 2.0, 8.0, 8.0, 4.0, None, None)
+    with caplog.at_level(logging.INFO, logger="nnabla_adaloss"):
+        monitor.on_layer_scaled(LayerScaled(record, LayerLook()))
+        monitor.on_layer_scaled(LayerScaled(record._replace(iteration=1), LayerLook()))
+    line = "layer a: scale 1 (unbounded 2), accumulated scale 8 -> 8, fan-in 4"
+    summary = "iteration 0: 1 layers, scales from 1 to 1, largest accumulated scale 8"
+    assert caplog.messages == [f"iteration 0, {line}", summary, f"iteration 1, {line}"]
 
 
 def test_what_goes_wrong_is_written_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,18 +14,12 @@ import numpy as np
 import pytest
 from nnabla.function import PythonFunction
 
-from nnabla_adaloss import (
-    AdaLossConfig,
-    AdaptiveLossScaling,
-    AdaptiveLossScalingUpdater,
-    Format,
-    LayerRecord,
-    Reason,
-)
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, Format, Reason
 from nnabla_adaloss.graph import functions
 from nnabla_adaloss.graph.functions import Function
 from nnabla_adaloss.graph.matrix_products import Product
 from nnabla_adaloss.kernels import CpuKernels, CudaKernels, Kernels
+from tests.worlds.monitors import Records
 from tests.worlds.networks import mlp
 
 
@@ -61,10 +55,11 @@ def test_add_a_format() -> None:
 
 
 def test_add_a_monitor() -> None:
-    records: List[LayerRecord] = []
-    updater = updater_with(AdaLossConfig(recorder=records.append))
+    monitor = Records()
+    updater = updater_with(AdaLossConfig(), monitors=[monitor])
     for _ in range(3):
         assert updater.update().updated
+    records = monitor.records
     # The first batch is run again, with what it has shown.
     seen = {(record.layer, record.iteration) for record in records}
     assert Counter(layer for layer, _ in seen) == {"c/affine": 3, "b/affine": 3}

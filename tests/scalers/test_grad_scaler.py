@@ -21,6 +21,7 @@ from nnabla_adaloss import (
     LossScaleWarning,
 )
 from tests.worlds.interruptions import Interrupt, Moments, Training
+from tests.worlds.monitors import Records
 from tests.worlds.networks import two_layers
 from tests.worlds.passes import run
 from tests.worlds.tampering import Gate
@@ -57,6 +58,17 @@ class Net:
     def iterate(self, **what: Any) -> bool:
         self.feed(**what)
         return scaler_step(self.scaler, self.solver, self.loss)
+
+
+def test_monitors_receive_the_layers_of_each_loss() -> None:
+    monitor = Records()
+    n = Net(monitors=[monitor])
+    for _ in range(2):
+        assert n.iterate()
+    assert {(record.layer, record.iteration) for record in monitor.records} == {
+        ("fc2/affine", i) for i in (0, 1)
+    }
+    assert n.scaler.scaling(n.loss).layer_scales == {"fc2/affine": monitor.records[-1].alpha}
 
 
 @pytest.mark.parametrize("method", METHODS)

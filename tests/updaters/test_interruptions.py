@@ -147,7 +147,6 @@ CALLBACKS: Dict[str, Callable[[Fuse], Training]] = {
     "on_gradients": lambda fuse: Training(on_gradients=fuse),
     "hook of forward": lambda fuse: Training(function_post_hook=(fuse, None)),
     "hook of backward": lambda fuse: Training(function_pre_hook=(None, fuse)),
-    "recorder": lambda fuse: Training(config=AdaLossConfig(recorder=fuse.interrupt)),
     "method": lambda fuse: Training(config=AdaLossConfig(loss_scale_method=Fused(fuse), measure_every=1)),
     "monitor of layers": partial(with_monitor, event="on_layer_scaled"),
     "monitor of updates": partial(with_monitor, event="on_update_ended"),

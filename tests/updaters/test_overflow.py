@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, LossScaleError
+from tests.worlds.monitors import Records
 from tests.worlds.tampering import Gate
 from tests.worlds.trainings import AS_THE_BASELINE, training, updater_of, updater_on
 from tests.worlds.values import assert_equal, snapshot
@@ -194,10 +195,9 @@ def test_an_overflow_in_any_micro_batch_drops_the_whole_window(micro_batch: int,
     ],
 )
 def test_records_tell_tries_and_micro_batches_apart(accum_grad: int, expected: List[Any]) -> None:
-    records: List[Any] = []
-    train = training(overflow=[1, 2])
-    config = AdaLossConfig(recorder=records.append, measure_every=1, delay=0)
-    updater = updater_on(train, config=config, accum_grad=accum_grad, **AS_THE_BASELINE)
+    train, monitor = training(overflow=[1, 2]), Records()
+    config, records = AdaLossConfig(measure_every=1, delay=0), monitor.records
+    updater = updater_on(train, config=config, accum_grad=accum_grad, monitors=[monitor], **AS_THE_BASELINE)
     for _ in range(3):
         assert updater.update().updated
     found = list(dict.fromkeys((record.iteration, record.attempt) for record in records))

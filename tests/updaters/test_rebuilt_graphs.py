@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, GraphPlan, Recorder
-from nnabla_adaloss.core.layer_record import LayerRecord, Reason
+from nnabla_adaloss.core.layer_record import Reason
+from tests.worlds.monitors import Records
 from tests.worlds.networks import two_layers
 from tests.worlds.tampering import Tampering
 from tests.worlds.trainings import AS_THE_BASELINE, METHODS, Loop, updater_of
@@ -284,7 +285,8 @@ def test_a_shape_that_changes_before_the_first_update_is_noticed() -> None:
 
 def test_records_of_held_scales_are_of_the_shapes_of_their_batch() -> None:
     sentences = Sentences(rebuilt=True)
-    records: List[LayerRecord] = []
+    monitor = Records()
+    records = monitor.records
     lengths: List[int] = []
 
     def feed() -> None:
@@ -292,8 +294,7 @@ def test_records_of_held_scales_are_of_the_shapes_of_their_batch() -> None:
         lengths.append(sentences.x.shape[1])
         updater.loss = sentences.loss
 
-    config = AdaLossConfig(recorder=records.append)
-    updater = AdaptiveLossScalingUpdater(sentences.solver, sentences.loss, feed, config=config)
+    updater = AdaptiveLossScalingUpdater(sentences.solver, sentences.loss, feed, monitors=[monitor])
     for _ in range(12):
         updater.update()
     held = [r for r in records if r.reason is Reason.HELD and r.layer == "v/affine/BatchMatmul:1"]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from nnabla_adaloss import AdaLossConfig, LossScaleError, LossScaleWarning
 from nnabla_adaloss.updaters import Counters
+from tests.worlds.monitors import Records
 from tests.worlds.networks import two_layers
 from tests.worlds.tampering import Gate
 from tests.worlds.trainings import AS_THE_BASELINE, METHODS, training, updater_of, updater_on
@@ -184,7 +185,8 @@ def test_a_jump_for_good_costs_no_more_than_its_first_batch(
 def test_a_graph_for_each_batch_of_an_iteration(method: str, delay: int) -> None:
     """What was measured goes by name. Batches of one iteration are one entry, and each has its own number."""
     rng = np.random.RandomState(0)
-    records: List[Any] = []
+    monitor = Records()
+    records = monitor.records
 
     def build() -> nn.Variable:
         return two_layers(nn.Variable.from_numpy_array(rng.randn(64, 8).astype(np.float32)), 8, 8)
@@ -192,8 +194,8 @@ def test_a_graph_for_each_batch_of_an_iteration(method: str, delay: int) -> None
     def feed() -> None:
         updater.loss = build()
 
-    config = AdaLossConfig(loss_scale_method=method, delay=delay, measure_every=1, recorder=records.append)
-    updater = updater_of(build(), feed, solver=S.Sgd(0.01), accum_grad=3, config=config)
+    config = AdaLossConfig(loss_scale_method=method, delay=delay, measure_every=1)
+    updater = updater_of(build(), feed, solver=S.Sgd(0.01), accum_grad=3, config=config, monitors=[monitor])
     # With delay=0 each batch is measured, and runs again.
     assert [updater.update().retries for _ in range(4)] == ([1, 0, 0, 0] if delay else [3] * 4)
     windows = updater.scaling.components.state_dict()["windows"]

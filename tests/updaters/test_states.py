@@ -17,7 +17,13 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, LossScaleWarning
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScaling,
+    AdaptiveLossScalingUpdater,
+    LogMonitor,
+    LossScaleWarning,
+)
 from nnabla_adaloss.core import AmaxHistory, Method, Needs
 from nnabla_adaloss.state import read_state, write_state
 from tests.worlds.networks import two_layers
@@ -104,11 +110,11 @@ NUMPYS = {
     [
         {"config": AdaLossConfig(loss_scale_method=double)},
         {"config": AdaLossConfig(loss_scale_method=functools.partial(double, factor=4.0))},
-        {"config": AdaLossConfig(recorder=print, include=["h*", "o*"], debug_level=1)},
+        {"config": AdaLossConfig(include=["h*", "o*"]), "monitors": [LogMonitor()]},
         {"N": math.inf},
         NUMPYS,
     ],
-    ids=["function", "partial", "recorder", "infinite N", "NumPy numbers"],
+    ids=["function", "partial", "monitors", "infinite N", "NumPy numbers"],
 )
 def test_whatever_can_be_chosen_can_be_saved(tmp_path: Path, options: Dict[str, Any]) -> None:
     updater = updater_on(training(overflow=range(1, 3)), **options)
@@ -318,7 +324,7 @@ def test_training_goes_on_with_a_batch_of_another_size(delay: int) -> None:
 
 def test_who_looks_on_is_no_setting() -> None:
     train, updater = trained(1)
-    other = updater_on(train, config=AdaLossConfig(delay=0, recorder=print, debug_level=1))
+    other = updater_on(train, config=AdaLossConfig(delay=0), monitors=[LogMonitor()])
     other.load_state_dict(updater.state_dict())
     assert other.state_dict() == updater.state_dict()
 
