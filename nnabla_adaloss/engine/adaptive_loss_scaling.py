@@ -137,8 +137,8 @@ class AdaptiveLossScaling:
         method_alphas = MethodAlphas(self.config)
         # Statistics of earlier iterations need no second pass.
         asked = self.config.delay
-        self.delay = int(not method_alphas.look_at_arrays) if asked is None else asked
-        if self.delay and method_alphas.look_at_arrays:
+        self.delay = int(method_alphas.look is None) if asked is None else asked
+        if self.delay and method_alphas.look is not None:
             raise ValueError(
                 "delay=1 keeps statistics, not arrays, and "
                 f"loss_scale_method={self.config.loss_scale_method!r} looks at arrays; "

@@ -20,6 +20,8 @@ from ..graph.structure import GraphStructure
 from .gradient_ranges import GradientRanges
 from .statistics import Statistics
 
+_Known = Optional[ArrayStatistics]
+
 
 class MethodAlphas:
     """Calls the method of a configuration for layers."""
@@ -28,9 +30,8 @@ class MethodAlphas:
 
     def __init__(self, config: AdaLossConfig) -> None:
         self._config, self._needs = config, config.method.needs
-        # Whether, and by what, arrays are copied in a pass that measures.
-        self.look_at_arrays = self._needs is Needs.ARRAYS
-        self.look = self.look_at if self.look_at_arrays else None
+        # Called for each function in a pass that measures, if the method needs arrays.
+        self.look = self.look_at if self._needs is Needs.ARRAYS else None
         # By layer, for `Needs.HISTORY`: gradients are divided by their loss weight, too.
         self._histories: Dict[str, History] = {}
         # By layer, for `Needs.ARRAYS`: unscaled gradient, and weight, in the last pass that measured.
@@ -64,8 +65,9 @@ class MethodAlphas:
 
         def method_alpha(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
             node, slot = structure.layer_slots[layer]
-            g, w = statistics.gradient(node.outputs[0]), statistics.data(slot.factor)
-            inputs = self._inputs(layer, scale, weight_of(node.outputs[0]), g, w, iteration)
+            position = node.outputs[0]
+            g, w = statistics.gradient(position), statistics.data(slot.factor)
+            inputs = self._inputs(layer, g, w, scale, scale * weight_of(position), iteration)
             if inputs is None:
                 return 1.0, Reason.UNKNOWN
             range_ = self._config.range if ranges is None else ranges.of(slot.target)
@@ -75,27 +77,23 @@ class MethodAlphas:
         return method_alpha
 
     def _inputs(
-        self,
-        layer: str,
-        scale: float,
-        weight: float,
-        g: Optional[ArrayStatistics],
-        w: Optional[ArrayStatistics],
-        iteration: int,
+        self, layer: str, g: _Known, w: _Known, scale: float, weighted: float, iteration: int
     ) -> Optional[Tuple[Any, Any]]:
-        """Arguments of the method for a layer; None where it was not measured."""
+        """Arguments of the method for a layer, with its scale, and this times its loss weight; None where it
+        was not measured.
+        """
         if self._needs is Needs.NOTHING:
             return None, None
         if self._needs is Needs.ARRAYS:
             arrays = self._arrays.get(layer)
-            return None if arrays is None else (arrays[0] * np.float32(scale), arrays[1])
+            return arrays and (arrays[0] * np.float32(scale), arrays[1])
         if g is None or w is None or not g.count:
             return None
         if self._needs is not Needs.HISTORY:
-            return g.scaled(scale * weight), w
+            return g.scaled(weighted), w
         history = with_newest(self._histories.get(layer, ()), iteration, g, self._config)
         self._histories = {**self._histories, layer: history}
-        return scaled_history(history, scale * weight), w
+        return scaled_history(history, weighted), w
 
     def forget(self) -> None:
         """Drop what was computed from gradients and weights, as after loading other weights."""

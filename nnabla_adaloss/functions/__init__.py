@@ -10,8 +10,8 @@ from .formulas import get_loss_scale_by_abs_range as get_loss_scale_by_abs_range
 from .formulas import get_loss_scale_by_approx_range as get_loss_scale_by_approx_range
 from .formulas import get_loss_scale_by_element_wise_range as get_loss_scale_by_element_wise_range
 from .loss_scaling import loss_scaling as loss_scaling
+from .loss_scaling import unscale as unscale
 from .round_to_format import round_to_format as round_to_format
 from .scale_tracker import ScaleTracker as ScaleTracker
 from .scaled_layer import adaptive_loss_scaling as adaptive_loss_scaling
 from .scaled_layer import cast_loss_scaling as cast_loss_scaling
-from .unscale import unscale as unscale

@@ -14,8 +14,7 @@ weight gradient = backward(g) / S               in float32
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 import numpy as np
@@ -26,7 +25,7 @@ from ..core.layer_alpha import History, bounded, largest_alpha, scaled_history, 
 from ..core.layer_record import LayerRecord, Reason
 from ..core.methods import Needs, overflow_limit
 from ..core.power_of_two import clamp_scale, floor_power_of_two
-from ..core.statistics import ArrayStatistics
+from ..core.statistics import ArrayStatistics, statistics_of
 from ..core.validation import instance_or_none, integer, number, positive_number
 from ..kernels import Kernels
 from ..monitor import Audience, LayerLook, LayerScaled, audience_of
@@ -40,53 +39,6 @@ class LayerState(NamedTuple):
     accumulated_limit: float = math.inf  # overflow limit of S * alpha; unlike that of alpha, it outlives S
     alpha: float = 1.0  # the scale that was last applied
     history: History = ()  # for methods with `Needs.HISTORY`
-
-    def is_due(self, config: AdaLossConfig, iteration: int) -> bool:
-        """Whether the method is to be called, also where iterations are counted from 0 again."""
-        age = iteration - self.computed_at
-        return self.computed_at < 0 or not 0 <= age < config.update_per_n_iteration
-
-    def after(
-        self,
-        config: AdaLossConfig,
-        g: Optional[ArrayStatistics],
-        W: Optional[ArrayStatistics],
-        *,
-        arrays: Callable[[], Tuple[NDArray[Any], Optional[NDArray[Any]]]],
-        has_weight: bool,
-        fan_in: float,
-        fan_in_bound: float,
-        previous_scale: float,
-        iteration: int,
-        weight_max: float = math.inf,
-    ) -> Tuple[LayerState, Reason]:
-        """The state with the alpha of one backward pass, and the reason for this alpha."""
-        if any(known is not None and known.nonfinite for known in (g, W)):
-            # Not kept: the layer's scale is computed from the next gradient that is finite.
-            return self._replace(alpha=1.0), Reason.NONFINITE
-        state, needs = self, config.method.needs
-        # From statistics of no element nothing is computed, and nothing is kept.
-        if self.is_due(config, iteration) and (needs is Needs.NOTHING or (g is not None and g.count)):
-            inputs: Tuple[Any, Any] = g, W
-            if needs is Needs.ARRAYS:
-                inputs = arrays()
-            elif needs is Needs.HISTORY and g is not None:
-                newest = g.scaled(1.0 / previous_scale)
-                state = state._replace(history=with_newest(self.history, iteration, newest, config))
-                inputs = scaled_history(state.history, previous_scale), W
-            unbounded = unbounded_alpha(config, *inputs, config.range, fan_in)
-            state = state._replace(computed_at=iteration, unbounded=unbounded)
-        if g is not None and has_weight == (W is not None):
-            limit = overflow_limit(g, W, fan_in_bound, config.range.u_max)
-            state = state._replace(accumulated_limit=previous_scale * limit)
-        alpha, reason = bounded(state.unbounded, previous_scale, config)
-        if alpha > state.accumulated_limit / previous_scale:
-            alpha, reason = clamp_scale(state.accumulated_limit / previous_scale), Reason.OVERFLOW_GUARD
-        if config.power_of_two:
-            alpha = floor_power_of_two(alpha)
-        if W is not None and alpha > 1.0 and alpha * W.abs_max > weight_max:
-            alpha, reason = largest_alpha(W.abs_max, weight_max), Reason.WEIGHT_RANGE
-        return state._replace(alpha=alpha), reason
 
     def as_list(self) -> List[Any]:
         """The state as plain numbers and lists, for saving."""
@@ -107,10 +59,11 @@ class LayerState(NamedTuple):
         )
 
 
-class AdaLoss(ABC):
+class AdaLoss:
     """The loss scale of every layer, computed every `update_per_n_iteration` iterations and kept in between.
 
-    A subclass defines how the framework's arrays are reduced to statistics and brought to NumPy.
+    It reads NumPy arrays; a subclass defines how the arrays of a framework are reduced to statistics and
+    brought to NumPy.
 
     Args:
         config: method, range, bounds. None: the defaults.
@@ -118,16 +71,9 @@ class AdaLoss(ABC):
 
     Example:
         >>> import numpy as np
-        >>> from nnabla_adaloss.core import AdaLossConfig, statistics_of
         >>> from nnabla_adaloss import AdaLoss
-        >>> class NumpyAdaLoss(AdaLoss):
-        ...     def statistics(self, array):
-        ...         return statistics_of(array)
-        ...     def to_numpy(self, array):
-        ...         return array
         >>> g, W = np.array([[1e-7, -1e-7]]), np.array([[0.1, -0.1], [0.1, 0.1]])
-        >>> ada_loss = NumpyAdaLoss(AdaLossConfig())
-        >>> ada_loss.loss_scale("fc", g, W, fan_in=2, previous_scale=128.0, iteration=0)
+        >>> AdaLoss().loss_scale("fc", g, W, fan_in=2, previous_scale=128.0, iteration=0)
         8.0
     """
 
@@ -138,13 +84,13 @@ class AdaLoss(ABC):
         self._layers: Dict[str, LayerState] = {}
         self._audience = audience_of(monitors)
 
-    @abstractmethod
     def statistics(self, array: Any) -> ArrayStatistics:
         """Statistics of one of the framework's arrays."""
+        return statistics_of(array)
 
-    @abstractmethod
     def to_numpy(self, array: Any) -> NDArray[Any]:
         """One of the framework's arrays as a NumPy array; it is only read."""
+        return np.asarray(array)
 
     @property
     def layer_scales(self) -> Dict[str, float]:
@@ -190,40 +136,58 @@ class AdaLoss(ABC):
         Raises:
             ValueError: a method of the user's own returned a scale that is not positive and finite.
         """
-        state = self._layers.get(layer, LayerState())
-        if self.config.method.needs is not Needs.NOTHING and state.is_due(self.config, iteration):
+        state, config = self._layers.get(layer, LayerState()), self.config
+        needs, age = config.method.needs, iteration - state.computed_at
+        due = state.computed_at < 0 or not 0 <= age < config.update_per_n_iteration
+        if due and needs is not Needs.NOTHING:
             if g_statistics is None:
                 g_statistics = self.statistics(g)
             if weight_statistics is None and W is not None:
                 weight_statistics = self.statistics(W)
-        state, reason = state.after(
-            self.config,
-            g_statistics,
-            weight_statistics,
-            arrays=lambda: (self.to_numpy(g), None if W is None else self.to_numpy(W)),
-            has_weight=W is not None,
-            fan_in=fan_in,
-            fan_in_bound=fan_in if fan_in_bound is None else fan_in_bound,
-            previous_scale=previous_scale,
-            iteration=iteration,
-            weight_max=weight_max,
-        )
-        self._layers[layer] = state
+        if any(known is not None and known.nonfinite for known in (g_statistics, weight_statistics)):
+            # Not kept: the layer's scale is computed from the next gradient that is finite.
+            alpha, unbounded, reason = 1.0, 1.0, Reason.NONFINITE
+        else:
+            # From statistics of no element nothing is computed, and nothing is kept.
+            if due and (needs is Needs.NOTHING or (g_statistics is not None and g_statistics.count)):
+                inputs: Tuple[Any, Any] = g_statistics, weight_statistics
+                if needs is Needs.ARRAYS:
+                    inputs = self.to_numpy(g), None if W is None else self.to_numpy(W)
+                elif needs is Needs.HISTORY and g_statistics is not None:
+                    newest = g_statistics.scaled(1.0 / previous_scale)
+                    state = state._replace(history=with_newest(state.history, iteration, newest, config))
+                    inputs = scaled_history(state.history, previous_scale), weight_statistics
+                unbounded = unbounded_alpha(config, *inputs, config.range, fan_in)
+                state = state._replace(computed_at=iteration, unbounded=unbounded)
+            if g_statistics is not None and (W is None) == (weight_statistics is None):
+                terms = fan_in if fan_in_bound is None else fan_in_bound
+                limit = overflow_limit(g_statistics, weight_statistics, terms, config.range.u_max)
+                state = state._replace(accumulated_limit=previous_scale * limit)
+            unbounded = state.unbounded
+            alpha, reason = bounded(unbounded, previous_scale, config)
+            if alpha > state.accumulated_limit / previous_scale:
+                alpha = clamp_scale(state.accumulated_limit / previous_scale)
+                reason = Reason.OVERFLOW_GUARD
+            alpha = floor_power_of_two(alpha) if config.power_of_two else alpha
+            weight_amax = 0.0 if weight_statistics is None else weight_statistics.abs_max
+            if alpha > 1.0 and alpha * weight_amax > weight_max:
+                alpha, reason = largest_alpha(weight_amax, weight_max), Reason.WEIGHT_RANGE
+        self._layers[layer] = state._replace(alpha=alpha)
         if self._audience is not None:
             record = LayerRecord(
                 iteration=iteration,
                 layer=layer,
-                alpha=state.alpha,
-                unbounded=1.0 if reason is Reason.NONFINITE else state.unbounded,
+                alpha=alpha,
+                unbounded=unbounded,
                 previous_scale=previous_scale,
-                accumulated_scale=previous_scale * state.alpha,
+                accumulated_scale=previous_scale * alpha,
                 fan_in=fan_in,
                 g=g_statistics,
                 weight=weight_statistics,
                 reason=reason,
             )
             self._audience.tell(LayerScaled(record, LayerLook()))
-        return state.alpha
+        return alpha
 
     def state_dict(self) -> Dict[str, Dict[str, Any]]:
         """Everything that decides the next scales, as plain lists by layer name."""

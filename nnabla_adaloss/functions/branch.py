@@ -10,7 +10,7 @@ import nnabla as nn
 
 from ..core.validation import instance, positive_integer
 from .identity import Array, Gradients, IdentityFunction, check_array
-from .scale_tracker import ScaleTracker, TrackedFunction
+from .scale_tracker import ScaledFunction, ScaleTracker
 
 
 def branch(
@@ -63,16 +63,16 @@ def branch(
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-class Branch(TrackedFunction):
+class Branch(ScaledFunction):
     """Identity with several outputs."""
 
     def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
-        arriving = [(gradients[i], point.scale) for i, point in self.arriving.items()]
+        arriving = [(gradients[i], self.tracker.scale_at(point)) for i, point in self.arriving.items()]
         common = arriving[0][1]
         if any(scale != common for _, scale in arriving):
             branches = [(scale, self.statistics(gradient).abs_max) for gradient, scale in arriving]
             common = common_scale(branches, u_max=self.tracker.config.range.u_max)
-        self.point.set(common)
+        self.tracker.set_scale(self.point, common)
         for gradient, scale in arriving:
             self.pass_gradient(gradient, target, common / scale, accumulate=accumulate)
             accumulate = True

@@ -24,7 +24,7 @@ from ..core.methods import (
 from ..core.power_of_two import clamp_scale
 from ..core.statistics import ArrayStatistics, statistics_of
 from ..core.validation import array_of_numbers, boolean, instance, positive_number, scalar
-from .ada_loss import LayerState
+from .ada_loss import AdaLoss
 
 
 def get_loss_scale_by_approx_range(
@@ -94,20 +94,8 @@ def get_loss_scale_by_abs_range(
     """The scale that lifts the smallest possible non-zero sum of products to u_min, within overflow.
 
     Over the non-zero elements: min(max((u_min / K) / max(min|g| min|W|, 1e-15), 1), (u_max / K) / (max|g|
-    max|W|)).
-
-    Args:
-        g: gradient of the layer's output, any shape, float16, float32 or float64.
-        W: the layer's weight, any shape; None for a function without weight, where K is 1.
-        config: gives u_min and u_max.
-        fan_in: K, number of products in one element of the input gradient; None looks at single products.
-
-    Returns:
-        0-dim float64 array, positive and finite; 1 when `g` or `W` is all zero, empty, or holds an infinity
-        or NaN.
-
-    Raises:
-        ValueError: `fan_in` is not positive and finite.
+    max|W|)). Without `W`, K is 1. Arguments, result and errors are as in `get_loss_scale_by_approx_range`,
+    except that `W` may have any shape, and that without `fan_in` K is 1.
 
     Example:
         >>> import numpy as np
@@ -130,21 +118,9 @@ def get_loss_scale_by_element_wise_range(
 
     With p_i the non-zero products |g[n, c] W[c, m]|: min(max_i max(u_min / p_i, 1), min_i (u_max / p_i) / K).
     `config.max_rescue_ratio` q keeps only the int(n q) smallest, but at least one, of the n lower values
-    u_min / p_i.
-
-    Args:
-        g: gradient of the layer's output, (N, C) or (N, C, ...), float16, float32 or float64.
-        W: the layer's weight, (C, M) or (C, ...); None for a function without weight: p_i = |g_i|, and K is
-            1.
-        config: gives u_min, u_max and `max_rescue_ratio`.
-        fan_in: K, number of products summed into one element of the input gradient; None takes 1.
-
-    Returns:
-        0-dim float64 array, positive and finite; 1 when no product is non-zero, or when `g` or `W` holds an
-        infinity or a NaN.
-
-    Raises:
-        ValueError: `g` and `W` do not share their channels, or `fan_in` is not positive and finite.
+    u_min / p_i. Without `W`, p_i = |g_i|, and K is 1. Arguments, result and errors are as in
+    `get_loss_scale_by_approx_range`, except that without `fan_in` K is 1, and that `g`, (N, C) or (N, C,
+    ...), and `W`, (C, M) or (C, ...), must share their channels.
 
     Example:
         >>> import numpy as np
@@ -178,8 +154,7 @@ def _with_statistics(g: Any, W: Any) -> Tuple[Any, Any, ArrayStatistics, Optiona
 def bound_loss_scale_by_heuristics(
     scale: Union[float, NDArray[Any]], *, config: AdaLossConfig, prev_scale: float = 1.0
 ) -> NDArray[np.float64]:
-    """A layer's scale under `scale_upper_bound`, and under `accum_upper_bound` together with the scales
-    before it.
+    """A layer's scale within `scale_upper_bound`, and within `accum_upper_bound` with the scales before it.
 
     min(scale, scale_upper_bound, accum_upper_bound / prev_scale), except that a bound never turns a scale of
     1 or more into one below 1. A scale below 1 was demanded by overflow and stays.
@@ -223,10 +198,8 @@ def get_loss_scale(
     implementation.
 
     Args:
-        g: gradient of the layer's output, carrying `prev_scale`; any shape, float16, float32 or float64;
-            computed in float64.
-        W: the layer's weight, of any of these dtypes: (C, M) or (C_out, C_in, k...). None for a function
-            without weight, where `fan_in` is not used.
+        g: gradient of the layer's output, carrying `prev_scale`; any shape, float16, float32 or float64.
+        W: the layer's weight; None for a function without weight, where `fan_in` is not used.
         config: method, range, bounds.
         fan_in: K, number of products summed into one element of the input gradient.
         prev_scale: S, the accumulated scale of `g`.
@@ -248,15 +221,14 @@ def get_loss_scale(
     terms = positive_number("fan_in", fan_in)
     instance("config", config, AdaLossConfig)
     g, W, known, weight = _with_statistics(g, W)
-    state, _ = LayerState().after(
-        config,
-        known,
-        weight,
-        arrays=lambda: (g, W),
-        has_weight=W is not None,
+    alpha = AdaLoss(config).loss_scale(
+        "",
+        g,
+        W,
         fan_in=terms,
-        fan_in_bound=terms,
         previous_scale=positive_number("prev_scale", prev_scale),
         iteration=0,
+        g_statistics=known,
+        weight_statistics=weight,
     )
-    return np.array(state.alpha)
+    return np.array(alpha)

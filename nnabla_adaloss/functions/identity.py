@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What functions share that hand their input on as it is and do something to its gradient."""
+"""Base of functions that hand their input on as it is and do something to its gradient."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no t
     nnabla lets no function written in Python share memory between input and output.
     """
 
-    def __init__(self, context: Optional[nn.Context] = None, outputs: int = 1) -> None:
+    def __init__(
+        self, context: Optional[nn.Context] = None, outputs: int = 1, name: Optional[str] = None
+    ) -> None:
         super().__init__(instance_or_none("ctx", context, nn.Context))
-        self._outputs = outputs
+        self._outputs, self._name = outputs, name or type(self).__name__
         self.kernels: Kernels = select_kernels(self.ctx)
 
     @property
     def name(self) -> str:
-        return type(self).__name__
+        return self._name
 
     def min_outputs(self) -> int:
         return self._outputs

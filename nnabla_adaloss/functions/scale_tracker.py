@@ -1,58 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The accumulated scale S of every gradient in a graph that scales itself."""
+"""The accumulated scale S of every gradient in a graph that scales itself, and where each S comes from.
+
+S changes only at scaling functions. Between them it passes through all other functions, since an input
+gradient is proportional to the output gradient.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from functools import cached_property
+from itertools import count
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 from weakref import WeakValueDictionary
 
 import nnabla as nn
 
+from ..core.components import GemmSlot, NodeStructure
 from ..core.config import AdaLossConfig
 from ..core.methods import LognormalRange
 from ..core.validation import instance_or_none, positive_number
-from ..graph.node import Node
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from ..monitor import audience_of
 from .ada_loss import NNablaAdaLoss
 from .identity import IdentityFunction
 
+Points = Dict[int, int]
+"""Where S is set, by output of a function or by position of a variable: a number for each function."""
 
-class ScalePoint:
-    """The scale S of the gradients behind one function, valid in the backward pass that set it."""
+Redirected = Dict[Tuple[int, int], int]
+"""Points of gradients that another function than the next writes, by its number and by position."""
 
-    __slots__ = ("_pass", "_scale", "_tracker")
+# Making a configuration takes longer than making a function.
+_DEFAULT = AdaLossConfig().stored_in(None)
 
-    def __init__(self, tracker: ScaleTracker) -> None:
-        self._tracker = tracker
-        self._pass = 0
-        self._scale = 1.0
+# The fan-in of a function without a weight.
+SINGLE_PRODUCTS = GemmSlot(0, 1, 1.0, 1.0)
 
-    @property
-    def scale(self) -> float:
-        """S; RuntimeError unless it was set in this backward pass."""
-        if self._pass != self._tracker.passes or not self._pass:
-            raise RuntimeError(
-                "the scale of a gradient is unknown: backward did not start at the Variable that the last "
-                "loss_scaling(loss, tracker) returned"
-            )
-        return self._scale
-
-    def set(self, value: float) -> None:
-        """Note S for this backward pass; RuntimeError when that was done already."""
-        if self._pass == self._tracker.passes:
-            raise RuntimeError(
-                "a scaling function ran twice in one backward pass: start backward at the Variable that "
-                "loss_scaling(loss, tracker) returned"
-            )
-        self._pass = self._tracker.passes
-        self._scale = value
+# The point of all gradients that carry no scale any more.
+UNSCALED = 0
 
 
 class ScaleTracker:
-    """What the scaling functions of one graph share: configuration, S0, and each gradient's scale S.
+    """Shared state of the scaling functions of one graph: configuration, S0, and each gradient's scale S.
 
     `loss_scaling(loss, tracker)` ends the graph. It finds for each scaling function where its S comes from,
     and refuses a graph whose gradients would come out wrong: a parameter without `unscale`, a variable that
@@ -67,7 +58,6 @@ class ScaleTracker:
 
     Attributes:
         config: the configuration.
-        unit: S of every gradient that has been unscaled.
         found_inf: whether the last backward met an infinity or a NaN in a parameter's gradient. Such an
             update is to be skipped, and `scale` lowered.
 
@@ -92,23 +82,23 @@ class ScaleTracker:
     def __init__(
         self, config: Optional[AdaLossConfig] = None, scale: float = 8.0, monitors: Sequence[Any] = ()
     ) -> None:
-        self.config = (instance_or_none("config", config, AdaLossConfig) or AdaLossConfig()).stored_in(None)
+        given = instance_or_none("config", config, AdaLossConfig)
+        self.config = _DEFAULT if given is None else given.stored_in(None)
         if self.config.delay == 1:
             raise ValueError("config.delay is 1, but functions compute a scale where they apply it: use 0")
         self.scale = scale
+        self._audience = audience_of(monitors) or ()
         self.found_inf = False
-        self.passes = 0  # how many backward passes have started
-        self.unit = ScalePoint(self)
-        kernels = select_kernels(nn.get_current_context())
-        lognormal = replace(self.config, loss_scale_method=LognormalRange(self.config.n_uf_threshold))
-        audience = audience_of(monitors) or ()
-        self.ada_loss = NNablaAdaLoss(self.config, kernels, audience)
-        self.lognormal_ada_loss = NNablaAdaLoss(lognormal, kernels, audience)
-        # Alpha and S * alpha by layer name.
-        self._layers: Dict[str, Tuple[float, float]] = {}
-        # Those that run in graphs, by the hash of the graph's function. Weak, since a graph that is gone
-        # leaves its addresses to the next one.
-        self._functions: WeakValueDictionary[int, TrackedFunction] = WeakValueDictionary()
+        self.is_shared = True  # False: it belongs to one function
+        self.iteration = -1  # number of the last backward pass that has started
+        self.new_point = count(UNSCALED + 1).__next__
+        # By point, S of the last backward pass.
+        self._scales: Dict[int, float] = {}
+        # Alpha and S * alpha of the last backward pass, by layer name.
+        self.applied: Dict[str, Tuple[float, float]] = {}
+        # By the hash of the graph's function that runs it. Weak, since a graph that is gone leaves its
+        # addresses to the next one.
+        self.functions: WeakValueDictionary[int, ScaledFunction] = WeakValueDictionary()
 
     @property
     def scale(self) -> float:
@@ -122,94 +112,177 @@ class ScaleTracker:
     @property
     def layer_scales(self) -> Dict[str, float]:
         """Alpha of each layer in the last backward, by layer name."""
-        return {layer: alpha for layer, (alpha, _) in self._layers.items()}
+        return {layer: alpha for layer, (alpha, _) in self.applied.items()}
 
     @property
     def accumulated_scales(self) -> Dict[str, float]:
         """The scale S on each layer's input gradient in the last backward, by layer name."""
-        return {layer: scale for layer, (_, scale) in self._layers.items()}
+        return {layer: scale for layer, (_, scale) in self.applied.items()}
 
-    @property
-    def iteration(self) -> int:
-        """Number of the running pass, from 0."""
-        return self.passes - 1
+    @cached_property
+    def ada_loss(self) -> NNablaAdaLoss:
+        """The state of layers whose alpha the method of `config` computes."""
+        return NNablaAdaLoss(self.config, select_kernels(nn.get_current_context()), self._audience)
+
+    @cached_property
+    def lognormal_ada_loss(self) -> NNablaAdaLoss:
+        """The state of casts whose gradient is taken for lognormally distributed."""
+        lognormal = replace(self.config, loss_scale_method=LognormalRange(self.config.n_uf_threshold))
+        return NNablaAdaLoss(lognormal, self.ada_loss.kernels, self._audience)
 
     def start_pass(self) -> float:
         """Start a backward pass at the loss; returns S0."""
-        self.passes += 1
-        self.unit.set(1.0)
-        self._layers = {}
+        self.iteration += 1
+        self._scales = {UNSCALED: 1.0}
+        self.applied = {}
         self.found_inf = False
         return self.scale * self.config.init_scale
 
-    def note_layer(self, layer: str, alpha: float, accumulated: float) -> None:
-        """Keep what a layer applied in this pass."""
-        self._layers[layer] = (alpha, accumulated)
+    def scale_at(self, point: Optional[int]) -> float:
+        """S at a point; RuntimeError unless it was set in this backward pass."""
+        if point not in self._scales:
+            raise RuntimeError(
+                "the scale of a gradient is unknown: backward did not start at the Variable that the last "
+                "loss_scaling(loss, tracker) returned"
+            )
+        return self._scales[point]
 
-    def add(self, function: TrackedFunction, output: nn.Variable) -> None:
-        """Take up a function that has become part of a graph."""
-        self._functions[hash(output.parent)] = function
+    def set_scale(self, point: int, value: float) -> None:
+        """Set S at a point for this backward pass; RuntimeError if it is set already."""
+        if point in self._scales:
+            raise RuntimeError(
+                "a scaling function ran twice in one backward pass: start backward at the Variable that "
+                "loss_scaling(loss, tracker) returned"
+            )
+        self._scales[point] = value
 
-    def function(self, key: int) -> Optional[TrackedFunction]:
-        """The tracked function that runs as the graph's function of this hash, if one does."""
-        return self._functions.get(key)
+    def connect(self, loss: nn.Variable) -> None:
+        """Follow S from the result of `loss_scaling` to the parameters, and tell each scaling function where
+        its S comes from; ValueError where some gradient would be wrong.
+        """
+        plan = GraphPlan(loss, self.config.selection)
+        # In the order in which backward reaches the variables.
+        points: Points = {}
+        redirected: Redirected = {}
+        for node in plan.structure.nodes:
+            arriving = _arriving(node, points)
+            function = self.functions.get(plan.function_keys[node.number])
+            if function is None:
+                passed = _passed_on(node, list(arriving.values()))
+            else:
+                redirected.update(function.connect(arriving, node, plan))
+                passed = function.passed
+            if passed != UNSCALED and node.leaves:
+                raise ValueError(
+                    f"{node.type_name} ({node.label}) would leave a scaled gradient in its input of shape "
+                    f"{plan.all_variables[node.leaves[0]].shape}, which has need_grad=True: pass "
+                    "unscale(w, tracker) in place of w"
+                )
+            for position in node.inputs:
+                point = redirected.get((node.number, position), passed)
+                if points.setdefault(position, point) != point:
+                    variable = plan.all_variables[position]
+                    raise ValueError(
+                        f"the output of {variable.parent.info.type_name}, of shape {variable.shape}, feeds "
+                        "functions whose gradients carry different scales: give each an output of "
+                        "branch(x, n, tracker)"
+                    )
 
 
-class TrackedFunction(IdentityFunction):
-    """An identity function that knows the scale of the gradients that arrive."""
+def tracker_of(
+    scale: Union[float, ScaleTracker], config: Optional[AdaLossConfig] = None, monitors: Sequence[Any] = ()
+) -> ScaleTracker:
+    """The tracker that a function is given; with a number one of its own, for which each of its backwards is
+    a pass.
+    """
+    if isinstance(scale, ScaleTracker):
+        return scale
+    own = ScaleTracker(config, scale, monitors)
+    own.is_shared = False
+    return own
 
-    def __init__(self, tracker: ScaleTracker, context: Optional[nn.Context] = None, outputs: int = 1) -> None:
-        super().__init__(context, outputs)
+
+def _arriving(node: NodeStructure, points: Points) -> Points:
+    """By output the point of its gradient, in backward order; only of outputs that lead to the loss."""
+    if len(node.outputs) == 1:
+        return {0: points[node.outputs[0]]} if node.outputs[0] in points else {}
+    index = {position: i for i, position in enumerate(node.outputs)}
+    return {index[position]: point for position, point in points.items() if position in index}
+
+
+def _passed_on(node: NodeStructure, arriving: List[int]) -> int:
+    """The point of the gradients that a function passes on as they arrive."""
+    if any(point != arriving[0] for point in arriving):
+        raise ValueError(
+            f"the gradients of the outputs of {node.type_name} ({node.label}) carry different scales: "
+            "put the same adaptive_loss_scaling layers, or none, behind all of them"
+        )
+    if arriving[0] != UNSCALED and node.non_homogeneous:
+        raise ValueError(
+            f"{node.type_name} ({node.label}) would clip or replace a scaled gradient: "
+            "apply it to what unscale is given, or let AdaptiveLossScaling run the graph"
+        )
+    return arriving[0]
+
+
+class ScaledFunction(IdentityFunction):
+    """An identity function that uses the scale S of the gradient that arrives, or changes it."""
+
+    def __init__(
+        self,
+        tracker: ScaleTracker,
+        context: Optional[nn.Context] = None,
+        outputs: int = 1,
+        name: Optional[str] = None,
+    ) -> None:
+        super().__init__(context, outputs, name)
         self.tracker = tracker
-        # S of the gradient that this function's scale applies to, and of what it hands on itself.
-        self.point = self.behind = ScalePoint(tracker)
-        self.label = ""  # the name under which its scale is reported
-        # By output where its S comes from, in the order of backward; only outputs that lead to the loss.
-        self.arriving: Dict[int, ScalePoint] = {}
-        # S of what other functions write, by keys of function and variable.
-        self.redirected: Dict[Tuple[int, int], ScalePoint] = {}
-        # Variables that may feed one function only, and what to tell the user if they feed more.
-        self.private: List[Tuple[nn.Variable, str]] = []
+        # Points of the gradient to which this function's scale applies, and of its own input gradient.
+        self.point = self.passed = tracker.new_point()
+        self.label = self.name  # the name under which its scale is reported
+        # By output the point of its gradient, in the order of backward; only outputs that lead to the loss.
+        self.arriving: Points = {}
 
-    def connect(self, arriving: Dict[int, ScalePoint], node: Node, plan: GraphPlan) -> None:
-        """Learn where S comes from, and what the functions around are."""
+    def connect(self, arriving: Points, node: NodeStructure, plan: GraphPlan) -> Redirected:
+        """Learn where S comes from; a function whose scale another one applies returns where."""
         self.arriving, self.label = arriving, node.label
+        return {}
 
     def arriving_scale(self) -> float:
-        """S of the gradient of the only output; RuntimeError when it is unknown."""
-        return self.arriving.get(0, ScalePoint(self.tracker)).scale
+        """S of the gradient of the only output; RuntimeError if it is unknown."""
+        tracker = self.tracker
+        return tracker.scale_at(self.arriving.get(0)) if tracker.is_shared else tracker.start_pass()
 
     def scale_layer(
         self,
         ada_loss: NNablaAdaLoss,
         layer: str,
         g: nn.NdArray,
-        weight: Optional[nn.NdArray],
-        *,
-        fan_in: float = 1.0,
-        fan_in_bound: float = 1.0,
+        weight: Optional[nn.NdArray] = None,
+        slot: GemmSlot = SINGLE_PRODUCTS,
+        weight_max: float = math.inf,
     ) -> float:
-        """Alpha of a layer, noted under its name; nothing is multiplied yet."""
+        """Alpha of a layer, which is reported; nothing is multiplied yet."""
         scale = self.arriving_scale()
         alpha = ada_loss.loss_scale(
             layer,
             g,
             weight,
-            fan_in=fan_in,
-            fan_in_bound=fan_in_bound,
+            fan_in=slot.fan_in,
+            fan_in_bound=slot.fan_in_bound,
             previous_scale=scale,
             iteration=self.tracker.iteration,
             g_statistics=self.statistics(g),
             weight_statistics=None if weight is None else self.statistics(weight),
-            weight_max=self.tracker.config.range.u_max,
+            weight_max=weight_max,
         )
-        self.point.set(scale * alpha)
-        self.tracker.note_layer(layer, alpha, scale * alpha)
+        self.tracker.set_scale(self.point, scale * alpha)
+        self.tracker.applied[layer] = alpha, scale * alpha
         return alpha
 
     def apply(self, x: Any) -> Any:
-        """The output, or outputs, for `x`; with a Variable, the tracker takes note of the function."""
+        """The output, or outputs, for `x`; with a Variable, the function is added to the shared tracker."""
         y = self(x)
-        if isinstance(x, nn.Variable):
-            self.tracker.add(self, y[0] if isinstance(y, tuple) else y)
+        if self.tracker.is_shared and isinstance(x, nn.Variable):
+            self.tracker.functions[hash((y[0] if isinstance(y, tuple) else y).parent)] = self
         return y

@@ -4,21 +4,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Optional, Sequence, Union
+from dataclasses import replace
+from typing import Any, Optional, Sequence, Union
 
 import nnabla as nn
 
-from ..core.components import GemmSlot
+from ..core.components import GemmSlot, NodeStructure
 from ..core.config import AdaLossConfig
 from ..core.validation import boolean, instance
 from ..graph.functions import gemm_slots
-from ..graph.node import Node
 from ..graph.plan import GraphPlan
 from ..kernels.arrays import as_float32
 from .ada_loss import NNablaAdaLoss
 from .identity import Array, Gradients, IdentityFunction, check_array
-from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
-from .unscale import TrackedUnscale
+from .loss_scaling import Unscale
+from .scale_tracker import SINGLE_PRODUCTS, Points, Redirected, ScaledFunction, ScaleTracker, tracker_of
 
 
 def adaptive_loss_scaling(
@@ -93,18 +93,12 @@ def adaptive_loss_scaling(
         return IdentityFunction(ctx)(x)
     if isinstance(w, nn.NdArray):
         raise TypeError("w must be an nnabla.Variable, as x is: what unscale(weight, tracker) returned")
-    if isinstance(config, AdaLossConfig):
-        try:
-            slot = _slot_of(x, w)
-        except ValueError:
-            # K of an affine layer with this weight.
-            fan_in = float(math.prod(w.shape[1:]))
-            slot = GemmSlot(0, 1, fan_in, fan_in)
-        return AdaptiveGradientScale(w, slot, config, monitors, ctx)(x)
-    slot, copier = _slot_of(x, w), _copier_of(w, config)
-    y = ScaledLayer(x, w, slot, copier, config, ctx).apply(x)
-    copier.taken = True
-    return y
+    if isinstance(config, ScaleTracker):
+        return ScaledLayer(x, w, config, ctx).apply(x)
+    # Nothing is tracked: the gradient arrives with S = 1.
+    own = tracker_of(1.0, replace(config, init_scale=1.0, delay=0), monitors)
+    slot = _slot_of(x, w, or_affine=True)
+    return GradientScaling("AdaptiveGradientScale", own, own.ada_loss, w, slot, ctx).apply(x)
 
 
 def cast_loss_scaling(
@@ -152,127 +146,97 @@ def cast_loss_scaling(
     boolean("lognormal", lognormal)
     if isinstance(x, nn.NdArray):
         return IdentityFunction(ctx)(x)
-    return CastLossScaling(tracker, lognormal, ctx).apply(x)
+    ada_loss = tracker.lognormal_ada_loss if lognormal else tracker.ada_loss
+    return GradientScaling("CastLossScaling", tracker, ada_loss, context=ctx).apply(x)
 
 
-def _slot_of(x: nn.Variable, w: nn.Variable) -> GemmSlot:
-    """The input of the layer that computed `x` whose gradient is the output gradient times `w`."""
+def _slot_of(x: nn.Variable, w: nn.Variable, *, or_affine: bool = False) -> GemmSlot:
+    """The input of the layer that computed `x` whose gradient is the output gradient times `w`; without such
+    a layer that of an affine layer, or ValueError.
+    """
     layer = x.parent
+    if layer is not None:
+        inputs = layer.inputs
+        shapes = [v.shape for v in inputs]
+        for slot in gemm_slots(layer.info.type_name, layer.info.args, shapes, x.shape):
+            if inputs[slot.factor] == w:
+                return slot
+    if or_affine:
+        fan_in = float(math.prod(w.shape[1:]))
+        return GemmSlot(0, 1, fan_in, fan_in)
     if layer is None:
         raise ValueError("x is computed by no function; pass the output of a layer, such as F.affine(h, w)")
-    inputs = layer.inputs
-    shapes = [v.shape for v in inputs]
-    for slot in gemm_slots(layer.info.type_name, layer.info.args, shapes, x.shape):
-        if inputs[slot.factor] == w:
-            return slot
     raise ValueError(
         f"x is the output of {layer.info.type_name}, which does not multiply by w; pass the output of the "
         "layer itself (not of its activation), and as w what the layer was given"
     )
 
 
-def _copier_of(w: nn.Variable, tracker: ScaleTracker) -> TrackedUnscale:
-    copier = None if w.parent is None else tracker.function(hash(w.parent))
-    if not isinstance(copier, TrackedUnscale):
-        raise ValueError(
-            "w must be what unscale(weight, tracker) returned, with this tracker: the scale is applied to a "
-            "copy of the weight"
-        )
-    if copier.taken:
-        raise ValueError("w is scaled by another layer already: call unscale(weight, tracker) for each layer")
-    return copier
-
-
-class ScaledLayer(TrackedFunction):
+class ScaledLayer(ScaledFunction):
     """Identity on a layer's output that scales the layer's copy of its weight in backward."""
 
     def __init__(
-        self,
-        x: nn.Variable,
-        w: nn.Variable,
-        slot: GemmSlot,
-        copier: TrackedUnscale,
-        tracker: ScaleTracker,
-        context: Optional[nn.Context] = None,
+        self, x: nn.Variable, w: nn.Variable, tracker: ScaleTracker, context: Optional[nn.Context] = None
     ) -> None:
         super().__init__(tracker, context)
-        self._w = w
-        self._slot = slot
+        self._w, self._slot = w, _slot_of(x, w)
+        copier = None if w.parent is None else tracker.functions.get(hash(w.parent))
+        if not isinstance(copier, Unscale):
+            raise ValueError(
+                "w must be what unscale(weight, tracker) returned, with this tracker: the scale is applied "
+                "to a copy of the weight"
+            )
+        if copier.taken:
+            raise ValueError(
+                "w is scaled by another layer already: call unscale(weight, tracker) for each layer"
+            )
+        copier.taken = True
         self._copier = copier
-        self._layer_key = hash(x.parent)
-        self._target_key = hash(x.parent.inputs[slot.input])
-        self._layer: Optional[str] = None
-        self.private = [
-            (x, f"x, of shape {x.shape}, feeds a function besides: use what adaptive_loss_scaling returns"),
-            (w, f"w, of shape {w.shape}, feeds a function besides: call unscale for each use of a weight"),
-        ]
+        self._x, self._layer = x, ""
 
-    def connect(self, arriving: Dict[int, ScalePoint], node: Node, plan: GraphPlan) -> None:
+    def connect(self, arriving: Points, node: NodeStructure, plan: GraphPlan) -> Redirected:
         """Learn the layer's name; a layer that needs no input gradient, or is excluded, has none."""
         super().connect(arriving, node, plan)
-        self.behind = arriving[0]  # alpha is applied by the layer
-        scalings = plan.nodes[self._layer_key].scalings
-        self._layer = next((s.layer for s in scalings if s.factor_key == hash(self._w)), None)
-        if self._layer is not None:
-            self.redirected = {(self._layer_key, self._target_key): self.point}
+        for name, v, remedy in (
+            ("x", self._x, "use what adaptive_loss_scaling returns"),
+            ("w", self._w, "call unscale for each use of a weight"),
+        ):
+            if len(plan.readers.get(hash(v), ())) > 1:
+                raise ValueError(f"{name}, of shape {v.shape}, feeds a function besides: {remedy}")
+        self.passed = arriving[0]  # alpha is applied by the layer
+        number, weight = plan.function_keys.index(hash(self._x.parent)), hash(self._w)
+        for slot in plan.structure.by_number[number].slots:
+            if plan.keys[slot.factor] == weight:
+                self._layer = slot.layer
+                return {(number, slot.target): self.point}
+        return {}
 
     def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
-        if self._layer is not None:
-            copy = self._w.data
+        if self._layer:
+            copy, tracker = self._w.data, self.tracker
             self._copier.scale_copy(copy, 1.0)
-            alpha = self.scale_layer(
-                self.tracker.ada_loss,
-                self._layer,
-                gradients[0],
-                copy,
-                fan_in=self._slot.fan_in,
-                fan_in_bound=self._slot.fan_in_bound,
-            )
+            u_max = tracker.config.range.u_max
+            alpha = self.scale_layer(tracker.ada_loss, self._layer, gradients[0], copy, self._slot, u_max)
             self._copier.scale_copy(copy, alpha)
         super().pass_back(gradients, target, accumulate)
 
 
-class AdaptiveGradientScale(IdentityFunction):
-    """Identity that multiplies the gradient by alpha, computed from it and a weight; nobody takes it back."""
+class GradientScaling(ScaledFunction):
+    """Identity that multiplies the gradient by alpha, computed from it and from a weight, if it has one."""
 
     def __init__(
         self,
-        w: nn.Variable,
-        slot: GemmSlot,
-        config: AdaLossConfig,
-        monitors: Sequence[Any] = (),
+        name: str,
+        tracker: ScaleTracker,
+        ada_loss: NNablaAdaLoss,
+        w: Optional[nn.Variable] = None,
+        slot: GemmSlot = SINGLE_PRODUCTS,
         context: Optional[nn.Context] = None,
     ) -> None:
-        super().__init__(context)
-        self._w = w
-        self._slot = slot
-        self._ada_loss = NNablaAdaLoss(config, self.kernels, monitors)
-        self._iteration = 0
+        super().__init__(tracker, context, name=name)
+        self._ada_loss, self._w, self._slot = ada_loss, w, slot
 
     def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
-        g, weight = gradients[0], as_float32(self._w.data, nn.NdArray(self._w.shape))
-        alpha = self._ada_loss.loss_scale(
-            self.name,
-            g,
-            weight,
-            fan_in=self._slot.fan_in,
-            fan_in_bound=self._slot.fan_in_bound,
-            previous_scale=1.0,
-            iteration=self._iteration,
-            g_statistics=self.statistics(g),
-            weight_statistics=self.statistics(weight),
-        )
-        self._iteration += 1
-        self.pass_gradient(g, target, alpha, accumulate=accumulate)
-
-
-class CastLossScaling(TrackedFunction):
-    """Identity that multiplies the gradient by a scale computed from it."""
-
-    def __init__(self, tracker: ScaleTracker, lognormal: bool, context: Optional[nn.Context] = None) -> None:
-        super().__init__(tracker, context)
-        self._ada_loss = tracker.lognormal_ada_loss if lognormal else tracker.ada_loss
-
-    def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
-        alpha = self.scale_layer(self._ada_loss, self.label, gradients[0], None)
+        weight = None if self._w is None else as_float32(self._w.data, nn.NdArray(self._w.shape))
+        alpha = self.scale_layer(self._ada_loss, self.label, gradients[0], weight, self._slot)
         self.pass_gradient(gradients[0], target, alpha, accumulate=accumulate)

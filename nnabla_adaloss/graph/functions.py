@@ -201,7 +201,7 @@ _ROWS: List[Tuple[str, Function]] = [
     ("Unlink", Function(hands_memory_on=True, moves_nothing=True)),
     # Those of this package.
     ("ScaledLoss", Function(scales=True)),
-    ("Unscale TrackedUnscale", Function(unscales=True)),
+    ("Unscale", Function(unscales=True)),
 ]
 
 FUNCTIONS: Dict[str, Function] = {name: row for names, row in _ROWS for name in names.split()}

@@ -78,7 +78,7 @@ REFUSED: Dict[str, Tuple[Callable[[nn.Variable, nn.Variable], nn.Variable], str]
     "an input of branch": (lambda x, w: branch(x, 2, TRACKER)[1], r"Branch .* shape \(3, 2\)"),
     "a layer by its name": (lambda x, w: PF.affine(x, 4, name="fc"), "fc/affine"),
     "no branch": (two_scales_without_branch, r"Tanh, of shape \(3, 2\).* branch\(x, n, tracker\)"),
-    "one unscale": (two_scales_of_one_unscale, r"TrackedUnscale, of shape \(2, 2\)"),
+    "one unscale": (two_scales_of_one_unscale, r"Unscale, of shape \(2, 2\)"),
     "outputs": (outputs_at_two_scales, "outputs of Split"),
     "clipping": (lambda x, w: F.clip_grad_by_norm(unscaled(x), 1.0), "ClipGradByNorm"),
     "output": (output_of_a_layer_used_besides, r"^x, of shape \(3, 2\), feeds a function besides"),

@@ -41,7 +41,7 @@ def test_a_graph_built_anew_in_each_iteration_leaves_nothing_behind() -> None:
         np.testing.assert_allclose(g, (1 + i) * found[0], rtol=1e-5)
         del v, y, a, b, loss
         gc.collect()
-        assert len(tracker._functions) == 0
+        assert len(tracker.functions) == 0
 
 
 def test_two_trackers_do_not_know_of_each_other() -> None:
