@@ -63,6 +63,8 @@ class ScaleLimits(NamedTuple):
     gains: Sequence[Optional[float]]  # None: nothing was measured
     underflowed: AbstractSet[int] = frozenset()  # all zeros so far, unlike what they follow from
     equalize: bool = True  # whether components that follow each other may share a scale
+    # The largest alpha with which the scaled copy of a weight stays in range, by position of the weight.
+    max_alpha: Mapping[int, float] = {}
 
     def with_s0(self, components: Components, scale: float) -> ScaleLimits:
         """Limit the components at the loss by a given S0, divided by their loss weights."""
@@ -72,6 +74,27 @@ class ScaleLimits(NamedTuple):
             if weight:
                 limits[index] = min(within_float32(scale / weight), math.inf if own is None else own)
         return self._replace(limits=limits)
+
+    def along(
+        self,
+        components: Components,
+        edge: Edge,
+        own: Optional[float],
+        before: float,
+        wanted: float,
+        start: Start,
+    ) -> float:
+        """The scale with the limit `own`, along an edge from a component with the scale `before`, where a
+        method wants that times `wanted`.
+        """
+        if own is not None:
+            return min(before * wanted, own)
+        if edge.layer is None or edge.before in components.single:
+            gain = self.gains[edge.before] or 1.0
+            return self.first(edge.after, start.start_scale / gain, before, start.u_min)
+        arriving = before * wanted if wanted < math.inf else before
+        # Another edge into this component may carry a larger loss weight.
+        return arriving * self.loss_weights[edge.before] / self.loss_weights[edge.after]
 
     def first(self, index: int, start: float, before: float, u_min: float) -> float:
         """The scale of a component that was not measured yet: `start`, divided by its loss weight. One that
@@ -104,6 +127,7 @@ class ScaleLimits(NamedTuple):
             gains=[None if a is None else a / (w or 1.0) for a, w in zip(amax, weight)],
             underflowed={of[own] for own in self.underflowed},
             equalize=self.equalize,
+            max_alpha=self.max_alpha,
         )
 
     def of_root(self, base: float, u_min: float) -> float:
@@ -113,11 +137,12 @@ class ScaleLimits(NamedTuple):
 
 
 class Start(NamedTuple):
-    """The scale at the beginning of a pass."""
+    """The scales that a pass starts from."""
 
     root_scale: float  # of the loss gradient
     start_scale: float  # S0 of a loss that is not small: the reference of `accum_upper_bound`
     u_min: float  # the smallest magnitude of the storage format
+    power_of_two: bool = True  # whether every other scale is the root's times a power of two
 
 
 class Choice(NamedTuple):
@@ -128,49 +153,30 @@ class Choice(NamedTuple):
 
 
 def choose(
-    components: Components,
-    limits: ScaleLimits,
-    start: Start,
-    method_alpha: Optional[MethodAlpha],
-    max_alpha: Mapping[int, float],
-    *,
-    power_of_two: bool = True,
+    components: Components, limits: ScaleLimits, start: Start, method_alpha: Optional[MethodAlpha]
 ) -> Choice:
-    """Choose the scale of each component; `max_alpha` has the largest alpha with which the scaled copy of a
-    weight stays in range, by position of the weight.
-    """
+    """Choose the scale of each component."""
     limit, weights = _equalized(components, limits), limits.loss_weights
-    found: List[Optional[float]] = [None] * len(limit)
-    found[components.root] = start.root_scale
+    found, alphas = {components.root: start.root_scale}, {components.root: 1.0}  # the products of alphas
+    nonzero = {components.root}  # components that receive a nonzero gradient
     reasons: Dict[str, Reason] = {}
-    # Components that receive a nonzero gradient.
-    nonzero = {components.root}
-    # The product of the alphas that lead to each component.
-    by_layers = [1.0] * len(limit)
     for edge in _in_order(components, weights):
         before, own, layer = found[edge.before], limit[edge.after], edge.layer
-        assert before is not None, "it comes after an edge that leads to it"
         wanted, reason = math.inf, Reason.ROOM
         if layer is not None and method_alpha is not None:
-            base = min(before, start.start_scale * by_layers[edge.before])
+            base = min(before, start.start_scale * alphas[edge.before])
             wanted, reason = method_alpha(layer, before, base)
-        scale = min(before * wanted, math.inf if own is None else own)
+        scale = limits.along(components, edge, own, before, wanted, start)
         if scale == own:
             reason = Reason.ROOM if own == limits.limits[edge.after] else Reason.LEVEL
-        elif own is None and (layer is None or edge.before in components.single):
-            first = start.start_scale / (limits.gains[edge.before] or 1.0)
-            scale = limits.first(edge.after, first, before, start.u_min)
-        elif own is None:
-            # Another edge into this component may carry a larger loss weight.
-            scale = (scale if scale < math.inf else before) * weights[edge.before] / weights[edge.after]
         scale = min(scale, limits.provisional.get(edge.after, math.inf))
-        scale = before * floor_power_of_two(scale / before) if power_of_two else scale
+        scale = before * floor_power_of_two(scale / before) if start.power_of_two else scale
         # Several edges may lead to a component that was never measured: the first that brings a nonzero
         # gradient decides its scale.
         arrives = edge.before in nonzero
-        if found[edge.after] is None or (own is None and arrives and edge.after not in nonzero):
+        if edge.after not in found or (own is None and arrives and edge.after not in nonzero):
             found[edge.after] = scale
-            by_layers[edge.after] = by_layers[edge.before] * (1.0 if layer is None else scale / before)
+            alphas[edge.after] = alphas[edge.before] * (1.0 if layer is None else scale / before)
         elif scale != found[edge.after]:
             reason = Reason.BRANCHES
         # A scalar that is zero is inactive in the batch; of several elements all may have underflowed.
@@ -179,8 +185,8 @@ def choose(
         if layer is not None:
             reasons[layer] = reason
     # A component that nothing leads to gets no gradient.
-    scales = [start.root_scale if scale is None else scale for scale in found]
-    _lower_for_weights(components, scales, weights, max_alpha, reasons)
+    scales = [found.get(index, start.root_scale) for index in range(len(limit))]
+    _lower_for_weights(components, scales, limits, reasons)
     _set_inactive(components, scales, weights, start.root_scale)
     return Choice(scales, reasons)
 
@@ -274,14 +280,11 @@ def _set_inactive(
 
 
 def _lower_for_weights(
-    components: Components,
-    scales: List[float],
-    loss_weights: Sequence[float],
-    max_alpha: Mapping[int, float],
-    reasons: Dict[str, Reason],
+    components: Components, scales: List[float], limits: ScaleLimits, reasons: Dict[str, Reason]
 ) -> None:
     """Lower scales until the scaled copy of every weight stays in range; they only fall, so this ends."""
-    edges = [edge for edge in components.edges if edge.factor in max_alpha and loss_weights[edge.before]]
+    weights, max_alpha = limits.loss_weights, limits.max_alpha
+    edges = [edge for edge in components.edges if edge.factor in max_alpha and weights[edge.before]]
     lowered = True
     while lowered:
         lowered = False

@@ -109,7 +109,7 @@ class Chooser:
             lambda p: weights[of[p]],
             fixed=scale is not None,
         )
-        max_alpha = _max_alpha(prepared, self._config)
+        limits = limits._replace(max_alpha=_max_alpha(prepared, self._config))
         if prepared.schedules.for_good(scale):
             limits = limits._replace(limits=[None] * len(weights))
         origin: Any = None
@@ -120,7 +120,7 @@ class Chooser:
             # Usually nothing new is known, and the choice would be the same: its origins are compared. Gains
             # only matter while some limit is unknown; that of a scalar loss always is.
             gains = limits.gains if None in limits.limits[1:] else ()
-            origin = limits._replace(gains=gains), max_alpha, scale, asked.seeded, split
+            origin = limits._replace(gains=gains), scale, asked.seeded, split
             if present is not None and prepared.chosen[0] is present and prepared.chosen[1] == origin:
                 return present
 
@@ -128,9 +128,7 @@ class Chooser:
             start = self._start(components, limits, prepared.limits[components.root], policy, asked)
             if scale is not None:
                 limits = limits.with_s0(components, start.start_scale)
-            return choose(
-                components, limits, start, method_alpha, max_alpha, power_of_two=self._config.power_of_two
-            )
+            return choose(components, limits, start, method_alpha)
 
         joined = None if split else prepared.joined
         if joined is not None and scale is not None:
@@ -160,7 +158,7 @@ class Chooser:
             root_scale = min(floor_power_of_two(u_max), policy.max_scale)
         else:
             root_scale = limits.of_root(start_scale, u_min)
-        return Start(root_scale, start_scale, u_min)
+        return Start(root_scale, start_scale, u_min, self._config.power_of_two)
 
 
 def _max_alpha(prepared: PreparedGraph, config: AdaLossConfig) -> Mapping[int, float]:

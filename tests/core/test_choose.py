@@ -68,15 +68,11 @@ class Graph(graphs.Graph):
         power_of_two: bool = True,
         **known: Any,
     ) -> Choice:
-        limits = self.known(room, **known)
-        found = choose(
-            self.components,
-            limits if given is None else limits.with_s0(self.components, given),
-            Start(start, S0, U_MIN) if given is None else Start(given, given, U_MIN),
-            method_alpha,
-            {self.weight(layer): own for layer, own in max_alpha.items()},
-            power_of_two=power_of_two,
-        )
+        limits, begin = self.known(room, **known), Start(start, S0, U_MIN, power_of_two)
+        if given is not None:
+            limits, begin = limits.with_s0(self.components, given), Start(given, given, U_MIN)
+        limits = limits._replace(max_alpha={self.weight(layer): own for layer, own in max_alpha.items()})
+        found = choose(self.components, limits, begin, method_alpha)
         self.scales = found.scales
         return found
 
@@ -97,7 +93,7 @@ def together(
     apart: Components, joined: Joined, known: ScaleLimits, start: Start, spread: float
 ) -> Optional[Choice]:
     def choice_of(components: Components, own: ScaleLimits) -> Choice:
-        return choose(components, own, start, None, {})
+        return choose(components, own, start, None)
 
     return choose_merged(apart, joined, known, choice_of, spread)
 
@@ -441,13 +437,12 @@ class Case(NamedTuple):
     known: ScaleLimits
     start: Start
     alphas: Optional[Dict[str, float]]
-    max_alpha: Dict[int, float]
 
     def choose(self, **changes: Any) -> Choice:
         case = self._replace(**changes)
         said = case.alphas
         method_alpha = None if said is None else lambda layer, *_: (said[layer], Reason.METHOD)
-        return choose(case.components, case.known, case.start, method_alpha, case.max_alpha)
+        return choose(case.components, case.known, case.start, method_alpha)
 
     @property
     def present(self) -> Set[int]:
@@ -502,7 +497,7 @@ def cases(draw: Any) -> Case:
     alphas = draw(st.none() | st.fixed_dictionaries({slot.layer: wanted for slot in layers}))
     room = st.integers(0, 12).map(lambda e: 2.0**e)
     max_alpha = {slot.factor: draw(room) for slot in layers if draw(st.booleans())}
-    return Case(drawn, components, known, start, alphas, max_alpha)
+    return Case(drawn, components, known._replace(max_alpha=max_alpha), start, alphas)
 
 
 @given(cases())
@@ -519,13 +514,13 @@ def test_no_scale_leaves_its_room(case: Case) -> None:
     for edge in case.components.edges:
         if edge.layer is not None and edge.before in case.present:
             alpha = found.scales[edge.after] / found.scales[edge.before]
-            assert alpha <= case.max_alpha.get(edge.factor, math.inf)
+            assert alpha <= case.known.max_alpha.get(edge.factor, math.inf)
             assert edge.layer in found.reasons
 
 
 @given(cases())
 def test_what_nothing_leads_to_has_the_scale_of_the_loss(case: Case) -> None:
-    found = case.choose(max_alpha={})
+    found = case.choose(known=case.known._replace(max_alpha={}))
     led_to = {edge.after for edge in case.components.edges} | {edge.before for edge in case.components.edges}
     for index, scale in enumerate(found.scales):
         assert index in led_to or scale == case.start.root_scale
@@ -760,7 +755,7 @@ def test_whoever_writes_most_of_a_leaf_keeps_its_gradient(case: Together, expone
     found = case.choose(spread)
     shared = case.choose(math.inf)
     assert shared is not None
-    own = choose(case.apart, case.known, case.start, None, {}).scales
+    own = choose(case.apart, case.known, case.start, None).scales
 
     def far(index: int) -> bool:
         room, scale = case.known.limits[index], shared.scales[index]
@@ -786,4 +781,4 @@ def test_with_rooms_that_are_alike_it_makes_no_difference(case: Together, room: 
     start = Start(room, S0, U_MIN)
     found = case.choose(1.0, known=known, start=start)
     assert found is not None
-    assert found.scales == choose(case.apart, known, start, None, {}).scales == [room] * count
+    assert found.scales == choose(case.apart, known, start, None).scales == [room] * count

@@ -42,7 +42,7 @@ measured = Measured(components, limits, [1.0] * 3, ones, {1: 2.0**-6, 2: 2.0**-2
 seen = seen.after_pass(measured, completes_entry=True)
 assert judge(Facts(settled=seen.settled), Rules(True, 9)) is Verdict.AGAIN
 found = seen.limits(components, ones, limits)
-scales = choose(components, found, Start(2.0**15, 8.0, 2.0**-24), None, {}).scales
+scales = choose(components, found, Start(2.0**15, 8.0, 2.0**-24), None).scales
 assert scales == [2.0**15, 2.0**19, 2.0**33], scales
 schedule = ScaleSchedule(nodes, components, scales, None, ones)
 assert schedule.layers == {"second": (2.0**19, 2.0**14)}
