@@ -5,13 +5,14 @@
     after an update:    if counter > N:  scale = scale * scaling_factor;  counter = 0
                         counter = counter + 1
 
-With the defaults these are the transitions of nnabla's `DynamicLossScalingUpdater`.
+With the defaults these are the transitions of nnabla's `DynamicLossScalingUpdater`. `LossScaler` has a factor
+for each direction.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from .validation import integer, number, positive_integer, positive_number
 
@@ -26,6 +27,22 @@ def global_scale(name: str, value: object) -> float:
         raise ValueError(
             f"{name}={value!r} is too small to unscale gradients in float32: it must be 2**-126 or more"
         )
+    return result
+
+
+def growth_factor(name: str, value: object) -> float:
+    """`value` as a Python float; ValueError unless a scale that is multiplied by it stays or grows."""
+    result = positive_number(name, value)
+    if result < 1.0:
+        raise ValueError(f"{name}={value!r} must be 1 or more")
+    return result
+
+
+def backoff_factor(name: str, value: object) -> float:
+    """`value` as a Python float; ValueError unless a scale that is multiplied by it stays or falls."""
+    result = positive_number(name, value)
+    if result > 1.0:
+        raise ValueError(f"{name}={value!r} must not be larger than 1")
     return result
 
 
@@ -44,15 +61,17 @@ class ScalePolicy:
     A scale that starts outside of [min_scale, max_scale] is not moved inside; it only goes no further.
     """
 
-    scaling_factor: float = 2.0  # what the scale is multiplied or divided by; 1 keeps it constant
+    scaling_factor: float = 2.0  # the scale is multiplied or divided by it; 1 keeps it constant
     N: float = 2000  # it grows when more than so many updates succeeded in a row; math.inf: never
     min_scale: float = 2.0**-24  # the smallest positive float16: below, the loss gradient itself underflows
     max_scale: float = 2.0**64  # far beyond use, and far from float32's limit
     hysteresis: int = 1  # this many batches in a row that overflow lower the scale
+    backoff_factor: Optional[float] = None  # an overflow multiplies the scale by it; None: divides, see above
 
     def __post_init__(self) -> None:
-        if positive_number("scaling_factor", self.scaling_factor) < 1.0:
-            raise ValueError(f"scaling_factor={self.scaling_factor!r} must be 1 or more")
+        growth_factor("scaling_factor", self.scaling_factor)
+        if self.backoff_factor is not None:
+            backoff_factor("backoff_factor", self.backoff_factor)
         if not number("N", self.N) >= 0:
             raise ValueError(f"N={self.N!r} must be 0 or more; math.inf never grows the scale")
         if global_scale("min_scale", self.min_scale) > positive_number("max_scale", self.max_scale):
@@ -77,8 +96,7 @@ class ScalePolicy:
         """The state after gradients with an infinity or a NaN."""
         if state.hysteresis_left > 1:
             return ScaleState(state.scale, 0, state.hysteresis_left - 1)
-        floor = min(self.min_scale, state.scale)
-        return ScaleState(max(state.scale / self.scaling_factor, floor), 0, state.hysteresis_left)
+        return ScaleState(self._lowered(state.scale), 0, state.hysteresis_left)
 
     def after_update(self, state: ScaleState, *, overflowed: bool = False) -> ScaleState:
         """The state after a good update; `overflowed`: a batch of it had overflowed before, and ran again."""
@@ -90,4 +108,10 @@ class ScalePolicy:
 
     def at_floor(self, state: ScaleState) -> bool:
         """True when a further overflow will not lower the scale: the cause is not the scale."""
-        return state.scale <= self.min_scale or self.scaling_factor == 1.0
+        return self._lowered(state.scale) == state.scale
+
+    def _lowered(self, scale: float) -> float:
+        """The scale after it backed off."""
+        factor = self.backoff_factor
+        lower = scale / self.scaling_factor if factor is None else scale * factor
+        return max(lower, min(self.min_scale, scale))

@@ -34,6 +34,11 @@ class Verdict(Enum):
     NONFINITE_FORWARD = "nonfinite_forward"
     NONFINITE_LOSS = "nonfinite_loss"
 
+    @property
+    def of_forward(self) -> bool:
+        """Whether forward was not finite, so that no loss scale is the cause."""
+        return self in (Verdict.NONFINITE_LOSS, Verdict.NONFINITE_FORWARD)
+
 
 class Rules(NamedTuple):
     """What is done with batches that overflow."""

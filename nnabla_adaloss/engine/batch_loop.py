@@ -91,7 +91,7 @@ class BatchLoop(NamedTuple):
                 facts = facts._replace(lowered=scaling.after_overflow() or self.lower())
             else:
                 lowered = bool(facts.lowered or facts.fits)
-                if verdict not in (Verdict.NONFINITE_LOSS, Verdict.NONFINITE_FORWARD):
+                if not verdict.of_forward:
                     fault = None
                 return found._replace(
                     verdict=verdict, overflowed=facts.overflowed, fault=fault, lowered=lowered

@@ -12,14 +12,14 @@ from ..core.precision import LayerPrecisions, StorageLike
 from ..core.saved_settings import check_version
 from ..core.scale_history import HistoryPolicy
 from ..core.validation import boolean, explains_keywords, instance_or_none, integer, strings
-from ..core.verdict import Rules, Verdict
+from ..core.verdict import Rules
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
 from ..graph.loss import LossLike, LossWrapper, Seed, check_seed, run_backward
 from ..monitor import audience_of
 from ..undo import ArraySnapshot, ForwardState
 from ..updaters.notifier import Notifier
-from ..updaters.solvers import check_solver
+from ..updaters.solvers import check_solver, named_parameters, parameters_of
 from .scaled_losses import ScaledLosses
 
 _VERSION = 3
@@ -129,7 +129,7 @@ class GradScaler:
         self._losses = ScaledLosses(self._make)
         self.steps = self.skipped_steps = 0
         self.cause = ""
-        self._iteration = self._last_gradient = 0
+        self._iteration = 0
         self._notifier = Notifier()
         self._begin()
 
@@ -234,7 +234,6 @@ class GradScaler:
             return False
         solver.update()
         self.steps += 1
-        self._notifier.lost_in_a_row = 0
         return True
 
     def update(self) -> None:
@@ -250,7 +249,11 @@ class GradScaler:
             # A batch without a step must not stay in running statistics.
             self._losses.forward_state.restore()
         if updated and self._enabled:
-            self._note_gradients()
+            engines = list(self._used.values())
+            nonzero: Set[int] = set().union(*(scaling.result.nonzero for scaling in engines))
+            self._notifier.note_update(
+                self._iteration + 1, engines[0].loss_scale, nonzero, engines, self._solvers
+            )
         for key, scaling in self._used.items():
             if self._enabled and self._bad_batch:
                 scaling.drop_iteration()
@@ -325,7 +328,7 @@ class GradScaler:
         self._begin()
 
     def _make(self, loss: LossLike, forward_state: Optional[ForwardState]) -> AdaptiveLossScaling:
-        common: Any = {"parameters": _named_parameters(self._solvers), "float_tail": self._float_tail}
+        common: Any = {"parameters": named_parameters(self._solvers), "float_tail": self._float_tail}
         return AdaptiveLossScaling(
             with_storage(loss, self._storage, **common),
             self._config,
@@ -357,7 +360,7 @@ class GradScaler:
         return BatchLoop(scaling, run_pass, self._parameters, scaling.components.policy.min_scale)
 
     def _parameters(self) -> List[nn.Variable]:
-        return [v for solver in self._solvers for v in solver.get_parameters().values()]
+        return parameters_of(self._solvers)
 
     def _may_run_again(self, scaling: AdaptiveLossScaling) -> bool:
         is_first_batch = not scaling.components.gains() and hash(scaling.variable) not in self._used
@@ -390,7 +393,7 @@ class GradScaler:
             found = self._outcomes.get(key)
             if found is None or not found.overflowed:
                 found = self._examine(scaling)
-            if found.verdict in (Verdict.NONFINITE_LOSS, Verdict.NONFINITE_FORWARD):
+            if found.verdict.of_forward:
                 self._bad_batch = True
                 self.cause = "the loss is not finite" if found.fault is None else str(found.fault)
                 self._warn("bad", f"{self.cause}: this is not a gradient overflow, so no scale is lowered")
@@ -416,21 +419,6 @@ class GradScaler:
         snapshot.restore()
         return found
 
-    def _note_gradients(self) -> None:
-        """Warn if a step had no gradient at all."""
-        used, iteration = list(self._used.values()), self._iteration + 1
-        has_gradients = any(scaling.result.nonzero for scaling in used)
-        # Another backward of this iteration may have left some.
-        if has_gradients or not used[0].kernels.gradients_are_zero(self._parameters()):
-            self._last_gradient = iteration
-            return
-        self._notifier.notify_zero_gradients(
-            self._last_gradient,
-            iteration,
-            used[0].loss_scale,
-            lambda: all(scaling.has_nothing_to_learn() for scaling in used),
-        )
-
     def _warn(self, kind: str, message: str) -> None:
         self._notifier.warn(kind, f"step skipped in iteration {self._iteration}: {message}")
 
@@ -447,12 +435,3 @@ def _checked(solvers: Sequence[Any]) -> Sequence[Any]:
         if any(solver is other for other in solvers[:index]):
             raise ValueError(f"{name} is given twice")
     return solvers
-
-
-def _named_parameters(solvers: Sequence[Any]) -> Dict[str, nn.Variable]:
-    """The parameters of all solvers by name; where two share a name, the solver's index comes first."""
-    found: Dict[str, nn.Variable] = {}
-    for index, solver in enumerate(solvers):
-        for name, v in solver.get_parameters().items():
-            found[name if found.get(name, v) == v else f"{index}/{name}"] = v
-    return found

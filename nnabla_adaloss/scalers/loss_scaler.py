@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
 from ..core.saved_settings import Given, not_default, of_another_version, plain, with_known_names
+from ..core.scale_policy import SMALLEST_SCALE, ScalePolicy, ScaleState, backoff_factor, growth_factor
 from ..core.validation import (
     boolean,
     explains_keywords,
@@ -30,25 +31,13 @@ Gradients = Union[Gradient, Iterable[Gradient]]
 _KINDS = (np.ndarray, np.generic, nn.NdArray, nn.Variable)
 
 
-def _growth_factor(name: str, value: object) -> float:
-    if positive_number(name, value) < 1.0:
-        raise ValueError(f"{name}={value!r} must be 1 or more")
-    return number(name, value)
-
-
-def _backoff_factor(name: str, value: object) -> float:
-    if positive_number(name, value) > 1.0:
-        raise ValueError(f"{name}={value!r} must not be larger than 1")
-    return number(name, value)
-
-
 _CHECKS: Dict[str, Callable[[str, object], Any]] = {
     "scale": positive_number,
     "initial_scale": positive_number,
     "dynamic_scaling": boolean,
     "growth_interval": positive_integer,
-    "growth_factor": _growth_factor,
-    "backoff_factor": _backoff_factor,
+    "growth_factor": growth_factor,
+    "backoff_factor": backoff_factor,
     "min_scale": positive_number,
     "max_scale": positive_number,
 }
@@ -252,22 +241,27 @@ class LossScaler:
         usable = all(map(_is_finite, gradients))
         self.total_updates += 1
         self.skipped_updates += not usable
-        self._good_updates = self._good_updates + 1 if usable else 0
-        grows = self._good_updates >= self.growth_interval
-        if grows:
-            self._good_updates = 0
+        lowest = max(self.min_scale, SMALLEST_SCALE)
+        # The policy counts from 1, and grows with the update after `N`.
+        policy = ScalePolicy(
+            self.growth_factor,
+            self.growth_interval - 1,
+            lowest,
+            max(self.max_scale, lowest),
+            backoff_factor=self.backoff_factor,
+        )
+        state = ScaleState(self.scale, self._good_updates + 1, policy.hysteresis)
+        after = policy.after_update(state) if usable else policy.after_overflow(state)
+        self._good_updates = max(after.counter - 1, 0)
         if not self.dynamic_scaling:
             return usable
-        if grows:
-            self.scale = min(self.scale * self.growth_factor, max(self.max_scale, self.scale))
-        elif not usable:
-            if self.scale <= self.min_scale and not self._warned:
-                self._warned = True
-                warn(
-                    f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
-                    "look at the loss, the data and the learning rate"
-                )
-            self.scale = max(self.scale * self.backoff_factor, min(self.min_scale, self.scale))
+        if not usable and self.scale <= self.min_scale and not self._warned:
+            self._warned = True
+            warn(
+                f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
+                "look at the loss, the data and the learning rate"
+            )
+        self.scale = after.scale
         return usable
 
 

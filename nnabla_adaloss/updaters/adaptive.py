@@ -7,7 +7,7 @@ import inspect
 import os
 from collections import deque
 from operator import methodcaller
-from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 import numpy as np
@@ -44,6 +44,7 @@ from .settings import (
     hooks_by_pass,
     keep_data,
 )
+from .solvers import parameters_of
 from .states import parameter_checksum, read_saved, saved_state
 
 _CALL = methodcaller("__call__")
@@ -133,7 +134,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         True
     """
 
-    undone = "iteration", "_last_gradient"
+    undone = ("iteration",)
+    drop_overflow_update: Any = True  # an argument of `FixedLossScalingUpdater`
 
     @explains_keywords(TORCH_ARGUMENTS)
     def __init__(
@@ -190,11 +192,6 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self._before_exchange = False
         # Savepoints for rolling back an interrupted iteration.
         self._undone: List[Tuple[Savepoint, AdaptiveLossScaling]] = []
-        # Keys of the solver's parameters when last asked, and of those with gradients that are not zero.
-        self._trained: Set[int] = set()
-        self._nonzero: AbstractSet[int] = set()
-        # The last iteration with a gradient that was not zero.
-        self._last_gradient = 0
         # Last, because functions of its graph may be replaced: everything else was accepted.
         self._loss, self.scaling = loss, self._engine(loss, self.config)
         in_float = self.scaling.loss is self.scaling.variable and not self.scaling.in_half
@@ -344,7 +341,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self._retries = resumed or RetryState(before)
         self.scaling.guard.begin()
         if self.comm is None:
-            own: List[Undoable] = [self, self._s0, self.counters]
+            own: List[Undoable] = [self, self._s0, self.counters, self._notifier]
             self._undone.append((Savepoint(own + self.scaling.undoable), self.scaling))
         try:
             result = self._run_iteration(resumed=resumed is not None)
@@ -392,12 +389,14 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
                 )
                 self._before_exchange = False
                 overflowed = overflowed or not self._exchange.all_finite(self.scaling.kernels)
-            if not overflowed:
+            if not (overflowed and self.drop_overflow_update):
                 break
             skipped = self._lose_batches(outcome)
             if skipped is not None:
                 return skipped
-        reason = self._reason()
+        learns = self._notifier.note_update(
+            self.iteration, self._s0.state.scale, self.scaling.result.nonzero, [self.scaling], [self.solver]
+        )
         if not self.scaling.result.state_finite:
             self._undo_batches()
         if self.average and self.accum_grad > 1:
@@ -410,15 +409,20 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self._s0.after_update(used, overflowed=ran_again)
         self.scaling.end_iteration()
         self.counters.count_update(self.accum_grad)
-        self._notifier.lost_in_a_row = 0
         with self._idle.lock:
             # One call into C that runs no line of Python: no signal can come between the step and the end of
             # the iteration, with which it counts.
             deque(map(_CALL, (self.solver.update, self._undone.clear)), 0)
         self.scaling.measure_weights()
-        retries, last = self._retries.retries, self._retries.last
+        last = self._retries.last
         return UpdateResult(
-            True, self._s0.scale, retries, reason, last.layers, outcome.layers, component=last.component
+            True,
+            self._s0.scale,
+            self._retries.retries,
+            "updated" if learns else "zero_gradients",
+            overflow_layers=last.layers,
+            nonfinite_layers=outcome.layers,
+            component=last.component,
         )
 
     def _run_batches(self) -> Outcome:
@@ -441,8 +445,6 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
                     check_after = 0 if self._retries.hopeless else CHECK_AFTER
                     rules = Rules(self._repeat, self.max_retries, check_after, outcome.overflowed)
                     outcome = _together(outcome, self._repeats(outcome).go_on(rules))
-            # Of the last batch; where it has none, gradients themselves are looked at.
-            self._nonzero = scaling.result.nonzero
         return outcome
 
     def _run_pass(self, again: bool) -> None:
@@ -488,28 +490,12 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         return BatchLoop(
             self.scaling,
             self._run_pass,
-            lambda: self.solver.get_parameters().values(),
+            lambda: parameters_of([self.solver]),
             self.min_scale,
             lambda: self._repeat and self._s0.lower(),
             on_overflow,
             on_repeat,
         )
-
-    def _reason(self) -> str:
-        """`"updated"`, or `"zero_gradients"`."""
-        # To ask a solver for its parameters takes as long as all the rest here.
-        if self._nonzero.isdisjoint(self._trained):
-            parameters = self.solver.get_parameters().values()
-            self._trained = {hash(v) for v in parameters}
-            # Other ranks, and hooks, may have added to a gradient that this rank has left at zero.
-            none = self._nonzero.isdisjoint(self._trained)
-            if none and self.scaling.kernels.gradients_are_zero(parameters):
-                self._notifier.notify_zero_gradients(
-                    self._last_gradient, self.iteration, self.scale, self.scaling.has_nothing_to_learn
-                )
-                return "zero_gradients"
-        self._last_gradient = self.iteration
-        return "updated"
 
     def _lose_batches(self, outcome: Outcome) -> Optional[UpdateResult]:
         """Undo the batches of this try, with whatever has come of them here; the result of the iteration when
@@ -519,14 +505,10 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self._undo_batches()
         verdict, lowered = self._exchange.agree(outcome, repeat=self._repeat)
         retries.last = outcome
-        of_forward = verdict in (Verdict.NONFINITE_LOSS, Verdict.NONFINITE_FORWARD)
-        if not (of_forward or (self._repeat and lowered)) and not self._s0.lower() and not lowered:
+        if not (verdict.of_forward or (self._repeat and lowered)) and not self._s0.lower() and not lowered:
             verdict = Verdict.HOPELESS
-        self.counters.count_lost(verdict.value, self.accum_grad)
-        if self._audience is not None:
-            found = verdict.value, outcome.layers, self.accum_grad, str(outcome.fault or "")
-            self._audience.tell(BatchThrownAway(self.iteration, *found))
-        if of_forward:
+        self._count_lost(verdict, outcome)
+        if verdict.of_forward:
             return self._skip_bad_batch(outcome, verdict)
         if verdict is Verdict.HOPELESS:
             retries.hopeless += 1
@@ -553,6 +535,13 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         )
         policy = self.on_scale_floor if self._repeat and self.max_retries else "skip"
         return self._skipped(policy, "retries", message, reason="overflow", component=outcome.component)
+
+    def _count_lost(self, verdict: Verdict, outcome: Outcome) -> None:
+        """Count the batches of this try as lost, and report them to monitors."""
+        self.counters.count_lost(verdict.value, self.accum_grad)
+        if self._audience is not None:
+            found = verdict.value, outcome.layers, self.accum_grad, str(outcome.fault or "")
+            self._audience.tell(BatchThrownAway(self.iteration, *found))
 
     def _undo_batches(self) -> None:
         """Restore what forward has written since the update began, in whichever graph of the network."""
@@ -591,7 +580,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         return self._skipped(getattr(self, argument), cause, message, **found)
 
     def _skip_at_floor(self, outcome: Outcome) -> UpdateResult:
-        gradients = [v.g for v in self.solver.get_parameters().values()]
+        gradients = [v.g for v in parameters_of([self.solver])]
         nans, infinities = (sum(int(f(g).sum()) for g in gradients) for f in (np.isnan, np.isinf))
         # A batch that was repeated was tried with the smallest scale at the end.
         floor = self.scale if self._searches else self.min_scale

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Set
+from typing import AbstractSet, Any, ClassVar, Sequence, Set
 
+from ..engine import AdaptiveLossScaling
 from ..errors import LossScaleError, warn
 from ..graph.plan import GraphPlan
+from .solvers import parameters_of
 
 # After this many updates without ever a gradient, a loss of zero is more than batches without labels.
 _SILENT = 100
@@ -15,11 +17,19 @@ _LOST = 10
 
 
 class Notifier:
-    """Raises, warns once, or does nothing, according to a policy; also counts batches lost in a row."""
+    """Raises, warns once, or does nothing, according to a policy; notices batches that are lost in a row, and
+    updates without a gradient.
+    """
+
+    undone: ClassVar = ("_last_gradient",)
 
     def __init__(self) -> None:
         self._warned: Set[str] = set()
-        self.lost_in_a_row = 0
+        self._lost_in_a_row = 0
+        # Keys of the solvers' parameters when last asked.
+        self._trained: Set[int] = set()
+        # The last iteration with a gradient that was not zero; 0: none yet.
+        self._last_gradient = 0
 
     def notify(self, policy: str, kind: str, message: str) -> None:
         """`"raise"` a LossScaleError, `"warn"` once for each kind, or `"skip"`."""
@@ -33,29 +43,48 @@ class Notifier:
             self._warned.add(kind)
             warn(message)
 
-    def notify_zero_gradients(
-        self, last: int, iteration: int, scale: float, nothing_to_learn: Callable[[], bool]
-    ) -> None:
-        """Warn of an update without any gradient, which was last not zero in iteration `last`; 0: never."""
-        in_a_row = iteration - last
+    def note_update(
+        self,
+        iteration: int,
+        scale: float,
+        nonzero: AbstractSet[int],
+        engines: Sequence[AdaptiveLossScaling],
+        solvers: Sequence[Any],
+    ) -> bool:
+        """Note an update; False, with a warning, where every gradient is exactly zero. `nonzero` has the keys
+        of leaves whose gradients the last backward passes of these engines have left other than zero.
+        """
+        self._lost_in_a_row = 0
+        # To ask a solver for its parameters takes as long as everything else here.
+        if nonzero.isdisjoint(self._trained):
+            parameters = parameters_of(solvers)
+            self._trained = {hash(v) for v in parameters}
+            none = nonzero.isdisjoint(self._trained)
+            # Other batches, other ranks and hooks may have added to gradients that these passes left at zero.
+            if none and engines[0].kernels.gradients_are_zero(parameters):
+                self._warn_of_zeros(iteration, scale, engines)
+                return False
+        self._last_gradient = iteration
+        return True
+
+    def _warn_of_zeros(self, iteration: int, scale: float, engines: Sequence[AdaptiveLossScaling]) -> None:
+        in_a_row = iteration - self._last_gradient
         # The batch may have had nothing to learn from, as one without a reward.
-        if (last or in_a_row < _SILENT) and nothing_to_learn():
+        may_be_silent = self._last_gradient or in_a_row < _SILENT
+        if may_be_silent and all(engine.has_nothing_to_learn() for engine in engines):
             return
-        since = (
-            f"in {in_a_row} updates up to iteration {iteration}"
-            if in_a_row > 1
-            else f"in iteration {iteration}"
-        )
+        since = f"in {in_a_row} updates up to" if in_a_row > 1 else "in"
         self.warn(
             "zero_gradients",
-            f"every gradient is exactly zero {since}, at loss scale {scale:g}: the network is at rest, or "
-            "everything underflows. Look at the loss weight, and at what `diagnose` says",
+            f"every gradient is exactly zero {since} iteration {iteration}, at loss scale {scale:g}: the "
+            "network is at rest, or everything underflows. Look at the loss weight, and at what "
+            "`diagnose` says",
         )
 
     def count_lost(self, iteration: int, where: str) -> None:
         """Count a batch that was lost to overflow; warn of many in a row."""
-        self.lost_in_a_row += 1
-        if self.lost_in_a_row == _LOST:
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row == _LOST:
             self.warn(
                 "lost",
                 f"{_LOST} batches in a row were lost to overflow up to iteration {iteration}, though each "

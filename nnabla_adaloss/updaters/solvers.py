@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Sequence
+from typing import Any, Dict, List, Sequence
 
 import nnabla as nn
 
@@ -27,3 +27,17 @@ def check_solver(
             f"{name} must be an nnabla solver; {advice or f'{type(value).__name__} has no {missing[0]}()'}"
         )
     return value
+
+
+def parameters_of(solvers: Sequence[Any]) -> List[nn.Variable]:
+    """The parameters of solvers."""
+    return [v for solver in solvers for v in solver.get_parameters().values()]
+
+
+def named_parameters(solvers: Sequence[Any]) -> Dict[str, nn.Variable]:
+    """The parameters of solvers by name; where two share a name, the solver's index comes first."""
+    found: Dict[str, nn.Variable] = {}
+    for index, solver in enumerate(solvers):
+        for name, v in solver.get_parameters().items():
+            found[name if found.get(name, v) == v else f"{index}/{name}"] = v
+    return found

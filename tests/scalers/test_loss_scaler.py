@@ -60,13 +60,19 @@ def test_a_scale_that_was_set_beyond_its_bounds_goes_no_further():
     st.floats(0.01, 1.0),
     st.integers(1, 4),
 )
-def test_scale_stays_within_its_limits(overflows, growth, backoff, interval):
+def test_scale_grows_and_backs_off_by_its_factors_within_its_limits(overflows, growth, backoff, interval):
     scaler = LossScaler(64.0, True, interval, growth, backoff, min_scale=2.0, max_scale=100.0)
+    scale, good = 64.0, 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LossScaleWarning)
         for overflow in overflows:
             assert scaler.unscale_gradients_and_check((BAD if overflow else GOOD).copy()) is not overflow
-            assert 2.0 <= scaler.scale <= 100.0
+            good = 0 if overflow else good + 1
+            if overflow:
+                scale = max(scale * backoff, 2.0)
+            elif good == interval:
+                scale, good = min(scale * growth, 100.0), 0
+            assert scaler.scale == scale
     assert scaler.skipped_updates == sum(overflows)
 
 

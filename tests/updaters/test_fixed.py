@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, List, Optional, Tuple
 
+import nnabla as nn
 import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
 from nnabla_adaloss import (
+    AdaptiveLossScalingUpdater,
     BatchThrownAway,
     FixedLossScalingUpdater,
     FormatEmulation,
@@ -19,39 +21,72 @@ from nnabla_adaloss import (
 )
 from tests.worlds.ranks import Pair
 from tests.worlds.trainings import Training, training
-from tests.worlds.values import assert_equal, data, snapshot
+from tests.worlds.values import FLOAT, HALF, Values, assert_equal, data, snapshot
 
 
 def updater_on(train: Training, **options: Any) -> FixedLossScalingUpdater:
     return FixedLossScalingUpdater(train.solver, train.loss, train.feed, **options)
 
 
-def by_hand(scale: float, accum_grad: int, weight_decay: Optional[float]) -> Dict[str, Any]:
-    train = training()
-    for _ in range(5):
-        train.solver.zero_grad()
+Results = Tuple[List[Tuple[Any, ...]], Values]
+
+
+def by_hand(
+    train: Training, scale: float, storage: Optional[str], weight_decay: Optional[float], accum_grad: int
+) -> Results:
+    """A plain loop with one loss scale, and what it returns and leaves."""
+    solver, loss, results = train.solver, train.loss, []
+    if storage is not None:
+        loss = FormatEmulation(loss, storage, float_tail=True)
+    for _ in range(8):
+        solver.zero_grad()
         for _ in range(accum_grad):
             train.feed()
-            train.loss.forward(clear_no_need_grad=True)
-            train.loss.backward(scale, clear_buffer=True)
-        train.solver.scale_grad(1.0 / scale)
-        if weight_decay is not None:
-            train.solver.weight_decay(weight_decay)
-        train.solver.update()
-    return snapshot(train.parameters)
+            loss.forward(clear_no_need_grad=True)
+            loss.backward(scale, clear_buffer=True)
+        dropped = solver.check_inf_or_nan_grad()
+        if not dropped:
+            solver.scale_grad(1.0 / scale)
+            if weight_decay is not None:
+                solver.weight_decay(weight_decay)
+            solver.update()
+        results.append((not dropped, scale, 0, "overflow" if dropped else "updated"))
+    return results, snapshot(train.parameters)
 
 
-@pytest.mark.parametrize(
-    ("scale", "accum_grad", "weight_decay"), [(64.0, 1, None), (64.0, 3, 1e-2), (1.0, 1, None)]
-)
-def test_it_is_the_loop_one_would_write(scale: float, accum_grad: int, weight_decay: Optional[float]) -> None:
-    """In fp32 the scale changes no bit."""
-    expected = by_hand(scale, accum_grad, weight_decay)
+@pytest.mark.parametrize("bad", [{}, {"overflow": [2], "nan": [5]}])
+@pytest.mark.parametrize(("weight", "scale"), [(1.0, 128.0), (1.0, 100.0), (1e-4, 2.0**15), (1e3, 128.0)])
+@pytest.mark.parametrize("storage", [None, "float16", "native"])
+def test_it_is_a_plain_loop_bit_for_bit(
+    storage: Optional[str], weight: float, scale: float, bad: Any
+) -> None:
+    """No gradient has a scale above or below, whatever the loss weight."""
+    found: List[Results] = []
+    emulated = None if storage == "native" else storage
+    for plain in (True, False):
+        with nn.context_scope(HALF if storage == "native" else FLOAT):
+            train = training(**bad)
+            train = train._replace(loss=train.loss * weight)
+            if plain:
+                found.append(by_hand(train, scale, emulated, 1e-3, 1))
+                continue
+            # A plain loop in native half has no functions in float.
+            options: Any = {"storage": emulated, "weight_decay": 1e-3, "float_tail": storage != "native"}
+            updater = updater_on(train, scale=scale, **options)
+            results = [updater.update()[:4] for _ in range(8)]
+            assert {*updater.scaling.accumulated_scales.values()} == {scale}
+            found.append((results, snapshot(train.parameters)))
+    assert found[0][0] == found[1][0]
+    assert_equal(found[0][1], found[1][1])
+
+
+def test_accumulated_gradients_are_those_of_a_plain_loop() -> None:
+    """In fp32 a power of two changes no bit; other scales round each batch by itself."""
+    expected = by_hand(training(), 64.0, None, 1e-2, 3)
     train = training()
-    updater = updater_on(train, scale=64.0, accum_grad=accum_grad, weight_decay=weight_decay)
-    for _ in range(5):
-        assert updater.update()[:5] == (True, 64.0, 0, "updated", ())
-    assert_equal(snapshot(train.parameters), expected)
+    updater = updater_on(train, scale=64.0, accum_grad=3, weight_decay=1e-2)
+    assert [updater.update()[:4] for _ in range(8)] == expected[0]
+    assert_equal(snapshot(train.parameters), expected[1])
 
 
 def test_an_overflow_is_dropped_and_the_scale_stays() -> None:
@@ -59,9 +94,49 @@ def test_an_overflow_is_dropped_and_the_scale_stays() -> None:
     updater = updater_on(train)
     assert updater.update().updated
     before = snapshot(train.parameters)
-    assert updater.update() == (False, 128.0, 0, "overflow", (), (), "", "")
+    result = updater.update()
+    assert result[:4] == (False, 128.0, 0, "overflow")
+    assert "output/affine" in result.overflow_layers
     assert_equal(snapshot(train.parameters), before)
     assert updater.update().updated
+    assert updater.counters.lost == {"overflow": 1}
+
+
+@pytest.mark.parametrize("bad", [{"nan": [1]}, {"overflow": [1]}])
+def test_a_dropped_batch_stays_in_no_running_statistics(bad: Any) -> None:
+    found = []
+    for batches, given in ((2, bad), (1, {})):
+        updater = updater_on(training(**given))
+        for _ in range(batches):
+            updater.update()
+        statistics = nn.get_parameters(grad_only=False)
+        found.append({name: statistics[f"bn/bn/{name}"].d.copy() for name in ("mean", "var")})
+    assert_equal(*found)
+
+
+def test_whatever_overflows_no_scale_is_lowered_and_nothing_raised() -> None:
+    updater = updater_on(training(overflow=range(40), nan=[3]))
+    assert {updater.update()[:4] for _ in range(40)} == {(False, 128.0, 0, "overflow")}
+    assert updater.counters.lost == {"overflow": 39, "nonfinite_loss": 1}
+
+
+def test_a_scale_that_is_assigned_is_used() -> None:
+    updater = updater_on(training())
+    updater.update()
+    updater.scale = 16.0
+    assert updater.update()[:2] == (True, 16.0)
+    assert {*updater.scaling.accumulated_scales.values()} == {16.0}
+
+
+def test_a_copy_by_its_state_goes_on_as_the_original() -> None:
+    train = training()
+    updater = updater_on(train, scale=32.0)
+    updater.update()
+    copy = FixedLossScalingUpdater(train.solver, train.loss, train.feed)
+    copy.load_state_dict(updater.state_dict())
+    assert (copy.scale, copy.iteration, copy.counters) == (32.0, 1, updater.counters)
+    with pytest.raises(ValueError, match="state was saved with"):
+        AdaptiveLossScalingUpdater(train.solver, train.loss).load_state_dict(updater.state_dict())
 
 
 def test_an_overflow_in_one_of_several_batches_drops_them_all() -> None:
@@ -78,7 +153,7 @@ def test_an_overflow_is_not_dropped_when_one_does_not_want_it() -> None:
 
 def test_storage_is_emulated() -> None:
     updater = updater_on(training(), storage="float16", scale=2.0**10)
-    assert isinstance(updater.loss, FormatEmulation)
+    assert isinstance(updater.scaling.loss, FormatEmulation)
     assert updater.update().updated
     # In float16 the loss gradient itself is infinite.
     assert not updater_on(training(), storage="float16", scale=2.0**17).update().updated
@@ -106,18 +181,21 @@ def test_monitors_are_told_of_updates_and_dropped_batches() -> None:
     assert [(e.iteration, e.cause) for e in recording.of(Overflowed)] == causes
     thrown_away = [(e.iteration, e.cause, e.batches) for e in recording.of(BatchThrownAway)]
     assert thrown_away == [(*cause, 1) for cause in causes]
-    assert recording.layers == []
+    assert recording.layers == ["output/affine", "hidden/affine"]
 
 
 @pytest.mark.parametrize("chosen", [None, ["output/affine/W", "conv/conv/W"]])
 def test_gradients_are_summed_over_the_ranks(chosen: Optional[List[str]]) -> None:
-    train, messages = training(), []
+    train, summed = training(), []
 
     class Noting(Pair):
         def all_reduce(self, arrays: Any, division: bool = False, inplace: bool = False) -> None:
-            messages.append((list(arrays), division))
+            summed.extend(array for array in arrays if array in gradients)
+            assert not division
+            super().all_reduce(arrays, division, inplace)
 
+    gradients = [v.grad for v in train.parameters.values()]
+    trained = sorted(name for name, v in train.parameters.items() if v.need_grad)
     grads = None if chosen is None else [train.parameters[name].grad for name in chosen]
     updater_on(train, comm=Noting(), grads=grads).update()
-    trained = sorted(name for name, v in train.parameters.items() if v.need_grad)
-    assert messages == [([train.parameters[name].grad for name in chosen or trained], False)]
+    assert summed == [train.parameters[name].grad for name in chosen or trained]

@@ -263,7 +263,7 @@ def test_a_dtype_is_a_storage(given: Any, loss: nn.Variable) -> None:
     for make in UPDATERS:
         updater = make(solver, loss, storage=given)
         assert updater.update().updated
-    assert str(updater.loss.precisions) == "float16"
+        assert str(updater.scaling.loss.precisions) == "float16"
     GradScaler(solver, storage=given).forward(loss)
     assert FormatEmulation(loss, {"*": given}).precisions.only.forward.name == "float16"  # type: ignore[union-attr]
     assert AdaLossConfig(dtype=given) == AdaLossConfig(dtype="float16")
