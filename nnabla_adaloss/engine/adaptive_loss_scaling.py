@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from operator import attrgetter
 from types import FrameType
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
@@ -29,18 +30,20 @@ from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from ..monitor import Audience, audience_of
 from ..undo import BatchGuard, ForwardState, Savepoint, Undoable
-from .chooser import Asked, Chooser
+from .chooser import Asked, Chooser, Decided
 from .forward_fault import ForwardFault, find_fault
+from .layer_watch import watch_layers
 from .leaf_gradients import NonfiniteGradients
 from .method_alphas import MethodAlphas
-from .pass_runner import PassRunner
-from .passes.backward_pass import UserHooks, leaf_arrays
+from .passes import BackwardOptions, run_pass, steps_for
 from .prepared_graph import Preparation
 from .report import PassReport
 from .saved_state import load_state, state_of
 
 # The loop that divides by the scale: an updater with a loop of its own, though derived from it, may not.
 _DIVIDING_LOOP = DynamicLossScalingUpdater.update.__code__
+
+_gradient, _zeroing = attrgetter("grad"), attrgetter("zeroing")
 
 # What ranks tell each other: whether scales are chosen anew, and whether an entry of the windows ends; gains,
 # and statistics of layers, by name.
@@ -145,8 +148,7 @@ class AdaptiveLossScaling:
                 "choose delay=0 or another method"
             )
         self._chooser = Chooser(self.config, method_alphas, delayed=bool(self.delay))
-        seed = LossSeed(self.variable)
-        self._runner = PassRunner(self.loss, seed, self.config, self.kernels, self._storage, self.audience)
+        self._seed = LossSeed(self.variable)
         self._graph = Preparation(
             self._reader,
             graph,
@@ -286,7 +288,7 @@ class AdaptiveLossScaling:
         Raises:
             KeyError: the last backward did not reach `variable`, or there was none.
         """
-        scales = {} if self._result is None else self._result.scales
+        scales = {} if self._result is None else self._result.schedule.scales
         position = self.plan.positions.get(hash(variable), -1)
         if position not in scales:
             raise KeyError(f"no gradient of {variable} was computed by the last backward")
@@ -457,26 +459,41 @@ class AdaptiveLossScaling:
         if self._reader.moved:
             self._reader.before_backward()
         leaves = prepared.plan.leaves
-        found = leaf_arrays(leaves.values())
-        self.guard.before_backward(found[0], all_zero=found[1])
+        # Read once: nnabla makes a new object each time.
+        masters = list(map(_gradient, leaves.values()))
+        all_zero = all(map(_zeroing, masters))
+        self.guard.before_backward(masters, all_zero=all_zero)
         if self._nonfinite.keys and self._nonfinite.set_aside(leaves):
-            found = leaf_arrays(leaves.values())
+            all_zero = all(map(_zeroing, masters))
         weights = prepared.loss_weights(scale)
         if grad is not None and not prepared.schedules.for_good(scale):
             factor = seed_weight(grad, on_host=not self.kernels.asynchronous)
             weights = tuple([weight * factor for weight in weights])
         self.components = self.components.before_pass(iteration, prepared.components.names, weights)
-        hooks = UserHooks(communicator_callbacks, function_pre_hook, function_post_hook)
+        options = BackwardOptions(
+            clear_buffer, communicator_callbacks, function_pre_hook, function_post_hook, grad
+        )
         report: Optional[PassReport] = None
         try:
             if self.guard.state.written:
                 prepared.statistics.watch(self.guard.state.arrays)
             asked = Asked(iteration, scale, weights, again, grad is not None)
             decided = self._chooser.decide(prepared, self.components, asked)
-            watch = self._runner.watch(prepared, decided, iteration, self.components.attempt)
-            look = self._chooser.method_alphas.look
-            report = self._result = self._runner.run(
-                prepared, decided, found, hooks, grad, watch, look, clear_buffer=clear_buffer
+            watch = None
+            if self.audience is not None:
+                watch = watch_layers(self.audience, prepared, decided, iteration, self.components.attempt)
+            steps = steps_for(prepared, decided, options, watch)
+            report = self._result = run_pass(
+                self.loss,
+                self._seed,
+                prepared,
+                decided,
+                steps,
+                options,
+                masters,
+                all_zero=all_zero,
+                watch=watch,
+                look=self._chooser.method_alphas.look,
             )
             if decided.measure or decided.share is not None:
                 self.components = self.components.after_pass(
@@ -500,7 +517,16 @@ class AdaptiveLossScaling:
         check_scale(scale)
         weights = prepared.loss_weights(scale)
         scales = [within_float32(scale / (weight or 1.0)) for weight in weights]
-        self._runner.probe(prepared, prepared.schedule(scales, scale, weights))
+        run_pass(
+            self.loss,
+            self._seed,
+            prepared,
+            Decided(prepared.schedule(scales, scale, weights)),
+            "it is only tried",
+            BackwardOptions(clear_buffer=True),
+            [],
+            all_zero=False,
+        )
 
 
 def _of_kind(kind: str, told: Mapping[str, Sequence[float]]) -> Dict[str, Sequence[float]]:

@@ -18,7 +18,7 @@ from ..core.schedule import ScaleSchedule
 from ..graph.loss import check_scale
 from .method_alphas import MethodAlphas
 from .prepared_graph import PreparedGraph
-from .statistics import Share
+from .slices import Slice
 
 _NORMAL_SPAN = 2.0**8
 
@@ -39,7 +39,7 @@ class Decided(NamedTuple):
     schedule: ScaleSchedule
     chosen: bool = False  # whether it is another one than before
     measure: bool = False  # whether every gradient is measured
-    share: Optional[Share] = None  # what is measured else; None: nothing
+    share: Optional[Slice] = None  # what is measured else; None: nothing
 
 
 class Chooser:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pass without hooks does, planned once for a schedule; and whether a graph allows it."""
+"""Steps of a pass without hooks, planned once for a schedule; or the reason why a graph needs hooks."""
 
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 
@@ -20,23 +20,33 @@ from .scaled_weights import SwappedFactors
 _zeroing, _size = attrgetter("zeroing"), attrgetter("size")
 
 
-class HooklessLeaves:
-    """Leaves that are taken for a whole pass; what is known of them is kept from pass to pass."""
+class HooklessSteps:
+    """Steps before, between and after the functions of a pass without hooks.
+
+    Attributes:
+        factors: weights to be swapped for all of the pass.
+        leaves: leaves that get a gradient, each with its first contribution.
+        following: where contributions are unscaled one by one: by number of a function, contributions to
+            leaves that it has written and that the next one writes.
+        between: rescales to run after a function, by its number.
+        direct: whether nnabla can write to the leaves' own gradients, where these are lazily zero.
+    """
 
     def __init__(
-        self, leaves: Sequence[Contribution], following: Mapping[int, Sequence[Contribution]]
+        self,
+        factors: SwappedFactors,
+        leaves: Sequence[Contribution],
+        following: Mapping[int, Sequence[Contribution]],
+        between: Mapping[int, Tuple[Rescale, ...]],
     ) -> None:
-        self.leaves = leaves
-        # Where contributions are unscaled one by one: by number of a function, the leaves that it has written
-        # as the next one does.
-        self.following = following
-        # Whether nnabla writes to the masters themselves, where these are lazily zero.
+        self.factors, self.leaves, self.following, self.between = factors, leaves, following, between
         self.direct = not (following or any(leaf.half for leaf in leaves))
+        # Kept from pass to pass, with the sizes that it is for.
         self._gradients: Optional[GradientsInPlace] = None
         self._sizes: List[int] = []
 
     def written(self, masters: List[nn.NdArray]) -> Tuple[Sequence[Contribution], GradientsInPlace]:
-        """What was written to `masters`, and is to be unscaled in place."""
+        """Contributions that were written to the gradients of the leaves, and these for unscaling."""
         # An array that is still zeroing was not written.
         if any(map(_zeroing, masters)):
             kept = [(leaf, master) for leaf, master in zip(self.leaves, masters) if not master.zeroing]
@@ -49,21 +59,13 @@ class HooklessLeaves:
         self._gradients.arrays = masters
         return self.leaves, self._gradients
 
-
-class HooklessSteps(NamedTuple):
-    """What a pass without hooks does."""
-
-    factors: SwappedFactors  # weights to be swapped
-    leaves: HooklessLeaves  # leaves that get a gradient
-    between: Mapping[int, Tuple[Rescale, ...]]  # rescales to run after a function, by its number
-
     def hold_for(self, structure: GraphStructure) -> bool:
-        """Whether they hold for another graph of this structure: all weights are the same there."""
+        """Return whether a graph of this structure has the same weights, so that the steps hold for it."""
         return structure.kept_keys.issuperset(self.factors.keys)
 
 
 def plan_steps(plan: GraphPlan, schedule: ScaleSchedule, *, rounded: bool) -> Union[HooklessSteps, str]:
-    """The steps of a pass taken at once, or what stands in the way."""
+    """Plan the steps of a pass without hooks; where it needs hooks, return the reason."""
     if plan.recomputes:
         return "activations are computed again in backward"
     steps = schedule.steps
@@ -71,8 +73,7 @@ def plan_steps(plan: GraphPlan, schedule: ScaleSchedule, *, rounded: bool) -> Un
     factors = _factors(nodes, plan.structure)
     if isinstance(factors, str):
         return factors
-    leaves = _leaves(nodes, plan, rounded=rounded)
-    return HooklessSteps(factors, leaves, _between(schedule))
+    return HooklessSteps(factors, *_leaves(nodes, plan, rounded=rounded), _between(schedule))
 
 
 _Nodes = Sequence[Tuple[Node, Step]]
@@ -92,7 +93,10 @@ def _factors(nodes: _Nodes, structure: GraphStructure) -> Union[SwappedFactors, 
     return SwappedFactors(list(swapped.values()))
 
 
-def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> HooklessLeaves:
+def _leaves(
+    nodes: _Nodes, plan: GraphPlan, *, rounded: bool
+) -> Tuple[List[Contribution], Dict[int, List[Contribution]]]:
+    """First contributions of all leaves, and those that follow and are unscaled one by one."""
     found: Dict[int, List[Contribution]] = {leaf: [] for leaf in plan.structure.leaves}
     for node, step in nodes:
         for leaf in contributions_of(plan.structure, node, step):
@@ -104,11 +108,11 @@ def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> HooklessLeaves:
         if not (exact and {leaf.scale for leaf in writers} == {writers[0].scale}):
             for leaf, after in zip(writers, writers[1:]):
                 following.setdefault(leaf.function, []).append(after)
-    return HooklessLeaves([writers[0] for writers in found.values()], following)
+    return [writers[0] for writers in found.values()], following
 
 
 def _between(schedule: ScaleSchedule) -> Dict[int, Tuple[Rescale, ...]]:
-    """What is to be multiplied after each function."""
+    """Rescales to run after each function, by its number; none is due before the first one."""
     found: Dict[int, Tuple[Rescale, ...]] = {}
     before = -1
     for node in schedule.nodes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells monitors of the layers of one pass: what was decided, and what their gradients hold afterwards."""
+"""Reports the layers of a pass to monitors: their scales, and their arrays after it."""
 
 from __future__ import annotations
 
@@ -10,39 +10,47 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.formats import Format
+from ..core.formats import Format, get_format
 from ..core.layer_record import LayerRecord, Reason
 from ..core.schedule import ScaleSchedule
-from ..emulation.rounded_storage import NativeStorage
 from ..graph.node import Node, Scaling
 from ..graph.structure import GraphStructure
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
-from ..kernels.interface import Kernels
 from ..monitor import Audience, GradientSeen, LayerArrays, LayerLook, LayerScaled
+from .chooser import Decided
+from .prepared_graph import PreparedGraph
 from .statistics import Statistics
 
 
 class LayerWatch:
-    """Tells monitors of the layers of a pass that they watch."""
+    """Reports layers of one pass as they run."""
 
     def __init__(
-        self,
-        audience: Audience,
-        kernels: Kernels,
-        storage: NativeStorage,
-        format: Format,
-        records: Iterable[LayerRecord],
+        self, audience: Audience, prepared: PreparedGraph, format: Format, records: Iterable[LayerRecord]
     ) -> None:
         self._audience = audience
-        # How gradients are read, and stored: in an emulated storage, or in a format.
-        self.kernels, self.storage, self.format = kernels, storage, format
+        # Gradients are stored in the format, if no storage is emulated.
+        self.kernels, self.storage, self.format = prepared.kernels, prepared.storage, format
         self._records = {record.layer: record for record in records}
 
     def ran(self, node: Node) -> None:
+        """Report the layers of a function that has run, once each."""
         for scaling in node.scalings:
             record = self._records.pop(scaling.layer, None)
             if record is not None:
                 self._audience.tell(LayerScaled(record, _Look(self, node, scaling)))
+
+
+def watch_layers(
+    audience: Audience, prepared: PreparedGraph, decided: Decided, iteration: int, attempt: int
+) -> Optional[LayerWatch]:
+    """Return the watch of the layers of a pass; None in an iteration in which no monitor wants them."""
+    if not audience.wants(LayerScaled, iteration):
+        return None
+    structure, schedule = prepared.plan.structure, decided.schedule
+    which, chosen = (iteration, attempt), decided.chosen
+    records = records_of(structure, prepared.statistics, schedule, which, chosen=chosen)
+    return LayerWatch(audience, prepared, get_format(prepared.config.dtype or "float16"), records)
 
 
 def records_of(

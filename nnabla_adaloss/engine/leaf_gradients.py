@@ -18,19 +18,20 @@ from ..kernels.scratch import ScratchPool
 
 
 class Contribution(NamedTuple):
-    """What one function adds to the gradient of a leaf, or several with one scale."""
+    """Part of a leaf's gradient that one function writes, or several with one scale."""
 
     leaf: int  # position of the parameter, or other leaf; the first one of those that share the gradient
     function: int  # number, or of the first one
-    variable: nn.Variable  # what the function writes to
-    scale: float  # what it carries
+    variable: nn.Variable  # that the function writes to
+    scale: float  # that the part carries
     half: bool  # whether a function of half precision writes it
     own_references: bool  # whether a function does that keeps references of its own to its gradient
-    others: Tuple[nn.Variable, ...] = ()  # to which it writes, too, and whose gradient is the same array
+    others: Tuple[nn.Variable, ...] = ()  # further ones that it writes, and whose gradient is the same array
+    alone: bool = True  # whether it was written to an array that holds nothing else
 
 
 def contributions_of(structure: GraphStructure, node: Node, step: Step) -> List[Contribution]:
-    """What a function adds to the gradients of leaves."""
+    """Contributions of a function to the gradients of leaves."""
     scales = step.targets(node.structure) if node.scalings else {}
     found: Dict[int, Contribution] = {}
     for variable, position in zip(node.leaves, node.structure.leaves):
@@ -38,7 +39,14 @@ def contributions_of(structure: GraphStructure, node: Node, step: Step) -> List[
         if leaf in found:
             found[leaf] = found[leaf]._replace(others=(*found[leaf].others, variable))
         else:
-            found[leaf] = Contribution(leaf, node.number, variable, scale, node.half, node.own_references)
+            found[leaf] = Contribution(
+                leaf=leaf,
+                function=node.number,
+                variable=variable,
+                scale=scale,
+                half=node.half,
+                own_references=node.own_references,
+            )
     return list(found.values())
 
 
@@ -48,30 +56,26 @@ class Written(NamedTuple):
     contribution: Contribution
     target: nn.NdArray  # what nnabla writes to
     master: nn.NdArray  # what it is added to: the leaf's own gradient, or what that held
-    only_this: bool = True  # whether `target` holds nothing but this contribution
     # Whether `target` is the leaf's own gradient, which `master` holds a copy of.
     master_is_copy: bool = False
     of_others: Tuple[nn.NdArray, ...] = ()  # the gradients of `contribution.others`
 
 
 ContributionAmax = Tuple[Contribution, float]
-"""What was written to the gradient of a leaf, and its largest magnitude, divided by the scale; infinity where
-it was not finite.
-"""
+"""A contribution and its largest magnitude, divided by the scale; infinity where it is not finite."""
 
 
-def amax_by_contribution(written: Sequence[Written], largest: Sequence[float]) -> List[ContributionAmax]:
-    """What each function has written to gradients that hold nothing but this batch's; as one sum where it was
-    added at the scale of the one before, as in a pass without hooks.
+def amax_by_contribution(written: Sequence[Contribution], largest: Sequence[float]) -> List[ContributionAmax]:
+    """Contributions to gradients that hold nothing but this batch's, each with its largest magnitude. Those
+    that were added up at one scale, as in a pass without hooks, are one.
     """
     found: List[ContributionAmax] = []
     places: Dict[int, int] = {}
-    for entry, amax in zip(written, largest):
-        contribution, only_this = entry.contribution, entry.only_this
-        place = places.get(contribution.leaf)
-        if place is not None and not only_this and found[place][0].scale == contribution.scale:
+    for contribution, amax in zip(written, largest):
+        alone, place = contribution.alone, places.get(contribution.leaf)
+        if place is not None and not alone and found[place][0].scale == contribution.scale:
             found[place] = found[place][0], amax
-        elif only_this or place is not None:
+        elif alone or place is not None:
             places[contribution.leaf] = len(found)
             found.append((contribution, amax))
     return found
@@ -100,7 +104,7 @@ class LeafGradients:
         self._rounded = rounded
         # One call for all of a pass, unless somebody takes each gradient right after its function.
         self._waits = not unscale_each
-        self.written: List[Written] = []
+        self._written: List[Contribution] = []
         # By leaf, as what waits is.
         self._running: Dict[int, Written] = {}
         self._waiting: Dict[int, List[Written]] = {}
@@ -116,7 +120,7 @@ class LeafGradients:
         variable, half = contribution.variable, contribution.half
         own_references = contribution.own_references
         master = target = variable.grad
-        only_this, master_is_copy = True, False
+        master_is_copy = False
         prepare_master(master, self._kernels.context)
         # What is lazily zero holds nothing to be scaled, also where a function of half precision adds to it.
         if master.zeroing and (own_references or not half):
@@ -129,7 +133,7 @@ class LeafGradients:
         elif own_references or (not half and not self._rounded and is_power_of_two(contribution.scale)):
             # Exact both ways, and nnabla adds as it does without the engine.
             self._kernels.scale_(master, contribution.scale)
-            only_this = False
+            contribution = contribution._replace(alone=False)
         else:
             target = self._scratch(contribution)
             if master.zeroing:
@@ -139,9 +143,7 @@ class LeafGradients:
                 target.fill(-0.0)
         # Noted before it is swapped: a signal may interrupt us between any two lines.
         of_others = tuple([other.grad for other in contribution.others])
-        self._running[contribution.leaf] = Written(
-            contribution, target, master, only_this, master_is_copy, of_others
-        )
+        self._running[contribution.leaf] = Written(contribution, target, master, master_is_copy, of_others)
         if target is not master and not master_is_copy:
             variable.grad = target
             for other in contribution.others:
@@ -182,10 +184,12 @@ class LeafGradients:
             self._waiting.setdefault(entry.contribution.leaf, []).append(entry)
         del self._running[entry.contribution.leaf]
 
-    def finish(self) -> None:
+    def finish(self) -> List[Contribution]:
+        """Unscale the rest; return all contributions of the pass, in the order of unscaling."""
         waiting = [entry for entries in self._waiting.values() for entry in entries]
         self._waiting.clear()
         self._unscale(waiting)
+        return self._written
 
     def restore(self) -> None:
         """Put the masters back when a pass is given up; harmless when none is away."""
@@ -202,7 +206,7 @@ class LeafGradients:
     def _unscale(self, written: List[Written]) -> None:
         if not written:
             return
-        self.written += written
+        self._written += [entry.contribution for entry in written]
         if all(entry.target is entry.master for entry in written):
             masters = [entry.master for entry in written]
             scales = [entry.contribution.scale for entry in written]

@@ -26,7 +26,8 @@ from ..kernels.scratch import ScratchPool
 from ..undo import Undoable
 from .gradient_ranges import GradientRanges
 from .hookless_steps import HooklessSteps
-from .statistics import Share, Statistics, Wanted, shares_of
+from .slices import Slice, slices_of
+from .statistics import Statistics, Wanted
 
 # Both losses of an adversarial network, or recurrent networks of so many lengths.
 _REMEMBERED = 16
@@ -59,7 +60,7 @@ class PreparedGraph:
     steps: Mapping[Tuple[float, ...], Tuple[ScaleSchedule, Union[HooklessSteps, str]]] = _NO_STEPS
     # The schedule that was chosen last, and what from, where that may be compared.
     chosen: Tuple[Optional[ScaleSchedule], Any] = (None, None)
-    _shares: Sequence[Optional[Share]] = ()
+    _shares: Sequence[Optional[Slice]] = ()
 
     def built_again(self, plan: GraphPlan, storage: NativeStorage) -> PreparedGraph:
         """The same for another graph of the same topology."""
@@ -158,7 +159,7 @@ class PreparedGraph:
             }
         self.steps = {**others, schedule.loss_weights: (schedule, steps)}
 
-    def share(self, iteration: int, given_scale: Optional[float]) -> Optional[Share]:
+    def share(self, iteration: int, given_scale: Optional[float]) -> Optional[Slice]:
         """What an iteration measures that uses the schedule, or has this S0; None: nothing."""
         number = self.schedules.share(iteration)
         if number is None:
@@ -166,7 +167,7 @@ class PreparedGraph:
         if not self._shares:
             structure, wanted = self.plan.structure, self.statistics.wanted
             gradients = {*structure.largest_gradients} | wanted.gradients | wanted.watched
-            shares = shares_of(structure, gradients, wanted.data, self.schedules.iterations)
+            shares = slices_of(structure, gradients, wanted.data, self.schedules.iterations)
             if self.storage.rounds:
                 # It sees every gradient of every pass, but for those of functions in float.
                 shares = [share._replace(leaves=frozenset(structure.leaves)) for share in shares]

@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a backward pass has found."""
+"""Report of a backward pass: magnitudes of components, and where an overflow began."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
-from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..core.components import Components
 from ..core.memory import Measured
 from ..core.schedule import ScaleSchedule
 from ..graph.plan import GraphPlan
 from ..graph.structure import GraphStructure
-from .leaf_gradients import Contribution, ContributionAmax
+from .chooser import Decided
+from .leaf_gradients import Contribution, ContributionAmax, amax_by_contribution
+from .prepared_graph import PreparedGraph
+from .statistics import GradientStatistics
 
 _position = attrgetter("leaf")
 
@@ -42,16 +45,15 @@ class PassReport:
 
     plan: GraphPlan
     schedule: ScaleSchedule
-    scales: Mapping[int, float]
     leaves: Sequence[Contribution]  # those whose gradients were written
     largest: Sequence[float]  # of each, divided by its scale; infinity where it is not finite
-    found_inf: Sequence[str] = ()
-    amax: Mapping[int, float] = field(default_factory=dict)
-    measured_all: bool = False
-    overflowed: Optional[int] = None
-    suspected: AbstractSet[int] = frozenset()
-    kind: str = "hookless"
-    state_finite: bool = True
+    found_inf: Sequence[str]
+    amax: Mapping[int, float]
+    measured_all: bool
+    overflowed: Optional[int]
+    suspected: AbstractSet[int]
+    kind: str
+    state_finite: bool
 
     def __repr__(self) -> str:
         return (
@@ -63,16 +65,16 @@ class PassReport:
         """What of it is remembered; `limits`: the largest magnitudes of the components."""
         schedule = self.schedule
         return Measured(
-            schedule.components,
-            limits,
-            schedule.component_scales,
-            schedule.loss_weights,
-            self.amax,
-            self.measured_all,
-            not self.found_inf,
-            any(self.largest),
-            self.overflowed,
-            self.suspected,
+            components=schedule.components,
+            limits=limits,
+            scales=schedule.component_scales,
+            loss_weights=schedule.loss_weights,
+            amax=self.amax,
+            measured_all=self.measured_all,
+            finite=not self.found_inf,
+            has_gradients=any(self.largest),
+            overflowed=self.overflowed,
+            suspected=self.suspected,
         )
 
     @property
@@ -102,6 +104,116 @@ class PassReport:
         """Keys of the leaves whose gradients are not finite."""
         keys = self.plan.keys
         return {keys[one.leaf] for one, amax in zip(self.leaves, self.largest) if amax == math.inf}
+
+
+def report_of(
+    prepared: PreparedGraph,
+    decided: Decided,
+    leaves: Sequence[Contribution],
+    largest: Sequence[float],
+    gradients: GradientStatistics,
+    *,
+    kind: str,
+    state_finite: bool,
+) -> PassReport:
+    """Report a pass that has run; `largest` has the largest magnitude of each contribution to `leaves`."""
+    schedule, share, measure_all = decided.schedule, decided.share, decided.measure
+    plan, structure, components = prepared.plan, prepared.plan.structure, schedule.components
+    nonfinite = {p for p, (found, _) in gradients.items() if found.nonfinite} if gradients else set()
+    found_bad = nonfinite or math.inf in largest
+    amax: Dict[int, float] = {}
+    # Rare: one pass in a few measures, and overflows hardly ever.
+    written = amax_by_contribution(leaves, largest) if measure_all or share is not None or found_bad else []
+    if measure_all or share is not None:
+        counted = written if share is None else [one for one in written if one[0].leaf in share.leaves]
+        measured = _magnitudes(prepared, schedule, gradients)
+        amax = amax_of_components(structure, components, measured, counted)
+    rounded = _rounded_nonfinite(prepared, schedule) if measure_all or found_bad else set()
+    labels: Sequence[str] = ()
+    first: Optional[int] = None
+    suspected: FrozenSet[int] = frozenset()
+    if found_bad or rounded:
+        bad = nonfinite | rounded
+        bad_leaves = {one.leaf for one, found in zip(leaves, largest) if found == math.inf}
+        bad_functions, finite = _components_of_leaves(structure, components, written, bad_leaves)
+        raised = rounded - nonfinite if measure_all else set()
+        first = first_overflow(structure, components, bad, bad_functions, raised)
+        labels = [
+            node.label
+            for node in structure.nodes
+            if not bad.isdisjoint(node.outputs)
+            # All uses of a weight share its master: where output gradients were seen, they tell more.
+            or (not bad_leaves.isdisjoint(map(structure.leaf, node.leaves)) and not (bad and node.slots))
+        ]
+        # Where the gradient of a layer is not finite, that of its weight is not; not all functions have one.
+        if first is not None and not (prepared.storage.rounds or measure_all):
+            suspected = unseen_before(components, first, finite - {first})
+    return PassReport(
+        plan=plan,
+        schedule=schedule,
+        leaves=leaves,
+        largest=largest,
+        found_inf=labels,
+        amax=amax,
+        measured_all=measure_all,
+        overflowed=first,
+        suspected=suspected,
+        kind=kind,
+        state_finite=state_finite,
+    )
+
+
+def _magnitudes(
+    prepared: PreparedGraph, schedule: ScaleSchedule, gradients: GradientStatistics
+) -> List[Tuple[int, float]]:
+    """Measured gradients that count for their components, each with its largest magnitude, unscaled."""
+    structure, keys, components = prepared.plan.structure, prepared.plan.keys, schedule.components
+    storage, single, limiting = prepared.storage, structure.single, structure.limiting_gradients
+    measured = [(p, found.abs_max / scale) for p, (found, scale) in gradients.items() if p in limiting]
+    # Gradients that functions in float hand on among themselves are not stored in the format. Scalars count
+    # anyway where they are a component by themselves.
+    apart = {p for p in single if p in components.of and components.of[p] in components.single}
+    if not storage.rounds:
+        return [one for one in measured if one[0] in apart or one[0] not in structure.in_float]
+    # Of scalars only what was measured counts: some are rounded only where there are hooks.
+    rounded, scales = storage.gradients, schedule.scales
+    found = [one for one in measured if one[0] in apart or keys[one[0]] in rounded]
+    found += [
+        (p, rounded[keys[p]].statistics.abs_max / scales[p])
+        for p in structure.largest_gradients
+        if p not in single and keys[p] in rounded
+    ]
+    return found
+
+
+def _rounded_nonfinite(prepared: PreparedGraph, schedule: ScaleSchedule) -> Set[int]:
+    """Positions of the gradients, except those of leaves, that an emulated storage has seen not finite."""
+    keys, rounded = prepared.plan.keys, prepared.storage.gradients
+    bad = {p for p in schedule.scales if keys[p] in rounded and rounded[keys[p]].statistics.nonfinite}
+    return bad.difference(prepared.plan.structure.leaves)
+
+
+def _components_of_leaves(
+    structure: GraphStructure,
+    components: Components,
+    written: Sequence[ContributionAmax],
+    bad_leaves: AbstractSet[int],
+) -> Tuple[Dict[int, int], Set[int]]:
+    """By number of a function the component of its leaf that is not finite; and those with a finite leaf."""
+    seen = {contribution.leaf for contribution, _ in written}
+    leaves = [(contribution.leaf, contribution.function, amax == math.inf) for contribution, amax in written]
+    for node in structure.nodes:
+        others = [leaf for leaf in map(structure.leaf, node.leaves) if leaf not in seen]
+        leaves += [(leaf, node.number, leaf in bad_leaves) for leaf in others]
+    finite: Set[int] = set()
+    bad_functions: Dict[int, int] = {}
+    for leaf, function, is_bad in leaves:
+        component = component_of_leaf(structure, components, leaf, function)
+        if is_bad:
+            bad_functions.setdefault(function, component)
+        else:
+            finite.add(component)
+    return bad_functions, finite
 
 
 def amax_of_components(

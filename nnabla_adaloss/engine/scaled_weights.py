@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that are swapped for scaled copies while a function's backward reads them."""
+"""Arrays that a pass multiplies: weights, swapped for scaled copies, and gradients, in place."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ from typing import List, Sequence, Tuple
 
 import nnabla as nn
 
+from ..core.schedule import Rescale
 from ..emulation.rounded_storage import NativeStorage
 from ..graph.node import Scaling
-from ..kernels.arrays import are_readable, as_float32
+from ..graph.plan import GraphPlan
+from ..kernels.arrays import are_readable, as_float32, stored_dtype
 from ..kernels.interface import Kernels, ScaledCopies
 from ..kernels.scratch import ScratchPool
+
+
+def rescale(rescales: Sequence[Rescale], plan: GraphPlan, kernels: Kernels, storage: NativeStorage) -> None:
+    """Multiply gradients between two functions."""
+    for position, factor in rescales:
+        array = plan.all_variables[position].grad
+        if stored_dtype(array) is not None:
+            kernels.scale_(array, factor)
+            storage.store_gradient(plan.keys[position], array)
 
 
 class SwappedFactors:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of the arrays of a graph, and what each iteration measures of them."""
+"""Statistics of the arrays of a graph: what they were last, for the next choice of scales."""
 
 from __future__ import annotations
 
-import math
 from typing import (
     AbstractSet,
     Any,
@@ -24,25 +23,12 @@ import nnabla as nn
 from ..core.statistics import ArrayStatistics, pool
 from ..emulation.rounded_storage import NativeStorage
 from ..graph.plan import GraphPlan
-from ..graph.structure import GraphStructure
 from ..kernels.arrays import are_readable, as_float32, stored_dtype
 from ..kernels.measurements import Measurements
 from ..kernels.scratch import ScratchPool
 
-# Elements that a share holds at least, if there are as many.
-_LEAST = 2**16
-
-# The ticket of a measurement that is still running, or its result.
-_Measured = Union[int, ArrayStatistics]
-
-
-class Findings(NamedTuple):
-    """What a pass has measured. Variables go by position."""
-
-    nonfinite: Set[int]  # those whose gradients were not finite
-    amax: Dict[int, float]  # the largest finite magnitude of each measured gradient, divided by its scale
-    largest: List[float]  # of each gradient that was unscaled, in their order; infinity: it was not finite
-    state_finite: Optional[bool] = None  # whether the watched arrays are finite; None: none was watched
+GradientStatistics = Mapping[int, Tuple[ArrayStatistics, float]]
+"""Statistics of gradients that a pass has measured, by position, each with the scale that it carried."""
 
 
 class Wanted(NamedTuple):
@@ -73,8 +59,8 @@ class Statistics:
         self._known: Dict[int, ArrayStatistics] = {}
         self._answers = self._known
         self._iteration = -1
-        # What this pass measures, with the scale of each.
-        self._running: Dict[int, Tuple[_Measured, float]] = {}
+        # Measurements of this pass, each with its scale: a ticket, or statistics that a storage has taken.
+        self._running: Dict[int, Tuple[Union[int, ArrayStatistics], float]] = {}
         # What was measured since all ranks exchanged what they know.
         self._new: Set[int] = set()
 
@@ -148,20 +134,23 @@ class Statistics:
         if arrays:
             self._measurements.watch(arrays)
 
-    def finish(self, weight_of: Callable[[int], float]) -> Findings:
-        """Wait for what was measured, and remember it; gradients with a loss weight of 0 tell nothing."""
+    def finish(
+        self, weight_of: Callable[[int], float]
+    ) -> Tuple[GradientStatistics, List[float], Optional[bool]]:
+        """Wait for all measurements of a pass, and remember them, except gradients with a loss weight of 0.
+
+        Return the measured gradients; the largest magnitudes of those that were unscaled, in their order,
+        with infinity for one that is not finite; and whether the watched arrays are finite.
+        """
         # Forgotten first: after an interruption no ticket may be left without a measurement.
         running, self._running = self._running, {}
-        measured, largest, state_finite = self._measurements.fetch()
-        nonfinite: Set[int] = set()
-        amax: Dict[int, float] = {}
+        statistics, largest, state_finite = self._measurements.fetch()
+        gradients: Dict[int, Tuple[ArrayStatistics, float]] = {}
         new: Dict[int, ArrayStatistics] = {}
         for key, (one, scale) in running.items():
-            found = measured[one] if isinstance(one, int) else one
+            found = statistics[one] if isinstance(one, int) else one
             if key >= 0:
-                amax[key] = found.abs_max / scale
-                if found.nonfinite:
-                    nonfinite.add(key)
+                gradients[key] = found, scale
             if found.nonfinite:
                 continue
             if key < 0:
@@ -173,7 +162,7 @@ class Statistics:
         if new:
             self._known = {**self._known, **new}
             self._new.update(new)
-        return Findings(nonfinite, amax, largest, state_finite)
+        return gradients, largest, state_finite
 
     def state(self, positions: Sequence[int]) -> List[Any]:
         """Per variable its index in `positions`, and what is known of its gradient and its data."""
@@ -219,44 +208,3 @@ class Statistics:
             pooled = pool([ArrayStatistics._make(row) for row in rows if row is not None])
             if pooled is not None:
                 self._known[key] = pooled
-
-
-class Share(NamedTuple):
-    """What one iteration measures. Variables go by position."""
-
-    gradients: Sequence[int]
-    weights: Sequence[int]
-    activations: Sequence[int]  # that layers multiply by: nnabla frees them in backward
-    leaves: AbstractSet[int]  # whose gradients, which every pass looks at, count for the components
-    last: bool  # whether everything has been measured when the pass ends
-
-
-def shares_of(
-    structure: GraphStructure, gradients: AbstractSet[int], data: AbstractSet[int], count: int
-) -> List[Share]:
-    """Divide what is measured into `count` shares, one for each iteration: its gradients stay in memory."""
-    sizes = [math.prod(shape) for shape in structure.described.shapes]
-    wanted = [p for p in structure.gradients if p in gradients and p not in structure.roots]
-    known_again = structure.described.kept.keys()
-    kept = _divided(wanted, sizes, count)
-    weights = _divided(sorted(data & known_again), sizes, count)
-    activations = _divided(sorted(data - known_again), sizes, count)
-    written = dict.fromkeys(leaf for node in structure.nodes for leaf in node.leaves)
-    leaves = _divided(list(written), sizes, count)
-    return [
-        Share(*parts[:3], frozenset(parts[3]), number == count - 1)
-        for number, parts in enumerate(zip(kept, weights, activations, leaves))
-    ]
-
-
-def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:
-    """Positions in so many lists, of which the last ones have about the same size, and the others nothing."""
-    # A call costs more than to measure what is small.
-    used = min(count, max(1, sum(sizes[position] for position in positions) // _LEAST))
-    lists: List[List[int]] = [[] for _ in range(used)]
-    filled = [0] * used
-    for position in sorted(positions, key=lambda p: (-sizes[p], p)):
-        smallest = filled.index(min(filled))
-        lists[smallest].append(position)
-        filled[smallest] += max(sizes[position], 1)
-    return [[] for _ in range(count - used)] + lists

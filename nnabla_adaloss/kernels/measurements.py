@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import List, NamedTuple, Optional, Sequence, Tuple, Union, cast
+from typing import List, Optional, Sequence, Tuple, Union, cast
 
 import nnabla as nn
 
@@ -18,45 +18,43 @@ from .interface import GradientsInPlace, GradientToUnscale, Kernels
 _WATCHED, _FIRST_GRADIENT = 0, 1
 
 
-class Measured(NamedTuple):
-    """The results of one pass."""
-
-    statistics: List[ArrayStatistics]  # of each measured array, in the order of the tickets
-    largest: List[float]  # what `Kernels.unscale_add` returns, for each gradient in their order
-    watched_finite: Optional[bool] = None  # whether the watched arrays are finite; None: none was watched
+Results = Tuple[List[ArrayStatistics], List[float], Optional[bool]]
+"""Statistics of the measured arrays, in the order of the tickets; the magnitudes that `Kernels.unscale_add`
+returns, in the order of the gradients; and whether the watched arrays are finite, None without any.
+"""
 
 
 class HostMeasurements:
-    """Takes work during a pass and hands all results out at its end; kernels of the CPU do it at once."""
+    """Work of a pass, whose results are fetched together at its end; kernels of the CPU do it at once."""
 
     def __init__(self, kernels: CpuKernels) -> None:
         self._kernels = kernels
-        self._found = Measured([], [])
+        self._results: Results = [], [], None
 
     def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
         """Start taking the statistics of arrays as they are now; return the tickets of the results."""
-        found = self._found.statistics
-        found += self._kernels.statistics_all(arrays)
-        return list(range(len(found) - len(arrays), len(found)))
+        statistics = self._results[0]
+        statistics += self._kernels.statistics_all(arrays)
+        return list(range(len(statistics) - len(arrays), len(statistics)))
 
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
         """Start looking whether arrays are finite: once a pass."""
-        self._found = self._found._replace(watched_finite=self._kernels.all_finite(arrays))
+        self._results = (*self._results[:2], self._kernels.all_finite(arrays))
 
     def unscale(self, gradients: Sequence[GradientToUnscale]) -> None:
         """Start unscaling gradients into their masters."""
-        self._found.largest.extend(self._kernels.unscale_add_all(gradients))
+        self._results[1].extend(self._kernels.unscale_add_all(gradients))
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> None:
         """Start unscaling gradients where they are."""
         # nnabla makes those float32 that it turned into float16, exactly; to look for them would take a
         # sixth of the time that many small gradients take.
-        self._found.largest.extend(self._kernels.unscale_in_place(gradients))
+        self._results[1].extend(self._kernels.unscale_in_place(gradients))
 
-    def fetch(self) -> Measured:
+    def fetch(self) -> Results:
         """Wait for everything that was started, return it and forget it."""
-        found, self._found = self._found, Measured([], [])
-        return found
+        results, self._results = self._results, ([], [], None)
+        return results
 
 
 class DeviceMeasurements:
@@ -90,7 +88,7 @@ class DeviceMeasurements:
         for table, place, part in self._places(first, self._unscaled):
             self._kernels.launch_unscale_in_place(gradients, table, part, _FIRST_GRADIENT + place)
 
-    def fetch(self) -> Measured:
+    def fetch(self) -> Results:
         statistics: List[ArrayStatistics] = []
         largest: List[float] = []
         used, unscaled, watched = self._used, self._unscaled, self._watched
@@ -107,7 +105,7 @@ class DeviceMeasurements:
                 if watched:
                     watched_finite = math.isfinite(magnitudes[_WATCHED])
             used, unscaled, watched = used - rows, unscaled - gradients, 0
-        return Measured(statistics, largest, watched_finite)
+        return statistics, largest, watched_finite
 
     def _new_table(self) -> DeviceTable:
         return self._kernels.table(self._rows, gradients=_FIRST_GRADIENT + self._rows)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.engine import statistics
+from nnabla_adaloss.engine import slices
 from tests.worlds.passes import any_scales, look, settle
 from tests.worlds.random_graphs import Network, assert_same_above_subnormals, build, networks_that_clip
 from tests.worlds.values import Values, assert_equal, bits, zero_grads
@@ -84,7 +84,7 @@ def runs(network: Network, way: Way, seed: int, hook: Any) -> Tuple[List[Values]
     config = AdaLossConfig(way.method, fixed_loss_scale=4.0, use_bound=False, measure_every=EVERY)
     scaling = AdaptiveLossScaling(loss, config)
     # Each iteration measures a share, however little there is.
-    with any_scales(seed, way.drawn), mock.patch.object(statistics, "_LEAST", 1):
+    with any_scales(seed, way.drawn), mock.patch.object(slices, "_LEAST", 1):
         return [iterate(network, scaling, way, i, hook) for i in range(2 * EVERY)], scaling
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation
-from nnabla_adaloss.engine.leaf_gradients import Contribution, Written, amax_by_contribution
+from nnabla_adaloss.engine.leaf_gradients import Contribution, amax_by_contribution
 from tests.worlds.networks import layers, mlp
 from tests.worlds.passes import look
 from tests.worlds.tampering import Gate, Interrupted
@@ -24,10 +24,10 @@ from tests.worlds.values import Values, assert_equal, bits, data, gradients, zer
 def test_what_functions_write_is_told_apart_where_each_is_by_itself_else_as_a_sum_for_the_first() -> None:
     v = nn.Variable((2,), need_grad=True)
 
-    def entry(leaf: int, function: int, scale: float, *, alone: bool) -> Written:
-        return Written(Contribution(leaf, function, v, scale, False, False), v.grad, v.grad, alone)
+    def entry(leaf: int, function: int, scale: float, *, alone: bool) -> Contribution:
+        return Contribution(leaf, function, v, scale, half=False, own_references=False, alone=alone)
 
-    def told(written: List[Written], largest: List[float]) -> List[Any]:
+    def told(written: List[Contribution], largest: List[float]) -> List[Any]:
         return [(taken.leaf, taken.function, amax) for taken, amax in amax_by_contribution(written, largest)]
 
     first = [entry(0, 7, 2.0, alone=True), entry(1, 6, 2.0, alone=True)]

@@ -15,7 +15,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, HistoryPolicy
 from nnabla_adaloss.core import Reason
-from nnabla_adaloss.engine import statistics
+from nnabla_adaloss.engine import slices
 from tests.worlds.methods import Says
 from tests.worlds.monitors import Records
 from tests.worlds.networks import layers, mlp
@@ -185,7 +185,7 @@ def test_ranks_come_to_the_same_scales_whatever_single_batches_have_shown(method
 def test_a_window_has_an_entry_for_each_cycle_in_which_everything_was_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(statistics, "_LEAST", 1)
+    monkeypatch.setattr(slices, "_LEAST", 1)
     scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(measure_every=3))
     entries = []
     for iteration in range(9):

@@ -1,30 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of the arrays of a graph, and which of them each iteration measures."""
+"""Statistics of the arrays of a graph, as they were when an iteration began."""
 
 from __future__ import annotations
 
-import math
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-import hypothesis.strategies as st
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss.core.statistics import ArrayStatistics, pool, statistics_of
 from nnabla_adaloss.emulation.rounded_storage import NativeStorage
-from nnabla_adaloss.engine import statistics
-from nnabla_adaloss.engine.statistics import Findings, Share, Statistics, Wanted, shares_of
+from nnabla_adaloss.engine.statistics import Statistics, Wanted
 from nnabla_adaloss.graph.plan import GraphPlan
-from nnabla_adaloss.graph.structure import GraphStructure
 from nnabla_adaloss.kernels import CpuKernels
-from nnabla_adaloss.kernels.measurements import HostMeasurements, Measured
+from nnabla_adaloss.kernels.measurements import HostMeasurements, Results
 from nnabla_adaloss.kernels.scratch import ScratchPool
-from tests.worlds.networks import layers
-from tests.worlds.random_graphs import Network, networks
 
 
 class Arrays:
@@ -71,8 +64,10 @@ class Recorder(HostMeasurements):
         return super().measure(arrays)
 
 
-def finish(source: Statistics, weights: Mapping[int, float] = {}) -> Findings:
-    return source.finish(lambda position: weights.get(position, 1.0))
+def finish(source: Statistics, weights: Mapping[int, float] = {}) -> Dict[int, Tuple[float, bool]]:
+    """Largest finite magnitude of each measured gradient, without its scale, and whether all is finite."""
+    gradients, _, _ = source.finish(lambda position: weights.get(position, 1.0))
+    return {p: (found.abs_max / scale, found.finite) for p, (found, scale) in gradients.items()}
 
 
 Known = Tuple[Optional[ArrayStatistics], Optional[ArrayStatistics]]
@@ -91,7 +86,7 @@ def test_what_was_measured_is_known_without_its_scale_and_its_loss_weight() -> N
     source.measure(gradients, [second])
     # What a gradient counts for a component is as it came.
     found = finish(source, {first: 2.0**-20, second: 8.0})
-    assert found == Findings(set(), {first: 1.0, second: 1.0, third: 0.75}, [], None)
+    assert found == {first: (1.0, True), second: (1.0, True), third: (0.75, True)}
     first_known = statistics_of(np.array([2.0**18, -(2.0**20), 0.0]))
     assert known(source, first) == (first_known, None)
     assert known(source, second) == (
@@ -102,7 +97,8 @@ def test_what_was_measured_is_known_without_its_scale_and_its_loss_weight() -> N
     arrays.variables[0].g, arrays.variables[2].g = 7.0, np.inf
     source.measure(gradients, [])
     found = finish(source, {first: 0.0, third: 0.0})
-    assert (found.amax[first], found.nonfinite) == (1.75, {third})
+    assert found[first] == (1.75, True)
+    assert not found[third][1]
     assert known(source, first, 2)[0] == first_known
 
 
@@ -137,11 +133,10 @@ def test_what_is_not_finite_is_told_once_and_leaves_what_was_known(bad: float) -
     v.g = v.d = np.array([0.5, bad], np.float32)
     source.measure(gradients, [spoilt])
     found = finish(source)
-    assert found.nonfinite == {spoilt}
     # The largest of what is finite is told all the same.
-    assert found.amax == {spoilt: 0.125, good: 0.75}
+    assert found == {spoilt: (0.125, False), good: (0.75, True)}
     assert known(source, spoilt, 2) == before
-    assert finish(source) == Findings(set(), {}, [], None)
+    assert finish(source) == {}
 
 
 def test_only_what_is_asked_for_is_kept() -> None:
@@ -151,7 +146,7 @@ def test_only_what_is_asked_for_is_kept() -> None:
     source = arrays.statistics(wanted=wanted)
     source.measure([(position, 1.0) for position in arrays.positions], [of_data])
     # Whatever is measured counts for components.
-    assert [*finish(source).amax.values()] == [1.0, 2.0, 3.0, 4.0]
+    assert [amax for amax, _ in finish(source).values()] == [1.0, 2.0, 3.0, 4.0]
     found = [[one is not None for one in known(source, p)] for p in arrays.positions]
     assert found == [[True, False], [False, True], [True, False], [False, False]]
     # What is only reported is no matter of other ranks, nor of a saved state.
@@ -164,7 +159,7 @@ def test_a_gradient_that_backward_has_left_at_zero_stays_so_and_is_not_waited_fo
     source, (empty, _) = arrays.statistics(), arrays.variables
     empty.grad.zero()
     source.measure([(position, 4.0) for position in arrays.positions], [])
-    assert finish(source).amax == {arrays.positions[1]: 0.5}
+    assert finish(source) == {arrays.positions[1]: (0.5, True)}
     assert empty.grad.zeroing
     assert known(source, arrays.positions[0]) == (None, None)
 
@@ -284,7 +279,7 @@ def test_an_interruption_leaves_no_ticket_without_a_measurement() -> None:
     class Interrupted(HostMeasurements):
         interrupt = True
 
-        def fetch(self) -> Measured:
+        def fetch(self) -> Results:
             if self.interrupt:
                 raise KeyboardInterrupt
             return super().fetch()
@@ -299,46 +294,5 @@ def test_an_interruption_leaves_no_ticket_without_a_measurement() -> None:
     arrays.variables[1].g = 7.0
     second = arrays.positions[1]
     source.measure([(second, 1.0)], [])
-    assert finish(source) == Findings(set(), {second: 7.0}, [], None)
+    assert finish(source) == {second: (7.0, True)}
     assert known(source, second) == (statistics_of(np.array([7.0, 7.0])), None)
-
-
-def divided(structure: GraphStructure, count: int) -> List[Share]:
-    """The shares where choices ask for everything, however little there is."""
-    data = {slot.factor for node in structure.nodes for slot in node.slots}
-    return shares_of(structure, set(structure.gradients), data, count)
-
-
-@pytest.mark.parametrize("least", [1, 2**16])
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(network=networks, count=st.integers(1, 9))
-def test_all_that_is_wanted_is_in_exactly_one_share(least: int, network: Network, count: int) -> None:
-    structure = GraphPlan(network.loss, names={}).structure
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(statistics, "_LEAST", least)
-        found = divided(structure, count)
-        assert found == divided(structure, count)
-    assert [share.last for share in found] == [*(count - 1) * [False], True]
-    # What is little is measured right before the next choice.
-    assert least == 1 or not any(any(share[:4]) for share in found[:-1])
-    factors = {slot.factor for node in structure.nodes for slot in node.slots}
-    for field, wanted in (
-        ("gradients", set(structure.gradients) - set(structure.roots)),
-        ("weights", factors & structure.described.kept.keys()),
-        ("activations", factors - structure.described.kept.keys()),
-        ("leaves", {p for node in structure.nodes for p in node.leaves}),
-    ):
-        assert sorted(p for share in found for p in getattr(share, field)) == sorted(wanted)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_shares_are_even_but_for_one_array(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "_LEAST", 1)
-    structure = GraphPlan(F.mean(layers(1, 100, 3, 7, 50, 20, 9, 2) ** 2)).structure
-    sizes = [math.prod(shape) for shape in structure.described.shapes]
-    for field in ("gradients", "weights", "leaves"):
-        parts = [list(getattr(share, field)) for share in divided(structure, count)]
-        filled = [sum(sizes[p] for p in part) for part in parts]
-        largest = max(sizes[p] for part in parts for p in part)
-        # What is memory: no share is much larger than an even one, but for a single array.
-        assert max(filled) <= max(1.01 * sum(filled) / count, largest)

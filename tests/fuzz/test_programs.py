@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 
 from nnabla_adaloss import AdaLossConfig
-from nnabla_adaloss.engine import statistics
+from nnabla_adaloss.engine import slices
 from tests.fuzz.budget import budget
 from tests.fuzz.programs import COMBINATIONS, HEADS, STEPS, WEIGHTS, Head, Program, Records
 from tests.worlds.passes import any_scales, look
@@ -40,7 +40,7 @@ class Way(NamedTuple):
         config = AdaLossConfig(self.method, fixed_loss_scale=4.0, **settings)
         hooks = {"function_post_hook": (None, look)} if self.hooked and self.kind == "updater" else {}
         # Each iteration measures a share, however little there is.
-        with any_scales(self.seed, self.drawn), mock.patch.object(statistics, "_LEAST", 1):
+        with any_scales(self.seed, self.drawn), mock.patch.object(slices, "_LEAST", 1):
             return program.train(self.kind, config, **hooks)
 
 

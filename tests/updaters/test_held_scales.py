@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, UpdateResult
-from nnabla_adaloss.engine import pass_runner
+from nnabla_adaloss.engine.passes import backward_pass
 from tests.worlds.ranks import Pair
 from tests.worlds.trainings import AS_THE_BASELINE, METHODS, solver_of, training, updater_of, updater_on
 from tests.worlds.values import assert_equal, constant, data, snapshot
@@ -26,7 +26,7 @@ EVERY = 8
 def hooked_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no pass be planned."""
     reason = "not in this test"
-    monkeypatch.setattr(pass_runner, "plan_steps", lambda *args, **options: reason)
+    monkeypatch.setattr(backward_pass, "plan_steps", lambda *args, **options: reason)
 
 
 def trained(iterations: int, **options: Any) -> Tuple[List[UpdateResult], Dict[str, np.ndarray], Any]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backward passes: without hooks where a schedule allows it, with hooks for everything else."""
 
-from .hooked import HookedPass as HookedPass
-from .hookless import HooklessPass as HooklessPass
+from .backward_pass import BackwardOptions as BackwardOptions
+from .backward_pass import run_pass as run_pass
+from .backward_pass import steps_for as steps_for

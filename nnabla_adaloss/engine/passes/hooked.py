@@ -1,33 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A backward pass with hooks around nnabla's functions: for what cannot be done before and after them all."""
+"""Hooks of a backward pass around nnabla's functions: for what cannot be done before and after them all."""
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, List, Tuple
+from typing import AbstractSet, Any, Callable, List, Optional, Sequence, Tuple
 
-from ...core.schedule import Rescale, ScaleSchedule
+from ...core.schedule import Rescale
 from ...errors import GraphChangedError
+from ...graph.hooks import Hook
 from ...graph.node import Node
-from ..leaf_gradients import LeafGradients, contributions_of
+from ..chooser import Decided
+from ..layer_watch import LayerWatch
+from ..leaf_gradients import Contribution, LeafGradients, contributions_of
 from ..prepared_graph import PreparedGraph
-from ..report import PassReport
-from ..scaled_weights import ScaledWeights
-from .backward_pass import BackwardPass, Hooks, PassRequest
+from ..scaled_weights import ScaledWeights, rescale
+
+Hooks = Sequence[Optional[Hook]]
+"""Hooks that are called in turn; None is left out."""
+
+Look = Callable[[Node, float], None]
+"""Copies the arrays of a layer whose output gradient carries a scale, for a method that needs arrays."""
 
 
-class HookedPass(BackwardPass):
-    """Applies the steps of a schedule around each function; `kind` says why."""
+class HookedPass:
+    """Applies the steps of a schedule around each function."""
 
     def __init__(
-        self, prepared: PreparedGraph, request: PassRequest, schedule: ScaleSchedule, kind: str
+        self,
+        prepared: PreparedGraph,
+        decided: Decided,
+        pre_hook: Optional[Hook],
+        post_hook: Optional[Hook],
+        watch: Optional[LayerWatch],
+        look: Optional[Look],
+        *,
+        unscale_each: bool,
     ) -> None:
-        super().__init__(prepared, request, schedule)
-        self.kind = kind
-        self._nodes, self._steps = self.plan.nodes, schedule.steps
-        self._measured: AbstractSet[int] = frozenset(() if self._share is None else self._share.gradients)
-        if request.measure_all:
-            wanted = self.statistics.wanted
-            self._measured = self.plan.structure.limiting_gradients | wanted.gradients | wanted.watched
+        self._prepared, self._decided, self._pre_hook, self._post_hook = (
+            prepared,
+            decided,
+            pre_hook,
+            post_hook,
+        )
+        self._watch, self._look = watch, look if decided.measure else None
+        structure, wanted = prepared.plan.structure, prepared.statistics.wanted
+        # Gradients that are measured as they arrive, and data.
+        self._measured: AbstractSet[int] = frozenset()
+        self._data: Sequence[int] = ()
+        if decided.measure:
+            self._measured = structure.limiting_gradients | wanted.gradients | wanted.watched
+            self._data = sorted(wanted.data)
+        elif decided.share is not None:
+            self._measured = frozenset(decided.share.gradients)
+            self._data = [*decided.share.activations, *decided.share.weights]
+        # nnabla computes activations again before it calls a hook: weights must be put back by then.
+        self._finishes_each = unscale_each or watch is not None or prepared.plan.recomputes
         # The function that runs or ran last, if there is still something to do after it.
         self._unfinished: List[Tuple[Node, Tuple[Rescale, ...]]] = []
         self._weights = ScaledWeights(prepared.kernels, prepared.pool, prepared.storage)
@@ -36,60 +63,61 @@ class HookedPass(BackwardPass):
             prepared.pool,
             prepared.measurements,
             rounded=prepared.storage.rounds,
-            unscale_each=request.hooks.take_gradients,
+            unscale_each=unscale_each,
         )
 
     def begin(self) -> Tuple[Hooks, Hooks]:
-        if self._request.measure_all:
-            self.statistics.measure((), sorted(self.statistics.wanted.data))
-        elif self._share is not None:
-            self.statistics.measure((), [*self._share.activations, *self._share.weights])
-        hooks = self._request.hooks
-        # nnabla computes activations again before it calls a hook: weights must be put back by then.
-        if hooks.take_gradients or self._request.watch is not None or self.plan.recomputes:
-            return (self._prepare, hooks.pre_hook), (self._finish_last, hooks.post_hook)
+        """Measure data that backward frees; return the hooks before and after functions."""
+        self._prepared.statistics.measure((), self._data)
+        if self._finishes_each:
+            return (self._prepare, self._pre_hook), (self._finish_last, self._post_hook)
         # A call of a hook costs: what is to be done after a function is done before the next, or by `end`.
-        return (self._finish_last, self._prepare, hooks.pre_hook), ()
+        return (self._finish_last, self._prepare, self._pre_hook), ()
 
-    def end(self) -> None:
+    def end(self) -> Sequence[Contribution]:
+        """Unscale gradients of leaves; return all contributions, in the order in which they were unscaled."""
         self._finish_last()
+        return self._leaves.finish()
 
     def restore(self) -> None:
+        """Put every swapped array back; harmless when none is swapped."""
         self._weights.restore()
         self._leaves.restore()
 
-    def finish(self) -> PassReport:
-        return self._report_of(self._leaves)
-
     def _prepare(self, f: Any) -> None:
-        node = self._nodes.get(hash(f))
+        plan, schedule = self._prepared.plan, self._decided.schedule
+        node = plan.nodes.get(hash(f))
         if node is None:
             raise GraphChangedError.at(f.info.type_name)
         if self._measured:
             # As it arrives: what it is multiplied by for this function may be too much.
-            arriving = self._schedule.arriving
+            arriving = schedule.arriving
             arrived = [(p, arriving[p]) for p in node.structure.outputs if p in self._measured]
             if arrived:
-                self.statistics.measure(arrived, ())
-        step = self._steps.get(node.number)
+                self._prepared.statistics.measure(arrived, ())
+        step = schedule.steps.get(node.number)
         if step is None:
             return
-        self.rescale(step.before)
-        if self._request.look is not None and node.scalings:
-            self._request.look(node, step.scale)
+        self._rescale(step.before)
+        if self._look is not None and node.scalings:
+            self._look(node, step.scale)
         self._unfinished[:] = [(node, step.after)]
         for index, (scaling, alpha) in enumerate(zip(node.scalings, step.alphas)):
             if alpha != 1.0:
                 self._weights.swap(scaling, alpha, index)
-        self._leaves.take(*contributions_of(self.plan.structure, node, step))
+        self._leaves.take(*contributions_of(plan.structure, node, step))
 
     def _finish_last(self, _: Any = None) -> None:
         if not self._unfinished:
             return
         node, after = self._unfinished.pop()
         self._weights.restore()
-        if self._request.watch is not None:
-            self._request.watch.ran(node)
-        self.rescale(after)
+        if self._watch is not None:
+            self._watch.ran(node)
+        self._rescale(after)
         if node.leaves:
             self._leaves.give_back()
+
+    def _rescale(self, rescales: Sequence[Rescale]) -> None:
+        if rescales:
+            rescale(rescales, self._prepared.plan, self._prepared.kernels, self._prepared.storage)

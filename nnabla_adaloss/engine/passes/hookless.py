@@ -12,29 +12,29 @@ from typing import List, Optional, Sequence, Tuple
 
 import nnabla as nn
 
-from ...core.schedule import ScaleSchedule
+from ..chooser import Decided
 from ..hookless_steps import HooklessSteps
 from ..leaf_gradients import Contribution, LeafGradients
 from ..prepared_graph import PreparedGraph
-from ..report import PassReport
-from ..scaled_weights import ScaledWeights
-from .backward_pass import BackwardPass, Hooks, LeafArrays, PassRequest
+from ..scaled_weights import ScaledWeights, rescale
+from .hooked import Hooks
 
 
-class HooklessPass(BackwardPass):
+class HooklessPass:
     """Swaps all weights, lets nnabla's backward run, and unscales all gradients."""
 
     def __init__(
         self,
         prepared: PreparedGraph,
-        request: PassRequest,
-        schedule: ScaleSchedule,
+        decided: Decided,
         steps: HooklessSteps,
-        found: LeafArrays,
+        masters: List[nn.NdArray],
+        *,
+        all_zero: bool,
+        clear_buffer: bool,
     ) -> None:
-        super().__init__(prepared, request, schedule)
-        self._steps, self._masters, self._measurements = steps, found[0], prepared.measurements
-        self._written: Sequence[Contribution] = ()
+        self._prepared, self._schedule, self._share = prepared, decided.schedule, decided.share
+        self._steps, self._masters, self._clear_buffer = steps, masters, clear_buffer
         # The masters, while nnabla writes to them.
         self._scaled: Sequence[nn.NdArray] = ()
         # Variables whose gradients nnabla would free before they are measured.
@@ -43,31 +43,32 @@ class HooklessPass(BackwardPass):
         if steps.factors.keys:
             self._weights = ScaledWeights(prepared.kernels, prepared.pool, prepared.storage)
         self._leaves: Optional[LeafGradients] = None
-        if not (found[1] and steps.leaves.direct):
+        if not (all_zero and steps.direct):
             self._leaves = LeafGradients(
                 prepared.kernels, prepared.pool, prepared.measurements, rounded=prepared.storage.rounds
             )
 
     def begin(self) -> Tuple[Hooks, Hooks]:
+        """Swap weights and gradients of leaves; return the hooks before and after functions."""
         share = self._share
         if share is not None:
             if share.activations:
-                self.statistics.measure((), share.activations)
+                self._prepared.statistics.measure((), share.activations)
             self._keep(share.gradients)
         if self._weights is not None:
             self._weights.swap_all(self._steps.factors)
         if self._leaves is not None:
-            self._leaves.take(*self._steps.leaves.leaves)
+            self._leaves.take(*self._steps.leaves)
         else:
             self._scaled = self._masters
-        between, following = self._steps.between, self._steps.leaves.following
+        between, following = self._steps.between, self._steps.following
         if not (between or following):
             return (), ()
-        keys = self.plan.function_keys
+        keys, storage = self._prepared.plan.function_keys, self._prepared.storage
         numbers = {keys[number]: number for number in (*between, *following)}
-        if self.storage.rounds:
+        if storage.rounds:
             # An emulated storage looks at each function anyway.
-            self.storage.after = {key: partial(self._after, number) for key, number in numbers.items()}
+            storage.after = {key: partial(self._after, number) for key, number in numbers.items()}
             return (), ()
 
         def after(f: object) -> None:
@@ -78,44 +79,48 @@ class HooklessPass(BackwardPass):
         return (), (after,)
 
     def _after(self, number: int) -> None:
-        self.rescale(self._steps.between.get(number, ()))
-        following = self._steps.leaves.following.get(number)
+        prepared = self._prepared
+        rescale(self._steps.between.get(number, ()), prepared.plan, prepared.kernels, prepared.storage)
+        following = self._steps.following.get(number)
         if following is not None and self._leaves is not None:
             self._leaves.hand_on(following)
 
     def _keep(self, positions: Sequence[int]) -> None:
         """Have nnabla keep gradients until they are measured, except those that an emulated storage sees."""
-        variables, keys, storage = self.plan.all_variables, self.plan.keys, self.storage
+        plan, storage = self._prepared.plan, self._prepared.storage
         for position in positions:
-            variable = variables[position]
-            seen = storage.gradient_statistics(keys[position]) is not None
+            variable = plan.all_variables[position]
+            seen = storage.gradient_statistics(plan.keys[position]) is not None
             if not seen and not variable.persistent:
                 # Noted before it is set: a signal may interrupt us between any two lines.
                 self._kept.append(variable)
                 variable.persistent = True
 
-    def end(self) -> None:
-        share = self._share
-        self.storage.after = {}
+    def end(self) -> Sequence[Contribution]:
+        """Put weights back, measure, and unscale gradients of leaves; return these, in their order."""
+        prepared, share, scales = self._prepared, self._share, self._schedule.scales
+        prepared.storage.after = {}
         if self._weights is not None:
             self._weights.restore()
         if share is not None:
-            arrived = [(p, self.scales[p]) for p in share.gradients if p in self.scales]
-            self.statistics.measure(arrived, share.weights)
+            arrived = [(p, scales[p]) for p in share.gradients if p in scales]
+            prepared.statistics.measure(arrived, share.weights)
             kept = self._kept[:]
             self._release()
-            if self._request.clear_buffer:
+            if self._clear_buffer:
                 for variable in kept:
                     variable.grad.clear()
         if self._leaves is not None:
             self._leaves.give_back()
-            return
-        self._written, gradients = self._steps.leaves.written(self._masters)
-        self._measurements.unscale_in_place(gradients)
+            return self._leaves.finish()
+        written, gradients = self._steps.written(self._masters)
+        prepared.measurements.unscale_in_place(gradients)
         self._scaled = ()
+        return written
 
     def restore(self) -> None:
-        self.storage.after = {}
+        """Put every swapped array back; harmless when none is swapped."""
+        self._prepared.storage.after = {}
         if self._kept:
             self._release()
         if self._weights is not None:
@@ -125,12 +130,6 @@ class HooklessPass(BackwardPass):
         for master in self._scaled:
             # As it was: a pass that was given up has written part of it.
             master.zero()
-
-    def finish(self) -> PassReport:
-        if self._leaves is not None:
-            return self._report_of(self._leaves)
-        found = self.statistics.finish(self._schedule.loss_weight_of)
-        return self._report(found, self._written, zip(self._written, found.largest))
 
     def _release(self) -> None:
         while self._kept:

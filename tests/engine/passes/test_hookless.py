@@ -14,9 +14,9 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, Method, Needs
 from nnabla_adaloss.core.methods import Range
-from nnabla_adaloss.engine import statistics
+from nnabla_adaloss.engine import slices
 from nnabla_adaloss.engine.passes.hookless import HooklessPass
-from nnabla_adaloss.engine.statistics import Share
+from nnabla_adaloss.engine.slices import Slice
 from tests.worlds.architectures import NETWORKS
 from tests.worlds.networks import layers
 from tests.worlds.passes import Noting, look, run, settle
@@ -29,7 +29,7 @@ HOOK: Dict[str, Any] = {"function_post_hook": look}
 class Seen(NamedTuple):
     """What a pass has kept when nnabla's backward had run."""
 
-    share: Optional[Share]
+    share: Optional[Slice]
     kept: List[int]
 
 
@@ -40,15 +40,15 @@ def test_no_more_than_a_share_is_kept_and_only_until_the_pass_ends(
     seen: List[Seen] = []
     end = HooklessPass.end
 
-    def looked_at(running: HooklessPass) -> None:
-        variables = running.plan.all_variables
+    def looked_at(running: HooklessPass) -> Any:
+        variables = running._prepared.plan.all_variables
         kept = [p for p in structure.gradients if not variables[p].grad.clear_called]
         seen.append(Seen(running._share, [p for p in kept if p not in structure.roots]))
-        end(running)
+        return end(running)
 
     monkeypatch.setattr(HooklessPass, "end", looked_at)
     # Divide what is measured, however little it is.
-    monkeypatch.setattr(statistics, "_LEAST", 1)
+    monkeypatch.setattr(slices, "_LEAST", 1)
     loss = F.mean(layers(*[5] * 6) ** 2)
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(method, measure_every=EVERY))
     structure = scaling.plan.structure
