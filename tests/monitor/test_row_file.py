@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, get_type_hints
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -26,9 +26,21 @@ VALUES = {
 }
 
 
+def of_type(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a field."""
+    if hint in VALUES:
+        return VALUES[hint]
+    kind, of = get_origin(hint), get_args(hint)
+    if kind is tuple:
+        return st.lists(of_type(of[0]), max_size=3).map(tuple)
+    if kind is dict:
+        return st.dictionaries(st.text(), of_type(of[1]), max_size=3)
+    return st.from_type(hint)
+
+
 def of_kind(kind: Any) -> st.SearchStrategy[Any]:
     """What a Recorder can write."""
-    fields = {name: VALUES.get(hint, st.from_type(hint)) for name, hint in get_type_hints(kind).items()}
+    fields = {name: of_type(hint) for name, hint in get_type_hints(kind).items()}
     scales = dict.fromkeys(fields.keys() & {"alpha", "scale", "before", "after"}, st.floats(1e-300, 1e300))
     return st.builds(kind, **{**fields, **scales})
 
