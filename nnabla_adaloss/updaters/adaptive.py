@@ -5,56 +5,25 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections import deque
-from operator import methodcaller
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Union
 
 import nnabla as nn
-import numpy as np
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from ..core.config import AdaLossConfig
 from ..core.precision import StorageLike
 from ..core.scale_history import HistoryPolicy
-from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import explains_keywords
-from ..core.verdict import CHECK_AFTER, Rules, Verdict
-from ..emulation import with_storage
-from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
-from ..errors import LossScaleError, warn
-from ..graph.loss import LossLike, check_scale
-from ..monitor import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, audience_of
+from ..errors import warn
+from ..graph.loss import LossLike
 from ..state import read_state, write_state
-from ..undo import Savepoint, Undoable
-from .exchange import GradientExchange
-from .global_scale import GlobalScale
-from .idle import Idle
-from .notifications import notify_beginning, notify_update
-from .notifier import Notifier
-from .retries import Counters, RetryState, UpdateResult
-from .settings import (
-    TABLE,
-    TORCH_ARGUMENTS,
-    GlobalScaleName,
-    HookLike,
-    OnOverflow,
-    Policy,
-    Settings,
-    history_of,
-    hooks_by_pass,
-    keep_data,
-)
-from .solvers import parameters_of
+from .loop import TrainingLoop
+from .retries import UpdateResult
+from .settings import TORCH_ARGUMENTS, GlobalScaleName, HookLike, OnOverflow, Policy, keep_data
 from .states import parameter_checksum, read_saved, saved_state
 
-_CALL = methodcaller("__call__")
 
-# This many batches in a row that overflow at any scale are not the fault of single batches. nnabla's updater
-# would have halved its scale as often, until no gradient is left.
-_HOPELESS = 25
-
-
-class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: ignore[misc]
+class AdaptiveLossScalingUpdater(TrainingLoop, DynamicLossScalingUpdater):  # type: ignore[misc]
     """Trains with measured loss scales: one for each part of the network (component), and nothing to tune.
 
     A drop-in replacement for nnabla's `DynamicLossScalingUpdater`, with the same positional arguments and
@@ -134,9 +103,6 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         True
     """
 
-    undone = ("iteration",)
-    drop_overflow_update: Any = True  # an argument of `FixedLossScalingUpdater`
-
     @explains_keywords(TORCH_ARGUMENTS)
     def __init__(
         self,
@@ -171,86 +137,13 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         function_post_hook: HookLike = None,
         float_tail: bool = True,
     ) -> None:
-        scale = check_scale(scale)
-        self._hooks = hooks_by_pass(function_pre_hook, function_post_hook)
-        history = history_of(global_scale, scale, min_scale)
-        policy = ScalePolicy(scaling_factor, N, min_scale, max_scale, hysteresis)
-        self._s0 = GlobalScale(scale, policy, history)
-        self.solver, self._exchange = solver, GradientExchange(comm, grads, solver)
-        grads = [] if comm is None else self._exchange.grads
-        self._audience = audience_of(monitors)
-        given = locals()
-        for name in TABLE:
-            setattr(self, name, given[name])
-        self.counters, self._idle, self._notifier = Counters(), Idle(), Notifier()
-        self._repeat = on_overflow == "repeat"
-        # Scales are lowered from batch to batch, and on all ranks alike.
-        self._searches = not (self._repeat or self._s0.measured)
-        self.iteration = 0
-        # An iteration that ended with an exception before the exchange, with which the next call goes on.
-        self._interrupted: Optional[RetryState] = None
-        self._before_exchange = False
-        # Savepoints for rolling back an interrupted iteration.
-        self._undone: List[Tuple[Savepoint, AdaptiveLossScaling]] = []
-        # Last, because functions of its graph may be replaced: everything else was accepted.
-        self._loss, self.scaling = loss, self._engine(loss, self.config)
+        TrainingLoop.__init__(self, locals())
         in_float = self.scaling.loss is self.scaling.variable and not self.scaling.in_half
         if in_float and storage is None and config is None:
             warn(
                 "nothing is stored in half precision: the network is in a float context and storage is None. "
                 'Pass storage="float16" to emulate it, or build the network in a half context'
             )
-
-    def _engine(self, loss: LossLike, config: Optional[AdaLossConfig]) -> AdaptiveLossScaling:
-        """Make the engine of a loss."""
-        parameters = self.solver.get_parameters
-        scaling = AdaptiveLossScaling(
-            with_storage(loss, self.storage, float_tail=self.float_tail, parameters=parameters),
-            config,
-            parameters=parameters,
-            history=self.history,
-            monitors=self._audience or (),
-            float_tail=self.float_tail,
-        )
-        if scaling.variable.size != 1:
-            raise ValueError(
-                f"loss has shape {scaling.variable.shape}, not one element; reduce it with "
-                "nnabla.functions.mean"
-            )
-        return scaling
-
-    @property
-    def loss(self) -> LossLike:
-        """The loss that is trained on; assign another for a graph that changes between iterations."""
-        return self._loss
-
-    @loss.setter
-    def loss(self, loss: LossLike) -> None:
-        if loss is self._loss:
-            return
-        # Its configuration is complete, which takes longer than to read a small graph.
-        scaling = self._engine(loss, self.scaling.config)
-        scaling.go_on_from(self.scaling)
-        self._loss, self.scaling = loss, scaling
-
-    @property
-    def scale(self) -> float:
-        """S0, the global loss scale; may be set between updates.
-
-        With `global_scale="history"`: the scale of the last update; assigning it restarts from there.
-        """
-        return self._s0.scale
-
-    @scale.setter
-    def scale(self, value: float) -> None:
-        self._s0.state = self.scale_state._replace(scale=check_scale(value))
-        if self._s0.measured:
-            self.scaling.restart(self._s0.scale)
-
-    @property
-    def scale_state(self) -> ScaleState:
-        """The global loss scale with its counters, as `global_scale="dynamic"` uses them."""
-        return self._s0.state
 
     def update(self) -> UpdateResult:
         """Train on one batch, or on `accum_grad` of them.
@@ -332,279 +225,6 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             OSError: the file cannot be read.
         """
         self.load_state_dict(read_state(path))
-
-    def _update(self) -> UpdateResult:
-        # What a second interruption has left of the iteration before.
-        self._undo_iteration()
-        resumed, self._interrupted = self._interrupted, None
-        before = self._s0.state
-        self._retries = resumed or RetryState(before)
-        self.scaling.guard.begin()
-        if self.comm is None:
-            own: List[Undoable] = [self, self._s0, self.counters, self._notifier]
-            self._undone.append((Savepoint(own + self.scaling.undoable), self.scaling))
-        try:
-            result = self._run_iteration(resumed=resumed is not None)
-        except BaseException as error:
-            if self._before_exchange:
-                # Other ranks wait for this one in the same try of the same iteration.
-                self.iteration -= 1
-                self.counters.fed = self._retries.fed
-                self._undo_batches()
-                self._interrupted = self._retries
-            self._undo_iteration()
-            if isinstance(error, LossScaleError):
-                # Raised on all ranks alike: no scale was at fault.
-                self._restore_scales()
-            raise
-        if self._audience is not None:
-            if self._s0.scale != before.scale:
-                self._audience.tell(ScaleChanged(self.iteration, before.scale, self._s0.scale))
-            notify_update(self._audience, self.iteration, result, self.scaling.variable)
-        return result
-
-    def _run_iteration(self, *, resumed: bool) -> UpdateResult:
-        self._before_exchange = False
-        if not self.iteration:
-            self._notifier.check_parameters(self.solver, self.scaling.plan)
-        self.iteration += 1
-        if self._audience is not None and self._audience.begins():
-            notify_beginning(self._audience, self.iteration, self)
-        shared = self.comm is not None
-        if shared and self._exchange.begin_iteration(self.iteration, self.check_every) and not resumed:
-            # Scales that must be the same on every rank between two iterations.
-            gains = [gain for _, gain in sorted(self.scaling.components.gains().items())]
-            self._exchange.check_ranks_agree([self._s0.scale, *gains], self.iteration)
-        while True:
-            self._before_exchange = shared
-            outcome = self._run_batches()
-            used, overflowed = self.scaling.loss_scale, outcome.overflowed
-            if shared:
-                used, overflowed = self._s0.exchange(
-                    self._exchange,
-                    self.scaling,
-                    average=self.average,
-                    alike=self._searches,
-                    bad=overflowed,
-                )
-                self._before_exchange = False
-                overflowed = overflowed or not self._exchange.all_finite(self.scaling.kernels)
-            if not (overflowed and self.drop_overflow_update):
-                break
-            skipped = self._lose_batches(outcome)
-            if skipped is not None:
-                return skipped
-        learns = self._notifier.note_update(
-            self.iteration, self._s0.state.scale, self.scaling.result.nonzero, [self.scaling], [self.solver]
-        )
-        if not self.scaling.result.state_finite:
-            self._undo_batches()
-        if self.average and self.accum_grad > 1:
-            self.solver.scale_grad(1.0 / self.accum_grad)
-        if self.on_gradients is not None:
-            self.on_gradients(self.solver)
-        if self.weight_decay is not None:
-            self.solver.weight_decay(self.weight_decay)
-        ran_again = self._repeat and self._s0.state != self._retries.scale_state
-        self._s0.after_update(used, overflowed=ran_again)
-        self.scaling.end_iteration()
-        self.counters.count_update(self.accum_grad)
-        with self._idle.lock:
-            # One call into C that runs no line of Python: no signal can come between the step and the end of
-            # the iteration, with which it counts.
-            deque(map(_CALL, (self.solver.update, self._undone.clear)), 0)
-        self.scaling.measure_weights()
-        last = self._retries.last
-        return UpdateResult(
-            True,
-            self._s0.scale,
-            self._retries.retries,
-            "updated" if learns else "zero_gradients",
-            overflow_layers=last.layers,
-            nonfinite_layers=outcome.layers,
-            component=last.component,
-        )
-
-    def _run_batches(self) -> Outcome:
-        """Zero the gradients, then feed, run forward and backward `accum_grad` times."""
-        outcome = Outcome()
-        self._retries.fed = self.counters.fed
-        self.solver.zero_grad()
-        for index in range(self.accum_grad):
-            # May assign another loss, and rewire this one.
-            self.data_feeder()
-            self.counters.fed += 1
-            scaling = self.scaling
-            with self._idle.lock:
-                # With delay=0 every batch runs twice.
-                scaling.guard.begin_batch(first=not index, repeat=self._repeat or not scaling.delay)
-                self._run_pass(again=False)
-                # Nearly always.
-                if not scaling.is_good:
-                    # After a hopeless batch, it is looked into at the first overflow whether any scale helps.
-                    check_after = 0 if self._retries.hopeless else CHECK_AFTER
-                    rules = Rules(self._repeat, self.max_retries, check_after, outcome.overflowed)
-                    outcome = _together(outcome, self._repeats(outcome).go_on(rules))
-        return outcome
-
-    def _run_pass(self, again: bool) -> None:
-        """Forward and backward on the present inputs; whether over the same batch again."""
-        forward_hooks, backward_hooks = self._hooks
-        self.scaling.forward(clear_no_need_grad=self.clear_buffer, **forward_hooks)
-        self.scaling.backward(
-            None if self._s0.measured else self._s0.scale,
-            clear_buffer=self.clear_buffer,
-            iteration=self.iteration,
-            again=again,
-            wired=True,
-            **backward_hooks,
-        )
-
-    def _repeats(self, before: Outcome) -> BatchLoop:
-        """The passes over a batch after its first one; `before`: what became of the batches before it."""
-
-        s0 = self._s0.state
-
-        def on_overflow(found: Outcome) -> None:
-            # Once for a batch, however often it runs.
-            if self._repeat and self._s0.state is s0:
-                self._s0.lower()
-            if self._audience is not None:
-                found = _together(before, found)
-                fault = "" if found.fault is None else str(found.fault)
-                loss = found.verdict is Verdict.NONFINITE_LOSS
-                cause = "nonfinite_loss" if loss else "nonfinite_forward" if fault else "overflow"
-                where = found.layers, found.component, self.scaling.loss_scale
-                self._audience.tell(Overflowed(self.iteration, found.attempt, cause, *where, fault))
-
-        def on_repeat(found: Outcome) -> None:
-            found = _together(before, found)
-            self._retries.repeats += 1
-            self.counters.repeats += 1
-            if found.overflowed:
-                self._retries.last = found
-            if self._audience is not None:
-                cause = "overflow" if found.overflowed else "first measurement"
-                self._audience.tell(BatchRepeated(self.iteration, found.attempt, cause, found.layers))
-
-        return BatchLoop(
-            self.scaling,
-            self._run_pass,
-            lambda: parameters_of([self.solver]),
-            self.min_scale,
-            lambda: self._repeat and self._s0.lower(),
-            on_overflow,
-            on_repeat,
-        )
-
-    def _lose_batches(self, outcome: Outcome) -> Optional[UpdateResult]:
-        """Undo the batches of this try, with whatever has come of them here; the result of the iteration when
-        it ends with them, None to go on with others.
-        """
-        retries = self._retries
-        self._undo_batches()
-        verdict, lowered = self._exchange.agree(outcome, repeat=self._repeat)
-        retries.last = outcome
-        if not (verdict.of_forward or (self._repeat and lowered)) and not self._s0.lower() and not lowered:
-            verdict = Verdict.HOPELESS
-        self._count_lost(verdict, outcome)
-        if verdict.of_forward:
-            return self._skip_bad_batch(outcome, verdict)
-        if verdict is Verdict.HOPELESS:
-            retries.hopeless += 1
-            is_last = retries.hopeless == _HOPELESS or retries.discarded == self.max_retries
-            if self._searches or is_last:
-                return self._skip_at_floor(outcome)
-            # No scale helps this batch: go on with those before it.
-            self._restore_scales()
-            self._notifier.warn(
-                "hopeless",
-                f"gradients of a batch in iteration {self.iteration} are not finite at any loss scale: "
-                f"it is thrown away; first bad layer: {outcome.where}",
-            )
-        retries.discarded += 1
-        self._notifier.count_lost(self.iteration, outcome.where)
-        self.scaling.lose_batch()
-        self.scaling.guard.begin()
-        if verdict is not Verdict.RETRIES and retries.discarded <= self.max_retries:
-            return None
-        self.scaling.end_iteration(good=False)
-        message = (
-            f"gradients overflowed {retries.retries} times in iteration {self.iteration}, with ever "
-            f"lower scales; first bad layer: {outcome.where}"
-        )
-        policy = self.on_scale_floor if self._repeat and self.max_retries else "skip"
-        return self._skipped(policy, "retries", message, reason="overflow", component=outcome.component)
-
-    def _count_lost(self, verdict: Verdict, outcome: Outcome) -> None:
-        """Count the batches of this try as lost, and report them to monitors."""
-        self.counters.count_lost(verdict.value, self.accum_grad)
-        if self._audience is not None:
-            found = verdict.value, outcome.layers, self.accum_grad, str(outcome.fault or "")
-            self._audience.tell(BatchThrownAway(self.iteration, *found))
-
-    def _undo_batches(self) -> None:
-        """Restore what forward has written since the update began, in whichever graph of the network."""
-        with self._idle.lock:
-            self.scaling.guard.state.restore()
-
-    def _undo_iteration(self) -> None:
-        """Go back to before an iteration that did not end; do nothing after one that did."""
-        for savepoint, scaling in self._undone:
-            with self._idle.lock:
-                self.scaling.guard.undo_window()
-            savepoint.restore()
-            self.scaling.go_back_to(scaling)
-        self._undone.clear()
-
-    def _restore_scales(self) -> None:
-        """Go on with the scales from before the iteration, and forget what it has measured."""
-        self._s0.state = self._retries.scale_state
-        self.scaling.drop_iteration()
-
-    def _skip_bad_batch(self, outcome: Outcome, verdict: Verdict) -> UpdateResult:
-        if self._repeat:
-            # Lower scales were tried, and were not the cause.
-            self._restore_scales()
-        else:
-            self.scaling.drop_iteration()
-        what = "the loss" if verdict is Verdict.NONFINITE_LOSS else "the forward pass"
-        whose = "" if self.comm is None else f" of {'this' if outcome.verdict is verdict else 'another'} rank"
-        cause, fault, argument = verdict.value, str(outcome.fault or ""), f"on_{verdict.value}"
-        message = (
-            f"{what}{whose} is not finite in iteration {self.iteration}{': ' if fault else ''}{fault}; this "
-            f"is not a gradient overflow, so the loss scale stays at {self.scale:g}. Look at the data and "
-            f'the learning rate; {argument}="skip" leaves such batches out'
-        )
-        found = {"reason": cause, "nonfinite_layers": outcome.layers, "cause": fault}
-        return self._skipped(getattr(self, argument), cause, message, **found)
-
-    def _skip_at_floor(self, outcome: Outcome) -> UpdateResult:
-        gradients = [v.g for v in parameters_of([self.solver])]
-        nans, infinities = (sum(int(f(g).sum()) for g in gradients) for f in (np.isnan, np.isinf))
-        # A batch that was repeated was tried with the smallest scale at the end.
-        floor = self.scale if self._searches else self.min_scale
-        self._restore_scales()
-        message = (
-            f"gradients overflow in iteration {self.iteration} at the smallest loss scale, {floor:g}; first "
-            f"bad layer: {outcome.where}; parameter gradients hold {nans} NaNs and {infinities} infinities; "
-            f"last good scale: {self._s0.last_good:g}. The scale is {self.scale:g} again"
-        )
-        found = {"nonfinite_layers": outcome.layers, "component": outcome.component}
-        return self._skipped(self.on_scale_floor, "scale_floor", message, reason="overflow", **found)
-
-    def _skipped(self, policy: str, kind: str, message: str, **found: Any) -> UpdateResult:
-        """End the iteration without an update, and say so as `policy` wants it; the result."""
-        self._undone.clear()
-        self._notifier.notify(policy, kind, message)
-        retries = self._retries
-        return UpdateResult(False, self.scale, retries.retries, overflow_layers=retries.last.layers, **found)
-
-
-def _together(before: Outcome, found: Outcome) -> Outcome:
-    """The outcome of some batches and one more: the first overflow, and all layers that were not finite."""
-    layers = tuple(dict.fromkeys((*before.layers, *found.layers)))
-    return (before if before.overflowed else found)._replace(layers=layers)
 
 
 _DEFAULTS = {
