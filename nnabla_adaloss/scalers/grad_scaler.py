@@ -19,7 +19,7 @@ from ..graph.loss import LossLike, LossWrapper, Seed, check_seed, run_backward
 from ..monitor import audience_of
 from ..undo import ArraySnapshot, ForwardState
 from ..updaters.notifier import Notifier
-from ..updaters.solvers import check_solver, named_parameters, parameters_of
+from ..updaters.solvers import check_solvers, named_parameters, parameters_of
 from .scaled_losses import ScaledLosses
 
 _VERSION = 3
@@ -117,7 +117,7 @@ class GradScaler:
     ) -> None:
         self._enabled = boolean("enabled", enabled)
         self._float_tail = boolean("float_tail", float_tail)
-        self._solvers = _checked(solvers)
+        self._solvers = check_solvers(solvers, _NO_SOLVERS)
         self._config = instance_or_none("config", config, AdaLossConfig)
         self._history = instance_or_none("history", history, HistoryPolicy)
         self._storage = storage
@@ -141,9 +141,9 @@ class GradScaler:
         # Keys of the losses that `forward` ran on, the last one at the end.
         self._forwarded: Dict[int, None] = {}
         self._used: Dict[int, AdaptiveLossScaling] = {}
+        # Outcomes by the same keys: of batches that ran again, and of those whose steps were skipped.
         self._outcomes: Dict[int, Outcome] = {}
-        self._blamed: Set[int] = set()
-        self._bad_batch = False
+        self._causes: Dict[int, Outcome] = {}
 
     def forward(self, loss: LossLike, clear_buffer: bool = False, clear_no_need_grad: bool = False) -> None:
         """Run forward as `Variable.forward` does, in the storage format if one is emulated.
@@ -254,10 +254,11 @@ class GradScaler:
             self._notifier.note_update(
                 self._iteration + 1, engines[0].loss_scale, nonzero, engines, self._solvers
             )
+        is_bad = any(found.verdict.of_forward for found in self._causes.values())
         for key, scaling in self._used.items():
-            if self._enabled and self._bad_batch:
+            if self._enabled and is_bad:
                 scaling.drop_iteration()
-            elif self._enabled and key in self._blamed:
+            elif self._enabled and key in self._causes:
                 scaling.end_iteration(good=False)
             elif self._enabled:
                 scaling.after_update()
@@ -387,14 +388,13 @@ class GradScaler:
         """Lower the scale that made gradients overflow, or warn of another cause."""
         self.cause = ""
         for key, scaling in self._used.items():
-            if not scaling.found_inf or key in self._blamed:
+            if not scaling.found_inf or key in self._causes:
                 continue
-            self._blamed.add(key)
             found = self._outcomes.get(key)
             if found is None or not found.overflowed:
                 found = self._examine(scaling)
+            self._causes[key] = found
             if found.verdict.of_forward:
-                self._bad_batch = True
                 self.cause = "the loss is not finite" if found.fault is None else str(found.fault)
                 self._warn("bad", f"{self.cause}: this is not a gradient overflow, so no scale is lowered")
             else:
@@ -421,17 +421,3 @@ class GradScaler:
 
     def _warn(self, kind: str, message: str) -> None:
         self._notifier.warn(kind, f"step skipped in iteration {self._iteration}: {message}")
-
-
-def _checked(solvers: Sequence[Any]) -> Sequence[Any]:
-    """The solvers, each with parameters and only once; else TypeError or ValueError."""
-    if not solvers:
-        raise ValueError("GradScaler needs a solver, or several: GradScaler(solver)")
-    for index, solver in enumerate(solvers):
-        name = f"solvers[{index}]"
-        check_solver(name, solver, ("update", "get_parameters", "check_inf_or_nan_grad"), _NO_SOLVERS)
-        if not solver.get_parameters():
-            raise ValueError(f"{name} has no parameters: call solver.set_parameters(nnabla.get_parameters())")
-        if any(solver is other for other in solvers[:index]):
-            raise ValueError(f"{name} is given twice")
-    return solvers

@@ -76,11 +76,6 @@ class GradientExchange:
             return False
         return bool(check_every) and iteration % check_every == 0
 
-    def sum(self) -> None:
-        """Sum the gradients over all ranks."""
-        if self.comm is not None:
-            self.comm.all_reduce(self.grads, division=False, inplace=False)
-
     def sum_with(self, own: Numbers, *, average: bool) -> List[Numbers]:
         """Sum the gradients, and return what each rank has told: numbers by name.
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Callable, Optional, Sequence
 
 import nnabla as nn
@@ -16,28 +17,29 @@ from .adaptive import AdaptiveLossScalingUpdater
 from .retries import UpdateResult
 from .settings import Setting, keep_data
 
+_PRESET: Any = {
+    "scaling_factor": 1.0,
+    "global_scale": "dynamic",
+    "on_overflow": "next",
+    "config": AdaLossConfig(loss_scale_method="fixed"),
+    "max_retries": 0,
+    "on_nonfinite_loss": "skip",
+    "on_nonfinite_forward": "skip",
+    "on_scale_floor": "skip",
+}
+_SHARED = inspect.signature(AdaptiveLossScalingUpdater).parameters
+
 
 class FixedLossScalingUpdater(AdaptiveLossScalingUpdater):
     """Trains with one constant loss scale; a batch whose gradients overflow is dropped.
 
     An `AdaptiveLossScalingUpdater` with `global_scale="dynamic"`, `scaling_factor=1.0`, `on_overflow="next"`,
-    `max_retries=0` and `AdaLossConfig(loss_scale_method="fixed")`: every gradient has the scale.
+    `max_retries=0`, the method `"fixed"` and all policies `"skip"`: every gradient has the scale.
 
     Args:
-        solver: the solver, with its parameters set.
-        loss: the loss Variable of one element (or a wrapper of one, such as `FormatEmulation`).
-        data_feeder: called without arguments before each forward to fill the input variables.
         scale: the loss scale. 128.0, the usual first try for fp16.
         drop_overflow_update: drop the update when a gradient is not finite; False updates with it.
-        clear_buffer: free activations and gradients that are no longer needed. True.
-        accum_grad: batches whose gradients are summed per update. 1.
-        weight_decay: decay constant; None for no decay.
-        comm: a communicator for data-parallel training; None for one process.
-        grads: gradients to exchange; None (or empty) means those of all the solver's parameters.
-        storage: emulate this storage format on a float context, for example `"float16"` or `"fp8_hybrid"`.
-        monitors: objects with some of the methods of `Monitor`, such as `Recorder`.
-        float_tail: as for `AdaptiveLossScalingUpdater`: in half precision, functions at the loss compute in
-            float. True.
+        solver, loss, ...: as for `AdaptiveLossScalingUpdater`.
 
     All of these are attributes as well, as those of an `AdaptiveLossScalingUpdater` are.
 
@@ -77,16 +79,8 @@ class FixedLossScalingUpdater(AdaptiveLossScalingUpdater):
         float_tail: bool = True,
     ) -> None:
         self.drop_overflow_update = drop_overflow_update
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        del given["drop_overflow_update"]
-        super().__init__(
-            **given,
-            scaling_factor=1.0,
-            global_scale="dynamic",
-            on_overflow="next",
-            max_retries=0,
-            config=AdaLossConfig(loss_scale_method="fixed"),
-        )
+        given = {name: value for name, value in locals().items() if name in _SHARED}
+        super().__init__(**given, **_PRESET)
 
     def _lose_batches(self, outcome: Outcome) -> Optional[UpdateResult]:
         """Drop the batches of an update: no other scale is tried."""

@@ -29,6 +29,20 @@ def check_solver(
     return value
 
 
+def check_solvers(solvers: Sequence[Any], instead: Any) -> Sequence[Any]:
+    """The solvers of a `GradScaler`, each with parameters and only once; else TypeError or ValueError."""
+    if not solvers:
+        raise ValueError("GradScaler needs a solver, or several: GradScaler(solver)")
+    for index, solver in enumerate(solvers):
+        name = f"solvers[{index}]"
+        check_solver(name, solver, ("update", "get_parameters", "check_inf_or_nan_grad"), instead)
+        if not solver.get_parameters():
+            raise ValueError(f"{name} has no parameters: call solver.set_parameters(nnabla.get_parameters())")
+        if any(solver is other for other in solvers[:index]):
+            raise ValueError(f"{name} is given twice")
+    return solvers
+
+
 def parameters_of(solvers: Sequence[Any]) -> List[nn.Variable]:
     """The parameters of solvers."""
     return [v for solver in solvers for v in solver.get_parameters().values()]
