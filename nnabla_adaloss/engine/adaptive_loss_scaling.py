@@ -29,9 +29,9 @@ from ..graph.names import Parameters, check_parameters
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from ..monitor import Audience, audience_of
-from ..undo import BatchGuard, ForwardState, Savepoint, Undoable
+from ..undo import BatchGuard, ForwardState, savepoint
 from .chooser import Asked, Chooser, Decided
-from .forward_fault import ForwardFault, find_fault
+from .forward_fault import find_fault
 from .layer_watch import watch_layers
 from .leaf_gradients import NonfiniteGradients
 from .method_alphas import MethodAlphas
@@ -168,8 +168,8 @@ class AdaptiveLossScaling:
         self._nonfinite = NonfiniteGradients(self.kernels)
 
     @property
-    def undoable(self) -> List[Undoable]:
-        """What a `Savepoint` keeps of the engine: what is known between two iterations. See `go_back_to`."""
+    def undoable(self) -> List[Any]:
+        """Objects of the engine that a `savepoint` keeps between two iterations. See `go_back_to`."""
         return [self, self._chooser.method_alphas, *self._graph.undoable, self._storage.drawn]
 
     def go_on_from(self, before: AdaptiveLossScaling) -> None:
@@ -192,7 +192,7 @@ class AdaptiveLossScaling:
         self.share_draws(before)
 
     def go_back_to(self, before: AdaptiveLossScaling) -> None:
-        """Forget the present iteration, after a `Savepoint` was restored that was made with this engine."""
+        """Forget the present iteration, after a `savepoint` of this engine was restored."""
         self.iteration = before.iteration
         self._graph.go_on_from(before._graph)
         self.components = before.components.without_iteration()
@@ -277,8 +277,8 @@ class AdaptiveLossScaling:
         stored = self._storage.data.values()
         return not self.result.state_finite or any(seen.statistics.nonfinite for seen in stored)
 
-    def find_fault(self) -> Optional[ForwardFault]:
-        """The first function that is not finite on the present inputs, on which forward runs once more."""
+    def find_fault(self) -> str:
+        """The first function that is not finite on the present inputs, in words; forward runs once more."""
         self.guard.rewind()
         return find_fault(self.loss, self._graph.plan(), self.kernels, self._storage)
 
@@ -380,13 +380,13 @@ class AdaptiveLossScaling:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned; ValueError, and no change, if that cannot be."""
-        prepared, before = self._graph.prepared(), Savepoint(self.undoable)
+        prepared, restore = self._graph.prepared(), savepoint(self.undoable)
         try:
             memory, self.iteration, draws = load_state(
                 state, prepared, self.components.memory, self._chooser.method_alphas
             )
         except BaseException:
-            before.restore()
+            restore()
             raise
         self.components = Seen(memory)
         self._graph.forget_others()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterable, NamedTuple, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from ..core.verdict import Facts, Rules, Verdict, judge
 from ..undo import ArraySnapshot
 from .adaptive_loss_scaling import AdaptiveLossScaling
-from .forward_fault import ForwardFault
 
 
 class Outcome(NamedTuple):
@@ -23,7 +22,7 @@ class Outcome(NamedTuple):
     # order.
     layers: Tuple[str, ...] = ()
     component: str = ""  # the part of the network where that began; empty: not known
-    fault: Optional[ForwardFault] = None  # in forward, which no loss scale prevents
+    fault: str = ""  # the function of forward that is not finite, which no loss scale prevents
     lowered: bool = False  # whether a scale was lowered for it
     attempt: int = 0  # the number of the pass in its iteration
 
@@ -71,7 +70,7 @@ class BatchLoop(NamedTuple):
 
     def judge(self, facts: Facts, rules: Rules) -> Outcome:
         """What the last pass has come to; what the verdict asks for is found out."""
-        scaling, fault, found = self.scaling, None, self._of_pass()
+        scaling, fault, found = self.scaling, "", self._of_pass()
         while True:
             verdict = judge(facts, rules)
             if verdict is Verdict.MEASURE:
@@ -84,7 +83,7 @@ class BatchLoop(NamedTuple):
                     facts = facts._replace(fits=True)
             elif verdict is Verdict.CHECK_FORWARD:
                 fault = scaling.find_fault()
-                facts = facts._replace(faulty=fault is not None)
+                facts = facts._replace(faulty=bool(fault))
             elif verdict is Verdict.PROBE:
                 facts = facts._replace(fits_smallest=self._fits_smallest())
             elif verdict is Verdict.LOWER:
@@ -92,7 +91,7 @@ class BatchLoop(NamedTuple):
             else:
                 lowered = bool(facts.lowered or facts.fits)
                 if not verdict.of_forward:
-                    fault = None
+                    fault = ""
                 return found._replace(
                     verdict=verdict, overflowed=facts.overflowed, fault=fault, lowered=lowered
                 )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search for what in a forward pass is not finite."""
+"""The search for the first function of a forward pass that is not finite."""
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, List
 
 import nnabla as nn
 import numpy as np
@@ -15,35 +15,24 @@ from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 
 
-class ForwardFault(NamedTuple):
-    """The first function of a forward pass that read or computed an infinity or a NaN: no scale helps."""
-
-    function: str
-    type_name: str
-    what: str  # what is wrong, in words
-
-    def __str__(self) -> str:
-        return f"{self.function} ({self.type_name}) {self.what}"
-
-
-def find_fault(
-    loss: LossLike, plan: GraphPlan, kernels: Kernels, storage: NativeStorage
-) -> Optional[ForwardFault]:
-    """The first function that is not finite on the present inputs; forward runs once more for that."""
-    found: List[ForwardFault] = []
+def find_fault(loss: LossLike, plan: GraphPlan, kernels: Kernels, storage: NativeStorage) -> str:
+    """The first function that reads or computes an infinity or a NaN on the present inputs, in words; empty
+    if all is finite. Forward runs once more for that.
+    """
+    found: List[str] = []
 
     def look(f: Any) -> None:
-        what = None if found else _fault(f, plan, kernels, storage)
-        if what is not None:
+        fault = "" if found else _fault(f, plan, kernels, storage)
+        if fault:
             kind = f.info.type_name
-            found.append(ForwardFault(plan.labels.get(hash(f), kind), kind, what))
+            found.append(f"{plan.labels.get(hash(f), kind)} ({kind}) {fault}")
 
     loss.forward(clear_no_need_grad=True, function_post_hook=look)
-    return found[0] if found else None
+    return "".join(found)
 
 
-def _fault(f: Any, plan: GraphPlan, kernels: Kernels, storage: NativeStorage) -> Optional[str]:
-    """What is not finite around a function that has just run, in words."""
+def _fault(f: Any, plan: GraphPlan, kernels: Kernels, storage: NativeStorage) -> str:
+    """The first array that is not finite around a function that has just run, in words; empty if none is."""
     for v in f.inputs:
         bad = 0 if v.parent is not None else _nonfinite(v, kernels)
         if bad:
@@ -59,7 +48,7 @@ def _fault(f: Any, plan: GraphPlan, kernels: Kernels, storage: NativeStorage) ->
                 return f"computes {_told(bad)} from finite inputs{_where(v)}"
             numbers = "1 number" if rounded.overflowed == 1 else f"{rounded.overflowed} numbers"
             return f"computes {numbers} beyond {stored.name}, which ends at {stored.max:g}{_where(v)}"
-    return None
+    return ""
 
 
 def _told(bad: int) -> str:

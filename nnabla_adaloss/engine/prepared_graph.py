@@ -23,7 +23,6 @@ from ..graph.structure import GraphStructure, PlanOptions
 from ..kernels import Kernels, Measurements, measurements_by
 from ..kernels.arrays import places_of
 from ..kernels.scratch import ScratchPool
-from ..undo import Undoable
 from .gradient_ranges import GradientRanges
 from .hookless_steps import HooklessSteps
 from .slices import Slice, slices_of
@@ -235,7 +234,7 @@ class Preparation:
         self._before: Optional[PreparedGraph] = None
 
     @property
-    def undoable(self) -> List[Undoable]:
+    def undoable(self) -> List[Any]:
         last = self.present or self._before
         return [self] if last is None else [self, last, last.statistics]
 

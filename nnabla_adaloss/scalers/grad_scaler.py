@@ -395,7 +395,7 @@ class GradScaler:
                 found = self._examine(scaling)
             self._causes[key] = found
             if found.verdict.of_forward:
-                self.cause = "the loss is not finite" if found.fault is None else str(found.fault)
+                self.cause = found.fault or "the loss is not finite"
                 self._warn("bad", f"{self.cause}: this is not a gradient overflow, so no scale is lowered")
             else:
                 self.cause = f"overflow, first in {scaling.found_inf[0]}"

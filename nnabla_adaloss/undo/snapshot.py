@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import nnabla as nn
 from numpy.typing import NDArray
@@ -91,23 +91,15 @@ def put_back(array: nn.NdArray, contents: Contents) -> None:
         array.data = contents
 
 
-class Undoable(Protocol):
-    """An object that an iteration changes."""
+def savepoint(objects: Sequence[Any]) -> Callable[[], None]:
+    """A function that brings back the present values of the attributes that each object lists as `undone`;
+    they are replaced, never changed. It may be called again after it was interrupted.
+    """
+    # To copy all attributes takes less time than to pick some.
+    saved: List[Dict[str, Any]] = list(map(dict, map(vars, objects)))
 
-    @property
-    def undone(self) -> Sequence[str]:
-        """The attributes that are brought back; their values are replaced, never changed."""
+    def restore() -> None:
+        for one, before in zip(objects, saved):
+            vars(one).update({name: before[name] for name in one.undone})
 
-
-class Savepoint:
-    """The present attributes of objects, to go back to when an iteration is broken off."""
-
-    def __init__(self, objects: Sequence[Undoable]) -> None:
-        self._objects = objects
-        # To copy all attributes takes less time than to pick some.
-        self._saved: List[Dict[str, Any]] = list(map(dict, map(vars, objects)))
-
-    def restore(self) -> None:
-        """Bring the attributes back; it may be called again after it was interrupted."""
-        for one, saved in zip(self._objects, self._saved):
-            vars(one).update({name: saved[name] for name in one.undone})
+    return restore

@@ -95,6 +95,6 @@ class FixedLossScalingUpdater(AdaptiveLossScalingUpdater):
             reason="overflow",
             overflow_layers=outcome.layers,
             nonfinite_layers=outcome.layers,
-            cause=str(outcome.fault or ""),
+            cause=outcome.fault,
             component=outcome.component,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from operator import methodcaller
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
 from ..errors import LossScaleError
 from ..graph.loss import LossLike, check_scale
 from ..monitor import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, audience_of
-from ..undo import Savepoint, Undoable
+from ..undo import savepoint
 from .exchange import GradientExchange
 from .global_scale import GlobalScale
 from .idle import Idle
@@ -64,7 +64,7 @@ class TrainingLoop(Settings):
         self._interrupted: Optional[RetryState] = None
         self._before_exchange = False
         # Savepoints for rolling back an interrupted iteration.
-        self._undone: List[Tuple[Savepoint, AdaptiveLossScaling]] = []
+        self._undone: List[Tuple[Callable[[], None], AdaptiveLossScaling]] = []
         # Last, because functions of its graph may be replaced: everything else was accepted.
         self._loss: LossLike = given["loss"]
         self.scaling = self._engine(self._loss, self.config)
@@ -128,8 +128,8 @@ class TrainingLoop(Settings):
         self._retries = resumed or RetryState(before)
         self.scaling.guard.begin()
         if self.comm is None:
-            own: List[Undoable] = [self, self._s0, self.counters, self._notifier]
-            self._undone.append((Savepoint(own + self.scaling.undoable), self.scaling))
+            own: List[Any] = [self, self._s0, self.counters, self._notifier]
+            self._undone.append((savepoint(own + self.scaling.undoable), self.scaling))
         try:
             result = self._run_iteration(resumed=resumed is not None)
         except BaseException as error:
@@ -258,11 +258,10 @@ class TrainingLoop(Settings):
                 self._s0.lower()
             if self._audience is not None:
                 found = _together(before, found)
-                fault = "" if found.fault is None else str(found.fault)
                 loss = found.verdict is Verdict.NONFINITE_LOSS
-                cause = "nonfinite_loss" if loss else "nonfinite_forward" if fault else "overflow"
+                cause = "nonfinite_loss" if loss else "nonfinite_forward" if found.fault else "overflow"
                 where = found.layers, found.component, self.scaling.loss_scale
-                self._audience.tell(Overflowed(self.iteration, found.attempt, cause, *where, fault))
+                self._audience.tell(Overflowed(self.iteration, found.attempt, cause, *where, found.fault))
 
         def on_repeat(found: Outcome) -> None:
             found = _together(before, found)
@@ -327,7 +326,7 @@ class TrainingLoop(Settings):
         """Count the batches of this try as lost, and report them to monitors."""
         self.counters.count_lost(verdict.value, self.accum_grad)
         if self._audience is not None:
-            found = verdict.value, outcome.layers, self.accum_grad, str(outcome.fault or "")
+            found = verdict.value, outcome.layers, self.accum_grad, outcome.fault
             self._audience.tell(BatchThrownAway(self.iteration, *found))
 
     def _undo_batches(self) -> None:
@@ -337,10 +336,10 @@ class TrainingLoop(Settings):
 
     def _undo_iteration(self) -> None:
         """Go back to before an iteration that did not end; do nothing after one that did."""
-        for savepoint, scaling in self._undone:
+        for restore, scaling in self._undone:
             with self._idle.lock:
                 self.scaling.guard.undo_window()
-            savepoint.restore()
+            restore()
             self.scaling.go_back_to(scaling)
         self._undone.clear()
 
@@ -357,7 +356,7 @@ class TrainingLoop(Settings):
             self.scaling.drop_iteration()
         what = "the loss" if verdict is Verdict.NONFINITE_LOSS else "the forward pass"
         whose = "" if self.comm is None else f" of {'this' if outcome.verdict is verdict else 'another'} rank"
-        cause, fault, argument = verdict.value, str(outcome.fault or ""), f"on_{verdict.value}"
+        cause, fault, argument = verdict.value, outcome.fault, f"on_{verdict.value}"
         message = (
             f"{what}{whose} is not finite in iteration {self.iteration}{': ' if fault else ''}{fault}; this "
             f"is not a gradient overflow, so the loss scale stays at {self.scale:g}. Look at the data and "

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.engine.forward_fault import ForwardFault
 
 ONES = np.ones(3, np.float32)
 
@@ -23,17 +22,15 @@ def test_faults_are_looked_for_in_the_graph_as_it_is_now() -> None:
     scaling = AdaptiveLossScaling(F.sum(h + 1.0))
     scaling.forward()
     # What is finite has no fault.
-    assert scaling.find_fault() is None
+    assert scaling.find_fault() == ""
     h.rewire_on(F.log(x * 2.0))
-    fault = scaling.find_fault()
-    assert fault is not None
-    assert fault.type_name == "Log"
+    assert "(Log) computes" in scaling.find_fault()
 
 
 SPOILT = np.array([[1.0, np.nan, 1.0], [np.inf, 1.0, -np.inf]], np.float32)
 
 
-def fault_of(loss: nn.Variable, storage: Optional[str] = None) -> Optional[ForwardFault]:
+def fault_of(loss: nn.Variable, storage: Optional[str] = None) -> str:
     return AdaptiveLossScaling(loss if storage is None else FormatEmulation(loss, storage)).find_fault()
 
 
@@ -51,32 +48,31 @@ def test_data_that_are_not_finite_are_told_with_their_shape(storage: Optional[st
     # NumPy makes float64, and so it stays where it is assigned to a Variable.
     fault = fault_of(network(SPOILT.astype(dtype)), storage)
     what = "reads an input of shape (2, 3) that holds 3 infinities or NaNs, the first at [0, 1]"
-    assert fault == ("hidden/affine", "Affine", what)
-    assert str(fault) == f"hidden/affine (Affine) {what}"
+    assert fault == f"hidden/affine (Affine) {what}"
 
 
 def test_a_parameter_that_is_not_finite_is_named() -> None:
     loss = network()
     nn.get_parameters()["output/affine/b"].d = [np.nan, 1.0, 2.0]
     what = "reads the parameter output/affine/b that holds 1 infinity or NaN, the first at [0]"
-    assert fault_of(loss) == ("output/affine", "Affine", what)
+    assert fault_of(loss) == f"output/affine (Affine) {what}"
 
 
 def test_a_function_that_leaves_the_finite_numbers_by_itself() -> None:
     x = nn.Variable.from_numpy_array(np.array([1.0, -1.0, 0.0], np.float32), need_grad=True)
     fault = fault_of(F.sum(F.log(x * 1.0) * 2.0))
-    assert fault == ("Log", "Log", "computes 2 infinities or NaNs from finite inputs, the first at [1]")
+    assert fault == "Log (Log) computes 2 infinities or NaNs from finite inputs, the first at [1]"
 
 
 def test_activations_beyond_the_storage_format() -> None:
     x = nn.Variable.from_numpy_array(np.array([10.0, 300.0, 1.0], np.float32), need_grad=True)
     what = "computes 1 number beyond float16, which ends at 65504, the first at [1]"
-    assert fault_of(F.sum(x**2 * 0.1), "float16") == ("PowScalar", "PowScalar", what)
-    assert fault_of(F.sum(x**2 * 0.1)) is None
+    assert fault_of(F.sum(x**2 * 0.1), "float16") == f"PowScalar (PowScalar) {what}"
+    assert fault_of(F.sum(x**2 * 0.1)) == ""
 
 
 def test_forward_frees_what_it_needs_no_more() -> None:
     x = nn.Variable.from_numpy_array(np.ones(2, np.float32), need_grad=True)
     behind = F.sin(x * 2.0)
-    assert fault_of(F.sum(behind + 1.0)) is None
+    assert fault_of(F.sum(behind + 1.0)) == ""
     assert behind.data.clear_called

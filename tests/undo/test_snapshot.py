@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.kernels import CpuKernels
-from nnabla_adaloss.undo import ArraySnapshot, DataSnapshot, Savepoint
+from nnabla_adaloss.undo import ArraySnapshot, DataSnapshot, savepoint
 
 pytestmark = pytest.mark.any_context
 
@@ -99,8 +99,8 @@ class Count:
 def test_what_is_undone_is_brought_back_each_time_and_nothing_else() -> None:
     one, other = Count(), Count()
     other.value = 5
-    before = Savepoint([one, other])
+    restore = savepoint([one, other])
     for _ in range(2):
         one.value, one.parts, one.kept, other.value = 2, {"b": 2}, 2, 6
-        before.restore()
+        restore()
         assert (one.value, one.parts, one.kept, other.value) == (1, {"a": 1}, 2, 5)

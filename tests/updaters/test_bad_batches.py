@@ -138,7 +138,7 @@ def test_what_was_looked_at_with_a_smaller_scale_is_not_taken_for_a_gradient() -
     before = gradients()
     loop = BatchLoop(scaling, lambda again: None, nn.get_parameters().values, 2.0**-24)
     outcome = loop.judge(loop.overflow(may_run=False), Rules(repeat=False, max_repeats=0))
-    assert (outcome.verdict, outcome.fault, outcome.lowered) == (Verdict.OVERFLOW, None, True)
+    assert (outcome.verdict, outcome.fault, outcome.lowered) == (Verdict.OVERFLOW, "", True)
     assert_equal(gradients(), before)
 
 
