@@ -161,11 +161,12 @@ class ScaleTracker:
         its S comes from; ValueError where some gradient would be wrong.
         """
         plan = GraphPlan(loss, self.config.selection)
-        # In the order in which backward reaches the variables.
+        # Of variables whose function comes next, in the order in which backward has reached them.
         points: Points = {}
         redirected: Redirected = {}
         for node in plan.structure.nodes:
-            arriving = _arriving(node, points)
+            reached = [position for position in points if position in node.outputs]
+            arriving = {node.outputs.index(position): points.pop(position) for position in reached}
             function = self.functions.get(plan.function_keys[node.number])
             if function is None:
                 passed = _passed_on(node, list(arriving.values()))
@@ -200,14 +201,6 @@ def tracker_of(
     own = ScaleTracker(config, scale, monitors)
     own.is_shared = False
     return own
-
-
-def _arriving(node: NodeStructure, points: Points) -> Points:
-    """By output the point of its gradient, in backward order; only of outputs that lead to the loss."""
-    if len(node.outputs) == 1:
-        return {0: points[node.outputs[0]]} if node.outputs[0] in points else {}
-    index = {position: i for i, position in enumerate(node.outputs)}
-    return {index[position]: point for position, point in points.items() if position in index}
 
 
 def _passed_on(node: NodeStructure, arriving: List[int]) -> int:

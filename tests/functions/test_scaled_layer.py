@@ -219,7 +219,8 @@ def test_what_is_no_layer_with_this_weight_is_refused() -> None:
 @pytest.mark.any_context
 @pytest.mark.parametrize("layer", ["affine", "convolution", "none"])
 def test_without_a_tracker_the_gradient_is_multiplied_by_alpha(layer: str) -> None:
-    monitor, config = Records(), AdaLossConfig()
+    # S is 1, and there is no iteration before.
+    monitor, config = Records(), AdaLossConfig(init_scale=4.0, delay=1)
     if layer == "convolution":
         x, w = normal(2, 3, 8, 8), normal(4, 3, 3, 3)
         h, fan_in = F.convolution(x, w), 36
@@ -237,7 +238,9 @@ def test_without_a_tracker_the_gradient_is_multiplied_by_alpha(layer: str) -> No
     alpha = float(get_loss_scale(g, w.d, config=AdaLossConfig(), fan_in=fan_in))
     assert alpha > 1.0
     np.testing.assert_array_equal(h.g, np.float32(alpha) * g)
-    assert [record.alpha for record in monitor.records] == [alpha]
+    assert [(r.layer, r.alpha, r.previous_scale) for r in monitor.records] == [
+        ("AdaptiveGradientScale", alpha, 1.0)
+    ]
 
 
 @pytest.mark.parametrize("tracked", [False, True])
