@@ -28,6 +28,7 @@ from typing import (
 from .choose import ScaleLimits, within_float32
 from .components import Components
 from .scale_history import AmaxWindow, HistoryPolicy
+from .schedule import ScaleSchedule
 from .validation import nonnegative_number
 
 _EMPTY = AmaxWindow()
@@ -64,19 +65,17 @@ class Memory(NamedTuple):
         return Memory(self.policy, windows, partial)
 
 
-class Measured(NamedTuple):
-    """What a pass has measured of the components of a graph, by index."""
+class PassMeasurements(NamedTuple):
+    """Measurements of one pass; components go by index."""
 
-    components: Components
-    limits: Sequence[float]  # the largest magnitudes that their gradients can have
-    scales: Sequence[float]  # that they carried
-    loss_weights: Sequence[float]
-    amax: Mapping[int, float]  # the largest magnitudes of those that were measured, unscaled
+    schedule: ScaleSchedule  # that the pass ran with
+    u_max: Sequence[float]  # the largest magnitude that gradients of each component can have
+    amax: Mapping[int, float]  # the largest magnitude of each measured component, unscaled
     measured_all: bool = False  # whether every gradient was measured
     finite: bool = True
-    has_gradients: bool = True  # whether that of any parameter is not zero
-    overflowed: Optional[int] = None  # the first in backward order that was not finite
-    suspected: AbstractSet[int] = frozenset()  # those before it that may not have been, either
+    has_gradients: bool = True  # whether the gradient of any parameter is not zero
+    overflowed: Optional[int] = None  # the first component in backward order that was not finite
+    suspected: AbstractSet[int] = frozenset()  # predecessors of it that may not have been finite, either
 
 
 class Seen(NamedTuple):
@@ -144,13 +143,18 @@ class Seen(NamedTuple):
         return Seen(self.remembered(), iteration, 0, (names, weights))
 
     def after_pass(
-        self, measured: Measured, *, completes_entry: bool, informative: bool = True, again: bool = False
+        self,
+        measured: PassMeasurements,
+        *,
+        completes_entry: bool,
+        informative: bool = True,
+        again: bool = False,
     ) -> Seen:
-        """With what a pass has measured; not `informative` is a batch whose loss is zero, as without a
+        """Add the measurements of a pass; not `informative` is a batch whose loss is zero, as without a
         reward, and `again` one that is to run once more.
         """
-        components, names, weights = measured.components, measured.components.names, measured.loss_weights
-        amax, everything = measured.amax, measured.measured_all and measured.finite
+        components, weights = measured.schedule.components, measured.schedule.loss_weights
+        names, amax, everything = components.names, measured.amax, measured.measured_all and measured.finite
         if everything:
             # A component for which backward wrote no array has a gradient of zero.
             amax = {**dict.fromkeys(components.computed, 0.0), **amax}
@@ -172,14 +176,17 @@ class Seen(NamedTuple):
         return found._after_first_look(known, unseen, measured) if unseen else found
 
     def _after_first_look(
-        self, known: Sequence[Optional[float]], unseen: Set[int], measured: Measured
+        self, known: Sequence[Optional[float]], unseen: Set[int], measured: PassMeasurements
     ) -> Seen:
-        """Whether what was `unseen`, but for zeros, has the pass run again; `known`: the gains before it."""
-        components, names, policy = measured.components, measured.components.names, self.policy
+        """Decide whether the first measurement of `unseen` components requires that the batch runs again;
+        `known`: the gains before it.
+        """
+        schedule, policy = measured.schedule, self.policy
+        components, names = schedule.components, schedule.components.names
         new = {index for index in unseen if self.gain(names[index])}
         unsettled = any(
-            _scale(policy, self.now[names[i]], measured.loss_weights[i], measured.limits[i])
-            > measured.scales[i] * policy.margin
+            _scale(policy, self.now[names[i]], schedule.loss_weights[i], measured.u_max[i])
+            > schedule.component_scales[i] * policy.margin
             for i in new
         )
         zero = unseen - new
@@ -196,26 +203,26 @@ class Seen(NamedTuple):
             underflowed=self.underflowed | underflowed, settled=self.settled and not unsettled
         )
 
-    def after_overflow(self, measured: Measured) -> Tuple[Seen, bool]:
-        """With what overflowed lowered, and all behind it: gradients have mostly grown there, too, and would
+    def after_overflow(self, measured: PassMeasurements) -> Tuple[Seen, bool]:
+        """Lower what overflowed, and all behind it: gradients have mostly grown there, too, and would
         overflow in turn. False when nothing did, or it cannot go lower.
         """
-        first, components, weights = measured.overflowed, measured.components, measured.loss_weights
-        policy = self.policy
+        first, schedule, policy = measured.overflowed, measured.schedule, self.policy
+        components, weights = schedule.components, schedule.loss_weights
         if first is None:
             return self, False
         # A loss weight of 1 would need these scales.
-        used = [scale * weight for scale, weight in zip(measured.scales, weights)]
+        used = [scale * weight for scale, weight in zip(schedule.component_scales, weights)]
         assumed = {**self.assumed}
         for index in set().union(*map(components.behind, (first, *measured.suspected))):
-            name, limit = components.names[index], measured.limits[index]
+            name, u_max = components.names[index], measured.u_max[index]
             gain, scale = self.gain(name), used[index]
             # What nothing is known of follows from what is before it.
             if not weights[index] or not (index == first or gain or name in assumed):
                 continue
             if gain and index != first:
-                scale = min(policy.scale(max(gain, assumed.get(name, 0.0)), u_max=limit), scale)
-            assumed[name] = policy.assumed(policy.after_overflow(scale), u_max=limit)
+                scale = min(policy.scale(max(gain, assumed.get(name, 0.0)), u_max=u_max), scale)
+            assumed[name] = policy.assumed(policy.after_overflow(scale), u_max=u_max)
         return self._replace(assumed=assumed), not policy.at_floor(used[first])
 
     def after_lost_batch(self) -> Seen:

@@ -255,7 +255,7 @@ class AdaptiveLossScaling:
     def can_measure_more(self) -> bool:
         """Whether the last batch, run again with every gradient measured, may tell more."""
         constant = self._graph.prepared().schedules.for_good(self.result.schedule.given_scale)
-        return not (self.result.measured_all or constant)
+        return not (self.result.measurements.measured_all or constant)
 
     @property
     def is_good(self) -> bool:
@@ -300,12 +300,10 @@ class AdaptiveLossScaling:
         Call it when gradients that matter are not finite: behind a mask they do no harm.
         """
         self._graph.drop_schedules()
-        report, prepared = self._result, self._graph.prepared()
-        if report is None or report.overflowed is None:
+        report, schedules = self._result, self._graph.prepared().schedules
+        if report is None or schedules.for_good(report.schedule.given_scale):
             return False
-        if prepared.schedules.for_good(report.schedule.given_scale):
-            return False
-        self.components, lowered = self.components.after_overflow(report.measured(prepared.limits))
+        self.components, lowered = self.components.after_overflow(report.measurements)
         return lowered
 
     def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
@@ -497,9 +495,9 @@ class AdaptiveLossScaling:
             )
             if decided.measure or decided.share is not None:
                 self.components = self.components.after_pass(
-                    report.measured(prepared.limits),
+                    report.measurements,
                     completes_entry=decided.share is None or decided.share.last,
-                    informative=any(report.largest) or not self.has_nothing_to_learn(),
+                    informative=report.measurements.has_gradients or not self.has_nothing_to_learn(),
                     # These statistics are what the batch is to be scaled by.
                     again=decided.measure and not (self.delay or again),
                 )

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import AbstractSet, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..core.components import Components
-from ..core.memory import Measured
+from ..core.memory import PassMeasurements
 from ..core.schedule import ScaleSchedule
 from ..graph.plan import GraphPlan
 from ..graph.structure import GraphStructure
@@ -44,14 +44,10 @@ class PassReport:
     """
 
     plan: GraphPlan
-    schedule: ScaleSchedule
+    measurements: PassMeasurements
     leaves: Sequence[Contribution]  # those whose gradients were written
     largest: Sequence[float]  # of each, divided by its scale; infinity where it is not finite
     found_inf: Sequence[str]
-    amax: Mapping[int, float]
-    measured_all: bool
-    overflowed: Optional[int]
-    suspected: AbstractSet[int]
     kind: str
     state_finite: bool
 
@@ -61,21 +57,10 @@ class PassReport:
             f"state_finite={self.state_finite})"
         )
 
-    def measured(self, limits: Sequence[float]) -> Measured:
-        """What of it is remembered; `limits`: the largest magnitudes of the components."""
-        schedule = self.schedule
-        return Measured(
-            components=schedule.components,
-            limits=limits,
-            scales=schedule.component_scales,
-            loss_weights=schedule.loss_weights,
-            amax=self.amax,
-            measured_all=self.measured_all,
-            finite=not self.found_inf,
-            has_gradients=any(self.largest),
-            overflowed=self.overflowed,
-            suspected=self.suspected,
-        )
+    @property
+    def schedule(self) -> ScaleSchedule:
+        """The scales of the pass, and the components that they are for."""
+        return self.measurements.schedule
 
     @property
     def is_absent(self) -> bool:
@@ -88,7 +73,8 @@ class PassReport:
         """The first part of the network, in backward order, that was not finite, by the name of the function
         that its first gradient belongs to; None: all were.
         """
-        return None if self.overflowed is None else self.schedule.components.names[self.overflowed]
+        first = self.measurements.overflowed
+        return None if first is None else self.schedule.components.names[first]
 
     @property
     def nonzero(self) -> AbstractSet[int]:
@@ -148,16 +134,22 @@ def report_of(
         # Where the gradient of a layer is not finite, that of its weight is not; not all functions have one.
         if first is not None and not (prepared.storage.rounds or measure_all):
             suspected = unseen_before(components, first, finite - {first})
+    measurements = PassMeasurements(
+        schedule=schedule,
+        u_max=prepared.limits,
+        amax=amax,
+        measured_all=measure_all,
+        finite=not labels,
+        has_gradients=any(largest),
+        overflowed=first,
+        suspected=suspected,
+    )
     return PassReport(
         plan=plan,
-        schedule=schedule,
+        measurements=measurements,
         leaves=leaves,
         largest=largest,
         found_inf=labels,
-        amax=amax,
-        measured_all=measure_all,
-        overflowed=first,
-        suspected=suspected,
         kind=kind,
         state_finite=state_finite,
     )

@@ -22,7 +22,7 @@ assert bounded(unbounded_alpha(config, g, W, config.range, 2.0), 1.0, config)[0]
 
 from nnabla_adaloss.core.choose import Start, choose
 from nnabla_adaloss.core.components import GemmSlot, LayerSlot, NodeStructure, components_of
-from nnabla_adaloss.core.memory import Measured, Memory, Seen
+from nnabla_adaloss.core.memory import Memory, PassMeasurements, Seen
 from nnabla_adaloss.core.schedule import ScaleSchedule
 from nnabla_adaloss.core.verdict import Facts, Rules, Verdict, judge
 
@@ -38,7 +38,8 @@ assert components.names == ["mean", "second", "first"]
 
 policy, limits, ones = core.HistoryPolicy(), [65504.0] * 3, (1.0,) * 3
 seen = Seen(Memory(policy)).before_pass(0, components.names, ones)
-measured = Measured(components, limits, [1.0] * 3, ones, {1: 2.0**-6, 2: 2.0**-20}, measured_all=True)
+amax, used = {1: 2.0**-6, 2: 2.0**-20}, ScaleSchedule(nodes, components, [1.0] * 3, None, ones)
+measured = PassMeasurements(used, limits, amax, measured_all=True)
 seen = seen.after_pass(measured, completes_entry=True)
 assert judge(Facts(settled=seen.settled), Rules(True, 9)) is Verdict.AGAIN
 found = seen.limits(components, ones, limits)
@@ -47,7 +48,7 @@ assert scales == [2.0**15, 2.0**19, 2.0**33], scales
 schedule = ScaleSchedule(nodes, components, scales, None, ones)
 assert schedule.layers == {"second": (2.0**19, 2.0**14)}
 
-seen, lowered = seen.after_overflow(measured._replace(scales=scales, overflowed=2, measured_all=False))
+seen, lowered = seen.after_overflow(PassMeasurements(schedule, limits, amax, overflowed=2))
 assert lowered and judge(Facts(overflowed=True, lowered=lowered), Rules(True, 9)) is Verdict.AGAIN
 assert seen.limits(components, ones, limits).limits[1:] == [2.0**19, 2.0**29]
 

@@ -10,8 +10,9 @@ import pytest
 
 from nnabla_adaloss.core.choose import ScaleLimits
 from nnabla_adaloss.core.components import Components, Edge
-from nnabla_adaloss.core.memory import Measured, Memory, Seen
+from nnabla_adaloss.core.memory import Memory, PassMeasurements, Seen
 from nnabla_adaloss.core.scale_history import HistoryPolicy
+from nnabla_adaloss.core.schedule import ScaleSchedule
 
 pytestmark = pytest.mark.any_context
 
@@ -54,10 +55,12 @@ def shown(
     weights: Tuple[float, ...] = ONES,
     largest: Sequence[float] = (1.0,),
     amax: Mapping[int, float] = {},  # it is only read
+    components: Components = COMPONENTS,
     **found: Any,
-) -> Measured:
-    """What a pass with these scales has found; `largest`: the gradients of parameters."""
-    return Measured(COMPONENTS, LIMITS, used, weights, amax, has_gradients=any(largest), **found)
+) -> PassMeasurements:
+    """Measurements of a pass with these scales; `largest`: the gradients of parameters."""
+    schedule = ScaleSchedule((), components, used, given_scale=None, loss_weights=weights)
+    return PassMeasurements(schedule, LIMITS, amax, has_gradients=any(largest), **found)
 
 
 def limits(scales: ComponentScales, weights: Tuple[float, ...] = ONES) -> ScaleLimits:
@@ -327,7 +330,7 @@ def test_what_underflows_at_the_loss_is_measured_once_more_and_no_more(layer: Op
         for _ in range(2):
             scales.before_pass(iteration, (), ())
             scales.after_pass(
-                shown(SCALES, amax={1: 0.0}, measured_all=True)._replace(components=components),
+                shown(SCALES, amax={1: 0.0}, components=components, measured_all=True),
                 completes_entry=True,
             )
             found.append(scales.settled)
@@ -344,8 +347,9 @@ def test_what_was_looked_at_once_more_in_an_iteration_is_not_again_when_others_w
     components, scales, found = COMPONENTS._replace(edges=edges), ComponentScales(HistoryPolicy()), []
     for weights in (ONES, (1.0, 0.0, 1.0, 1.0), ONES):
         scales.before_pass(0, NAMES, weights)
-        passed = shown(SCALES, weights, amax={1: 0.0, 2: 0.0, 3: 0.0}, measured_all=True)
-        scales.after_pass(passed._replace(components=components), completes_entry=True)
+        amax = {1: 0.0, 2: 0.0, 3: 0.0}
+        passed = shown(SCALES, weights, amax=amax, components=components, measured_all=True)
+        scales.after_pass(passed, completes_entry=True)
         found.append(scales.settled)
     assert found == [False, True, True]
 

@@ -168,7 +168,7 @@ def test_where_every_scale_is_given_nothing_is_measured(given: Optional[float]) 
     for iteration in range(16):
         scaling.forward()
         scaling.backward(given, iteration=iteration)
-        measured += bool(scaling.result.amax)
+        measured += bool(scaling.result.measurements.amax)
         scaling.after_update()
     assert bool(measured) == (given is None)
 

@@ -132,7 +132,7 @@ def test_with_a_given_s0_an_overflow_lowers_the_loss_gradient_for_its_batch(join
     for again, scale, overflows in ((False, 8.0, False), (True, 8.0, False), (True, 1024.0, True)):
         run(scaling, scale, grad=seed, iteration=0, again=again)
         assert bool(scaling.found_inf) == overflows
-    assert scaling.result.overflowed == scaling.result.schedule.components.root
+    assert scaling.result.measurements.overflowed == scaling.result.schedule.components.root
     assert scaling.after_overflow()
     run(scaling, 1024.0, grad=seed, iteration=0, again=True)
     assert not scaling.found_inf
