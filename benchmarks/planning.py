@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import time
 from statistics import median
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 import nnabla as nn
 from cpu_networks import chain
 
 from nnabla_adaloss.core.layer_selection import LayerSelection
 from nnabla_adaloss.graph.float_tail import TailReader
+from nnabla_adaloss.graph.graph import Graph
 from nnabla_adaloss.graph.names import registered_names
-from nnabla_adaloss.graph.plan import GraphPlan
-from nnabla_adaloss.graph.structure import PlanOptions
+from nnabla_adaloss.graph.plan import GraphPlan, PlanOptions
 
 _HALF = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
 _OPTIONS = PlanOptions(LayerSelection(), True, frozenset())
@@ -46,7 +46,7 @@ def measure(layers: int, rounds: int) -> Dict[str, float]:
     """Microseconds per function."""
     nn.clear_parameters()
     chain(nn.Variable((16, 32)), layers, 32)
-    names, known = registered_names(), GraphPlan(chain(nn.Variable((16, 32)), layers, 32)).structure
+    names, known = registered_names(), GraphPlan(chain(nn.Variable((16, 32)), layers, 32))
     taken: Dict[str, List[float]] = {}
 
     def clock(name: str, action: Callable[[nn.Variable], Any], batch: int = 16) -> None:
@@ -56,16 +56,16 @@ def measure(layers: int, rounds: int) -> Dict[str, float]:
         taken.setdefault(name, []).append((time.thread_time() - start) * 1e6 / (2 * layers + 2))
         del kept
 
-    def read_and_bind(loss: nn.Variable) -> GraphPlan:
-        graph = GraphPlan.read(loss)
-        structure = known.of_alike(graph.description(names), _OPTIONS)
-        assert structure is not None, "the same network"
-        return graph.with_roles(structure)
+    def read_and_bind(loss: nn.Variable) -> Tuple[Graph, GraphPlan]:
+        graph = Graph(loss)
+        plan = known.of_alike(graph.description(names), _OPTIONS)
+        assert plan is not None, "the same network"
+        return graph, plan
 
     for _ in range(rounds):
         clock("plan", lambda loss: GraphPlan(loss, names=names))
         clock("floor", ask)
-        clock("read", GraphPlan.read)
+        clock("read", Graph)
         with nn.context_scope(_HALF):
             clock("in half", lambda loss: TailReader(loss, float_tail=True).read())
         clock("read and bind", read_and_bind)

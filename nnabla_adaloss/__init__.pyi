@@ -52,6 +52,7 @@ from .functions import get_loss_scale_by_element_wise_range as get_loss_scale_by
 from .functions import loss_scaling as loss_scaling
 from .functions import round_to_format as round_to_format
 from .functions import unscale as unscale
+from .graph import Graph as Graph
 from .graph import GraphPlan as GraphPlan
 from .graph import LossLike as LossLike
 from .graph import LossWrapper as LossWrapper

@@ -12,6 +12,7 @@ from typing import Any, Callable, DefaultDict, Dict, List, NamedTuple, Optional,
 from .core.validation import positive_integer
 from .emulation import FormatEmulation
 from .engine import AdaptiveLossScaling
+from .graph.graph import Graph
 from .graph.hooks import Hook
 from .graph.plan import GraphPlan
 
@@ -106,13 +107,13 @@ def profile(updater: Any, iterations: int = 20) -> Profile:
         raise TypeError(f"updater must be an AdaptiveLossScalingUpdater, got {type(updater).__name__}")
     iterations = positive_integer("iterations", iterations)
     if scaling.kernels.asynchronous:
-        on_host = ", ".join(map(str, scaling.plan.host_functions)) or "no function"
+        on_host = scaling.plan.on_host or "no function"
         raise ValueError(
             "the network is on a GPU, which goes on while Python does: use NVIDIA's profilers. "
             f"On the host, for want of a CUDA implementation, runs {on_host}"
         )
     updater.update()
-    loss, clock = scaling.loss, _Clock(scaling.plan)
+    loss, clock = scaling.loss, _Clock(scaling.graph, scaling.plan)
     all_kernels = {scaling.kernels}
     if isinstance(loss, FormatEmulation):
         all_kernels.add(loss.emulated_storage.kernels)  # mostly the same ones
@@ -134,8 +135,8 @@ def profile(updater: Any, iterations: int = 20) -> Profile:
 class _Clock:
     """Sums up times by layer; what was timed since the last look belongs to the function looked at."""
 
-    def __init__(self, plan: GraphPlan) -> None:
-        self._layers = _nearest_layers(plan)
+    def __init__(self, graph: Graph, plan: GraphPlan) -> None:
+        self._layers = _nearest_layers(graph, plan)
         names = (*self._layers.values(), _BETWEEN)
         self._sums = {name: dict.fromkeys(LayerTimes._fields, 0.0) for name in names}
         self._pending: DefaultDict[str, float] = defaultdict(float)
@@ -192,13 +193,13 @@ class _Clock:
         return Profile(layers, 1e3 * (self._last - self._start) / iterations)
 
 
-def _nearest_layers(plan: GraphPlan) -> Dict[int, str]:
+def _nearest_layers(graph: Graph, plan: GraphPlan) -> Dict[int, str]:
     """The layer that each function is or comes after, by function key."""
     found: Dict[int, str] = {}
-    for f in plan.functions:
-        node = plan.nodes.get(hash(f))
-        if node is not None and (node.scalings or node.leaves):
-            found[hash(f)] = plan.labels[hash(f)]
+    for number, f in enumerate(graph.functions):
+        node = plan.by_number.get(number)
+        if node is not None and (node.slots or node.leaves):
+            found[hash(f)] = node.label
         else:
             before = (found[hash(v.parent)] for v in f.inputs if v.parent is not None)
             found[hash(f)] = next((layer for layer in before if layer != _INPUTS), _INPUTS)

@@ -9,7 +9,7 @@ import nnabla as nn
 import numpy as np
 import numpy.typing as npt
 
-from nnabla_adaloss import AdaptiveLossScaling, GraphPlan, LossLike
+from nnabla_adaloss import AdaptiveLossScaling, Graph, GraphPlan, LossLike
 
 
 class Underflow(NamedTuple):
@@ -51,15 +51,16 @@ class UnderflowProbe:
         self.outputs: Dict[str, nn.Variable] = {}
         self._layer_of: Dict[int, str] = {}
         layer = ""
-        for node in reversed(list(GraphPlan(loss).nodes.values())):
+        graph = Graph(loss)
+        for node in reversed(GraphPlan(graph).nodes):
             if node.loss_section:
                 continue
             if node.leaves:
                 layer = node.label.split("/")[0]
-                self.outputs[layer] = node.outputs[0]
+                self.outputs[layer] = graph.variables[node.outputs[0]]
             # A layer's gradients: of its parameters, its output, and what pooling and activation make of it.
-            for key in (*node.leaf_keys, *node.output_keys):
-                self._layer_of[key] = layer
+            for position in (*node.leaves, *node.outputs):
+                self._layer_of[graph.keys[position]] = layer
 
     def measure(self, scaled_loss: LossLike, scale: float) -> Dict[str, Underflow]:
         """The counts per layer for the inputs that are fed now; parameter gradients end up zero.

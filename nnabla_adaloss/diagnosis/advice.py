@@ -150,7 +150,7 @@ def advise(network: Examined, candidates: Sequence[Candidate]) -> PrecisionAdvic
     with network.preserved():
         if network.unfed is not None:
             v, f = network.unfed
-            reader = network.plan.labels[hash(f)]
+            reader = network.plan.labels[network.graph.numbers[hash(f)]]
             raise ValueError(f"nobody has filled {input_name(v)}, which {reader} reads: give a feeder")
         return _Trials(network).advise(candidates)
 
@@ -158,7 +158,7 @@ def advise(network: Examined, candidates: Sequence[Candidate]) -> PrecisionAdvic
 class _Trials:
     def __init__(self, network: Examined) -> None:
         self._network = network
-        self._layers = layers_of(network.plan)
+        self._layers = layers_of(network.graph, network.plan)
         self._passes = Passes(self._layers)
         # Uses of one parameter are one layer here: it is stored once.
         self._uses: Dict[str, List[str]] = {}
@@ -166,8 +166,9 @@ class _Trials:
             self._uses.setdefault(layer.name.partition("#")[0], []).append(layer.name)
         self._repeated = {name for name, uses in self._uses.items() if len(uses) > 1}
         # Keys of the data that a layer stores: what it writes, and its weights.
-        outputs = {node.label: node.output_keys for node in network.plan.nodes.values()}
-        self._data = {layer.name: {*outputs[layer.name], *layer.weights} for layer in self._layers}
+        keys = network.graph.keys
+        outputs = {node.label: {keys[p] for p in node.outputs} for node in network.plan.nodes}
+        self._data = {layer.name: outputs[layer.name] | layer.weights.keys() for layer in self._layers}
         self._references = [
             self._passes.with_one_scale(partial(network.forward, network.loss, index), network.loss)
             for index in range(len(network))

@@ -9,6 +9,7 @@ from typing import AbstractSet, Any, Dict, Iterator, List, Mapping, Sequence, Se
 
 import nnabla as nn
 
+from ..core.components import NodeStructure
 from ..graph.functions import is_matrix_product
 from .finite import Cause, factors_in_words
 from .target import Examined, Network, listed
@@ -34,18 +35,19 @@ class Ends:
     def __init__(self, network: Network, sights: Sequence[Sight]) -> None:
         self._network, self._sights = network, sights
         # Keys of the leaves that get no gradient in any batch.
-        self._starved = {key for key in network.plan.leaves if not self._largest_gradient(sights, [key])}
+        self._starved = {key for key in network.leaves if not self._largest_gradient(sights, [key])}
 
     def functions(self) -> Dict[int, Cause]:
         """The functions that get a gradient and hand on nothing but zeros, by key, in forward order."""
         found: Dict[int, Cause] = {}
-        for key, node in reversed(self._network.plan.nodes.items()):
-            arriving = [s for s in self._sights if self._largest_gradient([s], node.output_keys)]
-            handed_on = node.input_keys or node.leaf_keys
+        for key, node in reversed(self._network.nodes.items()):
+            outputs, inputs, leaves = map(self._network.keys, (node.outputs, node.inputs, node.leaves))
+            arriving = [s for s in self._sights if self._largest_gradient([s], outputs)]
+            handed_on = inputs or leaves
             if not arriving or not handed_on or self._largest_gradient(arriving, handed_on):
                 continue
             # A layer that starts from 0, and learns, is none.
-            weights = [k for k, v in zip(node.leaf_keys, node.leaves) if v.ndim > 1]
+            weights = [k for k in leaves if self._network.leaves[k].ndim > 1]
             if node.type_name in _STOPS or self._largest_gradient(arriving, weights):
                 continue
             f = self._network.function(key)
@@ -64,17 +66,21 @@ class Ends:
         keys = {key for sight in self._sights for key in sight.flat}
         shares = {key: min(sight.flat.get(key, 0.0) for sight in self._sights) for key in keys}
         flat = {key: share for key, share in shares.items() if share > _MOST}
-        others, nodes = self._leaves_without(flat.keys()), self._network.plan.nodes
+        others, nodes = self._leaves_without(flat.keys()), self._network.nodes
         for key in reversed([key for key, node in nodes.items() if key in flat and not node.loss_section]):
             # In a loss, an output may well be sure; and what gets its gradient by another way does learn.
             node, before = nodes[key], self._leaves_before(self._network.function(key))
-            if not before <= others and self._largest_gradient(self._sights, node.output_keys):
+            outputs = self._network.keys(node.outputs)
+            if not before <= others and self._largest_gradient(self._sights, outputs):
                 what = "outputs are where its derivative is next to 0"
                 if node.type_name == "Softmax":
                     what = "rows are 1 in one place and 0 elsewhere"
                 what = f"it is saturated: {flat[key]:.0%} of its {what}"
                 alone = before - others
-                spoils = [n.label for n in reversed(nodes.values()) if not alone.isdisjoint(n.leaf_keys)]
+                keys_of = self._network.keys
+                spoils = [
+                    n.label for n in reversed(nodes.values()) if not alone.isdisjoint(keys_of(n.leaves))
+                ]
                 yield Cause("saturated", node.label, what, _SMALLER, before <= self._starved, tuple(spoils))
 
     def _largest_gradient(self, sights: Sequence[Sight], keys: Sequence[int]) -> float:
@@ -94,7 +100,7 @@ class Ends:
 
     def _leaves_before(self, f: Any) -> Set[int]:
         """Keys of the leaves that need a gradient and that `f` depends on."""
-        return {hash(v) for g in self._network.walk([f]) for v in g.inputs} & self._network.plan.leaves.keys()
+        return {hash(v) for g in self._network.walk([f]) for v in g.inputs} & self._network.leaves.keys()
 
     def _leaves_without(self, functions: AbstractSet[int]) -> Set[int]:
         """Keys of the leaves that a gradient reaches without passing any of these functions."""
@@ -105,7 +111,7 @@ class Ends:
         walked = self._network.walk(self._network.last, onward)
         return {hash(v) for f in walked if hash(f) not in functions for v in f.inputs if v.parent is None}
 
-    def _told(self, f: Any, node: Any) -> Tuple[str, str, str]:
+    def _told(self, f: Any, node: NodeStructure) -> Tuple[str, str, str]:
         """The kind, what is wrong, and a remedy."""
         kind, args, name = node.type_name, node.args, self._network.called
         zeros = [v for v in f.inputs if not self._largest(v)]
@@ -117,7 +123,7 @@ class Ends:
         if kind == "MulScalar" and not args["val"]:
             return "zero_factor", "it multiplies by 0", "use another factor, or leave this part out"
         if kind == "MulScalar":
-            arriving = self._largest_gradient(self._sights, node.output_keys)
+            arriving = self._largest_gradient(self._sights, self._network.keys(node.outputs))
             what = f"it multiplies the gradient, which is {arriving:.1g}, by {args['val']:g}, which gives 0"
             what += factors_in_words(self._network, list(self._network.behind(map(hash, f.outputs))))
             return "small_factors", what, "take factors out; a solver takes them into the learning rate"
@@ -156,12 +162,14 @@ class Reach:
     """Where the gradient of a loss comes to, and which parameters a solver therefore trains."""
 
     def __init__(self, examined: Examined, network: Network) -> None:
-        self._examined, self._network, self._plan = examined, network, network.plan
+        self._examined, self._network, self._graph = examined, network, network.graph
 
         def onward(f: Any) -> List[nn.Variable]:
             return [] if f.info.type_name == "Unlink" else [v for v in f.inputs if v.need_grad]
 
-        walked = [f for f in network.walk([self._plan.functions[-1]], onward) if f.info.type_name != "Unlink"]
+        walked = [
+            f for f in network.walk([self._graph.functions[-1]], onward) if f.info.type_name != "Unlink"
+        ]
         # Keys of the functions and of the leaves.
         self._functions = set(map(hash, walked))
         self._leaves = {hash(v) for f in walked for v in onward(f) if v.parent is None}
@@ -180,7 +188,7 @@ class Reach:
             )
             remedy = "link it to the loss: look for an unlinked variable, need_grad=False or an unused output"
             nothing = len(missed) == len(parameters)
-            if nothing and self._plan.positions.keys().isdisjoint(missed.values()):
+            if nothing and self._graph.positions.keys().isdisjoint(missed.values()):
                 remedy = "the graph has other parameters: give the solver those that it was built with"
             what += self._cut({*missed.values()})
             first = next(iter(missed))
@@ -194,7 +202,7 @@ class Reach:
             return f"{told}{self._cut({*missed.values()})}. Unless that is on purpose, link them to the loss."
         solvers = [made for made in gc.get_objects() if isinstance(made, nn.solver.Solver)]
         held = {hash(v) for made in solvers for v in made.get_parameters().values()}
-        found = [name for key, name in self._plan.names.items() if key in self._leaves - held]
+        found = [name for key, name in self._network.plan.names.items() if key in self._leaves - held]
         if not found or held.isdisjoint(self._leaves):
             return ""
         told = f"No solver has {len(found)} of the parameters that get a gradient: {listed(found)}"
@@ -217,7 +225,7 @@ class Reach:
     def _missed(self) -> Dict[str, int]:
         """The parameters that need a gradient and get none from this loss."""
         solver, registered = self._examined.solver, nn.get_parameters(grad_only=False)
-        leaves = [v for f in self._plan.functions for v in f.inputs if v.parent is None]
+        leaves = [v for f in self._graph.functions for v in f.inputs if v.parent is None]
         # With `fix_parameters=True` the leaf of the graph needs no gradient, and no solver knows.
         frozen = {hash(v) for v in (*leaves, *registered.values()) if not v.need_grad}
         wanted = registered if solver is None else self._examined.parameters
@@ -234,10 +242,10 @@ class Reach:
     def _cut_from_data(self) -> bool:
         """Whether trained layers read no data but what comes from parts without a gradient."""
         carries: Set[int] = set(self._examined.fed)
-        for f in self._plan.functions:
+        for f in self._graph.functions:
             if carries.isdisjoint(map(hash, f.inputs)):
                 continue
-            node = self._plan.nodes.get(hash(f))
+            node = self._network.nodes.get(hash(f))
             if hash(f) in self._functions:
                 if node is not None and node.leaves:
                     return False
@@ -251,7 +259,7 @@ class Reach:
         """Keys of the leaves that are read without a gradient, together with what trained layers compute."""
         behind = set(self._functions)
         found: Set[int] = set()
-        for f in self._plan.functions:
+        for f in self._graph.functions:
             if hash(f) not in behind and any(hash(v.parent) in behind for v in f.inputs):
                 behind.add(hash(f))
                 found.update(hash(v) for v in f.inputs if v.parent is None)
@@ -259,7 +267,7 @@ class Reach:
 
     def _cut(self, missed: AbstractSet[int]) -> str:
         """Where the gradient stops on its way to these leaves; empty if that is not in the graph."""
-        for f in self._plan.functions:
+        for f in self._graph.functions:
             if hash(f) in self._functions:
                 for v in f.inputs:
                     if v.parent is None or hash(v.parent) in self._functions:
@@ -269,8 +277,8 @@ class Reach:
                         g = next(g for g in before if g.info.type_name != "Unlink")
                         how = "has need_grad=False" if g is before[0] else "is unlinked"
                         return f"; the gradient stops at the output of {self._network.name(g)}, which {how}"
-        for f in self._plan.functions:
+        for f in self._graph.functions:
             stray = [v for v in f.inputs if v.parent is None and v.need_grad and hash(v) in self._leaves]
-            if any(hash(v) not in self._plan.names for v in stray):
+            if any(hash(v) not in self._network.plan.names for v in stray):
                 return f"; the gradient stops at an input of {self._network.name(f)}, which is unlinked"
         return ""

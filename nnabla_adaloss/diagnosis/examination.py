@@ -184,9 +184,9 @@ class _Examination:
         self._examined, self._emulation = examined, _emulated(examined, storage)
         precisions = self._emulation.precisions
         self._storage = canonical_name(storage) if isinstance(storage, str) else str(precisions)
-        self._layers = parameter_layers(examined.plan)
+        self._layers = parameter_layers(examined.graph, examined.plan)
         self._passes = Passes(self._layers)
-        self._network = Network(examined.plan, self._emulation.emulated_storage)
+        self._network = Network(examined.graph, examined.plan, self._emulation.emulated_storage)
         self._reach = Reach(examined, self._network)
         self._in_fp32: List[Sight] = []
         self._as_stored: List[Sight] = []
@@ -209,7 +209,7 @@ class _Examination:
         except NoBackward as error:
             what = "it has no backward, so that nothing before it can be trained"
             remedy = "use a function with a gradient, or unlinked() before it"
-            name = self._network.plan.labels[error.function]
+            name = self._network.name(error.function)
             causes = [Cause("no_backward", name, what, remedy)]
         in_fp32, as_stored = (float(np.mean(one)) for one in zip(*self._losses or [(math.nan, math.nan)]))
         return NetworkNumbers(
@@ -228,10 +228,10 @@ class _Examination:
         """Look at all batches in fp32, and with activations and weights as stored; what stops all learning
         in fp32.
         """
-        examined, plan, passes = self._examined, self._examined.plan, self._passes
+        examined, leaves, passes = self._examined, self._network.leaves, self._passes
         for index in range(len(examined)):
-            in_fp32 = Sight(plan, examined.kernels)
-            as_stored, emulation = Sight(plan, examined.kernels, in_fp32), self._emulation
+            in_fp32 = Sight(leaves.values(), examined.kernels)
+            as_stored, emulation = Sight(leaves.values(), examined.kernels, in_fp32), self._emulation
             forward = partial(examined.forward, examined.loss, index, in_fp32.after_forward)
             passes.with_one_scale(forward, examined.loss, pre=in_fp32.before_backward)
             in_fp32.end()
@@ -261,7 +261,7 @@ class _Examination:
     def _compare(self) -> Tuple[Dict[str, Tried], Set[int]]:
         """What is left in each format, and keys of the parameters whose gradients are noise."""
         examined, passes, layers = self._examined, self._passes, self._layers
-        roots = set(map(hash, examined.plan.roots))
+        roots = set(map(hash, self._network.roots))
         seen = [item for sight in self._in_fp32 for item in sight.gradients.items()]
         amax = max((one.abs_max for key, one in seen if key not in roots), default=0.0)
         others = {str(name): _emulated(examined, name) for name in _FORMATS if name != self._storage}

@@ -53,7 +53,7 @@ class Finiteness:
 
     def cause(self) -> Optional[Cause]:
         """The first function in forward order that is to blame for a loss or a gradient, if there is one."""
-        roots = self._bad(self._network.plan.roots)
+        roots = self._bad(self._network.roots)
         return self._origin(roots) if roots else self._in_backward() or self._labels()
 
     def _bad(self, variables: Iterable[nn.Variable]) -> List[nn.Variable]:
@@ -61,7 +61,7 @@ class Finiteness:
 
     def _labels(self) -> Optional[Cause]:
         """NaNs that a function takes for labels or indices, which harm nothing that can be seen."""
-        for v in self._bad(self._network.plan.all_leaves.values()):
+        for v in self._bad(self._network.graph.leaves.values()):
             held = self._sight.not_finite[hash(v)]
             for f in self._network.readers[hash(v)] if held.nans else ():
                 if f.info.type_name.endswith(("CrossEntropy", "Embed", "OneHot")):
@@ -72,9 +72,9 @@ class Finiteness:
     def _in_backward(self) -> Optional[Cause]:
         gradients, network = self._sight.gradients, self._network
         found: List[Tuple[bool, bool, Any]] = []
-        for key, node in network.plan.nodes.items():
-            arriving = [gradients[k] for k in node.output_keys if k in gradients]
-            handed_on = [*node.input_keys, *node.leaf_keys]
+        for key, node in network.nodes.items():
+            arriving = [gradients[k] for k in network.keys(node.outputs) if k in gradients]
+            handed_on = network.keys((*node.inputs, *node.leaves))
             broken = [k for k in handed_on if k in gradients and not gradients[k].finite]
             if broken and arriving and all(s.finite for s in arriving):
                 f = network.function(key)
@@ -101,7 +101,7 @@ class Finiteness:
             if not before and hash(v) not in seen:
                 found.append((network.readers[hash(v)][0] if v.parent is None else v.parent, v))
             seen.add(hash(v))
-        f, v = min(found, key=lambda one: network.number[hash(one[0])])
+        f, v = min(found, key=lambda one: network.graph.numbers[hash(one[0])])
         if v.parent is not None:
             return self._computed(f, v)
         others = sum(w.parent is None for _, w in found) - 1
@@ -131,7 +131,7 @@ class Finiteness:
             return Cause("beyond_format", name, what, "bring it into range, or use a wider format")
         if not (held.nans or held.positive):
             # A mask: whoever makes NaN of it.
-            for g in network.plan.functions:
+            for g in network.graph.functions:
                 if any(self._sight.not_finite[hash(w)].nans for w in self._bad(g.outputs)):
                     what = f"it makes NaN of the minus infinities that {called} holds"
                     what += ": 0 times infinity is NaN" * (g.info.type_name == "Mul2")
@@ -247,7 +247,7 @@ class Finiteness:
         deviation, network = self._sight.deviation, self._network
         leads: Set[int] = set()
         origins: List[Tuple[Any, nn.Variable]] = []
-        for f in reversed(network.plan.functions):
+        for f in reversed(network.graph.functions):
             single = (v for v in f.outputs if v.size == 1)
             leads.update(hash(v) for v in single if deviation(v).error > _LOSS_DEVIATES)
             changed = not leads.isdisjoint(map(hash, f.outputs))
@@ -263,7 +263,7 @@ class Finiteness:
                 origins.append((f, f.outputs[0]))
         if not origins:
             return None
-        return self._begins(*min(origins, key=lambda one: network.number[hash(one[0])]))
+        return self._begins(*min(origins, key=lambda one: network.graph.numbers[hash(one[0])]))
 
     def _begins(self, f: Any, v: nn.Variable) -> Cause:
         """What is different in a variable that `f` computes, or reads from a leaf."""

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ..core.verdict import Rules
 from ..engine import AdaptiveLossScaling, BatchLoop
+from ..graph.graph import Graph
 from ..graph.hooks import Hook, root_cause
 from ..graph.loss import LossLike, run_backward
 from ..graph.plan import GraphPlan
@@ -47,28 +48,33 @@ class Layer(NamedTuple):
     weights: Dict[int, nn.Variable]
 
 
-def layers_of(plan: GraphPlan) -> List[Layer]:
+def layers_of(graph: Graph, plan: GraphPlan) -> List[Layer]:
     """The layers of a graph, in forward order."""
     found: List[Layer] = []
     taken: Set[int] = set()
-    read = {*plan.readers, *map(hash, plan.roots)}
-    for node in sorted(plan.nodes.values(), key=lambda node: node.number):
-        if node.scalings or node.leaves:
-            weights = {key: v for key, v in zip(node.leaf_keys, node.leaves) if key not in taken}
-            taken.update(weights)
-            outputs = {key: v for key, v in zip(node.output_keys, node.outputs) if key in read}
+    read = {*plan.readers, *plan.roots}
+    for node in sorted(plan.nodes, key=lambda node: node.number):
+        if node.slots or node.leaves:
+            outputs, weights = (
+                {graph.keys[p]: graph.variables[p] for p in positions}
+                for positions in (
+                    [p for p in node.outputs if p in read],
+                    [p for p in node.leaves if p not in taken],
+                )
+            )
+            taken.update(node.leaves)
             found.append(Layer(node.label, node.type_name, outputs, weights))
     return found
 
 
-def parameter_layers(plan: GraphPlan) -> List[Layer]:
+def parameter_layers(graph: Graph, plan: GraphPlan) -> List[Layer]:
     """The layers that parameters belong to, each with the outputs of all its uses; without any, all."""
-    every = layers_of(plan)
+    every = layers_of(graph, plan)
     owners = {key: layer for layer in every for key in layer.weights}
-    nodes = {node.label: node for node in plan.nodes.values()}
+    leaves = {node.label: node.leaves for node in plan.nodes}
     for layer in every:
-        if not layer.weights and nodes[layer.name].leaves:
-            owners[nodes[layer.name].leaf_keys[0]].outputs.update(layer.outputs)
+        if not layer.weights and leaves[layer.name]:
+            owners[graph.keys[leaves[layer.name][0]]].outputs.update(layer.outputs)
     return [layer for layer in every if layer.weights] or every
 
 

@@ -13,7 +13,7 @@ import nnabla as nn
 import nnabla.random
 import numpy as np
 
-from ..graph.plan import GraphPlan
+from ..graph.graph import Graph
 from ..kernels import Kernels
 from ..undo import ArraySnapshot, DataSnapshot
 
@@ -28,8 +28,8 @@ class Preserved:
     generators of functions with a seed of their own, and those of a GPU.
     """
 
-    def __init__(self, plan: GraphPlan, kernels: Kernels) -> None:
-        leaves = list({hash(v): v for f in plan.functions for v in f.inputs if v.parent is None}.values())
+    def __init__(self, graph: Graph, kernels: Kernels) -> None:
+        leaves = list({hash(v): v for f in graph.functions for v in f.inputs if v.parent is None}.values())
         self._python = random.getstate()
         self._numpy = np.random.get_state()  # noqa: NPY002  # the global one, which feeders use
         self._parameters = nnabla.random.prng.get_state()

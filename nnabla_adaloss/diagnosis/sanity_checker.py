@@ -9,6 +9,7 @@ from ..core.validation import number, positive_integer
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
 from ..errors import warn
+from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from .passes import Passes, Tally, layers_of
@@ -95,11 +96,11 @@ class SanityChecker:
     def check(self) -> Dict[str, LayerLoss]:
         """Check now, on the batch that was fed last."""
         scaling: AdaptiveLossScaling = self._updater.scaling
-        plan = GraphPlan(scaling.variable, names=scaling.plan.names)
-        layers = layers_of(plan)
+        graph = Graph(scaling.variable)
+        layers = layers_of(graph, GraphPlan(graph, names=scaling.plan.names))
         passes, learned = Passes(layers), scaling.state_dict()
         try:
-            with Preserved(plan, select_kernels(scaling.variable.parent.context)) as before:
+            with Preserved(graph, select_kernels(scaling.variable.parent.context)) as before:
 
                 def forward() -> None:
                     # What forward has written before: a state that is carried on, running statistics.

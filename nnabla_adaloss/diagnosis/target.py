@@ -15,6 +15,7 @@ from ..core.formats import Format
 from ..core.validation import positive_integer
 from ..emulation.rounded_storage import RoundedStorage
 from ..graph.functions import is_matrix_product, known, written_inputs
+from ..graph.graph import Graph
 from ..graph.hooks import Hook, root_cause
 from ..graph.loss import LossWrapper, variable_of
 from ..graph.names import named
@@ -31,12 +32,12 @@ _NAMED = 4
 
 def refuse_half(loss: nn.Variable) -> None:
     """ValueError if nnabla computes anything in half precision: names the first function that it does so."""
-    structure = GraphPlan(loss).structure
-    described = structure.described
+    plan = GraphPlan(loss)
+    described = plan.described
     if described.in_half:
         first = described.in_half[0]
         raise ValueError(
-            f"{structure.labels[first]} is computed in {described.backends[first][0]}, so there is no fp32 "
+            f"{plan.labels[first]} is computed in {described.backends[first][0]}, so there is no fp32 "
             "to compare with: build the network in a float context (nnabla.Context(['cpu:float'])) and say "
             "storage='float16'"
         )
@@ -90,9 +91,9 @@ class Examined:
             if not _is_loss(self._source):
                 kept.callback(self._give_back, self._source.loss)
             try:
-                kept.enter_context(Preserved(self._plan_of(self.loss), self.kernels))
+                kept.enter_context(Preserved(Graph(self.loss), self.kernels))
                 self._record(counters)
-                self._preserved = kept.enter_context(Preserved(self.plan, self.kernels))
+                self._preserved = kept.enter_context(Preserved(self.graph, self.kernels))
                 yield self
             except SystemError as error:
                 # nnabla hides an interruption in a hook, or in a function of the user's.
@@ -118,10 +119,6 @@ class Examined:
         if self._source.loss is not loss:
             self._source.loss = loss
 
-    def _plan_of(self, loss: nn.Variable) -> GraphPlan:
-        # As the updater names them.
-        return GraphPlan(loss, names=named(self.parameters))
-
     def _record(self, counters: Any) -> None:
         own: Set[int] = set()
         never: Set[int] = set()
@@ -131,7 +128,7 @@ class Examined:
                 if hasattr(counters, "fed"):
                     counters.fed += 1
             loss = self._current_loss()
-            graph = GraphPlan.read(loss)
+            graph = Graph(loss)
             names = graph.completed_names(named(self.parameters))
             if not index:
                 self.loss, first = loss, graph.description(names)
@@ -143,7 +140,9 @@ class Examined:
                 continue
             inputs = _may_be_fed(graph, names)
             self._batches.append({p: np.array(v.data.get_data("r")) for p, v in inputs.items()})
-        self.plan = self._plan_of(self.loss)
+        self.graph = Graph(self.loss)
+        # As the updater names them.
+        self.plan = GraphPlan(self.graph, names=named(self.parameters))
         changing = {p for p in self._inputs if len(self._batches) == 1 or self._changes(p)}
         # Keys of the leaves that are fed; with one batch, of all that may be.
         self.fed = {hash(self._inputs[p]) for p in changing}
@@ -162,12 +161,12 @@ class Examined:
         self.note = " ".join(notes)
 
     def _unfed(self, blank: Set[int]) -> Optional[Tuple[nn.Variable, Any]]:
-        leaves = [(v, f) for f in self.plan.functions for v in f.inputs if v.parent is None]
+        leaves = [(v, f) for f in self.graph.functions for v in f.inputs if v.parent is None]
         filled = {hash(v) for v, _ in leaves} - self.plan.names.keys() - blank
         # What depends on data that somebody has filled, and on other data; and whether any layer reads it.
         behind = {True: filled, False: set(blank)}
         read: Set[bool] = set()
-        for f in self.plan.functions:
+        for f in self.graph.functions:
             inputs = set(map(hash, f.inputs))
             is_layer = not inputs.isdisjoint(self.plan.names) or is_matrix_product(f.info.type_name)
             for is_filled, keys in behind.items():
@@ -181,16 +180,16 @@ class Examined:
         return any(not np.array_equal(first, other, equal_nan=True) for other in others)
 
 
-def _may_be_fed(graph: GraphPlan, names: Mapping[int, str]) -> Dict[int, nn.Variable]:
+def _may_be_fed(graph: Graph, names: Mapping[int, str]) -> Dict[int, nn.Variable]:
     """The leaves that a feeder may fill, by position."""
     return {
         position: v
-        for position, v in graph.all_leaves.items()
+        for position, v in graph.leaves.items()
         if not v.need_grad or graph.keys[position] not in names
     }
 
 
-def _written_by_forward(graph: GraphPlan) -> Set[int]:
+def _written_by_forward(graph: Graph) -> Set[int]:
     """Positions of what functions write in forward, such as running statistics."""
     described = graph.described
     kinds = zip(described.type_names, described.args, described.inputs.by_function())
@@ -209,29 +208,36 @@ def _is_loss(source: Any) -> bool:
 class Network:
     """The functions of a graph, their names, and the formats that they are stored in."""
 
-    def __init__(self, plan: GraphPlan, storage: RoundedStorage) -> None:
-        self.plan, self._storage = plan, storage
+    def __init__(self, graph: Graph, plan: GraphPlan, storage: RoundedStorage) -> None:
+        self.graph, self.plan, self._storage = graph, plan, storage
         # The functions that backward starts from.
-        self.last = [v.parent for v in plan.roots]
-        self.number = {hash(f): index for index, f in enumerate(plan.functions)}
-        self.positions = {name: self.number[key] for key, name in plan.labels.items()}
+        self.roots = [graph.variables[p] for p in plan.roots]
+        self.last = [v.parent for v in self.roots]
+        self.positions = {name: number for number, name in enumerate(plan.labels)}
+        # The functions that backward visits, and the leaves that get a gradient, by key.
+        self.nodes = {hash(graph.functions[node.number]): node for node in plan.nodes}
+        self.leaves = graph.by_key(plan.leaves)
         # Of all parameters, also of those without a gradient, which no solver has.
         registered = {hash(v.data): name for name, v in nn.get_parameters(grad_only=False).items()}
-        leaves = [v for f in plan.functions for v in f.inputs if v.parent is None]
+        leaves = [v for f in graph.functions for v in f.inputs if v.parent is None]
         known = {hash(v): registered[hash(v.data)] for v in leaves if hash(v.data) in registered}
         self.names: Dict[int, str] = {**known, **plan.names}
         self.readers: Dict[int, List[Any]] = {}
-        for f in plan.functions:
+        for f in graph.functions:
             for v in f.inputs:
                 self.readers.setdefault(hash(v), []).append(f)
 
     def function(self, key: int) -> Any:
         """Of a key."""
-        return self.plan.functions[self.number[key]]
+        return self.graph.functions[self.graph.numbers[key]]
+
+    def keys(self, positions: Iterable[int]) -> List[int]:
+        """Of variables."""
+        return [self.graph.keys[p] for p in positions]
 
     def name(self, f: Any) -> str:
-        """Of a function, as everything else calls it too."""
-        return self.plan.labels[hash(f)]
+        """Of a function or its key, as everything else calls it too."""
+        return self.plan.labels[self.graph.numbers[hash(f)]]
 
     def called(self, v: nn.Variable) -> str:
         """A variable in words."""
@@ -246,7 +252,7 @@ class Network:
 
     def normalization_of_single_numbers(self) -> str:
         """The name of a batch normalization that has one number of each channel; empty: there is none."""
-        for f in self.plan.functions:
+        for f in self.graph.functions:
             is_measured = known(f.info.type_name).writes_statistics and f.info.args["batch_stat"]
             if is_measured and f.inputs[0].size == f.inputs[1].size:
                 return self.name(f)
@@ -255,7 +261,7 @@ class Network:
     def behind(self, variables: Iterable[int]) -> Iterator[Any]:
         """All functions that compute variables or depend on them, in forward order."""
         found = set(variables)
-        for f in self.plan.functions:
+        for f in self.graph.functions:
             if not found.isdisjoint(map(hash, (*f.inputs, *f.outputs))):
                 found.update(map(hash, f.outputs))
                 yield f
@@ -274,7 +280,7 @@ class Network:
 
     def listed(self, functions: Iterable[Any]) -> str:
         """The names of some functions, in forward order, each once."""
-        return listed([self.name(f) for f in sorted({*functions}, key=lambda f: self.number[hash(f)])])
+        return listed([self.name(f) for f in sorted({*functions}, key=lambda f: self.graph.numbers[hash(f)])])
 
 
 def listed(names: Sequence[str]) -> str:

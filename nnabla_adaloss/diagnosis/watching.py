@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from ..core.statistics import ArrayStatistics
 from ..graph.functions import written_inputs
-from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 
@@ -47,7 +46,9 @@ class Deviation(NamedTuple):
 class Sight:
     """What functions have read and written in one batch, by key; as stored, it is compared with `in_fp32`."""
 
-    def __init__(self, plan: GraphPlan, kernels: Kernels, in_fp32: Optional[Sight] = None) -> None:
+    def __init__(
+        self, leaves: Iterable[nn.Variable], kernels: Kernels, in_fp32: Optional[Sight] = None
+    ) -> None:
         self.data: Dict[int, ArrayStatistics] = {}
         self.gradients: Dict[int, ArrayStatistics] = {}
         self.not_finite: Dict[int, NotFinite] = {}
@@ -57,7 +58,7 @@ class Sight:
         self.flat: Dict[int, float] = {}
         self._deviations: Dict[int, Deviation] = {}
         self._kept: Dict[int, NDArray[Any]] = {}
-        self._plan, self._kernels, self._in_fp32 = plan, kernels, in_fp32
+        self._leaves, self._kernels, self._in_fp32 = leaves, kernels, in_fp32
 
     def deviation(self, v: nn.Variable) -> Deviation:
         """Of a variable."""
@@ -83,7 +84,7 @@ class Sight:
 
     def end(self) -> None:
         """Backward has run."""
-        self._note_gradients(self._plan.leaves.values())
+        self._note_gradients(self._leaves)
         if self._in_fp32 is not None:
             self._in_fp32._kept.clear()
 

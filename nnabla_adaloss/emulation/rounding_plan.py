@@ -10,9 +10,9 @@ import nnabla as nn
 from ..core.precision import NARROWEST_SCALAR, LayerPrecisions, Precision, widest
 from ..graph.float_tail import float_tail as find_tail
 from ..graph.functions import is_matrix_product, known
+from ..graph.graph import Graph
 from ..graph.matrix_products import UNSCALED
 from ..graph.names import function_names
-from ..graph.plan import GraphPlan
 from .operands import Operand, operands_of
 
 Keyed = List[Tuple[int, nn.Variable]]
@@ -41,7 +41,7 @@ class RoundingPlan:
     def __init__(
         self, loss: nn.Variable, precisions: LayerPrecisions, names: Names, *, float_tail: bool
     ) -> None:
-        self.graph = graph = GraphPlan.read(loss)
+        self.graph = graph = Graph(loss)
         described = graph.described
         for index in described.in_half[:1]:
             raise ValueError(
@@ -105,7 +105,7 @@ class RoundingPlan:
         )
 
 
-def _function_precisions(graph: GraphPlan, precisions: LayerPrecisions, names: Names) -> List[Precision]:
+def _function_precisions(graph: Graph, precisions: LayerPrecisions, names: Names) -> List[Precision]:
     """The precision of each function, in forward order: patterns match layers, which read a parameter or are
     products, and what comes before all layers. Others have the widest precision of the layers they follow.
     """
@@ -134,7 +134,7 @@ def _function_precisions(graph: GraphPlan, precisions: LayerPrecisions, names: N
     return found
 
 
-def _variable_precisions(graph: GraphPlan, of_functions: Sequence[Precision]) -> Dict[int, Precision]:
+def _variable_precisions(graph: Graph, of_functions: Sequence[Precision]) -> Dict[int, Precision]:
     """The precision of each variable, by key: its function's, or the widest of those that read a leaf."""
     described, keys = graph.described, graph.keys
     found: Dict[int, Precision] = {}
@@ -143,7 +143,7 @@ def _variable_precisions(graph: GraphPlan, of_functions: Sequence[Precision]) ->
     readers: Dict[int, List[Precision]] = {}
     for positions, precision in zip(described.inputs.by_function(), of_functions):
         for position in positions:
-            if position in graph.all_leaves:
+            if position in graph.leaves:
                 readers.setdefault(keys[position], []).append(precision)
     found.update((key, widest(precisions)) for key, precisions in readers.items())
     return found

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from operator import attrgetter
 from types import FrameType
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
@@ -22,6 +22,7 @@ from ..emulation.rounded_storage import NativeStorage
 from ..errors import GraphChangedError, warn
 from ..graph.float_tail import TailReader
 from ..graph.functions import known
+from ..graph.graph import Graph
 from ..graph.hooks import Hook
 from ..graph.loss import LossLike, LossSeed, Seed, check_scale, check_seed, variable_of
 from ..graph.loss_weights import seed_weight
@@ -32,11 +33,11 @@ from ..monitor import Audience, audience_of
 from ..undo import BatchGuard, ForwardState, savepoint
 from .chooser import Asked, Chooser, Decided
 from .forward_fault import find_fault
+from .graph_cache import GraphCache
 from .layer_watch import watch_layers
 from .leaf_gradients import NonfiniteGradients
 from .method_alphas import MethodAlphas
 from .passes import BackwardOptions, run_pass, steps_for
-from .prepared_graph import Preparation
 from .report import PassReport
 from .saved_state import load_state, state_of
 
@@ -149,7 +150,7 @@ class AdaptiveLossScaling:
             )
         self._chooser = Chooser(self.config, method_alphas, delayed=bool(self.delay))
         self._seed = LossSeed(self.variable)
-        self._graph = Preparation(
+        self._graph = cache = GraphCache(
             self._reader,
             graph,
             self.config,
@@ -160,7 +161,12 @@ class AdaptiveLossScaling:
             delayed=bool(self.delay),
             watched=self.audience is not None,
         )
-        self.guard = BatchGuard(self._graph.plan, self.kernels, forward_state)
+
+        def wired() -> Tuple[Graph, GraphPlan]:
+            prepared = cache.current(wiring=True)
+            return prepared.graph, prepared.plan
+
+        self.guard = BatchGuard(wired, self.kernels, forward_state)
         policy = self.config.method.policy(HistoryPolicy() if history is None else history)
         self.components = Seen(Memory(policy.measured_every(self.config.iterations_per_measurement)))
         self.iteration = 0
@@ -204,7 +210,12 @@ class AdaptiveLossScaling:
     @property
     def plan(self) -> GraphPlan:
         """Every function in backward order with its role, as the graph is at the first use; `print` it."""
-        return self._graph.prepared().plan
+        return self._graph.current().plan
+
+    @property
+    def graph(self) -> Graph:
+        """The functions and variables that the plan refers to."""
+        return self._graph.current().graph
 
     @property
     def layers(self) -> List[str]:
@@ -254,7 +265,7 @@ class AdaptiveLossScaling:
     @property
     def can_measure_more(self) -> bool:
         """Whether the last batch, run again with every gradient measured, may tell more."""
-        constant = self._graph.prepared().schedules.for_good(self.result.schedule.given_scale)
+        constant = self._graph.current().schedules.for_good(self.result.schedule.given_scale)
         return not (self.result.measurements.measured_all or constant)
 
     @property
@@ -280,7 +291,8 @@ class AdaptiveLossScaling:
     def find_fault(self) -> str:
         """The first function that is not finite on the present inputs, in words; forward runs once more."""
         self.guard.rewind()
-        return find_fault(self.loss, self._graph.plan(), self.kernels, self._storage)
+        prepared = self._graph.current(wiring=True)
+        return find_fault(self.loss, prepared.graph, prepared.plan, self.kernels, self._storage)
 
     def scale_of(self, variable: nn.Variable) -> float:
         """The scale S that the gradient of `variable` carried in the last backward.
@@ -289,7 +301,7 @@ class AdaptiveLossScaling:
             KeyError: the last backward did not reach `variable`, or there was none.
         """
         scales = {} if self._result is None else self._result.schedule.scales
-        position = self.plan.positions.get(hash(variable), -1)
+        position = self.graph.positions.get(hash(variable), -1)
         if position not in scales:
             raise KeyError(f"no gradient of {variable} was computed by the last backward")
         return scales[position]
@@ -300,7 +312,7 @@ class AdaptiveLossScaling:
         Call it when gradients that matter are not finite: behind a mask they do no harm.
         """
         self._graph.drop_schedules()
-        report, schedules = self._result, self._graph.prepared().schedules
+        report, schedules = self._result, self._graph.current().schedules
         if report is None or schedules.for_good(report.schedule.given_scale):
             return False
         self.components, lowered = self.components.after_overflow(report.measurements)
@@ -308,7 +320,7 @@ class AdaptiveLossScaling:
 
     def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
         """What the next scales will be computed from, for other ranks; None: nothing."""
-        prepared, report = self._graph.prepared(), self._result
+        prepared, report = self._graph.current(), self._result
         if report is None or prepared.schedules.for_good(report.schedule.given_scale):
             return None
         entry_complete, gains = self.components.shared()
@@ -321,7 +333,7 @@ class AdaptiveLossScaling:
 
     def adopt_statistics(self, told: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Compute the next scales from `shared_statistics` of all ranks, in their order."""
-        prepared = self._graph.prepared()
+        prepared = self._graph.current()
         dropped, entry_complete = (any(flags) for flags in zip(*(one[_ENDS] for one in told)))
         if dropped:
             # A rank chooses anew, such as after an overflow: all do, and come to the same.
@@ -352,10 +364,10 @@ class AdaptiveLossScaling:
 
     def measure_weights(self) -> None:
         """The part of `after_update` that looks at the new parameters."""
-        present = self._graph.present
         # Forward of a half context converts weights.
-        if present is None or self._result is None or not self.in_half:
+        if self._result is None or not self.in_half:
             return
+        present = self._graph.current()
         share = present.share(self.iteration, self._result.schedule.given_scale)
         if share is not None:
             present.statistics.measure_weights(share.weights)
@@ -373,12 +385,12 @@ class AdaptiveLossScaling:
 
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next scales, as plain numbers, strings, lists and dicts."""
-        prepared, method_alphas = self._graph.prepared(), self._chooser.method_alphas
+        prepared, method_alphas = self._graph.current(), self._chooser.method_alphas
         return state_of(prepared, self.components, method_alphas, self.iteration, self._storage.drawn.count)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned; ValueError, and no change, if that cannot be."""
-        prepared, restore = self._graph.prepared(), savepoint(self.undoable)
+        prepared, restore = self._graph.current(), savepoint(self.undoable)
         try:
             memory, self.iteration, draws = load_state(
                 state, prepared, self.components.memory, self._chooser.method_alphas
@@ -453,10 +465,10 @@ class AdaptiveLossScaling:
             self._chooser.start_scale(scale)
         check_seed(self.variable, grad)
         # Also after the guard has looked before forward: that is when nnabla finds out who needs a gradient.
-        prepared = self._graph.current(wired=wired)
+        prepared = self._graph.current(wiring=not wired, marks=True)
         if self._reader.moved:
             self._reader.before_backward()
-        leaves = prepared.plan.leaves
+        leaves = prepared.leaves
         # Read once: nnabla makes a new object each time.
         masters = list(map(_gradient, leaves.values()))
         all_zero = all(map(_zeroing, masters))
@@ -502,7 +514,7 @@ class AdaptiveLossScaling:
                     again=decided.measure and not (self.delay or again),
                 )
         except GraphChangedError:
-            self._graph.present = None
+            self._graph.drop()
             raise
         finally:
             if self._nonfinite.keys or (report is not None and report.found_inf):
@@ -511,7 +523,7 @@ class AdaptiveLossScaling:
 
     def probe(self, scale: float) -> None:
         """Run backward once more with S0 = `scale` and no layer scales, and learn nothing from it."""
-        prepared = self._graph.prepared()
+        prepared = self._graph.current()
         check_scale(scale)
         weights = prepared.loss_weights(scale)
         scales = [within_float32(scale / (weight or 1.0)) for weight in weights]

@@ -120,9 +120,9 @@ class BatchLoop(NamedTuple):
         scaling = self.scaling
         scaling.guard.rewind()
         scaling.forward(clear_no_need_grad=True)
-        gradients = [
-            v.grad for v in {**scaling.plan.leaves, **{hash(v): v for v in self.parameters()}}.values()
-        ]
+        leaves = scaling.graph.by_key(scaling.plan.leaves)
+        leaves.update((hash(v), v) for v in self.parameters())
+        gradients = [v.grad for v in leaves.values()]
         held = ArraySnapshot(scaling.kernels)
         held.save(gradients)
         for gradient in gradients:

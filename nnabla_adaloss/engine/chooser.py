@@ -99,10 +99,10 @@ class Chooser:
         split: bool,
     ) -> ScaleSchedule:
         """The next schedule, perhaps the one in use; `split`: no component shares a scale."""
-        components, structure, scale = prepared.components, prepared.plan.structure, asked.scale
+        components, plan, scale = prepared.components, prepared.plan, asked.scale
         weights, of = asked.weights, components.of
         method_alpha = self.method_alphas.about(
-            structure,
+            plan,
             prepared.statistics,
             asked.iteration,
             prepared.ranges,
@@ -114,7 +114,7 @@ class Chooser:
             limits = limits._replace(limits=[None] * len(weights))
         origin: Any = None
         present = None if asked.again else prepared.schedules.last(asked.weights)
-        if present is not None and present.nodes is not structure.nodes:
+        if present is not None and present.nodes is not plan.nodes:
             present = None
         if method_alpha is None:
             # Usually nothing new is known, and the choice would be the same: its origins are compared. Gains
@@ -166,8 +166,8 @@ def _max_alpha(prepared: PreparedGraph, config: AdaLossConfig) -> Mapping[int, f
     # Scaled copies of weights are stored as weights are.
     largest, ranges = min(config.range.u_max, prepared.storage.largest_weight), prepared.ranges
     found: Dict[int, float] = {}
-    recomputed = prepared.plan.structure.described.recomputed
-    for _, slot in prepared.plan.structure.layer_slots.values():
+    recomputed = prepared.plan.described.recomputed
+    for _, slot in prepared.plan.layer_slots.values():
         weight = prepared.statistics.data(slot.factor)
         if weight is None and (slot.factor in prepared.statistics.wanted.data or recomputed[slot.factor]):
             found[slot.factor] = 1.0

@@ -9,13 +9,16 @@ import nnabla as nn
 import numpy as np
 
 from ..emulation.rounded_storage import NativeStorage
+from ..graph.graph import Graph
 from ..graph.loss import LossLike
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 
 
-def find_fault(loss: LossLike, plan: GraphPlan, kernels: Kernels, storage: NativeStorage) -> str:
+def find_fault(
+    loss: LossLike, graph: Graph, plan: GraphPlan, kernels: Kernels, storage: NativeStorage
+) -> str:
     """The first function that reads or computes an infinity or a NaN on the present inputs, in words; empty
     if all is finite. Forward runs once more for that.
     """
@@ -25,7 +28,8 @@ def find_fault(loss: LossLike, plan: GraphPlan, kernels: Kernels, storage: Nativ
         fault = "" if found else _fault(f, plan, kernels, storage)
         if fault:
             kind = f.info.type_name
-            found.append(f"{plan.labels.get(hash(f), kind)} ({kind}) {fault}")
+            number = graph.numbers.get(hash(f))
+            found.append(f"{kind if number is None else plan.labels[number]} ({kind}) {fault}")
 
     loss.forward(clear_no_need_grad=True, function_post_hook=look)
     return "".join(found)

@@ -10,15 +10,16 @@ from ..core.components import Components, LayerSlot
 from ..core.config import AdaLossConfig
 from ..core.methods import Range
 from ..emulation.rounded_storage import RoundedStorage
+from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 
 
 class GradientRanges:
     """What each gradient may reach in its format, unless the user gave a range."""
 
-    def __init__(self, config: AdaLossConfig, storage: RoundedStorage, plan: GraphPlan) -> None:
+    def __init__(self, config: AdaLossConfig, storage: RoundedStorage, graph: Graph, plan: GraphPlan) -> None:
         self._config, self._storage = config, storage
-        self._keys, self._shapes = plan.keys, plan.structure.described.shapes
+        self._keys, self._shapes = graph.keys, plan.described.shapes
 
     def of(self, position: int) -> Range:
         """The range of the gradient of a variable of several elements."""

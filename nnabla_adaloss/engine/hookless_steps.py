@@ -8,11 +8,11 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 
+from ..core.components import LayerSlot, NodeStructure
 from ..core.power_of_two import is_power_of_two
 from ..core.schedule import Rescale, ScaleSchedule, Step
-from ..graph.node import Node, Scaling
+from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
-from ..graph.structure import GraphStructure
 from ..kernels.interface import GradientsInPlace
 from .leaf_gradients import Contribution, contributions_of
 from .scaled_weights import SwappedFactors
@@ -59,47 +59,49 @@ class HooklessSteps:
         self._gradients.arrays = masters
         return self.leaves, self._gradients
 
-    def hold_for(self, structure: GraphStructure) -> bool:
-        """Return whether a graph of this structure has the same weights, so that the steps hold for it."""
-        return structure.kept_keys.issuperset(self.factors.keys)
+    def hold_for(self, plan: GraphPlan) -> bool:
+        """Return whether a graph of this plan has the same weights, so that the steps hold for it."""
+        return plan.kept_keys.issuperset(self.factors.keys)
 
 
-def plan_steps(plan: GraphPlan, schedule: ScaleSchedule, *, rounded: bool) -> Union[HooklessSteps, str]:
+def plan_steps(
+    graph: Graph, plan: GraphPlan, schedule: ScaleSchedule, *, rounded: bool
+) -> Union[HooklessSteps, str]:
     """Plan the steps of a pass without hooks; where it needs hooks, return the reason."""
     if plan.recomputes:
         return "activations are computed again in backward"
     steps = schedule.steps
-    nodes = [(node, steps[node.number]) for node in plan.nodes.values() if node.number in steps]
-    factors = _factors(nodes, plan.structure)
+    nodes = [(node, steps[node.number]) for node in plan.nodes if node.number in steps]
+    factors = _factors(nodes, graph, plan)
     if isinstance(factors, str):
         return factors
-    return HooklessSteps(factors, *_leaves(nodes, plan, rounded=rounded), _between(schedule))
+    return HooklessSteps(factors, *_leaves(nodes, graph, plan, rounded=rounded), _between(schedule))
 
 
-_Nodes = Sequence[Tuple[Node, Step]]
+_Nodes = Sequence[Tuple[NodeStructure, Step]]
 
 
-def _factors(nodes: _Nodes, structure: GraphStructure) -> Union[SwappedFactors, str]:
-    found: Dict[int, Tuple[Scaling, float]] = {}
+def _factors(nodes: _Nodes, graph: Graph, plan: GraphPlan) -> Union[SwappedFactors, str]:
+    found: Dict[int, Tuple[LayerSlot, float]] = {}
     for node, step in nodes:
-        for slot, scaling, alpha in zip(node.structure.slots, node.scalings, step.alphas):
-            known = found.setdefault(slot.factor, (scaling, alpha))
+        for slot, alpha in zip(node.slots, step.alphas):
+            known = found.setdefault(slot.factor, (slot, alpha))
             if known[1] != alpha:
-                return f"{scaling.layer} shares a weight with a layer of another scale"
-    swapped = {position: (scaling, alpha) for position, (scaling, alpha) in found.items() if alpha != 1.0}
-    for position, (scaling, _) in swapped.items():
-        if position not in structure.swappable:
-            return f"others read what {scaling.layer} is multiplied by"
-    return SwappedFactors(list(swapped.values()))
+                return f"{slot.layer} shares a weight with a layer of another scale"
+    swapped = [(slot, alpha) for slot, alpha in found.values() if alpha != 1.0]
+    for slot, _ in swapped:
+        if slot.factor not in plan.swappable:
+            return f"others read what {slot.layer} is multiplied by"
+    return SwappedFactors(graph, swapped)
 
 
 def _leaves(
-    nodes: _Nodes, plan: GraphPlan, *, rounded: bool
+    nodes: _Nodes, graph: Graph, plan: GraphPlan, *, rounded: bool
 ) -> Tuple[List[Contribution], Dict[int, List[Contribution]]]:
     """First contributions of all leaves, and those that follow and are unscaled one by one."""
-    found: Dict[int, List[Contribution]] = {leaf: [] for leaf in plan.structure.leaves}
+    found: Dict[int, List[Contribution]] = {leaf: [] for leaf in plan.leaves}
     for node, step in nodes:
-        for leaf in contributions_of(plan.structure, node, step):
+        for leaf in contributions_of(graph, plan, node, step):
             found[leaf.leaf].append(leaf)
     following: Dict[int, List[Contribution]] = {}
     for writers in found.values():

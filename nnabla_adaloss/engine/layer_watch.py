@@ -10,11 +10,12 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.components import LayerSlot, NodeStructure
 from ..core.formats import Format, get_format
 from ..core.layer_record import LayerRecord, Reason
 from ..core.schedule import ScaleSchedule
-from ..graph.node import Node, Scaling
-from ..graph.structure import GraphStructure
+from ..graph.graph import Graph
+from ..graph.plan import GraphPlan
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 from ..monitor import Audience, GradientSeen, LayerArrays, LayerLook, LayerScaled
 from .chooser import Decided
@@ -31,14 +32,15 @@ class LayerWatch:
         self._audience = audience
         # Gradients are stored in the format, if no storage is emulated.
         self.kernels, self.storage, self.format = prepared.kernels, prepared.storage, format
+        self._graph = prepared.graph
         self._records = {record.layer: record for record in records}
 
-    def ran(self, node: Node) -> None:
+    def ran(self, node: NodeStructure) -> None:
         """Report the layers of a function that has run, once each."""
-        for scaling in node.scalings:
-            record = self._records.pop(scaling.layer, None)
+        for slot in node.slots:
+            record = self._records.pop(slot.layer, None)
             if record is not None:
-                self._audience.tell(LayerScaled(record, _Look(self, node, scaling)))
+                self._audience.tell(LayerScaled(record, _Look(self, self._graph, node, slot)))
 
 
 def watch_layers(
@@ -47,14 +49,14 @@ def watch_layers(
     """Return the watch of the layers of a pass; None in an iteration in which no monitor wants them."""
     if not audience.wants(LayerScaled, iteration):
         return None
-    structure, schedule = prepared.plan.structure, decided.schedule
+    schedule = decided.schedule
     which, chosen = (iteration, attempt), decided.chosen
-    records = records_of(structure, prepared.statistics, schedule, which, chosen=chosen)
+    records = records_of(prepared.plan, prepared.statistics, schedule, which, chosen=chosen)
     return LayerWatch(audience, prepared, get_format(prepared.config.dtype or "float16"), records)
 
 
 def records_of(
-    structure: GraphStructure,
+    plan: GraphPlan,
     statistics: Statistics,
     schedule: ScaleSchedule,
     which: Tuple[int, int],
@@ -64,7 +66,7 @@ def records_of(
     """A record of each layer in a pass, by iteration and attempt; `chosen`: scales were chosen for it."""
     found = []
     for layer, (scale, alpha) in schedule.layers.items():
-        node, slot = structure.layer_slots[layer]
+        node, slot = plan.layer_slots[layer]
         output = node.outputs[0]
         g = statistics.gradient(output) if chosen else None
         found.append(
@@ -86,25 +88,28 @@ def records_of(
 
 
 class _Look(LayerLook):
-    def __init__(self, stored: LayerWatch, node: Node, scaling: Scaling) -> None:
-        self._stored, self._node, self._scaling = stored, node, scaling
+    def __init__(self, stored: LayerWatch, graph: Graph, node: NodeStructure, slot: LayerSlot) -> None:
+        self._stored, self._key = stored, graph.keys[slot.target]
+        self._output, self._target, self._factor = (
+            graph.variables[p] for p in (node.outputs[0], slot.target, slot.factor)
+        )
 
     @cached_property
     def gradient(self) -> Optional[GradientSeen]:
         """The input gradient as it is stored."""
-        array, key, storage = self._scaling.target.grad, self._scaling.target_key, self._stored.storage
+        array, key, storage = self._target.grad, self._key, self._stored.storage
         rounded = storage.gradients.get(key)
         lost = () if rounded is None else (rounded.underflowed, rounded.overflowed)
         return self._seen(array, storage.gradient_format(key, array.size), *lost)
 
     @cached_property
     def weight(self) -> Optional[GradientSeen]:
-        return self._data(self._scaling.factor)
+        return self._data(self._factor)
 
     @cached_property
     def input(self) -> Optional[GradientSeen]:
         """What the weight is multiplied by."""
-        return self._data(self._scaling.target)
+        return self._data(self._target)
 
     def _data(self, v: nn.Variable) -> Optional[GradientSeen]:
         return self._seen(v.data, self._stored.storage.data_format(hash(v), v.data.size))
@@ -116,12 +121,11 @@ class _Look(LayerLook):
         return GradientSeen(statistics, exponents, format or self._stored.format, *lost)
 
     def arrays(self) -> LayerArrays:
-        scaling = self._scaling
         return LayerArrays(
-            _copy(self._node.outputs[0].grad),
-            _copy(scaling.target.grad),
-            _copy(scaling.factor.data),
-            _copy(scaling.target.data),
+            _copy(self._output.grad),
+            _copy(self._target.grad),
+            _copy(self._factor.data),
+            _copy(self._target.data),
         )
 
 

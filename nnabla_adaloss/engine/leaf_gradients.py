@@ -7,10 +7,11 @@ from typing import AbstractSet, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import nnabla as nn
 
+from ..core.components import NodeStructure
 from ..core.power_of_two import is_power_of_two
 from ..core.schedule import Step
-from ..graph.node import Node
-from ..graph.structure import GraphStructure
+from ..graph.graph import Graph
+from ..graph.plan import GraphPlan
 from ..kernels import Measurements
 from ..kernels.arrays import prepare_master
 from ..kernels.interface import GradientsInPlace, GradientToUnscale, Kernels
@@ -30,12 +31,13 @@ class Contribution(NamedTuple):
     alone: bool = True  # whether it was written to an array that holds nothing else
 
 
-def contributions_of(structure: GraphStructure, node: Node, step: Step) -> List[Contribution]:
+def contributions_of(graph: Graph, plan: GraphPlan, node: NodeStructure, step: Step) -> List[Contribution]:
     """Contributions of a function to the gradients of leaves."""
-    scales = step.targets(node.structure) if node.scalings else {}
+    scales = step.targets(node) if node.slots else {}
     found: Dict[int, Contribution] = {}
-    for variable, position in zip(node.leaves, node.structure.leaves):
-        leaf, scale = structure.leaf(position), scales.get(position, step.scale)
+    for position in node.leaves:
+        variable, leaf = graph.variables[position], plan.leaf(position)
+        scale = scales.get(position, step.scale)
         if leaf in found:
             found[leaf] = found[leaf]._replace(others=(*found[leaf].others, variable))
         else:

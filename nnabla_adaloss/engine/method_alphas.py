@@ -9,14 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.choose import MethodAlpha
+from ..core.components import NodeStructure
 from ..core.config import AdaLossConfig
 from ..core.layer_alpha import History, bounded, scaled_history, unbounded_alpha, with_newest
 from ..core.layer_record import Reason
 from ..core.methods import Needs
 from ..core.statistics import ArrayStatistics
 from ..core.validation import integer
-from ..graph.node import Node
-from ..graph.structure import GraphStructure
+from ..graph.functions import known
+from ..graph.graph import Graph
+from ..graph.plan import GraphPlan
 from .gradient_ranges import GradientRanges
 from .statistics import Statistics
 
@@ -39,16 +41,19 @@ class MethodAlphas:
         # By layer, alpha before bounds as the last choice got it.
         self.unbounded: Dict[str, float] = {}
 
-    def look_at(self, node: Node, scale: float) -> None:
-        for scaling in node.scalings:
-            g, w = scaling.matrices(node)
+    def look_at(self, graph: Graph, node: NodeStructure, scale: float) -> None:
+        product = known(node.type_name).product
+        for slot in node.slots:
+            assert product is not None, "only products have slots"
+            output, factor = graph.variables[node.outputs[0]], graph.variables[slot.factor]
+            g, w = product.matrices(output.grad.data, factor.data.data, node.args, slot.gemm)
             if np.isfinite(g).all() and np.isfinite(w).all():
                 copies = np.array(g, np.float32) / np.float32(scale), np.array(w, np.float32)
-                self._arrays = {**self._arrays, scaling.layer: copies}
+                self._arrays = {**self._arrays, slot.layer: copies}
 
     def about(
         self,
-        structure: GraphStructure,
+        plan: GraphPlan,
         statistics: Statistics,
         iteration: int,
         ranges: Optional[GradientRanges],
@@ -64,7 +69,7 @@ class MethodAlphas:
         lowest = 0.0 if fixed else 1.0
 
         def method_alpha(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
-            node, slot = structure.layer_slots[layer]
+            node, slot = plan.layer_slots[layer]
             position = node.outputs[0]
             g, w = statistics.gradient(position), statistics.data(slot.factor)
             inputs = self._inputs(layer, g, w, scale, scale * weight_of(position), iteration)

@@ -12,8 +12,8 @@ from typing import AbstractSet, Dict, FrozenSet, Iterable, List, Mapping, Option
 from ..core.components import Components
 from ..core.memory import PassMeasurements
 from ..core.schedule import ScaleSchedule
+from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
-from ..graph.structure import GraphStructure
 from .chooser import Decided
 from .leaf_gradients import Contribution, ContributionAmax, amax_by_contribution
 from .prepared_graph import PreparedGraph
@@ -43,7 +43,7 @@ class PassReport:
         PassReport(kind='measuring', found_inf=[], component=None, state_finite=True)
     """
 
-    plan: GraphPlan
+    graph: Graph
     measurements: PassMeasurements
     leaves: Sequence[Contribution]  # those whose gradients were written
     largest: Sequence[float]  # of each, divided by its scale; infinity where it is not finite
@@ -79,16 +79,13 @@ class PassReport:
     @property
     def nonzero(self) -> AbstractSet[int]:
         """Keys of the leaves whose gradients are not all zeros."""
-        written = {*compress(map(_position, self.leaves), self.largest)}
-        # Mostly those of all leaves.
-        if len(written) == len(self.plan.leaves):
-            return self.plan.leaves.keys()
-        return {self.plan.keys[position] for position in written}
+        keys = self.graph.keys
+        return {keys[position] for position in compress(map(_position, self.leaves), self.largest)}
 
     @property
     def nonfinite(self) -> AbstractSet[int]:
         """Keys of the leaves whose gradients are not finite."""
-        keys = self.plan.keys
+        keys = self.graph.keys
         return {keys[one.leaf] for one, amax in zip(self.leaves, self.largest) if amax == math.inf}
 
 
@@ -104,7 +101,7 @@ def report_of(
 ) -> PassReport:
     """Report a pass that has run; `largest` has the largest magnitude of each contribution to `leaves`."""
     schedule, share, measure_all = decided.schedule, decided.share, decided.measure
-    plan, structure, components = prepared.plan, prepared.plan.structure, schedule.components
+    plan, components = prepared.plan, schedule.components
     nonfinite = {p for p, (found, _) in gradients.items() if found.nonfinite} if gradients else set()
     found_bad = nonfinite or math.inf in largest
     amax: Dict[int, float] = {}
@@ -113,7 +110,7 @@ def report_of(
     if measure_all or share is not None:
         counted = written if share is None else [one for one in written if one[0].leaf in share.leaves]
         measured = _magnitudes(prepared, schedule, gradients)
-        amax = amax_of_components(structure, components, measured, counted)
+        amax = amax_of_components(plan, components, measured, counted)
     rounded = _rounded_nonfinite(prepared, schedule) if measure_all or found_bad else set()
     labels: Sequence[str] = ()
     first: Optional[int] = None
@@ -121,15 +118,15 @@ def report_of(
     if found_bad or rounded:
         bad = nonfinite | rounded
         bad_leaves = {one.leaf for one, found in zip(leaves, largest) if found == math.inf}
-        bad_functions, finite = _components_of_leaves(structure, components, written, bad_leaves)
+        bad_functions, finite = _components_of_leaves(plan, components, written, bad_leaves)
         raised = rounded - nonfinite if measure_all else set()
-        first = first_overflow(structure, components, bad, bad_functions, raised)
+        first = first_overflow(plan, components, bad, bad_functions, raised)
         labels = [
             node.label
-            for node in structure.nodes
+            for node in plan.nodes
             if not bad.isdisjoint(node.outputs)
             # All uses of a weight share its master: where output gradients were seen, they tell more.
-            or (not bad_leaves.isdisjoint(map(structure.leaf, node.leaves)) and not (bad and node.slots))
+            or (not bad_leaves.isdisjoint(map(plan.leaf, node.leaves)) and not (bad and node.slots))
         ]
         # Where the gradient of a layer is not finite, that of its weight is not; not all functions have one.
         if first is not None and not (prepared.storage.rounds or measure_all):
@@ -145,7 +142,7 @@ def report_of(
         suspected=suspected,
     )
     return PassReport(
-        plan=plan,
+        graph=prepared.graph,
         measurements=measurements,
         leaves=leaves,
         largest=largest,
@@ -159,20 +156,20 @@ def _magnitudes(
     prepared: PreparedGraph, schedule: ScaleSchedule, gradients: GradientStatistics
 ) -> List[Tuple[int, float]]:
     """Measured gradients that count for their components, each with its largest magnitude, unscaled."""
-    structure, keys, components = prepared.plan.structure, prepared.plan.keys, schedule.components
-    storage, single, limiting = prepared.storage, structure.single, structure.limiting_gradients
+    plan, keys, components = prepared.plan, prepared.graph.keys, schedule.components
+    storage, single, limiting = prepared.storage, plan.single, plan.limiting_gradients
     measured = [(p, found.abs_max / scale) for p, (found, scale) in gradients.items() if p in limiting]
     # Gradients that functions in float hand on among themselves are not stored in the format. Scalars count
     # anyway where they are a component by themselves.
     apart = {p for p in single if p in components.of and components.of[p] in components.single}
     if not storage.rounds:
-        return [one for one in measured if one[0] in apart or one[0] not in structure.in_float]
+        return [one for one in measured if one[0] in apart or one[0] not in plan.in_float]
     # Of scalars only what was measured counts: some are rounded only where there are hooks.
     rounded, scales = storage.gradients, schedule.scales
     found = [one for one in measured if one[0] in apart or keys[one[0]] in rounded]
     found += [
         (p, rounded[keys[p]].statistics.abs_max / scales[p])
-        for p in structure.largest_gradients
+        for p in plan.largest_gradients
         if p not in single and keys[p] in rounded
     ]
     return found
@@ -180,13 +177,13 @@ def _magnitudes(
 
 def _rounded_nonfinite(prepared: PreparedGraph, schedule: ScaleSchedule) -> Set[int]:
     """Positions of the gradients, except those of leaves, that an emulated storage has seen not finite."""
-    keys, rounded = prepared.plan.keys, prepared.storage.gradients
+    keys, rounded = prepared.graph.keys, prepared.storage.gradients
     bad = {p for p in schedule.scales if keys[p] in rounded and rounded[keys[p]].statistics.nonfinite}
-    return bad.difference(prepared.plan.structure.leaves)
+    return bad.difference(prepared.plan.leaves)
 
 
 def _components_of_leaves(
-    structure: GraphStructure,
+    plan: GraphPlan,
     components: Components,
     written: Sequence[ContributionAmax],
     bad_leaves: AbstractSet[int],
@@ -194,13 +191,13 @@ def _components_of_leaves(
     """By number of a function the component of its leaf that is not finite; and those with a finite leaf."""
     seen = {contribution.leaf for contribution, _ in written}
     leaves = [(contribution.leaf, contribution.function, amax == math.inf) for contribution, amax in written]
-    for node in structure.nodes:
-        others = [leaf for leaf in map(structure.leaf, node.leaves) if leaf not in seen]
+    for node in plan.nodes:
+        others = [leaf for leaf in map(plan.leaf, node.leaves) if leaf not in seen]
         leaves += [(leaf, node.number, leaf in bad_leaves) for leaf in others]
     finite: Set[int] = set()
     bad_functions: Dict[int, int] = {}
     for leaf, function, is_bad in leaves:
-        component = component_of_leaf(structure, components, leaf, function)
+        component = component_of_leaf(plan, components, leaf, function)
         if is_bad:
             bad_functions.setdefault(function, component)
         else:
@@ -209,7 +206,7 @@ def _components_of_leaves(
 
 
 def amax_of_components(
-    structure: GraphStructure,
+    plan: GraphPlan,
     components: Components,
     gradients: Iterable[Tuple[int, float]],
     leaves: Iterable[ContributionAmax],
@@ -222,21 +219,21 @@ def amax_of_components(
             found[index] = largest
     for contribution, largest in leaves:
         if largest < math.inf:
-            index = component_of_leaf(structure, components, contribution.leaf, contribution.function)
+            index = component_of_leaf(plan, components, contribution.leaf, contribution.function)
             if largest > found.get(index, -1.0):
                 found[index] = largest
     return found
 
 
-def component_of_leaf(structure: GraphStructure, components: Components, leaf: int, function: int) -> int:
+def component_of_leaf(plan: GraphPlan, components: Components, leaf: int, function: int) -> int:
     """The component that the gradient of a leaf belongs to, which a function writes."""
-    if leaf in components.of and any(s.target == leaf for s in structure.by_number[function].slots):
+    if leaf in components.of and any(s.target == leaf for s in plan.by_number[function].slots):
         return components.of[leaf]
     return components.producers[function]
 
 
 def first_overflow(
-    structure: GraphStructure,
+    plan: GraphPlan,
     components: Components,
     bad: AbstractSet[int],
     bad_functions: Mapping[int, int],
@@ -245,7 +242,7 @@ def first_overflow(
     """The first component, in backward order, that was not finite; `bad_functions`: with that of their leaf;
     `raised`: what overflowed only on the way to the scale of the component behind.
     """
-    for node in structure.nodes:
+    for node in plan.nodes:
         if not bad.isdisjoint(node.outputs):
             if len(node.outputs) == 1 and node.separates and node.inputs and node.outputs[0] in raised:
                 return components.of[node.inputs[0]]

@@ -28,7 +28,7 @@ def state_of(
         "schema": SCHEMA,
         "iteration": iteration,
         "network": fingerprint(prepared.plan),
-        "statistics": prepared.statistics.state(prepared.plan.structure.measured),
+        "statistics": prepared.statistics.state(prepared.plan.measured),
         "components": seen.state_dict(),
         "schedule": prepared.schedules.state_dict(),
         "layers": method_alphas.state_dict(),
@@ -55,7 +55,7 @@ def load_state(
                 "it had measured: scales are measured anew, with the next batch"
             )
             return (Memory(memory.policy), *found)
-        prepared.statistics.load_state(prepared.plan.structure.measured, state["statistics"])
+        prepared.statistics.load_state(prepared.plan.measured, state["statistics"])
         prepared.schedules = prepared.schedules.loaded(
             state["schedule"],
             lambda scales, given_scale, weights, together: prepared.schedule(
@@ -71,9 +71,10 @@ def load_state(
 
 def fingerprint(plan: GraphPlan) -> List[str]:
     """Type, name, and shapes of the parameters of each function; batches of other sizes are no matter."""
+    shapes = plan.described.shapes
     return [
-        " ".join([node.type_name, node.label, *("x".join(map(str, leaf.shape)) for leaf in node.leaves)])
-        for node in plan.nodes.values()
+        " ".join([node.type_name, node.label, *("x".join(map(str, shapes[leaf])) for leaf in node.leaves)])
+        for node in plan.nodes
     ]
 
 

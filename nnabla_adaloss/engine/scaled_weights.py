@@ -7,33 +7,32 @@ from typing import List, Sequence, Tuple
 
 import nnabla as nn
 
+from ..core.components import LayerSlot
 from ..core.schedule import Rescale
 from ..emulation.rounded_storage import NativeStorage
-from ..graph.node import Scaling
-from ..graph.plan import GraphPlan
+from ..graph.graph import Graph
 from ..kernels.arrays import are_readable, as_float32, stored_dtype
 from ..kernels.interface import Kernels, ScaledCopies
 from ..kernels.scratch import ScratchPool
 
 
-def rescale(rescales: Sequence[Rescale], plan: GraphPlan, kernels: Kernels, storage: NativeStorage) -> None:
+def rescale(rescales: Sequence[Rescale], graph: Graph, kernels: Kernels, storage: NativeStorage) -> None:
     """Multiply gradients between two functions."""
     for position, factor in rescales:
-        array = plan.all_variables[position].grad
+        array = graph.variables[position].grad
         if stored_dtype(array) is not None:
             kernels.scale_(array, factor)
-            storage.store_gradient(plan.keys[position], array)
+            storage.store_gradient(graph.keys[position], array)
 
 
 class SwappedFactors:
     """The factors that are swapped for all of a pass, with one schedule."""
 
-    def __init__(self, scaled: Sequence[Tuple[Scaling, float]]) -> None:
-        scalings = [scaling for scaling, _ in scaled]
-        self.variables = [scaling.factor for scaling in scalings]
-        self.keys = [scaling.factor_key for scaling in scalings]
-        self.shapes = [scaling.factor.shape for scaling in scalings]
-        half = [scaling.half for scaling in scalings]
+    def __init__(self, graph: Graph, scaled: Sequence[Tuple[LayerSlot, float]]) -> None:
+        self.variables = [graph.variables[slot.factor] for slot, _ in scaled]
+        self.keys = [graph.keys[slot.factor] for slot, _ in scaled]
+        self.shapes = [variable.shape for variable in self.variables]
+        half = [slot.half for slot, _ in scaled]
         self.copies = ScaledCopies((), (), [alpha for _, alpha in scaled], half)
 
 
@@ -48,14 +47,14 @@ class ScaledWeights:
         # Copies that an emulation swaps in by itself, in place of its rounded weights.
         self._stand_ins: List[Tuple[int, nn.NdArray]] = []
 
-    def swap(self, scaling: Scaling, alpha: float, index: int) -> None:
+    def swap(self, graph: Graph, slot: LayerSlot, alpha: float, index: int) -> None:
         """Swap the factor of one layer, for the function that runs next."""
-        factor = scaling.factor
+        factor = graph.variables[slot.factor]
         source = factor.data
         scaled = self._pool.get(factor.shape, "factor", index)
         # In the type that the function reads: nnabla would convert it, with another pass over it.
-        self._kernels.scaled_copy(self._readable(source, 0), scaled, alpha, half=scaling.half)
-        self._store(scaling.factor_key, scaled, alpha)
+        self._kernels.scaled_copy(self._readable(source, 0), scaled, alpha, half=slot.half)
+        self._store(graph.keys[slot.factor], scaled, alpha)
         self._swapped.append((factor, source, scaled))
         factor.data = scaled
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import AbstractSet, List, NamedTuple, Sequence
 
-from ..graph.structure import GraphStructure
+from ..graph.plan import GraphPlan
 
 # Elements that a slice holds at least, if there are as many.
 _LEAST = 2**16
@@ -23,13 +23,13 @@ class Slice(NamedTuple):
 
 
 def slices_of(
-    structure: GraphStructure, gradients: AbstractSet[int], data: AbstractSet[int], count: int
+    plan: GraphPlan, gradients: AbstractSet[int], data: AbstractSet[int], count: int
 ) -> List[Slice]:
     """Divide gradients and data into `count` slices, one for each iteration."""
-    sizes = [math.prod(shape) for shape in structure.described.shapes]
-    wanted = [p for p in structure.gradients if p in gradients and p not in structure.roots]
-    kept = structure.described.kept.keys()
-    written = dict.fromkeys(leaf for node in structure.nodes for leaf in node.leaves)
+    sizes = [math.prod(shape) for shape in plan.described.shapes]
+    wanted = [p for p in plan.gradients if p in gradients and p not in plan.roots]
+    kept = plan.described.kept.keys()
+    written = dict.fromkeys(leaf for node in plan.nodes for leaf in node.leaves)
     parts = [
         _divided(positions, sizes, count)
         for positions in (wanted, sorted(data & kept), sorted(data - kept), list(written))

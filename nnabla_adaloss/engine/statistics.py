@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import (
     AbstractSet,
     Any,
@@ -22,6 +23,7 @@ import nnabla as nn
 
 from ..core.statistics import ArrayStatistics, pool
 from ..emulation.rounded_storage import NativeStorage
+from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels.arrays import are_readable, as_float32, stored_dtype
 from ..kernels.measurements import Measurements
@@ -48,13 +50,15 @@ class Statistics:
 
     def __init__(
         self,
+        graph: Graph,
         plan: GraphPlan,
         measurements: Measurements,
         pool: ScratchPool,
         storage: NativeStorage,
         wanted: Wanted,
     ) -> None:
-        self._plan, self._measurements, self._pool, self._storage = plan, measurements, pool, storage
+        self._graph, self._plan, self._storage = graph, plan, storage
+        self._measurements, self._pool = measurements, pool
         self.wanted = wanted
         self._known: Dict[int, ArrayStatistics] = {}
         self._answers = self._known
@@ -64,8 +68,11 @@ class Statistics:
         # What was measured since all ranks exchanged what they know.
         self._new: Set[int] = set()
 
-    def bind(self, plan: GraphPlan, storage: NativeStorage) -> None:
-        self._plan, self._storage = plan, storage
+    def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> Statistics:
+        """The same for another graph of the topology."""
+        found = copy(self)
+        found._graph, found._plan, found._storage = graph, plan, storage
+        return found
 
     def begin(self, iteration: int, *, again: bool) -> None:
         """In a new iteration, or again in one, answer from what is known now."""
@@ -82,12 +89,12 @@ class Statistics:
     @property
     def lacks_weights(self) -> bool:
         """Whether any weight that is wanted was not measured."""
-        kept = self._plan.structure.described.kept
+        kept = self._plan.described.kept
         return any(p in kept and ~p not in self._answers for p in self.wanted.data)
 
     def measure(self, gradients: Sequence[Tuple[int, float]], data: Sequence[int]) -> None:
         """Start to measure arrays as they are now, all in one call; gradients go with their scales."""
-        arrays = [self._plan.all_variables[position].grad for position, _ in gradients]
+        arrays = [self._graph.variables[position].grad for position, _ in gradients]
         found = [*gradients]
         if self._storage.rounds or not are_readable(arrays):
             arrays, found = self._left_to_measure(gradients, arrays)
@@ -101,7 +108,7 @@ class Statistics:
 
     def _has_seen(self, position: int) -> bool:
         """Take over what an emulated storage knows of data, as it has rounded it."""
-        found = self._storage.data_statistics(self._plan.keys[position])
+        found = self._storage.data_statistics(self._graph.keys[position])
         if found is not None:
             self._running[~position] = found, 1.0
         return found is not None
@@ -110,7 +117,7 @@ class Statistics:
         self, gradients: Sequence[Tuple[int, float]], arrays: Sequence[nn.NdArray]
     ) -> Tuple[List[nn.NdArray], List[Tuple[int, float]]]:
         """The gradients but for those that a storage has seen, and those that backward has left at zero."""
-        keys, storage = self._plan.keys, self._storage
+        keys, storage = self._graph.keys, self._storage
         left, found = [], []
         for (position, scale), array in zip(gradients, arrays):
             seen = storage.gradient_statistics(keys[position])
@@ -127,7 +134,7 @@ class Statistics:
         self._running.update((~position, (ticket, 1.0)) for position, ticket in zip(positions, tickets))
 
     def _readable(self, positions: Sequence[int]) -> List[nn.NdArray]:
-        variables = [self._plan.all_variables[position] for position in positions]
+        variables = [self._graph.variables[position] for position in positions]
         return [as_float32(v.data, self._pool.get(v.shape, "float32", i)) for i, v in enumerate(variables)]
 
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
@@ -142,8 +149,10 @@ class Statistics:
         Return the measured gradients; the largest magnitudes of those that were unscaled, in their order,
         with infinity for one that is not finite; and whether the watched arrays are finite.
         """
-        # Forgotten first: after an interruption no ticket may be left without a measurement.
-        running, self._running = self._running, {}
+        # Forgotten first: after an interruption no ticket may be left without a measurement. Graphs of one
+        # topology share both.
+        running = {**self._running}
+        self._running.clear()
         statistics, largest, state_finite = self._measurements.fetch()
         gradients: Dict[int, Tuple[ArrayStatistics, float]] = {}
         new: Dict[int, ArrayStatistics] = {}
@@ -187,9 +196,9 @@ class Statistics:
     @property
     def _shared(self) -> Dict[str, int]:
         """What ranks tell each other, by name: they have the same weights, but not the same activations."""
-        weights = self._plan.structure.described.kept
+        weights = self._plan.described.kept
         found: Dict[str, int] = {}
-        for layer, (node, slot) in self._plan.structure.layer_slots.items():
+        for layer, (node, slot) in self._plan.layer_slots.items():
             if node.outputs[0] in self.wanted.gradients:
                 found[f"{layer} gradient"] = node.outputs[0]
             if slot.factor in self.wanted.data and slot.factor not in weights:

@@ -9,6 +9,7 @@ from typing import Any, List, Optional, Union
 import nnabla as nn
 
 from ..core.components import NodeStructure
+from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels.arrays import prepare_master, stored_dtype
 from .identity import Array, Gradients, check_array
@@ -105,7 +106,7 @@ def unscale(w: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[nn.Con
 class LossScaling(ScaledFunction):
     """Identity where a backward pass of its tracker starts: it multiplies the gradient by S0."""
 
-    def connect(self, arriving: Points, node: NodeStructure, plan: GraphPlan) -> Redirected:
+    def connect(self, arriving: Points, node: NodeStructure, graph: Graph, plan: GraphPlan) -> Redirected:
         if arriving:
             raise ValueError(
                 "x has been scaled already: loss_scaling(x, tracker) was applied to a part of it"

@@ -20,6 +20,7 @@ from ..core.components import GemmSlot, NodeStructure
 from ..core.config import AdaLossConfig
 from ..core.methods import LognormalRange
 from ..core.validation import instance_or_none, positive_number
+from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from ..monitor import audience_of
@@ -160,29 +161,30 @@ class ScaleTracker:
         """Follow S from the result of `loss_scaling` to the parameters, and tell each scaling function where
         its S comes from; ValueError where some gradient would be wrong.
         """
-        plan = GraphPlan(loss, self.config.selection)
+        graph = Graph(loss)
+        plan = GraphPlan(graph, self.config.selection)
         # Of variables whose function comes next, in the order in which backward has reached them.
         points: Points = {}
         redirected: Redirected = {}
-        for node in plan.structure.nodes:
+        for node in plan.nodes:
             reached = [position for position in points if position in node.outputs]
             arriving = {node.outputs.index(position): points.pop(position) for position in reached}
-            function = self.functions.get(plan.function_keys[node.number])
+            function = self.functions.get(hash(graph.functions[node.number]))
             if function is None:
                 passed = _passed_on(node, list(arriving.values()))
             else:
-                redirected.update(function.connect(arriving, node, plan))
+                redirected.update(function.connect(arriving, node, graph, plan))
                 passed = function.passed
             if passed != UNSCALED and node.leaves:
                 raise ValueError(
                     f"{node.type_name} ({node.label}) would leave a scaled gradient in its input of shape "
-                    f"{plan.all_variables[node.leaves[0]].shape}, which has need_grad=True: pass "
+                    f"{graph.variables[node.leaves[0]].shape}, which has need_grad=True: pass "
                     "unscale(w, tracker) in place of w"
                 )
             for position in node.inputs:
                 point = redirected.get((node.number, position), passed)
                 if points.setdefault(position, point) != point:
-                    variable = plan.all_variables[position]
+                    variable = graph.variables[position]
                     raise ValueError(
                         f"the output of {variable.parent.info.type_name}, of shape {variable.shape}, feeds "
                         "functions whose gradients carry different scales: give each an output of "
@@ -236,7 +238,7 @@ class ScaledFunction(IdentityFunction):
         # By output the point of its gradient, in the order of backward; only outputs that lead to the loss.
         self.arriving: Points = {}
 
-    def connect(self, arriving: Points, node: NodeStructure, plan: GraphPlan) -> Redirected:
+    def connect(self, arriving: Points, node: NodeStructure, graph: Graph, plan: GraphPlan) -> Redirected:
         """Learn where S comes from; a function whose scale another one applies returns where."""
         self.arriving, self.label = arriving, node.label
         return {}

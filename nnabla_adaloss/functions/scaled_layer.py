@@ -13,6 +13,7 @@ from ..core.components import GemmSlot, NodeStructure
 from ..core.config import AdaLossConfig
 from ..core.validation import boolean, instance
 from ..graph.functions import gemm_slots
+from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels.arrays import as_float32
 from .ada_loss import NNablaAdaLoss
@@ -194,19 +195,19 @@ class ScaledLayer(ScaledFunction):
         self._copier = copier
         self._x, self._layer = x, ""
 
-    def connect(self, arriving: Points, node: NodeStructure, plan: GraphPlan) -> Redirected:
+    def connect(self, arriving: Points, node: NodeStructure, graph: Graph, plan: GraphPlan) -> Redirected:
         """Learn the layer's name; a layer that needs no input gradient, or is excluded, has none."""
-        super().connect(arriving, node, plan)
+        super().connect(arriving, node, graph, plan)
         for name, v, remedy in (
             ("x", self._x, "use what adaptive_loss_scaling returns"),
             ("w", self._w, "call unscale for each use of a weight"),
         ):
-            if len(plan.readers.get(hash(v), ())) > 1:
+            if len(plan.readers.get(graph.positions[hash(v)], ())) > 1:
                 raise ValueError(f"{name}, of shape {v.shape}, feeds a function besides: {remedy}")
         self.passed = arriving[0]  # alpha is applied by the layer
-        number, weight = plan.function_keys.index(hash(self._x.parent)), hash(self._w)
-        for slot in plan.structure.by_number[number].slots:
-            if plan.keys[slot.factor] == weight:
+        number, weight = graph.numbers[hash(self._x.parent)], hash(self._w)
+        for slot in plan.by_number[number].slots:
+            if graph.keys[slot.factor] == weight:
                 self._layer = slot.layer
                 return {(number, slot.target): self.point}
         return {}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of an nnabla graph: order, names, matrix products, losses and hooks."""
 
+from .graph import Graph as Graph
 from .loss import LossLike as LossLike
 from .loss import LossWrapper as LossWrapper
 from .plan import GraphPlan as GraphPlan

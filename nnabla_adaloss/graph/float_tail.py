@@ -20,8 +20,8 @@ from ..core.validation import boolean
 from ..errors import warn
 from .description import GraphDescription, is_half
 from .functions import is_matrix_product, known, written_inputs
+from .graph import Graph
 from .names import function_names, registered_names
-from .plan import GraphPlan
 
 logger = logging.getLogger("nnabla_adaloss")
 
@@ -39,7 +39,7 @@ class FloatTail(NamedTuple):
     warning: str = ""  # of constants that half precision rounds, because functions in Python come after it
 
 
-def float_tail(graph: GraphPlan, candidates: Sequence[int], storage: Format = FLOAT16) -> FloatTail:
+def float_tail(graph: Graph, candidates: Sequence[int], storage: Format = FLOAT16) -> FloatTail:
     """Which of the half-precision functions `candidates` have to compute in float: those of one element at
     the loss, and those with a constant that `storage` changes by more than its precision.
     """
@@ -56,7 +56,7 @@ def float_tail(graph: GraphPlan, candidates: Sequence[int], storage: Format = FL
     return FloatTail(found, _warning(graph, kept, storage) if kept else "")
 
 
-def _warning(graph: GraphPlan, functions: List[int], storage: Format) -> str:
+def _warning(graph: Graph, functions: List[int], storage: Format) -> str:
     """Which constants of these functions half precision changes, and how to keep them."""
     described = graph.description(registered_names())
     labels = function_names(described)
@@ -86,9 +86,9 @@ class TailReader:
         # What of it forward has to compute again.
         self._missing: List[nn.Variable] = []
 
-    def read(self) -> GraphPlan:
+    def read(self) -> Graph:
         """The graph as it is now; a float graph is never changed."""
-        graph = GraphPlan.read(self._loss)
+        graph = Graph(self._loss)
         candidates = graph.described.in_half if self._moves else []
         tail = float_tail(graph, candidates) if candidates else FloatTail()
         if tail == FloatTail():
@@ -96,7 +96,7 @@ class TailReader:
         self.tail, self.moved = tail, True
         if tail.functions:
             self._missing = compute_in_float(graph, tail)
-            graph = GraphPlan.read(self._loss)
+            graph = Graph(self._loss)
         return graph
 
     def go_on_from(self, before: TailReader) -> None:
@@ -139,7 +139,7 @@ def constants(described: GraphDescription, index: int) -> List[float]:
     return found
 
 
-def compute_in_float(graph: GraphPlan, tail: FloatTail) -> List[nn.Variable]:
+def compute_in_float(graph: Graph, tail: FloatTail) -> List[nn.Variable]:
     """Replace the functions of a tail by the same in a float context, and compute again what was computed
     before. Returns what could not be, because its inputs were cleared; the graph has to be read again.
     """

@@ -106,6 +106,12 @@ class Product(NamedTuple):
     # Whether it multiplies activations by each other: a computed one is never swapped for a whole pass.
     of_activations: bool = False
 
+    def matrices(
+        self, g: NDArray[Any], w: NDArray[Any], args: Args, slot: GemmSlot
+    ) -> Tuple[NDArray[Any], NDArray[Any]]:
+        """Output gradient (N, C) and weight (C, M)."""
+        return self.gradient(g, args, slot), self.factor(w, args, slot)
+
 
 def _no_slots(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
     return []

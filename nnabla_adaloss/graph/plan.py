@@ -1,51 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph as it was read: its functions and variables, what they are for backward, and whether that holds."""
+"""The roles of a graph's functions in backward: the same for all graphs that are wired alike."""
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections import Counter
 from copy import copy
 from functools import cached_property
-from itertools import accumulate, chain
-from operator import attrgetter
 from types import MappingProxyType
-from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
 
+from ..core.components import Components, Joined, LayerSlot, NodeStructure, components_of, joined
 from ..core.layer_selection import LayerSelection
-from .description import GraphDescription, Uses, visited
-from .functions import known
-from .host_functions import HostFunction, host_functions
+from .description import GraphDescription, is_half, may_depend
+from .functions import gemm_slots, hands_memory_on, is_matrix_product, known, written_inputs
+from .graph import Graph
+from .host_functions import host_functions, numbers_on_host
+from .loss_weights import LossWeights
 from .matrix_products import UNSCALED
-from .names import ParameterNames, registered_names
-from .node import Node
-from .structure import GraphStructure, PlanOptions
+from .memory_uses import MemoryUses, memory_uses
+from .names import ParameterNames, function_names
 
-_NAMELESS = 0, None
-_info, _need_grad = attrgetter("info"), attrgetter("need_grad")
-_type_name, _args = attrgetter("type_name"), attrgetter("args")
-_context, _backend = attrgetter("context"), attrgetter("backend")
-_outputs, _shape, _recompute = attrgetter("outputs"), attrgetter("shape"), attrgetter("recompute")
+_SEVERAL = 2
+
+
+class PlanOptions(NamedTuple):
+    """What a plan depends on besides the graph."""
+
+    selection: LayerSelection
+    adaptive: bool  # False: no function between the loss and the first layer may be rescaled
+    non_homogeneous: FrozenSet[str]  # beyond nnabla's own: types whose gradient is not linear in the output's
 
 
 class GraphPlan:
-    """The functions of a graph that backward will visit, each with its role; `print` it.
+    """The roles of a graph's functions in backward, shared by all graphs that are wired alike; `print` it.
+
+    Functions go by number, variables by position, of the `Graph`.
 
     Args:
-        loss: the variable that backward starts from.
+        loss: the variable that backward starts from, or its graph.
         selection: which layers get a scale.
         adaptive: False when no function between the loss and the first layer may be rescaled.
         non_homogeneous: type names of further functions whose gradient is not linear in the output gradient.
         names: names of parameters, by variable key; those of parameters that nnabla has in the current scope
             are added.
+        one_gradient: for leaves whose gradients are one array, the first one of them.
 
     Attributes:
-        functions: all functions behind the loss, in forward order.
-        all_variables: all variables behind it, by position.
-        keys: their keys.
-        all_leaves: those that nothing computes, by position.
-        described: the graph in values, but for which leaves are kept.
+        described: the graph as values.
+        labels: the name of each function.
+        names: the names of the parameters in the graph, by variable key.
+        nodes: the functions that backward visits, in its order.
+        gradients: the variables that get a gradient, except leaves.
+        leaves: the leaves that get a gradient.
+        layers: names of the layers that get a scale, in backward order.
+        stopped: type names of the functions that backward does not visit.
+        roots: the outputs that backward starts from.
 
     Raises:
         ValueError: a pattern of the selection matches no layer.
@@ -53,223 +66,368 @@ class GraphPlan:
 
     def __init__(
         self,
-        loss: nn.Variable,
+        loss: Union[nn.Variable, Graph],
         selection: LayerSelection = LayerSelection(),  # noqa: B008  # immutable
         *,
         adaptive: bool = True,
         non_homogeneous: Sequence[str] = (),
         names: Optional[ParameterNames] = None,
+        one_gradient: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        self._read(loss)
-        options = PlanOptions(selection, adaptive, frozenset(non_homogeneous))
-        described = self.description(self.completed_names(names))
-        self.structure = GraphStructure(described, options, self.functions, self.all_leaves)
-
-    @classmethod
-    def read(cls, loss: nn.Variable) -> GraphPlan:
-        """The graph behind `loss` without roles, which `with_roles` adds."""
-        plan = cls.__new__(cls)
-        plan._read(loss)
-        return plan
-
-    def with_roles(self, structure: GraphStructure) -> GraphPlan:
-        """The same with roles that are known of a graph that was built alike."""
-        plan = copy(self)
-        plan.structure = structure
-        return plan
-
-    def _read(self, loss: nn.Variable) -> None:
-        # Asked for no attribute twice: nnabla makes a new object for each answer.
-        functions, inputs, parents = visited(loss)
-        outputs = list(map(_outputs, functions))
-        read, written = list(chain.from_iterable(inputs)), list(chain.from_iterable(outputs))
-        read_keys, written_keys = list(map(hash, read)), list(map(hash, written))
-        by_key = dict(zip(read_keys, read))
-        # One that is read cut off from the graph is known better by what writes it.
-        by_key.update(zip(written_keys, written))
-        position = dict(zip(by_key, range(len(by_key)))).__getitem__
-        positions = list(map(position, read_keys))
-        needs = list(map(_need_grad, read))
-        producers = list(map(dict(zip(functions, range(len(functions)))).get, chain.from_iterable(parents)))
-        infos = list(map(_info, functions))
-        self.functions = functions
-        self.all_variables, self.keys = list(by_key.values()), list(by_key)
-        self.all_leaves = {p: v for p, v, producer in zip(positions, read, producers) if producer is None}
-        # Positions of the leaves that need a gradient.
-        self.needed = {
-            p for p, need, producer in zip(positions, needs, producers) if need and producer is None
+        graph = loss if isinstance(loss, Graph) else Graph(loss)
+        described = graph.description(graph.completed_names(names), one_gradient)
+        self.described, self.options = described, PlanOptions(selection, adaptive, frozenset(non_homogeneous))
+        # Held, so that no other variables get their keys.
+        self._held = [graph.leaves[position] for position in described.kept]
+        self._on_host = numbers_on_host(described, graph.functions)
+        self._components: Dict[bool, Components] = {}
+        self._weights: Dict[bool, LossWeights] = {}
+        self._sizes = _sizes(described)
+        self._inputs = described.inputs.by_function()
+        self._producers = described.inputs.by_function(described.producers)
+        self._needs = described.inputs.by_function(described.needs)
+        self._outputs = described.outputs.by_function()
+        self.labels = function_names(described)
+        self.order = self._backward_order()
+        scalable = {index: self._slots(index) for index in self.order}
+        selection.check([slot.layer for slots in scalable.values() for slot in slots])
+        self._section = self._loss_section()
+        section = self._section if adaptive else set()
+        self.nodes = [self._node(index, scalable[index], section) for index in self.order]
+        self.gradients = list(dict.fromkeys(p for node in self.nodes for p in (*node.outputs, *node.inputs)))
+        self.leaves = list(dict.fromkeys(map(self.leaf, (p for node in self.nodes for p in node.leaves))))
+        self.layers = [slot.layer for node in self.nodes for slot in node.slots]
+        pairs = zip(described.type_names, described.need_grads)
+        self.stopped = [type_name for type_name, need_grad in pairs if not need_grad]
+        self.roots = self._outputs[-1]
+        # Sink keeps the gradients of its inputs even when buffers are cleared.
+        self.kept_gradients = {
+            p for node in self.nodes if known(node.type_name).keeps_gradients for p in node.inputs
         }
-        self.described = GraphDescription(
-            type_names=list(map(_type_name, infos)),
-            args=list(map(_args, infos)),
-            backends=list(map(_backend, map(_context, functions))),
-            need_grads=list(map(_need_grad, functions)),
-            inputs=Uses(list(accumulate(map(len, inputs))), positions),
-            needs=needs,
-            producers=producers,
-            outputs=Uses(list(accumulate(map(len, outputs))), list(map(position, written_keys))),
-            shapes=list(map(_shape, self.all_variables)),
-            recomputed=list(map(_recompute, self.all_variables)),
-            kept={},
-        )
-        self._written = written
-        self._marked = self._marks()
+        self.kept_keys = {key for key, _ in described.kept.values()}
+        self.names = {key: name for key, name in described.kept.values() if name is not None}
+        self._refuse_shared_factors(graph.functions, scalable)
+        self.swappable = self._swappable(graph.functions)
 
-    @property
-    def rewired(self) -> bool:
-        """Whether a Variable stands for another one than before, as after `Variable.rewire_on`."""
-        return list(map(hash, self.all_variables)) != self.keys
+    def leaf(self, position: int) -> int:
+        """The leaf itself, or the first one of those whose gradients are one array."""
+        return self.described.one_gradient.get(position, position)
 
-    @property
-    def marked_otherwise(self) -> bool:
-        """Whether another variable needs a gradient or is computed again in backward than before. What
-        follows from `need_grad = ...` nnabla finds out with the next forward.
+    def of_alike(self, described: GraphDescription, options: PlanOptions) -> Optional[GraphPlan]:
+        """The plan of a graph that differs in shapes and their arguments alone, as sentences of other lengths
+        do; None for a graph that is wired otherwise.
         """
-        return self._marks() != self._marked
+        if options != self.options:
+            return None
+        # Compared in full: a hash alone could take one graph for another.
+        if described == self.described:
+            return self
+        own = self.described._replace(args=described.args, shapes=described.shapes)
+        if own != described or self._sizes != _sizes(described):
+            return None
+        # What goes by a leaf itself holds for its shape.
+        if any(self.described.shapes[p] != described.shapes[p] for p in described.kept):
+            return None
+        found = copy(self)
+        found.described = described
+        found.nodes = [found._reshaped(node) for node in self.nodes]
+        found._weights = {
+            by_layer: weights.of_alike(found.nodes, described) for by_layer, weights in self._weights.items()
+        }
+        # What is computed from shapes and arguments when it is asked for.
+        for name, value in vars(GraphPlan).items():
+            if isinstance(value, cached_property) and name != "joined":
+                vars(found).pop(name, None)
+        return found
 
-    @property
-    def reshaped(self) -> bool:
-        """Whether data have another shape than they had."""
-        data, shapes = self._data
-        return list(map(_shape, data)) != shapes
+    def _reshaped(self, node: NodeStructure) -> NodeStructure:
+        args = self.described.args[node.number]
+        if not node.slots:
+            return node if args == node.args else node._replace(args=args)
+        selected = {slot.layer for slot in node.slots}
+        slots = tuple([slot for slot in self._slots(node.number) if slot.layer in selected])
+        return node._replace(args=args, slots=slots)
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the graph is as it was read; shapes, which change with forward, are not looked at."""
-        return not (self.rewired or self.marked_otherwise)
+    def components(self, *, by_layer: bool) -> Components:
+        """What functions that pass a scale on connect; see `components_of`."""
+        if by_layer not in self._components:
+            self._components[by_layer] = self._components_of(by_layer=by_layer)
+        return self._components[by_layer]
 
-    def _marks(self) -> List[bool]:
-        marked = chain(self.all_variables, self.functions)
-        return [*map(_need_grad, marked), *map(_recompute, self._written)]
+    def _components_of(self, **options: Any) -> Components:
+        return components_of(self.nodes, self._sizes, one_gradient=self.described.one_gradient, **options)
 
     @cached_property
-    def _data(self) -> Tuple[List[nn.Variable], List[Tuple[int, ...]]]:
-        # A leaf without a name is no parameter: `reset_shape` gives it batches of another size.
-        described = self.structure.described
-        data = [p for p in self.all_leaves if described.kept.get(p, _NAMELESS)[1] is None]
-        return [self.all_leaves[p] for p in data], [described.shapes[p] for p in data]
+    def joined(self) -> Joined:
+        """The components, with those joined that only hooks could part."""
+        together = self._components_of(by_layer=True, swappable=self.swappable)
+        return joined(self.components(by_layer=True), together)
 
-    def description(
-        self, names: ParameterNames, one_gradient: Mapping[int, int] = MappingProxyType({})
-    ) -> GraphDescription:
-        """All that roles follow from, with the names of parameters, and the leaves whose gradients are one
-        array.
+    def loss_weights(self, *, by_layer: bool) -> LossWeights:
+        """What reads the loss weights of these components."""
+        if by_layer not in self._weights:
+            components = self.components(by_layer=by_layer)
+            self._weights[by_layer] = LossWeights(self.nodes, self._section, self.described, components)
+        return self._weights[by_layer]
+
+    @cached_property
+    def by_number(self) -> Dict[int, NodeStructure]:
+        """The functions that backward visits, by number."""
+        return {node.number: node for node in self.nodes}
+
+    @property
+    def measured(self) -> List[int]:
+        """Variables that get a gradient but are no leaves, and the weights of layers."""
+        factors = (slot.factor for node in self.nodes for slot in node.slots)
+        return list(dict.fromkeys([*self.gradients, *factors]))
+
+    @cached_property
+    def layer_slots(self) -> Dict[str, Tuple[NodeStructure, LayerSlot]]:
+        """The function and the input of each layer that gets a scale, by its name, in backward order."""
+        return {slot.layer: (node, slot) for node in self.nodes for slot in node.slots}
+
+    @cached_property
+    def readers(self) -> Dict[int, Set[int]]:
+        """Indices of the functions that backward visits and that have a variable as input, by position."""
+        found: Dict[int, Set[int]] = {}
+        for index in self.order:
+            for position in self._inputs[index]:
+                found.setdefault(position, set()).add(index)
+        return found
+
+    @cached_property
+    def single(self) -> FrozenSet[int]:
+        """Positions of the variables of one element."""
+        return frozenset(position for position, size in enumerate(self._sizes) if size == 1)
+
+    @cached_property
+    def limiting_gradients(self) -> Set[int]:
+        """Those of `gradients` that must fit the storage format: not what backward is given, nor arrays that
+        functions in float read in a network in half precision.
         """
-        kept = {}
-        for position in self.all_leaves:
-            name = names.get(self.keys[position])
-            if name is not None or position in self.needed:
-                kept[position] = self.keys[position], name
-        return self.described._replace(kept=kept, one_gradient=one_gradient)
-
-    def completed_names(self, names: Optional[ParameterNames] = None) -> ParameterNames:
-        """`names`, and what nnabla has in the current scope if a leaf that needs a gradient has none."""
-        if names is not None and all(self.keys[position] in names for position in self.needed):
-            return names
-        return {**registered_names(), **(names or {})}
-
-    @property
-    def layers(self) -> List[str]:
-        """Names of the layers that get a scale, in backward order."""
-        return self.structure.layers
-
-    @property
-    def stopped(self) -> List[str]:
-        """Type names of the functions that backward does not visit."""
-        return self.structure.stopped
+        kept = (p for p in self.gradients if p in self.single or p not in self.in_float)
+        return {*kept}.difference(self.roots)
 
     @cached_property
-    def roots(self) -> List[nn.Variable]:
-        """The outputs that backward starts from."""
-        return [self.all_variables[p] for p in self.structure.roots]
+    def in_float(self) -> Set[int]:
+        """Outputs of functions in float in a network in half precision."""
+        in_half = any(node.half for node in self.nodes)
+        return {p for node in self.nodes if in_half and not node.half for p in node.outputs}
 
     @cached_property
-    def variables(self) -> List[nn.Variable]:
-        """All variables that get a gradient but are no leaves."""
-        return [self.all_variables[p] for p in self.structure.gradients]
-
-    @cached_property
-    def leaves(self) -> Dict[int, nn.Variable]:
-        """The leaves that get a gradient, by variable key."""
-        return {self.keys[p]: self.all_leaves[p] for p in self.structure.leaves}
-
-    @cached_property
-    def fixed_leaves(self) -> List[Tuple[nn.Variable, bool]]:
-        """The leaves without gradient, and whether forward writes them; of the others, those it writes."""
-        return [(self.all_leaves[p], written) for p, written in self.structure.fixed.items()]
+    def largest_gradients(self) -> List[int]:
+        """Those of `limiting_gradients` that can be the largest of their component: all but what a single
+        function makes of another one, and cannot enlarge.
+        """
+        shapes, smaller = self.described.shapes, set()
+        for node in self.nodes:
+            size = math.prod(shapes[node.outputs[0]])
+            if known(node.type_name).never_enlarges and not node.separates:
+                read = self._inputs[node.number]
+                smaller |= {
+                    p
+                    for p in node.inputs
+                    if len(self.readers[p]) == read.count(p) == 1 and math.prod(shapes[p]) == size
+                }
+        return [p for p in self.gradients if p in self.limiting_gradients and p not in smaller]
 
     @property
     def recomputes(self) -> bool:
         """Whether activations are computed again in backward, with the weights as they are then."""
-        return any(self.structure.described.recomputed)
-
-    @cached_property
-    def function_keys(self) -> List[int]:
-        """Keys of all functions, in forward order."""
-        return list(map(hash, self.functions))
-
-    @cached_property
-    def positions(self) -> Dict[int, int]:
-        """The position of each variable, by its key."""
-        return {key: position for position, key in enumerate(self.keys)}
-
-    @cached_property
-    def nodes(self) -> Dict[int, Node]:
-        """What is known of each function, by function key, in backward order."""
-        keyed = ((self.function_keys[known.number], known) for known in self.structure.nodes)
-        return {key: Node(known, key, self.all_variables, self.keys) for key, known in keyed}
-
-    @cached_property
-    def labels(self) -> Dict[int, str]:
-        """The name of each function, by function key."""
-        return dict(zip(self.function_keys, self.structure.labels))
-
-    @cached_property
-    def names(self) -> Dict[int, str]:
-        """The names of the parameters in the graph, by variable key."""
-        kept = self.structure.described.kept.values()
-        return {key: name for key, name in kept if name is not None}
+        return any(self.described.recomputed)
 
     @property
-    def host_functions(self) -> List[HostFunction]:
+    def on_host(self) -> str:
         """On a GPU: the functions that run on the host, as nnabla has no CUDA implementation for them."""
-        contexts = [f.context for f in self.functions]
-        return host_functions(self.structure.described, contexts, self.structure.labels)
+        moved = host_functions(self.described, self._on_host)
+        return ", ".join(f"{self.labels[n]} ({size / 1e6:.3g} MB per iteration)" for n, size in moved.items())
 
     @cached_property
-    def readers(self) -> Dict[int, Set[int]]:
-        """Keys of the functions that backward visits and that have a variable as input, by its key."""
-        functions = self.function_keys
-        return {
-            self.keys[position]: {functions[index] for index in indices}
-            for position, indices in self.structure.readers.items()
-        }
+    def memory_uses(self) -> MemoryUses:
+        """When leaves are read and outputs written."""
+        return memory_uses(self.described)
+
+    def _backward_order(self) -> List[int]:
+        described = self.described
+        order: List[int] = []
+        # The ranks that nnabla's forward gives the functions: the longest way from a leaf. nnabla itself is
+        # not asked: before forward it has others, which even order functions otherwise where the graph was
+        # rewired.
+        ranks: List[int] = []
+        for producers in self._producers:
+            ranks.append(1 + max([ranks[p] for p in producers if p is not None], default=0))
+        seen: Set[int] = set()
+        waiting: List[Tuple[int, int, int]] = []
+
+        def push(index: int) -> None:
+            if described.need_grads[index] and index not in seen:
+                seen.add(index)
+                heapq.heappush(waiting, (-ranks[index], len(seen), index))
+
+        push(len(described.type_names) - 1)
+        while waiting:
+            index = heapq.heappop(waiting)[2]
+            order.append(index)
+            for producer, need in zip(self._producers[index], self._needs[index]):
+                if need and producer is not None:
+                    push(producer)
+        return order
+
+    def _slots(self, index: int) -> List[LayerSlot]:
+        """The inputs that can get a scale, whether the selection has them or not."""
+        described, inputs = self.described, self._inputs[index]
+        type_name = described.type_names[index]
+        if not is_matrix_product(type_name):
+            return []
+        half, label = is_half(described.backends[index]), self.labels[index]
+        shapes = [described.shapes[p] for p in inputs]
+        output = described.shapes[self._outputs[index][0]]
+        found = []
+        for slot in gemm_slots(type_name, described.args[index], shapes, output):
+            target, factor = inputs[slot.input], inputs[slot.factor]
+            # What has two roles, as in x times x, would be scaled in both: it gets no scale.
+            roles = [self.leaf(p) for p in inputs]
+            if self._needs[index][slot.input] and roles.count(self.leaf(target)) == 1 == inputs.count(factor):
+                name = label if slot.input == 0 else f"{label}:{slot.input}"
+                to_leaf = self._producers[index][slot.input] is None
+                found.append(LayerSlot(name, slot, target, factor, to_leaf, half))
+        return found
+
+    def _refuse_shared_factors(
+        self, functions: Sequence[Any], scalable: Mapping[int, Sequence[LayerSlot]]
+    ) -> None:
+        """Raise ValueError where a product has a further gradient that its factor is part of: what is swapped
+        for that of one input would scale the other, too.
+        """
+        for index, slots in scalable.items():
+            depends = functions[index].grad_depends_input_data
+            type_name = self.described.type_names[index]
+            for slot in [slot.gemm for slot in slots]:
+                for other, need in enumerate(self._needs[index]):
+                    if need and other not in slot[:2] and may_depend(depends, other, slot.factor):
+                        raise ValueError(
+                            f"{type_name} is known as a product whose input {slot.input} is multiplied by "
+                            f"input {slot.factor}, but so may be the gradient of input {other}, which would "
+                            "be scaled, too: make it UNSCALED in nnabla_adaloss.graph.functions, or take its "
+                            "row out"
+                        )
+
+    def _swappable(self, functions: Sequence[Any]) -> FrozenSet[int]:
+        """Positions of the weights that can be swapped for scaled copies during all of a pass, as nothing in
+        backward reads them but their layers. Where activations are multiplied by each other, none can.
+        """
+        described = self.described
+        producers = {p: index for index, outputs in enumerate(self._outputs) for p in outputs}
+        layers: Dict[int, Set[int]] = {}
+        found: Set[int] = set()
+        for node in self.nodes:
+            product = known(node.type_name).product
+            for slot in node.slots:
+                layers.setdefault(slot.factor, set()).add(node.number)
+                if slot.factor not in producers or not (product and product.of_activations):
+                    found.add(slot.factor)
+        visited = {*self.order}
+        for position in sorted(found):
+            others = self.readers[position] | ({producers.get(position, -1)} & visited)
+            others -= layers[position]
+            if any(
+                known(described.type_names[i]).reads_more or described.reads(functions[i], i, position)
+                for i in others
+            ):
+                found.remove(position)
+        return frozenset(found)
+
+    def _loss_section(self) -> Set[int]:
+        """The functions between loss and first layers; where there is no layer, those of single elements."""
+        section: Set[int] = set()
+        behind: Set[int] = set()
+        layers = False
+        for index in self.order:
+            product = is_matrix_product(self.described.type_names[index])
+            layers |= product
+            outputs = self._outputs[index]
+            if product or not behind.isdisjoint(outputs):
+                behind.update(self._inputs[index])
+            elif len(outputs) == 1:
+                section.add(index)
+        return section if layers else {i for i in section if self._sizes[self._outputs[i][0]] == 1}
+
+    def _node(self, index: int, slots: Sequence[LayerSlot], section: Set[int]) -> NodeStructure:
+        described, label = self.described, self.labels[index]
+        type_name, read = described.type_names[index], self._inputs[index]
+        needed: Dict[int, Optional[int]] = {}
+        for position, producer, need in zip(read, self._producers[index], self._needs[index]):
+            if need:
+                needed.setdefault(position, producer)
+        outputs = tuple(self._outputs[index])
+        non_homogeneous = not known(type_name).linear or type_name in self.options.non_homogeneous
+        in_section = index in section
+        layers = tuple([s for s in slots if self.options.selection.selects(label, s.layer)]) if slots else ()
+        return NodeStructure(
+            number=index,
+            type_name=type_name,
+            args=described.args[index],
+            label=label,
+            outputs=outputs,
+            inputs=tuple([p for p, producer in needed.items() if producer is not None]),
+            leaves=tuple([p for p, producer in needed.items() if producer is None]),
+            slots=layers,
+            loss_section=in_section,
+            non_homogeneous=non_homogeneous,
+            own_references=known(type_name).own_references,
+            half=is_half(described.backends[index]),
+            separates=non_homogeneous or (in_section and len(outputs) == 1 and self._sizes[outputs[0]] == 1),
+        )
+
+    @cached_property
+    def fixed(self) -> Dict[int, bool]:
+        """The leaves without gradient, and whether forward writes them; of the others, those it writes."""
+        described = self.described
+        found: Dict[int, bool] = {}
+        # By position, the leaf whose memory a variable is: what writes to `w.reshape(...)` writes to w.
+        leaf_of: Dict[int, int] = {}
+        for index, producers in enumerate(self._producers):
+            type_name, args = described.type_names[index], described.args[index]
+            written = written_inputs(type_name, args)
+            uses = zip(self._inputs[index], producers, self._needs[index])
+            for number, (position, producer, need) in enumerate(uses):
+                leaf = position if producer is None else leaf_of.get(position)
+                if leaf is not None and number in written:
+                    found[leaf] = True
+                elif producer is None and not need:
+                    found.setdefault(position, False)
+                if leaf is not None and hands_memory_on(type_name, args):
+                    leaf_of[self._outputs[index][0]] = leaf
+        return found
 
     def __str__(self) -> str:
         rows = [("function", "role", "layer", "K", "W shape")]
-        readers = Counter(key for node in self.nodes.values() for key in node.input_keys)
-        for node in self.nodes.values():
-            rows.append(_row(node, fan_out=any(readers[key] > 1 for key in node.output_keys)))
+        readers = Counter(position for node in self.nodes for position in node.inputs)
+        rows += [self._row(node, fan_out=any(readers[p] > 1 for p in node.outputs)) for node in self.nodes]
         rows += [(name, "stop", "", "", "") for name in self.stopped]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-        on_host = ", ".join(map(str, self.host_functions))
+        on_host = self.on_host
         notes = ["", f"on the host, for want of a CUDA implementation: {on_host}"] if on_host else []
         return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], *notes])
 
+    def _row(self, node: NodeStructure, *, fan_out: bool) -> Tuple[str, str, str, str, str]:
+        if node.slots:
+            role = "scaled"
+        elif node.loss_section:
+            role = "passed through (loss)"
+        elif known(node.type_name).product is UNSCALED:
+            role = "passed through (no scale of its own)"
+        else:
+            role = "passed through"
+        if fan_out:
+            role += ", fan-out"
+        fan_in = ", ".join(f"{slot.gemm.fan_in:g}" for slot in node.slots)
+        shape = ", ".join("x".join(map(str, self.described.shapes[slot.factor])) for slot in node.slots)
+        layer = node.label if node.slots or node.leaves else ""
+        return node.type_name, role, layer, fan_in, shape
 
-def _row(node: Node, *, fan_out: bool) -> Tuple[str, str, str, str, str]:
-    if node.scalings:
-        role = "scaled"
-    elif node.loss_section:
-        role = "passed through (loss)"
-    elif known(node.type_name).product is UNSCALED:
-        role = "passed through (no scale of its own)"
-    else:
-        role = "passed through"
-    if fan_out:
-        role += ", fan-out"
-    fan_in = ", ".join(f"{s.gemm.fan_in:g}" for s in node.scalings)
-    shape = ", ".join("x".join(map(str, s.factor.shape)) for s in node.scalings)
-    layer = node.label if node.scalings or node.leaves else ""
-    return node.type_name, role, layer, fan_in, shape
+
+def _sizes(described: GraphDescription) -> List[int]:
+    """How many elements each variable has, as far as it matters for scales: none, one, or several."""
+    return [min(math.prod(shape), _SEVERAL) for shape in described.shapes]

@@ -62,7 +62,7 @@ class ScaledLosses:
 
     def _remember(self, scaling: AdaptiveLossScaling) -> AdaptiveLossScaling:
         self.forward_state = scaling.guard.state
-        structure = tuple(scaling.plan.labels[key] for key in scaling.plan.nodes)
+        structure = tuple(node.label for node in scaling.plan.nodes)
         before = self._known.pop(structure, None)
         if before is not None:
             scaling.go_on_from(before)

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Callable, Optional, Sequence
+from typing import Callable, Optional, Sequence, Tuple
 
 import nnabla as nn
 
+from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from .forward_state import ForwardState, Moment
@@ -18,12 +19,12 @@ class BatchGuard:
 
     def __init__(
         self,
-        plan: Callable[[], GraphPlan],
+        graph: Callable[[], Tuple[Graph, GraphPlan]],
         kernels: Kernels,
         state: Optional[ForwardState] = None,
     ) -> None:
         self.state = ForwardState(kernels) if state is None else state
-        self._plan = plan
+        self._graph = graph
         # Whether the batch is the first of the window, and if not, the state when it began.
         self._first = True
         self._start: Moment = {}
@@ -44,7 +45,7 @@ class BatchGuard:
 
     def begin_batch(self, *, first: bool, repeat: bool = True) -> None:
         """Before forward, save what a batch will change; with its leaf gradients where it may be repeated."""
-        self.state.save(self._plan())
+        self.state.save(*self._graph())
         self._first, self._saves_gradients = first, repeat
         # What forward writes is saved already for the first batch of a window.
         if not first:

@@ -7,6 +7,7 @@ from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 import nnabla as nn
 
+from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import are_readable, is_readable
@@ -22,12 +23,12 @@ class ForwardState:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._plan: Optional[GraphPlan] = None
-        # By parameter, the snapshot that it is part of, perhaps with others; and the snapshots of this plan.
+        self._graph: Optional[Graph] = None
+        # By parameter, the snapshot that it is part of, perhaps with others; and the snapshots of this graph.
         self._snapshots: Dict[int, DataSnapshot] = {}
         self._present: List[DataSnapshot] = []
         self._saved: List[DataSnapshot] = []
-        # Of this plan: what may share memory with outputs, and the snapshot of what was carried last.
+        # Of this graph: what may share memory with outputs, and the snapshot of what was carried last.
         self._shared = SharedMemory([], [])
         self._carried = DataSnapshot(kernels, [])
         self._examined: Set[int] = set()
@@ -42,10 +43,10 @@ class ForwardState:
         self._saved.clear()
         self._before = []
 
-    def save(self, plan: GraphPlan) -> None:
-        """Save what forward through `plan` is going to write, unless this window has saved it already."""
-        if plan is not self._plan:
-            self._find(plan)
+    def save(self, graph: Graph, plan: GraphPlan) -> None:
+        """Save what forward through `graph` is going to write, unless this window has saved it already."""
+        if graph is not self._graph:
+            self._find(graph, plan)
         outputs, carried = self._shared.find()
         for leaf in carried:
             if leaf.data.clear_called:
@@ -108,8 +109,8 @@ class ForwardState:
             if (None if now is None else now.tobytes()) != (None if before is None else before.tobytes()):
                 yield leaf, before
 
-    def _find(self, plan: GraphPlan) -> None:
-        variables, uses = plan.all_variables, plan.structure.memory_uses
+    def _find(self, graph: Graph, plan: GraphPlan) -> None:
+        variables, uses = graph.variables, plan.memory_uses
         self._shared = SharedMemory(
             [(variables[p], index) for p, index in uses.leaves.items()],
             [(variables[p], index) for p, index in uses.outputs.items()],
@@ -121,8 +122,8 @@ class ForwardState:
         lasting: List[nn.Variable] = []
         passing: List[nn.Variable] = []
         self.written, self.candidates = [], []
-        for leaf, written in plan.fixed_leaves:
-            key = hash(leaf)
+        for position, written in plan.fixed.items():
+            leaf, key = graph.leaves[position], graph.keys[position]
             if key in self._snapshots:
                 known[self._snapshots[key]] = None
             elif written:
@@ -139,7 +140,7 @@ class ForwardState:
             # No parameters: they may be gone with this graph.
             self._present.append(DataSnapshot(self._kernels, passing))
         # At last: a signal may interrupt us between any two lines.
-        self._plan = plan
+        self._graph = graph
 
     def _add(self, leaves: List[nn.Variable]) -> DataSnapshot:
         """A snapshot of these parameters, used from now on."""

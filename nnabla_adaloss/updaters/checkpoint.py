@@ -221,10 +221,11 @@ def _unsaved_by_forward(parts: List[Any], known: Set[nn.NdArray]) -> Iterator[st
     for part in parts:
         scaling = getattr(part, "scaling", None)
         for engine in [scaling] if isinstance(scaling, AdaptiveLossScaling) else getattr(part, "engines", ()):
-            structure = engine.plan.structure
-            for (leaf, written), position in zip(engine.plan.fixed_leaves, structure.fixed):
+            plan, leaves = engine.plan, engine.graph.leaves
+            for position, written in plan.fixed.items():
+                leaf = leaves[position]
                 if written and leaf.data not in known:
-                    readers = zip(structure.labels, structure.described.inputs.by_function())
+                    readers = zip(plan.labels, plan.described.inputs.by_function())
                     label = next(label for label, read in readers if position in read)
                     yield f"{label} writes a Variable of shape {leaf.shape}"
 

@@ -153,7 +153,7 @@ class TrainingLoop(Settings):
     def _run_iteration(self, *, resumed: bool) -> UpdateResult:
         self._before_exchange = False
         if not self.iteration:
-            self._notifier.check_parameters(self.solver, self.scaling.plan)
+            self._notifier.check_parameters(self.solver, self.scaling.graph, self.scaling.plan)
         self.iteration += 1
         if self._audience is not None and self._audience.begins():
             notify_beginning(self._audience, self.iteration, self)

@@ -7,6 +7,7 @@ from typing import AbstractSet, Any, ClassVar, Sequence, Set
 
 from ..engine import AdaptiveLossScaling
 from ..errors import LossScaleError, warn
+from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from .solvers import parameters_of
 
@@ -92,7 +93,7 @@ class Notifier:
                 'rate, and at what `diagnose` says; on_overflow="repeat" of the updater loses none',
             )
 
-    def check_parameters(self, solver: Any, plan: GraphPlan) -> None:
+    def check_parameters(self, solver: Any, graph: Graph, plan: GraphPlan) -> None:
         """Raise ValueError when the solver has no parameters, warn when they are not the network's."""
         parameters = solver.get_parameters()
         if not parameters:
@@ -100,7 +101,7 @@ class Notifier:
                 "solver has no parameters, so nothing would be trained: call "
                 "solver.set_parameters(nnabla.get_parameters()) first"
             )
-        reached = {key for node in plan.nodes.values() for key in node.leaf_keys}
+        reached = {graph.keys[leaf] for node in plan.nodes for leaf in node.leaves}
         if not any(hash(v) in reached for v in parameters.values()):
             self.warn(
                 "foreign_parameters",

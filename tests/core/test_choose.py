@@ -36,7 +36,7 @@ class Graph(graphs.Graph):
         return found
 
     def weight(self, layer: str) -> int:
-        return self.plan.structure.layer_slots[layer][1].factor
+        return self.structure.layer_slots[layer][1].factor
 
     def known(
         self,
@@ -335,7 +335,7 @@ def test_what_is_unknown_behind_a_layer_starts_lower_where_another_way_brings_mo
 def test_what_a_layer_at_the_loss_leads_to_starts_from_what_is_known_of_the_loss() -> None:
     x = F.tanh(affine(nn.Variable((1, 3)), "a"))
     n = Graph(affine(x, "single", 1))
-    n.choose({}, 2.0**14, gains={n.plan.roots[0]: 4.0}, weights={x: 2.0**-3})
+    n.choose({}, 2.0**14, gains={n.graph.variables[n.structure.roots[0]]: 4.0}, weights={x: 2.0**-3})
     assert n.of(x) == [S0 * 2.0]
 
 

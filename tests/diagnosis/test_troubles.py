@@ -10,6 +10,7 @@ import nnabla.solvers as S
 import pytest
 
 from nnabla_adaloss import Diagnosis, Way, diagnose
+from nnabla_adaloss.graph.graph import Graph
 from nnabla_adaloss.graph.plan import GraphPlan
 from tests.worlds.trainings import updater_of
 
@@ -27,7 +28,8 @@ def faces(build: Callable[..., Built], *mended: bool) -> Iterator[Diagnosis]:
     if isinstance(source, nn.Variable):
         nn.clear_parameters()
         loss, feed = build(*mended)
-        leaves = GraphPlan(loss).leaves
+        graph = Graph(loss)
+        leaves = graph.by_key(GraphPlan(graph).leaves)
         parameters = {name: v for name, v in nn.get_parameters().items() if hash(v) in leaves}
         yield diagnose(updater_of(loss, feed, S.Sgd(1e-30), parameters))
 

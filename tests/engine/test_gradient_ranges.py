@@ -11,7 +11,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, GraphPlan, Precision
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, Graph, GraphPlan, Precision
 from nnabla_adaloss.engine.gradient_ranges import GradientRanges
 from tests.emulation.networks import leaf
 
@@ -23,16 +23,17 @@ def test_the_narrowest_format_of_a_component_is_its_range(narrow: str) -> None:
     for name in "abc":
         h = h + F.tanh(PF.affine(h, 3, name=name))
     loss = F.mean(h)
-    plan = GraphPlan(loss)
+    graph = Graph(loss)
+    plan = GraphPlan(graph)
 
     def ranges_in(storage: Dict[str, str]) -> GradientRanges:
-        return GradientRanges(AdaLossConfig(), FormatEmulation(loss, storage).emulated_storage, plan)
+        return GradientRanges(AdaLossConfig(), FormatEmulation(loss, storage).emulated_storage, graph, plan)
 
     # A single element has 16 bits in any case.
     eight = ranges_in({f"{narrow}/*": "float8_e5m2", "*": "float8_e4m3"})
-    assert eight.u_max_single(plan.positions[hash(loss)]) == 65504.0
+    assert eight.u_max_single(graph.positions[hash(loss)]) == 65504.0
     ranges = ranges_in({f"{narrow}/*": "float8_e4m3", "*": "float16"})
-    components = plan.structure.components(by_layer=True)
+    components = plan.components(by_layer=True)
     found: Dict[int, Set[float]] = {}
     for position, index in components.of.items():
         single = index in components.single

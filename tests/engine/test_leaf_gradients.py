@@ -120,7 +120,7 @@ class Unrolled:
 
     def arrays(self) -> Any:
         parameters = {name: (v.data, v.grad) for name, v in nn.get_parameters().items()}
-        return parameters, [v.persistent for v in self.scaling.plan.all_variables]
+        return parameters, [v.persistent for v in self.scaling.graph.variables]
 
 
 HELD = [None, 0.25]
@@ -150,7 +150,7 @@ def test_an_interruption_between_two_functions_that_write_a_leaf(
         n = Unrolled(storage, held, **hooks)
         for _ in range(3):
             expected = n.run()
-        own = n.scaling.plan.variables[3]
+        own = n.scaling.graph.variables[n.scaling.plan.gradients[3]]
         own.persistent = True
         arrays = n.arrays()
         n.interrupted.left = 1

@@ -36,7 +36,7 @@ def batch(scaling: AdaptiveLossScaling) -> int:
 
 def room(scaling: AdaptiveLossScaling) -> Dict[str, Any]:
     """The scales that there is room for, by component."""
-    planned = scaling._graph.prepared()
+    planned = scaling._graph.current()
     found = scaling.components.limits(planned.components, planned.loss_weights(None), planned.limits)
     return dict(zip(planned.components.names, found.limits))
 
@@ -52,7 +52,7 @@ def test_each_component_fills_the_range_but_for_the_margin(method: str, delay: i
     # Scales that an overflow held down are chosen anew.
     assert sum(batch(scaling) for _ in range(3)) <= 1 - delay
     policy, amaxes = scaling.components.policy, scaling.components.amaxes()
-    graph, limits = scaling.result.schedule.components, scaling._graph.prepared().limits
+    graph, limits = scaling.result.schedule.components, scaling._graph.current().limits
     # All but the loss itself, whose gradient is 1.
     assert set(amaxes) == set(graph.names[1:])
     scales, u_max = room(scaling), scaling.config.range.u_max
@@ -79,7 +79,7 @@ def test_an_overflow_lowers_the_component_where_it_is(delay: int) -> None:
     for _ in range(3):
         run(scaling)
         scaling.after_update()
-    names = scaling.plan.structure.components(by_layer=True).names
+    names = scaling.plan.components(by_layer=True).names
     before = room(scaling)
     gates["b"].first = 2.0**10
     run(scaling)
@@ -154,14 +154,15 @@ def test_every_gradient_counts_for_its_component(network: Callable[[], nn.Variab
     first = scaling.components.amaxes()
     assert sum(batch(scaling) for _ in range(9)) == 0
     assert scaling.result.kind != "measuring"
-    structure, components = scaling.plan.structure, scaling.result.schedule.components
+    plan, components = scaling.plan, scaling.result.schedule.components
     with nn.context_scope(FLOAT):
         exact = network()
     run(exact, 1.0)
     true: Dict[str, float] = {}
-    for position, v in zip(structure.gradients, AdaptiveLossScaling(exact).plan.variables):
+    variables = AdaptiveLossScaling(exact).graph.variables
+    for position in plan.gradients:
         name = components.names[components.of[position]]
-        true[name] = max(true.get(name, 0.0), float(np.abs(v.g).max()))
+        true[name] = max(true.get(name, 0.0), float(np.abs(variables[position].g).max()))
     assert first.keys() == scaling.components.amaxes().keys()
     for name, amax in scaling.components.amaxes().items():
         assert 0.9 * max(true[name], first[name]) <= amax <= 1.1 * first[name], name

@@ -19,6 +19,7 @@ from nnabla_adaloss.core.methods import Range
 from nnabla_adaloss.core.statistics import statistics_of
 from nnabla_adaloss.engine.gradient_ranges import GradientRanges
 from nnabla_adaloss.engine.method_alphas import MethodAlphas
+from nnabla_adaloss.graph.graph import Graph
 from nnabla_adaloss.graph.plan import GraphPlan
 
 pytestmark = pytest.mark.any_context
@@ -46,7 +47,8 @@ class Layers:
     def __init__(self, method: Any, **config: Any) -> None:
         x = nn.Variable((2, 3), need_grad=True)
         self.loss = PF.affine(PF.affine(x, 4, name="a"), 5, name="b")
-        self.plan = GraphPlan(self.loss)
+        self.graph = Graph(self.loss)
+        self.plan = GraphPlan(self.graph)
         made = AdaLossConfig(loss_scale_method=method, **{"use_bound": False, **config})
         self.heard: List[Any] = getattr(made.method, "heard", [])
         self.method_alphas = MethodAlphas(made)
@@ -68,7 +70,7 @@ class Layers:
         fixed: bool = False,
         ranges: Optional[GradientRanges] = None,
     ) -> Tuple[float, Reason]:
-        structure = self.plan.structure
+        structure = self.plan
         asked = structure.layer_slots[layer][0].outputs[0]
         method_alpha = self.method_alphas.about(
             structure,
@@ -155,12 +157,12 @@ def test_a_method_that_looks_back_is_given_the_last_iterations_at_the_scale_of_n
 
 def measured(n: Layers, scale: float, g: float, w: float = 0.5) -> None:
     """A pass in which arrays hold these numbers where its method looks."""
-    for node in n.plan.nodes.values():
+    for node in n.plan.nodes:
         for output in node.outputs:
-            output.g = g
-        for scaling in node.scalings:
-            scaling.factor.d = w
-        n.method_alphas.look_at(node, scale)
+            n.graph.variables[output].g = g
+        for slot in node.slots:
+            n.graph.variables[slot.factor].d = w
+        n.method_alphas.look_at(n.graph, node, scale)
 
 
 def test_a_method_that_looks_at_arrays_is_asked_about_those_of_the_pass_that_measured() -> None:
@@ -215,6 +217,6 @@ def test_where_layers_are_stored_differently_the_range_is_that_of_the_gradient_h
 ) -> None:
     n = Layers(Listener())
     emulation = FormatEmulation(n.loss, {narrow: "float8_e5m2", "*": "float16"})
-    n.ask(8.0, ranges=GradientRanges(AdaLossConfig(), emulation.emulated_storage, n.plan))
+    n.ask(8.0, ranges=GradientRanges(AdaLossConfig(), emulation.emulated_storage, n.graph, n.plan))
     # It is the output gradient of the layer before.
     assert n.heard[0][2].u_max == u_max

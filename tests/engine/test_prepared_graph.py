@@ -137,8 +137,8 @@ def test_a_rewired_graph_is_right_at_once(case: Any, delay: int, updates_before:
         found.append(gradients())
     # It is read before its first forward as after it.
     again = AdaptiveLossScaling(loss, every_third(delay=delay)).plan
-    assert list(scaling.plan.nodes) == list(again.nodes) == visited_backward(loss)
-    assert scaling.plan.structure.described == again.structure.described
+    assert [hash(scaling.graph.functions[node.number]) for node in again.nodes] == visited_backward(loss)
+    assert scaling.plan.described == again.described
     expected = run(loss, clear=True)
     for one in found:
         assert_equal(one, expected)
@@ -158,6 +158,16 @@ def test_a_function_whose_need_for_a_gradient_only_forward_finds_out() -> None:
         x.grad.zero()
         scaling.backward()
         assert (x.g != 0.0).all()
+
+
+def test_another_shape_is_noticed_of_data_alone() -> None:
+    x, w = nn.Variable((2, 3)), nn.Variable((1, 3), need_grad=True)
+    prepared = AdaptiveLossScaling(F.sum(x * w), parameters={"w": w})._graph.current()
+    w.reset_shape((1, 5), force=True)
+    assert not prepared.reshaped
+    x.reset_shape((4, 3), force=True)
+    assert prepared.reshaped
+    assert prepared.graph.is_current
 
 
 @pytest.mark.parametrize("given", [8.0, None])
@@ -206,7 +216,7 @@ def test_a_graph_that_is_built_again_with_another_constant_has_its_loss_weight()
 def test_what_was_planned_for_loss_weights_is_kept_as_long_as_their_schedule() -> None:
     weight = constant(1.0)
     scaling = AdaptiveLossScaling(end(affine(batch(), "a")) * weight, AdaLossConfig(measure_every=99))
-    prepared, planned = scaling._graph.prepared(), []
+    prepared, planned = scaling._graph.current(), []
     for iteration, exponent in enumerate((0, 0, 1, 2, *range(3, 80))):
         weight.d = 2.0**exponent
         settle(scaling, iteration)
@@ -221,8 +231,8 @@ def test_what_was_planned_for_loss_weights_is_kept_as_long_as_their_schedule() -
 def in_float(loss: Any, **options: Any) -> Set[str]:
     scaling = AdaptiveLossScaling(loss, **options)
     settle(scaling)
-    prepared = scaling._graph.prepared()
-    structure = prepared.plan.structure
+    prepared = scaling._graph.current()
+    structure = prepared.plan
     return {structure.by_number[number].type_name for number in prepared.in_float}
 
 
@@ -271,7 +281,7 @@ def test_where_a_method_says_what_each_layer_gets_nothing_is_joined(method: str)
     for iteration in range(2):
         settle(scaling, iteration)
     joined = scaling.result.schedule.joined
-    assert joined == (scaling.plan.structure.joined if method == "amax_history" else None)
+    assert joined == (scaling.plan.joined if method == "amax_history" else None)
     assert joined is None or len(joined.components.names) < len(joined.of)
 
 
@@ -282,5 +292,5 @@ def test_a_graph_that_is_built_again_shares_what_was_found_out() -> None:
     again.go_on_from(first)
     settle(again, 2)
     assert again.result.kind == "hookless"
-    assert again.plan.structure is first.plan.structure
+    assert again.plan is first.plan
     assert_equal(gradients(), run(again.variable))

@@ -14,12 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from nnabla_adaloss.engine import slices
 from nnabla_adaloss.engine.slices import Slice, slices_of
 from nnabla_adaloss.graph.plan import GraphPlan
-from nnabla_adaloss.graph.structure import GraphStructure
 from tests.worlds.networks import layers
 from tests.worlds.random_graphs import Network, networks
 
 
-def divided(structure: GraphStructure, count: int) -> List[Slice]:
+def divided(structure: GraphPlan, count: int) -> List[Slice]:
     """The slices where choices ask for everything, however little there is."""
     data = {slot.factor for node in structure.nodes for slot in node.slots}
     return slices_of(structure, set(structure.gradients), data, count)
@@ -29,7 +28,7 @@ def divided(structure: GraphStructure, count: int) -> List[Slice]:
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(network=networks, count=st.integers(1, 9))
 def test_all_that_is_wanted_is_in_exactly_one_slice(least: int, network: Network, count: int) -> None:
-    structure = GraphPlan(network.loss, names={}).structure
+    structure = GraphPlan(network.loss, names={})
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(slices, "_LEAST", least)
         found = divided(structure, count)
@@ -50,7 +49,7 @@ def test_all_that_is_wanted_is_in_exactly_one_slice(least: int, network: Network
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_slices_are_even_but_for_one_array(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "_LEAST", 1)
-    structure = GraphPlan(F.mean(layers(1, 100, 3, 7, 50, 20, 9, 2) ** 2)).structure
+    structure = GraphPlan(F.mean(layers(1, 100, 3, 7, 50, 20, 9, 2) ** 2))
     sizes = [math.prod(shape) for shape in structure.described.shapes]
     for field in ("gradients", "weights", "leaves"):
         parts = [list(getattr(one, field)) for one in divided(structure, count)]

@@ -14,6 +14,7 @@ import pytest
 from nnabla_adaloss.core.statistics import ArrayStatistics, pool, statistics_of
 from nnabla_adaloss.emulation.rounded_storage import NativeStorage
 from nnabla_adaloss.engine.statistics import Statistics, Wanted
+from nnabla_adaloss.graph.graph import Graph
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
 from nnabla_adaloss.kernels.measurements import HostMeasurements, Results
@@ -29,8 +30,9 @@ class Arrays:
         self._leaves = [nn.Variable((len(many),), need_grad=True) for many in values]
         self.variables = self._leaves if leaves else [F.identity(v) for v in self._leaves]
         loss = F.sum(F.concatenate(*self.variables, axis=0) if len(values) > 1 else self.variables[0])
-        self.plan = GraphPlan(loss, names={})
-        self.positions: List[int] = [self.plan.positions[hash(v)] for v in self.variables]
+        self.graph = Graph(loss)
+        self.plan = GraphPlan(self.graph, names={})
+        self.positions: List[int] = [self.graph.positions[hash(v)] for v in self.variables]
         for v, many in zip(self.variables, values):
             v.d = v.g = np.array(many, np.float32)
 
@@ -43,6 +45,7 @@ class Arrays:
         """Statistics for methods that look at everything."""
         everything = frozenset(self.positions)
         return Statistics(
+            self.graph,
             self.plan,
             measurements or HostMeasurements(CpuKernels()),
             ScratchPool(),
@@ -203,19 +206,20 @@ class Rank:
                 h, other = (F.tanh(F.reshape(v, (1, 4, 5))) for v in (h, other))
                 product = F.batch_matmul(h, other, transpose_b=True)
                 losses.append(F.sum(PF.affine(F.tanh(product), 2, base_axis=2, name="out")))
-        self.plan = GraphPlan(F.add_n(*losses))
-        self.layers = self.plan.structure.layer_slots
+        self.graph = Graph(F.add_n(*losses))
+        self.plan = GraphPlan(self.graph)
+        self.layers = self.plan.layer_slots
         gradients = frozenset(node.outputs[0] for node, _ in self.layers.values())
         factors = frozenset(slot.factor for _, slot in self.layers.values())
         measurements, wanted = HostMeasurements(CpuKernels()), Wanted(gradients, factors, frozenset())
-        self.source = Statistics(self.plan, measurements, ScratchPool(), NativeStorage(), wanted)
+        self.source = Statistics(self.graph, self.plan, measurements, ScratchPool(), NativeStorage(), wanted)
 
     def measure(self, values: Mapping[str, float], *, weight: float = 1.0) -> None:
         """Gradients of some products, and what they multiply by, of such values."""
         for name, value in values.items():
             for layer in (product(name), f"{product(name)}:1", f"{name}/out/affine"):
                 node, slot = self.layers[layer]
-                output, factor = (self.plan.all_variables[p] for p in (node.outputs[0], slot.factor))
+                output, factor = (self.graph.variables[p] for p in (node.outputs[0], slot.factor))
                 output.g, factor.d = value, value
                 self.source.measure([(node.outputs[0], 4.0)], [slot.factor])
         self.source.finish(lambda position: weight)

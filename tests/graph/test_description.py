@@ -16,43 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss.graph.description import GraphDescription, visited
+from nnabla_adaloss.graph.graph import Graph
 from nnabla_adaloss.graph.names import registered_names
-from nnabla_adaloss.graph.plan import GraphPlan
-from tests.worlds.random_graphs import STEPS, Network, build, chosen_steps, networks, seeds
+from tests.worlds.random_graphs import STEPS, build, seeds
 from tests.worlds.values import bits, constant, zero_grads
-
-
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-@given(networks)
-def test_functions_come_in_the_order_of_forward_with_what_they_read_and_write(network: Network) -> None:
-    expected: List[Any] = []
-    network.loss.visit(expected.append)
-    functions, read, parents = visited(network.loss)
-    plan = GraphPlan.read(network.loss)
-    assert [*map(hash, functions)] == [*map(hash, plan.functions)] == [*map(hash, expected)]
-    assert [*map(hash, plan.all_variables)] == plan.keys
-    inputs, outputs = plan.described.inputs.by_function(), plan.described.outputs.by_function()
-    for index, f in enumerate(functions):
-        assert [*map(hash, f.inputs)] == [*map(hash, read[index])] == [plan.keys[p] for p in inputs[index]]
-        assert [*map(hash, f.outputs)] == [plan.keys[p] for p in outputs[index]]
-        assert parents[index] == [v.parent for v in f.inputs]
-
-
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-@given(seeds, chosen_steps, st.booleans())
-def test_a_graph_that_is_built_again_has_the_plan_that_it_would_get(
-    seed: int, steps: List[str], input_gradient: bool
-) -> None:
-    first = build(seed, steps, input_gradient=input_gradient)
-    again = build(seed, steps, input_gradient=input_gradient, known=first.leaves)
-    names = {hash(leaf): f"scope/{name}" for name, leaf in first.leaves.items()}
-    known, made = (GraphPlan(network.loss, names=names) for network in (first, again))
-    assert made.structure.described == known.structure.described
-    bound = GraphPlan.read(again.loss).with_roles(known.structure)
-    assert str(bound) == str(made) == str(known)
-    assert [*bound.nodes] == [*made.nodes]
-    for name in ("roots", "variables", "leaves", "fixed_leaves", "keys", "labels", "names", "readers"):
-        assert getattr(bound, name) == getattr(made, name)
 
 
 def network(
@@ -78,7 +45,7 @@ def network(
         activated.recompute = recompute
         y = F.tanh(PF.affine(activated, 3, name=second, fix_parameters=frozen))
         loss = F.mean(y + {"h": h, "x": x, "activated": activated}[skip])
-    return GraphPlan.read(loss).description(registered_names() if named else {})
+    return Graph(loss).description(registered_names() if named else {})
 
 
 @pytest.mark.parametrize(
@@ -112,59 +79,10 @@ def test_a_graph_is_described_before_forward_as_after_it() -> None:
         if halfway:
             h.forward()
         loss = F.mean(PF.affine(F.sigmoid(h), 2, name="b")) + F.mean(h)
-        found.append(GraphPlan.read(loss).description(registered_names()))
+        found.append(Graph(loss).description(registered_names()))
         loss.forward()
-        found.append(GraphPlan.read(loss).description(registered_names()))
+        found.append(Graph(loss).description(registered_names()))
     assert all(described == found[0] for described in found)
-
-
-def test_what_is_noticed_and_what_is_not() -> None:
-    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32), need_grad=True)
-    h = F.tanh(x)
-    y = F.sum(h)
-    reading = GraphPlan.read(y)
-    y.forward(clear_no_need_grad=True)
-    y.backward(clear_buffer=True)
-    x.d = 2.0
-    x.grad.zero()
-    assert reading.is_current
-    for v in reading.all_variables[:2]:
-        v.need_grad = False
-        assert not reading.is_current
-        assert not reading.rewired
-        v.need_grad = True
-        assert reading.is_current
-    h.recompute = True
-    assert not reading.is_current
-    h.recompute = False
-    assert reading.is_current
-    for rewired, other in ((h, F.sigmoid(x)), (y, F.sum(F.sigmoid(x)))):
-        reading = GraphPlan.read(y)
-        rewired.rewire_on(other)
-        assert reading.rewired
-        assert not reading.is_current
-
-
-def test_a_function_that_needs_a_gradient_since_the_last_forward() -> None:
-    x = nn.Variable((2, 3))
-    x.d = 0.0
-    h = F.tanh(x)
-    h.need_grad = True
-    x.need_grad = True
-    reading = GraphPlan.read(h)
-    h.forward()
-    assert reading.marked_otherwise
-    assert not reading.rewired
-
-
-def test_another_shape_is_noticed_of_data_alone() -> None:
-    x, w = nn.Variable((2, 3)), nn.Variable((1, 3), need_grad=True)
-    plan = GraphPlan(F.sum(x * w), names={hash(w): "w"})
-    w.reset_shape((1, 5), force=True)
-    assert not plan.reshaped
-    x.reset_shape((4, 3), force=True)
-    assert plan.reshaped
-    assert plan.is_current
 
 
 # Nothing of the functions that are visited is kept.
@@ -274,13 +192,13 @@ def memory(v: nn.Variable) -> int:
     return v.d.__array_interface__["data"][0]
 
 
-def unread(plan: GraphPlan) -> List[nn.Variable]:
+def unread(graph: Graph) -> List[nn.Variable]:
     """The variables that backward does not read. Where functions work in place, some are one array; what is
     computed again has none until then.
     """
-    described, read = plan.described, set()
-    present = {p: v for p, v in enumerate(plan.all_variables) if not described.recomputed[p]}
-    for index, f in enumerate(plan.functions):
+    described, read = graph.described, set()
+    present = {p: v for p, v in enumerate(graph.variables) if not described.recomputed[p]}
+    for index, f in enumerate(graph.functions):
         of = {*described.inputs.by_function()[index], *described.outputs.by_function()[index]}
         for position in of & present.keys() if described.need_grads[index] else ():
             if described.reads(f, index, position):
@@ -292,9 +210,9 @@ def bits_of_gradients(loss: nn.Variable, *, overwrites: bool) -> List[np.ndarray
     """The gradients of all leaves that get one, with what backward does not read overwritten with NaN."""
     nn.seed(0)
     loss.forward()
-    plan = GraphPlan.read(loss)
-    leaves = [plan.all_variables[p] for p in sorted(plan.needed)]
-    for v in unread(plan) if overwrites else ():
+    graph = Graph(loss)
+    leaves = [graph.variables[p] for p in sorted(graph.needed)]
+    for v in unread(graph) if overwrites else ():
         v.d = np.nan
     zero_grads(leaves)
     loss.backward(clear_buffer=False)
@@ -347,9 +265,8 @@ def test_what_a_function_has_computed_it_may_read_and_what_it_has_nothing_to_do_
 
 def read_by(type_name: str, loss: nn.Variable, named: Dict[str, nn.Variable]) -> Set[str]:
     """Which variables backward of the function of a type reads."""
-    plan = GraphPlan.read(loss)
-    index = plan.described.type_names.index(type_name)
-    reads = plan.described.reads
+    graph = Graph(loss)
+    index, reads = graph.described.type_names.index(type_name), graph.described.reads
     return {
-        name for name, v in named.items() if reads(plan.functions[index], index, plan.keys.index(hash(v)))
+        name for name, v in named.items() if reads(graph.functions[index], index, graph.positions[hash(v)])
     }

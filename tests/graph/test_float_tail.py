@@ -14,7 +14,7 @@ import pytest
 
 from nnabla_adaloss import LossScaleWarning
 from nnabla_adaloss.graph.float_tail import FloatTail, TailReader, float_tail, is_computed
-from nnabla_adaloss.graph.plan import GraphPlan
+from nnabla_adaloss.graph.graph import Graph
 from tests.worlds.tampering import Gate
 from tests.worlds.values import HALF, constant
 
@@ -37,7 +37,7 @@ def graph(make: Make) -> nn.Variable:
         return make(F.tanh(leaf(4, 3)))
 
 
-def moved(loss: nn.Variable) -> Tuple[GraphPlan, FloatTail]:
+def moved(loss: nn.Variable) -> Tuple[Graph, FloatTail]:
     """The graph of `loss`, and what was moved to float in it."""
     reader = TailReader(loss, float_tail=True)
     return reader.read(), reader.tail
@@ -45,7 +45,7 @@ def moved(loss: nn.Variable) -> Tuple[GraphPlan, FloatTail]:
 
 def in_float(loss: nn.Variable) -> Set[str]:
     """Types of the functions that do not compute in half."""
-    described = GraphPlan.read(loss).described
+    described = Graph(loss).described
     half = set(described.in_half)
     return {name for index, name in enumerate(described.type_names) if index not in half}
 
@@ -99,7 +99,7 @@ def test_a_float_graph_and_one_that_was_moved_stay_as_they_are() -> None:
     was_moved = graph(lambda h: F.mean(h) * 1e-8)
     moved(was_moved)
     for loss in (F.mean(F.tanh(leaf(4, 3)) * 1e-9) * 1e-8, was_moved):
-        before = GraphPlan.read(loss).keys
+        before = Graph(loss).keys
         reading, tail = moved(loss)
         assert (tail, reading.keys) == (FloatTail(), before)
 
@@ -178,7 +178,7 @@ def test_what_python_reads_in_another_graph_stays_in_half() -> None:
 
 def test_mixed_half_is_half() -> None:
     loss = graph(lambda h: F.mean(h) * 1e-8)
-    reading = GraphPlan.read(loss)
+    reading = Graph(loss)
     mixed = reading.described._replace(backends=[["cudnn:mixed_half", "cudnn:float"]] * 3)
     assert mixed.in_half == [0, 1, 2]
     assert sorted(float_tail(reading, mixed.in_half).functions) == [1, 2]

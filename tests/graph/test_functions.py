@@ -15,8 +15,8 @@ import pytest
 from nnabla_adaloss.graph import functions
 from nnabla_adaloss.graph.float_tail import float_context
 from nnabla_adaloss.graph.functions import hands_memory_on, written_inputs
-from nnabla_adaloss.graph.plan import GraphPlan
-from nnabla_adaloss.graph.structure import memory_uses
+from nnabla_adaloss.graph.graph import Graph
+from nnabla_adaloss.graph.memory_uses import memory_uses
 
 IMAGES, CHANNELS = (2, 3, 4, 4), (1, 3, 1, 1)
 
@@ -155,11 +155,11 @@ class Uses:
     """By variable, the type of the function that uses its memory."""
 
     def __init__(self, loss: nn.Variable, names: Mapping[int, str] = {}) -> None:
-        plan = GraphPlan.read(loss)
-        found = memory_uses(plan.description(names))
-        types = [*plan.described.type_names, "never"]
+        graph = Graph(loss)
+        found = memory_uses(graph.description(names))
+        types = [*graph.described.type_names, "never"]
         self.leaves, self.outputs = (
-            {plan.all_variables[p]: types[index] for p, index in uses.items()}
+            {graph.variables[p]: types[index] for p, index in uses.items()}
             for uses in (found.leaves, found.outputs)
         )
         self.cut_off = len(found.cut_off)

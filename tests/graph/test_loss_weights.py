@@ -13,6 +13,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
+from nnabla_adaloss.graph.graph import Graph
 from nnabla_adaloss.graph.loss_weights import seed_weight
 from nnabla_adaloss.graph.plan import GraphPlan
 from tests.worlds.values import constant, data
@@ -24,19 +25,19 @@ class Read:
     def __init__(
         self, loss: nn.Variable, *, on_host: bool = True, by_layer: bool = True, **options: Any
     ) -> None:
-        self.plan = GraphPlan(loss, **options)
-        structure = self.plan.structure
+        self.loss, self.graph = loss, Graph(loss)
+        structure = GraphPlan(self.graph, **options)
         self.components = structure.components(by_layer=by_layer)
         self._weights, self._on_host = structure.loss_weights(by_layer=by_layer), on_host
 
     def all(self) -> Dict[str, float]:
-        self.plan.roots[0].forward()
-        found = self._weights.read(self.plan.all_variables, on_host=self._on_host)
+        self.loss.forward()
+        found = self._weights.read(self.graph.variables, on_host=self._on_host)
         return dict(zip(self.components.names, found))
 
     def of(self, *variables: nn.Variable) -> List[float]:
         names, found = self.components.names, self.all()
-        return [found[names[self.components.of[self.plan.positions[hash(v)]]]] for v in variables]
+        return [found[names[self.components.of[self.graph.positions[hash(v)]]]] for v in variables]
 
 
 def head(name: str = "head", h: Any = None) -> nn.Variable:
@@ -142,7 +143,7 @@ def test_where_heads_meet_the_largest_counts_also_where_it_joins_further_on() ->
     read = Read(mean(late) * 2.0**-30 + mean(head("early", x)) * 2.0**-10)
     # What a block leads to that came before that head is another component.
     assert read.of(x, late, inner) == [2.0**-10] * 3
-    of, positions = read.components.of, read.plan.positions
+    of, positions = read.components.of, read.graph.positions
     assert of[positions[hash(x)]] == of[positions[hash(late)]] != of[positions[hash(inner)]]
 
 
@@ -222,28 +223,28 @@ def test_losses_that_are_put_together_in_an_array_keep_their_own(stacked: Any) -
 
 @pytest.mark.parametrize(("reduced", "first"), [(F.mean, 1.0), (F.sum, 16.0)])
 def test_graphs_of_other_shapes_share_what_is_known_of_their_weights(reduced: Any, first: float) -> None:
-    def plan_of(batch: int, constant: float) -> GraphPlan:
+    def graph_of(batch: int, constant: float) -> Graph:
         h = PF.affine(F.tanh(PF.affine(data(batch, 3), 4, name="a")), 4, name="b")
-        return GraphPlan(reduced(h) * constant)
+        return Graph(reduced(h) * constant)
 
-    structure = plan_of(4, 1.0).structure
-    known = structure.loss_weights(by_layer=True)
+    plan = GraphPlan(graph_of(4, 1.0))
+    known = plan.loss_weights(by_layer=True)
     for batch, weight in ((4, 1.0), (16, 1.0), (16, 2.0**-50), (4, 2.0**7)):
-        plan = plan_of(batch, weight)
-        alike = structure.of_alike(plan.structure.described, structure.options)
+        graph = graph_of(batch, weight)
+        alike = plan.of_alike(GraphPlan(graph).described, plan.options)
         assert alike is not None
         weights = alike.loss_weights(by_layer=True)
         # Of a sum all elements count.
         assert (weights is known) == (weight == 1.0 and (reduced is F.mean or batch == 4))
         size = 1.0 if reduced is F.mean else batch / 4.0
-        assert weights.read(plan.all_variables, on_host=True)[-1] == first * size * weight
+        assert weights.read(graph.variables, on_host=True)[-1] == first * size * weight
 
 
 def test_what_forward_has_freed_counts_as_one() -> None:
     y, weight = head(), 1.0 - constant(0.75)
     loss = mean(y) * weight
-    structure, variables = GraphPlan(loss).structure, GraphPlan(loss).all_variables
-    weights = structure.loss_weights(by_layer=True)
+    variables = Graph(loss).variables
+    weights = GraphPlan(loss).loss_weights(by_layer=True)
     loss.forward(clear_no_need_grad=True)
     assert weights.read(variables, on_host=True)[-1] == 0.25
     weight.data.clear()

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, get_loss_scale_by_element_wise_range
-from nnabla_adaloss.core.components import GemmSlot
+from nnabla_adaloss.core.components import GemmSlot, LayerSlot, NodeStructure
 from nnabla_adaloss.graph import functions
 from nnabla_adaloss.graph.functions import Function, gemm_slots, is_matrix_product, known
 from nnabla_adaloss.graph.matrix_products import UNSCALED, Product
-from nnabla_adaloss.graph.node import Node, Scaling
 from nnabla_adaloss.graph.plan import GraphPlan
 
 
@@ -142,23 +141,24 @@ def products_of(case: str) -> Tuple[Any, Any, Any]:
     for v in y.parent.inputs:
         v.grad.zero()
     y.backward(g)
-    (node,) = GraphPlan(y).nodes.values()
-    return y, g, [(s, *matrices(node, s, g, s.factor.d)) for s in node.scalings]
+    (node,) = GraphPlan(y).nodes
+    weights = [y.parent.inputs[slot.gemm.factor].d for slot in node.slots]
+    return y, g, [matrices(node, slot, g, w) for slot, w in zip(node.slots, weights)]
 
 
-def matrices(node: Node, scaling: Scaling, g: np.ndarray, factor: np.ndarray) -> Tuple[Any, Any]:
+def matrices(node: NodeStructure, slot: LayerSlot, g: np.ndarray, factor: np.ndarray) -> Tuple[Any, Any]:
     product = known(node.type_name).product
     assert product is not None
-    return product.gradient(g, node.args, scaling.gemm), product.factor(factor, node.args, scaling.gemm)
+    return product.matrices(g, factor, node.args, slot.gemm)
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_the_shared_axis_is_the_channels(case: str) -> None:
     y, g, found = products_of(case)
-    for scaling, gradient, factor in found:
+    for slot, (gradient, factor) in zip(slots_of(y.parent), found):
         assert gradient.shape[1] == factor.shape[0]
         assert gradient.size == g.size
-        assert factor.size == scaling.factor.size
+        assert factor.size == y.parent.inputs[slot.factor].size
         if case.startswith("affine"):
             # Its product is the input gradient.
             x = y.parent.inputs[0]
@@ -171,8 +171,8 @@ def test_the_shared_axis_is_the_channels(case: str) -> None:
 def test_channels_pair_gradient_and_weight(case: str) -> None:
     # With all but one output channel of the gradient zero, only that channel's weights have products.
     y, g, _ = products_of(case)
-    (node,) = GraphPlan(y).nodes.values()
-    (scaling,) = node.scalings
+    (node,) = GraphPlan(y).nodes
+    (slot,) = node.slots
     for channel in range(g.shape[1]):
         only = np.zeros_like(g)
         only[:, channel] = 1.0
@@ -180,7 +180,7 @@ def test_channels_pair_gradient_and_weight(case: str) -> None:
         weight.grad.zero()
         y.forward()
         y.backward(only)
-        seen, used = matrices(node, scaling, only, weight.g != 0)
+        seen, used = matrices(node, slot, only, weight.g != 0)
         assert np.flatnonzero(used.any(axis=1)).tolist() == [channel]
         assert np.flatnonzero(seen.any(axis=0)).tolist() == [channel]
 

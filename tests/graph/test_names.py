@@ -11,7 +11,7 @@ import nnabla.parametric_functions as PF
 import pytest
 from nnabla.core.module import Module
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, GraphPlan
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, Graph, GraphPlan
 from nnabla_adaloss.core import LayerSelection
 from nnabla_adaloss.graph.names import function_names, named, registered_names
 from tests.worlds.architectures import NETWORKS as ARCHITECTURES
@@ -21,7 +21,7 @@ from tests.worlds.trainings import updater_of
 
 def names_of(loss: nn.Variable, parameters: Any = None) -> List[str]:
     known = {**registered_names(), **named(parameters or {})}
-    return function_names(GraphPlan.read(loss).description(known))
+    return function_names(Graph(loss).description(known))
 
 
 def attention(x: nn.Variable, width: int = 8) -> nn.Variable:
@@ -51,7 +51,7 @@ def test_functions_without_parameters_stand_in_the_scope_around_them() -> None:
         set(plan.layers)
         == {f"block{block}/attn/{name}" for block in "01" for name in attention} | affine | first
     )
-    labels = {node.label for node in plan.nodes.values()}
+    labels = {node.label for node in plan.nodes}
     assert {"block0/attn/Softmax", "block1/ReLU"} <= labels
 
 

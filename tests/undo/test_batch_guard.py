@@ -9,6 +9,7 @@ import nnabla as nn
 import nnabla.functions as F
 import numpy as np
 
+from nnabla_adaloss.graph.graph import Graph
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
@@ -18,8 +19,9 @@ from nnabla_adaloss.undo import BatchGuard
 def guarded() -> BatchGuard:
     """The guard of a graph that reads a parameter without a gradient."""
     w = nn.parameter.get_parameter_or_create("w", (2,), np.ones(2), need_grad=False)
-    plan = GraphPlan(F.sum(nn.Variable((2,), need_grad=True) * w), names=registered_names())
-    return BatchGuard(lambda: plan, CpuKernels())
+    graph = Graph(F.sum(nn.Variable((2,), need_grad=True) * w))
+    plan = GraphPlan(graph, names=registered_names())
+    return BatchGuard(lambda: (graph, plan), CpuKernels())
 
 
 def test_a_window_is_undone_to_the_gradients_before_its_first_backward() -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -11,6 +11,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
+from nnabla_adaloss.graph.graph import Graph
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
@@ -30,8 +31,9 @@ def network() -> nn.Variable:
     return F.mean(h * parameter("gain", [[1.0, 2.0, 3.0]]) + parameter("shift", [[0.0, 0.0, 0.0]]))
 
 
-def plan_of(loss: nn.Variable) -> GraphPlan:
-    return GraphPlan(loss, names=registered_names())
+def plan_of(loss: nn.Variable) -> Tuple[Graph, GraphPlan]:
+    graph = Graph(loss)
+    return graph, GraphPlan(graph, names=registered_names())
 
 
 def parameters(*names: str) -> List[nn.Variable]:
@@ -46,9 +48,9 @@ def statistics() -> List[List[float]]:
 def test_in_one_batch_the_first_values_are_kept_and_in_the_next_those_of_then() -> None:
     loss = network()
     state, plan, before = ForwardState(CpuKernels()), plan_of(loss), statistics()
-    state.save(plan)
+    state.save(*plan)
     loss.forward()
-    state.save(plan)
+    state.save(*plan)
     loss.forward()
     assert statistics() != before
     state.restore()
@@ -56,7 +58,7 @@ def test_in_one_batch_the_first_values_are_kept_and_in_the_next_those_of_then() 
     loss.forward()
     then = statistics()
     state.drop()
-    state.save(plan)
+    state.save(*plan)
     loss.forward()
     state.restore()
     assert statistics() == then
@@ -67,11 +69,11 @@ def test_what_the_first_forward_is_seen_to_write_is_put_back_from_then_on(dtype:
     loss = network()
     state, plan, (gain, shift) = ForwardState(CpuKernels()), plan_of(loss), parameters("gain", "shift")
     gain.data.cast(dtype)
-    state.save(plan)
+    state.save(*plan)
     gain.data.data[...] = 5  # as a function of the user's own would
     state.note_changes()
     state.drop()
-    state.save(plan)
+    state.save(*plan)
     gain.data.data[...] = 6
     # What forward did not write the first time belongs to the user.
     shift.d = 1.0
@@ -82,13 +84,13 @@ def test_what_the_first_forward_is_seen_to_write_is_put_back_from_then_on(dtype:
     assert shift.d.tolist() == [[1.0, 1.0, 1.0]]
     shift.d = 2.0
     state.note_changes()
-    state.save(plan)
+    state.save(*plan)
     shift.d = 3.0
     state.restore()
     assert shift.d.tolist() == [[3.0, 3.0, 3.0]]
     # Nor is it looked for again when the network is built anew.
     state.drop()
-    state.save(plan_of(network()))
+    state.save(*plan_of(network()))
     shift.d = 4.0
     state.note_changes()
     state.restore()
@@ -108,7 +110,7 @@ def test_what_two_graphs_write_is_as_it_was_before_the_first() -> None:
     state = ForwardState(CpuKernels())
     for gain in (2.0, 4.0):
         loss = normalized(mean, variance, gain)
-        state.save(plan_of(loss))
+        state.save(*plan_of(loss))
         loss.forward()
         moment = state.now()
         kept = mean.d.copy()
@@ -125,7 +127,7 @@ def test_what_a_first_forward_has_written_before_it_was_interrupted_is_put_back(
     loss = network()
     state, plan, before = ForwardState(CpuKernels()), plan_of(loss), statistics()
     gain, shift = parameters("gain", "shift")
-    state.save(plan)
+    state.save(*plan)
     gain.d = 5.0
     state.restore()
     assert gain.d.tolist() == [[1.0, 2.0, 3.0]]
@@ -135,7 +137,7 @@ def test_what_a_first_forward_has_written_before_it_was_interrupted_is_put_back(
     state.restore()
     assert gain.d.tolist() == [[6.0] * 3]
     state.drop()
-    state.save(plan)
+    state.save(*plan)
     shift.d = 7.0
     state.note_changes()
     state.restore()
@@ -145,10 +147,10 @@ def test_what_a_first_forward_has_written_before_it_was_interrupted_is_put_back(
 def test_what_a_graph_of_a_later_batch_is_seen_to_write_is_put_back_with_that_batch() -> None:
     loss, other = network(), F.mean(nn.Variable((1, 3)) * parameter("scale", [[1.0, 1.0, 1.0]]))
     state, (scale,) = ForwardState(CpuKernels()), parameters("scale")
-    state.save(plan_of(loss))
+    state.save(*plan_of(loss))
     loss.forward()
     state.note_changes()
-    state.save(plan_of(other))
+    state.save(*plan_of(other))
     moment = state.now()
     scale.d = 4.0  # as a function of the user's own would
     state.note_changes()
@@ -169,7 +171,7 @@ def test_what_needs_a_gradient_and_is_written_is_put_back(way: str) -> None:
     average = nn.parameter.get_parameter_or_create("average", (2, 3), np.ones((2, 3)))
     loss = F.mean(WRITERS[way](average))
     state = ForwardState(CpuKernels())
-    state.save(plan_of(loss))
+    state.save(*plan_of(loss))
     loss.forward()
     assert not average.d.all()
     state.restore()
@@ -182,11 +184,11 @@ def test_what_is_read_cut_off_before_it_is_computed_is_put_back() -> None:
     y.data.zero()
     loss = F.mean(F.exp(y.get_unlinked_variable(need_grad=False))) + F.mean(y)
     state, plan = ForwardState(CpuKernels()), plan_of(loss)
-    state.save(plan)
+    state.save(*plan)
     loss.forward()
     assert y.d.all()
     state.restore()
     assert not y.d.any()
     y.data.clear()
     with pytest.raises(RuntimeError, match=r"an input of shape \(2, 3\) shares its data with an output"):
-        state.save(plan)
+        state.save(*plan)

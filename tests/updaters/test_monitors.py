@@ -158,7 +158,7 @@ def test_hooks_see_each_function_and_change_nothing() -> None:
         updater.update()
     assert_equal(snapshot(train.parameters), expected)
     assert updater.state_dict() == plain.state_dict()
-    functions, backward = len(updater.scaling.plan.functions), len(updater.scaling.plan.nodes)
+    functions, backward = len(updater.scaling.graph.functions), len(updater.scaling.plan.nodes)
     passes = 12 + updater.counters.repeats
     assert seen.count(("behind backward", "Convolution")) == passes
     assert sum(kind == "behind backward" for kind, _ in seen) == passes * backward

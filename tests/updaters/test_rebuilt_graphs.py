@@ -106,8 +106,7 @@ def test_no_bit_is_another_than_with_one_graph(
         found.append((training.passes, trained, layer_scales, state))
     assert found[0] == found[1]
     # The first plan is made for the graph that the updater was made with.
-    assert len({id(plan.structure) for plan in training.plans}) == 1
-    assert len({id(plan) for plan in training.plans}) == 20
+    assert len({id(plan) for plan in training.plans}) == 1
 
 
 def test_an_overflow_drops_what_is_held_for_all_of_them() -> None:
@@ -127,9 +126,9 @@ def test_a_state_that_is_loaded_leaves_nothing_of_graphs_that_took_turns() -> No
     state = training.updater.state_dict()
     training.run(4)
     graph = training.updater.scaling._graph
-    assert any(one.statistics for one in graph._resting)
+    assert any(one.statistics for one in graph._others)
     training.updater.load_state_dict(state)
-    assert not any(one.statistics or one.schedules.chosen for one in graph._resting)
+    assert not any(one.statistics or one.schedules.chosen for one in graph._others)
     training.run(2)
 
 
@@ -146,7 +145,7 @@ def test_no_more_than_sixteen_kinds_of_graphs_are_remembered() -> None:
     training = Training(*[recurrent(steps) for steps in range(1, 21)])
     training.run(41)
     # And the present one.
-    assert len(training.updater.scaling._graph._resting) == 15
+    assert len(training.updater.scaling._graph._others) == 15
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -156,8 +155,8 @@ def test_graphs_of_other_shapes_share_what_is_held(method: str, delay: int) -> N
     training = Training(small_weight, batches=(4, 7, 1, 5), config=config)
     training.run(34)
     # What follows from shapes is found out for each.
-    assert len({id(plan.structure) for plan in training.plans}) > 2
-    assert not training.updater.scaling._graph._resting
+    assert len({id(plan) for plan in training.plans}) > 2
+    assert not training.updater.scaling._graph._others
     settled = training.passes[-16:]
     assert settled.count("measuring") == (2 if delay == 0 else 0)
     assert settled.count("hookless") == (14 if delay == 0 else 16)
@@ -278,8 +277,8 @@ def test_a_shape_that_changes_before_the_first_update_is_noticed() -> None:
         sentences.x.reset_shape((2, length, WIDTH), True)
         sentences.x.d = 1.0
         updater.update()
-        nodes = updater.scaling.plan.nodes.values()
-        fan_in = {s.gemm.fan_in for n in nodes if n.type_name == "BatchMatmul" for s in n.scalings}
+        nodes = updater.scaling.plan.nodes
+        fan_in = {s.gemm.fan_in for n in nodes if n.type_name == "BatchMatmul" for s in n.slots}
         assert fan_in == {float(length), 8.0}
 
 
@@ -329,7 +328,7 @@ def test_no_bit_is_another(
 def test_graphs_that_take_turns_are_all_known() -> None:
     training = Training(normalized, clipped)
     training.run(32)
-    assert len({id(plan.structure) for plan in training.plans}) == 2
+    assert len({id(plan) for plan in training.plans}) == 2
     # Each measures for itself, and chooses before it runs.
     assert training.passes[8:].count("hookless") == len(training.passes[8:])
 
@@ -341,7 +340,7 @@ def test_graphs_that_share_each_iteration_are_all_measured_in_time() -> None:
     # One entry of the first iteration, and one of each eight.
     assert {pushed for pushed, _ in windows.values()} == {4}
     # The second one of each iteration holds its scales, too.
-    assert training.updater.scaling._graph.prepared().schedules.chosen
+    assert training.updater.scaling._graph.current().schedules.chosen
 
 
 @pytest.mark.parametrize("clear_buffer", [True, False])

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import nnabla as nn
 
 from nnabla_adaloss.core.components import Components, GemmSlot, LayerSlot, NodeStructure, components_of
+from nnabla_adaloss.graph import graph as read
 from nnabla_adaloss.graph.plan import GraphPlan
 
 SLOT = GemmSlot(0, 1, 1.0, 1.0)
@@ -20,12 +21,12 @@ class Graph:
     """A graph of nnabla that never runs, with its components; variables go by themselves."""
 
     def __init__(self, loss: nn.Variable) -> None:
-        self.plan = GraphPlan(loss)
-        self.structure = self.plan.structure
+        self.graph = read.Graph(loss)
+        self.structure = GraphPlan(self.graph)
         self.components = self.structure.components(by_layer=True)
 
     def position(self, v: nn.Variable) -> int:
-        return self.plan.positions[hash(v)]
+        return self.graph.positions[hash(v)]
 
     def index(self, v: nn.Variable) -> int:
         return self.components.of[self.position(v)]

@@ -132,17 +132,17 @@ def steps_for(
     if known is not None and schedule.is_applied_as(known[0]):
         steps = known[1]
     else:
-        steps = plan_steps(prepared.plan, schedule, rounded=prepared.storage.rounds)
+        steps = plan_steps(prepared.graph, prepared.plan, schedule, rounded=prepared.storage.rounds)
     prepared.keep_steps(schedule, steps)
     return steps
 
 
 def _unscale_readable(prepared: PreparedGraph, schedule: ScaleSchedule, *, clear_buffer: bool) -> None:
     """Unscale gradients that stay readable after the pass."""
-    structure, variables, scales = prepared.plan.structure, prepared.plan.variables, schedule.scales
-    pairs: Iterable[Tuple[nn.Variable, int]] = zip(variables, structure.gradients)
-    if structure.kept_gradients and clear_buffer:
-        pairs = [(v, p) for v, p in pairs if v.persistent or p in structure.kept_gradients]
+    plan, variables, scales = prepared.plan, prepared.variables, schedule.scales
+    pairs: Iterable[Tuple[nn.Variable, int]] = zip(variables, plan.gradients)
+    if plan.kept_gradients and clear_buffer:
+        pairs = [(v, p) for v, p in pairs if v.persistent or p in plan.kept_gradients]
     elif clear_buffer:
         pairs = compress(pairs, map(_persistent, variables))
     for variable, position in pairs:

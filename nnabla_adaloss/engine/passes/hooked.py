@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import AbstractSet, Any, Callable, List, Optional, Sequence, Tuple
 
+from ...core.components import NodeStructure
 from ...core.schedule import Rescale
 from ...errors import GraphChangedError
+from ...graph.graph import Graph
 from ...graph.hooks import Hook
-from ...graph.node import Node
 from ..chooser import Decided
 from ..layer_watch import LayerWatch
 from ..leaf_gradients import Contribution, LeafGradients, contributions_of
@@ -18,7 +19,7 @@ from ..scaled_weights import ScaledWeights, rescale
 Hooks = Sequence[Optional[Hook]]
 """Hooks that are called in turn; None is left out."""
 
-Look = Callable[[Node, float], None]
+Look = Callable[[Graph, NodeStructure, float], None]
 """Copies the arrays of a layer whose output gradient carries a scale, for a method that needs arrays."""
 
 
@@ -43,20 +44,20 @@ class HookedPass:
             post_hook,
         )
         self._watch, self._look = watch, look if decided.measure else None
-        structure, wanted = prepared.plan.structure, prepared.statistics.wanted
+        plan, wanted = prepared.plan, prepared.statistics.wanted
         # Gradients that are measured as they arrive, and data.
         self._measured: AbstractSet[int] = frozenset()
         self._data: Sequence[int] = ()
         if decided.measure:
-            self._measured = structure.limiting_gradients | wanted.gradients | wanted.watched
+            self._measured = plan.limiting_gradients | wanted.gradients | wanted.watched
             self._data = sorted(wanted.data)
         elif decided.share is not None:
             self._measured = frozenset(decided.share.gradients)
             self._data = [*decided.share.activations, *decided.share.weights]
         # nnabla computes activations again before it calls a hook: weights must be put back by then.
-        self._finishes_each = unscale_each or watch is not None or prepared.plan.recomputes
+        self._finishes_each = unscale_each or watch is not None or plan.recomputes
         # The function that runs or ran last, if there is still something to do after it.
-        self._unfinished: List[Tuple[Node, Tuple[Rescale, ...]]] = []
+        self._unfinished: List[Tuple[NodeStructure, Tuple[Rescale, ...]]] = []
         self._weights = ScaledWeights(prepared.kernels, prepared.pool, prepared.storage)
         self._leaves = LeafGradients(
             prepared.kernels,
@@ -85,27 +86,27 @@ class HookedPass:
         self._leaves.restore()
 
     def _prepare(self, f: Any) -> None:
-        plan, schedule = self._prepared.plan, self._decided.schedule
-        node = plan.nodes.get(hash(f))
+        graph, plan, schedule = self._prepared.graph, self._prepared.plan, self._decided.schedule
+        node = plan.by_number.get(graph.numbers.get(hash(f), -1))
         if node is None:
             raise GraphChangedError.at(f.info.type_name)
         if self._measured:
             # As it arrives: what it is multiplied by for this function may be too much.
             arriving = schedule.arriving
-            arrived = [(p, arriving[p]) for p in node.structure.outputs if p in self._measured]
+            arrived = [(p, arriving[p]) for p in node.outputs if p in self._measured]
             if arrived:
                 self._prepared.statistics.measure(arrived, ())
         step = schedule.steps.get(node.number)
         if step is None:
             return
         self._rescale(step.before)
-        if self._look is not None and node.scalings:
-            self._look(node, step.scale)
+        if self._look is not None and node.slots:
+            self._look(graph, node, step.scale)
         self._unfinished[:] = [(node, step.after)]
-        for index, (scaling, alpha) in enumerate(zip(node.scalings, step.alphas)):
+        for index, (slot, alpha) in enumerate(zip(node.slots, step.alphas)):
             if alpha != 1.0:
-                self._weights.swap(scaling, alpha, index)
-        self._leaves.take(*contributions_of(plan.structure, node, step))
+                self._weights.swap(graph, slot, alpha, index)
+        self._leaves.take(*contributions_of(graph, plan, node, step))
 
     def _finish_last(self, _: Any = None) -> None:
         if not self._unfinished:
@@ -120,4 +121,4 @@ class HookedPass:
 
     def _rescale(self, rescales: Sequence[Rescale]) -> None:
         if rescales:
-            rescale(rescales, self._prepared.plan, self._prepared.kernels, self._prepared.storage)
+            rescale(rescales, self._prepared.graph, self._prepared.kernels, self._prepared.storage)

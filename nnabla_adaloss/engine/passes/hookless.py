@@ -64,8 +64,8 @@ class HooklessPass:
         between, following = self._steps.between, self._steps.following
         if not (between or following):
             return (), ()
-        keys, storage = self._prepared.plan.function_keys, self._prepared.storage
-        numbers = {keys[number]: number for number in (*between, *following)}
+        functions, storage = self._prepared.graph.functions, self._prepared.storage
+        numbers = {hash(functions[number]): number for number in (*between, *following)}
         if storage.rounds:
             # An emulated storage looks at each function anyway.
             storage.after = {key: partial(self._after, number) for key, number in numbers.items()}
@@ -80,17 +80,17 @@ class HooklessPass:
 
     def _after(self, number: int) -> None:
         prepared = self._prepared
-        rescale(self._steps.between.get(number, ()), prepared.plan, prepared.kernels, prepared.storage)
+        rescale(self._steps.between.get(number, ()), prepared.graph, prepared.kernels, prepared.storage)
         following = self._steps.following.get(number)
         if following is not None and self._leaves is not None:
             self._leaves.hand_on(following)
 
     def _keep(self, positions: Sequence[int]) -> None:
         """Have nnabla keep gradients until they are measured, except those that an emulated storage sees."""
-        plan, storage = self._prepared.plan, self._prepared.storage
+        graph, storage = self._prepared.graph, self._prepared.storage
         for position in positions:
-            variable = plan.all_variables[position]
-            seen = storage.gradient_statistics(plan.keys[position]) is not None
+            variable = graph.variables[position]
+            seen = storage.gradient_statistics(graph.keys[position]) is not None
             if not seen and not variable.persistent:
                 # Noted before it is set: a signal may interrupt us between any two lines.
                 self._kept.append(variable)

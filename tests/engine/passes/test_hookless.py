@@ -41,7 +41,7 @@ def test_no_more_than_a_share_is_kept_and_only_until_the_pass_ends(
     end = HooklessPass.end
 
     def looked_at(running: HooklessPass) -> Any:
-        variables = running._prepared.plan.all_variables
+        variables = running._prepared.graph.variables
         kept = [p for p in structure.gradients if not variables[p].grad.clear_called]
         seen.append(Seen(running._share, [p for p in kept if p not in structure.roots]))
         return end(running)
@@ -51,12 +51,12 @@ def test_no_more_than_a_share_is_kept_and_only_until_the_pass_ends(
     monkeypatch.setattr(slices, "_LEAST", 1)
     loss = F.mean(layers(*[5] * 6) ** 2)
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(method, measure_every=EVERY))
-    structure = scaling.plan.structure
+    structure = scaling.plan
     for iteration in range(2 * EVERY + 1):
         run(scaling, clear=True)
         assert scaling.result.kind == ("hookless" if iteration else "measuring")
         # nnabla keeps the gradient of the loss with hooks only.
-        inner = [v for v in scaling.plan.variables if v != loss]
+        inner = [v for v in map(scaling.graph.variables.__getitem__, scaling.plan.gradients) if v != loss]
         assert all(v.grad.clear_called for v in inner) or not iteration
     outputs = {node.outputs[0] for node, _ in structure.layer_slots.values()}
     asked = outputs if method == "approx_range" else set()

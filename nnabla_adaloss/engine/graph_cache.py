@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The graph of a loss, prepared again whenever it is built again, and the topologies that it had before."""
+
+from __future__ import annotations
+
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+from ..core.config import AdaLossConfig
+from ..core.methods import Fixed, Needs
+from ..core.schedule import Schedules
+from ..emulation.rounded_storage import NativeStorage
+from ..graph.description import GraphDescription
+from ..graph.float_tail import TailReader
+from ..graph.graph import Graph
+from ..graph.names import ParameterNames, Parameters, names_of, registered_names
+from ..graph.plan import GraphPlan, PlanOptions
+from ..kernels import Kernels, measurements_by
+from ..kernels.scratch import ScratchPool
+from .prepared_graph import PreparedGraph
+from .shared_gradients import SharedGradients
+from .statistics import Statistics, Wanted
+
+# Both losses of an adversarial network, or recurrent networks of so many lengths.
+_REMEMBERED = 16
+
+
+class Topology(NamedTuple):
+    """State of the graphs that are wired in one way; it holds no graph, nor an array."""
+
+    plan: GraphPlan  # with the shapes of the last one
+    schedules: Schedules
+    statistics: Sequence[Any]  # from `Statistics.state`
+
+
+class GraphCache:
+    """Prepares the graph of one loss, and again when it has changed."""
+
+    undone = "_present", "_before", "_others"
+
+    def __init__(
+        self,
+        reader: TailReader,
+        graph: Graph,
+        config: AdaLossConfig,
+        parameters: Parameters,
+        non_homogeneous: Sequence[str],
+        *,
+        kernels: Kernels,
+        storage: NativeStorage,
+        delayed: bool,
+        watched: bool,
+    ) -> None:
+        self._reader, self._config, self._parameters = reader, config, parameters
+        # As it was read first, before anything was prepared.
+        self._read: Optional[Graph] = graph
+        self._kernels, self._storage = kernels, storage
+        needs = config.method.needs
+        self._options = PlanOptions(config.selection, needs is not Needs.NOTHING, frozenset(non_homogeneous))
+        # Names are those that the scope shows in which the loss is wrapped.
+        self._names = registered_names()
+        # Whether all layers have one scale for good, so that where S0 is given nothing is measured.
+        constant = isinstance(config.method, Fixed) and config.method.fixed_loss_scale == 1.0
+        self._no_schedules = Schedules(config.iterations_per_measurement, constant=constant, delayed=delayed)
+        # Whether the method looks at statistics of layers, and whether somebody else does.
+        self._looked_at, self._watched = needs in (Needs.STATISTICS, Needs.HISTORY), watched
+        self.pool = ScratchPool()
+        self._shared_gradients = SharedGradients()
+        # Other topologies of the network, the last one last.
+        self._others: Tuple[Topology, ...] = ()
+        # The graph as it was when it was last checked; and the graph before it, perhaps of another loss.
+        self._present: Optional[PreparedGraph] = None
+        self._before: Optional[PreparedGraph] = None
+
+    @property
+    def undoable(self) -> List[Any]:
+        last = self._present or self._before
+        return [self] if last is None else [self, last, last.statistics]
+
+    def current(self, *, wiring: bool = False, marks: bool = False) -> PreparedGraph:
+        """The prepared graph; if these are to be checked, as its wiring, or its marks and the shapes of data,
+        are now.
+        """
+        found = self._present
+        if (
+            found is None
+            or (marks and (found.reshaped or found.graph.marked_otherwise))
+            or (wiring and found.graph.rewired)
+        ):
+            self._present = found = self._prepare()
+        return found
+
+    def drop(self) -> None:
+        """Read the graph again before its next use."""
+        self._present = None
+
+    def go_on_from(self, before: GraphCache) -> None:
+        """Take over the state of the network's graph before, or of one that was wired alike."""
+        self.pool, self._others = before.pool, before._others
+        self._shared_gradients = before._shared_gradients
+        self._present, self._before = None, before._present or before._before
+
+    def drop_schedules(self) -> None:
+        """Have scales chosen again, for graphs of any topology."""
+        self._others = tuple([one._replace(schedules=one.schedules.drop()) for one in self._others])
+        for one in (self._present, self._before):
+            if one is not None:
+                one.schedules = one.schedules.drop()
+
+    def forget_others(self) -> None:
+        """Drop what was learned of graphs of another topology."""
+        self._others = tuple(
+            [one._replace(schedules=self._no_schedules, statistics=()) for one in self._others]
+        )
+
+    def forget(self) -> None:
+        """Drop what was measured, and have scales chosen again."""
+        self.forget_others()
+        self.drop_schedules()
+        self.current().statistics.load_state((), ())
+
+    def _prepare(self) -> PreparedGraph:
+        graph, self._read = self._read, None
+        if graph is None or not graph.is_current:
+            graph = self._reader.read()
+        before, self._before = self._present or self._before, None
+        names = self._names_for(graph, before)
+        shared = self._shared_gradients.find(graph, names, self._kernels.context)
+        described = graph.description(names, shared)
+        if before is not None:
+            alike = before.plan.of_alike(described, self._options)
+            if alike is not before.plan:
+                self.pool.end_graph()
+            if alike is not None:
+                return before.for_graph(graph, alike, self._storage)
+        topology = self._take_other(described)
+        if topology is None:
+            plan = GraphPlan(graph, **self._options._asdict(), names=names, one_gradient=shared)
+            topology = Topology(plan, self._no_schedules, ())
+        if before is not None:
+            state = before.statistics.state(before.plan.measured)
+            own = Topology(before.plan, before.schedules, state)
+            self._others = (*self._others[2 - _REMEMBERED :], own)
+        return self._prepared(graph, topology)
+
+    def _take_other(self, described: GraphDescription) -> Optional[Topology]:
+        """Take the topology of a graph out of the others."""
+        for other in self._others[::-1]:
+            alike = other.plan.of_alike(described, self._options)
+            if alike is not None:
+                self._others = tuple([one for one in self._others if one is not other])
+                return other._replace(plan=alike)
+        return None
+
+    def _prepared(self, graph: Graph, topology: Topology) -> PreparedGraph:
+        plan, pool, storage = topology.plan, self.pool, self._storage
+        # Per variable its gradient, as it arrives and as one branch, and its data.
+        measurements = measurements_by(self._kernels, 3 * len(plan.gradients) + 64)
+        statistics = Statistics(graph, plan, measurements, pool, storage, self._wanted(plan))
+        statistics.load_state(plan.measured, topology.statistics)
+        return PreparedGraph(
+            graph=graph,
+            plan=plan,
+            config=self._config,
+            kernels=self._kernels,
+            pool=pool,
+            measurements=measurements,
+            statistics=statistics,
+            storage=storage,
+            schedules=topology.schedules,
+        )
+
+    def _wanted(self, plan: GraphPlan) -> Wanted:
+        """What is measured besides what counts for components."""
+        slots = plan.layer_slots.values()
+        outputs = frozenset(node.outputs[0] for node, _ in slots)
+        # Scaled copies of weights are stored as they are, and must not leave the range.
+        stored = self._looked_at or self._storage.rounds
+        return Wanted(
+            outputs if self._looked_at else frozenset(),
+            # What backward computes again is not there before it; to read it makes nnabla believe that it is.
+            frozenset(
+                slot.factor
+                for node, slot in slots
+                if (stored or node.half) and not plan.described.recomputed[slot.factor]
+            ),
+            outputs if self._watched else frozenset(),
+        )
+
+    def _names_for(self, graph: Graph, before: Optional[PreparedGraph]) -> ParameterNames:
+        """Names of the parameters of a graph: those of this loss, and what they were called before."""
+        if before is not None:
+            names = {**before.plan.names, **self._names}
+            if all(graph.keys[position] in names for position in graph.needed):
+                return names
+        return graph.completed_names({**names_of(self._parameters), **self._names})

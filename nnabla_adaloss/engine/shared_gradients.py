@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leaves whose gradients are one array, as those of a weight and of its reshaped view."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Sequence, Tuple
+
+import nnabla as nn
+
+from ..graph.graph import Graph
+from ..graph.names import ParameterNames
+from ..kernels.arrays import places_of
+
+
+class SharedGradients:
+    """Finds the leaves whose gradients are one array; ValueError where two overlap otherwise."""
+
+    def __init__(self) -> None:
+        # Keys of the leaves that were compared last, and the result by index.
+        self._keys: List[int] = []
+        self._first: Mapping[int, int] = {}
+
+    def find(self, graph: Graph, names: ParameterNames, context: nn.Context) -> Dict[int, int]:
+        """By position of a leaf, the first one whose gradient is the same array."""
+        positions = sorted(graph.needed, key=lambda p: (graph.keys[p] not in names, p))
+        keys = [graph.keys[p] for p in positions]
+        if keys != self._keys:
+            leaves = [graph.leaves[p] for p in positions]
+            places = places_of([leaf.grad for leaf in leaves], context)
+            self._first = _one_array(
+                places, [names.get(k, f"an input of shape {v.shape}") for k, v in zip(keys, leaves)]
+            )
+            self._keys = keys
+        return {positions[own]: positions[first] for own, first in self._first.items()}
+
+
+def _one_array(places: Sequence[Tuple[int, int]], names: Sequence[str]) -> Dict[int, int]:
+    """By index of an array, the first one at the same place."""
+    first = {place: index for index, place in reversed([*enumerate(places)]) if place[0] < place[1]}
+    ordered = sorted(first)
+    for before, after in zip(ordered, ordered[1:]):
+        if after[0] < before[1]:
+            one, other = names[first[before]], names[first[after]]
+            raise ValueError(
+                f"the gradients of {one} and {other} overlap in memory, but are not one array: each would be "
+                "unscaled in part; give each leaf a gradient of its own, such as leaf.grad = "
+                "nn.NdArray(leaf.shape)"
+            )
+    return {index: first[place] for index, place in enumerate(places) if first.get(place, index) != index}

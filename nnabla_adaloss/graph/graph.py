@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A graph as it was read: its functions and variables, and whether it is still wired like that."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import accumulate, chain
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Dict, Iterable, List, Mapping, Optional
+
+import nnabla as nn
+
+from .description import GraphDescription, Uses, visited
+from .names import ParameterNames, registered_names
+
+_info, _need_grad = attrgetter("info"), attrgetter("need_grad")
+_type_name, _args = attrgetter("type_name"), attrgetter("args")
+_context, _backend = attrgetter("context"), attrgetter("backend")
+_outputs, _shape, _recompute = attrgetter("outputs"), attrgetter("shape"), attrgetter("recompute")
+
+
+class Graph:
+    """The graph behind `loss` as it is now; a `GraphPlan` has its roles, and names functions by number and
+    variables by position.
+
+    Attributes:
+        functions: all functions, in forward order: by number.
+        variables: all variables, by position.
+        keys: their keys, nnabla's hashes.
+        leaves: the variables that no function computes, by position.
+        needed: positions of the leaves that need a gradient.
+        described: the graph as values, without the leaves that it keeps from graph to graph.
+    """
+
+    def __init__(self, loss: nn.Variable) -> None:
+        # No attribute is read twice: nnabla makes a new object for each answer.
+        functions, inputs, parents = visited(loss)
+        outputs = list(map(_outputs, functions))
+        read, written = list(chain.from_iterable(inputs)), list(chain.from_iterable(outputs))
+        read_keys, written_keys = list(map(hash, read)), list(map(hash, written))
+        by_key = dict(zip(read_keys, read))
+        # A variable that is read cut off from the graph is known better by the function that writes it.
+        by_key.update(zip(written_keys, written))
+        position = dict(zip(by_key, range(len(by_key)))).__getitem__
+        positions = list(map(position, read_keys))
+        needs = list(map(_need_grad, read))
+        producers = list(map(dict(zip(functions, range(len(functions)))).get, chain.from_iterable(parents)))
+        infos = list(map(_info, functions))
+        self.functions = functions
+        self.variables, self.keys = list(by_key.values()), list(by_key)
+        self.leaves = {p: v for p, v, producer in zip(positions, read, producers) if producer is None}
+        self.needed = {
+            p for p, need, producer in zip(positions, needs, producers) if need and producer is None
+        }
+        self.described = GraphDescription(
+            type_names=list(map(_type_name, infos)),
+            args=list(map(_args, infos)),
+            backends=list(map(_backend, map(_context, functions))),
+            need_grads=list(map(_need_grad, functions)),
+            inputs=Uses(list(accumulate(map(len, inputs))), positions),
+            needs=needs,
+            producers=producers,
+            outputs=Uses(list(accumulate(map(len, outputs))), list(map(position, written_keys))),
+            shapes=list(map(_shape, self.variables)),
+            recomputed=list(map(_recompute, self.variables)),
+            kept={},
+        )
+        self._written = written
+        self._marked = self._marks()
+
+    @property
+    def rewired(self) -> bool:
+        """Whether a Variable stands for another one than before, as after `Variable.rewire_on`."""
+        return list(map(hash, self.variables)) != self.keys
+
+    @property
+    def marked_otherwise(self) -> bool:
+        """Whether another variable needs a gradient or is computed again in backward than before. What
+        follows from `need_grad = ...` nnabla finds out with the next forward.
+        """
+        return self._marks() != self._marked
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the graph is as it was read, except for shapes, which change with forward."""
+        return not (self.rewired or self.marked_otherwise)
+
+    def _marks(self) -> List[bool]:
+        marked = chain(self.variables, self.functions)
+        return [*map(_need_grad, marked), *map(_recompute, self._written)]
+
+    def description(
+        self, names: ParameterNames, one_gradient: Mapping[int, int] = MappingProxyType({})
+    ) -> GraphDescription:
+        """All that roles follow from, with the names of parameters, and the leaves whose gradients are one
+        array.
+        """
+        kept = {}
+        for position in self.leaves:
+            name = names.get(self.keys[position])
+            if name is not None or position in self.needed:
+                kept[position] = self.keys[position], name
+        return self.described._replace(kept=kept, one_gradient=one_gradient)
+
+    def completed_names(self, names: Optional[ParameterNames] = None) -> ParameterNames:
+        """`names`, and those of nnabla's current scope if a leaf that needs a gradient has none."""
+        if names is not None and all(self.keys[position] in names for position in self.needed):
+            return names
+        return {**registered_names(), **(names or {})}
+
+    def by_key(self, positions: Iterable[int]) -> Dict[int, nn.Variable]:
+        """Leaves by key, of their positions."""
+        return {self.keys[p]: self.leaves[p] for p in positions}
+
+    @cached_property
+    def positions(self) -> Dict[int, int]:
+        """The position of each variable, by its key."""
+        return {key: position for position, key in enumerate(self.keys)}
+
+    @cached_property
+    def numbers(self) -> Dict[int, int]:
+        """The number of each function, by its key."""
+        return {hash(f): number for number, f in enumerate(self.functions)}

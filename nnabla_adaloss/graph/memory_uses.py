@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the memory of a graph's variables is read and written."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple
+
+from .description import GraphDescription
+from .functions import hands_memory_on
+
+
+class MemoryUses(NamedTuple):
+    """When the memory of leaves and outputs is used, by position with the index of a function."""
+
+    leaves: Dict[int, int]  # nameless ones but for `cut_off`, by the first function that reads their contents
+    outputs: Dict[int, int]  # but for memory that was handed on, by the function that writes it
+    cut_off: List[int]  # outputs that are also read as leaves, but by later functions only
+
+
+def memory_uses(described: GraphDescription) -> MemoryUses:
+    """When the memory of a graph is used, in a pass there and one back."""
+    kinds = map(hands_memory_on, described.type_names, described.args)
+    read, written = described.inputs.by_function(), described.outputs.by_function()
+    functions = list(zip(kinds, read, written, described.inputs.by_function(described.producers)))
+    outputs: Dict[int, int] = {}
+    # With memory that is handed on, which is written when it is first met.
+    filled: Dict[int, int] = {}
+    for index, (hands_on, inputs, results, _) in enumerate(functions):
+        if not hands_on:
+            outputs.update(dict.fromkeys(results, index))
+            filled.update(dict.fromkeys(results, index))
+        elif inputs[0] in filled:
+            filled[results[0]] = filled[inputs[0]]
+    never = len(functions)
+    of_leaves: Dict[int, int] = {}
+    of_others: Dict[int, int] = {}
+    for index in reversed(range(never)):
+        hands_on, inputs, results, producers = functions[index]
+        at = of_others.get(results[0], never) if hands_on else index
+        for position, producer in zip(inputs, producers):
+            reads = of_leaves if producer is None else of_others
+            reads[position] = min(reads.get(position, never), at)
+    cut_off = [p for p, index in of_leaves.items() if filled.get(p, never) < index]
+    left_out = {*cut_off, *(p for p, (_, name) in described.kept.items() if name is not None)}
+    leaves = {p: index for p, index in of_leaves.items() if p not in left_out}
+    return MemoryUses(leaves, outputs, cut_off)
