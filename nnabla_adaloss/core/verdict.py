@@ -50,7 +50,7 @@ class Rules(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What is known of a batch after its last pass; None: it was not asked."""
+    """Facts about a batch after its last pass; None: not found out yet."""
 
     repeats: int = 0
     settled: bool = True  # whether its scales were not far too low
@@ -60,7 +60,7 @@ class Facts(NamedTuple):
     suspect: bool = False  # whether something in forward is known not to be finite
     fits: Optional[bool] = None  # whether it is finite with scales of its own
     lowered: Optional[bool] = None  # whether a scale was left to lower
-    faulty: Optional[bool] = None  # whether something in forward is not finite
+    fault: Optional[str] = None  # the first function of forward that is not finite, in words; empty: none
     fits_smallest: Optional[bool] = None  # whether gradients are finite at the smallest scale
 
 
@@ -77,11 +77,11 @@ def judge(facts: Facts, rules: Rules) -> Verdict:
     if facts.fits:
         # Its scales were those of the batches before.
         return Verdict.AGAIN if may_repeat else Verdict.RETRIES if rules.repeat else Verdict.OVERFLOW
-    if facts.faulty is None and (facts.suspect or not rules.repeat):
+    if facts.fault is None and (facts.suspect or not rules.repeat):
         return Verdict.CHECK_FORWARD
     if not facts.loss_finite:
         return Verdict.NONFINITE_LOSS
-    if facts.faulty:
+    if facts.fault:
         # An attention mask of minus infinity is no fault: gradients are finite behind it.
         if facts.fits_smallest is None:
             return Verdict.PROBE
@@ -92,7 +92,7 @@ def judge(facts: Facts, rules: Rules) -> Verdict:
     if not rules.repeat:
         return Verdict.OVERFLOW
     due = facts.repeats == rules.check_after
-    if facts.faulty is None and (due or last or not facts.lowered):
+    if facts.fault is None and (due or last or not facts.lowered):
         return Verdict.CHECK_FORWARD
     if facts.lowered and due and facts.fits_smallest is None:
         return Verdict.PROBE

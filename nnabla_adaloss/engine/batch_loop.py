@@ -14,17 +14,25 @@ from .adaptive_loss_scaling import AdaptiveLossScaling
 
 
 class Outcome(NamedTuple):
-    """What has become of a batch, or of its last pass, on this rank."""
+    """Outcome of a batch, or of its last pass, on this rank."""
 
     verdict: Verdict = Verdict.GOOD
-    overflowed: bool = False  # whether a gradient that the solver is going to use was not finite
+    facts: Facts = Facts()  # that the verdict follows from
     # All functions whose gradients were not finite, also where the solver does not use them, in backward
     # order.
     layers: Tuple[str, ...] = ()
     component: str = ""  # the part of the network where that began; empty: not known
-    fault: str = ""  # the function of forward that is not finite, which no loss scale prevents
-    lowered: bool = False  # whether a scale was lowered for it
     attempt: int = 0  # the number of the pass in its iteration
+
+    @property
+    def lowered(self) -> bool:
+        """Whether a scale was lowered for the batch."""
+        return bool(self.facts.lowered or self.facts.fits)
+
+    @property
+    def fault(self) -> str:
+        """The function of forward that was not finite, where that is the cause, in words; empty: none."""
+        return (self.facts.fault or "") if self.verdict.of_forward else ""
 
     @property
     def where(self) -> str:
@@ -59,7 +67,7 @@ class BatchLoop(NamedTuple):
         repeats = 0
         while True:
             found = self.judge(self._facts(repeats), rules)
-            if found.overflowed and not rules.update_lost:
+            if found.facts.overflowed and not rules.update_lost:
                 self.on_overflow(found)
             if found.verdict is not Verdict.AGAIN:
                 return found
@@ -69,8 +77,8 @@ class BatchLoop(NamedTuple):
             self.run_pass(True)
 
     def judge(self, facts: Facts, rules: Rules) -> Outcome:
-        """What the last pass has come to; what the verdict asks for is found out."""
-        scaling, fault, found = self.scaling, "", self._of_pass()
+        """Judge the last pass, collecting the facts that the verdict asks for."""
+        scaling, found = self.scaling, self._of_pass()
         while True:
             verdict = judge(facts, rules)
             if verdict is Verdict.MEASURE:
@@ -82,19 +90,13 @@ class BatchLoop(NamedTuple):
                 else:
                     facts = facts._replace(fits=True)
             elif verdict is Verdict.CHECK_FORWARD:
-                fault = scaling.find_fault()
-                facts = facts._replace(faulty=bool(fault))
+                facts = facts._replace(fault=scaling.find_fault())
             elif verdict is Verdict.PROBE:
                 facts = facts._replace(fits_smallest=self._fits_smallest())
             elif verdict is Verdict.LOWER:
                 facts = facts._replace(lowered=scaling.after_overflow() or self.lower())
             else:
-                lowered = bool(facts.lowered or facts.fits)
-                if not verdict.of_forward:
-                    fault = ""
-                return found._replace(
-                    verdict=verdict, overflowed=facts.overflowed, fault=fault, lowered=lowered
-                )
+                return found._replace(verdict=verdict, facts=facts)
 
     def _of_pass(self) -> Outcome:
         scaling = self.scaling
@@ -109,11 +111,17 @@ class BatchLoop(NamedTuple):
         return self.overflow(repeats)
 
     def overflow(self, repeats: int = 0, *, may_run: bool = True) -> Facts:
-        """What is known of a batch whose gradients were not finite."""
+        """Facts about a batch whose gradients were not finite."""
         scaling = self.scaling
         loss_finite = bool(np.isfinite(scaling.variable.d).all())
         suspect = not loss_finite or scaling.forward_is_suspect
-        return Facts(repeats, True, True, scaling.can_measure_more and may_run, loss_finite, suspect)
+        return Facts(
+            repeats=repeats,
+            overflowed=True,
+            can_measure_more=may_run and scaling.can_measure_more,
+            loss_finite=loss_finite,
+            suspect=suspect,
+        )
 
     def _fits_smallest(self) -> bool:
         """Whether gradients are finite at the smallest scale. They are none to train with."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
+from operator import methodcaller
 from struct import Struct
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
@@ -45,6 +46,8 @@ _SCALE_TASK = Struct("=QQqqqqd")
 _ROUNDING_TASK = Struct("=QQqqdddqqQ")
 _STATISTICS = Struct("=ddddqqqq")
 _ROW = ctypes.c_char * _STATISTICS.size
+
+_address = methodcaller("data_ptr", FLOAT32, HOST)
 
 Numbers = Union[Sequence[float], NDArray[Any]]
 
@@ -163,7 +166,7 @@ class CpuKernels(Kernels):
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
         """`unscale_add` for gradients that are their own masters, all read as float32."""
-        where = [x.data_ptr(FLOAT32, HOST) for x in gradients.arrays]
+        where = list(map(_address, gradients.arrays))
         tasks = gradients.tasks_on_host
         if tasks is None:
             tasks = _scale_tasks(where, where, gradients.sizes, factors=gradients.factors)

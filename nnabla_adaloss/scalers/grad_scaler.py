@@ -391,7 +391,7 @@ class GradScaler:
             if not scaling.found_inf or key in self._causes:
                 continue
             found = self._outcomes.get(key)
-            if found is None or not found.overflowed:
+            if found is None or not found.facts.overflowed:
                 found = self._examine(scaling)
             self._causes[key] = found
             if found.verdict.of_forward:

@@ -138,7 +138,7 @@ class GradientExchange:
 
     def agree(self, outcome: Outcome, *, repeat: bool) -> Tuple[Verdict, bool]:
         """The verdict where gradients of some rank are not finite, and whether a scale was lowered for it."""
-        unexplained = outcome.overflowed and not outcome.lowered and not repeat
+        unexplained = outcome.facts.overflowed and not outcome.lowered and not repeat
         *causes, lowered, only_s0 = self.any(
             [*(outcome.verdict is verdict for verdict in _CAUSES), outcome.lowered, unexplained]
         )

@@ -121,8 +121,9 @@ class TrainingLoop(Settings):
         return self._s0.state
 
     def _update(self) -> UpdateResult:
-        # What a second interruption has left of the iteration before.
-        self._undo_iteration()
+        if self._undone:
+            # Finish a rollback that was itself interrupted.
+            self._undo_iteration()
         resumed, self._interrupted = self._interrupted, None
         before = self._s0.state
         self._retries = resumed or RetryState(before)
@@ -165,7 +166,7 @@ class TrainingLoop(Settings):
         while True:
             self._before_exchange = shared
             outcome = self._run_batches()
-            used, overflowed = self.scaling.loss_scale, outcome.overflowed
+            used, overflowed = self.scaling.loss_scale, outcome.facts.overflowed
             if shared:
                 used, overflowed = self._s0.exchange(
                     self._exchange,
@@ -181,10 +182,11 @@ class TrainingLoop(Settings):
             skipped = self._lose_batches(outcome)
             if skipped is not None:
                 return skipped
+        report = self.scaling.result
         learns = self._notifier.note_update(
-            self.iteration, self._s0.state.scale, self.scaling.result.nonzero, [self.scaling], [self.solver]
+            self.iteration, self._s0.state.scale, report.nonzero, [self.scaling], [self.solver]
         )
-        if not self.scaling.result.state_finite:
+        if not report.state_finite:
             self._undo_batches()
         if self.average and self.accum_grad > 1:
             self.solver.scale_grad(1.0 / self.accum_grad)
@@ -230,7 +232,7 @@ class TrainingLoop(Settings):
                 if not scaling.is_good:
                     # After a hopeless batch, it is looked into at the first overflow whether any scale helps.
                     check_after = 0 if self._retries.hopeless else CHECK_AFTER
-                    rules = Rules(self._repeat, self.max_retries, check_after, outcome.overflowed)
+                    rules = Rules(self._repeat, self.max_retries, check_after, outcome.facts.overflowed)
                     outcome = _together(outcome, self._repeats(outcome).go_on(rules))
         return outcome
 
@@ -259,28 +261,35 @@ class TrainingLoop(Settings):
             if self._audience is not None:
                 found = _together(before, found)
                 loss = found.verdict is Verdict.NONFINITE_LOSS
-                cause = "nonfinite_loss" if loss else "nonfinite_forward" if found.fault else "overflow"
-                where = found.layers, found.component, self.scaling.loss_scale
-                self._audience.tell(Overflowed(self.iteration, found.attempt, cause, *where, found.fault))
+                event = Overflowed(
+                    iteration=self.iteration,
+                    attempt=found.attempt,
+                    cause="nonfinite_loss" if loss else "nonfinite_forward" if found.fault else "overflow",
+                    layers=found.layers,
+                    component=found.component,
+                    scale=self.scaling.loss_scale,
+                    detail=found.fault,
+                )
+                self._audience.tell(event)
 
         def on_repeat(found: Outcome) -> None:
             found = _together(before, found)
             self._retries.repeats += 1
             self.counters.repeats += 1
-            if found.overflowed:
+            if found.facts.overflowed:
                 self._retries.last = found
             if self._audience is not None:
-                cause = "overflow" if found.overflowed else "first measurement"
+                cause = "overflow" if found.facts.overflowed else "first measurement"
                 self._audience.tell(BatchRepeated(self.iteration, found.attempt, cause, found.layers))
 
         return BatchLoop(
-            self.scaling,
-            self._run_pass,
-            lambda: parameters_of([self.solver]),
-            self.min_scale,
-            lambda: self._repeat and self._s0.lower(),
-            on_overflow,
-            on_repeat,
+            scaling=self.scaling,
+            run_pass=self._run_pass,
+            parameters=lambda: parameters_of([self.solver]),
+            smallest_scale=self.min_scale,
+            lower=lambda: self._repeat and self._s0.lower(),
+            on_overflow=on_overflow,
+            on_repeat=on_repeat,
         )
 
     def _lose_batches(self, outcome: Outcome) -> Optional[UpdateResult]:
@@ -390,4 +399,4 @@ class TrainingLoop(Settings):
 def _together(before: Outcome, found: Outcome) -> Outcome:
     """The outcome of some batches and one more: the first overflow, and all layers that were not finite."""
     layers = tuple(dict.fromkeys((*before.layers, *found.layers)))
-    return (before if before.overflowed else found)._replace(layers=layers)
+    return (before if before.facts.overflowed else found)._replace(layers=layers)

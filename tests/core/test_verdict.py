@@ -31,7 +31,7 @@ def answered(facts: Facts, verdict: Verdict, answer: bool) -> Facts:
     """What is known when what a verdict asks for was done."""
     fields = {
         Verdict.MEASURE: "fits",
-        Verdict.CHECK_FORWARD: "faulty",
+        Verdict.CHECK_FORWARD: "fault",
         Verdict.PROBE: "fits_smallest",
         Verdict.LOWER: "lowered",
     }
@@ -96,23 +96,23 @@ def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> Non
         (Facts(overflowed=True, can_measure_more=True), Verdict.LOWER),
         # Where they have not helped, it is looked into; so where no scale was left.
         (Facts(3, overflowed=True, lowered=True), Verdict.CHECK_FORWARD),
-        (Facts(3, overflowed=True, lowered=True, faulty=False), Verdict.PROBE),
-        (Facts(3, overflowed=True, lowered=True, faulty=False, fits_smallest=True), Verdict.AGAIN),
-        (Facts(3, overflowed=True, lowered=True, faulty=False, fits_smallest=False), Verdict.HOPELESS),
+        (Facts(3, overflowed=True, lowered=True, fault=""), Verdict.PROBE),
+        (Facts(3, overflowed=True, lowered=True, fault="", fits_smallest=True), Verdict.AGAIN),
+        (Facts(3, overflowed=True, lowered=True, fault="", fits_smallest=False), Verdict.HOPELESS),
         (Facts(overflowed=True, lowered=False), Verdict.CHECK_FORWARD),
-        (Facts(overflowed=True, lowered=False, faulty=False), Verdict.HOPELESS),
+        (Facts(overflowed=True, lowered=False, fault=""), Verdict.HOPELESS),
         # What is not finite in forward is no matter of the scale, unless gradients are finite behind it.
         (Facts(overflowed=True, suspect=True), Verdict.CHECK_FORWARD),
-        (Facts(overflowed=True, suspect=True, faulty=True), Verdict.PROBE),
-        (Facts(overflowed=True, faulty=True, fits_smallest=False), Verdict.NONFINITE_FORWARD),
-        (Facts(overflowed=True, faulty=True, fits_smallest=True), Verdict.LOWER),
-        (Facts(overflowed=True, loss_finite=False, suspect=True, faulty=True), Verdict.NONFINITE_LOSS),
-        (Facts(overflowed=True, loss_finite=False, suspect=True, faulty=False), Verdict.NONFINITE_LOSS),
+        (Facts(overflowed=True, suspect=True, fault="c"), Verdict.PROBE),
+        (Facts(overflowed=True, fault="c", fits_smallest=False), Verdict.NONFINITE_FORWARD),
+        (Facts(overflowed=True, fault="c", fits_smallest=True), Verdict.LOWER),
+        (Facts(overflowed=True, loss_finite=False, suspect=True, fault="c"), Verdict.NONFINITE_LOSS),
+        (Facts(overflowed=True, loss_finite=False, suspect=True, fault=""), Verdict.NONFINITE_LOSS),
         # The last pass is measured, to name what was bad; what fits then was only too large for old scales.
         (Facts(5, overflowed=True, can_measure_more=True), Verdict.MEASURE),
         (Facts(overflowed=True, can_measure_more=True, loss_finite=False, suspect=True), Verdict.MEASURE),
         (Facts(5, overflowed=True, can_measure_more=True, fits=True), Verdict.RETRIES),
-        (Facts(5, overflowed=True, lowered=True, faulty=False), Verdict.RETRIES),
+        (Facts(5, overflowed=True, lowered=True, fault=""), Verdict.RETRIES),
     ],
 )
 def test_what_is_done_with_a_batch_that_may_run_again(facts: Facts, expected: Verdict) -> None:
@@ -123,10 +123,10 @@ def test_what_is_done_with_a_batch_that_may_run_again(facts: Facts, expected: Ve
     ("facts", "expected"),
     [
         (Facts(overflowed=True), Verdict.CHECK_FORWARD),
-        (Facts(overflowed=True, faulty=False), Verdict.LOWER),
-        (Facts(overflowed=True, faulty=False, lowered=False), Verdict.OVERFLOW),
-        (Facts(overflowed=True, faulty=True), Verdict.PROBE),
-        (Facts(overflowed=True, faulty=True, fits_smallest=False), Verdict.NONFINITE_FORWARD),
+        (Facts(overflowed=True, fault=""), Verdict.LOWER),
+        (Facts(overflowed=True, fault="", lowered=False), Verdict.OVERFLOW),
+        (Facts(overflowed=True, fault="c"), Verdict.PROBE),
+        (Facts(overflowed=True, fault="c", fits_smallest=False), Verdict.NONFINITE_FORWARD),
         (Facts(settled=False), Verdict.AGAIN),
     ],
 )
