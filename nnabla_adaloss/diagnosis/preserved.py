@@ -15,7 +15,7 @@ import numpy as np
 
 from ..graph.graph import Graph
 from ..kernels import Kernels
-from ..undo import ArraySnapshot, DataSnapshot
+from ..undo import ArraySnapshot
 
 # A Mersenne Twister as the C++ library has it: 624 words of 8 bytes and a position.
 _TWISTER_BYTES = 625 * 8
@@ -38,7 +38,7 @@ class Preserved:
         self._gradients = ArraySnapshot(kernels)
         # What was never written holds nothing to go back to, and shows by that that nobody has fed it.
         written = [leaf for leaf in leaves if leaf.data.zeroing or leaf.data.modification_count]
-        self._data = DataSnapshot(kernels, written)
+        self._data = ArraySnapshot(kernels, written)
         self._gradients.save([leaf.grad for leaf in leaves])
         self._data.save()
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Any, Iterable, List, Optional, Tuple
+from functools import partial
+from typing import Any, Dict, Iterable, List, Optional, Tuple, cast
 
 import nnabla as nn
 import numpy as np
@@ -14,10 +14,9 @@ from ..core.components import LayerSlot, NodeStructure
 from ..core.formats import Format, get_format
 from ..core.layer_record import LayerRecord, Reason
 from ..core.schedule import ScaleSchedule
-from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
-from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
-from ..monitor import Audience, GradientSeen, LayerArrays, LayerLook, LayerScaled
+from ..kernels.arrays import is_readable, stored_dtype
+from ..monitor import Audience, GradientSeen, LayerLook, LayerScaled
 from .chooser import Decided
 from .prepared_graph import PreparedGraph
 from .statistics import Statistics
@@ -31,7 +30,7 @@ class LayerWatch:
     ) -> None:
         self._audience = audience
         # Gradients are stored in the format, if no storage is emulated.
-        self.kernels, self.storage, self.format = prepared.kernels, prepared.storage, format
+        self._kernels, self._storage, self._format = prepared.kernels, prepared.storage, format
         self._graph = prepared.graph
         self._records = {record.layer: record for record in records}
 
@@ -40,7 +39,41 @@ class LayerWatch:
         for slot in node.slots:
             record = self._records.pop(slot.layer, None)
             if record is not None:
-                self._audience.tell(LayerScaled(record, _Look(self, self._graph, node, slot)))
+                self._audience.tell(LayerScaled(record, self._look(node, slot)))
+
+    def _look(self, node: NodeStructure, slot: LayerSlot) -> LayerLook:
+        variables = self._graph.variables
+        output, target, factor = (variables[p] for p in (node.outputs[0], slot.target, slot.factor))
+
+        def arrays() -> Dict[str, NDArray[np.float32]]:
+            found = {
+                "output_gradient": output.grad,
+                "input_gradient": target.grad,
+                "weight": factor.data,
+                "input": target.data,
+            }
+            stored = {
+                name: x for name, x in found.items() if not x.clear_called and stored_dtype(x) is not None
+            }
+            return {name: np.array(cast(Any, x.data), np.float32) for name, x in stored.items()}
+
+        gradient = partial(self._gradient, target.grad, self._graph.keys[slot.target])
+        data = {"weight": partial(self._data, factor), "input": partial(self._data, target)}
+        return LayerLook({"gradient": gradient, **data}, arrays)
+
+    def _gradient(self, array: nn.NdArray, key: int) -> Optional[GradientSeen]:
+        rounded = self._storage.gradients.get(key)
+        lost = () if rounded is None else (rounded.underflowed, rounded.overflowed)
+        return self._seen(array, self._storage.gradient_format(key, array.size), *lost)
+
+    def _data(self, v: nn.Variable) -> Optional[GradientSeen]:
+        return self._seen(v.data, self._storage.data_format(hash(v), v.data.size))
+
+    def _seen(self, array: nn.NdArray, format: Optional[Format], *lost: int) -> Optional[GradientSeen]:
+        if array.clear_called or not is_readable(array):
+            return None
+        statistics, exponents = self._kernels.exponent_histogram(array)
+        return GradientSeen(statistics, exponents, format or self._format, *lost)
 
 
 def watch_layers(
@@ -85,52 +118,3 @@ def records_of(
             )
         )
     return found
-
-
-class _Look(LayerLook):
-    def __init__(self, stored: LayerWatch, graph: Graph, node: NodeStructure, slot: LayerSlot) -> None:
-        self._stored, self._key = stored, graph.keys[slot.target]
-        self._output, self._target, self._factor = (
-            graph.variables[p] for p in (node.outputs[0], slot.target, slot.factor)
-        )
-
-    @cached_property
-    def gradient(self) -> Optional[GradientSeen]:
-        """The input gradient as it is stored."""
-        array, key, storage = self._target.grad, self._key, self._stored.storage
-        rounded = storage.gradients.get(key)
-        lost = () if rounded is None else (rounded.underflowed, rounded.overflowed)
-        return self._seen(array, storage.gradient_format(key, array.size), *lost)
-
-    @cached_property
-    def weight(self) -> Optional[GradientSeen]:
-        return self._data(self._factor)
-
-    @cached_property
-    def input(self) -> Optional[GradientSeen]:
-        """What the weight is multiplied by."""
-        return self._data(self._target)
-
-    def _data(self, v: nn.Variable) -> Optional[GradientSeen]:
-        return self._seen(v.data, self._stored.storage.data_format(hash(v), v.data.size))
-
-    def _seen(self, array: nn.NdArray, format: Optional[Format], *lost: int) -> Optional[GradientSeen]:
-        if array.clear_called or stored_dtype(array) not in (FLOAT32, FLOAT16):
-            return None
-        statistics, exponents = self._stored.kernels.exponent_histogram(array)
-        return GradientSeen(statistics, exponents, format or self._stored.format, *lost)
-
-    def arrays(self) -> LayerArrays:
-        return LayerArrays(
-            _copy(self._output.grad),
-            _copy(self._target.grad),
-            _copy(self._factor.data),
-            _copy(self._target.data),
-        )
-
-
-def _copy(array: nn.NdArray) -> Optional[NDArray[np.float32]]:
-    if array.clear_called or stored_dtype(array) is None:
-        return None
-    values: Any = array.data
-    return np.array(values, np.float32)

@@ -7,7 +7,6 @@ from .events import BatchRepeated as BatchRepeated
 from .events import BatchThrownAway as BatchThrownAway
 from .events import Event as Event
 from .events import GradientSeen as GradientSeen
-from .events import LayerArrays as LayerArrays
 from .events import LayerLook as LayerLook
 from .events import LayerScaled as LayerScaled
 from .events import Monitor as Monitor

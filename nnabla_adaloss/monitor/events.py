@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, NamedTuple, Optional, Protocol, Tuple, Type, get_type_hints
+from functools import cached_property
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Protocol, Tuple, Type, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +25,6 @@ class Event(Protocol):
         """Number of the iteration."""
 
     def _asdict(self) -> Dict[str, Any]: ...
-
-
-class LayerArrays(NamedTuple):
-    """Copies of a layer's arrays, in float32; None where nothing is stored any more."""
-
-    output_gradient: Optional[NDArray[np.float32]]  # what arrived from the loss, accumulated scale included
-    input_gradient: Optional[NDArray[np.float32]]  # what the layer hands on, likewise
-    weight: Optional[NDArray[np.float32]]  # without the layer's scale
-    input: Optional[NDArray[np.float32]]  # what the weight is multiplied by
 
 
 class GradientSeen(NamedTuple):
@@ -66,27 +58,39 @@ class GradientSeen(NamedTuple):
 
 class LayerLook:
     """A look at a layer's arrays while the monitor is called, right after its backward ran. Each is read when
-    it is first asked for, which on a GPU waits for the device. This one shows none: a layer scaled by hand.
+    it is first asked for, which on a GPU waits for the device. Of a layer scaled by hand it shows none.
     """
 
-    @property
+    def __init__(
+        self,
+        read: Optional[Mapping[str, Callable[[], Optional[GradientSeen]]]] = None,
+        arrays: Callable[[], Dict[str, NDArray[np.float32]]] = dict,
+    ) -> None:
+        self._read, self._arrays = read or {}, arrays
+
+    def _seen(self, name: str) -> Optional[GradientSeen]:
+        return self._read[name]() if name in self._read else None
+
+    @cached_property
     def gradient(self) -> Optional[GradientSeen]:
         """The input gradient as stored, accumulated scale included; None if none was written."""
-        return None
+        return self._seen("gradient")
 
-    @property
+    @cached_property
     def weight(self) -> Optional[GradientSeen]:
         """The weight, without the layer's scale; None where nothing is stored."""
-        return None
+        return self._seen("weight")
 
-    @property
+    @cached_property
     def input(self) -> Optional[GradientSeen]:
         """The factor of the weight; None where nothing is stored any more."""
-        return None
+        return self._seen("input")
 
-    def arrays(self) -> LayerArrays:
-        """Copies of the layer's arrays."""
-        return LayerArrays(None, None, None, None)
+    def arrays(self) -> Dict[str, NDArray[np.float32]]:
+        """Copies of the arrays that are still stored: `"output_gradient"` and `"input_gradient"`, accumulated
+        scale included, `"weight"`, without the layer's scale, and `"input"`, the weight's factor.
+        """
+        return self._arrays()
 
 
 class TrainingBegan(NamedTuple):

@@ -7,7 +7,7 @@ import io
 import logging
 import os
 import re
-from typing import List, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import numpy as np
 
@@ -122,9 +122,8 @@ class NanDump(Monitor):
         os.makedirs(self._folder, exist_ok=True)
         layer = re.sub(r"[^\w#.-]+", "_", record.layer)[-_LONGEST:]
         name = os.path.join(self._folder, f"{record.iteration:08d}-{record.attempt}-{layer}.npz")
-        saved = {name: array for name, array in event.look.arrays()._asdict().items() if array is not None}
-        saved.update({name: getattr(record, name) for name in ("layer", "iteration", "attempt", "alpha")})
+        known: Any = {name: getattr(record, name) for name in ("layer", "iteration", "attempt", "alpha")}
         archive = io.BytesIO()
-        np.savez_compressed(archive, scale=record.accumulated_scale, **saved)
+        np.savez_compressed(archive, scale=record.accumulated_scale, **event.look.arrays(), **known)
         replace_file(name, archive.getvalue())
         self.files.append(name)

@@ -4,5 +4,4 @@
 from .batch_guard import BatchGuard as BatchGuard
 from .forward_state import ForwardState as ForwardState
 from .snapshot import ArraySnapshot as ArraySnapshot
-from .snapshot import DataSnapshot as DataSnapshot
 from .snapshot import savepoint as savepoint

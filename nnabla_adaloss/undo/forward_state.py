@@ -12,9 +12,9 @@ from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import are_readable, is_readable
 from .shared_memory import SharedMemory
-from .snapshot import Contents, DataSnapshot, contents_of, put_back
+from .snapshot import ArraySnapshot, Contents, contents_of, put_back
 
-Moment = Dict[DataSnapshot, DataSnapshot]
+Moment = Dict[ArraySnapshot, ArraySnapshot]
 """The state at a later moment: for each snapshot of the start of the window, one taken then."""
 
 
@@ -25,12 +25,12 @@ class ForwardState:
         self._kernels = kernels
         self._graph: Optional[Graph] = None
         # By parameter, the snapshot that it is part of, perhaps with others; and the snapshots of this graph.
-        self._snapshots: Dict[int, DataSnapshot] = {}
-        self._present: List[DataSnapshot] = []
-        self._saved: List[DataSnapshot] = []
+        self._snapshots: Dict[int, ArraySnapshot] = {}
+        self._present: List[ArraySnapshot] = []
+        self._saved: List[ArraySnapshot] = []
         # Of this graph: what may share memory with outputs, and the snapshot of what was carried last.
         self._shared = SharedMemory([], [])
-        self._carried = DataSnapshot(kernels, [])
+        self._carried = ArraySnapshot(kernels, [])
         self._examined: Set[int] = set()
         self.written: List[nn.Variable] = []
         # Parameters of which the first forward will show whether it writes them.
@@ -59,7 +59,7 @@ class ForwardState:
         for output in outputs:
             output.persistent = True
         if carried != self._carried.variables:
-            self._carried = DataSnapshot(self._kernels, carried)
+            self._carried = ArraySnapshot(self._kernels, carried)
         for snapshot in [*self._present, self._carried] if carried else self._present:
             if snapshot not in self._saved:
                 snapshot.save()
@@ -92,7 +92,7 @@ class ForwardState:
         """Save the present state, too, for one batch of several; the memory of `reused` is used again."""
         reused, moment = reused or {}, {}
         for saved in self._saved:
-            moment[saved] = reused.get(saved) or DataSnapshot(self._kernels, saved.variables)
+            moment[saved] = reused.get(saved) or ArraySnapshot(self._kernels, saved.variables)
             moment[saved].save()
         return moment
 
@@ -118,7 +118,7 @@ class ForwardState:
         # nnabla may free these before the functions that read them cut off have run.
         for position in uses.cut_off:
             variables[position].persistent = True
-        known: Dict[DataSnapshot, None] = {}
+        known: Dict[ArraySnapshot, None] = {}
         lasting: List[nn.Variable] = []
         passing: List[nn.Variable] = []
         self.written, self.candidates = [], []
@@ -138,13 +138,13 @@ class ForwardState:
             self._add(lasting)
         if passing:
             # No parameters: they may be gone with this graph.
-            self._present.append(DataSnapshot(self._kernels, passing))
+            self._present.append(ArraySnapshot(self._kernels, passing))
         # At last: a signal may interrupt us between any two lines.
         self._graph = graph
 
-    def _add(self, leaves: List[nn.Variable]) -> DataSnapshot:
+    def _add(self, leaves: List[nn.Variable]) -> ArraySnapshot:
         """A snapshot of these parameters, used from now on."""
-        snapshot = DataSnapshot(self._kernels, leaves)
+        snapshot = ArraySnapshot(self._kernels, leaves)
         self._snapshots.update(dict.fromkeys(map(hash, leaves), snapshot))
         self._present.append(snapshot)
         return snapshot

@@ -20,18 +20,23 @@ Contents = Optional[NDArray[Any]]
 
 
 class ArraySnapshot:
-    """The contents of arrays, each in its own dtype, or lazily zero. A kernel copies float32 and float16."""
+    """The contents of arrays, each in its own dtype, or lazily zero; or of the data of variables, which other
+    arrays may hold by the time that it is restored. A kernel copies float32 and float16.
+    """
 
-    def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
+    def __init__(self, kernels: Kernels, variables: Sequence[nn.Variable] = ()) -> None:
+        self._kernels, self.variables = kernels, list(variables)
         self._arrays: Sequence[nn.NdArray] = ()
         self._packed = PackedArrays()
         # Whether `_packed` is in use, and, by index, the contents of the arrays that are not in it.
         self._holds = False
         self._others: Dict[int, Contents] = {}
 
-    def save(self, arrays: Sequence[nn.NdArray], *, all_zero: bool = False) -> None:
-        """Copy the contents of `arrays`, in place of those saved before; of lazy zeros nothing."""
+    def save(self, arrays: Optional[Sequence[nn.NdArray]] = None, *, all_zero: bool = False) -> None:
+        """Copy the contents of `arrays`, or else of the variables' data, in place of those saved before; of
+        lazy zeros nothing.
+        """
+        arrays = list(map(_data, self.variables)) if arrays is None else arrays
         if all_zero:
             self._arrays, self._holds, self._others = arrays, False, dict.fromkeys(range(len(arrays)))
             return
@@ -49,29 +54,13 @@ class ArraySnapshot:
         self._holds, self._others = False, dict(enumerate(contents))
 
     def restore(self, arrays: Optional[Sequence[nn.NdArray]] = None) -> None:
-        """Write what was saved back, or to as many other `arrays`; do nothing before that."""
-        arrays = self._arrays if arrays is None else arrays
+        """Write the contents back, or to as many other `arrays`; do nothing before they are saved."""
+        if arrays is None:
+            arrays = list(map(_data, self.variables)) or self._arrays
         if self._holds:
             self._kernels.unpack(self._packed, _without(arrays, self._others))
         for index, contents in self._others.items():
             put_back(arrays[index], contents)
-
-
-class DataSnapshot:
-    """The data of variables, which may be held by other arrays by the time that it is restored."""
-
-    def __init__(self, kernels: Kernels, variables: Sequence[nn.Variable]) -> None:
-        self.variables = list(variables)
-        self._snapshot = ArraySnapshot(kernels)
-
-    def save(self) -> None:
-        self._snapshot.save(list(map(_data, self.variables)))
-
-    def put(self, contents: Sequence[Contents]) -> None:
-        self._snapshot.put(contents)
-
-    def restore(self) -> None:
-        self._snapshot.restore(list(map(_data, self.variables)))
 
 
 def _without(arrays: Sequence[nn.NdArray], others: Mapping[int, Contents]) -> Sequence[nn.NdArray]:

@@ -50,13 +50,13 @@ def test_arrays_are_those_of_the_layers_product(config: Any) -> None:
         arrays, record = seen.arrays[layer], event.record
         assert record.iteration == 1
         assert record.alpha == config.get("fixed_loss_scale", record.alpha)
-        expected = record.alpha * arrays.output_gradient @ arrays.weight.T
-        np.testing.assert_allclose(arrays.input_gradient, expected, rtol=1e-4, atol=1e-6)
-        assert np.abs(arrays.input_gradient).max() == seen.gradients[layer].statistics.abs_max
+        expected = record.alpha * arrays["output_gradient"] @ arrays["weight"].T
+        np.testing.assert_allclose(arrays["input_gradient"], expected, rtol=1e-4, atol=1e-6)
+        assert np.abs(arrays["input_gradient"]).max() == seen.gradients[layer].statistics.abs_max
         # Its weight is shown unscaled.
         parameter = nn.get_parameters()[layer.replace("/affine", "/affine/W")]
-        np.testing.assert_array_equal(arrays.weight, parameter.d)
-        assert arrays.input.shape == arrays.input_gradient.shape
+        np.testing.assert_array_equal(arrays["weight"], parameter.d)
+        assert arrays["input"].shape == arrays["input_gradient"].shape
 
 
 def test_emulated_storage_tells_what_was_lost() -> None:
@@ -73,7 +73,7 @@ def test_half_arrays_are_read_as_they_are() -> None:
     for layer, gradient in seen.gradients.items():
         assert gradient.format.name == "float16"
         assert (gradient.underflowed, gradient.overflowed) == (None, None)
-        assert gradient.statistics.count == seen.arrays[layer].input_gradient.size
+        assert gradient.statistics.count == seen.arrays[layer]["input_gradient"].size
 
 
 def test_probes_are_not_told() -> None:

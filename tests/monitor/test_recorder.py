@@ -195,7 +195,7 @@ def test_weights_and_inputs(storage: Optional[str], tmp_path: Path) -> None:
     for name, of_layer in seen.items():
         row = recording.at(name, 1)
         for what in ("weight", "input"):
-            values = np.abs(getattr(of_layer, what))
+            values = np.abs(of_layer[what])
             assert getattr(row, f"{what}_max") == values.max()
             expected = (values[values > 0] < 2.0**-14).mean()
             assert getattr(row, f"{what}_subnormal") == pytest.approx(expected)

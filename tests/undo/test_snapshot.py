@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.kernels import CpuKernels
-from nnabla_adaloss.undo import ArraySnapshot, DataSnapshot, savepoint
+from nnabla_adaloss.undo import ArraySnapshot, savepoint
 
 pytestmark = pytest.mark.any_context
 
@@ -78,7 +78,7 @@ def test_contents_take_the_place_of_what_was_kept(all_zero: bool) -> None:
 
 def test_data_is_restored_in_the_array_that_the_variable_has_then() -> None:
     v = nn.Variable.from_numpy_array(np.arange(3, dtype=np.float32))
-    snapshot = DataSnapshot(CpuKernels(), [v])
+    snapshot = ArraySnapshot(CpuKernels(), [v])
     snapshot.save()
     v.data = nn.NdArray.from_numpy_array(np.full(v.shape, 9.0, np.float32))
     snapshot.restore()
