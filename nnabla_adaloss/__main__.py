@@ -14,7 +14,7 @@ from typing import Any, Optional, Sequence
 from nnabla_adaloss import __version__
 from nnabla_adaloss.core.formats import canonical_name
 from nnabla_adaloss.core.precision import PRECISIONS
-from nnabla_adaloss.doctor import Area, area_works, as_json, as_text, examine
+from nnabla_adaloss.doctor import AREAS, area_works, as_json, as_text, examine
 
 _ANALYSE = """\
 Runs a network on a few batches, in fp32 and with a narrow storage format (emulated, on a CPU). Reports which
@@ -107,8 +107,8 @@ def _add_doctor(commands: Any) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     findings = examine(gpu_functions=options.gpu)
     print(as_json(findings) if options.json else as_text(findings))
-    asked = {Area.CPU: True, Area.GPU: options.gpu, Area.MPI: options.mpi}
-    return 0 if all(area_works(findings, area) for area in Area if asked[area]) else 1
+    asked = {"CPU": True, "GPU": options.gpu, "MPI": options.mpi}
+    return 0 if all(area_works(findings, area) for area in AREAS if asked[area]) else 1
 
 
 def _add_analyse(commands: Any) -> None:

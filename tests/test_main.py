@@ -14,7 +14,7 @@ import pytest
 
 import nnabla_adaloss
 from nnabla_adaloss import __main__ as program
-from nnabla_adaloss.doctor import Area, Finding, Status
+from nnabla_adaloss.doctor import Finding
 
 
 def run(*arguments: str, shadow: str = "") -> subprocess.CompletedProcess[str]:
@@ -60,6 +60,6 @@ def test_in_a_broken_one(tmp_path: Path) -> None:
 def test_all_that_is_asked_for_has_to_work(
     asked: Sequence[str], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = [Finding(Area.CPU, Status.WORKS, "nnabla"), Finding(Area.MPI, Status.MISSING, "mpi4py")]
+    found = [Finding("CPU", "works", "nnabla"), Finding("MPI", "missing", "mpi4py")]
     monkeypatch.setattr(program, "examine", lambda **_: found)
     assert program.main(["doctor", *asked]) == code

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the gradient ends though the loss is not zero, and which parameters nothing trains."""
+"""Functions at which the gradient ends though the loss is not zero."""
 
 from __future__ import annotations
 
-import gc
 import math
 from typing import AbstractSet, Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
 
@@ -12,7 +11,7 @@ import nnabla as nn
 from ..core.components import NodeStructure
 from ..graph.functions import is_matrix_product
 from .finite import Cause, factors_in_words
-from .target import Examined, Network, listed
+from .target import Network
 from .watching import Sight
 
 # More than this share of an activation's outputs are where it is flat, in every batch.
@@ -156,129 +155,3 @@ def ends_as_stored(network: Network, stored: Ends, ended: Mapping[int, Cause]) -
             format = network.format(network.function(key).outputs[0]).name
             what = f"{cause.what}, as stored in {format}, not in fp32"
             yield cause._replace(kind=f"{cause.kind}_as_stored", what=what)
-
-
-class Reach:
-    """Where the gradient of a loss comes to, and which parameters a solver therefore trains."""
-
-    def __init__(self, examined: Examined, network: Network) -> None:
-        self._examined, self._network, self._graph = examined, network, network.graph
-
-        def onward(f: Any) -> List[nn.Variable]:
-            return [] if f.info.type_name == "Unlink" else [v for v in f.inputs if v.need_grad]
-
-        walked = [
-            f for f in network.walk([self._graph.functions[-1]], onward) if f.info.type_name != "Unlink"
-        ]
-        # Keys of the functions and of the leaves.
-        self._functions = set(map(hash, walked))
-        self._leaves = {hash(v) for f in walked for v in onward(f) if v.parent is None}
-
-    def causes(self) -> Iterator[Cause]:
-        """What a solver has to train and does not."""
-        solver, parameters = self._examined.solver, self._examined.parameters
-        if solver is not None and not parameters:
-            what = "it has no parameters, so that it trains nothing"
-            yield Cause("empty_solver", "The solver", what, "call solver.set_parameters(nn.get_parameters())")
-            return
-        missed = self._missed()
-        if solver is not None and missed:
-            what = (
-                f"the loss does not depend on {len(missed)} of the solver's parameters: {listed([*missed])}"
-            )
-            remedy = "link it to the loss: look for an unlinked variable, need_grad=False or an unused output"
-            nothing = len(missed) == len(parameters)
-            if nothing and self._graph.positions.keys().isdisjoint(missed.values()):
-                remedy = "the graph has other parameters: give the solver those that it was built with"
-            what += self._cut({*missed.values()})
-            first = next(iter(missed))
-            yield Cause("untrained", first.rpartition("/")[0] or first, what, remedy, nothing)
-
-    def note(self) -> str:
-        """Says which parameters are in no solver, or of a loss alone, get no gradient: maybe on purpose."""
-        missed = self._missed() if self._examined.solver is None else {}
-        if missed:
-            told = f"The loss does not depend on {len(missed)} parameters: {listed([*missed])}"
-            return f"{told}{self._cut({*missed.values()})}. Unless that is on purpose, link them to the loss."
-        solvers = [made for made in gc.get_objects() if isinstance(made, nn.solver.Solver)]
-        held = {hash(v) for made in solvers for v in made.get_parameters().values()}
-        found = [name for key, name in self._network.plan.names.items() if key in self._leaves - held]
-        if not found or held.isdisjoint(self._leaves):
-            return ""
-        told = f"No solver has {len(found)} of the parameters that get a gradient: {listed(found)}"
-        return f"{told}. If this program is to train them, call set_parameters after all layers are built."
-
-    def epsilon(self, gradients: Mapping[str, float]) -> Iterator[Cause]:
-        """The layers whose gradients, by name the largest magnitude, are below the epsilon of the solver."""
-        epsilon = float(getattr(self._examined.solver, "info", {}).get("eps", 0.0))
-        trained = {name: amax for name, amax in gradients.items() if amax}
-        small = [name for name, amax in trained.items() if amax < epsilon]
-        if small:
-            name = min(small, key=trained.__getitem__)
-            what = f"its gradient reaches {trained[name]:.1e}, below the solver's epsilon of {epsilon:.0e}"
-            others = [one for one in small if one != name]
-            what += f" (as {'those' if others[1:] else 'that'} of {listed(others)})" * bool(others)
-            what += ": it hardly moves, whatever the loss scale, which is undone before the solver"
-            remedy = "make eps smaller, or the loss larger"
-            yield Cause("epsilon", name, what, remedy, len(small) == len(trained), tuple(small))
-
-    def _missed(self) -> Dict[str, int]:
-        """The parameters that need a gradient and get none from this loss."""
-        solver, registered = self._examined.solver, nn.get_parameters(grad_only=False)
-        leaves = [v for f in self._graph.functions for v in f.inputs if v.parent is None]
-        # With `fix_parameters=True` the leaf of the graph needs no gradient, and no solver knows.
-        frozen = {hash(v) for v in (*leaves, *registered.values()) if not v.need_grad}
-        wanted = registered if solver is None else self._examined.parameters
-        # A solver has them in no order.
-        missed = {name: hash(v) for name, v in sorted(wanted.items()) if hash(v) not in self._leaves | frozen}
-        # Of a loss alone it is not known what is to be trained: a discriminator's loss reaches no generator,
-        # and a frozen part has no gradient on purpose. Then those between layers that are trained count, or
-        # all where data comes to a trained layer only by way of something that is cut off.
-        if solver is None and not self._cut_from_data():
-            between = self._between()
-            missed = {name: key for name, key in missed.items() if key in between}
-        return missed
-
-    def _cut_from_data(self) -> bool:
-        """Whether trained layers read no data but what comes from parts without a gradient."""
-        carries: Set[int] = set(self._examined.fed)
-        for f in self._graph.functions:
-            if carries.isdisjoint(map(hash, f.inputs)):
-                continue
-            node = self._network.nodes.get(hash(f))
-            if hash(f) in self._functions:
-                if node is not None and node.leaves:
-                    return False
-                carries.update(map(hash, f.outputs))
-            elif not any(v.need_grad for v in f.inputs) and f.info.type_name != "Unlink":
-                # Nothing to train yet: it only prepares the data.
-                carries.update(map(hash, f.outputs))
-        return bool(self._examined.fed)
-
-    def _between(self) -> Set[int]:
-        """Keys of the leaves that are read without a gradient, together with what trained layers compute."""
-        behind = set(self._functions)
-        found: Set[int] = set()
-        for f in self._graph.functions:
-            if hash(f) not in behind and any(hash(v.parent) in behind for v in f.inputs):
-                behind.add(hash(f))
-                found.update(hash(v) for v in f.inputs if v.parent is None)
-        return found
-
-    def _cut(self, missed: AbstractSet[int]) -> str:
-        """Where the gradient stops on its way to these leaves; empty if that is not in the graph."""
-        for f in self._graph.functions:
-            if hash(f) in self._functions:
-                for v in f.inputs:
-                    if v.parent is None or hash(v.parent) in self._functions:
-                        continue
-                    before = list(self._network.walk([v.parent]))
-                    if any(hash(leaf) in missed for g in before for leaf in g.inputs):
-                        g = next(g for g in before if g.info.type_name != "Unlink")
-                        how = "has need_grad=False" if g is before[0] else "is unlinked"
-                        return f"; the gradient stops at the output of {self._network.name(g)}, which {how}"
-        for f in self._graph.functions:
-            stray = [v for v in f.inputs if v.parent is None and v.need_grad and hash(v) in self._leaves]
-            if any(hash(v) not in self._network.plan.names for v in stray):
-                return f"; the gradient stops at an input of {self._network.name(f)}, which is unlinked"
-        return ""

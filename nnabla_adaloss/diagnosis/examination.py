@@ -16,11 +16,12 @@ from ..core.precision import LayerPrecisions, PrecisionLike, PrecisionName, Stor
 from ..emulation import FormatEmulation
 from ..state.whole_file import replace_page
 from .advice import PrecisionAdvice, advise, candidates_of
-from .ends import Ends, Reach, ends_as_stored
+from .ends import Ends, ends_as_stored
 from .finite import Cause, Finiteness
 from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
 from .report import as_page, as_text
 from .target import Examined, Feeder, Network, input_name
+from .untrained import epsilon, note, untrained
 from .verdicts import USELESS, LayerNumbers, NetworkNumbers, Verdict, Way, judge
 from .watching import Sight
 from .ways import Tried
@@ -187,7 +188,6 @@ class _Examination:
         self._layers = parameter_layers(examined.graph, examined.plan)
         self._passes = Passes(self._layers)
         self._network = Network(examined.graph, examined.plan, self._emulation.emulated_storage)
-        self._reach = Reach(examined, self._network)
         self._in_fp32: List[Sight] = []
         self._as_stored: List[Sight] = []
         self._losses: List[Tuple[float, float]] = []
@@ -221,7 +221,7 @@ class _Examination:
             layers,
             causes,
             {n: {layer.name: one.kept(layer, noise) for layer in self._layers} for n, one in tried.items()},
-            [note for note in (examined.note, self._reach.note()) if note],
+            [text for text in (examined.note, note(examined, self._network)) if text],
         )
 
     def _observe(self) -> List[Cause]:
@@ -250,9 +250,9 @@ class _Examination:
             self._losses.append((loss, float(examined.loss.d)))
         return [cause for cause in self._not_finite(self._in_fp32) if cause.fatal]
 
-    def _not_finite(self, *sights: Sequence[Sight]) -> List[Cause]:
-        """The first in forward order that is found in any batch."""
-        found = (Finiteness(self._network, *of_batch).cause() for of_batch in zip(*sights))
+    def _not_finite(self, sights: Sequence[Sight]) -> List[Cause]:
+        """First cause in forward order of any batch."""
+        found = (Finiteness(self._network, sight).cause() for sight in sights)
         return sorted((cause for cause in found if cause), key=self._position)[:1]
 
     def _position(self, cause: Cause) -> int:
@@ -311,7 +311,7 @@ class _Examination:
         noisy = [n.name for n in layers if n.is_noise]
         learning = [n for n in layers if n.nonzero and not n.is_noise]
         damaged = [n.name for n in learning if not n.floor < USELESS]
-        beyond = self._not_finite(self._in_fp32, self._as_stored)
+        beyond = self._not_finite(self._as_stored)
         yield from beyond
         ends = Ends(network, self._in_fp32)
         ended = ends.functions()
@@ -322,14 +322,13 @@ class _Examination:
         if noisy:
             yield _noise(network, noisy, fatal=not learning)
         if damaged and not any(cause.fatal for cause in beyond):
-            sights = zip(self._in_fp32, self._as_stored)
-            changed = (Finiteness(network, *of_batch).changed(damaged) for of_batch in sights)
+            changed = (Finiteness(network, sight).changed(damaged) for sight in self._as_stored)
             found = sorted((cause for cause in changed if cause), key=self._position)
             found += ends_as_stored(network, Ends(network, self._as_stored), ended)
             for cause in found[:1]:
                 yield cause._replace(fatal=len(damaged) == len(learning), spoils=tuple(damaged))
-        yield from self._reach.causes()
-        yield from self._reach.epsilon({n: a for n, a in self._for_solver.items() if n not in noisy})
+        yield from untrained(self._examined, network)
+        yield from epsilon(self._examined, {n: a for n, a in self._for_solver.items() if n not in noisy})
 
 
 def _emulated(examined: Examined, storage: StorageLike) -> FormatEmulation:

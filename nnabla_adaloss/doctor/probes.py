@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable, List, NamedTuple, Sequence
+from typing import Any, Callable, List, Sequence, Tuple
 
 from nnabla_adaloss.cuda_libraries import find_extension_library, namespace_folders
 
@@ -31,6 +31,9 @@ MPI_PERMISSIONS = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
+Answer = Tuple[Any, str]
+"""Value of a call, and its error: empty, an exception, or how the process ended."""
+
 # Seconds; leaves room for compilers.
 _TIME_LIMIT = 120.0
 
@@ -42,43 +45,36 @@ os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what libraries print is not take
 module, name, *calls = sys.argv[1:]
 for arguments in calls:
     try:
-        answer = {"value": getattr(importlib.import_module(module), name)(*json.loads(arguments))}
+        answer = getattr(importlib.import_module(module), name)(*json.loads(arguments)), ""
     except BaseException as error:
-        answer = {"error": f"{type(error).__name__}: {error}"}
+        answer = None, f"{type(error).__name__}: {error}"
     os.write(answers, json.dumps(answer).encode() + b"\\n")
-    if "error" in answer:
+    if answer[1]:
         break
 """
 
 
-class Outcome(NamedTuple):
-    """What became of a call: a value, or an error, which is how the process ended if nothing was raised."""
-
-    value: Any = None
-    error: str = ""
-
-
 def call_isolated(
     function: Callable[..., Any], *calls: Sequence[Any], time_limit: float = _TIME_LIMIT
-) -> List[Outcome]:
+) -> List[Answer]:
     """Call a module-level function, which returns what JSON can represent, in a new process: once with each
-    of some lists of arguments. Exceptions, crashes and silence are outcomes.
+    of some lists of arguments. Exceptions, crashes and silence are answers.
     """
     # After one of these the next process goes on: what a GPU's context does after an error says nothing.
-    outcomes: List[Outcome] = []
-    while len(outcomes) < len(calls):
-        waiting = [json.dumps(arguments) for arguments in calls[len(outcomes) :]]
+    found: List[Answer] = []
+    while len(found) < len(calls):
+        waiting = [json.dumps(arguments) for arguments in calls[len(found) :]]
         command = [sys.executable, "-c", _CHILD, function.__module__, function.__name__, *waiting]
         try:
             process = subprocess.run(command, capture_output=True, timeout=time_limit)
             said, ended = process.stdout, _how_it_ended(process)
         except subprocess.TimeoutExpired as expired:
             said, ended = expired.stdout or b"", f"TimeoutExpired: no answer within {time_limit:g} s"
-        answers = [Outcome(**json.loads(line)) for line in said.splitlines()]
-        if len(answers) < len(waiting) and not any(answer.error for answer in answers):
-            answers.append(Outcome(error=ended))
-        outcomes += answers
-    return outcomes
+        answers: List[Answer] = [tuple(json.loads(line)) for line in said.splitlines()]
+        if len(answers) < len(waiting) and not any(error for _, error in answers):
+            answers.append((None, ended))
+        found += answers
+    return found
 
 
 def _how_it_ended(process: subprocess.CompletedProcess[bytes]) -> str:

@@ -12,8 +12,8 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
-from .findings import Area, Finding, Status, failure
-from .probes import Outcome, call_isolated
+from .findings import Area, Finding, failure
+from .probes import Answer, call_isolated
 
 # Largest accepted difference, relative to the largest number of the array. Half of the CPU adds up in half.
 _TOLERANCE = {"float": 1e-3, "half": 5e-2}
@@ -88,8 +88,8 @@ TRIALS: Trials = {
     "dropout": (_dropout, [_SQUARE]),
 }
 
-Tried = Mapping[str, Outcome]
-"""What became of trials, by name."""
+Tried = Mapping[str, Answer]
+"""Answers of trials, by name."""
 
 
 def try_function(extension: str, type_config: str, name: str) -> List[str]:
@@ -144,34 +144,34 @@ def _results(program: Callable[..., Any], inputs: Sequence[Any], context: Any) -
 def try_functions(extension: str, type_config: str, processes: int) -> Tried:
     """What became of the trials, with a process for each part of them."""
 
-    def try_part(part: Sequence[str]) -> List[Outcome]:
+    def try_part(part: Sequence[str]) -> List[Answer]:
         calls = [(extension, type_config, name) for name in part]
         return call_isolated(try_function, *calls, time_limit=_TIME_LIMIT)
 
-    found: Dict[str, Outcome] = {}
+    found: Dict[str, Answer] = {}
     names = list(TRIALS)
     parts = [names[first::processes] for first in range(processes)]
     with ThreadPoolExecutor() as pool:  # they wait for processes
-        for part, outcomes in zip(parts, pool.map(try_part, parts)):
-            found.update(zip(part, outcomes))
+        for part, answers in zip(parts, pool.map(try_part, parts)):
+            found.update(zip(part, answers))
     return {name: found[name] for name in names}
 
 
 def findings_of(area: Area, type_config: str, tried: Tried, machine: str) -> List[Finding]:
     """What trials say: a line for what works, and one for all that fail in the same way on that `machine`."""
     subject = f"nnabla's functions, {type_config}"
-    works = [outcome.value for outcome in tried.values() if not outcome.error]
+    works = [value for value, error in tried.values() if not error]
     found = []
     if works:
         detail = f"{len(works)} of {len(tried)} give the right numbers"
         if any(works):
             names = ", ".join(sorted({name for on_host in works for name in on_host}))
             detail += f"; on the host, for lack of a CUDA implementation: {names}"
-        found.append(Finding(area, Status.WORKS, subject, detail))
+        found.append(Finding(area, "works", subject, detail))
     alike: Dict[Finding, List[str]] = {}
-    for name, outcome in tried.items():
-        if outcome.error:
-            alike.setdefault(_failed(area, subject, outcome.error), []).append(name)
+    for name, (_, error) in tried.items():
+        if error:
+            alike.setdefault(_failed(area, subject, error), []).append(name)
     for finding, failed in sorted(alike.items()):
         detail = f"{', '.join(failed)}: {finding.detail}. This is nnabla without this package ({machine})"
         found.append(finding._replace(detail=detail))
@@ -182,7 +182,7 @@ def _failed(area: Area, subject: str, error: str) -> Finding:
     """What errors of different functions have in common."""
     finding = failure(area, subject, error)
     detail = "wrong numbers" if "wrong numbers" in error else " ".join(finding.detail.split())[:200]
-    if area is Area.CPU:
+    if area == "CPU":
         cure = finding.cure or "install into a fresh virtual environment: pip install nnabla-adaloss"
     elif finding.cure:
         cure = f"{finding.cure}; until then avoid these functions"
@@ -193,9 +193,9 @@ def _failed(area: Area, subject: str, error: str) -> Finding:
 
 def blamed(finding: Finding, tried: Tried) -> Finding:
     """A finding that this package is broken, with whose fault that is by nnabla's functions; or any other."""
-    if finding.status is not Status.BROKEN:
+    if finding.status != "broken":
         return finding
-    broken = ", ".join(name for name, outcome in tried.items() if outcome.error)
+    broken = ", ".join(name for name, (_, error) in tried.items() if error)
     cause, cure = f"nnabla's own functions fail here ({broken}): see above, and fix that first", ""
     if not broken:
         cause = "nnabla's own functions work here, so the fault is in this package"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nnabla_adaloss.doctor import probes
-from nnabla_adaloss.doctor.probes import Outcome, call_isolated
+from nnabla_adaloss.doctor.probes import call_isolated
 from nnabla_adaloss.kernels import CpuKernels
 
 
@@ -29,9 +29,9 @@ def behave(what: str) -> str:
 
 
 def test_values_come_back_whatever_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    assert call_isolated(os.path.commonprefix, [["abc", "abd"]], [[]]) == [Outcome("ab"), Outcome("")]
-    assert call_isolated(print, ["not JSON"]) == [Outcome(None)]
-    assert call_isolated(os.system, ["echo not JSON"]) == [Outcome(0)]
+    assert call_isolated(os.path.commonprefix, [["abc", "abd"]], [[]]) == [("ab", ""), ("", "")]
+    assert call_isolated(print, ["not JSON"]) == [(None, "")]
+    assert call_isolated(os.system, ["echo not JSON"]) == [(0, "")]
     assert call_isolated(print) == []
 
 
@@ -46,18 +46,18 @@ def test_values_come_back_whatever_is_printed(capfd: pytest.CaptureFixture[str])
         (Path, "no JSON", "Exit: the process ended with code 1 TypeError: "),
     ],
 )
-def test_errors_and_silence_are_outcomes(function: Any, argument: Any, error: str) -> None:
-    (outcome,) = call_isolated(function, [argument])
-    assert outcome.error.startswith(error)
+def test_errors_and_silence_are_answers(function: Any, argument: Any, error: str) -> None:
+    ((_, found),) = call_isolated(function, [argument])
+    assert found.startswith(error)
 
 
 def test_another_process_goes_on_behind_a_call_that_fails() -> None:
     calls = ["tell", "tell", "raise", "tell", "crash", "tell", "hang", "tell"]
     found = call_isolated(behave, *([call] for call in calls), time_limit=5.0)
-    assert found[2].error == "KeyError: 'raise'"
-    assert found[4].error.startswith("Crash: the process ended by SIGABRT")
-    assert found[6].error == "TimeoutExpired: no answer within 5 s"
-    first, *processes = [found[i].value for i in (0, 1, 3, 5, 7)]
+    assert found[2][1] == "KeyError: 'raise'"
+    assert found[4][1].startswith("Crash: the process ended by SIGABRT")
+    assert found[6][1] == "TimeoutExpired: no answer within 5 s"
+    first, *processes = [found[i][0] for i in (0, 1, 3, 5, 7)]
     assert processes[0] == first
     assert len({*processes}) == 4
 
@@ -65,8 +65,8 @@ def test_another_process_goes_on_behind_a_call_that_fails() -> None:
 def test_where_a_library_comes_from() -> None:
     sonames = ("libstdc++.so.6", "libnone.so.1")
     found, missing = call_isolated(probes.loaded_from, *([soname, soname] for soname in sonames))
-    assert Path(found.value).name.startswith("libstdc++.so.6")
-    assert "libnone.so.1: cannot open shared object file" in missing.error
+    assert Path(found[0]).name.startswith("libstdc++.so.6")
+    assert "libnone.so.1: cannot open shared object file" in missing[1]
 
 
 _DRIVER = """
@@ -103,14 +103,14 @@ def test_what_the_driver_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ]:
         monkeypatch.setenv("INIT", str(init))
         monkeypatch.setenv("VERSION", str(version))
-        assert call_isolated(probes.driver, [needed_by]) == [Outcome(value, error)]
+        assert call_isolated(probes.driver, [needed_by]) == [(value, error)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("type_config", ["float", "half"])
 def test_scaled_weights_are_among_what_is_compared(type_config: str) -> None:
     (said,) = call_isolated(probes.adaptive_backward, ["cpu", type_config])
-    assert said.value == "gradients agree with nnabla's, a layer scaled by 16 among them"
+    assert said[0] == "gradients agree with nnabla's, a layer scaled by 16 among them"
 
 
 @pytest.mark.slow

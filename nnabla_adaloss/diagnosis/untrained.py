@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters that nothing trains: the loss does not reach them, or the solver hardly moves them."""
+
+from __future__ import annotations
+
+import gc
+from typing import AbstractSet, Dict, Iterator, Mapping, Set
+
+import nnabla as nn
+
+from .finite import Cause
+from .target import Examined, Network, listed
+
+
+def untrained(examined: Examined, network: Network) -> Iterator[Cause]:
+    """Parameters that a solver has and does not train."""
+    solver, parameters = examined.solver, examined.parameters
+    if solver is not None and not parameters:
+        what = "it has no parameters, so that it trains nothing"
+        yield Cause("empty_solver", "The solver", what, "call solver.set_parameters(nn.get_parameters())")
+        return
+    missed = _missed(examined, network)
+    if solver is not None and missed:
+        what = f"the loss does not depend on {len(missed)} of the solver's parameters: {listed([*missed])}"
+        remedy = "link it to the loss: look for an unlinked variable, need_grad=False or an unused output"
+        nothing = len(missed) == len(parameters)
+        if nothing and network.graph.positions.keys().isdisjoint(missed.values()):
+            remedy = "the graph has other parameters: give the solver those that it was built with"
+        what += _cut(network, {*missed.values()})
+        first = next(iter(missed))
+        yield Cause("untrained", first.rpartition("/")[0] or first, what, remedy, nothing)
+
+
+def note(examined: Examined, network: Network) -> str:
+    """Say which parameters are in no solver, or of a loss alone, get no gradient: maybe on purpose."""
+    missed = _missed(examined, network) if examined.solver is None else {}
+    if missed:
+        told = f"The loss does not depend on {len(missed)} parameters: {listed([*missed])}"
+        return f"{told}{_cut(network, {*missed.values()})}. Unless that is on purpose, link them to the loss."
+    solvers = [made for made in gc.get_objects() if isinstance(made, nn.solver.Solver)]
+    held = {hash(v) for made in solvers for v in made.get_parameters().values()}
+    found = [name for key, name in network.plan.names.items() if key in network.reached_leaves - held]
+    if not found or held.isdisjoint(network.reached_leaves):
+        return ""
+    told = f"No solver has {len(found)} of the parameters that get a gradient: {listed(found)}"
+    return f"{told}. If this program is to train them, call set_parameters after all layers are built."
+
+
+def epsilon(examined: Examined, gradients: Mapping[str, float]) -> Iterator[Cause]:
+    """The layers whose gradients, by name the largest magnitude, are below the epsilon of the solver."""
+    epsilon = float(getattr(examined.solver, "info", {}).get("eps", 0.0))
+    trained = {name: amax for name, amax in gradients.items() if amax}
+    small = [name for name, amax in trained.items() if amax < epsilon]
+    if small:
+        name = min(small, key=trained.__getitem__)
+        what = f"its gradient reaches {trained[name]:.1e}, below the solver's epsilon of {epsilon:.0e}"
+        others = [one for one in small if one != name]
+        what += f" (as {'those' if others[1:] else 'that'} of {listed(others)})" * bool(others)
+        what += ": it hardly moves, whatever the loss scale, which is undone before the solver"
+        remedy = "make eps smaller, or the loss larger"
+        yield Cause("epsilon", name, what, remedy, len(small) == len(trained), tuple(small))
+
+
+def _missed(examined: Examined, network: Network) -> Dict[str, int]:
+    """The parameters that need a gradient and get none from this loss."""
+    solver, registered = examined.solver, nn.get_parameters(grad_only=False)
+    leaves = [v for f in network.graph.functions for v in f.inputs if v.parent is None]
+    # With `fix_parameters=True` the leaf of the graph needs no gradient, and no solver knows.
+    frozen = {hash(v) for v in (*leaves, *registered.values()) if not v.need_grad}
+    wanted = registered if solver is None else examined.parameters
+    # A solver has them in no order.
+    got = network.reached_leaves | frozen
+    missed = {name: hash(v) for name, v in sorted(wanted.items()) if hash(v) not in got}
+    # Of a loss alone it is not known what is to be trained: a discriminator's loss reaches no generator,
+    # and a frozen part has no gradient on purpose. Then those between layers that are trained count, or
+    # all where data comes to a trained layer only by way of something that is cut off.
+    if solver is None and not _cut_from_data(examined, network):
+        between = _between(network)
+        missed = {name: key for name, key in missed.items() if key in between}
+    return missed
+
+
+def _cut_from_data(examined: Examined, network: Network) -> bool:
+    """Whether trained layers read no data but what comes from parts without a gradient."""
+    carries: Set[int] = set(examined.fed)
+    for f in network.graph.functions:
+        if carries.isdisjoint(map(hash, f.inputs)):
+            continue
+        node = network.nodes.get(hash(f))
+        if hash(f) in network.reached:
+            if node is not None and node.leaves:
+                return False
+            carries.update(map(hash, f.outputs))
+        elif not any(v.need_grad for v in f.inputs) and f.info.type_name != "Unlink":
+            # Nothing to train yet: it only prepares the data.
+            carries.update(map(hash, f.outputs))
+    return bool(examined.fed)
+
+
+def _between(network: Network) -> Set[int]:
+    """Keys of the leaves that are read without a gradient, together with what trained layers compute."""
+    behind = set(network.reached)
+    found: Set[int] = set()
+    for f in network.graph.functions:
+        if hash(f) not in behind and any(hash(v.parent) in behind for v in f.inputs):
+            behind.add(hash(f))
+            found.update(hash(v) for v in f.inputs if v.parent is None)
+    return found
+
+
+def _cut(network: Network, missed: AbstractSet[int]) -> str:
+    """Where the gradient stops on its way to these leaves; empty if that is not in the graph."""
+    for f in network.graph.functions:
+        if hash(f) in network.reached:
+            for v in f.inputs:
+                if v.parent is None or hash(v.parent) in network.reached:
+                    continue
+                before = list(network.walk([v.parent]))
+                if any(hash(leaf) in missed for g in before for leaf in g.inputs):
+                    g = next(g for g in before if g.info.type_name != "Unlink")
+                    how = "has need_grad=False" if g is before[0] else "is unlinked"
+                    return f"; the gradient stops at the output of {network.name(g)}, which {how}"
+    for f in network.graph.functions:
+        stray = [
+            v for v in f.inputs if v.parent is None and v.need_grad and hash(v) in network.reached_leaves
+        ]
+        if any(hash(v) not in network.plan.names for v in stray):
+            return f"; the gradient stops at an input of {network.name(f)}, which is unlinked"
+    return ""
