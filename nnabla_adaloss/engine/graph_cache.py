@@ -7,7 +7,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..core.config import AdaLossConfig
 from ..core.methods import Fixed, Needs
-from ..core.schedule import Schedules
+from ..core.schedule_cache import ScheduleCache
 from ..emulation.rounded_storage import NativeStorage
 from ..graph.description import GraphDescription
 from ..graph.float_tail import TailReader
@@ -28,7 +28,7 @@ class Topology(NamedTuple):
     """State of the graphs that are wired in one way; it holds no graph, nor an array."""
 
     plan: GraphPlan  # with the shapes of the last one
-    schedules: Schedules
+    schedules: ScheduleCache
     statistics: Sequence[Any]  # from `Statistics.state`
 
 
@@ -60,7 +60,9 @@ class GraphCache:
         self._names = registered_names()
         # Whether all layers have one scale for good, so that where S0 is given nothing is measured.
         constant = isinstance(config.method, Fixed) and config.method.fixed_loss_scale == 1.0
-        self._no_schedules = Schedules(config.iterations_per_measurement, constant=constant, delayed=delayed)
+        self._no_schedules = ScheduleCache(
+            config.iterations_per_measurement, constant=constant, delayed=delayed
+        )
         # Whether the method looks at statistics of layers, and whether somebody else does.
         self._looked_at, self._watched = needs in (Needs.STATISTICS, Needs.HISTORY), watched
         self.pool = ScratchPool()

@@ -15,7 +15,8 @@ from ..core.components import Components, Joined
 from ..core.config import AdaLossConfig
 from ..core.layer_record import Reason
 from ..core.methods import Needs
-from ..core.schedule import ScaleSchedule, Schedules
+from ..core.schedule import ScaleSchedule
+from ..core.schedule_cache import ScheduleCache
 from ..emulation.rounded_storage import NativeStorage, RoundedStorage
 from ..graph.graph import Graph
 from ..graph.loss_weights import LossWeights
@@ -45,7 +46,7 @@ class PreparedGraph:
     measurements: Measurements
     statistics: Statistics
     storage: NativeStorage  # an emulated one sees every gradient
-    schedules: Schedules
+    schedules: ScheduleCache
     # By loss weights a schedule, and how it can be applied at once, or why not.
     steps: Mapping[Tuple[float, ...], Tuple[ScaleSchedule, Union[HooklessSteps, str]]] = _NO_STEPS
     # The schedule that was chosen last, and what from, where that may be compared.

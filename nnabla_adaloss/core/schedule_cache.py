@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schedules in use, and in which iterations they are measured and chosen again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+
+from .power_of_two import is_power_of_two
+from .schedule import ScaleSchedule
+from .validation import integer, number
+
+# Number of loss-weight tuples with a cached schedule.
+_KEPT = 64
+
+
+@dataclass(frozen=True)
+class ScheduleCache:
+    """The schedules in use, one for each set of loss weights, and the cycle of measuring for the next ones.
+
+    With `delay=1` each iteration measures another share of the arrays: when scales are chosen anew, all have
+    been measured once. With `delay=0` the iteration that chooses measures all of them.
+    """
+
+    iterations: int  # a schedule is used in so many
+    constant: bool  # whether layers have one scale for good, so that where S0 is given nothing is measured
+    delayed: bool
+    # By loss weights, each with the iteration in which it was chosen; the last one chosen is the last.
+    chosen: Mapping[Tuple[float, ...], Tuple[int, ScaleSchedule]] = field(default_factory=dict)
+    since: int = 0  # the iteration that measured the first share
+
+    def last(self, weights: Tuple[float, ...]) -> Optional[ScaleSchedule]:
+        """What was chosen last for these loss weights, whether it is still in use or not."""
+        return self.chosen[weights][1] if weights in self.chosen else None
+
+    def current(
+        self, iteration: int, given_scale: Optional[float], weights: Tuple[float, ...]
+    ) -> Optional[ScaleSchedule]:
+        """The schedule for this iteration; None: it is to be chosen."""
+        chosen_in, schedule = self.chosen.get(weights, (0, None))
+        if schedule is None or schedule.given_scale != given_scale:
+            return None
+        # With delay=0, every batch of a measuring iteration measures.
+        first, age = int(not self.delayed), iteration - self.since
+        in_use = first <= age < self.iterations and chosen_in >= self.since
+        return schedule if in_use or self.for_good(given_scale) else None
+
+    def moved(
+        self, iteration: int, given_scale: Optional[float], weights: Tuple[float, ...], max_scale: float
+    ) -> Optional[ScaleSchedule]:
+        """The schedule that was chosen last, if it only has to be moved to these loss weights."""
+        before = next(reversed([*self.chosen]), None)
+        if before is None or self.current(iteration, given_scale, before) is None:
+            return None
+        found, known = self.chosen[before][1].moved_to(weights, max_scale), self.last(weights)
+        # Mostly it is what it was.
+        return known if found is not None and known is not None and known.is_applied_as(found) else found
+
+    def share(self, iteration: int) -> Optional[int]:
+        """Which share of the arrays an iteration measures, of `iterations`; None: nothing."""
+        if not (self.delayed and self.chosen):
+            return None
+        # It begins with another share each time, so that of batches that take turns all are measured in time.
+        return (iteration - self.since - self.since // self.iterations) % self.iterations
+
+    def keep(self, schedule: ScaleSchedule, iteration: int) -> ScheduleCache:
+        """Use the schedule that was chosen in this iteration."""
+        since = self.since
+        if not (self.chosen and 0 <= iteration - since < self.iterations):
+            since = iteration
+        chosen = {weights: one for weights, one in self.chosen.items() if weights != schedule.loss_weights}
+        if len(chosen) == _KEPT:
+            del chosen[next(iter(chosen))]
+        return replace(self, chosen={**chosen, schedule.loss_weights: (iteration, schedule)}, since=since)
+
+    def drop(self) -> ScheduleCache:
+        """Have scales chosen again."""
+        return replace(self, chosen={})
+
+    def for_good(self, given_scale: Optional[float]) -> bool:
+        """Whether nothing is measured: neither layers nor S0."""
+        return self.constant and given_scale is not None
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The schedules and their age, as plain numbers and lists."""
+        chosen = [
+            {
+                "iteration": iteration,
+                "weights": list(weights),
+                "scales": list(one.component_scales),
+                "fixed_scale": one.given_scale,
+                "joined": one.joined is not None,
+            }
+            for weights, (iteration, one) in self.chosen.items()
+        ]
+        return {"since": self.since, "chosen": chosen}
+
+    def loaded(
+        self, state: Mapping[str, Any], make: Callable[..., ScaleSchedule], *, power_of_two: bool = False
+    ) -> ScheduleCache:
+        """What `state_dict` returned, with schedules that `make` makes; KeyError, TypeError or ValueError if
+        that cannot be, as where scales are no powers of two, and had to be.
+        """
+        chosen: Dict[Tuple[float, ...], Tuple[int, ScaleSchedule]] = {}
+        for saved in state["chosen"]:
+            given = saved["fixed_scale"]
+            key = tuple([number("weight", weight) for weight in saved["weights"]])
+            given = None if given is None else _scale(given)
+            # States of before have no joined components.
+            schedule = make(list(map(_scale, saved["scales"])), given, key, saved.get("joined", False))
+            counts = {len(schedule.component_scales), len(key), len(schedule.components.names)}
+            if len(counts) != 1:
+                raise ValueError(f"{len(key)} components; the network has {len(schedule.components.names)}")
+            root = schedule.component_scales[schedule.components.root]
+            for scale in schedule.component_scales if power_of_two else ():
+                # A given S0 need be none; a scale at the end of float32's range is one itself.
+                if not (is_power_of_two(scale / root) or is_power_of_two(scale)):
+                    raise ValueError(f"scale={scale!r} is no power of two, as with power_of_two=True all are")
+            chosen[key] = integer("iteration", saved["iteration"]), schedule
+        return replace(self, chosen=chosen, since=integer("since", state["since"]))
+
+
+def _scale(value: Any) -> float:
+    scale = number("scale", value)
+    if not 2.0**-126 <= scale < 2.0**126:
+        raise ValueError(f"scale={scale!r} is none that float32 can divide by")
+    return scale

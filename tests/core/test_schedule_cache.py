@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedules in use: how long each is used, what is measured meanwhile, and that their state comes back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List, Optional, Tuple
+
+import nnabla as nn
+import nnabla.functions as F
+import pytest
+
+from nnabla_adaloss.core.schedule import ScaleSchedule
+from nnabla_adaloss.core.schedule_cache import ScheduleCache
+from tests.core.test_schedule import Graph, affine
+
+pytestmark = pytest.mark.any_context
+
+ONES = 1.0, 1.0, 1.0
+
+
+def chain() -> Graph:
+    h = F.tanh(affine(nn.Variable((4, 3)), "a"))
+    return Graph(F.mean(affine(h, "b")), 2.0, 8.0, 32.0)
+
+
+@pytest.mark.parametrize(
+    ("constant", "delayed", "given_scale", "held"),
+    [
+        (False, True, None, [True] * 4 + [False] * 2),
+        (False, False, None, [False] + [True] * 3 + [False] * 2),
+        (False, True, 8.0, [True] * 4 + [False] * 2),
+        # Nothing is measured: neither layers nor S0.
+        (True, True, 8.0, [True] * 6),
+        (True, True, None, [True] * 4 + [False] * 2),
+    ],
+)
+def test_how_long_a_schedule_is_used(
+    constant: bool, delayed: bool, given_scale: Any, held: List[bool]
+) -> None:
+    n = chain()
+    cache = ScheduleCache(4, constant=constant, delayed=delayed)
+    assert not cache.chosen
+    assert cache.current(3, given_scale, ONES) is None
+    schedule = n.chosen([2.0, 8.0, 32.0], given_scale)
+    cache = cache.keep(schedule, 3)
+    found = [cache.current(3 + age, given_scale, ONES) for age in range(6)]
+    assert found == [schedule if one else None for one in held]
+    # Another S0, or none, or other loss weights: it is chosen anew.
+    assert cache.current(4, 16.0, ONES) is None
+    assert cache.current(4, None if given_scale else 8.0, ONES) is None
+    assert cache.current(4, given_scale, (1.0, 2.0, 2.0)) is None
+    cache = cache.drop()
+    assert not cache.chosen
+    assert cache.current(4, given_scale, ONES) is None
+
+
+def weighted(n: Graph, count: int) -> Dict[Tuple[float, ...], ScaleSchedule]:
+    """Schedules for so many loss weights."""
+    weights = [(1.0, 2.0**i, 2.0**i) for i in range(count)]
+    return {one: n.chosen([2.0, 8.0 / one[1], 32.0 / one[1]], None, one) for one in weights}
+
+
+def test_loss_weights_that_turn_have_a_schedule_each_and_begin_no_cycle() -> None:
+    n = chain()
+    cache, schedules = ScheduleCache(4, constant=False, delayed=True), weighted(n, 3)
+    for age, (weights, schedule) in enumerate(schedules.items()):
+        assert cache.current(3 + age, None, weights) is None
+        cache = cache.keep(schedule, 3 + age)
+        assert cache.share(3 + age) == (3 + age - 3) % 4
+    for iteration, held in ((5, True), (6, True), (7, False)):
+        for weights, schedule in schedules.items():
+            assert cache.current(iteration, None, weights) is (schedule if held else None)
+    # With the next cycle all are chosen anew, whatever they are compared with.
+    first, second, _ = schedules
+    cache = cache.keep(schedules[first], 8)
+    for iteration, held in ((8, True), (11, True), (12, False)):
+        assert cache.current(iteration, None, first) is (schedules[first] if held else None)
+        assert cache.current(iteration, None, second) is None
+    assert cache.last(second) is schedules[second]
+
+
+def test_no_more_schedules_are_kept_than_have_been_used_lately() -> None:
+    n = chain()
+    cache, schedules = ScheduleCache(99, constant=False, delayed=True), weighted(n, 66)
+    first = (1.0, 1.0, 1.0)
+    for weights, schedule in schedules.items():
+        cache = cache.keep(schedule, 0)
+        # One that is chosen again is none more, and none that was chosen long ago.
+        cache = cache.keep(schedules[first], 0)
+        assert cache.last(weights) is schedule
+    kept = [weights for weights in schedules if cache.last(weights) is not None]
+    assert kept == [first, *list(schedules)[-63:]]
+
+
+def test_where_all_loss_weights_move_alike_the_schedule_chosen_last_moves_with_them() -> None:
+    n = chain()
+    cache, limit = ScheduleCache(4, constant=False, delayed=True), 2.0**100
+    schedule = n.chosen([2.0, 8.0, 32.0], None, (1.0, 2.0**3, 2.0**4))
+    assert cache.moved(3, None, ONES, limit) is None
+    cache = cache.keep(n.schedule, 3)
+    cache = cache.keep(schedule, 3)
+    # The loss itself, which is a single element, stays.
+    moved = cache.moved(4, None, (1.0, 2.0**-3, 2.0**-2), limit)
+    assert moved == n.chosen([2.0, 2.0**9, 2.0**11], None, (1.0, 2.0**-3, 2.0**-2))
+    # Others have to be chosen, as they have when a cycle has ended.
+    assert cache.moved(4, None, (1.0, 2.0**-3, 2.0**-3), limit) is None
+    assert cache.moved(7, None, (1.0, 2.0**-3, 2.0**-2), limit) is None
+    # A limit of S0 / weight moves likewise, while S0 is the same.
+    cache = cache.keep(n.chosen([2.0, 8.0, 32.0], 2.0), 4)
+    assert cache.moved(5, None, (1.0, 2.0, 2.0), limit) is None
+    assert cache.moved(5, 2.0, (1.0, 2.0, 2.0), limit) == n.chosen([2.0, 4.0, 16.0], 2.0, (1.0, 2.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("weights", "scales"),
+    [
+        ((1.0, 2.0**-5, 0.0), [2.0, 2.0**8, 2.0**10]),
+        # Another component is absent, or none is present.
+        ((1.0, 0.0, 0.0), None),
+        ((1.0, 1.0, 1.0), None),
+        # Scales stay in their range.
+        ((1.0, 2.0**-15, 0.0), [2.0, 2.0**18, 2.0**20]),
+        ((1.0, 2.0**-16, 0.0), None),
+        ((1.0, 2.0**103, 0.0), [2.0, 2.0**-100, 2.0**-98]),
+        ((1.0, 2.0**104, 0.0), None),
+    ],
+)
+def test_what_is_absent_moves_with_the_others_and_stays_absent(
+    weights: Tuple[float, ...], scales: Optional[List[float]]
+) -> None:
+    n = chain()
+    schedule = n.chosen([2.0, 8.0, 32.0], None, (1.0, 1.0, 0.0))
+    found = schedule.moved_to(weights, 2.0**20)
+    assert (None if found is None else found.component_scales) == scales
+
+
+def test_every_iteration_measures_its_share_and_each_cycle_begins_with_another() -> None:
+    n = chain()
+    cache = ScheduleCache(3, constant=True, delayed=True)
+    assert cache.share(0) is None
+    cache = cache.keep(n.schedule, 6)
+    assert [cache.share(6 + age) for age in range(3)] == [1, 2, 0]
+    cache = cache.keep(n.schedule, 9)
+    assert [cache.share(9 + age) for age in range(3)] == [0, 1, 2]
+    # Nothing, where the iteration that chooses measures at once.
+    at_once = ScheduleCache(3, constant=False, delayed=False)
+    at_once = at_once.keep(n.schedule, 6)
+    assert at_once.share(7) is None
+
+
+@pytest.mark.parametrize("given_scale", [None, 8.0])
+@pytest.mark.parametrize("count", [1, 3])
+def test_its_state_comes_back(count: int, given_scale: Any) -> None:
+    n, there = chain(), chain()
+    cache, other = (ScheduleCache(4, constant=False, delayed=True) for _ in range(2))
+    for age, (weights, one) in enumerate(weighted(n, count).items()):
+        cache = cache.keep(n.chosen(one.component_scales, given_scale, weights), 5 + age)
+    state = json.loads(json.dumps(cache.state_dict()))
+    other = other.loaded(state, there.loaded)
+    assert other.state_dict() == state
+    for iteration in range(4, 11):
+        for weights in weighted(n, count):
+            mine, theirs = (one.current(iteration, given_scale, weights) for one in (cache, other))
+            assert (mine is None) == (theirs is None) == (not 5 <= iteration < 9)
+            assert mine is None or theirs is None or mine.is_applied_as(theirs)
+        assert cache.share(iteration) == other.share(iteration)
+    empty = ScheduleCache(4, constant=False, delayed=True)
+    other = other.loaded(empty.state_dict(), there.loaded)
+    assert other.state_dict() == empty.state_dict()
+
+
+def saved(*values: Any) -> Dict[str, Any]:
+    """A schedule as it is saved."""
+    return {**dict(zip(("iteration", "weights", "scales", "fixed_scale"), values)), "joined": False}
+
+
+@pytest.mark.parametrize("scale", [2.0**-126, 2.0**125])
+def test_scales_that_float32_can_divide_by_are_loaded(scale: float) -> None:
+    n, cache = chain(), ScheduleCache(4, constant=False, delayed=True)
+    state = {"since": 0, "chosen": [saved(0, [1.0, 0.0, 1.0], [1.0, scale, 1.0], scale)]}
+    cache = cache.loaded(state, n.loaded)
+    assert cache.state_dict() == state
+
+
+@pytest.mark.parametrize("scale", [1e-300, 2.0**-127, 2.0**126, 0.0, -1.0, float("inf"), float("nan"), "8"])
+def test_other_scales_are_refused(scale: Any) -> None:
+    n, cache = chain(), ScheduleCache(4, constant=False, delayed=True)
+    cache = cache.keep(n.schedule, 3)
+    before = cache.state_dict()
+    good = saved(1, [1.0, 2.0, 2.0], [1.0] * 3, None)
+    for damaged in (saved(0, ONES, [1.0, 1.0, scale], None), saved(0, ONES, [1.0, 1.0, 1.0], scale)):
+        with pytest.raises((TypeError, ValueError)):
+            cache.loaded({"since": 0, "chosen": [good, damaged]}, n.loaded)
+    assert cache.state_dict() == before
