@@ -42,7 +42,7 @@ _METHODS = {
     **{f"{verb}_{name}": _MEASURED for verb in ("get", "set") for name in _GROWTH},
 }
 
-# What is given as a solver by mistake, and how it is meant.
+# Objects that are given as a solver by mistake, and the right call.
 _NO_SOLVERS = (
     ((nn.Variable, LossWrapper), "give a loss to forward(loss)"),
     ((list, tuple), "write GradScaler(*solvers)"),

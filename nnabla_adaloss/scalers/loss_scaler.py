@@ -293,7 +293,7 @@ def _checked(gradients: Gradients) -> List[Gradient]:
 
 
 def _stored(gradient: Gradient) -> Any:
-    """What holds a gradient: an NdArray, or a NumPy array."""
+    """Array of a gradient: an NdArray, or a NumPy array."""
     return gradient.grad if isinstance(gradient, nn.Variable) else gradient
 
 

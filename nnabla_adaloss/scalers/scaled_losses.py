@@ -21,7 +21,7 @@ class ScaledLosses:
     """
 
     def __init__(self, make: Callable[[LossLike, Optional[ForwardState]], AdaptiveLossScaling]) -> None:
-        # What forward writes; all losses share it.
+        # State that forward writes; all losses share it.
         self.forward_state: Optional[ForwardState] = None
         self._make = make
         # By the labels of the functions, in the order of use.

@@ -161,7 +161,7 @@ def _with_solvers(parts: Any) -> Tuple[List[Any], List[Any]]:
 
 
 def _parameters(parts: List[Any], modules: List[Any]) -> Dict[str, nn.Variable]:
-    """Those of the current scope and of the parts; ValueError where names clash or some are missing."""
+    """Parameters of the current scope and of the parts; ValueError where names clash or some are missing."""
     found = dict(nn.get_parameters(grad_only=False))
     known = {variable.data for variable in found.values()}
     owners = [(f"{n}:", part.get_parameters()) for n, part in enumerate(parts) if isinstance(part, Solver)]
@@ -195,7 +195,7 @@ def _variables(parts: List[Any], parameters: Mapping[str, nn.Variable]) -> Dict[
 
 
 def _state_of(part: Any) -> Dict[str, Any]:
-    """What is saved of a part beside its arrays."""
+    """State of a part beside its arrays."""
     if isinstance(part, Solver):
         return {"solver": part.name, "steps": {name: state.t for name, state in part.get_states().items()}}
     return cast(Dict[str, Any], part.state_dict())
@@ -217,7 +217,7 @@ def _set(variables: Mapping[str, nn.Variable], arrays: Arrays, parts: List[Any],
 
 
 def _unsaved_by_forward(parts: List[Any], known: Set[nn.NdArray]) -> Iterator[str]:
-    """What forward writes, such as running statistics, and is not known."""
+    """Variables that forward writes, such as running statistics, and that are not known."""
     for part in parts:
         scaling = getattr(part, "scaling", None)
         for engine in [scaling] if isinstance(scaling, AdaptiveLossScaling) else getattr(part, "engines", ()):
@@ -231,7 +231,7 @@ def _unsaved_by_forward(parts: List[Any], known: Set[nn.NdArray]) -> Iterator[st
 
 
 def _unsaved_of_modules(known: Set[nn.NdArray]) -> Iterator[str]:
-    """What living Modules have beside something that is known: in a graph, frozen parameters are data."""
+    """Unknown parameters of living Modules that have known ones: in a graph, frozen parameters are data."""
     for module in [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]:
         own = _of_module(module) if module.is_root() else {}
         unsaved = [name for name, variable in own.items() if variable.data not in known]
@@ -240,7 +240,7 @@ def _unsaved_of_modules(known: Set[nn.NdArray]) -> Iterator[str]:
 
 
 def _of_module(module: Any) -> Dict[str, nn.Variable]:
-    """What a Module's `get_parameters` has, which would change the current scope, also of other threads."""
+    """Parameters of a Module; its `get_parameters` would change the current scope, also of other threads."""
     if not isinstance(module, nn.Module):
         return cast(Dict[str, nn.Variable], module.get_parameters(grad_only=False))
     found = dict(_in_scope(module.parameter_scope, ""))

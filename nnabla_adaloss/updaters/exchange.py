@@ -24,7 +24,7 @@ from ..kernels import Kernels
 _CAUSES = Verdict.NONFINITE_LOSS, Verdict.NONFINITE_FORWARD, Verdict.HOPELESS, Verdict.RETRIES
 
 Numbers = Mapping[str, Sequence[float]]
-"""What a rank tells the others, by name."""
+"""Numbers that a rank sends to the others, by name."""
 
 
 class GradientExchange:
@@ -52,7 +52,7 @@ class GradientExchange:
         self._grads = list(grads) if grads is not None else []
         self._solver = solver
         self._broadcast = False
-        # Of which numbers all ranks know, in their order, and how many each is.
+        # Names known on all ranks, in order, with their lengths.
         self._known: Dict[str, int] = {}
 
     @property

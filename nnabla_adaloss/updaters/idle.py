@@ -16,7 +16,7 @@ class Idle:
         # Held while parameters are swapped or changed. It is for other threads: it does not keep out a signal
         # handler, which runs in the thread that holds it.
         self.lock = threading.RLock()
-        # Whether an update runs is told by locks alone: a signal may interrupt Python between any two lines,
+        # Locks alone show whether an update runs: a signal may interrupt Python between any two lines,
         # but neither a lock nor the beginning and the end of its `with` block.
         self._running = threading.Lock()
         self._calling = threading.Lock()
@@ -31,7 +31,7 @@ class Idle:
         self.drain()
 
     def update(self) -> ContextManager[Any]:
-        """What an update holds while it runs, perhaps within another one."""
+        """Lock to hold while an update runs, perhaps within another one."""
         return nullcontext() if self._running.locked() else self._running
 
     def drain(self) -> None:

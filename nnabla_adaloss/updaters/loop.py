@@ -24,7 +24,7 @@ from .idle import Idle
 from .notifications import notify_beginning, notify_update
 from .notifier import Notifier
 from .retries import Counters, RetryState, UpdateResult
-from .settings import TABLE, Settings, history_of, hooks_by_pass
+from .settings import POLICY_FIELDS, TABLE, Settings, history_of, hooks_by_pass
 from .solvers import parameters_of
 
 _CALL = methodcaller("__call__")
@@ -42,12 +42,10 @@ class TrainingLoop(Settings):
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         """`given`: the updater's arguments, by name."""
-        scale, min_scale, comm = check_scale(given["scale"]), given["min_scale"], given["comm"]
+        scale, comm = check_scale(given["scale"]), given["comm"]
         self._hooks = hooks_by_pass(given["function_pre_hook"], given["function_post_hook"])
-        history = history_of(given["global_scale"], scale, min_scale)
-        policy = ScalePolicy(
-            given["scaling_factor"], given["N"], min_scale, given["max_scale"], given["hysteresis"]
-        )
+        history = history_of(given["global_scale"], scale, given["min_scale"])
+        policy = ScalePolicy(**{name: given[name] for name in POLICY_FIELDS})
         self._s0 = GlobalScale(scale, policy, history)
         self.solver = given["solver"]
         self._exchange = GradientExchange(comm, given["grads"], self.solver)
@@ -182,7 +180,7 @@ class TrainingLoop(Settings):
             skipped = self._lose_batches(outcome)
             if skipped is not None:
                 return skipped
-        report = self.scaling.result
+        report, retries = self.scaling.result, self._retries
         learns = self._notifier.note_update(
             self.iteration, self._s0.state.scale, report.nonzero, [self.scaling], [self.solver]
         )
@@ -194,7 +192,7 @@ class TrainingLoop(Settings):
             self.on_gradients(self.solver)
         if self.weight_decay is not None:
             self.solver.weight_decay(self.weight_decay)
-        ran_again = self._repeat and self._s0.state != self._retries.scale_state
+        ran_again = self._repeat and self._s0.state != retries.scale_state
         self._s0.after_update(used, overflowed=ran_again)
         self.scaling.end_iteration()
         self.counters.count_update(self.accum_grad)
@@ -203,15 +201,14 @@ class TrainingLoop(Settings):
             # the iteration, with which it counts.
             deque(map(_CALL, (self.solver.update, self._undone.clear)), 0)
         self.scaling.measure_weights()
-        last = self._retries.last
         return UpdateResult(
             True,
-            self._s0.scale,
-            self._retries.retries,
+            self._s0.state.scale,
+            retries.retries,
             "updated" if learns else "zero_gradients",
-            overflow_layers=last.layers,
+            overflow_layers=retries.last.layers,
             nonfinite_layers=outcome.layers,
-            component=last.component,
+            component=retries.last.component,
         )
 
     def _run_batches(self) -> Outcome:
@@ -228,7 +225,7 @@ class TrainingLoop(Settings):
                 # With delay=0 every batch runs twice.
                 scaling.guard.begin_batch(first=not index, repeat=self._repeat or not scaling.delay)
                 self._run_pass(again=False)
-                # Nearly always.
+                # Rare: an overflow, or the first measurement.
                 if not scaling.is_good:
                     # After a hopeless batch, it is looked into at the first overflow whether any scale helps.
                     check_after = 0 if self._retries.hopeless else CHECK_AFTER

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What monitors are told of updates."""
+"""Events of updates for monitors."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from datetime import datetime
 from importlib.metadata import version
@@ -12,13 +11,13 @@ from typing import Any, Dict
 import nnabla as nn
 
 from ..core.saved_settings import as_plain, fields_of, plain
-from ..core.scale_policy import ScalePolicy
 from ..graph.loss import variable_of
 from ..monitor import Audience, TrainingBegan, UpdateEnded
 from .retries import UpdateResult
+from .settings import POLICY_FIELDS
 
 # With `global_scale="history"` the scale starts and is bounded as its policy says.
-_OF_SEARCHED_SCALES = frozenset({"scale", *(field.name for field in dataclasses.fields(ScalePolicy))})
+_OF_SEARCHED_SCALES = {"scale"} | POLICY_FIELDS
 
 
 def notify_beginning(audience: Audience, iteration: int, updater: Any) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an update returns, and the batches that it and the whole training have used, repeated or lost."""
+"""Result of an update, and counts of the batches that a training has used, repeated or lost."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Counters:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Counters:
-        """Those whose fields were saved; KeyError, TypeError, AttributeError or ValueError if none were."""
+        """Counters from saved fields; KeyError, TypeError, AttributeError or ValueError if they are not."""
         # Earlier states do not have `fed`.
         counts = {"fed": saved["batches"], **saved}
         names = ("updates", "batches", "repeats", "fed")

@@ -46,7 +46,8 @@ TORCH_ARGUMENTS = {
 }
 """Arguments of torch's `GradScaler`, and those of `AdaptiveLossScalingUpdater` that take their place."""
 
-_POLICY = frozenset(field.name for field in dataclasses.fields(ScalePolicy))
+POLICY_FIELDS = {field.name for field in dataclasses.fields(ScalePolicy)} - {"backoff_factor"}
+"""Arguments that are fields of the `ScalePolicy` of S0."""
 
 
 def keep_data() -> None:
@@ -106,7 +107,7 @@ class Setting:
                 "can be loaded into it if its other settings are the same"
             )
         checked = self._check(name, value)
-        if name in _POLICY:
+        if name in POLICY_FIELDS:
             updater._s0.change(**{name: checked})
         held[name] = checked
 

@@ -301,6 +301,3 @@ def test_a_network_that_is_half_in_part_is_not_emulated() -> None:
     loss = F.mean(PF.affine(h, 2, name="b") ** 2)
     with pytest.raises(ValueError, match=r"^storage: Affine is computed in cpu:half.*or leave storage out$"):
         updater_of(loss)
-
-
-CLOUDS, POINTS, CLASSES = 16, 5, 4

@@ -11,14 +11,7 @@ import nnabla.solvers as S
 import pytest
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
-from nnabla_adaloss import (
-    AdaLossConfig,
-    AdaptiveLossScalingUpdater,
-    FixedLossScalingUpdater,
-    FormatEmulation,
-    GradScaler,
-    Precision,
-)
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, FormatEmulation, GradScaler, Precision
 from nnabla_adaloss.diagnosis import SanityChecker, diagnose
 from tests.worlds.networks import two_layers
 from tests.worlds.trainings import scaler_step, solver_of
@@ -72,17 +65,13 @@ def delayed(solver: Any, loss: nn.Variable, feed: Callable[[], None]) -> Any:
     return adaptive(solver, loss, feed, config=AdaLossConfig(delay=1))
 
 
-def fixed(solver: Any, loss: nn.Variable, feed: Callable[[], None]) -> Any:
-    return FixedLossScalingUpdater(solver, loss, feed, scale=256.0, storage=AT_RANDOM)
-
-
 def nnablas(solver: Any, loss: Any, feed: Callable[[], None]) -> Any:
     return DynamicLossScalingUpdater(solver, loss, feed, scale=256.0)
 
 
 @pytest.mark.parametrize(
     ("make", "build"),
-    [(adaptive, two_layers), (delayed, two_layers), (fixed, two_layers), (nnablas, emulated)],
+    [(adaptive, two_layers), (delayed, two_layers), (nnablas, emulated)],
 )
 def test_graphs_that_are_built_again_draw_on(make: Make, build: Any) -> None:
     kept, rebuilt = (Run(make, rebuilt=again, build=build).gradients(8) for again in (False, True))

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any, List, Optional, Tuple
 
 import nnabla as nn
-import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
@@ -21,7 +20,7 @@ from nnabla_adaloss import (
 )
 from tests.worlds.ranks import Pair
 from tests.worlds.trainings import Training, training
-from tests.worlds.values import FLOAT, HALF, Values, assert_equal, data, snapshot
+from tests.worlds.values import FLOAT, HALF, Values, assert_equal, snapshot
 
 
 def updater_on(train: Training, **options: Any) -> FixedLossScalingUpdater:
@@ -55,7 +54,7 @@ def by_hand(
 
 
 @pytest.mark.parametrize("bad", [{}, {"overflow": [2], "nan": [5]}])
-@pytest.mark.parametrize(("weight", "scale"), [(1.0, 128.0), (1.0, 100.0), (1e-4, 2.0**15), (1e3, 128.0)])
+@pytest.mark.parametrize(("weight", "scale"), [(1.0, 2.0**17), (1.0, 100.0), (1e-4, 2.0**15), (1e3, 128.0)])
 @pytest.mark.parametrize("storage", [None, "float16", "native"])
 def test_it_is_a_plain_loop_bit_for_bit(
     storage: Optional[str], weight: float, scale: float, bad: Any
@@ -80,10 +79,11 @@ def test_it_is_a_plain_loop_bit_for_bit(
     assert_equal(found[0][1], found[1][1])
 
 
-def test_accumulated_gradients_are_those_of_a_plain_loop() -> None:
+@pytest.mark.parametrize("overflow", [[], [4]])
+def test_accumulated_gradients_are_those_of_a_plain_loop(overflow: List[int]) -> None:
     """In fp32 a power of two changes no bit; other scales round each batch by itself."""
-    expected = by_hand(training(), 64.0, None, 1e-2, 3)
-    train = training()
+    expected = by_hand(training(overflow=overflow), 64.0, None, 1e-2, 3)
+    train = training(overflow=overflow)
     updater = updater_on(train, scale=64.0, accum_grad=3, weight_decay=1e-2)
     assert [updater.update()[:4] for _ in range(8)] == expected[0]
     assert_equal(snapshot(train.parameters), expected[1])
@@ -139,29 +139,10 @@ def test_a_copy_by_its_state_goes_on_as_the_original() -> None:
         AdaptiveLossScalingUpdater(train.solver, train.loss).load_state_dict(updater.state_dict())
 
 
-def test_an_overflow_in_one_of_several_batches_drops_them_all() -> None:
-    updater = updater_on(training(overflow=[1]), accum_grad=3)
-    assert not updater.update().updated
-    assert updater.update().updated
-
-
 def test_an_overflow_is_not_dropped_when_one_does_not_want_it() -> None:
     train = training(overflow=[0])
     assert updater_on(train, drop_overflow_update=False).update().updated
     assert not np.isfinite(train.parameters["output/affine/W"].d).all()
-
-
-def test_storage_is_emulated() -> None:
-    updater = updater_on(training(), storage="float16", scale=2.0**10)
-    assert isinstance(updater.scaling.loss, FormatEmulation)
-    assert updater.update().updated
-    # In float16 the loss gradient itself is infinite.
-    assert not updater_on(training(), storage="float16", scale=2.0**17).update().updated
-
-
-def test_a_loss_of_several_elements_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"shape \(2, 2\)"):
-        FixedLossScalingUpdater(training().solver, PF.affine(data(2, 3), 2, name="vector"))
 
 
 def test_monitors_are_told_of_updates_and_dropped_batches() -> None:
