@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the memory of arrays is reached: contexts, from the host or where it is, and views of it."""
+"""Contexts by which the memory of arrays is reached, on the host or where it is, and views of it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of an update goes: per layer, and to what of loss scaling."""
+"""Profile of an update's time: per layer, and per part of loss scaling."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the folders of a package and which imports which: grimp reads the imports, Graphviz draws them."""
+"""Maps a package: a table of its files, and a picture of its folders with the imports between them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ import grimp
 ROOT = Path(__file__).resolve().parent.parent
 
 DESCRIPTION = """\
-Draws the folders of a package, and the modules beside them, each with the first line of its docstring and its
-size. An arrow goes to what a folder imports; arrows that follow from others are left out. Imports for type
+Writes the table of the files of a package into a page, by folder, each with the first line of its docstring.
+Then draws the folders, and the modules beside them, each with the first line of its docstring and its size.
+An arrow goes to a folder that is imported; arrows that follow from others are left out. Imports for type
 checkers and inside functions count as any other.
 """
 
 EPILOG = """\
-It needs Graphviz (Debian: apt install graphviz).
+The picture needs Graphviz (Debian: apt install graphviz).
 
 examples:
-  python -m tools.draw_architecture                         the picture in docs/images
+  python -m tools.draw_architecture                         docs/architecture.md and its picture
   python -m tools.draw_architecture --output picture.svg    another file; the suffix decides the format
   python -m tools.draw_architecture --package other/folder  another package
 """
@@ -37,6 +38,34 @@ _STYLE = """\
   node [fontname="DejaVu Sans", shape=box, style="rounded,filled", fillcolor="#e8f0f8", color="#8b98a5"]
   edge [color="#27333f", arrowsize=0.8]
 """
+
+
+_BEGIN, _END = "<!-- files -->\n", "<!-- end of files -->\n"
+
+
+def with_files(page: str, package: Path) -> str:
+    """A page with the table of the files of a package between its two marks."""
+    if page.count(_BEGIN) != 1 or page.count(_END) != 1:
+        raise ValueError(f"the page must have the lines {_BEGIN.strip()} and {_END.strip()}")
+    before, _, rest = page.partition(_BEGIN)
+    return f"{before}{_BEGIN}\n{files_of(package)}\n{_END}{rest.partition(_END)[2]}"
+
+
+def files_of(package: Path) -> str:
+    """The files of a package in a table of Markdown, by folder, each with the first line of its docstring."""
+    lines = ["| file | |", "|---|---|"]
+    for folder in sorted({path.parent for path in package.rglob("*.py")}):
+        name = folder.relative_to(package.parent).as_posix()
+        lines.append(f"| **`{name}/`** | **{_purpose(folder / '__init__.py')}** |")
+        others = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
+        lines += [f"| `{path.name}` | {_purpose(path)} |" for path in others]
+    return "\n".join(lines) + "\n"
+
+
+def _purpose(path: Path) -> str:
+    """The first line of the docstring of a module."""
+    docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+    return docstring.partition("\n")[0].rstrip(".").replace("|", r"\|")
 
 
 def graph_of(package: Path) -> str:
@@ -74,9 +103,8 @@ def _label(package: Path, part: str) -> str:
         files = [path for path in folder.rglob("*") if path.suffix in {".py", ".cu", ".cuh", ".c", ".h"}]
     lines = sum(len(path.read_text("utf-8").splitlines()) for path in files)
     size = f"{len(files)} file{'s' * (len(files) > 1)}, {lines:,} lines"
-    docstring = ast.get_docstring(ast.parse(head.read_text("utf-8"))) or ""
-    purpose = docstring.partition("\n")[0].rstrip(".").replace("`", "")
-    purpose = "<br/>".join(escape(line) for line in textwrap.wrap(purpose, 30))
+    lines_of_purpose = textwrap.wrap(_purpose(head).replace("`", ""), 30)
+    purpose = "<br/>".join(map(escape, lines_of_purpose))
     return f'<b><font point-size="17">{name}</font></b><br/>{purpose}<br/><font color="#6b7885">{size}</font>'
 
 
@@ -99,7 +127,14 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--output", type=Path, default=picture, help="docs/images/architecture.png if not given"
     )
+    page = ROOT / "docs" / "architecture.md"
+    parser.add_argument("--page", type=Path, default=page, help="docs/architecture.md if not given")
     options = parser.parse_args(arguments)
+    try:
+        options.page.write_text(with_files(options.page.read_text("utf-8"), options.package), "utf-8")
+    except ValueError as error:
+        parser.error(str(error))
+    print(f"wrote {options.page}")
     missing: List[str] = [name for name in ("tred", "dot") if not shutil.which(name)]
     if missing:
         parser.error(f"{missing[0]} is not installed: it comes with Graphviz (Debian: apt install graphviz)")

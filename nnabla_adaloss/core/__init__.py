@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What decides: components, choice, memory, verdict, methods and formats, apart from any framework."""
+"""Decisions: components, choice, memory, verdict, methods and formats, apart from any framework."""
 
 from .config import AdaLossConfig as AdaLossConfig
 from .formats import BFLOAT16 as BFLOAT16

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which gradients carry one scale because functions that only pass a scale on connect them."""
+"""Components: gradients that carry one scale, because functions that only pass a scale on connect them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user can choose about adaptive loss scaling."""
+"""Settings of adaptive loss scaling, `AdaLossConfig`: names, defaults, checks."""
 
 from __future__ import annotations
 

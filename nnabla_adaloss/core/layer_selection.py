@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers are scaled, by patterns of their names."""
+"""Selection of the layers that are scaled, by patterns of their names."""
 
 from __future__ import annotations
 

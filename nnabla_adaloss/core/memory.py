@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is remembered of a network's components, and what this iteration has measured of them.
+"""Memory of a network's components, and the measurements of this iteration.
 
 All of it are gains: largest magnitudes, divided by the loss weight of the component in the batch that showed
 them. So a loss weight that changes moves the scales, and nothing that is remembered.

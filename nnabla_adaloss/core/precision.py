@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which formats each layer stores its numbers in, and which ones its matrix products read."""
+"""Formats that each layer stores its numbers in, and that its matrix products read."""
 
 from __future__ import annotations
 

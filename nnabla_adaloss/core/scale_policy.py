@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the global loss scale S0 reacts to overflows and to good updates.
+"""Reactions of the global loss scale S0 to overflows and to good updates.
 
     after an overflow:  scale = scale / scaling_factor;  counter = 0;  try again
     after an update:    if counter > N:  scale = scale * scaling_factor;  counter = 0

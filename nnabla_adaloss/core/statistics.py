@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What loss scale methods need to know about an array."""
+"""Statistics of an array, as loss scale methods need them."""
 
 from __future__ import annotations
 

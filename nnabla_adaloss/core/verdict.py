@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pass means for its batch: whether its gradients are used, or what is to be done with it next.
+"""Verdict on a pass, `judge`: its gradients are used, it runs again, is examined, or is lost.
 
     gradients finite           GOOD; AGAIN while scales were found far too low
     not finite                 LOWER what overflowed, and run it AGAIN

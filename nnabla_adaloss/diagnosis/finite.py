@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a pass is first not finite, beyond a format, or not what it is in fp32, and what was read there."""
+"""First place of a pass that is not finite, beyond a format, or not as in fp32, and its inputs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that passes over a graph change, put back at the end: data, gradients, the random state."""
+"""State that passes over a graph change, restored at the end: data, gradients, the random state."""
 
 from __future__ import annotations
 

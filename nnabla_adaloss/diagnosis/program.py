@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `python -m nnabla_adaloss analyse FILE.py:function` does."""
+"""Command `python -m nnabla_adaloss analyse FILE.py:function`."""
 
 from __future__ import annotations
 

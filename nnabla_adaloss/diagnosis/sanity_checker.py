@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks during a training whether layers lose their gradients."""
+"""Check, during a training, for layers that lose their gradients."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which way of scaling trains a loss, and which layer loses its gradient: from numbers to sentences."""
+"""Verdicts on ways of scaling, and on layers that lose their gradient: from numbers to sentences."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What functions read and write in one batch, and what storage does to that."""
+"""Arrays that functions read and write in one batch, and the effect of storage on them."""
 
 from __future__ import annotations
 

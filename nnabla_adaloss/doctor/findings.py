@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an examination found: errors in plain words, and all of it as text and as JSON."""
+"""Findings of an examination: errors in plain words, all of it as text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of nnabla's own functions work here: small programs, one for each that training needs.
+"""Trials of nnabla's own functions: small programs, one for each that training needs.
 
 nnabla is not imported before a program runs: the examination must not depend on what it examines.
 """

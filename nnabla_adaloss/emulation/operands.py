@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What matrix products read: rounded copies, which lie in the place of the arrays while a product runs."""
+"""Operands of matrix products: rounded copies, in the place of the arrays while a product runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a half-precision GPU would store in half: which arrays of a graph, when, and in which precision."""
+"""Plan of rounding: arrays that a half-precision GPU would store in half, when, and in which precision."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs passes over a batch until the verdict about it is final."""
+"""Loop over the passes of a batch, until its verdict is final."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With which scales a pass runs, and what it measures: the schedule in use, or one that is chosen."""
+"""Choice of the schedule of a pass, new or still in use, and of the arrays that it measures."""
 
 from __future__ import annotations
 

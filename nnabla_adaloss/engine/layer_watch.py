@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports the layers of a pass to monitors: their scales, and their arrays after it."""
+"""Events of the layers of a pass for monitors: their scales, and their arrays after it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of an nnabla graph: order, names, matrix products, losses and hooks."""
+"""Analysis of an nnabla graph: order, names, matrix products, losses and hooks."""
 
 from .graph import Graph as Graph
 from .loss import LossLike as LossLike

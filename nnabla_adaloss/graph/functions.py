@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of nnabla's functions: one row each. Of a function without a row the defaults hold."""
+"""Table of nnabla's functions: one row each; the defaults hold for a function without a row."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an nnabla array holds, checks of what kernels are given, and float32 views of other dtypes."""
+"""State of nnabla arrays, checks of the arguments of kernels, and float32 views of other dtypes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launch of CUDA kernels is told, and the table in device memory that they write their results to."""
+"""Arguments of a launch of CUDA kernels, and the table in device memory with their results."""
 
 from __future__ import annotations
 

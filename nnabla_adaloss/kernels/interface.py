@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every kernel backend can do with the memory of an nnabla array, and what all do alike."""
+"""Interface of a kernel backend to the memory of nnabla arrays, with everything that all do alike."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels suit a context."""
+"""Selection of the kernels that suit a context."""
 
 from __future__ import annotations
 

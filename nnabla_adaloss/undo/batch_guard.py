@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Undoes single batches."""
+"""Undoing of single batches, and of windows of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What forward writes, such as running statistics or a recurrent state: found, saved and restored."""
+"""State that forward writes, such as running statistics or a recurrent state: found, saved and restored."""
 
 from __future__ import annotations
 

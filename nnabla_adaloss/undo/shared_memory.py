@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds leaves that share memory with what functions of the same graph write."""
+"""Search for leaves that share memory with outputs of the same graph."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loss scale method is: its parameters, what it needs to see, and one pure function."""
+"""Interface of a loss scale method: its parameters, the inputs that it needs, and one pure function."""
 
 from __future__ import annotations
 
