@@ -7,7 +7,6 @@ gradient is proportional to the output gradient.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import cached_property
 from itertools import count
@@ -16,15 +15,14 @@ from weakref import WeakValueDictionary
 
 import nnabla as nn
 
-from ..core.components import GemmSlot, NodeStructure
+from ..core.components import NodeStructure
 from ..core.config import AdaLossConfig
 from ..core.methods import LognormalRange
 from ..core.validation import instance_or_none, positive_number
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
-from ..kernels import select_kernels
 from ..monitor import audience_of
-from .ada_loss import NNablaAdaLoss
+from .ada_loss import AdaLoss
 from .identity import IdentityFunction
 
 Points = Dict[int, int]
@@ -35,9 +33,6 @@ Redirected = Dict[Tuple[int, int], int]
 
 # Making a configuration takes longer than making a function.
 _DEFAULT = AdaLossConfig().stored_in(None)
-
-# The fan-in of a function without a weight.
-SINGLE_PRODUCTS = GemmSlot(0, 1, 1.0, 1.0)
 
 # The point of all gradients that carry no scale any more.
 UNSCALED = 0
@@ -121,15 +116,15 @@ class ScaleTracker:
         return {layer: scale for layer, (_, scale) in self.applied.items()}
 
     @cached_property
-    def ada_loss(self) -> NNablaAdaLoss:
+    def ada_loss(self) -> AdaLoss:
         """The state of layers whose alpha the method of `config` computes."""
-        return NNablaAdaLoss(self.config, select_kernels(nn.get_current_context()), self._audience)
+        return AdaLoss(self.config, self._audience)
 
     @cached_property
-    def lognormal_ada_loss(self) -> NNablaAdaLoss:
+    def lognormal_ada_loss(self) -> AdaLoss:
         """The state of casts whose gradient is taken for lognormally distributed."""
         lognormal = replace(self.config, loss_scale_method=LognormalRange(self.config.n_uf_threshold))
-        return NNablaAdaLoss(lognormal, self.ada_loss.kernels, self._audience)
+        return AdaLoss(lognormal, self._audience)
 
     def start_pass(self) -> float:
         """Start a backward pass at the loss; returns S0."""
@@ -247,33 +242,6 @@ class ScaledFunction(IdentityFunction):
         """S of the gradient of the only output; RuntimeError if it is unknown."""
         tracker = self.tracker
         return tracker.scale_at(self.arriving.get(0)) if tracker.is_shared else tracker.start_pass()
-
-    def scale_layer(
-        self,
-        ada_loss: NNablaAdaLoss,
-        layer: str,
-        g: nn.NdArray,
-        weight: Optional[nn.NdArray] = None,
-        slot: GemmSlot = SINGLE_PRODUCTS,
-        weight_max: float = math.inf,
-    ) -> float:
-        """Alpha of a layer, which is reported; nothing is multiplied yet."""
-        scale = self.arriving_scale()
-        alpha = ada_loss.loss_scale(
-            layer,
-            g,
-            weight,
-            fan_in=slot.fan_in,
-            fan_in_bound=slot.fan_in_bound,
-            previous_scale=scale,
-            iteration=self.tracker.iteration,
-            g_statistics=self.statistics(g),
-            weight_statistics=None if weight is None else self.statistics(weight),
-            weight_max=weight_max,
-        )
-        self.tracker.set_scale(self.point, scale * alpha)
-        self.tracker.applied[layer] = alpha, scale * alpha
-        return alpha
 
     def apply(self, x: Any) -> Any:
         """The output, or outputs, for `x`; with a Variable, the function is added to the shared tracker."""

@@ -5,21 +5,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Optional, Sequence, Union
+from functools import partial
+from typing import Any, Callable, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 
 from ..core.components import GemmSlot, NodeStructure
 from ..core.config import AdaLossConfig
+from ..core.methods import Needs
 from ..core.validation import boolean, instance
-from ..graph.functions import gemm_slots
+from ..graph.functions import gemm_slots, known
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels.arrays import as_float32
-from .ada_loss import NNablaAdaLoss
+from .ada_loss import AdaLoss
 from .identity import Array, Gradients, IdentityFunction, check_array
 from .loss_scaling import Unscale
-from .scale_tracker import SINGLE_PRODUCTS, Points, Redirected, ScaledFunction, ScaleTracker, tracker_of
+from .scale_tracker import Points, Redirected, ScaledFunction, ScaleTracker, tracker_of
+
+Layout = Tuple[GemmSlot, Callable[[Any, Any], Tuple[Any, Any]]]
+"""A layer's fan-in, and its output gradient and weight as matrices (N, C) and (C, M)."""
 
 
 def adaptive_loss_scaling(
@@ -97,9 +102,8 @@ def adaptive_loss_scaling(
     if isinstance(config, ScaleTracker):
         return ScaledLayer(x, w, config, ctx).apply(x)
     # Nothing is tracked: the gradient arrives with S = 1.
-    own = tracker_of(1.0, replace(config, init_scale=1.0, delay=0), monitors)
-    slot = _slot_of(x, w, or_affine=True)
-    return GradientScaling("AdaptiveGradientScale", own, own.ada_loss, w, slot, ctx).apply(x)
+    own, layout = tracker_of(1.0, replace(config, init_scale=1.0, delay=0), monitors), _layout_of(x, w, True)
+    return GradientScaling("AdaptiveGradientScale", own, own.ada_loss, ctx, w, layout).apply(x)
 
 
 def cast_loss_scaling(
@@ -145,26 +149,24 @@ def cast_loss_scaling(
     check_array("x", x)
     instance("tracker", tracker, ScaleTracker)
     boolean("lognormal", lognormal)
-    if isinstance(x, nn.NdArray):
-        return IdentityFunction(ctx)(x)
     ada_loss = tracker.lognormal_ada_loss if lognormal else tracker.ada_loss
-    return GradientScaling("CastLossScaling", tracker, ada_loss, context=ctx).apply(x)
+    return GradientScaling("CastLossScaling", tracker, ada_loss, ctx).apply(x)
 
 
-def _slot_of(x: nn.Variable, w: nn.Variable, *, or_affine: bool = False) -> GemmSlot:
-    """The input of the layer that computed `x` whose gradient is the output gradient times `w`; without such
+def _layout_of(x: nn.Variable, w: nn.Variable, or_affine: bool = False) -> Layout:
+    """The layout of the layer that computed `x` whose gradient is the output gradient times `w`; without such
     a layer that of an affine layer, or ValueError.
     """
     layer = x.parent
     if layer is not None:
-        inputs = layer.inputs
+        inputs, product = layer.inputs, known(layer.info.type_name).product
         shapes = [v.shape for v in inputs]
         for slot in gemm_slots(layer.info.type_name, layer.info.args, shapes, x.shape):
-            if inputs[slot.factor] == w:
-                return slot
+            if product is not None and inputs[slot.factor] == w:
+                return slot, partial(product.matrices, args=layer.info.args, slot=slot)
     if or_affine:
         fan_in = float(math.prod(w.shape[1:]))
-        return GemmSlot(0, 1, fan_in, fan_in)
+        return GemmSlot(0, 1, fan_in, fan_in), _as_they_are
     if layer is None:
         raise ValueError("x is computed by no function; pass the output of a layer, such as F.affine(h, w)")
     raise ValueError(
@@ -173,14 +175,64 @@ def _slot_of(x: nn.Variable, w: nn.Variable, *, or_affine: bool = False) -> Gemm
     )
 
 
-class ScaledLayer(ScaledFunction):
+def _as_they_are(g: Any, w: Any) -> Tuple[Any, Any]:
+    return g, w
+
+
+_NO_WEIGHT: Layout = GemmSlot(0, 1, 1.0, 1.0), _as_they_are
+
+
+class GradientScaling(ScaledFunction):
+    """Identity that multiplies the gradient by alpha, computed from it and from a weight, if it has one."""
+
+    def __init__(
+        self,
+        name: Optional[str],
+        tracker: ScaleTracker,
+        ada_loss: AdaLoss,
+        context: Optional[nn.Context] = None,
+        w: Optional[nn.Variable] = None,
+        layout: Layout = _NO_WEIGHT,
+    ) -> None:
+        super().__init__(tracker, context, name=name)
+        self._ada_loss, self._w = ada_loss, w
+        self._slot, self._matrices = layout
+
+    def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
+        weight = None if self._w is None else as_float32(self._w.data, nn.NdArray(self._w.shape))
+        alpha = self.alpha(self.label, gradients[0], weight)
+        self.pass_gradient(gradients[0], target, alpha, accumulate=accumulate)
+
+    def alpha(
+        self, layer: str, g: nn.NdArray, weight: Optional[nn.NdArray], weight_max: float = math.inf
+    ) -> float:
+        """Alpha of a layer, which is reported; nothing is multiplied yet."""
+        scale, arrays = self.arriving_scale(), (g, weight)
+        if self._ada_loss.config.method.needs is Needs.ARRAYS:
+            arrays = self._matrices(g.data, None if weight is None else weight.data)
+        alpha = self._ada_loss.loss_scale(
+            layer,
+            *arrays,
+            fan_in=self._slot.fan_in,
+            fan_in_bound=self._slot.fan_in_bound,
+            previous_scale=scale,
+            iteration=self.tracker.iteration,
+            g_statistics=self.statistics(g),
+            weight_statistics=None if weight is None else self.statistics(weight),
+            weight_max=weight_max,
+        )
+        self.tracker.set_scale(self.point, scale * alpha)
+        self.tracker.applied[layer] = alpha, scale * alpha
+        return alpha
+
+
+class ScaledLayer(GradientScaling):
     """Identity on a layer's output that scales the layer's copy of its weight in backward."""
 
     def __init__(
         self, x: nn.Variable, w: nn.Variable, tracker: ScaleTracker, context: Optional[nn.Context] = None
     ) -> None:
-        super().__init__(tracker, context)
-        self._w, self._slot = w, _slot_of(x, w)
+        super().__init__(None, tracker, tracker.ada_loss, context, w, _layout_of(x, w))
         copier = None if w.parent is None else tracker.functions.get(hash(w.parent))
         if not isinstance(copier, Unscale):
             raise ValueError(
@@ -192,20 +244,19 @@ class ScaledLayer(ScaledFunction):
                 "w is scaled by another layer already: call unscale(weight, tracker) for each layer"
             )
         copier.taken = True
-        self._copier = copier
-        self._x, self._layer = x, ""
+        self._x, self._v, self._copier, self._layer = x, w, copier, ""
 
     def connect(self, arriving: Points, node: NodeStructure, graph: Graph, plan: GraphPlan) -> Redirected:
         """Learn the layer's name; a layer that needs no input gradient, or is excluded, has none."""
         super().connect(arriving, node, graph, plan)
         for name, v, remedy in (
             ("x", self._x, "use what adaptive_loss_scaling returns"),
-            ("w", self._w, "call unscale for each use of a weight"),
+            ("w", self._v, "call unscale for each use of a weight"),
         ):
             if len(plan.readers.get(graph.positions[hash(v)], ())) > 1:
                 raise ValueError(f"{name}, of shape {v.shape}, feeds a function besides: {remedy}")
         self.passed = arriving[0]  # alpha is applied by the layer
-        number, weight = graph.numbers[hash(self._x.parent)], hash(self._w)
+        number, weight = graph.numbers[hash(self._x.parent)], hash(self._v)
         for slot in plan.by_number[number].slots:
             if graph.keys[slot.factor] == weight:
                 self._layer = slot.layer
@@ -214,30 +265,8 @@ class ScaledLayer(ScaledFunction):
 
     def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
         if self._layer:
-            copy, tracker = self._w.data, self.tracker
+            copy = self._v.data
             self._copier.scale_copy(copy, 1.0)
-            u_max = tracker.config.range.u_max
-            alpha = self.scale_layer(tracker.ada_loss, self._layer, gradients[0], copy, self._slot, u_max)
+            alpha = self.alpha(self._layer, gradients[0], copy, self.tracker.config.range.u_max)
             self._copier.scale_copy(copy, alpha)
-        super().pass_back(gradients, target, accumulate)
-
-
-class GradientScaling(ScaledFunction):
-    """Identity that multiplies the gradient by alpha, computed from it and from a weight, if it has one."""
-
-    def __init__(
-        self,
-        name: str,
-        tracker: ScaleTracker,
-        ada_loss: NNablaAdaLoss,
-        w: Optional[nn.Variable] = None,
-        slot: GemmSlot = SINGLE_PRODUCTS,
-        context: Optional[nn.Context] = None,
-    ) -> None:
-        super().__init__(tracker, context, name=name)
-        self._ada_loss, self._w, self._slot = ada_loss, w, slot
-
-    def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
-        weight = None if self._w is None else as_float32(self._w.data, nn.NdArray(self._w.shape))
-        alpha = self.scale_layer(self._ada_loss, self.label, gradients[0], weight, self._slot)
-        self.pass_gradient(gradients[0], target, alpha, accumulate=accumulate)
+        self.pass_gradient(gradients[0], target, 1.0, accumulate=accumulate)

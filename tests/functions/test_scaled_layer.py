@@ -244,6 +244,25 @@ def test_without_a_tracker_the_gradient_is_multiplied_by_alpha(layer: str) -> No
 
 
 @pytest.mark.parametrize("tracked", [False, True])
+def test_a_method_of_arrays_gets_matrices_as_in_a_network(tracked: bool) -> None:
+    seen = []
+
+    def method(g: np.ndarray, W: np.ndarray, *, config: AdaLossConfig, fan_in: float) -> float:
+        seen.append((g.copy(), W.copy()))
+        return 1.0
+
+    x, w = normal(4, 3), normal(3, 5)
+    for config in (AdaLossConfig(method), AdaLossConfig("element_wise_range")):
+        if tracked:
+            gradients_of(one_layer(ScaleTracker(config), x, w, np.ones((4, 5)))[1], x, w)
+        else:
+            gradients_of(F.sum(8.0 * adaptive_loss_scaling(F.affine(x, w), w, config)), x)
+    ((g, W),) = seen
+    np.testing.assert_array_equal(g, np.full((4, 5), 8.0))
+    np.testing.assert_array_equal(W, w.d.T)
+
+
+@pytest.mark.parametrize("tracked", [False, True])
 def test_the_element_that_is_in_most_products_may_not_overflow(tracked: bool) -> None:
     # The middle is in four products, an element in 2.25 on average.
     config = AdaLossConfig("fixed", fixed_loss_scale=4.0)
