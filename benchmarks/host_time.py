@@ -43,7 +43,7 @@ import nnabla_adaloss
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.host_context import HOST
 from nnabla_adaloss.kernels import CudaKernels
-from nnabla_adaloss.kernels.cuda_launcher import Bytes, CudaSource
+from nnabla_adaloss.kernels.cuda_launcher import Bytes, layout
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
 
@@ -80,7 +80,7 @@ class IdleDevice:
     def __init__(self) -> None:
         self.launches = 0
         self.fetches = 0
-        row = np.zeros(8, CudaSource().layout("Row"))
+        row = np.zeros(8, layout("Row"))
         row["count"], row["sum_of_squares"] = 100, 1.0
         row["negated_smallest"] = np.negative(np.full(8, 2.0**-12, np.float32).view(np.uint32))
         # All gradients of zero would be looked at more closely.

@@ -49,7 +49,7 @@ def work(run: Run) -> Line:
         return adaptive()(trainee, next(waiting))
 
     return {
-        "layers": [[layer.name, layer.candidate.given] for advice in advised for layer in advice.layers],
+        "layers": [[layer.name, layer.storage] for advice in advised for layer in advice.layers],
         "error_of_gradients": max(advice.error for advice in advised),
         **train(run, net, method)._asdict(),
     }

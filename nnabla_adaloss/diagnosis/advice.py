@@ -9,7 +9,8 @@ from functools import partial
 from typing import AbstractSet, Dict, List, Mapping, NamedTuple, Sequence
 
 from ..core.config import AdaLossConfig
-from ..core.precision import Precision, PrecisionLike, get_precision
+from ..core.formats import FLOAT32
+from ..core.precision import PrecisionLike, get_precision
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
 from .passes import Kept, Passes, Tally, layers_of
@@ -26,21 +27,6 @@ _LOSSES = ("underflow", "overflow")
 # How much below the end of their format gradients are kept when they are tried: while a network learns, some
 # become smaller beside the largest one.
 _ROOM = 2.0**10
-
-
-class Candidate(NamedTuple):
-    """A precision that is tried: as it was given, to be put into `storage=`, and what it stands for."""
-
-    given: PrecisionLike
-    precision: Precision
-
-    @property
-    def bits(self) -> int:
-        """How wide the numbers of a layer are, or what its matrix product reads."""
-        return max(self.precision.forward.bits, self.precision.backward.bits)
-
-
-_FP32 = Candidate("float32", Precision("float32"))
 
 
 class Harm(NamedTuple):
@@ -72,10 +58,10 @@ class Harm(NamedTuple):
 
 
 class LayerAdvice(NamedTuple):
-    """What is advised for one layer; layers that share a parameter are one."""
+    """The advised storage of one layer; layers that share a parameter are one."""
 
     name: str
-    candidate: Candidate
+    storage: PrecisionLike
     tried: Mapping[str, Harm]  # by what each precision is called, from the fewest bits to the most
     repeated: bool = False  # whether it is several uses of a parameter, numbered `#2`, `#3`, ...
 
@@ -91,12 +77,12 @@ class PrecisionAdvice:
     """
 
     def __init__(
-        self, layers: Sequence[LayerAdvice], fewest: Candidate, error: float, note: str = ""
+        self, layers: Sequence[LayerAdvice], fewest: PrecisionLike, error: float, note: str = ""
     ) -> None:
-        self.layers, self.error, self._fewest, self._note = layers, error, fewest, note
-        self.forbid: List[str] = [layer.name for layer in layers if layer.candidate.bits > fewest.bits]
+        self.layers, self.error, self._fewest, self._note = layers, error, bits_of(fewest), note
+        self.forbid: List[str] = [layer.name for layer in layers if bits_of(layer.storage) > self._fewest]
         self.storage: Dict[str, PrecisionLike] = storage_of(
-            {layer.name: layer.candidate for layer in layers},
+            {layer.name: layer.storage for layer in layers},
             {layer.name for layer in layers if layer.repeated},
         )
 
@@ -107,37 +93,39 @@ class PrecisionAdvice:
         lines.append(f"{'layer':<{width}}  {'advised':<12}  " + "  ".join(f"{name:<30.30}" for name in names))
         for layer in self.layers:
             told = [h.reason() or f"ok, error {h.gradients.error:.1%}" for h in layer.tried.values()]
-            advised = str(layer.candidate.given) if isinstance(layer.candidate.given, str) else "as given"
+            advised = layer.storage if isinstance(layer.storage, str) else "as given"
             cells = "  ".join(f"{text:<30}" for text in told).rstrip()
             lines.append(f"{layer.name:<{width}}  {advised:<12}  {cells}")
         forbid = ", ".join(self.forbid) or "none"
-        lines.append(f"Layers that need more than {self._fewest.bits} bits: {forbid}.")
+        lines.append(f"Layers that need more than {self._fewest} bits: {forbid}.")
         lines.append(f"Largest error of a weight gradient with all of it: {self.error:.1%}.")
         stored = [f"    {pattern!r}: {given!r}," for pattern, given in self.storage.items()]
         return "\n".join([*lines, "storage={", *stored, "}"])
 
 
-def candidates_of(storage: Sequence[PrecisionLike]) -> List[Candidate]:
+def bits_of(storage: PrecisionLike) -> int:
+    """Bits of a layer's numbers, or of the operands of its matrix product."""
+    precision = get_precision(storage)
+    return max(precision.forward.bits, precision.backward.bits)
+
+
+def candidates_of(storage: Sequence[PrecisionLike]) -> List[PrecisionLike]:
     """The precisions that are tried, from the fewest bits to the most, float32 at last."""
-    if not isinstance(storage, Sequence):
-        raise TypeError(
-            f"storage={storage!r} must be a format, a mapping from patterns of layers, or a list of formats"
-        )
     if not storage:
         raise ValueError("storage is an empty list: name the formats to be tried")
-    found = [Candidate(given, get_precision(given)) for given in storage]
-    found.sort(key=lambda candidate: candidate.bits)
-    return found if found[-1].bits >= _FP32.bits else [*found, _FP32]
+    found = sorted(storage, key=bits_of)
+    return found if bits_of(found[-1]) >= FLOAT32.bits else [*found, "float32"]
 
 
-def storage_of(layers: Mapping[str, Candidate], repeated: AbstractSet[str]) -> Dict[str, PrecisionLike]:
+def storage_of(layers: Mapping[str, PrecisionLike], repeated: AbstractSet[str]) -> Dict[str, PrecisionLike]:
     """The mapping for `storage=`: what most layers have as `"*"`, the others, some `repeated`, by name."""
-    usual = Counter(c.precision for c in layers.values()).most_common(1)[0][0]
+    precisions = {name: get_precision(storage) for name, storage in layers.items()}
+    usual = Counter(precisions.values()).most_common(1)[0][0]
     found: Dict[str, PrecisionLike] = {}
-    for name, c in layers.items():
-        if c.precision != usual:
-            found.update(dict.fromkeys(_patterns_of(name, repeated), c.given))
-    return {**found, "*": next(c.given for c in layers.values() if c.precision == usual)}
+    for name, storage in layers.items():
+        if precisions[name] != usual:
+            found.update(dict.fromkeys(_patterns_of(name, repeated), storage))
+    return {**found, "*": next(storage for name, storage in layers.items() if precisions[name] == usual)}
 
 
 def _patterns_of(name: str, repeated: AbstractSet[str]) -> Sequence[str]:
@@ -145,7 +133,7 @@ def _patterns_of(name: str, repeated: AbstractSet[str]) -> Sequence[str]:
     return (name, f"{name}#*") if name in repeated else (name,)
 
 
-def advise(network: Examined, candidates: Sequence[Candidate]) -> PrecisionAdvice:
+def advise(network: Examined, candidates: Sequence[PrecisionLike]) -> PrecisionAdvice:
     """The fewest bits for each layer; the network is as before afterwards."""
     with network.preserved():
         if network.unfed is not None:
@@ -174,43 +162,45 @@ class _Trials:
             for index in range(len(network))
         ]
 
-    def advise(self, candidates: Sequence[Candidate]) -> PrecisionAdvice:
+    def advise(self, candidates: Sequence[PrecisionLike]) -> PrecisionAdvice:
         """Every layer alone with every candidate; then all together, with more bits where errors add up."""
         tried = {name: self._alone(name, candidates) for name in self._uses}
-        # The first one that does no harm.
-        chosen = {n: candidates[sum(bool(h.reason()) for h in harms.values())] for n, harms in tried.items()}
+        # The number of the first candidate that does no harm.
+        chosen = {name: sum(bool(h.reason()) for h in harms.values()) for name, harms in tried.items()}
 
         def own_error(name: str) -> float:
-            harm = tried[name].get(str(chosen[name].precision))
+            harm = tried[name].get(str(get_precision(candidates[chosen[name]])))
             return 0.0 if harm is None else harm.gradients.error
 
         while True:
-            harms = self._try(storage_of(chosen, self._repeated))
+            storage = {name: candidates[number] for name, number in chosen.items()}
+            harms = self._try(storage_of(storage, self._repeated))
             bad = [name for name, harm in harms.items() if harm.reason(_TOGETHER)]
-            narrow = [name for name in chosen if chosen[name] is not candidates[-1]]
+            narrow = [name for name, number in chosen.items() if number + 1 < len(candidates)]
             if not bad or not narrow:
                 break
             # What is lost is lost where it shows; an error may come from anywhere.
             lost = {name.partition("#")[0] for name in bad if harms[name].reason(math.inf)}
             for name in lost.intersection(narrow) or {max(narrow, key=own_error)}:
-                chosen[name] = candidates[candidates.index(chosen[name]) + 1]
-        layers = [LayerAdvice(n, chosen[n], tried[n], n in self._repeated) for n in self._uses]
+                chosen[name] += 1
+        layers = [LayerAdvice(n, storage[n], tried[n], n in self._repeated) for n in self._uses]
         error = max((harm.gradients.error for harm in harms.values()), default=0.0)
         return PrecisionAdvice(layers, candidates[0], error, self._network.note)
 
-    def _alone(self, name: str, candidates: Sequence[Candidate]) -> Dict[str, Harm]:
+    def _alone(self, name: str, candidates: Sequence[PrecisionLike]) -> Dict[str, Harm]:
         """What each candidate does, up to the first that does no harm."""
         found: Dict[str, Harm] = {}
         for candidate in candidates:
-            if candidate.precision.stored_data.bits == _FP32.bits:
+            precision = get_precision(candidate)
+            if precision.stored_data.bits == FLOAT32.bits:
                 break
-            harms = self._try(dict.fromkeys(_patterns_of(name, self._repeated), candidate.given))
+            harms = self._try(dict.fromkeys(_patterns_of(name, self._repeated), candidate))
             own = [harms[use] for use in self._uses[name]]
             # It may spoil the gradients of others.
             _, overflow, error = map(max, zip(*(harm.gradients for harm in harms.values())))
             underflow = max(harm.gradients.underflow for harm in own)
             data = (max(shares) for shares in zip(*(harm[1:] for harm in own)))
-            harm = found[str(candidate.precision)] = Harm(Kept(underflow, overflow, error), *data)
+            harm = found[str(precision)] = Harm(Kept(underflow, overflow, error), *data)
             if not harm.reason():
                 break
         return found

@@ -95,15 +95,6 @@ class RoundedStorage(NativeStorage):
         # That of variables which a graph does not know is the most careful one.
         self._default = precisions.only or precisions.narrowest
 
-    @property
-    def draws(self) -> int:
-        """How many arrays were rounded at random so far: with the seed, it chooses the random numbers."""
-        return self.drawn.count
-
-    @draws.setter
-    def draws(self, count: int) -> None:
-        self.drawn.count = count
-
     def precision_of(self, key: int) -> Precision:
         """The precision of a variable."""
         return self.of_variables.get(key, self._default)

@@ -23,7 +23,7 @@ from .arrays import (
     unscaling_factor,
     which_are_half,
 )
-from .cuda_launcher import CudaSource, CupyLauncher
+from .cuda_launcher import CupyLauncher, constant, layout
 from .device_tasks import Column, DeviceTable, DeviceTasks
 from .interface import (
     EXPONENT_BINS,
@@ -64,19 +64,18 @@ class CudaKernels(Kernels):
                     "cannot reach them; give a context of nnabla_ext.cuda or nnabla_ext.cudnn"
                 )
             launcher = CupyLauncher(int(context.device_id or 0))
-        self._source = source = CudaSource()
         self.context, self._launcher = context, launcher
         self._source_is_half, self._target_is_half, self._accumulate = (
-            source.constant(flag) for flag in ("SOURCE_IS_HALF", "TARGET_IS_HALF", "ACCUMULATE")
+            constant(flag) for flag in ("SOURCE_IS_HALF", "TARGET_IS_HALF", "ACCUMULATE")
         )
-        self._max_tasks = source.constant("MAX_TASKS")
+        self._max_tasks = constant("MAX_TASKS")
         # Held while a buffer is in use that calls share: threads may share these kernels.
         self._lock = RLock()
-        self._tasks = np.zeros(1, source.layout("Tasks"))
-        self._format = source.layout("Format")
+        self._tasks = np.zeros(1, layout("Tasks"))
+        self._format = layout("Format")
         # What blocks of one task leave for the last of them; kernels run one after another, so one is enough.
         rows = self._max_tasks * launcher.max_blocks
-        self._partial = launcher.allocate(rows * source.layout("Row").itemsize)
+        self._partial = launcher.allocate(rows * layout("Row").itemsize)
         self._finished = launcher.allocate(self._max_tasks * 4)
         self._workspace = np.uint64(self._partial.ptr), np.uint64(self._finished.ptr)
         self._own_table, self._measured = self.table(1, gradients=1), self.table(1)
@@ -84,7 +83,7 @@ class CudaKernels(Kernels):
 
     def table(self, rows: int, gradients: int = 0) -> DeviceTable:
         """A table for the results of `launch_` methods, empty."""
-        return DeviceTable(self._launcher, self._source, rows, gradients)
+        return DeviceTable(self._launcher, rows, gradients)
 
     # ---- many arrays, without waiting
 
@@ -151,13 +150,13 @@ class CudaKernels(Kernels):
         to_address = address if target is source else self._address(target, True)
         limits = storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max
         key = random_key or 0
-        layout = np.zeros(1, self._format)
-        layout[0] = (*limits, fitted, random_key is not None, key & 0xFFFFFFFF, key >> 32)
+        rounding = np.zeros(1, self._format)
+        rounding[0] = (*limits, fitted, random_key is not None, key & 0xFFFFFFFF, key >> 32)
         task = DeviceTasks([address], [to_address], [source.size])
         with self._lock:
             if fitted:
                 self.launch_statistics([source], self._measured)
-            arguments = layout, self._measured.rows, table.rows, *self._workspace
+            arguments = rounding, self._measured.rows, table.rows, *self._workspace
             self._launch("round_to_format", task, *arguments, per_block=ELEMENTS_PER_ROW)
 
     # ---- Kernels

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`adaloss.cu`, and what it needs of a device: memory, launches and copies to the host, by CuPy."""
+"""`adaloss.cu`, and a device that runs it: memory, launches and copies to the host, by CuPy."""
 
 from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from importlib import resources
 from typing import Any, Dict, List, Tuple
 
@@ -19,30 +20,31 @@ OPTIONS = ("--std=c++14",)
 _SCALARS: Dict[str, Any] = {"u32": np.uint32, "u64": np.uint64, "float": np.float32, "double": np.float64}
 
 
-class CudaSource:
-    """`adaloss.cu`, and what host code must agree with it on, read from the text itself."""
+@cache
+def cuda_source() -> str:
+    """The text of `adaloss.cu`, which host code agrees with by reading it."""
+    return resources.files(__package__).joinpath("adaloss.cu").read_text(encoding="utf-8")
 
-    def __init__(self) -> None:
-        self.text = resources.files(__package__).joinpath("adaloss.cu").read_text(encoding="utf-8")
 
-    @property
-    def kernels(self) -> List[str]:
-        """The names of the kernels."""
-        return re.findall(r"__global__ __launch_bounds__\(.*?\) void (\w+)\(", self.text)
+def kernel_names() -> List[str]:
+    """The names of the kernels."""
+    return re.findall(r"__global__ __launch_bounds__\(.*?\) void (\w+)\(", cuda_source())
 
-    def constant(self, name: str) -> int:
-        """The value of `constexpr u32 NAME = value;` or `#define NAME value`."""
-        (value,) = re.findall(rf"^(?:constexpr u32 {name} = |#define {name} )(\d+)\b", self.text, re.M)
-        return int(value)
 
-    def layout(self, name: str) -> np.dtype[Any]:
-        """The dtype of `struct NAME`, padded as C++ pads it."""
-        (body,) = re.findall(rf"^struct {name} {{\n(.*?)^}};", self.text, re.M | re.S)
-        fields: List[Any] = []
-        for kind, field, length in re.findall(r"^ *(\w+) (\w+)(?:\[(\w+)\])?;", body, re.M):
-            dtype = _SCALARS[kind] if kind in _SCALARS else self.layout(kind)
-            fields.append((field, dtype, (self.constant(length),)) if length else (field, dtype))
-        return np.dtype(fields, align=True)
+def constant(name: str) -> int:
+    """The value of `constexpr u32 NAME = value;` or `#define NAME value`."""
+    (value,) = re.findall(rf"^(?:constexpr u32 {name} = |#define {name} )(\d+)\b", cuda_source(), re.M)
+    return int(value)
+
+
+def layout(name: str) -> np.dtype[Any]:
+    """The dtype of `struct NAME`, padded as C++ pads it."""
+    (body,) = re.findall(rf"^struct {name} {{\n(.*?)^}};", cuda_source(), re.M | re.S)
+    fields: List[Any] = []
+    for kind, field, length in re.findall(r"^ *(\w+) (\w+)(?:\[(\w+)\])?;", body, re.M):
+        dtype = _SCALARS[kind] if kind in _SCALARS else layout(kind)
+        fields.append((field, dtype, (constant(length),)) if length else (field, dtype))
+    return np.dtype(fields, align=True)
 
 
 class CupyLauncher:
@@ -59,22 +61,19 @@ class CupyLauncher:
     def __init__(self, device_id: int) -> None:
         import cupy
 
-        source = CudaSource()
         self._cuda = cupy.cuda
         self._device = cupy.cuda.Device(device_id)
         self._stream = cupy.cuda.Stream.null
-        threads = source.constant("THREADS_PER_BLOCK")
+        threads = constant("THREADS_PER_BLOCK")
         self._block = (threads,)
-        resident = min(
-            source.constant("RESIDENT_THREADS"), self._device.attributes["MaxThreadsPerMultiProcessor"]
-        )
+        resident = min(constant("RESIDENT_THREADS"), self._device.attributes["MaxThreadsPerMultiProcessor"])
         # How many the device holds at once; more in one task would only wait.
         self.max_blocks = self._device.attributes["MultiProcessorCount"] * (resident // threads)
 
         def kernels() -> Dict[str, Any]:
             with self._device:
-                module = cupy.RawModule(code=source.text, options=OPTIONS)
-                return {name: module.get_function(name) for name in source.kernels}
+                module = cupy.RawModule(code=cuda_source(), options=OPTIONS)
+                return {name: module.get_function(name) for name in kernel_names()}
 
         # NVRTC (12.0 at least) leaves the C locale behind in the thread that compiles: this one would open
         # files as ASCII from then on.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.statistics import ArrayStatistics
-from .cuda_launcher import CudaSource, CupyLauncher
+from .cuda_launcher import CupyLauncher, layout
 from .interface import RoundingStatistics
 
 Column = Union[float, Sequence[float], NDArray[Any]]
@@ -102,8 +102,8 @@ class DeviceTable:
     there without the host waiting, and `fetch` waits once for everything.
     """
 
-    def __init__(self, launcher: CupyLauncher, source: CudaSource, rows: int, gradients: int = 0) -> None:
-        self._row = source.layout("Row")
+    def __init__(self, launcher: CupyLauncher, rows: int, gradients: int = 0) -> None:
+        self._row = layout("Row")
         # Magnitudes first, so that they and the first rows are one piece. The rest has 8 bytes per number.
         self._before_rows = 4 * (gradients + gradients % 2)
         self._size = self._before_rows + rows * self._row.itemsize

@@ -16,7 +16,7 @@ import numpy as np
 
 from nnabla_adaloss.kernels import CudaKernels
 from nnabla_adaloss.kernels.arrays import FLOAT16, FLOAT32
-from nnabla_adaloss.kernels.cuda_launcher import Bytes, CudaSource
+from nnabla_adaloss.kernels.cuda_launcher import Bytes, constant
 from tests.kernels.host_launcher import HostLauncher, HostMemory
 from tests.worlds.trainings import solver_of
 
@@ -69,7 +69,6 @@ class CountingLauncher(HostLauncher):
     def __init__(self, library: Path, device: nn.Context, copies: Callable[[], int]) -> None:
         super().__init__(library)
         self._copies = copies
-        self._source = CudaSource()
         self._device = device
         self._known: List[Known] = []
         self._launched = False
@@ -132,7 +131,7 @@ class CountingLauncher(HostLauncher):
         return 4 if kernel in {"unscale_add", "round_to_format"} else 0
 
     def _flag(self, task: Any, name: str) -> bool:
-        return bool(task["flags"] & self._source.constant(name))
+        return bool(task["flags"] & constant(name))
 
     def _bytes_of(self, kernel: str, task: Any) -> int:
         times = 2 if self._flag(task, "ACCUMULATE") else 1

@@ -14,7 +14,7 @@ import pytest
 
 from nnabla_adaloss import FormatEmulation, LossScaleError, Precision, diagnose
 from nnabla_adaloss.diagnosis import Harm, Kept, PrecisionAdvice
-from nnabla_adaloss.diagnosis.advice import candidates_of, storage_of
+from nnabla_adaloss.diagnosis.advice import bits_of, candidates_of, storage_of
 from tests.worlds.trainings import updater_of
 
 from .nets import Built, affine, cross_entropy
@@ -41,7 +41,7 @@ def test_what_is_too_much_harm(harm: Harm, reason: str) -> None:
 
 def test_candidates_come_by_their_bits_and_fp32_comes_last() -> None:
     found = candidates_of(CANDIDATES)
-    assert [(c.given, c.bits) for c in found] == [
+    assert [(storage, bits_of(storage)) for storage in found] == [
         ("fp8_hybrid", 8),
         ("float8_e4m3", 8),
         ("float16", 16),
@@ -112,7 +112,7 @@ def test_the_layer_that_forbids_eight_bits_is_named_with_what_forbids_it() -> No
     assert "large/affine" in advice.forbid
     large = next(layer for layer in advice.layers if layer.name == "large/affine")
     assert large.tried["float8_e4m3"].reason() == "its data overflows"
-    assert large.candidate.given == "float16"
+    assert large.storage == "float16"
     text = str(advice)
     assert "Layers that need more than 8 bits:" in text
     # What is printed is what can be pasted.

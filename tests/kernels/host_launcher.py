@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.kernels import cuda
-from nnabla_adaloss.kernels.cuda_launcher import Bytes, CudaSource
+from nnabla_adaloss.kernels.cuda_launcher import Bytes, cuda_source, kernel_names, layout
 
 SHIM = Path(__file__).parent / "host_shim"
 THREADS_PER_BLOCK = 64  # two warps: every barrier and shuffle is there
@@ -39,11 +39,11 @@ __global__ void hangs(u32 waiting) {
 """
 
 
-def layout_checks(source: CudaSource, struct: str) -> str:
+def layout_checks(struct: str) -> str:
     """C++ that does not compile unless NumPy's idea of a struct is the compiler's."""
-    layout = source.layout(struct)
-    checks = [f"static_assert(sizeof({struct}) == {layout.itemsize});"]
-    for name, (_, offset, *_) in (layout.fields or {}).items():
+    dtype = layout(struct)
+    checks = [f"static_assert(sizeof({struct}) == {dtype.itemsize});"]
+    for name, (_, offset, *_) in (dtype.fields or {}).items():
         checks.append(f"static_assert(offsetof({struct}, {name}) == {offset});")
     return "\n".join(checks)
 
@@ -67,10 +67,9 @@ def compiled(factory: pytest.TempPathFactory, name: str, code: str, *options: st
 
 def kernels_for_host(factory: pytest.TempPathFactory) -> Path:
     """The library with ``launch_NAME(grid, count, blocks, arguments, real_threads)`` for every kernel."""
-    source = CudaSource()
-    checks = [layout_checks(source, struct) for struct in ("Task", "Tasks", "Row", "Format")]
-    launches = [LAUNCH.format(name) for name in (*source.kernels, "hangs")]
-    code = "\n".join(["#include <cstddef>", source.text, HANGS, *checks, *launches])
+    checks = [layout_checks(struct) for struct in ("Task", "Tasks", "Row", "Format")]
+    launches = [LAUNCH.format(name) for name in (*kernel_names(), "hangs")]
+    code = "\n".join(["#include <cstddef>", cuda_source(), HANGS, *checks, *launches])
     # Strict rounding as on a GPU; its floats may be read as uint4 there.
     options = ["-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread"]
     # As on a GPU, 16 bytes are read and written where an address is a multiple of 16, or the process ends.

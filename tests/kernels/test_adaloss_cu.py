@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from nnabla_adaloss.kernels.cuda_launcher import OPTIONS, CudaSource
+from nnabla_adaloss.kernels.cuda_launcher import OPTIONS, cuda_source, kernel_names, layout
 from tests.kernels.nvrtc import Nvrtc, nvidia_wheel, options_of_cupy
 
 ARCHITECTURES = [70, 80, 90, 100]
@@ -40,9 +40,9 @@ def as_cupy(architecture: int) -> tuple[str, ...]:
 def test_compiles_without_a_warning_and_flushes_no_float(nvrtc: Nvrtc, architecture: int, options) -> None:
     given = options(known(nvrtc, architecture))
     assert "-ftz=true" in given
-    status, log, ptx = nvrtc.compile(CudaSource().text, given)
+    status, log, ptx = nvrtc.compile(cuda_source(), given)
     assert (status, log) == (0, "")
-    assert ptx.count(".entry") == len(CudaSource().kernels)
+    assert ptx.count(".entry") == len(kernel_names())
     # No exception is needed: not one operation on floats is left to the compiler's choice.
     assert re.findall(r"^.*\.ftz\b.*$", ptx, re.MULTILINE) == []
 
@@ -50,7 +50,7 @@ def test_compiles_without_a_warning_and_flushes_no_float(nvrtc: Nvrtc, architect
 @pytest.mark.slow
 def test_a_thread_writes_16_bytes_next_to_those_of_the_thread_before(nvrtc: Nvrtc) -> None:
     # Two stores of 16 bytes side by side in one thread leave gaps between threads, each time.
-    ptx = nvrtc.compile(CudaSource().text, without_cupy(known(nvrtc, 90))).ptx
+    ptx = nvrtc.compile(cuda_source(), without_cupy(known(nvrtc, 90))).ptx
     assert "st.global.v4.f32" in ptx
     assert re.findall(r"st\.global\.v4\.f32\s+\[%rd\d+\+16\]", ptx) == []
 
@@ -61,11 +61,10 @@ def test_the_compiler_flushes_what_is_left_to_it(nvrtc: Nvrtc) -> None:
 
 
 def test_all_kernels_are_found() -> None:
-    source = CudaSource()
-    assert source.text.count("__global__") == len(source.kernels) == len(set(source.kernels))
+    names = kernel_names()
+    assert cuda_source().count("__global__") == len(names) == len(set(names))
 
 
 def test_tasks_fit_in_the_arguments_of_a_launch() -> None:
-    source = CudaSource()
     pointers = 8 * 8
-    assert source.layout("Tasks").itemsize + source.layout("Format").itemsize + pointers <= 4096
+    assert layout("Tasks").itemsize + layout("Format").itemsize + pointers <= 4096

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.kernels import CudaKernels, GradientToUnscale
-from nnabla_adaloss.kernels.cuda_launcher import CudaSource
+from nnabla_adaloss.kernels.cuda_launcher import layout
 from tests.kernels.arrays import DTYPES, assert_same_floats, assert_statistics, everything, nd_array, normal
 from tests.kernels.conftest import CPU
 from tests.kernels.host_launcher import THREADS_PER_BLOCK, HostLauncher
@@ -115,7 +115,7 @@ def test_only_what_is_used_of_a_table_is_fetched(
     fetch = launcher.fetch
     monkeypatch.setattr(launcher, "fetch", lambda memory, size: sizes.append(size) or fetch(memory, size))
     rows, largest = table.fetch(3, 2)
-    assert sizes == [52 * 4 + 3 * CudaSource().layout("Row").itemsize]
+    assert sizes == [52 * 4 + 3 * layout("Row").itemsize]
     assert len(largest) == 2
     for row, values in zip(rows, arrays):
         assert_statistics(row.statistics, values)
