@@ -102,7 +102,8 @@ def adaptive_loss_scaling(
     if isinstance(config, ScaleTracker):
         return ScaledLayer(x, w, config, ctx).apply(x)
     # Nothing is tracked: the gradient arrives with S = 1.
-    own, layout = tracker_of(1.0, replace(config, init_scale=1.0, delay=0), monitors), _layout_of(x, w, True)
+    own = tracker_of(1.0, replace(config, init_scale=1.0, delay=0), monitors)
+    layout = _layout_of(x, w, or_affine=True)
     return GradientScaling("AdaptiveGradientScale", own, own.ada_loss, ctx, w, layout).apply(x)
 
 
@@ -232,7 +233,7 @@ class ScaledLayer(GradientScaling):
     def __init__(
         self, x: nn.Variable, w: nn.Variable, tracker: ScaleTracker, context: Optional[nn.Context] = None
     ) -> None:
-        super().__init__(None, tracker, tracker.ada_loss, context, w, _layout_of(x, w))
+        super().__init__(None, tracker, tracker.ada_loss, context, layout=_layout_of(x, w))
         copier = None if w.parent is None else tracker.functions.get(hash(w.parent))
         if not isinstance(copier, Unscale):
             raise ValueError(
@@ -255,10 +256,10 @@ class ScaledLayer(GradientScaling):
         ):
             if len(plan.readers.get(graph.positions[hash(v)], ())) > 1:
                 raise ValueError(f"{name}, of shape {v.shape}, feeds a function besides: {remedy}")
-        self.passed = arriving[0]  # alpha is applied by the layer
-        number, weight = graph.numbers[hash(self._x.parent)], hash(self._v)
+        self.passed, self._layer = arriving[0], ""  # alpha is applied by the layer
+        number, weight = graph.numbers[hash(self._x.parent)], graph.positions[hash(self._v)]
         for slot in plan.by_number[number].slots:
-            if graph.keys[slot.factor] == weight:
+            if slot.factor == weight:
                 self._layer = slot.layer
                 return {(number, slot.target): self.point}
         return {}

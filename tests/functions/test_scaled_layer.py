@@ -173,6 +173,19 @@ def test_layers_can_be_excluded_and_the_first_one_needs_none() -> None:
     assert tracker.layer_scales == {"net/fc2": 4.0}
 
 
+def test_an_input_that_is_frozen_later_needs_no_scale() -> None:
+    tracker = ScaleTracker(AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0))
+    x, w = variable(np.ones((1, 2))), variable(np.full((2, 2), 3.0))
+    _, loss = one_layer(tracker, x, w, np.ones((1, 2)))
+    gradients_of(loss, x, w)
+    assert tracker.layer_scales == {"Affine": 4.0}
+    x.need_grad = False
+    loss.parent.inputs[0].forward()
+    (g,) = gradients_of(loss_scaling(loss.parent.inputs[0], tracker), w)
+    np.testing.assert_array_equal(g, np.ones((2, 2)))
+    assert tracker.layer_scales == {}
+
+
 @pytest.mark.parametrize("tracked", [False, True])
 def test_scales_are_kept_for_some_iterations(tracked: bool) -> None:
     monitor = Records()
