@@ -402,7 +402,7 @@ class Training:
                 self.trainer.loss = self.losses[0]
         bad = self.fed % 5 == 3
         planted = 1e6 if "overflow" in self.extras else np.nan if "nan" in self.extras else 0.0
-        self.batch.fill(self.fed, 200.0 if bad and "spike" in self.extras else 1.0, planted * bad)
+        self.batch.fill(self.fed, 200.0 if bad and "spike" in self.extras else 1.0, planted if bad else 0.0)
         self.fed += 1
 
     def step(self) -> None:
@@ -494,7 +494,13 @@ class Training:
         for solver in self.solvers:
             for name, own in sorted(solver.get_states().items()):
                 arrays += [(name, own.t), *((key, v.d.tobytes()) for key, v in sorted(own.pstate.items()))]
-        return [(self.results, self.events.received), self.scales, counters, sorted(numbers(state)), arrays]
+        return [
+            (self.results, self.events.received),
+            self.scales,
+            counters,
+            sorted(map(repr, numbers(state))),
+            arrays,
+        ]
 
 
 def numbers(state: Any) -> Iterator[float]:
