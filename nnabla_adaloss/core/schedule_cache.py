@@ -25,8 +25,9 @@ class ScheduleCache:
     iterations: int  # a schedule is used in so many
     constant: bool  # whether layers have one scale for good, so that where S0 is given nothing is measured
     delayed: bool
-    # By loss weights, each with the iteration in which it was chosen; the last one chosen is the last.
-    chosen: Mapping[Tuple[float, ...], Tuple[int, ScaleSchedule]] = field(default_factory=dict)
+    # By loss weights, each with the iteration in which it was chosen, and the origin of the choice if it can
+    # be compared; the last one chosen is the last.
+    chosen: Mapping[Tuple[float, ...], Tuple[int, ScaleSchedule, Any]] = field(default_factory=dict)
     since: int = 0  # the iteration that measured the first share
 
     def last(self, weights: Tuple[float, ...]) -> Optional[ScaleSchedule]:
@@ -37,7 +38,7 @@ class ScheduleCache:
         self, iteration: int, given_scale: Optional[float], weights: Tuple[float, ...]
     ) -> Optional[ScaleSchedule]:
         """The schedule for this iteration; None: it is to be chosen."""
-        chosen_in, schedule = self.chosen.get(weights, (0, None))
+        chosen_in, schedule, _ = self.chosen.get(weights, (0, None, None))
         if schedule is None or schedule.given_scale != given_scale:
             return None
         # With delay=0, every batch of a measuring iteration measures.
@@ -63,7 +64,7 @@ class ScheduleCache:
         # It begins with another share each time, so that of batches that take turns all are measured in time.
         return (iteration - self.since - self.since // self.iterations) % self.iterations
 
-    def keep(self, schedule: ScaleSchedule, iteration: int) -> ScheduleCache:
+    def keep(self, schedule: ScaleSchedule, iteration: int, origin: Any = None) -> ScheduleCache:
         """Use the schedule that was chosen in this iteration."""
         since = self.since
         if not (self.chosen and 0 <= iteration - since < self.iterations):
@@ -71,7 +72,11 @@ class ScheduleCache:
         chosen = {weights: one for weights, one in self.chosen.items() if weights != schedule.loss_weights}
         if len(chosen) == _KEPT:
             del chosen[next(iter(chosen))]
-        return replace(self, chosen={**chosen, schedule.loss_weights: (iteration, schedule)}, since=since)
+        _, before, its_origin = self.chosen.get(schedule.loss_weights, (0, None, None))
+        if origin is None and before is schedule:
+            origin = its_origin
+        chosen[schedule.loss_weights] = iteration, schedule, origin
+        return replace(self, chosen=chosen, since=since)
 
     def drop(self) -> ScheduleCache:
         """Have scales chosen again."""
@@ -91,7 +96,7 @@ class ScheduleCache:
                 "fixed_scale": one.given_scale,
                 "joined": one.joined is not None,
             }
-            for weights, (iteration, one) in self.chosen.items()
+            for weights, (iteration, one, _) in self.chosen.items()
         ]
         return {"since": self.since, "chosen": chosen}
 
@@ -101,7 +106,7 @@ class ScheduleCache:
         """What `state_dict` returned, with schedules that `make` makes; KeyError, TypeError or ValueError if
         that cannot be, as where scales are no powers of two, and had to be.
         """
-        chosen: Dict[Tuple[float, ...], Tuple[int, ScaleSchedule]] = {}
+        chosen: Dict[Tuple[float, ...], Tuple[int, ScaleSchedule, Any]] = {}
         for saved in state["chosen"]:
             given = saved["fixed_scale"]
             key = tuple([number("weight", weight) for weight in saved["weights"]])
@@ -116,7 +121,7 @@ class ScheduleCache:
                 # A given S0 need be none; a scale at the end of float32's range is one itself.
                 if not (is_power_of_two(scale / root) or is_power_of_two(scale)):
                     raise ValueError(f"scale={scale!r} is no power of two, as with power_of_two=True all are")
-            chosen[key] = integer("iteration", saved["iteration"]), schedule
+            chosen[key] = integer("iteration", saved["iteration"]), schedule, None
         return replace(self, chosen=chosen, since=integer("since", state["since"]))
 
 

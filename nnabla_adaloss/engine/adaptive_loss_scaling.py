@@ -30,7 +30,7 @@ from ..graph.names import Parameters, check_parameters
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from ..monitor import Audience, audience_of
-from ..undo import BatchGuard, ForwardState, savepoint
+from ..undo import BatchGuard, ForwardState
 from .chooser import Asked, Chooser, Decided
 from .forward_fault import find_fault
 from .graph_cache import GraphCache
@@ -368,13 +368,13 @@ class AdaptiveLossScaling:
         if self._result is None or not self.in_half:
             return
         present = self._graph.current()
-        share = present.share(self.iteration, self._result.schedule.given_scale)
+        share = present.share(present.schedules, self.iteration, self._result.schedule.given_scale)
         if share is not None:
             present.statistics.measure_weights(share.weights)
 
     def forget(self) -> None:
         """Drop what was learned of gradients and weights: call it after loading other weights."""
-        self._chooser.method_alphas.forget()
+        self._chooser.method_alphas.load({})
         self.components = Seen(Memory(self.components.policy))
         self._graph.forget()
 
@@ -390,17 +390,12 @@ class AdaptiveLossScaling:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned; ValueError, and no change, if that cannot be."""
-        prepared, restore = self._graph.current(), savepoint(self.undoable)
-        try:
-            memory, self.iteration, draws = load_state(
-                state, prepared, self.components.memory, self._chooser.method_alphas
-            )
-        except BaseException:
-            restore()
-            raise
+        prepared = self._graph.current()
+        prepared.schedules, memory, self.iteration, self._storage.drawn.count = load_state(
+            state, prepared, self.components.memory, self._chooser.method_alphas
+        )
         self.components = Seen(memory)
         self._graph.forget_others()
-        self._storage.drawn.count = draws
 
     def forward(
         self,
@@ -488,7 +483,11 @@ class AdaptiveLossScaling:
             if self.guard.state.written:
                 prepared.statistics.watch(self.guard.state.arrays)
             asked = Asked(iteration, scale, weights, again, grad is not None)
-            decided = self._chooser.decide(prepared, self.components, asked)
+            decided = self._chooser.go_on(prepared, self.components, asked)
+            if decided is None:
+                prepared.statistics.begin(iteration, again=again)
+                decided = self._chooser.decide(prepared, self.components, asked)
+            prepared.schedules = decided.schedules
             watch = None
             if self.audience is not None:
                 watch = watch_layers(self.audience, prepared, decided, iteration, self.components.attempt)
@@ -531,7 +530,7 @@ class AdaptiveLossScaling:
             self.loss,
             self._seed,
             prepared,
-            Decided(prepared.schedule(scales, scale, weights)),
+            Decided(prepared.schedule(scales, scale, weights), prepared.schedules),
             "it is only tried",
             BackwardOptions(clear_buffer=True),
             [],

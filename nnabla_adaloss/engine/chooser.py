@@ -15,6 +15,7 @@ from ..core.memory import Seen
 from ..core.power_of_two import floor_power_of_two
 from ..core.scale_history import HistoryPolicy
 from ..core.schedule import ScaleSchedule
+from ..core.schedule_cache import ScheduleCache
 from ..graph.loss import check_scale
 from .method_alphas import MethodAlphas
 from .prepared_graph import PreparedGraph
@@ -37,7 +38,8 @@ class Decided(NamedTuple):
     """What a pass runs with."""
 
     schedule: ScaleSchedule
-    chosen: bool = False  # whether it is another one than before
+    schedules: ScheduleCache  # in use from then on
+    chosen: bool = False  # whether the schedule is another one than before
     measure: bool = False  # whether every gradient is measured
     share: Optional[Slice] = None  # what is measured else; None: nothing
 
@@ -62,19 +64,23 @@ class Chooser:
             self._checked = given, check_scale(given * self._config.init_scale, "scale * init_scale")
         return self._checked[1]
 
+    def go_on(self, prepared: PreparedGraph, seen: Seen, asked: Asked) -> Optional[Decided]:
+        """Go on with a schedule in use; None: scales are to be chosen."""
+        iteration, scale, weights, again, _ = asked
+        in_use = prepared.schedules
+        schedule = None if again else in_use.current(iteration, scale, weights)
+        if schedule is None and not again:
+            schedule = in_use.moved(iteration, scale, weights, seen.memory.policy.max_scale)
+            if schedule is not None:
+                in_use = in_use.keep(schedule, iteration)
+        if schedule is None:
+            return None
+        return Decided(schedule, in_use, share=prepared.share(in_use, iteration, scale))
+
     def decide(self, prepared: PreparedGraph, seen: Seen, asked: Asked) -> Decided:
-        """What the next pass runs with, which is in use from then on."""
+        """Choose the scales of the next pass."""
         iteration, scale, weights, again, seeded = asked
         in_use, policy = prepared.schedules, seen.memory.policy
-        if not again:
-            held = in_use.current(iteration, scale, weights)
-            if held is None:
-                held = in_use.moved(iteration, scale, weights, policy.max_scale)
-                if held is not None:
-                    prepared.schedules = in_use.keep(held, iteration)
-            if held is not None:
-                return Decided(held, share=prepared.share(iteration, scale))
-        prepared.statistics.begin(iteration, again=again)
         limits = seen.limits(prepared.components, weights, prepared.limits)
         unmeasured = any(weights[i] and limits.gains[i] is None for i in prepared.components.computed)
         unknown = unmeasured or prepared.statistics.lacks_weights
@@ -84,10 +90,11 @@ class Chooser:
         # which single batches were measured: other ranks do not know of that yet.
         kept = not (measure or seen.not_exchanged) if self._delayed else again or not measure
         # A pass that measures has hooks anyway.
-        schedule = self._next(prepared, limits, policy, asked, split=measure and not kept)
-        prepared.schedules = in_use.keep(schedule, iteration) if kept and not seen.assumed else in_use.drop()
-        share = None if measure else prepared.share(iteration, scale)
-        return Decided(schedule, schedule is not in_use.last(weights), measure, share)
+        schedule, origin = self._next(prepared, limits, policy, asked, split=measure and not kept)
+        kept = kept and not seen.assumed
+        schedules = in_use.keep(schedule, iteration, origin) if kept else in_use.drop()
+        share = None if measure else prepared.share(schedules, iteration, scale)
+        return Decided(schedule, schedules, schedule is not in_use.last(weights), measure, share)
 
     def _next(
         self,
@@ -97,8 +104,8 @@ class Chooser:
         asked: Asked,
         *,
         split: bool,
-    ) -> ScaleSchedule:
-        """The next schedule, perhaps the one in use; `split`: no component shares a scale."""
+    ) -> Tuple[ScaleSchedule, Any]:
+        """The next schedule, perhaps the one in use, and its origin; `split`: no component shares a scale."""
         components, plan, scale = prepared.components, prepared.plan, asked.scale
         weights, of = asked.weights, components.of
         method_alpha = self.method_alphas.about(
@@ -113,16 +120,19 @@ class Chooser:
         if prepared.schedules.for_good(scale):
             limits = limits._replace(limits=[None] * len(weights))
         origin: Any = None
-        present = None if asked.again else prepared.schedules.last(asked.weights)
-        if present is not None and present.nodes is not plan.nodes:
-            present = None
+        present: Optional[ScaleSchedule] = None
+        before: Any = None
+        if not asked.again and weights in prepared.schedules.chosen:
+            _, present, before = prepared.schedules.chosen[weights]
+            if present.nodes is not plan.nodes:
+                present = None
         if method_alpha is None:
             # Usually nothing new is known, and the choice would be the same: its origins are compared. Gains
             # only matter while some limit is unknown; that of a scalar loss always is.
             gains = limits.gains if None in limits.limits[1:] else ()
             origin = limits._replace(gains=gains), scale, asked.seeded, split
-            if present is not None and prepared.chosen[0] is present and prepared.chosen[1] == origin:
-                return present
+            if present is not None and before == origin:
+                return present, origin
 
         def choice_of(components: Components, limits: ScaleLimits) -> Choice:
             start = self._start(components, limits, prepared.limits[components.root], policy, asked)
@@ -142,8 +152,7 @@ class Chooser:
             present = prepared.schedule(
                 choice.scales, scale, asked.weights, joined, choice.reasons, self.method_alphas.unbounded
             )
-        prepared.chosen = present, origin
-        return present
+        return present, origin
 
     def _start(
         self, components: Components, limits: ScaleLimits, u_max: float, policy: HistoryPolicy, asked: Asked

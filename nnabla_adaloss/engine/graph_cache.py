@@ -118,7 +118,7 @@ class GraphCache:
         """Drop what was measured, and have scales chosen again."""
         self.forget_others()
         self.drop_schedules()
-        self.current().statistics.load_state((), ())
+        self.current().statistics.load({})
 
     def _prepare(self) -> PreparedGraph:
         graph, self._read = self._read, None
@@ -158,7 +158,7 @@ class GraphCache:
         # Per variable its gradient, as it arrives and as one branch, and its data.
         measurements = measurements_by(self._kernels, 3 * len(plan.gradients) + 64)
         statistics = Statistics(graph, plan, measurements, pool, storage, self._wanted(plan))
-        statistics.load_state(plan.measured, topology.statistics)
+        statistics.load(Statistics.loaded(plan.measured, topology.statistics))
         return PreparedGraph(
             graph=graph,
             plan=plan,

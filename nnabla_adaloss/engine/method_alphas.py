@@ -100,19 +100,20 @@ class MethodAlphas:
         self._histories = {**self._histories, layer: history}
         return scaled_history(history, weighted), w
 
-    def forget(self) -> None:
-        """Drop what was computed from gradients and weights, as after loading other weights."""
-        self._histories, self._arrays = {}, {}
-
     def state_dict(self) -> Dict[str, List[Any]]:
         return {
             layer: [[iteration, list(g)] for iteration, g in history]
             for layer, history in self._histories.items()
         }
 
-    def load_state_dict(self, state: Mapping[str, Sequence[Any]]) -> None:
-        self._histories = {
+    @staticmethod
+    def loaded(state: Mapping[str, Sequence[Any]]) -> Dict[str, History]:
+        """Histories from a `state_dict`, for `load`."""
+        return {
             str(layer): tuple((integer("iteration", i), ArrayStatistics.loaded(g)) for i, g in history)
             for layer, history in state.items()
         }
-        self._arrays = {}
+
+    def load(self, histories: Dict[str, History]) -> None:
+        """Replace all that was computed from gradients and weights."""
+        self._histories, self._arrays = histories, {}

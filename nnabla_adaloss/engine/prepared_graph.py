@@ -49,8 +49,6 @@ class PreparedGraph:
     schedules: ScheduleCache
     # By loss weights a schedule, and how it can be applied at once, or why not.
     steps: Mapping[Tuple[float, ...], Tuple[ScaleSchedule, Union[HooklessSteps, str]]] = _NO_STEPS
-    # The schedule that was chosen last, and what from, where that may be compared.
-    chosen: Tuple[Optional[ScaleSchedule], Any] = (None, None)
     _shares: Sequence[Optional[Slice]] = ()
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> PreparedGraph:
@@ -174,9 +172,11 @@ class PreparedGraph:
             }
         self.steps = {**others, schedule.loss_weights: (schedule, steps)}
 
-    def share(self, iteration: int, given_scale: Optional[float]) -> Optional[Slice]:
-        """What an iteration measures that uses the schedule, or has this S0; None: nothing."""
-        number = self.schedules.share(iteration)
+    def share(
+        self, schedules: ScheduleCache, iteration: int, given_scale: Optional[float]
+    ) -> Optional[Slice]:
+        """Arrays that an iteration measures with one of these schedules, or this S0; None: nothing."""
+        number = schedules.share(iteration)
         if number is None:
             return None
         if not self._shares:

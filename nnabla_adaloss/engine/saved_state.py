@@ -6,13 +6,17 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
+from ..core.layer_alpha import History
 from ..core.memory import Memory, Seen
 from ..core.saved_settings import check_version
+from ..core.schedule_cache import ScheduleCache
+from ..core.statistics import ArrayStatistics
 from ..core.validation import integer
 from ..errors import warn
 from ..graph.plan import GraphPlan
 from .method_alphas import MethodAlphas
 from .prepared_graph import PreparedGraph
+from .statistics import Statistics
 
 SCHEMA = 2
 
@@ -38,35 +42,40 @@ def state_of(
 
 def load_state(
     state: Mapping[str, Any], prepared: PreparedGraph, memory: Memory, method_alphas: MethodAlphas
-) -> Tuple[Memory, int, int]:
-    """Take over what `state_of` returned; memory, iteration and draws. ValueError may leave it half done."""
+) -> Tuple[ScheduleCache, Memory, int, int]:
+    """Take over statistics and histories of a `state_of`; return its schedules, memory, iteration and draws.
+    After a ValueError nothing has changed.
+    """
     try:
         before = integer("schema", state["schema"]) == _MAGNITUDES
         if not before:
             check_version(state["schema"], SCHEMA)
         check_network(prepared.plan, list(state["network"]))
-        found = integer("iteration", state["iteration"]), integer("draws", state["draws"])
+        iteration, draws = integer("iteration", state["iteration"]), integer("draws", state["draws"])
+        schedules, memory = prepared.schedules.drop(), Memory(memory.policy)
+        statistics: Dict[int, ArrayStatistics] = {}
+        histories: Dict[str, History] = {}
         if before:
-            prepared.statistics.load_state((), ())
-            prepared.schedules = prepared.schedules.drop()
-            method_alphas.forget()
             warn(
                 "the state was saved by an earlier version, which did not remember with which loss weights "
                 "it had measured: scales are measured anew, with the next batch"
             )
-            return (Memory(memory.policy), *found)
-        prepared.statistics.load_state(prepared.plan.measured, state["statistics"])
-        prepared.schedules = prepared.schedules.loaded(
-            state["schedule"],
-            lambda scales, given_scale, weights, together: prepared.schedule(
-                scales, given_scale, weights, prepared.joined if together else None
-            ),
-            power_of_two=prepared.config.power_of_two,
-        )
-        method_alphas.load_state_dict(state["layers"])
-        return (memory.loaded(state["components"]), *found)
+        else:
+            statistics = Statistics.loaded(prepared.plan.measured, state["statistics"])
+            schedules = schedules.loaded(
+                state["schedule"],
+                lambda scales, given_scale, weights, together: prepared.schedule(
+                    scales, given_scale, weights, prepared.joined if together else None
+                ),
+                power_of_two=prepared.config.power_of_two,
+            )
+            histories = MethodAlphas.loaded(state["layers"])
+            memory = memory.loaded(state["components"])
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
+    prepared.statistics.load(statistics)
+    method_alphas.load(histories)
+    return schedules, memory, iteration, draws
 
 
 def fingerprint(plan: GraphPlan) -> List[str]:

@@ -183,15 +183,19 @@ class Statistics:
                 found.append([index, gradient and list(gradient), data and list(data)])
         return found
 
-    def load_state(self, positions: Sequence[int], state: Sequence[Any]) -> None:
-        """Know what `state` returned, here or in another process."""
-        self._known = {
+    @staticmethod
+    def loaded(positions: Sequence[int], state: Sequence[Any]) -> Dict[int, ArrayStatistics]:
+        """Statistics from a `state` of here or of another process, for `load`."""
+        return {
             key: ArrayStatistics.loaded(values)
             for index, gradient, data in state
             for key, values in ((positions[index], gradient), (~positions[index], data))
             if values
         }
-        self._answers, self._iteration, self._new = {}, -1, set()
+
+    def load(self, known: Dict[int, ArrayStatistics]) -> None:
+        """Replace all statistics."""
+        self._known, self._answers, self._iteration, self._new = known, {}, -1, set()
 
     @property
     def _shared(self) -> Dict[str, int]:

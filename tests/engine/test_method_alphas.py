@@ -147,7 +147,7 @@ def test_a_method_that_looks_back_is_given_the_last_iterations_at_the_scale_of_n
     # All are shown as they would be with the loss weight of this batch.
     n.ask(1.0, iteration=3, weight=2.0**-2)
     assert seen_by(n) == [5.0, 5.0]
-    n.method_alphas.forget()
+    n.method_alphas.load({})
     n.ask(1.0, iteration=3)
     assert seen_by(n) == [20.0]
 
@@ -178,7 +178,7 @@ def test_a_method_that_looks_at_arrays_is_asked_about_those_of_the_pass_that_mea
         assert (g == 2.0 * scale / 8.0).all()
         assert (w == 0.5).all()
         assert fan_in == 5.0
-    n.method_alphas.forget()
+    n.method_alphas.load({})
     assert n.ask(8.0) == (1.0, Reason.UNKNOWN)
 
 

@@ -191,7 +191,7 @@ def test_what_is_loaded_is_all_that_is_known_in_the_same_iteration_too() -> None
     source.measure([(position, 4.0)], [])
     finish(source)
     source.begin(1, again=False)
-    source.load_state(arrays.positions, state)
+    source.load(Statistics.loaded(arrays.positions, state))
     assert known(source, position) == (statistics_of(np.array([0.25])), None)
 
 
@@ -270,7 +270,7 @@ def test_other_ranks_are_told_only_what_is_new() -> None:
     rank.source.adopt([{}, {}])
     assert rank.known(product("a")) == before
     rank.measure({"a": 2.0})
-    rank.source.load_state((), ())
+    rank.source.load({})
     assert rank.source.shared() == {}
 
 
