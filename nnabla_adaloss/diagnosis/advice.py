@@ -14,7 +14,7 @@ from ..core.precision import PrecisionLike, get_precision
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
 from .passes import Kept, Passes, Tally, layers_of
-from .target import Examined, input_name
+from .target import Subject, input_name
 
 # Relative error of a network's weight gradients, from storing one layer, that does no harm.
 _HARMLESS = 0.1
@@ -23,7 +23,6 @@ _HARMLESS = 0.1
 _TOGETHER = 0.3
 # Share of a layer's gradients, or of its data, that may become 0.
 _LOST = 0.1
-_LOSSES = ("underflow", "overflow")
 # How much below the end of their format gradients are kept when they are tried: while a network learns, some
 # become smaller beside the largest one.
 _ROOM = 2.0**10
@@ -133,7 +132,7 @@ def _patterns_of(name: str, repeated: AbstractSet[str]) -> Sequence[str]:
     return (name, f"{name}#*") if name in repeated else (name,)
 
 
-def advise(network: Examined, candidates: Sequence[PrecisionLike]) -> PrecisionAdvice:
+def advise(network: Subject, candidates: Sequence[PrecisionLike]) -> PrecisionAdvice:
     """The fewest bits for each layer; the network is as before afterwards."""
     with network.preserved():
         if network.unfed is not None:
@@ -144,7 +143,7 @@ def advise(network: Examined, candidates: Sequence[PrecisionLike]) -> PrecisionA
 
 
 class _Trials:
-    def __init__(self, network: Examined) -> None:
+    def __init__(self, network: Subject) -> None:
         self._network = network
         self._layers = layers_of(network.graph, network.plan)
         self._passes = Passes(self._layers)
@@ -218,11 +217,12 @@ class _Trials:
             tally.add(stored, reference)
             for layer in self._layers:
                 for key in self._data[layer.name] & emulation.emulated_storage.data.keys():
-                    statistics, underflowed, overflowed = emulation.emulated_storage.data[key]
-                    known = statistics.count - statistics.zeros + underflowed
-                    data[layer.name].update(all=known, underflow=underflowed, overflow=overflowed)
+                    seen = emulation.emulated_storage.data[key]
+                    counts = {"all": seen.nonzero, "underflow": seen.underflowed, "overflow": seen.overflowed}
+                    data[layer.name].update(counts)
         found: Dict[str, Harm] = {}
         for layer in self._layers:
-            shares = (data[layer.name][lost] / max(data[layer.name]["all"], 1) for lost in _LOSSES)
+            counted = data[layer.name]
+            shares = (counted[lost] / max(counted["all"], 1) for lost in ("underflow", "overflow"))
             found[layer.name] = Harm(tally.of(layer), *shares)
         return found

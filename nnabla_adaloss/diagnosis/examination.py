@@ -19,12 +19,12 @@ from .advice import PrecisionAdvice, advise, candidates_of
 from .ends import Ends, ends_as_stored
 from .finite import Cause, Finiteness
 from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
-from .report import as_page, as_text
-from .target import Examined, Feeder, Network, input_name
+from .presentation import as_page, as_text
+from .target import Feeder, Network, Subject, input_name
 from .untrained import epsilon, note, untrained
-from .verdicts import USELESS, LayerNumbers, NetworkNumbers, Verdict, Way, judge
+from .verdicts import USELESS, LayerNumbers, NetworkNumbers, Verdict, Way, verdict_of
 from .watching import Sight
-from .ways import Tried
+from .ways import FormatTrial
 
 # What is tried beside the format that was asked for.
 _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
@@ -47,7 +47,7 @@ class Diagnosis:
 
     def __init__(self, numbers: NetworkNumbers) -> None:
         self.numbers: NetworkNumbers = numbers
-        self.verdict: Verdict = judge(numbers)
+        self.verdict: Verdict = verdict_of(numbers)
 
     def __str__(self) -> str:
         return as_text(self.numbers, self.verdict)
@@ -170,7 +170,7 @@ def diagnose(
     """
     if feeder is not None and data_feeder is not None:
         raise TypeError("feeder and data_feeder are the same argument: give one of them")
-    examined = Examined(loss_or_updater, data_feeder if feeder is None else feeder, batches)
+    examined = Subject(loss_or_updater, data_feeder if feeder is None else feeder, batches)
     if isinstance(storage, Sequence) and not isinstance(storage, str):
         return advise(examined, candidates_of(storage))
     LayerPrecisions(storage)  # is refused before anything is fed
@@ -181,7 +181,7 @@ def diagnose(
 class _Examination:
     """Measures a network whose batches are recorded."""
 
-    def __init__(self, examined: Examined, storage: StorageLike) -> None:
+    def __init__(self, examined: Subject, storage: StorageLike) -> None:
         self._examined, self._emulation = examined, _emulated(examined, storage)
         precisions = self._emulation.precisions
         self._storage = canonical_name(storage) if isinstance(storage, str) else str(precisions)
@@ -197,7 +197,7 @@ class _Examination:
     def numbers(self) -> NetworkNumbers:
         """Everything that verdicts are made from."""
         examined, unfed = self._examined, self._examined.unfed
-        tried: Dict[str, Tried] = {}
+        tried: Dict[str, FormatTrial] = {}
         noise: Set[int] = set()
         layers: List[LayerNumbers] = []
         try:
@@ -258,7 +258,7 @@ class _Examination:
     def _position(self, cause: Cause) -> int:
         return self._network.positions.get(cause.function, -1)
 
-    def _compare(self) -> Tuple[Dict[str, Tried], Set[int]]:
+    def _compare(self) -> Tuple[Dict[str, FormatTrial], Set[int]]:
         """What is left in each format, and keys of the parameters whose gradients are noise."""
         examined, passes, layers = self._examined, self._passes, self._layers
         roots = set(map(hash, self._network.roots))
@@ -266,7 +266,7 @@ class _Examination:
         amax = max((one.abs_max for key, one in seen if key not in roots), default=0.0)
         others = {str(name): _emulated(examined, name) for name in _FORMATS if name != self._storage}
         emulations = {self._storage: self._emulation, **others}
-        tried = {name: Tried(examined, layers, one, amax) for name, one in emulations.items()}
+        tried = {name: FormatTrial(examined, layers, one, amax) for name, one in emulations.items()}
         finer = FormatEmulation(examined.loss, _FINER)
         noise = {key for layer in layers for key in layer.weights}
         for index in range(len(examined)):
@@ -285,7 +285,7 @@ class _Examination:
                 one.compare(index, in_fp32)
         return tried, noise
 
-    def _numbers(self, tried: Tried, layer: Layer, noise: AbstractSet[int]) -> LayerNumbers:
+    def _numbers(self, tried: FormatTrial, layer: Layer, noise: AbstractSet[int]) -> LayerNumbers:
         keys, kept = [*layer.outputs, *layer.weights], tried.kept(layer, noise)
         known = (s.gradients[k].abs_max for s in self._in_fp32 for k in keys if k in s.gradients)
         nonzero = tried.floor.nonzero(layer)
@@ -331,7 +331,7 @@ class _Examination:
         yield from epsilon(self._examined, {n: a for n, a in self._for_solver.items() if n not in noisy})
 
 
-def _emulated(examined: Examined, storage: StorageLike) -> FormatEmulation:
+def _emulated(examined: Subject, storage: StorageLike) -> FormatEmulation:
     return FormatEmulation(examined.loss, storage, float_tail=True, parameters=examined.parameters)
 
 

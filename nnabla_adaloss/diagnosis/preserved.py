@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import random
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Optional
+from typing import Callable, Iterator, Optional
 
 import nnabla as nn
 import nnabla.random
@@ -23,46 +24,40 @@ _MANAGER = "_ZN4nbla16SingletonManager3getINS_13RandomManagerEEEPT_v"
 _GENERATOR = "_ZN4nbla13RandomManager18get_rand_generatorEv"
 
 
-class Preserved:
-    """The data and gradients of a graph's leaves and the random state, all put back at the end; but for the
-    generators of functions with a seed of their own, and those of a GPU.
+@contextmanager
+def preserved(graph: Graph, kernels: Kernels) -> Iterator[Callable[..., None]]:
+    """Put back, at the end, data and gradients of a graph's leaves and the random state; not the generators
+    of functions with a seed of their own, and those of a GPU.
+
+    Yields a function after which forward draws the same random numbers as the last time, from the same
+    leaves if `data` is true, also where forward writes to them.
     """
+    leaves = graph.leaves.values()
+    python, parameters = random.getstate(), nnabla.random.prng.get_state()
+    of_numpy = np.random.get_state()  # noqa: NPY002  # the global one, which feeders use
+    generator = _functions_generator()
+    functions = None if generator is None else ctypes.string_at(generator, _TWISTER_BYTES)
+    # A leaf that was never written stays so, which shows that nobody has fed it.
+    written = ArraySnapshot(kernels, [v for v in leaves if v.data.zeroing or v.data.modification_count])
+    gradients = ArraySnapshot(kernels)
+    gradients.save([leaf.grad for leaf in leaves])
+    written.save()
 
-    def __init__(self, graph: Graph, kernels: Kernels) -> None:
-        leaves = list({hash(v): v for f in graph.functions for v in f.inputs if v.parent is None}.values())
-        self._python = random.getstate()
-        self._numpy = np.random.get_state()  # noqa: NPY002  # the global one, which feeders use
-        self._parameters = nnabla.random.prng.get_state()
-        address = _functions_generator()
-        self._functions = None if address is None else ctypes.string_at(address, _TWISTER_BYTES)
-        self._gradients = ArraySnapshot(kernels)
-        # What was never written holds nothing to go back to, and shows by that that nobody has fed it.
-        written = [leaf for leaf in leaves if leaf.data.zeroing or leaf.data.modification_count]
-        self._data = ArraySnapshot(kernels, written)
-        self._gradients.save([leaf.grad for leaf in leaves])
-        self._data.save()
+    def again(*, data: bool = False) -> None:
+        if data:
+            written.restore()
+        if generator is not None and functions is not None:
+            ctypes.memmove(generator, functions, _TWISTER_BYTES)
 
-    def __enter__(self) -> Preserved:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._data.restore()
-        self._gradients.restore()
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)  # noqa: NPY002
-        nnabla.random.prng.set_state(self._parameters)
-        self.draw_again()
-
-    def draw_again(self) -> None:
-        """Have the next forward draw the same random numbers as the last one."""
-        address = _functions_generator()
-        if address is not None and self._functions is not None:
-            ctypes.memmove(address, self._functions, _TWISTER_BYTES)
-
-    def begin_again(self) -> None:
-        """Undo what forward has written to leaves as well."""
-        self._data.restore()
-        self.draw_again()
+    try:
+        yield again
+    finally:
+        written.restore()
+        gradients.restore()
+        random.setstate(python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        nnabla.random.prng.set_state(parameters)
+        again()
 
 
 @cache

@@ -13,7 +13,7 @@ from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from .passes import Passes, Tally, layers_of
-from .preserved import Preserved
+from .preserved import preserved
 from .target import refuse_half
 
 
@@ -100,11 +100,11 @@ class SanityChecker:
         layers = layers_of(graph, GraphPlan(graph, names=scaling.plan.names))
         passes, learned = Passes(layers), scaling.state_dict()
         try:
-            with Preserved(graph, select_kernels(scaling.variable.parent.context)) as before:
+            with preserved(graph, select_kernels(scaling.variable.parent.context)) as again:
 
                 def forward() -> None:
-                    # What forward has written before: a state that is carried on, running statistics.
-                    before.begin_again()
+                    # Forward writes to leaves: a state that is carried on, running statistics.
+                    again(data=True)
                     scaling.loss.forward()
 
                 in_fp32 = passes.with_one_scale(forward, scaling.variable)

@@ -22,7 +22,7 @@ from ..graph.names import named
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from ..updaters.settings import keep_data
-from .preserved import Preserved
+from .preserved import preserved
 
 Feeder = Callable[[], Any]
 
@@ -43,7 +43,7 @@ def refuse_half(loss: nn.Variable) -> None:
         )
 
 
-class Examined:
+class Subject:
     """A network, and what its feeder has fed it each time that it was called.
 
     A feeder may rebuild the graph for each batch and assign it to its updater. The first batch's graph is
@@ -80,7 +80,7 @@ class Examined:
         return len(self._batches)
 
     @contextmanager
-    def preserved(self) -> Iterator[Examined]:
+    def preserved(self) -> Iterator[Subject]:
         """Record the batches; at the end the network, the updater's loss and its count of batches fed are as
         before.
         """
@@ -91,9 +91,9 @@ class Examined:
             if not _is_loss(self._source):
                 kept.callback(self._give_back, self._source.loss)
             try:
-                kept.enter_context(Preserved(Graph(self.loss), self.kernels))
+                kept.enter_context(preserved(Graph(self.loss), self.kernels))
                 self._record(counters)
-                self._preserved = kept.enter_context(Preserved(self.graph, self.kernels))
+                self._draw_again = kept.enter_context(preserved(self.graph, self.kernels))
                 yield self
             except SystemError as error:
                 # nnabla hides an interruption in a hook, or in a function of the user's.
@@ -103,7 +103,7 @@ class Examined:
         """Run a batch through `self.loss`, or an emulation of it; it draws the same numbers each time."""
         for position, v in self._inputs.items():
             v.d = self._batches[index][position]
-        self._preserved.draw_again()
+        self._draw_again()
         loss.forward(function_post_hook=hook)
 
     def _current_loss(self) -> nn.Variable:
@@ -219,8 +219,8 @@ class Network:
         self.leaves = graph.by_key(plan.leaves)
         # Of all parameters, also of those without a gradient, which no solver has.
         registered = {hash(v.data): name for name, v in nn.get_parameters(grad_only=False).items()}
-        leaves = [v for f in graph.functions for v in f.inputs if v.parent is None]
-        known = {hash(v): registered[hash(v.data)] for v in leaves if hash(v.data) in registered}
+        leaves = {hash(v): hash(v.data) for v in graph.leaves.values()}
+        known = {key: registered[data] for key, data in leaves.items() if data in registered}
         self.names: Dict[int, str] = {**known, **plan.names}
         self.readers: Dict[int, List[Any]] = {}
         for f in graph.functions:

@@ -9,10 +9,10 @@ from typing import AbstractSet, Dict, Iterator, Mapping, Set
 import nnabla as nn
 
 from .finite import Cause
-from .target import Examined, Network, listed
+from .target import Network, Subject, listed
 
 
-def untrained(examined: Examined, network: Network) -> Iterator[Cause]:
+def untrained(examined: Subject, network: Network) -> Iterator[Cause]:
     """Parameters that a solver has and does not train."""
     solver, parameters = examined.solver, examined.parameters
     if solver is not None and not parameters:
@@ -31,7 +31,7 @@ def untrained(examined: Examined, network: Network) -> Iterator[Cause]:
         yield Cause("untrained", first.rpartition("/")[0] or first, what, remedy, nothing)
 
 
-def note(examined: Examined, network: Network) -> str:
+def note(examined: Subject, network: Network) -> str:
     """Say which parameters are in no solver, or of a loss alone, get no gradient: maybe on purpose."""
     missed = _missed(examined, network) if examined.solver is None else {}
     if missed:
@@ -46,7 +46,7 @@ def note(examined: Examined, network: Network) -> str:
     return f"{told}. If this program is to train them, call set_parameters after all layers are built."
 
 
-def epsilon(examined: Examined, gradients: Mapping[str, float]) -> Iterator[Cause]:
+def epsilon(examined: Subject, gradients: Mapping[str, float]) -> Iterator[Cause]:
     """The layers whose gradients, by name the largest magnitude, are below the epsilon of the solver."""
     epsilon = float(getattr(examined.solver, "info", {}).get("eps", 0.0))
     trained = {name: amax for name, amax in gradients.items() if amax}
@@ -61,12 +61,11 @@ def epsilon(examined: Examined, gradients: Mapping[str, float]) -> Iterator[Caus
         yield Cause("epsilon", name, what, remedy, len(small) == len(trained), tuple(small))
 
 
-def _missed(examined: Examined, network: Network) -> Dict[str, int]:
+def _missed(examined: Subject, network: Network) -> Dict[str, int]:
     """The parameters that need a gradient and get none from this loss."""
     solver, registered = examined.solver, nn.get_parameters(grad_only=False)
-    leaves = [v for f in network.graph.functions for v in f.inputs if v.parent is None]
     # With `fix_parameters=True` the leaf of the graph needs no gradient, and no solver knows.
-    frozen = {hash(v) for v in (*leaves, *registered.values()) if not v.need_grad}
+    frozen = {hash(v) for v in (*network.graph.leaves.values(), *registered.values()) if not v.need_grad}
     wanted = registered if solver is None else examined.parameters
     # A solver has them in no order.
     got = network.reached_leaves | frozen
@@ -80,7 +79,7 @@ def _missed(examined: Examined, network: Network) -> Dict[str, int]:
     return missed
 
 
-def _cut_from_data(examined: Examined, network: Network) -> bool:
+def _cut_from_data(examined: Subject, network: Network) -> bool:
     """Whether trained layers read no data but what comes from parts without a gradient."""
     carries: Set[int] = set(examined.fed)
     for f in network.graph.functions:

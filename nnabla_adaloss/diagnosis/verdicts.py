@@ -132,7 +132,7 @@ _IN_WORDS = {
 }
 
 
-def judge(network: NetworkNumbers) -> Verdict:
+def verdict_of(network: NetworkNumbers) -> Verdict:
     """The verdicts on a network and on each of its layers."""
     causes = sorted(network.causes, key=lambda cause: not cause.fatal)
     formats = {name: _least(layers) for name, layers in network.formats.items()}

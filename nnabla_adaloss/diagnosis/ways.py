@@ -14,7 +14,7 @@ from ..core.scale_history import HistoryPolicy
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
 from .passes import Gradients, Kept, Layer, Passes, Tally
-from .target import Examined, Network
+from .target import Network, Subject
 from .verdicts import TOLERANCE, Way
 
 _CONSTANT = 65536.0
@@ -22,11 +22,11 @@ _CONSTANT = 65536.0
 _BEGINS = 0.5
 
 
-class Tried:
+class FormatTrial:
     """What each way of scaling leaves of gradients, up to `amax` large, in one format."""
 
     def __init__(
-        self, examined: Examined, layers: Sequence[Layer], emulation: FormatEmulation, amax: float
+        self, examined: Subject, layers: Sequence[Layer], emulation: FormatEmulation, amax: float
     ) -> None:
         u_max = emulation.precisions.narrowest.stored_gradients.max
         one = HistoryPolicy().scale(amax, u_max=u_max) if amax else 1.0
@@ -51,9 +51,8 @@ class Tried:
                 stored = self._passes.with_one_scale(forward, self._emulation, self.scales[way])
             tally.add(stored, in_fp32, unstored)
             for key, seen in self._emulation.emulated_storage.gradients.items():
-                nonzero = seen.statistics.count - seen.statistics.zeros + seen.underflowed
                 counted = self._rounded[way].setdefault(key, Counter())
-                counted.update(nonzero=nonzero, underflow=seen.underflowed, overflow=seen.overflowed)
+                counted.update(nonzero=seen.nonzero, underflow=seen.underflowed, overflow=seen.overflowed)
 
     def kept(self, layer: Layer, noise: AbstractSet[int]) -> Dict[Way, Kept]:
         """What is left of a layer: the worst of its parameters, but for those whose gradients are noise."""

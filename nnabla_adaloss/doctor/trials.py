@@ -88,7 +88,7 @@ TRIALS: Trials = {
     "dropout": (_dropout, [_SQUARE]),
 }
 
-Tried = Mapping[str, Answer]
+Answers = Mapping[str, Answer]
 """Answers of trials, by name."""
 
 
@@ -141,7 +141,7 @@ def _results(program: Callable[..., Any], inputs: Sequence[Any], context: Any) -
         return [output, *(np.array(leaf.g, np.float64) for leaf in leaves)], functions
 
 
-def try_functions(extension: str, type_config: str, processes: int) -> Tried:
+def try_functions(extension: str, type_config: str, processes: int) -> Answers:
     """What became of the trials, with a process for each part of them."""
 
     def try_part(part: Sequence[str]) -> List[Answer]:
@@ -157,7 +157,7 @@ def try_functions(extension: str, type_config: str, processes: int) -> Tried:
     return {name: found[name] for name in names}
 
 
-def findings_of(area: Area, type_config: str, tried: Tried, machine: str) -> List[Finding]:
+def findings_of(area: Area, type_config: str, tried: Answers, machine: str) -> List[Finding]:
     """What trials say: a line for what works, and one for all that fail in the same way on that `machine`."""
     subject = f"nnabla's functions, {type_config}"
     works = [value for value, error in tried.values() if not error]
@@ -191,7 +191,7 @@ def _failed(area: Area, subject: str, error: str) -> Finding:
     return finding._replace(detail=detail, cure=cure)
 
 
-def blamed(finding: Finding, tried: Tried) -> Finding:
+def blamed(finding: Finding, tried: Answers) -> Finding:
     """A finding that this package is broken, with whose fault that is by nnabla's functions; or any other."""
     if finding.status != "broken":
         return finding

@@ -120,10 +120,7 @@ class FormatEmulation:
         found = self.emulated_storage.gradients.get(hash(variable))
         if found is None:
             return None
-        s = found.statistics
-        return GradientRounding(
-            s.count, s.count - s.zeros + found.underflowed, found.underflowed, found.overflowed
-        )
+        return GradientRounding(found.statistics.count, found.nonzero, found.underflowed, found.overflowed)
 
     def forward(
         self,

@@ -14,7 +14,7 @@ from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels import Measurements
 from ..kernels.arrays import prepare_master
-from ..kernels.interface import GradientsInPlace, GradientToUnscale, Kernels
+from ..kernels.interface import GradientsInPlace, Kernels, Unscaling
 from ..kernels.scratch import ScratchPool
 
 
@@ -219,13 +219,13 @@ class LeafGradients:
             if entry.master_is_copy:
                 self._kernels.scaled_copy(entry.master, entry.target, 1.0)
 
-    def _task(self, entry: Written) -> GradientToUnscale:
+    def _task(self, entry: Written) -> Unscaling:
         in_place = entry.target is entry.master
         if in_place:
             # nnabla may have turned it into half precision.
             prepare_master(entry.master, self._kernels.context)
         accumulate = not in_place and not entry.master.zeroing
-        return GradientToUnscale(entry.target, entry.master, entry.contribution.scale, accumulate)
+        return (entry.target, entry.master, entry.contribution.scale, accumulate)
 
 
 class NonfiniteGradients:

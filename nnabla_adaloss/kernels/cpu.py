@@ -33,11 +33,11 @@ from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
     GradientsInPlace,
-    GradientToUnscale,
     Kernels,
     PackedArrays,
     RoundingStatistics,
     ScaledCopies,
+    Unscaling,
 )
 
 # The structs of native/adaloss.h. All fields have eight bytes, so nothing lies between them.
@@ -147,9 +147,9 @@ class CpuKernels(Kernels):
         self._scale(_SCALE_TASK.pack(address, address, x.size, half, half, False, alpha))
 
     def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
-        return self.unscale_add_all([GradientToUnscale(source, master, scale, accumulate)])[0]
+        return self.unscale_add_all([(source, master, scale, accumulate)])[0]
 
-    def unscale_add_all(self, gradients: Sequence[GradientToUnscale]) -> List[float]:
+    def unscale_add_all(self, gradients: Sequence[Unscaling]) -> List[float]:
         """`unscale_add` for many gradients; what it returns for each."""
         tasks = []
         for source, master, scale, accumulate in gradients:

@@ -29,11 +29,11 @@ from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
     GradientsInPlace,
-    GradientToUnscale,
     Kernels,
     PackedArrays,
     RoundingStatistics,
     ScaledCopies,
+    Unscaling,
 )
 
 # Two reads of 16 bytes for each of 256 threads: enough for small arrays to spread out.
@@ -105,14 +105,12 @@ class CudaKernels(Kernels):
         """
         self._launch("largest_magnitude", self._readings(arrays), table.largest)
 
-    def launch_unscale_add(
-        self, gradients: Sequence[GradientToUnscale], table: DeviceTable, first: int = 0
-    ) -> None:
+    def launch_unscale_add(self, gradients: Sequence[Unscaling], table: DeviceTable, first: int = 0) -> None:
         """`unscale_add` for many gradients; the table's places from `first` on keep the largest magnitudes
         that they were given.
         """
-        factors = [unscaling_factor(g.scale) for g in gradients]
-        addresses, flags = self._read([g.source for g in gradients])
+        factors = [unscaling_factor(scale) for _, _, scale, _ in gradients]
+        addresses, flags = self._read([source for source, *_ in gradients])
         places, targets, sizes = range(first, first + len(gradients)), [], []
         for index, (source, master, _, accumulate) in enumerate(gradients):
             sizes.append(require_same_size(source, master))
@@ -204,7 +202,7 @@ class CudaKernels(Kernels):
     def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
         with self._lock:
             self._own_table.clear()
-            self.launch_unscale_add([GradientToUnscale(source, master, scale, accumulate)], self._own_table)
+            self.launch_unscale_add([(source, master, scale, accumulate)], self._own_table)
             _, (largest,) = self._own_table.fetch(0, 1)
         return largest
 

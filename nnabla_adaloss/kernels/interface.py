@@ -39,6 +39,11 @@ class RoundingStatistics(NamedTuple):
     underflowed: int  # how many non-zero elements became zero
     overflowed: int  # how many finite elements became an infinity, NaN or the largest number: too large
 
+    @property
+    def nonzero(self) -> int:
+        """Number of elements that were not zero before."""
+        return self.statistics.count - self.statistics.zeros + self.underflowed
+
 
 class ScaledCopies:
     """Arrays, the scaled copies to make of them, and which copies are float16 also of a float32 source.
@@ -60,13 +65,8 @@ class ScaledCopies:
         self.tasks_on_host: Optional[NDArray[np.int64]] = None
 
 
-class GradientToUnscale(NamedTuple):
-    """The arguments of one `Kernels.unscale_add` among many."""
-
-    source: NdArray
-    master: NdArray
-    scale: float
-    accumulate: bool
+Unscaling = Tuple[NdArray, NdArray, float, bool]
+"""Source, master, scale and `accumulate` of one `Kernels.unscale_add` among many."""
 
 
 class GradientsInPlace:

@@ -12,7 +12,7 @@ from ..core.statistics import ArrayStatistics
 from .cpu import CpuKernels
 from .cuda import CudaKernels
 from .device_tasks import DeviceTable
-from .interface import GradientsInPlace, GradientToUnscale, Kernels
+from .interface import GradientsInPlace, Kernels, Unscaling
 
 # Places of a table's largest magnitudes: that of all watched arrays, in the first table, then the gradients.
 _WATCHED, _FIRST_GRADIENT = 0, 1
@@ -41,7 +41,7 @@ class HostMeasurements:
         """Start looking whether arrays are finite: once a pass."""
         self._results = (*self._results[:2], self._kernels.all_finite(arrays))
 
-    def unscale(self, gradients: Sequence[GradientToUnscale]) -> None:
+    def unscale(self, gradients: Sequence[Unscaling]) -> None:
         """Start unscaling gradients into their masters."""
         self._results[1].extend(self._kernels.unscale_add_all(gradients))
 
@@ -78,7 +78,7 @@ class DeviceMeasurements:
         self._watched = len(arrays)
         self._kernels.launch_largest(arrays, self._tables[0])
 
-    def unscale(self, gradients: Sequence[GradientToUnscale]) -> None:
+    def unscale(self, gradients: Sequence[Unscaling]) -> None:
         first, self._unscaled = self._unscaled, self._unscaled + len(gradients)
         for table, place, part in self._places(first, self._unscaled):
             self._kernels.launch_unscale_add(gradients[part], table, _FIRST_GRADIENT + place)

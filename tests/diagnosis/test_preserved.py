@@ -9,7 +9,7 @@ import nnabla.parametric_functions as PF
 import nnabla.random
 import numpy as np
 
-from nnabla_adaloss.diagnosis.preserved import Preserved
+from nnabla_adaloss.diagnosis.preserved import preserved
 from nnabla_adaloss.graph import Graph
 from nnabla_adaloss.kernels import CpuKernels
 
@@ -24,7 +24,7 @@ def test_data_gradients_and_random_numbers_are_put_back() -> None:
     expected, before = drawn.d.copy(), W.d.copy()
     nn.seed(3)
     states = random.getstate(), nnabla.random.prng.get_state()[1].tobytes()
-    with Preserved(Graph(loss), CpuKernels()):
+    with preserved(Graph(loss), CpuKernels()):
         x.d, W.d = 2.0, 0.0
         random.random()
         nnabla.random.prng.standard_normal(3)
@@ -40,10 +40,10 @@ def test_data_gradients_and_random_numbers_are_put_back() -> None:
 
 def test_forward_draws_the_same_numbers_again() -> None:
     loss = F.mean(F.randn(shape=(5,)) * nn.Variable.from_numpy_array(np.ones(5), need_grad=True))
-    with Preserved(Graph(loss), CpuKernels()) as before:
+    with preserved(Graph(loss), CpuKernels()) as draw_again:
         losses = []
         for _ in range(2):
-            before.draw_again()
+            draw_again()
             loss.forward()
             losses.append(float(loss.d))
     assert losses[0] == losses[1]
@@ -52,6 +52,6 @@ def test_forward_draws_the_same_numbers_again() -> None:
 def test_what_was_never_written_stays_so() -> None:
     x = nn.Variable((4, 3))
     loss = F.mean(PF.affine(x, 5, name="a") ** 2)
-    with Preserved(Graph(loss), CpuKernels()):
+    with preserved(Graph(loss), CpuKernels()):
         loss.forward()
     assert not x.data.modification_count

@@ -8,7 +8,7 @@ import pytest
 
 from nnabla_adaloss.core.formats import get_format
 from nnabla_adaloss.diagnosis import Cause, Kept, LayerNumbers, NetworkNumbers, Way
-from nnabla_adaloss.diagnosis.verdicts import judge, serves
+from nnabla_adaloss.diagnosis.verdicts import serves, verdict_of
 
 GOOD, LOST, OVERFLOWS = Kept(0.0, 0.0, 0.001), Kept(0.9, 0.0, 0.8), Kept(0.0, 0.3, math.inf)
 
@@ -82,25 +82,25 @@ ALL = {way.name.lower(): LOST for way in Way}
     ],
 )
 def test_the_least_that_serves_is_said(layers: Sequence[LayerNumbers], needs: Way, line: str) -> None:
-    verdict = judge(network(*layers))
+    verdict = verdict_of(network(*layers))
     assert verdict.needs is needs
     assert line in verdict.line
 
 
 def test_what_stops_all_learning_comes_first_and_what_does_not_comes_after_the_scale() -> None:
     partly = Cause("saturated", "a/Tanh", "it is flat", "mend it", fatal=False)
-    verdict = judge(network(layer("a"), causes=[partly]))
+    verdict = verdict_of(network(layer("a"), causes=[partly]))
     assert (verdict.needs, verdict.line) == (
         Way.NONE,
         "float16 needs no scaling here. But a/Tanh: it is flat. Mend it.",
     )
-    verdict = judge(network(layer("a"), causes=[partly, partly._replace(fatal=True, function="b/Tanh")]))
+    verdict = verdict_of(network(layer("a"), causes=[partly, partly._replace(fatal=True, function="b/Tanh")]))
     assert (verdict.needs, verdict.line) == (None, "No loss scale helps. b/Tanh: it is flat. Mend it.")
 
 
 def test_what_spoils_one_layer_is_no_reason_to_say_nothing_of_the_others() -> None:
     spoils = Cause("underflow", "b/Mul2", "it computes zeros", "mend it", fatal=False, spoils=("b",))
-    verdict = judge(network(layer("a", none=LOST), layer("b", floor=0.9, **ALL), causes=[spoils]))
+    verdict = verdict_of(network(layer("a", none=LOST), layer("b", floor=0.9, **ALL), causes=[spoils]))
     assert (verdict.needs, verdict.line) == (
         Way.CONSTANT,
         "A scale of 65536 works for all layers but b; without it, a loses 90% to underflow. But b/Mul2: it "
@@ -139,7 +139,7 @@ NAN = Kept(0.0, 0.0, math.inf)
 def test_every_layer_has_a_line_and_a_scale_that_leaves_two_bits(
     one: LayerNumbers, line: str, right_scale: Optional[float]
 ) -> None:
-    (judged,) = judge(network(one)).layers
+    (judged,) = verdict_of(network(one)).layers
     assert (judged.line, judged.right_scale) == (line, right_scale)
 
 
@@ -160,7 +160,7 @@ def test_what_serves(kept: Kept, serve: bool) -> None:
 
 def test_what_cancels_is_no_underflow() -> None:
     cancels = layer("a", **ALL)._replace(cancels=dict.fromkeys(Way, "b/Tanh"))
-    verdict = judge(network(cancels, layer("b")))
+    verdict = verdict_of(network(cancels, layer("b")))
     assert (
         "a loses 90% at b/Tanh, where gradients that are added cancel, as float16 is coarse" in verdict.line
     )
@@ -169,7 +169,7 @@ def test_what_cancels_is_no_underflow() -> None:
 
 def test_layers_that_are_lost_for_a_known_reason_are_left_to_it() -> None:
     flat = Cause("saturated", "a/Softmax", "it is flat", "mend it", fatal=False, spoils=("a", "b"))
-    verdict = judge(network(layer("a", floor=0.9, **ALL), layer("b"), layer("c"), causes=[flat]))
+    verdict = verdict_of(network(layer("a", floor=0.9, **ALL), layer("b"), layer("c"), causes=[flat]))
     assert (verdict.needs, verdict.line) == (
         Way.NONE,
         "float16 needs no scaling here for all layers but a. But a/Softmax: it is flat. Mend it.",

@@ -11,7 +11,7 @@ import nnabla as nn
 import numpy as np
 import pytest
 
-from nnabla_adaloss.kernels import CudaKernels, GradientToUnscale
+from nnabla_adaloss.kernels import CudaKernels, Unscaling
 from nnabla_adaloss.kernels.cuda_launcher import layout
 from tests.kernels.arrays import DTYPES, assert_same_floats, assert_statistics, everything, nd_array, normal
 from tests.kernels.conftest import CPU
@@ -41,11 +41,9 @@ def test_one_launch_for_the_statistics_of_many_arrays(kernels: CudaKernels, laun
     assert [row.statistics.count for row in rows[:3]] == [0, 0, 0]
 
 
-def gradients_to_unscale(count: int) -> List[GradientToUnscale]:
+def gradients_to_unscale(count: int) -> List[Unscaling]:
     sources = [nd_array(normal(i, DTYPES[i % 2], i), DTYPES[i % 2]) for i in range(count)]
-    return [
-        GradientToUnscale(x, nd_array(np.ones(i)), 2.0 ** (i % 5), i % 3 == 0) for i, x in enumerate(sources)
-    ]
+    return [(x, nd_array(np.ones(i)), 2.0 ** (i % 5), i % 3 == 0) for i, x in enumerate(sources)]
 
 
 def test_unscaling_of_many_gradients_takes_as_few_launches_as_fit(
@@ -65,10 +63,10 @@ def test_unscaling_of_many_gradients_takes_as_few_launches_as_fit(
 
 def test_the_largest_magnitudes_stay_until_the_table_is_cleared(kernels: CudaKernels) -> None:
     gradients = gradients_to_unscale(50)
-    bad = gradients[37].source.data.copy()
+    bad = gradients[37][0].data.copy()
     bad[-1] = np.nan
     table = kernels.table(2, gradients=51)
-    kernels.launch_unscale_add([gradients[37]._replace(source=nd_array(bad)), *gradients], table)
+    kernels.launch_unscale_add([(nd_array(bad), *gradients[37][1:]), *gradients], table)
     kernels.launch_unscale_add(gradients_to_unscale(3), table)
     _, largest = table.fetch()
     assert largest[0] == np.inf
@@ -83,11 +81,11 @@ def test_gradients_that_depend_on_each_other_are_not_launched_together(
     first, second, master, other = nd_array([2.0]), nd_array([4.0]), nd_array([1.0]), nd_array([1.0])
     kernels.launch_unscale_add(
         [
-            GradientToUnscale(first, master, 2.0, True),  # 1 + 1
-            GradientToUnscale(second, master, 2.0, True),  # writes the same master: 2 + 2
-            GradientToUnscale(master, other, 4.0, True),  # reads it: 1 + 1
-            GradientToUnscale(first, second, 1.0, False),  # independent of the one before
-            GradientToUnscale(other, first, 1.0, False),  # writes what was read
+            (first, master, 2.0, True),  # 1 + 1
+            (second, master, 2.0, True),  # writes the same master: 2 + 2
+            (master, other, 4.0, True),  # reads it: 1 + 1
+            (first, second, 1.0, False),  # independent of the one before
+            (other, first, 1.0, False),  # writes what was read
         ],
         kernels.table(1, gradients=5),
     )
@@ -96,7 +94,7 @@ def test_gradients_that_depend_on_each_other_are_not_launched_together(
 
 
 def test_bad_arguments_launch_nothing(kernels: CudaKernels, launcher: HostLauncher) -> None:
-    bad = GradientToUnscale(nd_array([1.0]), nd_array([1.0]), 0.0, False)
+    bad = (nd_array([1.0]), nd_array([1.0]), 0.0, False)
     with pytest.raises(ValueError, match="scale="):
         kernels.launch_unscale_add([*gradients_to_unscale(3), bad], kernels.table(1, gradients=4))
     with pytest.raises(TypeError, match="int32"):

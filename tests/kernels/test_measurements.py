@@ -11,14 +11,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.core import ArrayStatistics
-from nnabla_adaloss.kernels import (
-    CudaKernels,
-    GradientsInPlace,
-    GradientToUnscale,
-    Kernels,
-    Measurements,
-    measurements_by,
-)
+from nnabla_adaloss.kernels import CudaKernels, GradientsInPlace, Kernels, Measurements, measurements_by
 from nnabla_adaloss.kernels.device_tasks import DeviceTable
 from nnabla_adaloss.kernels.measurements import DeviceMeasurements
 from tests.kernels.arrays import DTYPES, assert_same_floats, nd_array, normal, scaled
@@ -56,7 +49,7 @@ def test_arrays_are_watched_beside_what_is_measured(measurements: Measurements) 
     good, bad, master = array(1.0), array(2.0, np.inf), array(0.0)
     for arrays, finite in (([good], True), ([good, bad], False), ([], True), ([good], True)):
         measurements.watch(arrays)
-        measurements.unscale([GradientToUnscale(array(6.0), master, 2.0, False) for _ in range(3)])
+        measurements.unscale([(array(6.0), master, 2.0, False) for _ in range(3)])
         assert measurements.fetch() == ([], [3.0] * 3, finite)
     measurements.watch([bad])
     assert measurements.fetch() == ([], [], False)
@@ -90,12 +83,10 @@ def test_an_array_is_measured_as_it_was(measurements: Measurements) -> None:
 
 def test_unscaling_reports_infinities_and_forgets_them(measurements: Measurements) -> None:
     good, bad, master = array(8.0, 4.0), array(np.inf, 1.0), array(1.0, 1.0)
-    measurements.unscale(
-        [GradientToUnscale(good, master, 4.0, True), GradientToUnscale(bad, bad, 2.0, False)]
-    )
+    measurements.unscale([(good, master, 4.0, True), (bad, bad, 2.0, False)])
     assert measurements.fetch()[1] == [2.0, np.inf]
     np.testing.assert_array_equal(master.data, [3.0, 2.0])
-    measurements.unscale([GradientToUnscale(good, good, 4.0, False)])
+    measurements.unscale([(good, good, 4.0, False)])
     assert measurements.fetch()[1] == [2.0]
     np.testing.assert_array_equal(good.data, [2.0, 1.0])
 
@@ -103,7 +94,7 @@ def test_unscaling_reports_infinities_and_forgets_them(measurements: Measurement
 def test_magnitudes_come_in_the_order_of_the_gradients_also_beyond_one_table(
     measurements: Measurements,
 ) -> None:
-    gradients = [GradientToUnscale(array(-float(i)), array(100.0), 2.0, i % 2 == 0) for i in range(7)]
+    gradients = [(array(-float(i)), array(100.0), 2.0, i % 2 == 0) for i in range(7)]
     measurements.unscale(gradients[:1])
     measurements.unscale(gradients[1:])
     assert measurements.fetch()[1] == [i / 2.0 for i in range(7)]
