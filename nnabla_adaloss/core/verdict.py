@@ -18,7 +18,7 @@ CHECK_AFTER = 3
 """After so many repeats it is asked whether forward is finite."""
 
 
-class Verdict(Enum):
+class PassVerdict(Enum):
     """The last six are final."""
 
     AGAIN = "run the batch again"
@@ -37,7 +37,7 @@ class Verdict(Enum):
     @property
     def of_forward(self) -> bool:
         """Whether forward was not finite, so that no loss scale is the cause."""
-        return self in (Verdict.NONFINITE_LOSS, Verdict.NONFINITE_FORWARD)
+        return self in (PassVerdict.NONFINITE_LOSS, PassVerdict.NONFINITE_FORWARD)
 
 
 class Rules(NamedTuple):
@@ -64,38 +64,40 @@ class Facts(NamedTuple):
     fits_smallest: Optional[bool] = None  # whether gradients are finite at the smallest scale
 
 
-def judge(facts: Facts, rules: Rules) -> Verdict:
+def judge(facts: Facts, rules: Rules) -> PassVerdict:
     """What is to be done with a batch, or what has become of it."""
     last = facts.repeats >= rules.max_repeats
     if not facts.overflowed:
-        return Verdict.GOOD if facts.settled or last or rules.update_lost else Verdict.AGAIN
+        return PassVerdict.GOOD if facts.settled or last or rules.update_lost else PassVerdict.AGAIN
     may_repeat = rules.repeat and not last
     if facts.can_measure_more and facts.fits is None and not (may_repeat and facts.loss_finite):
-        return Verdict.MEASURE
+        return PassVerdict.MEASURE
     if rules.update_lost:
-        return Verdict.OVERFLOW
+        return PassVerdict.OVERFLOW
     if facts.fits:
         # Its scales were those of the batches before.
-        return Verdict.AGAIN if may_repeat else Verdict.RETRIES if rules.repeat else Verdict.OVERFLOW
+        return (
+            PassVerdict.AGAIN if may_repeat else PassVerdict.RETRIES if rules.repeat else PassVerdict.OVERFLOW
+        )
     if facts.fault is None and (facts.suspect or not rules.repeat):
-        return Verdict.CHECK_FORWARD
+        return PassVerdict.CHECK_FORWARD
     if not facts.loss_finite:
-        return Verdict.NONFINITE_LOSS
+        return PassVerdict.NONFINITE_LOSS
     if facts.fault:
         # An attention mask of minus infinity is no fault: gradients are finite behind it.
         if facts.fits_smallest is None:
-            return Verdict.PROBE
+            return PassVerdict.PROBE
         if not facts.fits_smallest:
-            return Verdict.NONFINITE_FORWARD
+            return PassVerdict.NONFINITE_FORWARD
     if facts.lowered is None:
-        return Verdict.LOWER
+        return PassVerdict.LOWER
     if not rules.repeat:
-        return Verdict.OVERFLOW
+        return PassVerdict.OVERFLOW
     due = facts.repeats == rules.check_after
     if facts.fault is None and (due or last or not facts.lowered):
-        return Verdict.CHECK_FORWARD
+        return PassVerdict.CHECK_FORWARD
     if facts.lowered and due and facts.fits_smallest is None:
-        return Verdict.PROBE
+        return PassVerdict.PROBE
     if not facts.lowered or (due and not facts.fits_smallest):
-        return Verdict.HOPELESS
-    return Verdict.RETRIES if last else Verdict.AGAIN
+        return PassVerdict.HOPELESS
+    return PassVerdict.RETRIES if last else PassVerdict.AGAIN

@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterable, NamedTuple, Tuple
 import nnabla as nn
 import numpy as np
 
-from ..core.verdict import Facts, Rules, Verdict, judge
+from ..core.verdict import Facts, PassVerdict, Rules, judge
 from ..undo import ArraySnapshot
 from .adaptive_loss_scaling import AdaptiveLossScaling
 
@@ -16,7 +16,7 @@ from .adaptive_loss_scaling import AdaptiveLossScaling
 class Outcome(NamedTuple):
     """Outcome of a batch, or of its last pass, on this rank."""
 
-    verdict: Verdict = Verdict.GOOD
+    verdict: PassVerdict = PassVerdict.GOOD
     facts: Facts = Facts()  # that the verdict follows from
     # All functions whose gradients were not finite, also where the solver does not use them, in backward
     # order.
@@ -69,7 +69,7 @@ class BatchLoop(NamedTuple):
             found = self.judge(self._facts(repeats), rules)
             if found.facts.overflowed and not rules.update_lost:
                 self.on_overflow(found)
-            if found.verdict is not Verdict.AGAIN:
+            if found.verdict is not PassVerdict.AGAIN:
                 return found
             repeats += 1
             self.on_repeat(found)
@@ -81,7 +81,7 @@ class BatchLoop(NamedTuple):
         scaling, found = self.scaling, self._of_pass()
         while True:
             verdict = judge(facts, rules)
-            if verdict is Verdict.MEASURE:
+            if verdict is PassVerdict.MEASURE:
                 scaling.guard.undo_batch()
                 self.run_pass(True)
                 measured = self._facts(facts.repeats)
@@ -89,11 +89,11 @@ class BatchLoop(NamedTuple):
                     facts, found = measured, self._of_pass()
                 else:
                     facts = facts._replace(fits=True)
-            elif verdict is Verdict.CHECK_FORWARD:
+            elif verdict is PassVerdict.CHECK_FORWARD:
                 facts = facts._replace(fault=scaling.find_fault())
-            elif verdict is Verdict.PROBE:
+            elif verdict is PassVerdict.PROBE:
                 facts = facts._replace(fits_smallest=self._fits_smallest())
-            elif verdict is Verdict.LOWER:
+            elif verdict is PassVerdict.LOWER:
                 facts = facts._replace(lowered=scaling.after_overflow() or self.lower())
             else:
                 return found._replace(verdict=verdict, facts=facts)

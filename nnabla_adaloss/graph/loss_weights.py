@@ -52,8 +52,8 @@ class Passage(NamedTuple):
     counts: bool  # whether `after` is weighed by it: single elements weigh nothing beside arrays
 
 
-class Way(NamedTuple):
-    """A way of the gradient through another function, from one component to another."""
+class ComponentEdge(NamedTuple):
+    """Edge of the gradient through another function, from one component to another."""
 
     output: int  # position, where that is a single element; -1: all that the component holds is one way
     before: int
@@ -78,7 +78,7 @@ class LossWeights:
         self._at_loss: List[int] = []  # indices of the functions of one element
         # Positions of the variables that other functions read.
         self._read_otherwise: Set[int] = set()
-        ways: Dict[Way, None] = {}
+        ways: Dict[ComponentEdge, None] = {}
         for index, node in enumerate(nodes):
             output, before = node.outputs[0], components.producers[node.number]
             first = output if math.prod(shapes[output]) == 1 else -1
@@ -92,7 +92,7 @@ class LossWeights:
             behind.update(components.of[s.target] for s in node.slots if s.target in components.of)
             for after in behind:
                 if after != before or first >= 0:
-                    ways[Way(first, before, after, node.non_homogeneous)] = None
+                    ways[ComponentEdge(first, before, after, node.non_homogeneous)] = None
         self._ways = list(ways)
         self._passages = self._passages_of(nodes, described)
         self._constants = _constants_of(self._passages)

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..communicators.agreement import RankDisagreementError
-from ..core.verdict import Verdict
+from ..core.verdict import PassVerdict
 from ..engine import Outcome
 from ..host_context import host_view
 from ..kernels import Kernels
 
 # The first of these on any rank is the cause; if there is none, it is an overflow.
-_CAUSES = Verdict.NONFINITE_LOSS, Verdict.NONFINITE_FORWARD, Verdict.HOPELESS, Verdict.RETRIES
+_CAUSES = PassVerdict.NONFINITE_LOSS, PassVerdict.NONFINITE_FORWARD, PassVerdict.HOPELESS, PassVerdict.RETRIES
 
 Numbers = Mapping[str, Sequence[float]]
 """Numbers that a rank sends to the others, by name."""
@@ -136,15 +136,15 @@ class GradientExchange:
         self.comm.all_reduce([array], division=False, inplace=True)
         return [bool(total > 0.0) for total in host_view(array)]
 
-    def agree(self, outcome: Outcome, *, repeat: bool) -> Tuple[Verdict, bool]:
+    def agree(self, outcome: Outcome, *, repeat: bool) -> Tuple[PassVerdict, bool]:
         """The verdict where gradients of some rank are not finite, and whether a scale was lowered for it."""
         unexplained = outcome.facts.overflowed and not outcome.lowered and not repeat
         *causes, lowered, only_s0 = self.any(
             [*(outcome.verdict is verdict for verdict in _CAUSES), outcome.lowered, unexplained]
         )
-        found = next(compress(_CAUSES, causes), Verdict.OVERFLOW)
+        found = next(compress(_CAUSES, causes), PassVerdict.OVERFLOW)
         # The sum over ranks may overflow where no rank's own gradients did.
-        explained = lowered or found in (Verdict.HOPELESS, Verdict.RETRIES)
+        explained = lowered or found in (PassVerdict.HOPELESS, PassVerdict.RETRIES)
         return found, explained and not only_s0
 
     def check_ranks_agree(self, scales: Sequence[float], iteration: int) -> None:

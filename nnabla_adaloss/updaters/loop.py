@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.config import AdaLossConfig
 from ..core.scale_policy import ScalePolicy, ScaleState
-from ..core.verdict import CHECK_AFTER, Rules, Verdict
+from ..core.verdict import CHECK_AFTER, PassVerdict, Rules
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
 from ..errors import LossScaleError
@@ -257,7 +257,7 @@ class TrainingLoop(Settings):
                 self._s0.lower()
             if self._audience is not None:
                 found = _together(before, found)
-                loss = found.verdict is Verdict.NONFINITE_LOSS
+                loss = found.verdict is PassVerdict.NONFINITE_LOSS
                 event = Overflowed(
                     iteration=self.iteration,
                     attempt=found.attempt,
@@ -298,11 +298,11 @@ class TrainingLoop(Settings):
         verdict, lowered = self._exchange.agree(outcome, repeat=self._repeat)
         retries.last = outcome
         if not (verdict.of_forward or (self._repeat and lowered)) and not self._s0.lower() and not lowered:
-            verdict = Verdict.HOPELESS
+            verdict = PassVerdict.HOPELESS
         self._count_lost(verdict, outcome)
         if verdict.of_forward:
             return self._skip_bad_batch(outcome, verdict)
-        if verdict is Verdict.HOPELESS:
+        if verdict is PassVerdict.HOPELESS:
             retries.hopeless += 1
             is_last = retries.hopeless == _HOPELESS or retries.discarded == self.max_retries
             if self._searches or is_last:
@@ -318,7 +318,7 @@ class TrainingLoop(Settings):
         self._notifier.count_lost(self.iteration, outcome.where)
         self.scaling.lose_batch()
         self.scaling.guard.begin()
-        if verdict is not Verdict.RETRIES and retries.discarded <= self.max_retries:
+        if verdict is not PassVerdict.RETRIES and retries.discarded <= self.max_retries:
             return None
         self.scaling.end_iteration(good=False)
         message = (
@@ -328,7 +328,7 @@ class TrainingLoop(Settings):
         policy = self.on_scale_floor if self._repeat and self.max_retries else "skip"
         return self._skipped(policy, "retries", message, reason="overflow", component=outcome.component)
 
-    def _count_lost(self, verdict: Verdict, outcome: Outcome) -> None:
+    def _count_lost(self, verdict: PassVerdict, outcome: Outcome) -> None:
         """Count the batches of this try as lost, and report them to monitors."""
         self.counters.count_lost(verdict.value, self.accum_grad)
         if self._audience is not None:
@@ -354,13 +354,13 @@ class TrainingLoop(Settings):
         self._s0.state = self._retries.scale_state
         self.scaling.drop_iteration()
 
-    def _skip_bad_batch(self, outcome: Outcome, verdict: Verdict) -> UpdateResult:
+    def _skip_bad_batch(self, outcome: Outcome, verdict: PassVerdict) -> UpdateResult:
         if self._repeat:
             # Lower scales were tried, and were not the cause.
             self._restore_scales()
         else:
             self.scaling.drop_iteration()
-        what = "the loss" if verdict is Verdict.NONFINITE_LOSS else "the forward pass"
+        what = "the loss" if verdict is PassVerdict.NONFINITE_LOSS else "the forward pass"
         whose = "" if self.comm is None else f" of {'this' if outcome.verdict is verdict else 'another'} rank"
         cause, fault, argument = verdict.value, outcome.fault, f"on_{verdict.value}"
         message = (

@@ -24,7 +24,7 @@ from nnabla_adaloss.core.choose import Start, choose
 from nnabla_adaloss.core.components import GemmSlot, LayerSlot, NodeStructure, components_of
 from nnabla_adaloss.core.memory import Memory, PassMeasurements, Seen
 from nnabla_adaloss.core.schedule import ScaleSchedule
-from nnabla_adaloss.core.verdict import Facts, Rules, Verdict, judge
+from nnabla_adaloss.core.verdict import Facts, Rules, PassVerdict, judge
 
 # By position: x -> affine (weight 1) -> 2 -> affine (weight 3) -> 4 -> mean -> 5; x needs no gradient.
 def node(number, kind, output, inputs=(), leaves=(), slots=(), mean=False):
@@ -41,7 +41,7 @@ seen = Seen(Memory(policy)).before_pass(0, components.names, ones)
 amax, used = {1: 2.0**-6, 2: 2.0**-20}, ScaleSchedule(nodes, components, [1.0] * 3, None, ones)
 measured = PassMeasurements(used, limits, amax, measured_all=True)
 seen = seen.after_pass(measured, completes_entry=True)
-assert judge(Facts(settled=seen.settled), Rules(True, 9)) is Verdict.AGAIN
+assert judge(Facts(settled=seen.settled), Rules(True, 9)) is PassVerdict.AGAIN
 found = seen.limits(components, ones, limits)
 scales = choose(components, found, Start(2.0**15, 8.0, 2.0**-24), None).scales
 assert scales == [2.0**15, 2.0**19, 2.0**33], scales
@@ -49,7 +49,7 @@ schedule = ScaleSchedule(nodes, components, scales, None, ones)
 assert schedule.layers == {"second": (2.0**19, 2.0**14)}
 
 seen, lowered = seen.after_overflow(PassMeasurements(schedule, limits, amax, overflowed=2))
-assert lowered and judge(Facts(overflowed=True, lowered=lowered), Rules(True, 9)) is Verdict.AGAIN
+assert lowered and judge(Facts(overflowed=True, lowered=lowered), Rules(True, 9)) is PassVerdict.AGAIN
 assert seen.limits(components, ones, limits).limits[1:] == [2.0**19, 2.0**29]
 
 frameworks = {name.split(".")[0] for name in sys.modules} & {"nnabla", "nnabla_ext", "cupy"}

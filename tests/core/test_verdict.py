@@ -8,12 +8,12 @@ from typing import Iterator, List, Optional
 
 import pytest
 
-from nnabla_adaloss.core.verdict import Facts, Rules, Verdict, judge
+from nnabla_adaloss.core.verdict import Facts, PassVerdict, Rules, judge
 
 pytestmark = pytest.mark.any_context
 
-FINAL = [*Verdict][[*Verdict].index(Verdict.GOOD) :]
-ACTIONS = [verdict for verdict in Verdict if verdict not in FINAL and verdict is not Verdict.AGAIN]
+FINAL = [*PassVerdict][[*PassVerdict].index(PassVerdict.GOOD) :]
+ACTIONS = [verdict for verdict in PassVerdict if verdict not in FINAL and verdict is not PassVerdict.AGAIN]
 REPEAT, LOSE = Rules(True, 5), Rules(False, 5)
 TRUTHS: List[Optional[bool]] = [None, False, True]
 
@@ -27,13 +27,13 @@ def all_facts() -> Iterator[Facts]:
             yield Facts(repeats, settled, overflowed, can_measure_more, loss_finite, suspect, *answers)
 
 
-def answered(facts: Facts, verdict: Verdict, answer: bool) -> Facts:
+def answered(facts: Facts, verdict: PassVerdict, answer: bool) -> Facts:
     """What is known when what a verdict asks for was done."""
     fields = {
-        Verdict.MEASURE: "fits",
-        Verdict.CHECK_FORWARD: "fault",
-        Verdict.PROBE: "fits_smallest",
-        Verdict.LOWER: "lowered",
+        PassVerdict.MEASURE: "fits",
+        PassVerdict.CHECK_FORWARD: "fault",
+        PassVerdict.PROBE: "fits_smallest",
+        PassVerdict.LOWER: "lowered",
     }
     return facts._replace(**{fields[verdict]: answer})
 
@@ -59,31 +59,31 @@ def test_good_are_gradients_that_are_finite_and_no_others() -> None:
     for rules in (REPEAT, LOSE):
         for facts in all_facts():
             verdict = judge(facts, rules)
-            assert facts.overflowed or verdict in (Verdict.GOOD, Verdict.AGAIN)
-            assert not (facts.overflowed and verdict is Verdict.GOOD)
+            assert facts.overflowed or verdict in (PassVerdict.GOOD, PassVerdict.AGAIN)
+            assert not (facts.overflowed and verdict is PassVerdict.GOOD)
             if not facts.overflowed:
                 again = not facts.settled and facts.repeats < rules.max_repeats
-                assert verdict is (Verdict.AGAIN if again else Verdict.GOOD)
+                assert verdict is (PassVerdict.AGAIN if again else PassVerdict.GOOD)
 
 
 def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> None:
     for facts in all_facts():
         verdict = judge(facts, LOSE)
         if facts.overflowed:
-            assert verdict not in (Verdict.AGAIN, Verdict.RETRIES, Verdict.HOPELESS)
-    assert judge(Facts(overflowed=True, can_measure_more=True), LOSE) is Verdict.MEASURE
-    assert judge(Facts(overflowed=True, can_measure_more=True, fits=True), LOSE) is Verdict.OVERFLOW
+            assert verdict not in (PassVerdict.AGAIN, PassVerdict.RETRIES, PassVerdict.HOPELESS)
+    assert judge(Facts(overflowed=True, can_measure_more=True), LOSE) is PassVerdict.MEASURE
+    assert judge(Facts(overflowed=True, can_measure_more=True, fits=True), LOSE) is PassVerdict.OVERFLOW
     # In a window that is lost already, too: what it shows counts for the next one.
     assert (
         judge(Facts(overflowed=True, can_measure_more=True), LOSE._replace(update_lost=True))
-        is Verdict.MEASURE
+        is PassVerdict.MEASURE
     )
     # Whatever was wrong in it, the window is lost.
     for facts in all_facts():
         assert judge(facts, REPEAT._replace(update_lost=True)) in (
-            Verdict.GOOD,
-            Verdict.MEASURE,
-            Verdict.OVERFLOW,
+            PassVerdict.GOOD,
+            PassVerdict.MEASURE,
+            PassVerdict.OVERFLOW,
         )
 
 
@@ -91,44 +91,44 @@ def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> Non
     ("facts", "expected"),
     [
         # Lower scales show by themselves whether they were the cause.
-        (Facts(overflowed=True), Verdict.LOWER),
-        (Facts(overflowed=True, lowered=True), Verdict.AGAIN),
-        (Facts(overflowed=True, can_measure_more=True), Verdict.LOWER),
+        (Facts(overflowed=True), PassVerdict.LOWER),
+        (Facts(overflowed=True, lowered=True), PassVerdict.AGAIN),
+        (Facts(overflowed=True, can_measure_more=True), PassVerdict.LOWER),
         # Where they have not helped, it is looked into; so where no scale was left.
-        (Facts(3, overflowed=True, lowered=True), Verdict.CHECK_FORWARD),
-        (Facts(3, overflowed=True, lowered=True, fault=""), Verdict.PROBE),
-        (Facts(3, overflowed=True, lowered=True, fault="", fits_smallest=True), Verdict.AGAIN),
-        (Facts(3, overflowed=True, lowered=True, fault="", fits_smallest=False), Verdict.HOPELESS),
-        (Facts(overflowed=True, lowered=False), Verdict.CHECK_FORWARD),
-        (Facts(overflowed=True, lowered=False, fault=""), Verdict.HOPELESS),
+        (Facts(3, overflowed=True, lowered=True), PassVerdict.CHECK_FORWARD),
+        (Facts(3, overflowed=True, lowered=True, fault=""), PassVerdict.PROBE),
+        (Facts(3, overflowed=True, lowered=True, fault="", fits_smallest=True), PassVerdict.AGAIN),
+        (Facts(3, overflowed=True, lowered=True, fault="", fits_smallest=False), PassVerdict.HOPELESS),
+        (Facts(overflowed=True, lowered=False), PassVerdict.CHECK_FORWARD),
+        (Facts(overflowed=True, lowered=False, fault=""), PassVerdict.HOPELESS),
         # What is not finite in forward is no matter of the scale, unless gradients are finite behind it.
-        (Facts(overflowed=True, suspect=True), Verdict.CHECK_FORWARD),
-        (Facts(overflowed=True, suspect=True, fault="c"), Verdict.PROBE),
-        (Facts(overflowed=True, fault="c", fits_smallest=False), Verdict.NONFINITE_FORWARD),
-        (Facts(overflowed=True, fault="c", fits_smallest=True), Verdict.LOWER),
-        (Facts(overflowed=True, loss_finite=False, suspect=True, fault="c"), Verdict.NONFINITE_LOSS),
-        (Facts(overflowed=True, loss_finite=False, suspect=True, fault=""), Verdict.NONFINITE_LOSS),
+        (Facts(overflowed=True, suspect=True), PassVerdict.CHECK_FORWARD),
+        (Facts(overflowed=True, suspect=True, fault="c"), PassVerdict.PROBE),
+        (Facts(overflowed=True, fault="c", fits_smallest=False), PassVerdict.NONFINITE_FORWARD),
+        (Facts(overflowed=True, fault="c", fits_smallest=True), PassVerdict.LOWER),
+        (Facts(overflowed=True, loss_finite=False, suspect=True, fault="c"), PassVerdict.NONFINITE_LOSS),
+        (Facts(overflowed=True, loss_finite=False, suspect=True, fault=""), PassVerdict.NONFINITE_LOSS),
         # The last pass is measured, to name what was bad; what fits then was only too large for old scales.
-        (Facts(5, overflowed=True, can_measure_more=True), Verdict.MEASURE),
-        (Facts(overflowed=True, can_measure_more=True, loss_finite=False, suspect=True), Verdict.MEASURE),
-        (Facts(5, overflowed=True, can_measure_more=True, fits=True), Verdict.RETRIES),
-        (Facts(5, overflowed=True, lowered=True, fault=""), Verdict.RETRIES),
+        (Facts(5, overflowed=True, can_measure_more=True), PassVerdict.MEASURE),
+        (Facts(overflowed=True, can_measure_more=True, loss_finite=False, suspect=True), PassVerdict.MEASURE),
+        (Facts(5, overflowed=True, can_measure_more=True, fits=True), PassVerdict.RETRIES),
+        (Facts(5, overflowed=True, lowered=True, fault=""), PassVerdict.RETRIES),
     ],
 )
-def test_what_is_done_with_a_batch_that_may_run_again(facts: Facts, expected: Verdict) -> None:
+def test_what_is_done_with_a_batch_that_may_run_again(facts: Facts, expected: PassVerdict) -> None:
     assert judge(facts, REPEAT) is expected
 
 
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        (Facts(overflowed=True), Verdict.CHECK_FORWARD),
-        (Facts(overflowed=True, fault=""), Verdict.LOWER),
-        (Facts(overflowed=True, fault="", lowered=False), Verdict.OVERFLOW),
-        (Facts(overflowed=True, fault="c"), Verdict.PROBE),
-        (Facts(overflowed=True, fault="c", fits_smallest=False), Verdict.NONFINITE_FORWARD),
-        (Facts(settled=False), Verdict.AGAIN),
+        (Facts(overflowed=True), PassVerdict.CHECK_FORWARD),
+        (Facts(overflowed=True, fault=""), PassVerdict.LOWER),
+        (Facts(overflowed=True, fault="", lowered=False), PassVerdict.OVERFLOW),
+        (Facts(overflowed=True, fault="c"), PassVerdict.PROBE),
+        (Facts(overflowed=True, fault="c", fits_smallest=False), PassVerdict.NONFINITE_FORWARD),
+        (Facts(settled=False), PassVerdict.AGAIN),
     ],
 )
-def test_what_is_done_with_a_batch_that_is_lost(facts: Facts, expected: Verdict) -> None:
+def test_what_is_done_with_a_batch_that_is_lost(facts: Facts, expected: PassVerdict) -> None:
     assert judge(facts, LOSE) is expected

@@ -11,7 +11,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.core.verdict import Rules, Verdict
+from nnabla_adaloss.core.verdict import PassVerdict, Rules
 from nnabla_adaloss.engine import BatchLoop
 from tests.worlds.networks import mlp
 from tests.worlds.values import assert_close, constant, data, gradients, zero_grads
@@ -41,7 +41,7 @@ def test_a_batch_whose_gradients_were_not_saved_runs_once_however_low_its_scales
     for present in (0.0, 1.0):
         weight.d = present
         scaling.guard.begin_batch(first=not present, repeat=False)
-        assert loop.run(Rules(repeat=False, max_repeats=9)).verdict is Verdict.GOOD
+        assert loop.run(Rules(repeat=False, max_repeats=9)).verdict is PassVerdict.GOOD
     # The second batch is the first with gradients of these layers, and would have run again.
     assert not scaling.settled
     assert_close(gradients(), expected, rtol=1e-5)
@@ -70,6 +70,6 @@ def test_a_lost_batch_is_measured_on_the_state_that_it_began_with() -> None:
         scaling.after_update()
         # Only what comes back through it grows, by more than the margin.
         nn.get_parameters()["b/affine/W"].d *= 1.0 if len(verdicts) < 2 else 2.0**9
-    assert verdicts == [Verdict.GOOD, Verdict.GOOD, Verdict.OVERFLOW]
+    assert verdicts == [PassVerdict.GOOD, PassVerdict.GOOD, PassVerdict.OVERFLOW]
     assert len(began_with) == 4
     assert began_with[0] < began_with[1] < began_with[2] == began_with[3]

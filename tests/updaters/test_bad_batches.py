@@ -26,7 +26,7 @@ from nnabla_adaloss import (
     LossScaleError,
     LossScaleWarning,
 )
-from nnabla_adaloss.core.verdict import Rules, Verdict
+from nnabla_adaloss.core.verdict import PassVerdict, Rules
 from nnabla_adaloss.engine import BatchLoop
 from tests.worlds.networks import gate, two_layers
 from tests.worlds.trainings import AS_THE_BASELINE, scaler_step, solver_of, training, updater_of, updater_on
@@ -138,7 +138,7 @@ def test_what_was_looked_at_with_a_smaller_scale_is_not_taken_for_a_gradient() -
     before = gradients()
     loop = BatchLoop(scaling, lambda again: None, nn.get_parameters().values, 2.0**-24)
     outcome = loop.judge(loop.overflow(may_run=False), Rules(repeat=False, max_repeats=0))
-    assert (outcome.verdict, outcome.fault, outcome.lowered) == (Verdict.OVERFLOW, "", True)
+    assert (outcome.verdict, outcome.fault, outcome.lowered) == (PassVerdict.OVERFLOW, "", True)
     assert_equal(gradients(), before)
 
 
