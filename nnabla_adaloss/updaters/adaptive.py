@@ -5,25 +5,47 @@ from __future__ import annotations
 
 import inspect
 import os
+from functools import partial
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Union
 
 import nnabla as nn
-from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from ..core.config import AdaLossConfig
 from ..core.precision import StorageLike
 from ..core.scale_history import HistoryPolicy
-from ..core.validation import explains_keywords
+from ..core.validation import (
+    boolean,
+    callable_with,
+    choice,
+    explains_keywords,
+    nonnegative_integer,
+    nonnegative_number,
+    optional,
+    positive_integer,
+)
 from ..errors import warn
 from ..graph.loss import LossLike
 from ..state import read_state, write_state
 from .loop import TrainingLoop
 from .retries import UpdateResult
-from .settings import TORCH_ARGUMENTS, GlobalScaleName, HookLike, OnOverflow, Policy, keep_data
+from .settings import (
+    TORCH_ARGUMENTS,
+    GlobalScaleName,
+    HookLike,
+    OnOverflow,
+    Policy,
+    Setting,
+    always,
+    exchanged,
+    keep_data,
+    measured,
+    policy,
+)
+from .solvers import check_solver
 from .states import parameter_checksum, read_saved, saved_state
 
 
-class AdaptiveLossScalingUpdater(TrainingLoop, DynamicLossScalingUpdater):  # type: ignore[misc]
+class AdaptiveLossScalingUpdater(TrainingLoop):
     """Trains with measured loss scales: one for each part of the network (component), and nothing to tune.
 
     A drop-in replacement for nnabla's `DynamicLossScalingUpdater`, with the same positional arguments and
@@ -102,6 +124,42 @@ class AdaptiveLossScalingUpdater(TrainingLoop, DynamicLossScalingUpdater):  # ty
         >>> updater.update().updated
         True
     """
+
+    # The table of arguments: the check of each, when a value is refused, and who else is given it. `loss` and
+    # `scale`, whose assignment changes the engine, are properties.
+    solver: Any = Setting(check_solver, fixed=exchanged, reported=False)
+    data_feeder: Any = Setting(
+        callable_with(what="callable without arguments", instead="feed, not feed(), or lambda: feed(...)"),
+        reported=False,
+    )
+    scaling_factor: Any = Setting(saved=True)
+    N: Any = Setting(saved=True)
+    clear_buffer: Any = Setting(boolean)
+    accum_grad: Any = Setting(positive_integer, saved=True)
+    weight_decay: Any = Setting(optional(nonnegative_number))
+    comm: Any = Setting(fixed=always, reported=False)
+    grads: Any = Setting(fixed=always, reported=False)
+    global_scale: Any = Setting(fixed=always, saved=True)
+    history: Any = Setting(fixed=always)  # the policy that `global_scale` names
+    on_overflow: Any = Setting(partial(choice, words=OnOverflow), fixed=always, saved=True)
+    config: Any = Setting(fixed=always, saved=True)
+    storage: Any = Setting(fixed=always)
+    max_retries: Any = Setting(nonnegative_integer)
+    on_nonfinite_loss: Policy = policy()
+    on_nonfinite_forward: Policy = policy()
+    on_scale_floor: Policy = policy()
+    min_scale: Any = Setting(fixed=measured, saved=True)
+    max_scale: Any = Setting(saved=True)
+    hysteresis: Any = Setting(saved=True)
+    on_gradients: Any = Setting(
+        optional(callable_with(None, what="callable with the solver", instead="lambda solver: hook(...)"))
+    )
+    average: Any = Setting(boolean, saved=True)
+    check_every: Any = Setting(nonnegative_integer)
+    monitors: Any = Setting(fixed=always, reported=False)
+    function_pre_hook: Any = Setting(fixed=always)
+    function_post_hook: Any = Setting(fixed=always)
+    float_tail: Any = Setting(boolean, fixed=always)
 
     @explains_keywords(TORCH_ARGUMENTS)
     def __init__(
@@ -188,7 +246,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop, DynamicLossScalingUpdater):  # ty
 
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next step, apart from parameters, solver states and data."""
-        return saved_state(self, _DEFAULTS)
+        return saved_state(self, _SAVED)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state that `state_dict` returned. Load the parameters before.
@@ -197,7 +255,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop, DynamicLossScalingUpdater):  # ty
             ValueError: the state is damaged, of a newer version, of another network, or of an updater with
                 other settings. Nothing changes then.
         """
-        saved = read_saved(state, self, _DEFAULTS)
+        saved = read_saved(state, self, _SAVED)
         self.scaling.load_state_dict(saved["scaling"])
         self._s0.state, self._s0.last_good = saved["scale_state"], saved["last_good_scale"]
         self.iteration, self.counters, self._interrupted = saved["iteration"], saved["counters"], None
@@ -227,7 +285,9 @@ class AdaptiveLossScalingUpdater(TrainingLoop, DynamicLossScalingUpdater):  # ty
         self.load_state_dict(read_state(path))
 
 
-_DEFAULTS = {
+_SAVED = {
     name: argument.default
     for name, argument in inspect.signature(AdaptiveLossScalingUpdater).parameters.items()
+    if getattr(vars(AdaptiveLossScalingUpdater).get(name), "saved", False)
 }
+"""Arguments that saved states hold, with their defaults."""

@@ -8,6 +8,7 @@ from operator import methodcaller
 from typing import Any, Callable, List, Mapping, Optional, Tuple
 
 import numpy as np
+from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from ..core.config import AdaLossConfig
 from ..core.scale_policy import ScalePolicy, ScaleState
@@ -24,7 +25,7 @@ from .idle import Idle
 from .notifications import notify_beginning, notify_update
 from .notifier import Notifier
 from .retries import Counters, RetryState, UpdateResult
-from .settings import POLICY_FIELDS, TABLE, Settings, history_of, hooks_by_pass
+from .settings import POLICY_FIELDS, history_of, hooks_by_pass
 from .solvers import parameters_of
 
 _CALL = methodcaller("__call__")
@@ -34,7 +35,7 @@ _CALL = methodcaller("__call__")
 _HOPELESS = 25
 
 
-class TrainingLoop(Settings):
+class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
     """Trains on the batches of a loss, with the arguments of an updater as attributes."""
 
     undone = ("iteration",)
@@ -51,8 +52,9 @@ class TrainingLoop(Settings):
         self._exchange = GradientExchange(comm, given["grads"], self.solver)
         self._audience = audience_of(given["monitors"])
         made = {"history": history, "grads": [] if comm is None else self._exchange.grads}
-        for name in TABLE:
-            setattr(self, name, made[name] if name in made else given[name])
+        for name, value in {**given, **made}.items():
+            if name not in ("self", "loss", "scale"):
+                setattr(self, name, value)
         self.counters, self._idle, self._notifier = Counters(), Idle(), Notifier()
         self._repeat = self.on_overflow == "repeat"
         # Scales are lowered from batch to batch, and on all ranks alike.

@@ -1,25 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of an updater's arguments, which are attributes as well: checked, or refused, when assigned."""
+"""Arguments of updaters as attributes: checked, or refused, when they are assigned."""
 
 from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any, Callable, Dict, Literal, Optional, Tuple, Union, cast
+from typing import Any, Callable, Dict, Literal, Optional, Tuple, Union
 
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy
-from ..core.validation import (
-    boolean,
-    callable_with,
-    choice,
-    nonnegative_integer,
-    nonnegative_number,
-    optional,
-    positive_integer,
-)
+from ..core.validation import choice
 from ..graph.hooks import Hook
-from .solvers import check_solver
 
 HookLike = Union[Hook, Tuple[Optional[Hook], Optional[Hook]], None]
 """A hook for forward and backward, or one for each, or none."""
@@ -117,58 +108,16 @@ def always(updater: Any, value: Any) -> bool:
     return True
 
 
-def _exchanged(updater: Any, solver: Any) -> bool:
+def exchanged(updater: Any, solver: Any) -> bool:
     """Refuse another solver where a communicator exchanges the gradients of this one."""
     return updater.comm is not None and solver is not updater.solver
 
 
-def _measured(updater: Any, min_scale: Any) -> bool:
+def measured(updater: Any, min_scale: Any) -> bool:
     """Refuse another floor of measured scales, which keep the one that they were made with."""
     return updater.history is not None and min_scale != updater.min_scale
 
 
-_policy = cast(Any, partial(Setting, partial(choice, words=Policy)))
-
-
-class Settings:
-    """The arguments of an updater: the check of each, when it is refused, and who else holds it.
-
-    `loss` and `scale`, whose assignment changes the engine, are properties of the updater.
-    """
-
-    solver: Any = Setting(check_solver, fixed=_exchanged, reported=False)
-    data_feeder: Any = Setting(
-        callable_with(what="callable without arguments", instead="feed, not feed(), or lambda: feed(...)"),
-        reported=False,
-    )
-    scaling_factor: Any = Setting(saved=True)
-    N: Any = Setting(saved=True)
-    clear_buffer: Any = Setting(boolean)
-    accum_grad: Any = Setting(positive_integer, saved=True)
-    weight_decay: Any = Setting(optional(nonnegative_number))
-    comm: Any = Setting(fixed=always, reported=False)
-    grads: Any = Setting(fixed=always, reported=False)
-    global_scale: Any = Setting(fixed=always, saved=True)
-    history: Any = Setting(fixed=always)  # the policy that `global_scale` names
-    on_overflow: Any = Setting(partial(choice, words=OnOverflow), fixed=always, saved=True)
-    config: Any = Setting(fixed=always, saved=True)
-    storage: Any = Setting(fixed=always)
-    max_retries: Any = Setting(nonnegative_integer)
-    on_nonfinite_loss: Policy = _policy()
-    on_nonfinite_forward: Policy = _policy()
-    on_scale_floor: Policy = _policy()
-    min_scale: Any = Setting(fixed=_measured, saved=True)
-    max_scale: Any = Setting(saved=True)
-    hysteresis: Any = Setting(saved=True)
-    on_gradients: Any = Setting(
-        optional(callable_with(None, what="callable with the solver", instead="lambda solver: hook(...)"))
-    )
-    average: Any = Setting(boolean, saved=True)
-    check_every: Any = Setting(nonnegative_integer)
-    monitors: Any = Setting(fixed=always, reported=False)
-    function_pre_hook: Any = Setting(fixed=always)
-    function_post_hook: Any = Setting(fixed=always)
-    float_tail: Any = Setting(boolean, fixed=always)
-
-
-TABLE: Dict[str, Setting] = {name: row for name, row in vars(Settings).items() if isinstance(row, Setting)}
+def policy() -> Any:
+    """The setting of a `Policy`."""
+    return Setting(partial(choice, words=Policy))

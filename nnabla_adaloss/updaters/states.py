@@ -24,16 +24,15 @@ from ..core.validation import integer, number
 from ..errors import warn
 from .exchange import crc32
 from .retries import Counters
-from .settings import TABLE
 
 _VERSION = 6
 
 
-def saved_state(updater: Any, defaults: Mapping[str, Any]) -> Dict[str, Any]:
+def saved_state(updater: Any, saved: Mapping[str, Any]) -> Dict[str, Any]:
     """The state of an updater as plain numbers, strings, lists and dicts; `read_saved` takes it back.
-    `defaults`: those of the updater's arguments.
+    `saved`: the arguments that it holds, with their defaults.
     """
-    settings = _deciding_settings(updater, defaults)
+    settings = _deciding_settings(updater, saved)
     return {
         "version": _VERSION,
         "settings": as_plain(settings),
@@ -84,9 +83,10 @@ def parameter_checksum(solver: Any) -> int:
 
 def _deciding_settings(updater: Any, defaults: Mapping[str, Any]) -> Dict[str, Given]:
     """The settings that decide the next step, with their defaults."""
-    saved = [name for name, row in TABLE.items() if row.saved and name != "config"]
+    own = {name: Given(getattr(updater, name), default) for name, default in defaults.items()}
+    del own["config"]
     return {
         **fields_of(updater.scaling.config),
-        **{name: Given(getattr(updater, name), defaults[name]) for name in saved},
+        **own,
         "global_scale": Given("dynamic" if updater.history is None else updater.history, HistoryPolicy()),
     }
