@@ -34,7 +34,8 @@ class FixedLossScalingUpdater(AdaptiveLossScalingUpdater):
     """Trains with one constant loss scale; a batch whose gradients overflow is dropped.
 
     An `AdaptiveLossScalingUpdater` with `global_scale="dynamic"`, `scaling_factor=1.0`, `on_overflow="next"`,
-    `max_retries=0`, the method `"fixed"` and all policies `"skip"`: every gradient has the scale.
+    `max_retries=0`, the method `"fixed"` and all policies `"skip"`: every gradient has the scale. A dropped
+    batch leaves running statistics as they were. Each batch of `accum_grad` is unscaled before it is added.
 
     Args:
         scale: the loss scale. 128.0, the usual first try for fp16.
