@@ -51,8 +51,8 @@ class AdaLossConfig:
             disagrees with the storage is an error.
         update_per_n_iteration: a layer's scale is recomputed every so many iterations.
         measure_every: scales are chosen in one of so many iterations (or of `update_per_n_iteration`, if that
-            is more), and reused in between. With `delay=1` each of them measures another share of the arrays,
-            and keeps the gradients of that share until its backward ends: more iterations, less memory. An
+            is more), and reused in between. With `delay=1` each of them measures another slice of the arrays,
+            and keeps the gradients of that slice until its backward ends: more iterations, less memory. An
             overflow is seen in every iteration, and has everything measured again. 8: no more
             underflows in float16 than with 1, and more save little time (benchmarks/results/measuring.md).
         scale_upper_bound: largest scale of one layer, for all methods but `"amax_history"`.

@@ -18,7 +18,7 @@ _KEPT = 64
 class ScheduleCache:
     """The schedules in use, one for each set of loss weights, and the cycle of measuring for the next ones.
 
-    With `delay=1` each iteration measures another share of the arrays: when scales are chosen anew, all have
+    With `delay=1` each iteration measures another slice of the arrays: when scales are chosen anew, all have
     been measured once. With `delay=0` the iteration that chooses measures all of them.
     """
 
@@ -28,7 +28,7 @@ class ScheduleCache:
     # By loss weights, each with the iteration in which it was chosen, and the origin of the choice if it can
     # be compared; the last one chosen is the last.
     chosen: Mapping[Tuple[float, ...], Tuple[int, ScaleSchedule, Any]] = field(default_factory=dict)
-    since: int = 0  # the iteration that measured the first share
+    since: int = 0  # the iteration that measured the first slice
 
     def last(self, weights: Tuple[float, ...]) -> Optional[ScaleSchedule]:
         """What was chosen last for these loss weights, whether it is still in use or not."""
@@ -57,11 +57,11 @@ class ScheduleCache:
         # Mostly it is what it was.
         return known if found is not None and known is not None and known.is_applied_as(found) else found
 
-    def share(self, iteration: int) -> Optional[int]:
-        """Which share of the arrays an iteration measures, of `iterations`; None: nothing."""
+    def slice_number(self, iteration: int) -> Optional[int]:
+        """Number of the slice of the arrays that an iteration measures, of `iterations`; None: nothing."""
         if not (self.delayed and self.chosen):
             return None
-        # It begins with another share each time, so that of batches that take turns all are measured in time.
+        # Each cycle begins with another slice, so that of batches that take turns all are measured in time.
         return (iteration - self.since - self.since // self.iterations) % self.iterations
 
     def keep(self, schedule: ScaleSchedule, iteration: int, origin: Any = None) -> ScheduleCache:

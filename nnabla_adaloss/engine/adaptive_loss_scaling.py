@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from operator import attrgetter
 from types import FrameType
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
@@ -255,7 +255,7 @@ class AdaptiveLossScaling:
         """Loss scale after the scalar functions at the loss in the last backward: S0, or as measured."""
         if self._result is None:
             return self.components.policy.start_scale
-        return self._result.schedule.loss_scale
+        return self._result.measurements.schedule.loss_scale
 
     @property
     def settled(self) -> bool:
@@ -345,14 +345,21 @@ class AdaptiveLossScaling:
         self.components = self.components.adopting(entry_complete, gains)
         prepared.statistics.adopt([_of_kind(_LAYER, one) for one in told])
 
-    def after_update(self) -> None:
-        """Count a good update: what was measured is remembered."""
-        self.end_iteration()
-        self.measure_weights()
+    def after_update(self, step: Optional[Callable[[], Any]] = None) -> None:
+        """End a good iteration: remember its measurements, run the solver's `step`, measure new weights."""
+        self.components = self.components.after_iteration(good=True)
+        if step is not None:
+            step()
+        # Forward of a half context converts weights.
+        if self.in_half and self._result is not None:
+            present = self._graph.current()
+            found = present.slice(present.schedules, self.iteration, self._result.schedule.given_scale)
+            if found is not None:
+                present.statistics.measure_weights(found.weights)
 
-    def end_iteration(self, *, good: bool = True) -> None:
-        """The part of `after_update` that does not look at parameters."""
-        self.components = self.components.after_iteration(good=good)
+    def end_iteration(self) -> None:
+        """End an iteration without an update."""
+        self.components = self.components.after_iteration()
 
     def drop_iteration(self) -> None:
         """Forget what this iteration has shown."""
@@ -361,16 +368,6 @@ class AdaptiveLossScaling:
     def lose_batch(self) -> None:
         """Remember what was assumed since an overflow, as the batch is lost."""
         self.components = self.components.after_lost_batch()
-
-    def measure_weights(self) -> None:
-        """The part of `after_update` that looks at the new parameters."""
-        # Forward of a half context converts weights.
-        if self._result is None or not self.in_half:
-            return
-        present = self._graph.current()
-        share = present.share(present.schedules, self.iteration, self._result.schedule.given_scale)
-        if share is not None:
-            present.statistics.measure_weights(share.weights)
 
     def forget(self) -> None:
         """Drop what was learned of gradients and weights: call it after loading other weights."""
@@ -504,10 +501,10 @@ class AdaptiveLossScaling:
                 watch=watch,
                 look=self._chooser.method_alphas.look,
             )
-            if decided.measure or decided.share is not None:
+            if decided.measure or decided.slice is not None:
                 self.components = self.components.after_pass(
                     report.measurements,
-                    completes_entry=decided.share is None or decided.share.last,
+                    completes_entry=decided.slice is None or decided.slice.last,
                     informative=report.measurements.has_gradients or not self.has_nothing_to_learn(),
                     # These statistics are what the batch is to be scaled by.
                     again=decided.measure and not (self.delay or again),

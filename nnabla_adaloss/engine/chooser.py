@@ -41,7 +41,7 @@ class Decided(NamedTuple):
     schedules: ScheduleCache  # in use from then on
     chosen: bool = False  # whether the schedule is another one than before
     measure: bool = False  # whether every gradient is measured
-    share: Optional[Slice] = None  # what is measured else; None: nothing
+    slice: Optional[Slice] = None  # arrays that are measured otherwise; None: none
 
 
 class Chooser:
@@ -75,7 +75,7 @@ class Chooser:
                 in_use = in_use.keep(schedule, iteration)
         if schedule is None:
             return None
-        return Decided(schedule, in_use, share=prepared.share(in_use, iteration, scale))
+        return Decided(schedule, in_use, slice=prepared.slice(in_use, iteration, scale))
 
     def decide(self, prepared: PreparedGraph, seen: Seen, asked: Asked) -> Decided:
         """Choose the scales of the next pass."""
@@ -93,8 +93,8 @@ class Chooser:
         schedule, origin = self._next(prepared, limits, policy, asked, split=measure and not kept)
         kept = kept and not seen.assumed
         schedules = in_use.keep(schedule, iteration, origin) if kept else in_use.drop()
-        share = None if measure else prepared.share(schedules, iteration, scale)
-        return Decided(schedule, schedules, schedule is not in_use.last(weights), measure, share)
+        found = None if measure else prepared.slice(schedules, iteration, scale)
+        return Decided(schedule, schedules, schedule is not in_use.last(weights), measure, found)
 
     def _next(
         self,

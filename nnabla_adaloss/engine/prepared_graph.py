@@ -49,7 +49,7 @@ class PreparedGraph:
     schedules: ScheduleCache
     # By loss weights a schedule, and how it can be applied at once, or why not.
     steps: Mapping[Tuple[float, ...], Tuple[ScaleSchedule, Union[HooklessSteps, str]]] = _NO_STEPS
-    _shares: Sequence[Optional[Slice]] = ()
+    _slices: Sequence[Optional[Slice]] = ()
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> PreparedGraph:
         """The same for another graph of this topology."""
@@ -66,7 +66,7 @@ class PreparedGraph:
             storage=storage,
             statistics=self.statistics.for_graph(graph, plan, storage),
             steps=steps,
-            _shares=self._shares if plan is self.plan else (),
+            _slices=self._slices if plan is self.plan else (),
         )
 
     @cached_property
@@ -172,20 +172,15 @@ class PreparedGraph:
             }
         self.steps = {**others, schedule.loss_weights: (schedule, steps)}
 
-    def share(
+    def slice(
         self, schedules: ScheduleCache, iteration: int, given_scale: Optional[float]
     ) -> Optional[Slice]:
         """Arrays that an iteration measures with one of these schedules, or this S0; None: nothing."""
-        number = schedules.share(iteration)
+        number = schedules.slice_number(iteration)
         if number is None:
             return None
-        if not self._shares:
-            plan, wanted = self.plan, self.statistics.wanted
-            gradients = {*plan.largest_gradients} | wanted.gradients | wanted.watched
-            shares = slices_of(plan, gradients, wanted.data, self.schedules.iterations)
-            if self.storage.rounds:
-                # It sees every gradient of every pass, but for those of functions in float.
-                shares = [share._replace(leaves=frozenset(plan.leaves)) for share in shares]
-            self._shares = [share if any(share) else None for share in shares]
-        found = self._shares[number]
+        if not self._slices:
+            wanted, count = self.statistics.wanted, self.schedules.iterations
+            self._slices = slices_of(self.plan, wanted, count, rounds=self.storage.rounds)
+        found = self._slices[number]
         return None if found is None or self.schedules.for_good(given_scale) else found

@@ -79,8 +79,8 @@ class PassReport:
     @property
     def nonzero(self) -> AbstractSet[int]:
         """Keys of the leaves whose gradients are not all zeros."""
-        keys = self.graph.keys
-        return {keys[position] for position in compress(map(_position, self.leaves), self.largest)}
+        positions = compress(map(_position, self.leaves), self.largest)
+        return set(map(self.graph.keys.__getitem__, positions))
 
     @property
     def nonfinite(self) -> AbstractSet[int]:
@@ -100,15 +100,15 @@ def report_of(
     state_finite: bool,
 ) -> PassReport:
     """Report a pass that has run; `largest` has the largest magnitude of each contribution to `leaves`."""
-    schedule, share, measure_all = decided.schedule, decided.share, decided.measure
+    schedule, sliced, measure_all = decided.schedule, decided.slice, decided.measure
     plan, components = prepared.plan, schedule.components
     nonfinite = {p for p, (found, _) in gradients.items() if found.nonfinite} if gradients else set()
     found_bad = nonfinite or math.inf in largest
     amax: Dict[int, float] = {}
     # Rare: one pass in a few measures, and overflows hardly ever.
-    written = amax_by_contribution(leaves, largest) if measure_all or share is not None or found_bad else []
-    if measure_all or share is not None:
-        counted = written if share is None else [one for one in written if one[0].leaf in share.leaves]
+    written = amax_by_contribution(leaves, largest) if measure_all or sliced is not None or found_bad else []
+    if measure_all or sliced is not None:
+        counted = written if sliced is None else [one for one in written if one[0].leaf in sliced.leaves]
         measured = _magnitudes(prepared, schedule, gradients)
         amax = amax_of_components(plan, components, measured, counted)
     rounded = _rounded_nonfinite(prepared, schedule) if measure_all or found_bad else set()

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import math
-from typing import AbstractSet, List, NamedTuple, Sequence
+from typing import AbstractSet, List, NamedTuple, Optional, Sequence
 
 from ..graph.plan import GraphPlan
+from .statistics import Wanted
 
 # Elements that a slice holds at least, if there are as many.
 _LEAST = 2**16
@@ -22,22 +23,29 @@ class Slice(NamedTuple):
     last: bool  # whether everything has been measured when the pass ends
 
 
-def slices_of(
-    plan: GraphPlan, gradients: AbstractSet[int], data: AbstractSet[int], count: int
-) -> List[Slice]:
-    """Divide gradients and data into `count` slices, one for each iteration."""
+def slices_of(plan: GraphPlan, wanted: Wanted, count: int, *, rounds: bool) -> List[Optional[Slice]]:
+    """Divide the arrays that are measured into `count` slices, one for each iteration; None: nothing.
+
+    `rounds`: an emulated storage sees all gradients in every pass, except those of functions in float.
+    """
     sizes = [math.prod(shape) for shape in plan.described.shapes]
-    wanted = [p for p in plan.gradients if p in gradients and p not in plan.roots]
-    kept = plan.described.kept.keys()
-    written = dict.fromkeys(leaf for node in plan.nodes for leaf in node.leaves)
+    measured = {*plan.largest_gradients} | wanted.gradients | wanted.watched
+    kept, data = plan.described.kept.keys(), wanted.data
     parts = [
         _divided(positions, sizes, count)
-        for positions in (wanted, sorted(data & kept), sorted(data - kept), list(written))
+        for positions in (
+            [p for p in plan.gradients if p in measured and p not in plan.roots],
+            sorted(data & kept),
+            sorted(data - kept),
+            list(dict.fromkeys(leaf for node in plan.nodes for leaf in node.leaves)),
+        )
     ]
-    return [
-        Slice(of_gradients, weights, activations, frozenset(leaves), last=number == count - 1)
-        for number, (of_gradients, weights, activations, leaves) in enumerate(zip(*parts))
-    ]
+    found = []
+    for number, (gradients, weights, activations, leaves) in enumerate(zip(*parts)):
+        counted = frozenset(plan.leaves if rounds else leaves)
+        one = Slice(gradients, weights, activations, counted, last=number == count - 1)
+        found.append(one if any(one) else None)
+    return found
 
 
 def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:

@@ -259,7 +259,7 @@ class GradScaler:
             if self._enabled and is_bad:
                 scaling.drop_iteration()
             elif self._enabled and key in self._causes:
-                scaling.end_iteration(good=False)
+                scaling.end_iteration()
             elif self._enabled:
                 scaling.after_update()
             scaling.guard.begin()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from operator import methodcaller
 from typing import Any, Callable, List, Mapping, Optional, Tuple
 
@@ -196,13 +197,11 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             self.solver.weight_decay(self.weight_decay)
         ran_again = self._repeat and self._s0.state != retries.scale_state
         self._s0.after_update(used, overflowed=ran_again)
-        self.scaling.end_iteration()
         self.counters.count_update(self.accum_grad)
         with self._idle.lock:
             # One call into C that runs no line of Python: no signal can come between the step and the end of
             # the iteration, with which it counts.
-            deque(map(_CALL, (self.solver.update, self._undone.clear)), 0)
-        self.scaling.measure_weights()
+            self.scaling.after_update(partial(deque, map(_CALL, (self.solver.update, self._undone.clear)), 0))
         return UpdateResult(
             True,
             self._s0.state.scale,
@@ -322,7 +321,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         self.scaling.guard.begin()
         if verdict is not PassVerdict.RETRIES and retries.discarded <= self.max_retries:
             return None
-        self.scaling.end_iteration(good=False)
+        self.scaling.end_iteration()
         message = (
             f"gradients overflowed {retries.retries} times in iteration {self.iteration}, with ever "
             f"lower scales; first bad layer: {outcome.where}"

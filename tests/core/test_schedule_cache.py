@@ -67,7 +67,7 @@ def test_loss_weights_that_turn_have_a_schedule_each_and_begin_no_cycle() -> Non
     for age, (weights, schedule) in enumerate(schedules.items()):
         assert cache.current(3 + age, None, weights) is None
         cache = cache.keep(schedule, 3 + age)
-        assert cache.share(3 + age) == (3 + age - 3) % 4
+        assert cache.slice_number(3 + age) == (3 + age - 3) % 4
     for iteration, held in ((5, True), (6, True), (7, False)):
         for weights, schedule in schedules.items():
             assert cache.current(iteration, None, weights) is (schedule if held else None)
@@ -135,18 +135,18 @@ def test_what_is_absent_moves_with_the_others_and_stays_absent(
     assert (None if found is None else found.component_scales) == scales
 
 
-def test_every_iteration_measures_its_share_and_each_cycle_begins_with_another() -> None:
+def test_every_iteration_measures_its_slice_and_each_cycle_begins_with_another() -> None:
     n = chain()
     cache = ScheduleCache(3, constant=True, delayed=True)
-    assert cache.share(0) is None
+    assert cache.slice_number(0) is None
     cache = cache.keep(n.schedule, 6)
-    assert [cache.share(6 + age) for age in range(3)] == [1, 2, 0]
+    assert [cache.slice_number(6 + age) for age in range(3)] == [1, 2, 0]
     cache = cache.keep(n.schedule, 9)
-    assert [cache.share(9 + age) for age in range(3)] == [0, 1, 2]
+    assert [cache.slice_number(9 + age) for age in range(3)] == [0, 1, 2]
     # Nothing, where the iteration that chooses measures at once.
     at_once = ScheduleCache(3, constant=False, delayed=False)
     at_once = at_once.keep(n.schedule, 6)
-    assert at_once.share(7) is None
+    assert at_once.slice_number(7) is None
 
 
 @pytest.mark.parametrize("given_scale", [None, 8.0])
@@ -164,7 +164,7 @@ def test_its_state_comes_back(count: int, given_scale: Any) -> None:
             mine, theirs = (one.current(iteration, given_scale, weights) for one in (cache, other))
             assert (mine is None) == (theirs is None) == (not 5 <= iteration < 9)
             assert mine is None or theirs is None or mine.is_applied_as(theirs)
-        assert cache.share(iteration) == other.share(iteration)
+        assert cache.slice_number(iteration) == other.slice_number(iteration)
     empty = ScheduleCache(4, constant=False, delayed=True)
     other = other.loaded(empty.state_dict(), there.loaded)
     assert other.state_dict() == empty.state_dict()

@@ -83,7 +83,7 @@ def runs(network: Network, way: Way, seed: int, hook: Any) -> Tuple[List[Values]
     loss = network.loss if way.storage is None else FormatEmulation(network.loss, way.storage)
     config = AdaLossConfig(way.method, fixed_loss_scale=4.0, use_bound=False, measure_every=EVERY)
     scaling = AdaptiveLossScaling(loss, config)
-    # Each iteration measures a share, however little there is.
+    # Each iteration measures a slice, however little there is.
     with any_scales(seed, way.drawn), mock.patch.object(slices, "_LEAST", 1):
         return [iterate(network, scaling, way, i, hook) for i in range(2 * EVERY)], scaling
 

@@ -174,7 +174,7 @@ def test_ranks_come_to_the_same_scales_whatever_single_batches_have_shown(method
         told = [scaling.shared_statistics() or {} for scaling in ranks]
         for scaling in ranks:
             scaling.adopt_statistics(told)
-            scaling.end_iteration()
+            scaling.after_update()
     # Where one chooses anew, all do.
     assert ranks[1].state_dict()["schedule"]["chosen"]
     ranks[0].restart(8.0)
@@ -192,7 +192,7 @@ def test_a_window_has_an_entry_for_each_cycle_in_which_everything_was_measured(
         settle(scaling, iteration)
         scaling.after_update()
         entries.append(max(window[0] for window in scaling.state_dict()["components"]["windows"].values()))
-    # Each cycle begins with another share.
+    # Each cycle begins with another slice.
     assert entries == [1, 1, 1, 2, 3, 3, 3, 3, 4]
 
 

@@ -13,35 +13,38 @@ from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss.engine import slices
 from nnabla_adaloss.engine.slices import Slice, slices_of
+from nnabla_adaloss.engine.statistics import Wanted
 from nnabla_adaloss.graph.plan import GraphPlan
 from tests.worlds.networks import layers
 from tests.worlds.random_graphs import Network, networks
 
 
-def divided(structure: GraphPlan, count: int) -> List[Slice]:
+def divided(plan: GraphPlan, count: int) -> List[Slice]:
     """The slices where choices ask for everything, however little there is."""
-    data = {slot.factor for node in structure.nodes for slot in node.slots}
-    return slices_of(structure, set(structure.gradients), data, count)
+    data = frozenset(slot.factor for node in plan.nodes for slot in node.slots)
+    wanted = Wanted(frozenset(plan.gradients), data, watched=frozenset())
+    empty = Slice((), (), (), frozenset(), last=False)
+    return [one or empty for one in slices_of(plan, wanted, count, rounds=False)]
 
 
 @pytest.mark.parametrize("least", [1, 2**16])
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(network=networks, count=st.integers(1, 9))
 def test_all_that_is_wanted_is_in_exactly_one_slice(least: int, network: Network, count: int) -> None:
-    structure = GraphPlan(network.loss, names={})
+    plan = GraphPlan(network.loss, names={})
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(slices, "_LEAST", least)
-        found = divided(structure, count)
-        assert found == divided(structure, count)
+        found = divided(plan, count)
+        assert found == divided(plan, count)
     assert [one.last for one in found] == [*(count - 1) * [False], True]
     # What is little is measured right before the next choice.
     assert least == 1 or not any(any(one[:4]) for one in found[:-1])
-    factors = {slot.factor for node in structure.nodes for slot in node.slots}
+    factors = {slot.factor for node in plan.nodes for slot in node.slots}
     for field, wanted in (
-        ("gradients", set(structure.gradients) - set(structure.roots)),
-        ("weights", factors & structure.described.kept.keys()),
-        ("activations", factors - structure.described.kept.keys()),
-        ("leaves", {p for node in structure.nodes for p in node.leaves}),
+        ("gradients", set(plan.gradients) - set(plan.roots)),
+        ("weights", factors & plan.described.kept.keys()),
+        ("activations", factors - plan.described.kept.keys()),
+        ("leaves", {p for node in plan.nodes for p in node.leaves}),
     ):
         assert sorted(p for one in found for p in getattr(one, field)) == sorted(wanted)
 
@@ -49,10 +52,10 @@ def test_all_that_is_wanted_is_in_exactly_one_slice(least: int, network: Network
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_slices_are_even_but_for_one_array(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "_LEAST", 1)
-    structure = GraphPlan(F.mean(layers(1, 100, 3, 7, 50, 20, 9, 2) ** 2))
-    sizes = [math.prod(shape) for shape in structure.described.shapes]
+    plan = GraphPlan(F.mean(layers(1, 100, 3, 7, 50, 20, 9, 2) ** 2))
+    sizes = [math.prod(shape) for shape in plan.described.shapes]
     for field in ("gradients", "weights", "leaves"):
-        parts = [list(getattr(one, field)) for one in divided(structure, count)]
+        parts = [list(getattr(one, field)) for one in divided(plan, count)]
         filled = [sum(sizes[p] for p in part) for part in parts]
         largest = max(sizes[p] for part in parts for p in part)
         # What is memory: no slice is much larger than an even one, but for a single array.

@@ -39,7 +39,7 @@ class Way(NamedTuple):
         settings: Any = {"use_bound": False, "dtype": "float16", "delay": self.delay, "measure_every": 2}
         config = AdaLossConfig(self.method, fixed_loss_scale=4.0, **settings)
         hooks = {"function_post_hook": (None, look)} if self.hooked and self.kind == "updater" else {}
-        # Each iteration measures a share, however little there is.
+        # Each iteration measures a slice, however little there is.
         with any_scales(self.seed, self.drawn), mock.patch.object(slices, "_LEAST", 1):
             return program.train(self.kind, config, **hooks)
 

@@ -51,9 +51,9 @@ class HookedPass:
         if decided.measure:
             self._measured = plan.limiting_gradients | wanted.gradients | wanted.watched
             self._data = sorted(wanted.data)
-        elif decided.share is not None:
-            self._measured = frozenset(decided.share.gradients)
-            self._data = [*decided.share.activations, *decided.share.weights]
+        elif decided.slice is not None:
+            self._measured = frozenset(decided.slice.gradients)
+            self._data = [*decided.slice.activations, *decided.slice.weights]
         # nnabla computes activations again before it calls a hook: weights must be put back by then.
         self._finishes_each = unscale_each or watch is not None or plan.recomputes
         # The function that runs or ran last, if there is still something to do after it.

@@ -33,7 +33,7 @@ class HooklessPass:
         all_zero: bool,
         clear_buffer: bool,
     ) -> None:
-        self._prepared, self._schedule, self._share = prepared, decided.schedule, decided.share
+        self._prepared, self._schedule, self._slice = prepared, decided.schedule, decided.slice
         self._steps, self._masters, self._clear_buffer = steps, masters, clear_buffer
         # The masters, while nnabla writes to them.
         self._scaled: Sequence[nn.NdArray] = ()
@@ -50,11 +50,11 @@ class HooklessPass:
 
     def begin(self) -> Tuple[Hooks, Hooks]:
         """Swap weights and gradients of leaves; return the hooks before and after functions."""
-        share = self._share
-        if share is not None:
-            if share.activations:
-                self._prepared.statistics.measure((), share.activations)
-            self._keep(share.gradients)
+        measured = self._slice
+        if measured is not None:
+            if measured.activations:
+                self._prepared.statistics.measure((), measured.activations)
+            self._keep(measured.gradients)
         if self._weights is not None:
             self._weights.swap_all(self._steps.factors)
         if self._leaves is not None:
@@ -98,13 +98,13 @@ class HooklessPass:
 
     def end(self) -> Sequence[Contribution]:
         """Put weights back, measure, and unscale gradients of leaves; return these, in their order."""
-        prepared, share, scales = self._prepared, self._share, self._schedule.scales
+        prepared, measured, scales = self._prepared, self._slice, self._schedule.scales
         prepared.storage.after = {}
         if self._weights is not None:
             self._weights.restore()
-        if share is not None:
-            arrived = [(p, scales[p]) for p in share.gradients if p in scales]
-            prepared.statistics.measure(arrived, share.weights)
+        if measured is not None:
+            arrived = [(p, scales[p]) for p in measured.gradients if p in scales]
+            prepared.statistics.measure(arrived, measured.weights)
             kept = self._kept[:]
             self._release()
             if self._clear_buffer:

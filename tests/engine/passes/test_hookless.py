@@ -29,12 +29,12 @@ HOOK: Dict[str, Any] = {"function_post_hook": look}
 class Seen(NamedTuple):
     """What a pass has kept when nnabla's backward had run."""
 
-    share: Optional[Slice]
+    measured: Optional[Slice]
     kept: List[int]
 
 
 @pytest.mark.parametrize("method", ["approx_range", "amax_history"])
-def test_no_more_than_a_share_is_kept_and_only_until_the_pass_ends(
+def test_no_more_than_a_slice_is_kept_and_only_until_the_pass_ends(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: List[Seen] = []
@@ -43,7 +43,7 @@ def test_no_more_than_a_share_is_kept_and_only_until_the_pass_ends(
     def looked_at(running: HooklessPass) -> Any:
         variables = running._prepared.graph.variables
         kept = [p for p in structure.gradients if not variables[p].grad.clear_called]
-        seen.append(Seen(running._share, [p for p in kept if p not in structure.roots]))
+        seen.append(Seen(running._slice, [p for p in kept if p not in structure.roots]))
         return end(running)
 
     monkeypatch.setattr(HooklessPass, "end", looked_at)
@@ -62,10 +62,10 @@ def test_no_more_than_a_share_is_kept_and_only_until_the_pass_ends(
     asked = outputs if method == "approx_range" else set()
     everything: Sequence[int] = sorted({*asked, *structure.largest_gradients} - set(structure.roots))
     for cycle in (seen[:EVERY], seen[EVERY:]):
-        for share, kept in cycle:
-            assert share is not None
-            assert set(kept) == set(share.gradients)
-            # Gradients of one size, in EVERY shares.
+        for measured, kept in cycle:
+            assert measured is not None
+            assert set(kept) == set(measured.gradients)
+            # Gradients of one size, in EVERY slices.
             assert len(kept) <= -(-len(everything) // EVERY)
         assert sorted(p for _, kept in cycle for p in kept) == everything
 
