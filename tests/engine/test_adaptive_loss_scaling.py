@@ -23,7 +23,17 @@ from tests.worlds.methods import LooksBack
 from tests.worlds.networks import layers, mlp, two_layers
 from tests.worlds.passes import look, run, settle, settled
 from tests.worlds.trainings import Training, training
-from tests.worlds.values import HALF, Values, assert_close, assert_equal, constant, data, gradients, snapshot
+from tests.worlds.values import (
+    HALF,
+    Values,
+    assert_close,
+    assert_equal,
+    constant,
+    data,
+    gradients,
+    snapshot,
+    zero_grads,
+)
 
 FIXED = {"loss_scale_method": "fixed", "use_bound": False}
 # Scales are chosen from the arrays of the batch itself, which a first pass measures.
@@ -296,3 +306,14 @@ def test_the_same_scale_is_taken_from_loops_that_divide_nothing_of_it() -> None:
     train = training()
     updater = WithoutDivision(train.solver, AdaptiveLossScaling(train.loss), train.feed)
     assert_close(steps(train, updater.update), expected, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("weight", [2.0**-100, 2.0**60])
+def test_a_scale_is_tried_where_the_loss_weight_is_made_up_for(weight: float) -> None:
+    loss = mlp() * weight
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16", float_tail=True))
+    settle(scaling, clear=False)
+    expected = gradients()
+    zero_grads()
+    scaling.probe(2.0**4)
+    assert_close(gradients(), expected, rtol=2e-2, atol=2e-3 * weight)

@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a layer's arrays is seen right after its backward."""
+"""Reports of layers: the scales that they had, and their arrays right after backward."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, List, Tuple
 
 import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, Monitor
+from nnabla_adaloss.core import Reason
 from nnabla_adaloss.monitor import LayerScaled
-from tests.worlds.networks import mlp
+from tests.worlds.methods import Says
+from tests.worlds.monitors import Records
+from tests.worlds.networks import layers, mlp
+from tests.worlds.passes import run, settled
 from tests.worlds.values import HALF
 
 
@@ -31,7 +37,9 @@ class Seen(Monitor):
         assert event.look.gradient is event.look.gradient  # read once
 
 
-def run(loss: Any, passes: int = 2, scale: float = 64.0, **options: Any) -> Tuple[Seen, AdaptiveLossScaling]:
+def watched(
+    loss: Any, passes: int = 2, scale: float = 64.0, **options: Any
+) -> Tuple[Seen, AdaptiveLossScaling]:
     seen = Seen()
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(**options), monitors=[seen])
     for _ in range(passes):
@@ -44,7 +52,7 @@ def run(loss: Any, passes: int = 2, scale: float = 64.0, **options: Any) -> Tupl
     "config", [{"delay": 0}, {"delay": 1}, {"loss_scale_method": "fixed", "fixed_loss_scale": 4.0}], ids=str
 )
 def test_arrays_are_those_of_the_layers_product(config: Any) -> None:
-    seen, scaling = run(mlp(), **config)
+    seen, scaling = watched(mlp(), **config)
     assert list(seen.events) == scaling.layers == ["c/affine", "b/affine"]
     for layer, event in seen.events.items():
         arrays, record = seen.arrays[layer], event.record
@@ -61,7 +69,7 @@ def test_arrays_are_those_of_the_layers_product(config: Any) -> None:
 
 def test_emulated_storage_tells_what_was_lost() -> None:
     loss = FormatEmulation(mlp() * 3e-3, "float8_e5m2")
-    seen, _ = run(loss, 1, 1.0, loss_scale_method="fixed")
+    seen, _ = watched(loss, 1, 1.0, loss_scale_method="fixed")
     for gradient in seen.gradients.values():
         assert gradient.format.name == "float8_e5m2"
     assert sum(gradient.underflowed for gradient in seen.gradients.values()) > 0
@@ -69,7 +77,7 @@ def test_emulated_storage_tells_what_was_lost() -> None:
 
 def test_half_arrays_are_read_as_they_are() -> None:
     with nn.context_scope(HALF):
-        seen, _ = run(mlp())
+        seen, _ = watched(mlp())
     for layer, gradient in seen.gradients.items():
         assert gradient.format.name == "float16"
         assert (gradient.underflowed, gradient.overflowed) == (None, None)
@@ -77,8 +85,72 @@ def test_half_arrays_are_read_as_they_are() -> None:
 
 
 def test_probes_are_not_told() -> None:
-    seen, scaling = run(mlp(), 1)
+    seen, scaling = watched(mlp(), 1)
     assert seen.told == 2
     scaling.forward(clear_no_need_grad=True)
     scaling.probe(1.0)
     assert seen.told == 2
+
+
+@pytest.mark.parametrize("which", ["weight range", "room", "meeting of branches"])
+def test_a_record_holds_the_scale_that_was_applied(which: str) -> None:
+    h = layers(6)
+    head = PF.affine(h, 6, name="head", rng=np.random.RandomState(1))
+    y = head * 1e-6
+    if which == "weight range":
+        nn.get_parameters()["head/affine/W"].d = 5000.0
+    elif which == "room":
+        y, nn.get_parameters()["head/affine/W"].d = head, 100.0
+    else:
+        # The shortcut leads from the loss to what is behind the layer: both carry the scale of that.
+        y = F.mean(y) + F.mean(h)
+    monitor = Records()
+    config = AdaLossConfig(Says(64.0), use_bound=False, delay=0)
+    with nn.context_scope(nn.Context(["cpu:float"])):
+        scaling = AdaptiveLossScaling(FormatEmulation(F.mean(y)), config, monitors=[monitor])
+    settled(scaling, None if which == "room" else 1.0)
+    record = monitor.records[-1]
+    assert scaling.layer_scales == {"head/affine": record.alpha}
+    assert scaling.accumulated_scales == {"head/affine": record.accumulated_scale}
+    assert (record.alpha != record.unbounded == 64.0, record.reason.value) == (True, which)
+
+
+def test_passes_of_one_iteration_are_numbered_in_records() -> None:
+    monitor = Records()
+    records, scaling = monitor.records, AdaptiveLossScaling(mlp(), monitors=[monitor])
+
+    def numbers() -> List[Any]:
+        found = [(record.iteration, record.attempt) for record in records]
+        records.clear()
+        assert found == sorted(found)
+        return list(dict.fromkeys(found))
+
+    for iteration in (1, 1, 1, 2, 3, 3):
+        run(scaling, 8.0, iteration=iteration)
+    assert numbers() == [(1, 0), (1, 1), (1, 2), (2, 0), (3, 0), (3, 1)]
+    state = scaling.state_dict()
+    for _ in range(2):
+        run(scaling, 8.0)
+    assert numbers() == [(4, 0), (5, 0)]
+    scaling.load_state_dict(state)
+    run(scaling, 8.0)
+    assert numbers() == [(4, 0)]
+
+    def fail(f: Any) -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        run(scaling, 8.0, iteration=5, function_post_hook=fail)
+    run(scaling, 8.0, iteration=5)
+    assert numbers()[-1] == (5, 1)
+
+
+def test_records_of_choices_have_the_statistics_that_they_follow_from() -> None:
+    monitor = Records()
+    scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(measure_every=2), monitors=[monitor])
+    for _ in range(6):
+        run(scaling)
+        scaling.after_update()
+    chosen = [record for record in monitor.records if record.iteration and record.reason is not Reason.HELD]
+    assert chosen
+    assert all(record.g is not None and record.g.abs_max > 0.0 for record in chosen)
