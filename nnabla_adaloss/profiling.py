@@ -19,6 +19,7 @@ from .graph.plan import GraphPlan
 # Which field of `LayerTimes` a kernel's time belongs to.
 _KERNELS: Dict[str, str] = {
     **dict.fromkeys(("statistics", "statistics_all", "exponent_histogram", "all_finite"), "statistics"),
+    **dict.fromkeys(("gradients_are_finite", "gradients_are_zero"), "statistics"),
     **dict.fromkeys(("scaled_copy", "scaled_copy_all", "scale_", "pack", "unpack"), "scaling"),
     **dict.fromkeys(("unscale_add", "unscale_add_all", "unscale_in_place"), "unscaling"),
     "round_to_format": "rounding",
@@ -42,7 +43,7 @@ class LayerTimes(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """What `profile` has measured; `print` it.
+    """Times that `profile` has measured; `print` it.
 
     Attributes:
         layers: the times of each layer, by name, in forward order, and an entry for what happens between two

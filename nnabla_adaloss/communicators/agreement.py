@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named processes, and how they see that they make the same calls and hold the same values."""
+"""Groups of processes, which compare their calls and their values."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """Named ranks of a job, in the order of their numbers in the group, and the communicator between them."""
+    """Ranks of a job, in the order of their numbers in the group, and the communicator between them."""
 
-    name: str
     ranks: Tuple[int, ...]
     comm: MPI.Comm  # MPI's null communicator on all other ranks
     mpi: Any  # the module mpi4py.MPI, which is imported only when a communicator is made
@@ -59,7 +58,7 @@ class ProcessGroup:
 
     def compare_calls(self, call: Call) -> None:
         """Wait until all members make a call; a CollectiveMismatchError on all unless it is the same."""
-        own = fingerprint(call)
+        own = call_number(call)
         # One reduction gives both bounds.
         lower, upper = self.reduce_ints(np.array([own, -own]), self.mpi.MIN)
         if lower != -upper:
@@ -84,7 +83,7 @@ class ProcessGroup:
 
 
 @lru_cache(maxsize=64)
-def fingerprint(call: Call) -> int:
+def call_number(call: Call) -> int:
     """A number equal on all ranks that make the same call (unlike `hash`, which is salted)."""
     return zlib.crc32(repr(call).encode())
 

@@ -106,7 +106,7 @@ class MPICommunicator:
             return
         ranks = tuple(range(self.size))
         with self._watchdog.watch(partial(self._describe, "init", ranks)):
-            self._groups["world"] = ProcessGroup("world", ranks, self._comm.Dup(), self._mpi)
+            self._groups["world"] = ProcessGroup(ranks, self._comm.Dup(), self._mpi)
             self._local_comm = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         if self.size > 1:
             failure.on_uncaught_exception(self._end)
@@ -151,7 +151,7 @@ class MPICommunicator:
             )
         with self._exchange("new_group", name=name, ranks=ranks) as world:
             chosen = world.comm.Get_group().Incl(ranks)
-            self._groups[name] = ProcessGroup(name, ranks, world.comm.Create(chosen), self._mpi)
+            self._groups[name] = ProcessGroup(ranks, world.comm.Create(chosen), self._mpi)
             chosen.Free()
         return name
 

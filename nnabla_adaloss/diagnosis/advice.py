@@ -29,7 +29,7 @@ _ROOM = 2.0**10
 
 
 class Harm(NamedTuple):
-    """What storing a layer does, with every other in fp32.
+    """Effect of storing one layer, with every other in fp32.
 
     Attributes:
         gradients: what becomes of its gradients, with adaptive scaling at its defaults; `error` is the
@@ -66,7 +66,7 @@ class LayerAdvice(NamedTuple):
 
 
 class PrecisionAdvice:
-    """What `diagnose` says when it is given several formats; `print` it.
+    """Advice of `diagnose` about several formats; `print` it.
 
     Attributes:
         layers: what is advised for each layer, in forward order.
@@ -133,7 +133,7 @@ def _patterns_of(name: str, repeated: AbstractSet[str]) -> Sequence[str]:
 
 
 def advise(network: Subject, candidates: Sequence[PrecisionLike]) -> PrecisionAdvice:
-    """The fewest bits for each layer; the network is as before afterwards."""
+    """Find the fewest bits for each layer; the network is as before afterwards."""
     with network.preserved():
         if network.unfed is not None:
             v, f = network.unfed
@@ -162,7 +162,7 @@ class _Trials:
         ]
 
     def advise(self, candidates: Sequence[PrecisionLike]) -> PrecisionAdvice:
-        """Every layer alone with every candidate; then all together, with more bits where errors add up."""
+        """Try layers alone with each candidate; then all together, with more bits where errors add up."""
         tried = {name: self._alone(name, candidates) for name in self._uses}
         # The number of the first candidate that does no harm.
         chosen = {name: sum(bool(h.reason()) for h in harms.values()) for name, harms in tried.items()}
@@ -187,7 +187,7 @@ class _Trials:
         return PrecisionAdvice(layers, candidates[0], error, self._network.note)
 
     def _alone(self, name: str, candidates: Sequence[PrecisionLike]) -> Dict[str, Harm]:
-        """What each candidate does, up to the first that does no harm."""
+        """Effect of each candidate, up to the first that does no harm."""
         found: Dict[str, Harm] = {}
         for candidate in candidates:
             precision = get_precision(candidate)
@@ -205,7 +205,7 @@ class _Trials:
         return found
 
     def _try(self, storage: Mapping[str, PrecisionLike]) -> Dict[str, Harm]:
-        """What a storage does to each layer, over all batches."""
+        """Effect of a storage on each layer, over all batches."""
         network, parameters = self._network, self._network.parameters
         emulation = FormatEmulation(network.loss, storage, float_tail=True, parameters=parameters)
         config = AdaLossConfig(u_max=emulation.precisions.narrowest.stored_gradients.max / _ROOM)

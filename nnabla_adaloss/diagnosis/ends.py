@@ -29,24 +29,24 @@ _NORMALIZATIONS = {f"{kind}Normalization" for kind in _NORMALIZED}
 
 
 class Ends:
-    """Looks in the backward passes of all batches."""
+    """Search for ends of the gradient in the backward passes of all batches."""
 
     def __init__(self, network: Network, sights: Sequence[Sight]) -> None:
         self._network, self._sights = network, sights
         # Keys of the leaves that get no gradient in any batch.
-        self._starved = {key for key in network.leaves if not self._largest_gradient(sights, [key])}
+        starved = [p for p in network.plan.leaves if not self._largest_gradient(sights, [p])]
+        self._starved = set(network.keys(starved))
 
     def functions(self) -> Dict[int, Cause]:
         """The functions that get a gradient and hand on nothing but zeros, by key, in forward order."""
         found: Dict[int, Cause] = {}
         for key, node in reversed(self._network.nodes.items()):
-            outputs, inputs, leaves = map(self._network.keys, (node.outputs, node.inputs, node.leaves))
-            arriving = [s for s in self._sights if self._largest_gradient([s], outputs)]
-            handed_on = inputs or leaves
+            arriving = [s for s in self._sights if self._largest_gradient([s], node.outputs)]
+            handed_on = node.inputs or node.leaves
             if not arriving or not handed_on or self._largest_gradient(arriving, handed_on):
                 continue
             # A layer that starts from 0, and learns, is none.
-            weights = [k for k in leaves if self._network.leaves[k].ndim > 1]
+            weights = [p for p in node.leaves if self._network.graph.leaves[p].ndim > 1]
             if node.type_name in _STOPS or self._largest_gradient(arriving, weights):
                 continue
             f = self._network.function(key)
@@ -69,21 +69,18 @@ class Ends:
         for key in reversed([key for key, node in nodes.items() if key in flat and not node.loss_section]):
             # In a loss, an output may well be sure; and what gets its gradient by another way does learn.
             node, before = nodes[key], self._leaves_before(self._network.function(key))
-            outputs = self._network.keys(node.outputs)
-            if not before <= others and self._largest_gradient(self._sights, outputs):
+            if not before <= others and self._largest_gradient(self._sights, node.outputs):
                 what = "outputs are where its derivative is next to 0"
                 if node.type_name == "Softmax":
                     what = "rows are 1 in one place and 0 elsewhere"
                 what = f"it is saturated: {flat[key]:.0%} of its {what}"
-                alone = before - others
-                keys_of = self._network.keys
-                spoils = [
-                    n.label for n in reversed(nodes.values()) if not alone.isdisjoint(keys_of(n.leaves))
-                ]
+                alone = {self._network.graph.positions[key] for key in before - others}
+                spoils = [n.label for n in reversed(nodes.values()) if not alone.isdisjoint(n.leaves)]
                 yield Cause("saturated", node.label, what, _SMALLER, before <= self._starved, tuple(spoils))
 
-    def _largest_gradient(self, sights: Sequence[Sight], keys: Sequence[int]) -> float:
-        """The largest magnitude; infinite where something is not finite."""
+    def _largest_gradient(self, sights: Sequence[Sight], positions: Sequence[int]) -> float:
+        """The largest magnitude in variables; infinite where something is not finite."""
+        keys = self._network.keys(positions)
         known = [s.gradients[k] for s in sights for k in keys if k in s.gradients]
         return max((math.inf if one.nonfinite else one.abs_max for one in known), default=0.0)
 
@@ -92,7 +89,7 @@ class Ends:
         return max((math.inf if one is None else one.abs_max for one in known), default=math.inf)
 
     def _nothing_to_learn(self, f: Any) -> bool:
-        """Whether what a function contributes to the loss is 0: a margin is kept, no label counts."""
+        """Whether a function contributes 0 to the loss: a margin is kept, no label counts."""
         behind = (v for g in self._network.behind(map(hash, f.outputs)) for v in g.outputs if v.size == 1)
         first = next(behind, None)
         return first is not None and not self._largest(first)
@@ -122,7 +119,7 @@ class Ends:
         if kind == "MulScalar" and not args["val"]:
             return "zero_factor", "it multiplies by 0", "use another factor, or leave this part out"
         if kind == "MulScalar":
-            arriving = self._largest_gradient(self._sights, self._network.keys(node.outputs))
+            arriving = self._largest_gradient(self._sights, node.outputs)
             what = f"it multiplies the gradient, which is {arriving:.1g}, by {args['val']:g}, which gives 0"
             what += factors_in_words(self._network, list(self._network.behind(map(hash, f.outputs))))
             return "small_factors", what, "take factors out; a solver takes them into the learning rate"

@@ -34,7 +34,7 @@ _FINER, _NOISE = Format.ieee("finer", exponent_bits=8, mantissa_bits=18), 0.1
 
 
 class Diagnosis:
-    """What storing a network's numbers in a narrow format does to its gradients; `print` it.
+    """Effect of a narrow storage format on the gradients of a network; `print` it.
 
     Args:
         numbers: what was measured.
@@ -195,7 +195,7 @@ class _Examination:
         self._for_solver = {layer.name: 0.0 for layer in self._layers}
 
     def numbers(self) -> NetworkNumbers:
-        """Everything that verdicts are made from."""
+        """Measure everything that verdicts follow from."""
         examined, unfed = self._examined, self._examined.unfed
         tried: Dict[str, FormatTrial] = {}
         noise: Set[int] = set()
@@ -259,7 +259,7 @@ class _Examination:
         return self._network.positions.get(cause.function, -1)
 
     def _compare(self) -> Tuple[Dict[str, FormatTrial], Set[int]]:
-        """What is left in each format, and keys of the parameters whose gradients are noise."""
+        """Try each format; return the trials, and keys of the parameters whose gradients are noise."""
         examined, passes, layers = self._examined, self._passes, self._layers
         roots = set(map(hash, self._network.roots))
         seen = [item for sight in self._in_fp32 for item in sight.gradients.items()]
@@ -306,7 +306,7 @@ class _Examination:
         )
 
     def _of_gradients(self, layers: Sequence[LayerNumbers]) -> Iterator[Cause]:
-        """What is wrong where fp32 is finite everywhere."""
+        """Causes in networks that are finite everywhere in fp32."""
         network = self._network
         noisy = [n.name for n in layers if n.is_noise]
         learning = [n for n in layers if n.nonzero and not n.is_noise]
@@ -345,7 +345,7 @@ def _unfed(network: Network, v: nn.Variable, f: Any) -> Cause:
 
 
 def _noise(network: Network, layers: Sequence[str], *, fatal: bool) -> Cause:
-    """Of gradients that are nothing but rounding errors."""
+    """Cause of gradients that are nothing but rounding errors."""
     single = network.normalization_of_single_numbers()
     if single:
         what = "it passes no gradient: it normalises one number at a time"

@@ -110,7 +110,7 @@ class Finiteness:
         )
 
     def _to_blame(self, v: nn.Variable) -> List[nn.Variable]:
-        """Which of the inputs that a variable is computed from account for what is not finite in it."""
+        """Inputs that account for the NaNs and infinities of a variable computed from them."""
         if v.parent is None:
             return []
         bad = self._bad(v.parent.inputs)
@@ -168,7 +168,7 @@ class Finiteness:
         return f"{self._amax(v):.3g}, beyond {stored.name}, which ends at {stored.max:g}"
 
     def _reads(self, f: Any) -> str:
-        """What it reads that explains it."""
+        """Clause about the numbers that a function reads, which explain its result."""
         kind, args, network = f.info.type_name, f.info.args, self._network
         power = args["val"] if kind == "PowScalar" else 0.5
         # A square of 0 is nothing to worry about.
@@ -208,7 +208,7 @@ class Finiteness:
         return f", and in fp32 none: {self._network.name(g)} subtracts numbers up to {largest:.3g}"
 
     def _grown(self, f: Any) -> str:
-        """Which weight, or recurrence, has made numbers grow on their way to `f`."""
+        """Clause about the weight or recurrence that made numbers grow on their way to `f`."""
         names = self._network.names
         # Functions, what they read, and what they compute.
         steps: List[Tuple[Any, float, float]] = []
@@ -265,7 +265,7 @@ class Finiteness:
         return self._begins(*min(origins, key=lambda one: network.graph.numbers[hash(one[0])]))
 
     def _begins(self, f: Any, v: nn.Variable) -> Cause:
-        """What is different in a variable that `f` computes, or reads from a leaf."""
+        """Cause of a difference in a variable that `f` computes, or reads from a leaf."""
         network, name = self._network, self._network.name(f)
         own, error, stored = v.parent is not None, self._sight.error(v), network.format(v)
         lost, typical_lost = self._sight.lost(v)
@@ -328,7 +328,7 @@ def _is_exponential(f: Any) -> bool:
 
 
 def _remedy(f: Any, *, too_large: bool = False) -> str:
-    """What to do about a function that computes what is not finite, or whose gradient is not."""
+    """Remedy for a function whose output or gradient is not finite."""
     kind = f.info.type_name
     away = "keep it away from 0 by a number that the format holds, such as 2**-14"
     remedies = {

@@ -31,7 +31,7 @@ from ..graph.plan import GraphPlan
 
 Forward = Callable[[], None]
 Gradients = Dict[int, NDArray[Any]]
-"""Of the outputs and the weights of layers, by key, as a pass has stored them, divided by their scales."""
+"""Gradients of outputs and weights of layers, by key, as a pass has stored them, divided by their scales."""
 
 # So often a batch runs again, at most, until its scales hold.
 _REPEATS = 19
@@ -55,13 +55,8 @@ def layers_of(graph: Graph, plan: GraphPlan) -> List[Layer]:
     read = {*plan.readers, *plan.roots}
     for node in sorted(plan.nodes, key=lambda node: node.number):
         if node.slots or node.leaves:
-            outputs, weights = (
-                {graph.keys[p]: graph.variables[p] for p in positions}
-                for positions in (
-                    [p for p in node.outputs if p in read],
-                    [p for p in node.leaves if p not in taken],
-                )
-            )
+            outputs = {graph.keys[p]: graph.variables[p] for p in node.outputs if p in read}
+            weights = {graph.keys[p]: graph.variables[p] for p in node.leaves if p not in taken}
             taken.update(node.leaves)
             found.append(Layer(node.label, node.type_name, outputs, weights))
     return found
@@ -170,7 +165,7 @@ def _unscaled(arrays: Gradients, scales: Mapping[int, float]) -> Gradients:
 
 
 class Kept(NamedTuple):
-    """What storing a layer's gradients with one way of scaling does to them.
+    """Effect of storing a layer's gradients with one way of scaling.
 
     Attributes:
         underflow: share of the elements that are not zero in fp32 and are zero as stored; whatever was lost
@@ -218,11 +213,11 @@ class Tally:
         return {key for key, sums in self._sums.items() if not sums[5]}
 
     def of(self, layer: Layer) -> Kept:
-        """Of all gradients of a layer together; the error is that of its weights, if it has any."""
+        """Effect on all gradients of a layer; the error is that of its weights, if it has any."""
         return self.kept((*layer.outputs, *layer.weights), layer.weights or layer.outputs)
 
     def worst(self, layer: Layer, but: AbstractSet[int]) -> Kept:
-        """Of a layer's parameters the worst, without some: a large bias tells nothing of a weight."""
+        """Worst of a layer's parameters except some: a large bias says nothing about a weight."""
         parts = [[key] for key in layer.weights] or [list(layer.outputs)]
         kept = [self.kept(part, part) for part in parts if but.isdisjoint(part)]
         return Kept(*map(max, zip(*kept))) if kept else Kept(0.0, 0.0, 0.0)

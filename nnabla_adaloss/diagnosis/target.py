@@ -197,7 +197,7 @@ def _written_by_forward(graph: Graph) -> Set[int]:
 
 
 def input_name(v: nn.Variable) -> str:
-    """What an input is called: its own name, if it has one, and its shape."""
+    """Name of an input, or its shape if it has none."""
     return f"the input {v.name}" if v.name else f"the input of shape {v.shape}"
 
 
@@ -233,15 +233,15 @@ class Network:
         self.reached_leaves = {hash(v) for f in reached for v in _differentiated(f) if v.parent is None}
 
     def function(self, key: int) -> Any:
-        """Of a key."""
+        """Function with a key."""
         return self.graph.functions[self.graph.numbers[key]]
 
     def keys(self, positions: Iterable[int]) -> List[int]:
-        """Of variables."""
+        """Keys of variables."""
         return [self.graph.keys[p] for p in positions]
 
     def name(self, f: Any) -> str:
-        """Of a function or its key, as everything else calls it too."""
+        """Name of a function, or of its key."""
         return self.plan.labels[self.graph.numbers[hash(f)]]
 
     def called(self, v: nn.Variable) -> str:
@@ -252,7 +252,7 @@ class Network:
         return input_name(v) if name is None else f"the parameter {name}"
 
     def format(self, v: nn.Variable) -> Format:
-        """That it is stored in."""
+        """Format that a variable is stored in."""
         return self._storage.data_format(hash(v), v.size)
 
     def normalization_of_single_numbers(self) -> str:

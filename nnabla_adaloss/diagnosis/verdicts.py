@@ -70,7 +70,7 @@ class LayerNumbers(NamedTuple):
 
 
 class NetworkNumbers(NamedTuple):
-    """Everything that was measured.
+    """Measurements of a network.
 
     Attributes:
         storage: what it is called.
@@ -94,7 +94,7 @@ class NetworkNumbers(NamedTuple):
 
 
 class LayerVerdict(NamedTuple):
-    """What is said of one layer.
+    """Verdict on one layer.
 
     Attributes:
         right_scale: the largest power of two with two bits of headroom; None: it has no gradient.
@@ -108,7 +108,7 @@ class LayerVerdict(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What is said of a network.
+    """Verdict on a network.
 
     Attributes:
         needs: the least that keeps every layer's gradient; None: no way of scaling does.
@@ -133,7 +133,7 @@ _IN_WORDS = {
 
 
 def verdict_of(network: NetworkNumbers) -> Verdict:
-    """The verdicts on a network and on each of its layers."""
+    """Judge a network and each of its layers."""
     causes = sorted(network.causes, key=lambda cause: not cause.fatal)
     formats = {name: _least(layers) for name, layers in network.formats.items()}
     spoilt = _spoilt(network)

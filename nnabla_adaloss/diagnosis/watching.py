@@ -59,7 +59,7 @@ class Sight:
         return " and ".join(f"{n} {one if n == 1 else many}" for n, one, many in counted if n)
 
     def after_forward(self, f: Any) -> None:
-        """A post hook of forward."""
+        """Post hook of forward."""
         type_name, args = f.info.type_name, f.info.args
         written = written_inputs(type_name, args)
         read = [v for index, v in enumerate(f.inputs) if v.parent is None and index not in written]
@@ -100,7 +100,7 @@ class Sight:
         self.gradients.update({key: found for key, found in known.items() if found is not None})
 
     def statistics(self, array: nn.NdArray) -> Optional[ArrayStatistics]:
-        """Of an array; None where there is nothing to look at."""
+        """Statistics of an array; None where it holds no floating point numbers."""
         if array.clear_called:
             return None
         stored = stored_dtype(array)
@@ -127,7 +127,7 @@ def _deviation(stored: NDArray[Any], exact: NDArray[Any]) -> Tuple[float, float,
 
 
 def _flat_rows(f: Any) -> NDArray[Any]:
-    """Which rows of a softmax are 1 in one place, of those with several places that are not masked."""
+    """Whether rows of a softmax are 1 in one place, for rows with several places that are not masked."""
     axis, x = f.info.args["axis"], f.inputs[0].data.data
     with np.errstate(invalid="ignore"):
         is_open = np.count_nonzero(x > np.max(x, axis=axis, keepdims=True) - _MASKED, axis=axis) > 1

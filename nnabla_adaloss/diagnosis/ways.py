@@ -23,7 +23,7 @@ _BEGINS = 0.5
 
 
 class FormatTrial:
-    """What each way of scaling leaves of gradients, up to `amax` large, in one format."""
+    """Trial of each way of scaling in one format, on gradients of up to `amax`."""
 
     def __init__(
         self, examined: Subject, layers: Sequence[Layer], emulation: FormatEmulation, amax: float
@@ -55,7 +55,7 @@ class FormatTrial:
                 counted.update(nonzero=seen.nonzero, underflow=seen.underflowed, overflow=seen.overflowed)
 
     def kept(self, layer: Layer, noise: AbstractSet[int]) -> Dict[Way, Kept]:
-        """What is left of a layer: the worst of its parameters, but for those whose gradients are noise."""
+        """Effect on a layer's worst parameter, except those whose gradients are noise."""
         return {way: tally.worst(layer, noise) for way, tally in self.ways.items()}
 
     def begins(self, network: Network, layer: Layer, way: Way, kept: Kept) -> str:

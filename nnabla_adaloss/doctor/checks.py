@@ -96,7 +96,7 @@ def _examine_mpi() -> List[Finding]:
 
 
 def _examine_functions(area: Area, extension: str, scaled: List[Finding], *machine: str) -> List[Finding]:
-    """What trials of nnabla's functions in each type say, and whose fault it is where scaling failed."""
+    """Findings of trials of nnabla's functions in each type, which tell whose fault a failure is."""
     packages = _installed_packages().items()
     machine += tuple(f"{name} {version}" for name, version in packages if re.fullmatch(_PACKAGES, name))
     # A card that dies of many functions takes a process for each of them.

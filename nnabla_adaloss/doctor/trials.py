@@ -142,7 +142,7 @@ def _results(program: Callable[..., Any], inputs: Sequence[Any], context: Any) -
 
 
 def try_functions(extension: str, type_config: str, processes: int) -> Answers:
-    """What became of the trials, with a process for each part of them."""
+    """Run the trials, with a process for each part of them."""
 
     def try_part(part: Sequence[str]) -> List[Answer]:
         calls = [(extension, type_config, name) for name in part]
@@ -158,7 +158,7 @@ def try_functions(extension: str, type_config: str, processes: int) -> Answers:
 
 
 def findings_of(area: Area, type_config: str, tried: Answers, machine: str) -> List[Finding]:
-    """What trials say: a line for what works, and one for all that fail in the same way on that `machine`."""
+    """Findings of trials: one for all that work, and one for all that fail in the same way on `machine`."""
     subject = f"nnabla's functions, {type_config}"
     works = [value for value, error in tried.values() if not error]
     found = []
@@ -179,7 +179,7 @@ def findings_of(area: Area, type_config: str, tried: Answers, machine: str) -> L
 
 
 def _failed(area: Area, subject: str, error: str) -> Finding:
-    """What errors of different functions have in common."""
+    """Finding without the parts of an error that differ from function to function."""
     finding = failure(area, subject, error)
     detail = "wrong numbers" if "wrong numbers" in error else " ".join(finding.detail.split())[:200]
     if area == "CPU":

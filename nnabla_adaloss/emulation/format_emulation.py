@@ -23,7 +23,7 @@ from .rounding_plan import Rounding, RoundingPlan
 
 
 class GradientRounding(NamedTuple):
-    """What rounding did to one variable's gradient in the last backward.
+    """Counts from rounding one variable's gradient in the last backward.
 
     Attributes:
         elements: number of elements.
@@ -116,7 +116,7 @@ class FormatEmulation:
         self.emulated_storage.drawn = before.emulated_storage.drawn
 
     def gradient_rounding(self, variable: nn.Variable) -> Optional[GradientRounding]:
-        """What rounding did to the gradient of `variable` in the last backward, or None."""
+        """Counts from rounding the gradient of `variable` in the last backward, or None."""
         found = self.emulated_storage.gradients.get(hash(variable))
         if found is None:
             return None

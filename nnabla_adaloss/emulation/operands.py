@@ -29,7 +29,7 @@ class Operand(NamedTuple):
 
 
 def operands_of(f: Any, precision: Precision) -> Tuple[List[Operand], List[Operand]]:
-    """What `f` reads in `precision` as a matrix product, forward and backward; nothing if it is none."""
+    """Operands that `f` reads in forward and in backward; none unless it is a matrix product."""
     function, inputs = known(f.info.type_name), f.inputs
     if function.product is None:
         return [], []

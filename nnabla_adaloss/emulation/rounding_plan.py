@@ -22,7 +22,7 @@ Names = Callable[[], Mapping[int, str]]
 
 
 class Rounding(NamedTuple):
-    """What is rounded for one function."""
+    """Arrays that are rounded for one function."""
 
     outputs: Keyed  # when it has run
     gradients: Keyed  # of its inputs, when its backward has run
@@ -91,7 +91,7 @@ class RoundingPlan:
         return frozenset(found if function in self._in_float else found | {loss})
 
     def rounding_of(self, f: Any) -> Rounding:
-        """What is rounded for `f`."""
+        """Arrays that are rounded for `f`."""
         precision = self._of.get(hash(f), self._default)
         reads, backward_reads = operands_of(f, precision) if precision.operands_only else ((), ())
         outputs, gradients = half_outputs(f), half_gradients(f)
@@ -190,5 +190,5 @@ def half_gradients(f: Any) -> List[nn.Variable]:
 
 
 def _keeps_fp32(f: Any) -> bool:
-    """Whether what `f` writes stays fp32 until a half function reads it."""
+    """Whether outputs of `f` stay fp32 until a half function reads them."""
     return known(f.info.type_name).keeps_fp32

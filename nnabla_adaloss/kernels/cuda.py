@@ -126,7 +126,7 @@ class CudaKernels(Kernels):
     def launch_unscale_in_place(
         self, gradients: GradientsInPlace, table: DeviceTable, part: slice, first: int = 0
     ) -> None:
-        """The same for some of the gradients in place, all of which are read as float32."""
+        """`launch_unscale_add` for some of the gradients in place, which are read as float32."""
         arrays = gradients.arrays[part]
         places = range(first, first + len(arrays))
         addresses = addresses_of(arrays, None, self.context)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 
 OPTIONS = ("--std=c++14",)
-"""What the kernels are compiled with. CuPy adds options of its own, -ftz=true among them."""
+"""Options that the kernels are compiled with. CuPy adds its own, -ftz=true among them."""
 
 _SCALARS: Dict[str, Any] = {"u32": np.uint32, "u64": np.uint64, "float": np.float32, "double": np.float64}
 

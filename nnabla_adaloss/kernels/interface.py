@@ -33,7 +33,7 @@ Bin 0 holds the zeros and whatever is below 2^-126, bin 255 the infinities and N
 
 
 class RoundingStatistics(NamedTuple):
-    """What rounding an array to a storage format did."""
+    """Counts from rounding an array to a storage format."""
 
     statistics: ArrayStatistics  # of the rounded values
     underflowed: int  # how many non-zero elements became zero

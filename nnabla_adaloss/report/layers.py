@@ -99,7 +99,7 @@ def why(rows: Sequence[LayerRow]) -> Optional[str]:
 
 
 def advice(rows: Sequence[LayerRow]) -> Optional[str]:
-    """What to do about a layer whose gradient is mostly below the normal range; None about any other."""
+    """Advice for a layer whose gradient is mostly below the normal range; None for any other."""
     last = rows[-1]
     nonzero = (last.elements or 0) - (last.zeros or 0)
     if not nonzero or last.subnormals is None or last.subnormals < _MOSTLY * nonzero:
@@ -129,7 +129,7 @@ def _largest(values: Sequence[float]) -> str:
 
 
 Columns = Mapping[str, Callable[[Sequence[LayerRow]], str]]
-"""What a table says of a layer, by the head of the column."""
+"""Cells of a layer, by the head of the column."""
 
 COLUMNS: Columns = {
     "alpha": lambda rows: power(rows[-1].alpha),

@@ -204,7 +204,7 @@ def _whole_runs(runs: Dict[str, Recording], *, same: bool) -> List[str]:
 
 
 def _facts(recording: Recording) -> Dict[str, str]:
-    """What is known of a run as a whole."""
+    """Facts about a run as a whole."""
     iterations = [row.iteration for row in recording.rows]
     loss, scales = _losses(recording), [scale for _, scale in _loss_scales(recording)]
     lost, underflows = recording.lost_batches(), recording.underflows()

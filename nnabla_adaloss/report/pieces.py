@@ -20,7 +20,7 @@ _MOST_COLUMNS = 240
 Points = Sequence[Tuple[int, float]]
 """Iterations with a value each."""
 Lines = Mapping[str, Points]
-"""What is drawn, by its name."""
+"""Lines of a picture, by name."""
 
 # Columns of a table.
 _FIT_A_PHONE = 2
@@ -226,7 +226,7 @@ def curve(
 
 
 def _tips(lines: Lines, written: Callable[[float], str], timeline: Timeline) -> str:
-    """What a picture shows where the mouse is: the values there, once for neighbours that are the same."""
+    """Values of a picture where the mouse is, once for neighbours that are the same."""
     width = -(-timeline.columns // _MOST_TIPS)
     told: List[List[str]] = [[] for _ in range(0, timeline.columns, width)]
     for name, points in lines.items():

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from nnabla_adaloss.communicators.agreement import Call, checksum, describe_mismatch, fingerprint
+from nnabla_adaloss.communicators.agreement import Call, call_number, checksum, describe_mismatch
 
 
 def test_checksum_tells_bits_dtypes_and_lengths_apart():
@@ -40,12 +40,12 @@ def test_fingerprint_tells_calls_apart_and_is_the_same_in_every_process():
         Call("a", (), ((1,), (2,))),
     ]
     program = (
-        "from nnabla_adaloss.communicators.agreement import Call, fingerprint\n"
-        f"print(*map(fingerprint, {calls!r}))"
+        "from nnabla_adaloss.communicators.agreement import Call, call_number\n"
+        f"print(*map(call_number, {calls!r}))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "17"}
     told = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
-    assert list(map(int, told.split())) == list(map(fingerprint, calls))
+    assert list(map(int, told.split())) == list(map(call_number, calls))
     assert len({*told.split()}) == len(calls)
 
 

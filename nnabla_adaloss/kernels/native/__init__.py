@@ -22,7 +22,7 @@ def sources() -> List[Path]:
 
 
 def digest() -> str:
-    """What tells these sources from others."""
+    """Digest that tells these sources from others."""
     told = hashlib.sha256()
     for path in sources():
         told.update(str(path.relative_to(HERE)).encode() + b"\0" + path.read_bytes() + b"\0")
