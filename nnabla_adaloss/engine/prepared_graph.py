@@ -156,9 +156,17 @@ class PreparedGraph:
         reasons: Mapping[str, Reason] = _NO_STEPS,
         unbounded: Mapping[str, float] = _NO_STEPS,
     ) -> ScaleSchedule:
-        nodes, components = self.plan.nodes, self.components
+        """A schedule of the components of this graph, with these scales and for these loss weights."""
         return ScaleSchedule(
-            nodes, components, scales, given_scale, weights, reasons, unbounded, joined, self.in_float
+            nodes=self.plan.nodes,
+            components=self.components,
+            component_scales=scales,
+            given_scale=given_scale,
+            loss_weights=weights,
+            reasons=reasons,
+            unbounded=unbounded,
+            joined=joined,
+            in_float=self.in_float,
         )
 
     def keep_steps(self, schedule: ScaleSchedule, steps: Union[HooklessSteps, str]) -> None:

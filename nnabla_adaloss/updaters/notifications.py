@@ -57,5 +57,12 @@ def notify_update(audience: Audience, iteration: int, result: UpdateResult, loss
     """Tell monitors that an update is over."""
     # The loss is read, which on a GPU waits for it.
     if audience.wants(UpdateEnded, iteration):
-        told = (result.updated, result.reason, result.scale, result.retries, float(loss.d.flat[0]))
-        audience.tell(UpdateEnded(iteration, *told))
+        event = UpdateEnded(
+            iteration=iteration,
+            updated=result.updated,
+            reason=result.reason,
+            scale=result.scale,
+            retries=result.retries,
+            loss=float(loss.d.flat[0]),
+        )
+        audience.tell(event)

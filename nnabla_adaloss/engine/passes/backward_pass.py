@@ -73,10 +73,10 @@ def run_pass(
         running = HookedPass(
             prepared,
             decided,
-            options.pre_hook,
-            options.post_hook,
-            watch,
-            look,
+            pre_hook=options.pre_hook,
+            post_hook=options.post_hook,
+            watch=watch,
+            look=look,
             unscale_each=options.unscale_each,
         )
     guard: Optional[HookGuard] = None

@@ -30,11 +30,11 @@ class HookedPass:
         self,
         prepared: PreparedGraph,
         decided: Decided,
+        *,
         pre_hook: Optional[Hook],
         post_hook: Optional[Hook],
         watch: Optional[LayerWatch],
         look: Optional[Look],
-        *,
         unscale_each: bool,
     ) -> None:
         self._prepared, self._decided, self._pre_hook, self._post_hook = (
