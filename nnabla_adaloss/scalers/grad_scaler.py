@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 import nnabla as nn
@@ -118,6 +119,7 @@ class GradScaler:
         self._enabled = boolean("enabled", enabled)
         self._float_tail = boolean("float_tail", float_tail)
         self._solvers = check_solvers(solvers, _NO_SOLVERS)
+        self._parameters = partial(parameters_of, self._solvers)
         self._config = instance_or_none("config", config, AdaLossConfig)
         self._history = instance_or_none("history", history, HistoryPolicy)
         self._storage = storage
@@ -359,9 +361,6 @@ class GradScaler:
 
     def _loop(self, scaling: AdaptiveLossScaling, run_pass: Callable[[bool], Any]) -> BatchLoop:
         return BatchLoop(scaling, run_pass, self._parameters, scaling.components.policy.min_scale)
-
-    def _parameters(self) -> List[nn.Variable]:
-        return parameters_of(self._solvers)
 
     def _may_run_again(self, scaling: AdaptiveLossScaling) -> bool:
         is_first_batch = not scaling.components.gains() and hash(scaling.variable) not in self._used

@@ -258,11 +258,10 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                 self._s0.lower()
             if self._audience is not None:
                 found = _together(before, found)
-                loss = found.verdict is PassVerdict.NONFINITE_LOSS
                 event = Overflowed(
                     iteration=self.iteration,
                     attempt=found.attempt,
-                    cause="nonfinite_loss" if loss else "nonfinite_forward" if found.fault else "overflow",
+                    cause=found.verdict.value if found.verdict.of_forward else "overflow",
                     layers=found.layers,
                     component=found.component,
                     scale=self.scaling.loss_scale,
@@ -358,9 +357,8 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
     def _skip_bad_batch(self, outcome: Outcome, verdict: PassVerdict) -> UpdateResult:
         if self._repeat:
             # Lower scales were tried, and were not the cause.
-            self._restore_scales()
-        else:
-            self.scaling.drop_iteration()
+            self._s0.state = self._retries.scale_state
+        self.scaling.drop_iteration()
         what = "the loss" if verdict is PassVerdict.NONFINITE_LOSS else "the forward pass"
         whose = "" if self.comm is None else f" of {'this' if outcome.verdict is verdict else 'another'} rank"
         cause, fault, argument = verdict.value, outcome.fault, f"on_{verdict.value}"
