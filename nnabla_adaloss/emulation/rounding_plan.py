@@ -61,8 +61,8 @@ class RoundingPlan:
         for precision in dict.fromkeys(of_functions if float_tail else ()):
             candidates = [index for index, of_one in enumerate(of_functions) if of_one == precision]
             # A single element is stored in the format that constants are cast to.
-            tail = find_tail(graph, candidates, precision.data_format(1))
-            self._in_float.update(hash(functions[i]) for i in tail.functions)
+            in_float, _ = find_tail(graph, candidates, precision.data_format(1))
+            self._in_float.update(hash(functions[i]) for i in in_float)
         self._read_in_half: Set[int] = set()
         if self._in_float:
             others = (f for f in functions if hash(f) not in self._in_float)

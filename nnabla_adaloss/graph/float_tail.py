@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Dict, FrozenSet, List, Sequence, Set, Tuple
 
 import nnabla as nn
 import nnabla.function
@@ -32,28 +32,24 @@ _CONSTANTS = frozenset({"val", "alpha", "beta", "delta", "epsilon"})
 _PYTHON = "Callback"
 
 
-class FloatTail(NamedTuple):
-    """The functions of a graph that have to compute in float."""
-
-    functions: FrozenSet[int] = frozenset()
-    warning: str = ""  # of constants that half precision rounds, because functions in Python come after it
-
-
-def float_tail(graph: Graph, candidates: Sequence[int], storage: Format = FLOAT16) -> FloatTail:
-    """Which of the half-precision functions `candidates` have to compute in float: those of one element at
-    the loss, and those with a constant that `storage` changes by more than its precision.
+def float_tail(
+    graph: Graph, candidates: Sequence[int], storage: Format = FLOAT16
+) -> Tuple[FrozenSet[int], str]:
+    """The half-precision functions, of `candidates`, that have to compute in float: scalar ones at the loss,
+    and those with a constant that `storage` changes by more than its precision. And a warning of constants
+    that stay rounded, because functions in Python come after them; empty if there are none.
     """
     described = graph.described
     half = set(candidates)
     rounded = {i for i in half if any(_is_lost(c, storage) for c in constants(described, i))}
     wanted = half & (_at_the_loss(described) | rounded)
     if not wanted:
-        return FloatTail()
+        return frozenset(), ""
     before = _before_python([graph.functions[i] for i in wanted])
     possible = (i for i in wanted if graph.functions[i] not in before)
     found = frozenset(i for i in possible if _can_be_replaced(described, i))
     kept = sorted(rounded - found)
-    return FloatTail(found, _warning(graph, kept, storage) if kept else "")
+    return found, _warning(graph, kept, storage) if kept else ""
 
 
 def _warning(graph: Graph, functions: List[int], storage: Format) -> str:
@@ -80,7 +76,9 @@ class TailReader:
 
     def __init__(self, loss: nn.Variable, *, float_tail: bool) -> None:
         self._loss, self._moves = loss, boolean("float_tail", float_tail)
-        self.tail = FloatTail()
+        # Numbers of the functions that were moved to float last, and the warning about others.
+        self.functions: FrozenSet[int] = frozenset()
+        self.warning = ""
         # Whether something was moved since `before_backward`, and whether that was ever reported.
         self.moved = self._reported = False
         # What of it forward has to compute again.
@@ -90,12 +88,12 @@ class TailReader:
         """The graph as it is now; a float graph is never changed."""
         graph = Graph(self._loss)
         candidates = graph.described.in_half if self._moves else []
-        tail = float_tail(graph, candidates) if candidates else FloatTail()
-        if tail == FloatTail():
+        functions, warning = float_tail(graph, candidates) if candidates else (frozenset(), "")
+        if not (functions or warning):
             return graph
-        self.tail, self.moved = tail, True
-        if tail.functions:
-            self._missing = compute_in_float(graph, tail)
+        self.functions, self.warning, self.moved = functions, warning, True
+        if functions:
+            self._missing = compute_in_float(graph, functions)
             graph = Graph(self._loss)
         return graph
 
@@ -112,14 +110,14 @@ class TailReader:
             )
         if self.moved and not self._reported:
             self._reported = True
-            if self.tail.functions:
+            if self.functions:
                 logger.info(
                     "%d functions compute in float: those of one element at the loss, and those with a "
                     "constant that half precision cannot hold. float_tail=False leaves the graph as it is",
-                    len(self.tail.functions),
+                    len(self.functions),
                 )
-            if self.tail.warning:
-                warn(self.tail.warning)
+            if self.warning:
+                warn(self.warning)
         self.moved, self._missing = False, []
 
 
@@ -139,13 +137,13 @@ def constants(described: GraphDescription, index: int) -> List[float]:
     return found
 
 
-def compute_in_float(graph: Graph, tail: FloatTail) -> List[nn.Variable]:
-    """Replace the functions of a tail by the same in a float context, and compute again what was computed
+def compute_in_float(graph: Graph, functions: AbstractSet[int]) -> List[nn.Variable]:
+    """Replace functions by the same in a float context, and compute again what was computed
     before. Returns what could not be, because its inputs were cleared; the graph has to be read again.
     """
     described = graph.described
     missing: List[nn.Variable] = []
-    for index in sorted(tail.functions):
+    for index in sorted(functions):
         f = graph.functions[index]
         make = getattr(nnabla.function, described.type_names[index])
         inputs, outputs = f.inputs, f.outputs

@@ -14,6 +14,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, HistoryPolicy
 from nnabla_adaloss.engine import slices
+from nnabla_adaloss.engine.chooser import Asked
 from tests.worlds.networks import layers, mlp
 from tests.worlds.passes import run, settle, settled
 from tests.worlds.tampering import Gate
@@ -311,3 +312,16 @@ def test_loss_weights_at_the_ends_of_float32(form: str) -> None:
                 break
         assert_equal(gradients(), expected)
     assert scaling.result.kind == "hookless"
+
+
+@pytest.mark.parametrize("method", ["amax_history", "approx_range"])
+def test_a_decision_sets_nothing(method: str) -> None:
+    scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(loss_scale_method=method, measure_every=3))
+    for iteration in range(6):
+        prepared = scaling._graph.current()
+        before, asked = dict(vars(prepared)), Asked(iteration, None, prepared.loss_weights(None))
+        seen = scaling.components.before_pass(iteration, prepared.components.names, asked.weights)
+        decide = scaling._chooser.go_on if iteration % 3 else scaling._chooser.decide
+        assert decide(prepared, seen, asked) == decide(prepared, seen, asked)
+        assert {name: value for name, value in vars(prepared).items() if name in before} == before
+        settle(scaling, iteration)

@@ -294,3 +294,18 @@ def test_a_graph_that_is_built_again_shares_what_was_found_out() -> None:
     assert again.result.kind == "hookless"
     assert again.plan is first.plan
     assert_equal(gradients(), run(again.variable))
+
+
+def test_a_graph_that_is_built_again_leaves_the_one_before_as_it_was() -> None:
+    first, again = AdaptiveLossScaling(shared()), AdaptiveLossScaling(shared())
+    settle(first, 0)
+    before = first._graph.current()
+    again.go_on_from(first)
+    now = again._graph.current()
+    position = before.plan.gradients[-1]
+    for prepared, value in ((before, 3.0), (now, 5.0)):
+        prepared.graph.variables[position].g = value
+    for prepared, value in ((before, 3.0), (now, 5.0)):
+        prepared.statistics.measure([(position, 1.0)], ())
+        measured, _, _ = prepared.statistics.finish(lambda _: 1.0)
+        assert measured[position][0].abs_max == value
