@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -20,30 +22,24 @@ from .scaled_weights import SwappedFactors
 _zeroing, _size = attrgetter("zeroing"), attrgetter("size")
 
 
+@dataclass(eq=False)
 class HooklessSteps:
-    """Steps before, between and after the functions of a pass without hooks.
+    """Steps before, between and after the functions of a pass without hooks."""
 
-    Attributes:
-        factors: weights to be swapped for all of the pass.
-        leaves: leaves that get a gradient, each with its first contribution.
-        following: where contributions are unscaled one by one: by number of a function, contributions to
-            leaves that it has written and that the next one writes.
-        between: rescales to run after a function, by its number.
-        direct: whether nnabla can write to the leaves' own gradients, where these are lazily zero.
-    """
+    factors: SwappedFactors  # weights to be swapped for all of the pass
+    leaves: Sequence[Contribution]  # leaves that get a gradient, each with its first contribution
+    # Where contributions are unscaled one by one: by number of a function, contributions to leaves that it
+    # has written and that the next one writes.
+    following: Mapping[int, Sequence[Contribution]]
+    between: Mapping[int, Tuple[Rescale, ...]]  # rescales to run after a function, by its number
+    # Kept from pass to pass, with the sizes that it is for.
+    _gradients: Optional[GradientsInPlace] = None
+    _sizes: Sequence[int] = ()
 
-    def __init__(
-        self,
-        factors: SwappedFactors,
-        leaves: Sequence[Contribution],
-        following: Mapping[int, Sequence[Contribution]],
-        between: Mapping[int, Tuple[Rescale, ...]],
-    ) -> None:
-        self.factors, self.leaves, self.following, self.between = factors, leaves, following, between
-        self.direct = not (following or any(leaf.half for leaf in leaves))
-        # Kept from pass to pass, with the sizes that it is for.
-        self._gradients: Optional[GradientsInPlace] = None
-        self._sizes: List[int] = []
+    @cached_property
+    def direct(self) -> bool:
+        """Whether nnabla can write to the leaves' own gradients, where these are lazily zero."""
+        return not (self.following or any(leaf.half for leaf in self.leaves))
 
     def written(self, masters: List[nn.NdArray]) -> Tuple[Sequence[Contribution], GradientsInPlace]:
         """Contributions that were written to the gradients of the leaves, and these for unscaling."""
