@@ -17,6 +17,7 @@ from nnabla.experimental.parametric_function_class.module import Module as Class
 from nnabla.solver import Solver
 
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
+from ..errors import warn
 from ..state import StateFileError
 from ..state.whole_file import replace_file, special_kind
 
@@ -36,8 +37,9 @@ def save_checkpoint(
     """Save all that a training needs to go on bit for bit into one file, whole or not at all.
 
     That is: the parameters of the current scope (running statistics included), of the solvers and of the
-    Modules; the states of solvers, updaters and scalers. Data and random generators are yours: derive them
-    from `updater.counters.fed`, or give `extra`. Of several ranks, one saves.
+    Modules; the states of solvers, their learning rates included; those of updaters and scalers. Data and
+    random generators are yours: derive them from `updater.counters.fed`, or give `extra`. Of several ranks,
+    one saves.
 
     Args:
         path: the file; its folder must exist. An older one is replaced when the new one is complete.
@@ -77,7 +79,8 @@ def save_checkpoint(
 def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str, Any]:
     """Go on from a file that `save_checkpoint` wrote; returns its `extra`.
 
-    Build network, solvers and updaters first. Call each Module once: that makes its parameters.
+    Build network, solvers and updaters first. Call each Module once: that makes its parameters. A learning
+    rate that differs from the solver's is set, with a LossScaleWarning.
 
     Args:
         path: the file.
@@ -121,6 +124,13 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str
     except BaseException:
         _set(variables, before[0], loaded, before[1])
         raise
+    for own, saved in zip(before[1], head["parts"]):
+        rate = saved.get("learning_rate", own.get("learning_rate"))
+        if rate != own.get("learning_rate"):
+            warn(
+                f"the learning rate of {own['solver']} is {rate:g} again, as it was saved, instead of "
+                f"{own['learning_rate']:g}: set another after load_checkpoint"
+            )
     return cast(Dict[str, Any], head["extra"])
 
 
@@ -197,7 +207,8 @@ def _variables(parts: List[Any], parameters: Mapping[str, nn.Variable]) -> Dict[
 def _state_of(part: Any) -> Dict[str, Any]:
     """State of a part beside its arrays."""
     if isinstance(part, Solver):
-        return {"solver": part.name, "steps": {name: state.t for name, state in part.get_states().items()}}
+        steps = {name: state.t for name, state in part.get_states().items()}
+        return {"solver": part.name, "learning_rate": part.learning_rate(), "steps": steps}
     return cast(Dict[str, Any], part.state_dict())
 
 
@@ -212,6 +223,9 @@ def _set(variables: Mapping[str, nn.Variable], arrays: Arrays, parts: List[Any],
             for name, state in states.items():
                 state.t = own["steps"][name]
             part.set_states(states)
+            # Files of earlier versions have none.
+            if "learning_rate" in own:
+                part.set_learning_rate(own["learning_rate"])
         else:
             part.load_state_dict(own)
 
@@ -297,6 +311,8 @@ def _check(saved: List[Any], arrays: Arrays, parts: List[Any], variables: Mappin
             for name, step in own["steps"].items():
                 if type(step) is not int or step < 0:
                     raise ValueError(f"the checkpoint is damaged: {name} had {step!r} updates")
+            if type(own.get("learning_rate", 0.0)) not in (int, float):
+                raise ValueError(f"the checkpoint is damaged: learning_rate={own['learning_rate']!r}")
     odd = [key for key in sorted({*shapes, *wanted}) if shapes.get(key) != wanted.get(key)]
     if odd:
         names = [f"{k} ({shapes.get(k, 'not saved')}, here {wanted.get(k, 'not there')})" for k in odd[:3]]

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+import warnings
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -19,7 +21,13 @@ from nnabla.experimental.parametric_function_class.affine import Affine
 from nnabla.experimental.parametric_function_class.batch_normalization import BatchNormalization
 from nnabla.experimental.parametric_function_class.module import Module as ClassModule
 
-from nnabla_adaloss import AdaptiveLossScalingUpdater, GradScaler, load_checkpoint, save_checkpoint
+from nnabla_adaloss import (
+    AdaptiveLossScalingUpdater,
+    GradScaler,
+    LossScaleWarning,
+    load_checkpoint,
+    save_checkpoint,
+)
 from tests.worlds.trainings import scaler_step, solver_of, updater_of
 from tests.worlds.values import FLOAT, HALF, constant, snapshot, solver_states
 
@@ -88,6 +96,54 @@ def test_loops_of_ones_own(tmp_path: Path) -> None:
     straight, resumed = trained(resumed=False), trained(resumed=True)
     assert (straight[0], resumed[0]) == (0, 5)
     np.testing.assert_equal(resumed[1:], straight[1:])
+
+
+@contextmanager
+def rewritten(path: Path) -> Iterator[Tuple[Any, Dict[str, Any]]]:
+    """Head and arrays of a checkpoint, to be changed and written back."""
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    head = json.loads(arrays["head"].tobytes())
+    yield head, arrays
+    arrays["head"] = np.frombuffer(json.dumps(head).encode(), np.uint8)
+    with open(path, "wb") as file:
+        np.savez(file, **arrays)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_learning_rate_that_the_training_has_set_goes_on(name: str, tmp_path: Path) -> None:
+    first = training(SOLVERS[name]())
+    first.solver.set_learning_rate(0.003)
+    save_checkpoint(tmp_path / "c", first)
+    again = training(SOLVERS[name]())
+    with pytest.warns(LossScaleWarning, match=f"the learning rate of {name} is 0.003 again"):
+        load_checkpoint(tmp_path / "c", again)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LossScaleWarning)
+        load_checkpoint(tmp_path / "c", again)
+    assert again.solver.learning_rate() == first.solver.learning_rate()
+    for updater in (first, again):
+        updater.update()
+    np.testing.assert_equal(everything(again), everything(first))
+
+
+def test_a_checkpoint_of_before_has_no_learning_rate_and_the_solver_keeps_its_own(tmp_path: Path) -> None:
+    first = training(S.Sgd(0.1))
+    save_checkpoint(tmp_path / "c", first)
+    with rewritten(tmp_path / "c") as (head, _):
+        del head["parts"][0]["learning_rate"]
+    first.solver.set_learning_rate(0.25)
+    load_checkpoint(tmp_path / "c", first)
+    assert first.solver.learning_rate() == 0.25
+
+
+def test_a_learning_rate_is_as_before_where_nothing_is_loaded(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "c", training(S.Adam(0.5)))
+    # Only the updater itself notices, when the solver has its state.
+    other = training(S.Adam(0.25), accum_grad=2)
+    with pytest.raises(ValueError, match="accum_grad"):
+        load_checkpoint(tmp_path / "c", other)
+    assert other.solver.learning_rate() == 0.25
 
 
 @pytest.mark.parametrize(
@@ -282,21 +338,16 @@ def test_states_of_a_solver_that_do_not_fit_are_refused(damage: Any, tmp_path: P
     updater = training()
     updater.update()
     save_checkpoint(tmp_path / "c", updater)
-    with np.load(tmp_path / "c") as archive:
-        arrays = dict(archive)
-    head = json.loads(arrays["head"].tobytes())
-    key = next(key for key in arrays if key.startswith("0/a/affine/W/"))
-    if damage == "shape":
-        arrays[key] = arrays[key][:0]
-    elif damage == "missing":
-        del arrays[key]
-    elif damage == "no step":
-        del head["parts"][0]["steps"]["a/affine/W"]
-    else:
-        head["parts"][0]["steps"]["a/affine/W"] = damage
-    arrays["head"] = np.frombuffer(json.dumps(head).encode(), np.uint8)
-    with open(tmp_path / "c", "wb") as file:
-        np.savez(file, **arrays)
+    with rewritten(tmp_path / "c") as (head, arrays):
+        key = next(key for key in arrays if key.startswith("0/a/affine/W/"))
+        if damage == "shape":
+            arrays[key] = arrays[key][:0]
+        elif damage == "missing":
+            del arrays[key]
+        elif damage == "no step":
+            del head["parts"][0]["steps"]["a/affine/W"]
+        else:
+            head["parts"][0]["steps"]["a/affine/W"] = damage
     updater = training()
     before = everything(updater)
     with pytest.raises(ValueError, match="a/affine/W"):
