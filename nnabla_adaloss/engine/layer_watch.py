@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, Iterable, List, Optional, Tuple, cast
+from typing import Any, Dict, Iterable, List, Optional, cast
 
 import nnabla as nn
 import numpy as np
@@ -13,13 +13,10 @@ from numpy.typing import NDArray
 from ..core.components import LayerSlot, NodeStructure
 from ..core.formats import Format, get_format
 from ..core.layer_record import LayerRecord, Reason
-from ..core.schedule import ScaleSchedule
-from ..graph.plan import GraphPlan
 from ..kernels.arrays import is_readable, stored_dtype
 from ..monitor import Audience, GradientSeen, LayerLook, LayerScaled
 from .chooser import Decided
 from .prepared_graph import PreparedGraph
-from .statistics import Statistics
 
 
 class LayerWatch:
@@ -82,21 +79,13 @@ def watch_layers(
     """Return the watch of the layers of a pass; None in an iteration in which no monitor wants them."""
     if not audience.wants(LayerScaled, iteration):
         return None
-    schedule = decided.schedule
-    which, chosen = (iteration, attempt), decided.chosen
-    records = records_of(prepared.plan, prepared.statistics, schedule, which, chosen=chosen)
+    records = records_of(prepared, decided, iteration, attempt)
     return LayerWatch(audience, prepared, get_format(prepared.config.dtype or "float16"), records)
 
 
-def records_of(
-    plan: GraphPlan,
-    statistics: Statistics,
-    schedule: ScaleSchedule,
-    which: Tuple[int, int],
-    *,
-    chosen: bool,
-) -> List[LayerRecord]:
-    """A record of each layer in a pass, by iteration and attempt; `chosen`: scales were chosen for it."""
+def records_of(prepared: PreparedGraph, decided: Decided, iteration: int, attempt: int) -> List[LayerRecord]:
+    """A record of each layer in a pass, by iteration and attempt."""
+    plan, statistics, schedule, chosen = prepared.plan, prepared.statistics, decided.schedule, decided.chosen
     found = []
     for layer, (scale, alpha) in schedule.layers.items():
         node, slot = plan.layer_slots[layer]
@@ -104,7 +93,7 @@ def records_of(
         g = statistics.gradient(output) if chosen else None
         found.append(
             LayerRecord(
-                iteration=which[0],
+                iteration=iteration,
                 layer=layer,
                 alpha=alpha,
                 unbounded=schedule.unbounded.get(layer, alpha),
@@ -114,7 +103,7 @@ def records_of(
                 g=None if g is None else g.scaled(scale * schedule.loss_weight_of(output)),
                 weight=statistics.data(slot.factor) if chosen else None,
                 reason=schedule.reasons.get(layer, Reason.BRANCHES) if chosen else Reason.HELD,
-                attempt=which[1],
+                attempt=attempt,
             )
         )
     return found
