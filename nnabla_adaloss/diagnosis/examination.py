@@ -212,16 +212,20 @@ class _Examination:
             name = self._network.name(error.function)
             causes = [Cause("no_backward", name, what, remedy)]
         in_fp32, as_stored = (float(np.mean(one)) for one in zip(*self._losses or [(math.nan, math.nan)]))
+        formats = {
+            name: {layer.name: one.kept(layer, noise) for layer in self._layers}
+            for name, one in tried.items()
+        }
         return NetworkNumbers(
-            self._storage,
-            len(examined),
-            in_fp32,
-            as_stored,
-            tried[self._storage].scales if tried else {},
-            layers,
-            causes,
-            {n: {layer.name: one.kept(layer, noise) for layer in self._layers} for n, one in tried.items()},
-            [text for text in (examined.note, note(examined, self._network)) if text],
+            storage=self._storage,
+            batches=len(examined),
+            loss=in_fp32,
+            stored_loss=as_stored,
+            scales=tried[self._storage].scales if tried else {},
+            layers=layers,
+            causes=causes,
+            formats=formats,
+            notes=[text for text in (examined.note, note(examined, self._network)) if text],
         )
 
     def _observe(self) -> List[Cause]:
@@ -292,17 +296,17 @@ class _Examination:
         losing = [way for way, one in kept.items() if one.overflow or one.underflow >= 0.01]
         begins = {way: tried.begins(self._network, layer, way, kept[way]) for way in losing}
         return LayerNumbers(
-            layer.name,
-            layer.type_name,
-            max(known, default=0.0),
-            nonzero,
-            tried.floor.worst(layer, noise).error,
-            kept,
-            self._emulation.emulated_storage.precision_of(keys[0]).stored_gradients,
-            bool(nonzero and layer.weights and layer.weights.keys() <= noise),
-            begins,
-            {way: tried.losing(self._network, layer, way, noise) for way in Way},
-            {way: tried.cancels(self._network, layer, way) for way in losing if not begins[way]},
+            name=layer.name,
+            type_name=layer.type_name,
+            amax=max(known, default=0.0),
+            nonzero=nonzero,
+            floor=tried.floor.worst(layer, noise).error,
+            kept=kept,
+            stored=self._emulation.emulated_storage.precision_of(keys[0]).stored_gradients,
+            is_noise=bool(nonzero and layer.weights and layer.weights.keys() <= noise),
+            begins=begins,
+            losing={way: tried.losing(self._network, layer, way, noise) for way in Way},
+            cancels={way: tried.cancels(self._network, layer, way) for way in losing if not begins[way]},
         )
 
     def _of_gradients(self, layers: Sequence[LayerNumbers]) -> Iterator[Cause]:
