@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Se
 import nnabla as nn
 
 from ..core.formats import FLOAT32, Format
+from ..graph.description import type_name_of
 from .target import Network
 from .watching import Sight
 
@@ -63,7 +64,7 @@ class Finiteness:
         """NaNs that a function takes for labels or indices, which harm nothing that can be seen."""
         for v in self._bad(self._network.graph.leaves.values()):
             for f in self._network.readers[hash(v)] if self._sight.nans[hash(v)] else ():
-                if f.info.type_name.endswith(("CrossEntropy", "Embed", "OneHot")):
+                if type_name_of(f.info.type_name).endswith(("CrossEntropy", "Embed", "OneHot")):
                     what = f"it takes {self._network.called(v)} for numbers of classes, which holds "
                     what += self._sight.not_finite(v)
                     return Cause("data_not_finite", self._network.name(f), what, "clean the data", False)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ..core.verdict import Rules
 from ..engine import AdaptiveLossScaling, BatchLoop
+from ..graph.description import type_name_of
 from ..graph.graph import Graph
 from ..graph.hooks import Hook, root_cause
 from ..graph.loss import LossLike, run_backward
@@ -78,7 +79,9 @@ class NoBackward(ValueError):
 
     def __init__(self, f: Any) -> None:
         self.function = hash(f)
-        super().__init__(f"{f.info.type_name} has no backward: nothing before it can be trained")
+        super().__init__(
+            f"{type_name_of(f.info.type_name)} has no backward: nothing before it can be trained"
+        )
 
 
 class Passes:

@@ -9,6 +9,7 @@ import nnabla as nn
 import numpy as np
 
 from ..emulation.rounded_storage import NativeStorage
+from ..graph.description import type_name_of
 from ..graph.graph import Graph
 from ..graph.loss import LossLike
 from ..graph.plan import GraphPlan
@@ -27,7 +28,7 @@ def find_fault(
     def look(f: Any) -> None:
         fault = "" if found else _fault(f, plan, kernels, storage)
         if fault:
-            kind = f.info.type_name
+            kind = type_name_of(f.info.type_name)
             number = graph.numbers.get(hash(f))
             found.append(f"{kind if number is None else plan.labels[number]} ({kind}) {fault}")
 

@@ -19,6 +19,7 @@ from ..core.components import NodeStructure
 from ..core.config import AdaLossConfig
 from ..core.methods import LognormalRange
 from ..core.validation import instance_or_none, positive_number
+from ..graph.description import type_name_of
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..monitor import audience_of
@@ -180,10 +181,10 @@ class ScaleTracker:
                 point = redirected.get((node.number, position), passed)
                 if points.setdefault(position, point) != point:
                     variable = graph.variables[position]
+                    kind = type_name_of(variable.parent.info.type_name)
                     raise ValueError(
-                        f"the output of {variable.parent.info.type_name}, of shape {variable.shape}, feeds "
-                        "functions whose gradients carry different scales: give each an output of "
-                        "branch(x, n, tracker)"
+                        f"the output of {kind}, of shape {variable.shape}, feeds functions whose "
+                        "gradients carry different scales: give each an output of branch(x, n, tracker)"
                     )
 
 

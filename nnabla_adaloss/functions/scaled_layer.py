@@ -14,6 +14,7 @@ from ..core.components import GemmSlot, NodeStructure
 from ..core.config import AdaLossConfig
 from ..core.methods import Needs
 from ..core.validation import boolean, instance
+from ..graph.description import type_name_of
 from ..graph.functions import gemm_slots, known
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
@@ -171,8 +172,8 @@ def _layout_of(x: nn.Variable, w: nn.Variable, or_affine: bool = False) -> Layou
     if layer is None:
         raise ValueError("x is computed by no function; pass the output of a layer, such as F.affine(h, w)")
     raise ValueError(
-        f"x is the output of {layer.info.type_name}, which does not multiply by w; pass the output of the "
-        "layer itself (not of its activation), and as w what the layer was given"
+        f"x is the output of {type_name_of(layer.info.type_name)}, which does not multiply by w; pass "
+        "the output of the layer itself (not of its activation), and as w what the layer was given"
     )
 
 

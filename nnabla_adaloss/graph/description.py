@@ -17,6 +17,11 @@ def is_half(backends: Sequence[str]) -> bool:
     return bool(backends) and backends[0].endswith((":half", ":mixed_half"))
 
 
+def type_name_of(name: Any) -> str:
+    """Name of a function's type, as its `info` holds it: a PythonFunction may have a method for it."""
+    return name if isinstance(name, str) else str(name() if callable(name) else name)
+
+
 class Uses(NamedTuple):
     """What the functions of a graph read or write, one entry after the other for all of them."""
 

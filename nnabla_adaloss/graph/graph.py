@@ -11,7 +11,7 @@ from typing import Dict, Iterable, List, Mapping, Optional
 
 import nnabla as nn
 
-from .description import GraphDescription, Uses, visited
+from .description import GraphDescription, Uses, type_name_of, visited
 from .names import ParameterNames, registered_names
 
 _info, _need_grad = attrgetter("info"), attrgetter("need_grad")
@@ -47,6 +47,9 @@ class Graph:
         needs = list(map(_need_grad, read))
         producers = list(map(dict(zip(functions, range(len(functions)))).get, chain.from_iterable(parents)))
         infos = list(map(_info, functions))
+        type_names = list(map(_type_name, infos))
+        if not {str}.issuperset(map(type, type_names)):
+            type_names = list(map(type_name_of, type_names))
         self.functions = functions
         self.variables, self.keys = list(by_key.values()), list(by_key)
         self.leaves = {p: v for p, v, producer in zip(positions, read, producers) if producer is None}
@@ -54,7 +57,7 @@ class Graph:
             p for p, need, producer in zip(positions, needs, producers) if need and producer is None
         }
         self.described = GraphDescription(
-            type_names=list(map(_type_name, infos)),
+            type_names=type_names,
             args=list(map(_args, infos)),
             backends=list(map(_backend, map(_context, functions))),
             need_grads=list(map(_need_grad, functions)),

@@ -19,6 +19,7 @@ from nnabla_adaloss.graph.description import GraphDescription, visited
 from nnabla_adaloss.graph.graph import Graph
 from nnabla_adaloss.graph.names import registered_names
 from tests.worlds.random_graphs import STEPS, build, seeds
+from tests.worlds.tampering import Gate
 from tests.worlds.values import bits, constant, zero_grads
 
 
@@ -46,6 +47,22 @@ def network(
         y = F.tanh(PF.affine(activated, 3, name=second, fix_parameters=frozen))
         loss = F.mean(y + {"h": h, "x": x, "activated": activated}[skip])
     return Graph(loss).description(registered_names() if named else {})
+
+
+class Called(Gate):
+    """Its name is an ordinary method, as in published code, where nnabla asks for a property."""
+
+    def name(self) -> str:  # type: ignore[override]
+        return "TwoWords"
+
+
+def test_a_function_of_python_whose_name_is_a_method_is_described_by_the_name() -> None:
+    def described() -> GraphDescription:
+        called = Called(nn.get_current_context())
+        return Graph(F.mean(called(PF.affine(nn.Variable((4, 3)), 2, name="a")))).description({})
+
+    assert described() == described()
+    assert described().type_names == ["Affine", "TwoWords", "Mean"]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from nnabla_adaloss import (
     load_checkpoint,
     save_checkpoint,
 )
+from tests.worlds.tampering import Gate
 from tests.worlds.trainings import scaler_step, solver_of, updater_of
 from tests.worlds.values import FLOAT, HALF, constant, snapshot, solver_states
 
@@ -178,6 +179,30 @@ def test_no_part_is_forgotten_or_of_another_kind(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "c", scaler, updater.solver)
     with pytest.raises(ValueError, match="same solvers"):
         load_checkpoint(tmp_path / "c", updater.solver, scaler)
+
+
+class Called(Gate):
+    """Its name is an ordinary method, as in published code, where nnabla asks for a property."""
+
+    def name(self) -> str:  # type: ignore[override]
+        return "TwoWords"
+
+
+def test_a_network_with_a_function_of_python_whose_name_is_a_method_goes_on(tmp_path: Path) -> None:
+    def loss() -> nn.Variable:
+        return F.mean(Called(FLOAT)(PF.affine(constant(np.ones((4, 3))), 2, name="a")) ** 2)
+
+    nn.clear_parameters()
+    updater = updater_of(loss(), solver=S.Sgd(0.1))
+    updater.update()
+    assert "TwoWords" in str(updater.scaling.plan)
+    save_checkpoint(tmp_path / "c", updater)
+    saved = everything(updater)
+    # Built again, it is the same network.
+    updater.loss = loss()
+    updater.update()
+    load_checkpoint(tmp_path / "c", updater)
+    np.testing.assert_equal(everything(updater), saved)
 
 
 class Net(nn.Module):  # type: ignore[misc]  # nnabla has no type hints

@@ -8,6 +8,7 @@ from typing import AbstractSet, Any, Callable, List, Optional, Sequence, Tuple
 from ...core.components import NodeStructure
 from ...core.schedule import Rescale
 from ...errors import GraphChangedError
+from ...graph.description import type_name_of
 from ...graph.graph import Graph
 from ...graph.hooks import Hook
 from ..chooser import Decided
@@ -89,7 +90,7 @@ class HookedPass:
         graph, plan, schedule = self._prepared.graph, self._prepared.plan, self._decided.schedule
         node = plan.by_number.get(graph.numbers.get(hash(f), -1))
         if node is None:
-            raise GraphChangedError.at(f.info.type_name)
+            raise GraphChangedError.at(type_name_of(f.info.type_name))
         if self._measured:
             # As it arrives: what it is multiplied by for this function may be too much.
             arriving = schedule.arriving
