@@ -218,7 +218,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
                 policy for that is `"raise"`. The parameters are as before.
         """
         try:
-            with self._idle.update():
+            with self._idle.exclusive, self._idle.running():
                 return self._update()
         finally:
             self._idle.drain()
@@ -245,8 +245,13 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
         self._idle.when_idle(callback)
 
     def state_dict(self) -> Dict[str, Any]:
-        """Everything that decides the next step, apart from parameters, solver states and data."""
-        return saved_state(self, _SAVED)
+        """Everything that decides the next step, apart from parameters, solver states and data.
+
+        Raises:
+            RuntimeError: an update is running: use `when_idle`.
+        """
+        with self._between_updates("state_dict()"):
+            return saved_state(self, _SAVED)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state that `state_dict` returned. Load the parameters before.
@@ -270,6 +275,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
         """Write the state to `path`, beside the solver's own `save_states`; whole or not at all.
 
         Raises:
+            RuntimeError: an update is running: use `when_idle`.
             ValueError: the state is larger than a file may be that `load_states` reads.
             OSError: the file cannot be written; an older one is left as it was.
         """

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import zipfile
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Union, cast
 
@@ -20,6 +21,7 @@ from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..errors import warn
 from ..state import StateFileError
 from ..state.whole_file import replace_file, special_kind
+from .loop import TrainingLoop
 
 _VERSION = 1
 _HEAD = "nnabla_adaloss checkpoint"
@@ -52,6 +54,9 @@ def save_checkpoint(
         TypeError: there is no part, one is of another kind, or JSON cannot hold `extra`.
         ValueError: something that the training needs is in none of the parts, such as the running statistics
             of a Module that is not given; or two parameters have one name.
+        RuntimeError: an update of one of the parts is running, as in a signal handler, in `on_gradients` or
+            beside another thread: use `updater.when_idle`; or a `GradScaler` has run `backward`, and `update`
+            not yet.
         OSError: the file cannot be written. Whatever is raised, an older one is left as it was.
 
     Example:
@@ -69,10 +74,17 @@ def save_checkpoint(
     if hasattr(path, "state_dict"):
         raise TypeError("path comes first: save_checkpoint(path, updater)")
     saved, modules, kept = *_with_solvers(parts), _plain(extra)
-    arrays = {key: v.d for key, v in _variables(saved, _parameters(saved, modules)).items()}
-    head = {"kind": _HEAD, "version": _VERSION, "extra": kept, "parts": [*map(_state_of, saved)]}
+    # Losses of a `GradScaler` that have run backward since its last `update()`.
+    if any(getattr(part, "_used", None) for part in saved):
+        raise RuntimeError(
+            "save_checkpoint() between backward() and update() of a GradScaler, whose state does not have "
+            "the iteration yet: call it after update()"
+        )
     written = io.BytesIO()
-    np.savez(written, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays)
+    with _between_updates(saved, "save_checkpoint()"):
+        arrays = {key: v.d for key, v in _variables(saved, _parameters(saved, modules)).items()}
+        head = {"kind": _HEAD, "version": _VERSION, "extra": kept, "parts": [*map(_state_of, saved)]}
+        np.savez(written, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays)
     replace_file(path, written.getvalue())
 
 
@@ -93,6 +105,7 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str
         TypeError: there is no part, or one is of another kind.
         ValueError: the file is damaged or no checkpoint, or it is of another network, of other solvers, or of
             updaters with other settings: the message names what differs. Whatever is raised, nothing changes.
+        RuntimeError: an update of one of the parts is running.
         OSError: the file cannot be read.
 
     Example:
@@ -115,15 +128,20 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str
         {'step': 1}
     """
     loaded, modules = _with_solvers(parts)
-    variables = _variables(loaded, _parameters(loaded, modules))
     head, arrays = _read(os.fsdecode(path))
-    _check(head["parts"], arrays, loaded, variables)
-    before = {key: v.d.copy() for key, v in variables.items()}, [*map(_state_of, loaded)]
-    try:
-        _set(variables, arrays, loaded, head["parts"])
-    except BaseException:
-        _set(variables, before[0], loaded, before[1])
-        raise
+    with _between_updates(loaded, "load_checkpoint()"), ExitStack() as changing:
+        variables = _variables(loaded, _parameters(loaded, modules))
+        _check(head["parts"], arrays, loaded, variables)
+        before = {key: v.d.copy() for key, v in variables.items()}, [*map(_state_of, loaded)]
+        # A signal handler that saves is refused, or waits, as during an update.
+        for part in loaded:
+            if isinstance(part, TrainingLoop):
+                changing.enter_context(part._idle.running())
+        try:
+            _set(variables, arrays, loaded, head["parts"])
+        except BaseException:
+            _set(variables, before[0], loaded, before[1])
+            raise
     for own, saved in zip(before[1], head["parts"]):
         rate = saved.get("learning_rate", own.get("learning_rate"))
         if rate != own.get("learning_rate"):
@@ -168,6 +186,16 @@ def _with_solvers(parts: Any) -> Tuple[List[Any], List[Any]]:
     if not found:
         raise TypeError("no updater, scaler or solver is given: give all that the training has")
     return found, modules
+
+
+@contextmanager
+def _between_updates(parts: List[Any], caller: str) -> Iterator[None]:
+    """Keep the updates of all parts out; RuntimeError, which names `caller`, within an update of one."""
+    with ExitStack() as kept_out:
+        for part in parts:
+            if isinstance(part, TrainingLoop):
+                kept_out.enter_context(part._between_updates(caller))
+        yield
 
 
 def _parameters(parts: List[Any], modules: List[Any]) -> Dict[str, nn.Variable]:

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import contextmanager
 from functools import partial
 from operator import methodcaller
-from typing import Any, Callable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
@@ -120,6 +121,14 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
     def scale_state(self) -> ScaleState:
         """The global loss scale with its counters, as `global_scale="dynamic"` uses them."""
         return self._s0.state
+
+    @contextmanager
+    def _between_updates(self, caller: str) -> Iterator[None]:
+        """Keep updates out, of whatever thread; RuntimeError, which names `caller`, if one is running."""
+        with self._idle.between_updates(caller):
+            # Finish a rollback that was itself interrupted.
+            self._undo_iteration()
+            yield
 
     def _update(self) -> UpdateResult:
         if self._undone:

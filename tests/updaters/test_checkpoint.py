@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -179,6 +181,97 @@ def test_no_part_is_forgotten_or_of_another_kind(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "c", scaler, updater.solver)
     with pytest.raises(ValueError, match="same solvers"):
         load_checkpoint(tmp_path / "c", updater.solver, scaler)
+
+
+def saved_by_a_handler(save: Callable[[], None]) -> None:
+    called: List[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: called.append(number) or save())
+    signal.raise_signal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+    assert called
+
+
+def saved_by_a_thread(save: Callable[[], None]) -> None:
+    thread = threading.Thread(target=save)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("by", [saved_by_a_handler, saved_by_a_thread, lambda save: save()])
+@pytest.mark.parametrize("where", ["data_feeder", "on_gradients", "function_post_hook"])
+def test_nothing_is_saved_or_loaded_during_an_update(where: str, by: Any, tmp_path: Path) -> None:
+    first = training(S.Adam(0.25))
+    first.update()
+    save_checkpoint(tmp_path / "c", first)
+    before = (tmp_path / "c").read_bytes()
+    refused: List[str] = []
+
+    def attempt() -> None:
+        for call in (save_checkpoint, load_checkpoint):
+            with pytest.raises(RuntimeError, match="while an update, or .* a callback of updater.when_idle$"):
+                call(tmp_path / "c", updater)
+        refused.append(where)
+
+    x = nn.Variable((8, 5))
+
+    def feed() -> None:
+        x.d = np.random.default_rng(updater.counters.fed).standard_normal(x.shape)
+        if where == "data_feeder":
+            by(attempt)
+
+    hooks: Any = {where: lambda *_: refused or by(attempt)} if where != "data_feeder" else {}
+    updater = updater_of(network(x), feed, solver=S.Adam(0.25), **hooks)
+    assert updater.update().updated
+    assert refused
+    assert (tmp_path / "c").read_bytes() == before
+    updater.data_feeder = lambda: updater.when_idle(lambda: save_checkpoint(tmp_path / "c", updater))
+    updater.update()
+    expected = everything(updater)
+    updater.data_feeder = lambda: None
+    updater.update()
+    load_checkpoint(tmp_path / "c", updater)
+    np.testing.assert_equal(everything(updater), expected)
+
+
+def test_a_signal_while_a_checkpoint_is_loaded_saves_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updater = training()
+    updater.update()
+    save_checkpoint(tmp_path / "c", updater)
+    expected = everything(updater)
+    updater.update()
+    load_state_dict = updater.load_state_dict
+
+    def interrupted(state: Any) -> None:
+        # The parameters are loaded, and the state is not.
+        saved_by_a_handler(lambda: updater.when_idle(lambda: save_checkpoint(tmp_path / "d", updater)))
+        with pytest.raises(RuntimeError, match="while an update"):
+            save_checkpoint(tmp_path / "c", updater)
+        load_state_dict(state)
+
+    monkeypatch.setattr(updater, "load_state_dict", interrupted)
+    load_checkpoint(tmp_path / "c", updater)
+    monkeypatch.undo()
+    updater.update()
+    load_checkpoint(tmp_path / "d", updater)
+    np.testing.assert_equal(everything(updater), expected)
+
+
+def test_an_iteration_of_a_scaler_that_has_begun_is_not_saved(tmp_path: Path) -> None:
+    nn.clear_parameters()
+    loss = network(constant(np.ones((8, 5))))
+    solver = solver_of(S.Sgd(0.1))
+    scaler = GradScaler(solver, storage="float16")
+    for verb in (scaler.forward, scaler.backward):
+        save_checkpoint(tmp_path / "c", scaler, solver)
+        verb(loss)
+    for step in (scaler.unscale_, scaler.step):
+        with pytest.raises(RuntimeError, match=r"between backward\(\) and update\(\) .*: call it after"):
+            save_checkpoint(tmp_path / "c", scaler, solver)
+        step(solver)
+    scaler.update()
+    save_checkpoint(tmp_path / "c", scaler, solver)
 
 
 class Called(Gate):

@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, Method, Needs, Precision
-from nnabla_adaloss.updaters.idle import Idle
 from tests.worlds.interruptions import Interrupt, Moments, Training, differences
 from tests.worlds.trainings import AS_THE_BASELINE, training, updater_of, updater_on
 from tests.worlds.values import assert_equal, data, snapshot
@@ -231,46 +230,6 @@ def test_parameters_are_locked_while_they_are_swapped_and_callbacks_wait_for_the
     with updater.parameters_lock:
         updater.when_idle(lambda: seen.append({}))
     assert len(seen) == 2
-
-
-def test_what_waits_is_called_once_in_order_and_after_exceptions_too() -> None:
-    idle, seen = Idle(), []
-    idle.when_idle(lambda: seen.append("now"))
-
-    def update() -> None:
-        try:
-            with idle.update(), idle.update():
-                for i in range(2):
-                    idle.when_idle(lambda i=i: seen.append(i))
-                seen.append("update")
-                raise KeyError
-        finally:
-            idle.drain()
-
-    with pytest.raises(KeyError):
-        update()
-    assert seen == ["now", "update", 0, 1]
-    with idle.update():
-        pass
-    idle.drain()
-    assert len(seen) == 4
-    with pytest.raises(TypeError, match="^callback must be callable without arguments, got str$"):
-        idle.when_idle("now")  # type: ignore[arg-type]
-
-
-def test_callbacks_do_not_nest() -> None:
-    idle, seen = Idle(), []
-
-    def first() -> None:
-        idle.when_idle(lambda: seen.append("second"))
-        seen.append("first")
-
-    idle.when_idle(first)
-    assert seen == ["first", "second"]
-    with pytest.raises(KeyError):
-        idle.when_idle(lambda: {}["nothing"])
-    idle.when_idle(lambda: seen.append("third"))
-    assert seen[-1] == "third"
 
 
 @pytest.fixture
