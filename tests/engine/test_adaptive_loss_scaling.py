@@ -158,9 +158,12 @@ def test_sink_of_several_losses() -> None:
     first, second = F.mean(PF.affine(h, 2, name="b") ** 2), F.mean(h) * 0.5
     sink = F.sink(first, second, one_input_grad=True)
     expected = run(sink, 1.0)
+    of_h = {"h": h.g.copy()}
+    h.persistent = True
     scaling = AdaptiveLossScaling(sink, AT_ONCE)
     assert_close(run(scaling, 64.0, clear=True), expected, rtol=1e-6)
     assert float(first.g) == 1.0
+    assert_close({"h": h.g}, of_h, rtol=1e-6)
 
 
 def test_what_is_no_configuration_and_what_is_scaled_already() -> None:
@@ -242,6 +245,14 @@ def test_a_loss_is_zero_unless_storing_it_made_it_so(weight: float, storage: Any
     scaling = AdaptiveLossScaling(loss if storage is None else FormatEmulation(loss, storage))
     scaling.forward()
     assert scaling.has_nothing_to_learn() is zero
+
+
+def test_a_loss_that_no_part_of_the_network_counts_in_is_as_one_that_is_zero() -> None:
+    weight = constant(0.0)
+    scaling = AdaptiveLossScaling(F.mean(layers(5) ** 2) * weight + 3.0)
+    for weight.d, nothing in ((0.0, True), (1.0, False), (0.0, True)):
+        run(scaling)
+        assert scaling.has_nothing_to_learn() is nothing
 
 
 class WithSchedule(DynamicLossScalingUpdater):  # type: ignore[misc]

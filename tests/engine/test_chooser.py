@@ -60,6 +60,20 @@ def test_seed_gradients_that_grow_from_pass_to_pass_are_measured_in_each() -> No
         assert scaling.found_inf == []
 
 
+def test_a_loss_gradient_with_a_given_s0_that_overflows_goes_down_with_the_rest() -> None:
+    y = layers(5, 5)
+    scaling = AdaptiveLossScaling(FormatEmulation(y, "float16"))
+    seed = np.full(y.shape, 2.0**6, np.float32)
+    for iteration in range(3):
+        settle(scaling, iteration, 2.0**4, clear=False, grad=seed)
+    run(scaling, 2.0**12, iteration=3, grad=seed)
+    assert scaling.found_inf
+    assert scaling.after_overflow()
+    run(scaling, 2.0**12, iteration=3, again=True, grad=seed)
+    assert scaling.found_inf == []
+    assert scaling.scale_of(y) < 2.0**10
+
+
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("same", [False, True])
 def test_what_an_overflow_holds_down_is_chosen_anew_in_the_next_iteration(same: bool, delay: int) -> None:

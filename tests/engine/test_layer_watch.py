@@ -154,3 +154,14 @@ def test_records_of_choices_have_the_statistics_that_they_follow_from() -> None:
     chosen = [record for record in monitor.records if record.iteration and record.reason is not Reason.HELD]
     assert chosen
     assert all(record.g is not None and record.g.abs_max > 0.0 for record in chosen)
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.0**-10])
+def test_statistics_of_a_record_are_of_the_gradient_as_it_arrives(weight: float) -> None:
+    seen = Seen()
+    scaling = AdaptiveLossScaling(mlp(weight), AdaLossConfig(delay=0), monitors=[seen])
+    settled(scaling)
+    assert seen.events
+    for layer, event in seen.events.items():
+        assert event.record.g is not None
+        assert event.record.g.abs_max == np.abs(seen.arrays[layer]["output_gradient"]).max()

@@ -59,3 +59,8 @@ def test_before_the_first_layer_nothing_is_accumulated() -> None:
     unused = AdaLossConfig(use_bound=False)
     assert bound_loss_scale_by_heuristics(100.0, config=unused, prev_scale=128.0) == 8.0
     assert get_loss_scale(G, W, config=config, fan_in=4) == 1024.0
+
+
+def test_the_accumulated_scale_is_what_the_gradient_carries_whatever_the_loss_starts_with() -> None:
+    config = AdaLossConfig("fixed", fixed_loss_scale=4096.0, init_scale=64.0)
+    assert get_loss_scale(G, W, config=config, fan_in=4, prev_scale=128.0) == 8.0

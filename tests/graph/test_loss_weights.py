@@ -85,6 +85,7 @@ UNKNOWN: Dict[str, Callable[[nn.Variable], nn.Variable]] = {
     "more than float32 holds": lambda y: mean(y) * 1e39,
     "more than float64 holds": lambda y: reduce(lambda loss, _: loss * 1e38, range(9), mean(y)),
     "division by zero": lambda y: F.div2(mean(y), constant(0.0)),
+    "division beyond float32": lambda y: F.div2(mean(y), constant(1e-40)),
     "the other way round": lambda y: F.div2(constant(8.0), mean(y)),
     "square": lambda y: (lambda one: one * one)(mean(y)),
     "array": lambda y: F.mean(y**2 * constant(np.full((8, 4), 2.0**-20))),

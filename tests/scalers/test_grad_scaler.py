@@ -413,6 +413,31 @@ def test_losses_of_one_iteration_each_run_again_from_their_own_beginning(order: 
     assert_equal(*found)
 
 
+def test_to_look_for_the_cause_takes_back_nothing_that_another_loss_has_written() -> None:
+    nn.clear_parameters()
+    gate, losses = Gate(), []
+    for number, name in enumerate(("first", "second")):
+        h = PF.batch_normalization(data(8, 4, seed=number), name="bn", fix_parameters=True)
+        losses.append(F.mean((gate if not number else F.identity)(PF.affine(h, 3, name=name)) ** 2))
+    solvers = []
+    for name in ("first", "second"):
+        own = {key: v for key, v in nn.get_parameters().items() if key.startswith(name)}
+        solvers.append(solver_of(S.Sgd(0.1), own))
+    scaler = GradScaler(*solvers)
+    for gate.factor in (1.0, np.inf):
+        for solver in solvers:
+            solver.zero_grad()
+        for loss in losses:
+            scaler.forward(loss)
+        for loss in losses:
+            scaler.backward(loss)
+        statistics = snapshot()["bn/bn/mean"]
+        assert scaler.step(solvers[0]) is (gate.factor == 1.0)
+        assert scaler.step(solvers[1])
+        scaler.update()
+        np.testing.assert_array_equal(snapshot()["bn/bn/mean"], statistics)
+
+
 def test_a_batch_that_one_solver_skips_leaves_the_state_that_it_has_led_to() -> None:
     """Another solver has used it; to look for the cause runs forward again."""
     n = Net()

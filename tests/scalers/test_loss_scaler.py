@@ -84,6 +84,14 @@ def test_overflow_at_the_floor_is_told_once():
     assert scaler.scale == 1.0
 
 
+def test_an_overflow_above_the_floor_is_not_told_as_one_at_it():
+    scaler = LossScaler(initial_scale=2.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        feed(scaler, BAD)
+    assert scaler.scale == 1.0
+
+
 def test_scale_loss():
     scaler = LossScaler(initial_scale=1024.0)
     assert scaler.scale_loss(2.0) == 2048.0

@@ -20,7 +20,7 @@ from nnabla_adaloss import (
 )
 from tests.worlds.ranks import Pair
 from tests.worlds.trainings import Training, training
-from tests.worlds.values import FLOAT, HALF, Values, assert_equal, snapshot
+from tests.worlds.values import FLOAT, HALF, Values, assert_equal, constant, snapshot
 
 
 def updater_on(train: Training, **options: Any) -> FixedLossScalingUpdater:
@@ -126,6 +126,36 @@ def test_a_scale_that_is_assigned_is_used() -> None:
     updater.scale = 16.0
     assert updater.update()[:2] == (True, 16.0)
     assert {*updater.scaling.accumulated_scales.values()} == {16.0}
+
+
+@pytest.mark.parametrize("storage", [None, "float16"])
+def test_the_scale_stays_whatever_loss_weight_a_batch_has(storage: Optional[str]) -> None:
+    train, weight, weights = training(), constant(1.0), [4.0, 4.0, 2.0, 0.5, 0.0, 16.0, 8.0]
+    taken = iter(weights)
+
+    def feed() -> None:
+        train.feed()
+        weight.d = next(taken)
+
+    updater = updater_on(train._replace(loss=train.loss * weight, feed=feed), storage=storage)
+    for _ in weights:
+        assert updater.update().updated
+        assert {*updater.scaling.accumulated_scales.values(), updater.scaling.loss_scale} == {128.0}
+
+
+def test_a_scale_that_the_feeder_assigns_stays_when_its_batch_is_dropped() -> None:
+    train = training(overflow=[1])
+    scales, kept = iter([16.0, 32.0, 64.0]), []
+
+    def feed() -> None:
+        train.feed()
+        updater.scale = next(scales)
+
+    updater = updater_on(train._replace(feed=feed))
+    for _ in range(3):
+        result = updater.update()
+        kept.append((result.updated, result.scale, updater.scale))
+    assert kept == [(True, 16.0, 16.0), (False, 32.0, 32.0), (True, 64.0, 64.0)]
 
 
 def test_a_copy_by_its_state_goes_on_as_the_original() -> None:

@@ -154,10 +154,13 @@ def test_where_nothing_but_s0_can_be_lowered_it_goes_down_until_the_batch_can_be
     assert result.scale == 2.0 ** (13 - result.retries)
 
 
+# With delay=0 every batch runs twice, whether it overflows or not.
+@pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("on_overflow", ["next", "repeat"])
 @pytest.mark.parametrize(("second", "scale"), [(3, 2.0**12), (4, 2.0**13)])
-def test_hysteresis_counts_batches_in_a_row(on_overflow: str, second: int, scale: float) -> None:
-    updater = searched({2: 2.0**24, second: 2.0**40}, on_overflow=on_overflow, hysteresis=2)
+def test_hysteresis_counts_batches_in_a_row(on_overflow: str, second: int, scale: float, delay: int) -> None:
+    config = AdaLossConfig(delay=delay)
+    updater = searched({2: 2.0**24, second: 2.0**40}, on_overflow=on_overflow, hysteresis=2, config=config)
     results = [updater.update() for _ in range(6)]
     assert updater.scale == scale
     assert all(result.updated for result in results)

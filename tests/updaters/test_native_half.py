@@ -119,6 +119,21 @@ def test_trains_natively_with_other_settings(weight: float, options: Dict[str, A
     assert native.is_near(exact)
 
 
+def test_a_large_weight_leaves_its_scaled_copy_in_range() -> None:
+    """Gradients alone would have the layer scaled by more: what meets the weight is zero."""
+    with nn.context_scope(HALF):
+        nn.clear_parameters()
+        h = F.tanh(PF.affine(some(8, 5), 6, name="a", rng=np.random.RandomState(0)))
+        w = np.full((6, 6), 1e-3, np.float32)
+        w[0, 0] = 3e4
+        y = PF.affine(h, 6, name="b", w_init=w)
+        loss = F.mean((y * constant([[0.0, 1.0, 1.0, 1.0, 1.0, 1.0]]) - 1.0) ** 2)
+    updater = updater_of(loss, solver=S.Sgd(0.0), storage=None)
+    results = [updater.update() for _ in range(6)]
+    assert [result.overflow_layers for result in results] == [()] * 6
+    assert updater.scaling.layer_scales == {"b/affine": 2.0}
+
+
 def after_its_own_forward(loop: Loop) -> None:
     scaler = GradScaler(loop.solver)
     for _ in range(ITERATIONS):

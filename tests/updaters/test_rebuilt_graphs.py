@@ -50,7 +50,14 @@ def clipped(x: nn.Variable) -> nn.Variable:
     return F.mean(PF.affine(F.tanh(h), 4, name="b") ** 2)
 
 
-NETWORKS = [normalized, shared, small_weight, clipped]
+def computed_weight(x: nn.Variable) -> nn.Variable:
+    """What is swapped for a scaled copy is another array in each graph."""
+    h = F.tanh(PF.affine(x, 6, name="a"))
+    h = F.tanh(PF.affine(h, 6, name="b", apply_w=lambda w: w * 2.0**-6))
+    return F.mean(PF.affine(h, 4, name="c") ** 2)
+
+
+NETWORKS = [normalized, shared, small_weight, clipped, computed_weight]
 
 
 class Training:
@@ -107,6 +114,20 @@ def test_no_bit_is_another_than_with_one_graph(
     assert found[0] == found[1]
     # The first plan is made for the graph that the updater was made with.
     assert len({id(plan) for plan in training.plans}) == 1
+
+
+def test_a_scale_that_is_assigned_right_after_another_loss_is_used_at_once() -> None:
+    found = []
+    for rebuilt in (False, True):
+        training = Training(normalized, rebuilt=False, config=AdaLossConfig(measure_every=8))
+        training.run(4)
+        if rebuilt:
+            training.updater.loss = training._build(normalized, 4)
+        training.updater.scale = 16.0
+        training.run(2)
+        found.append((training.passes, training.updater.scaling.accumulated_scales))
+    assert found[0] == found[1]
+    assert found[0][0][-2:] == ["measuring", "hookless"]
 
 
 def test_an_overflow_drops_what_is_held_for_all_of_them() -> None:

@@ -163,6 +163,9 @@ def test_hysteresis_that_is_lowered_counts_no_further_than_it_goes() -> None:
     updater.hysteresis = 2
     assert updater.scale_state.hysteresis_left == 2
     updater.load_state_dict(updater.state_dict())
+    # Overflows that were counted stay counted, whatever is assigned.
+    updater.N, updater.hysteresis = 100, 4
+    assert updater.scale_state.hysteresis_left == 2
 
 
 def test_the_floor_of_measured_scales_was_built_in() -> None:

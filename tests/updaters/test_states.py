@@ -22,11 +22,13 @@ from nnabla_adaloss import (
     AdaptiveLossScaling,
     AdaptiveLossScalingUpdater,
     LogMonitor,
+    LossScaleError,
     LossScaleWarning,
 )
 from nnabla_adaloss.core import AmaxHistory, Method, Needs
 from nnabla_adaloss.state import read_state, write_state
 from tests.worlds.networks import two_layers
+from tests.worlds.ranks import Pair
 from tests.worlds.trainings import AS_THE_BASELINE, METHODS, Training, training, updater_of
 from tests.worlds.trainings import updater_on as updater_of_training
 from tests.worlds.values import assert_equal, data, snapshot
@@ -374,3 +376,41 @@ def test_a_scale_that_init_scale_makes_too_small_to_unscale_is_refused() -> None
     config = AdaLossConfig(init_scale=1e-36)
     with pytest.raises(ValueError, match=r"scale \* init_scale=.* is too small to unscale"):
         AdaptiveLossScaling(training().loss, config).backward(2.0**-20)
+
+
+def test_the_last_good_scale_is_told_of_after_loading_too() -> None:
+    """It has grown since: the next scale is another."""
+    told = []
+    for loads in (False, True):
+        train = training(overflow=range(2, 100))
+        updater = updater_of_training(train, scale=32.0, N=0, **AS_THE_BASELINE)
+        for _ in range(2):
+            updater.update()
+        if loads:
+            state = updater.state_dict()
+            updater = updater_of_training(train, scale=32.0, N=0, **AS_THE_BASELINE)
+            updater.load_state_dict(state)
+        updater.min_scale = updater.scale
+        with pytest.raises(LossScaleError, match="last good scale: 32. The scale is 64 again") as error:
+            updater.update()
+        told.append(str(error.value))
+    assert told[0] == told[1]
+
+
+def test_after_loading_nothing_goes_on_that_was_interrupted_before() -> None:
+    train, broken = training(overflow=[1, 3]), [2]
+
+    def feed() -> None:
+        if updater.counters.fed in broken:
+            broken.clear()
+            raise KeyError
+        train.feed()
+
+    updater = updater_on(train._replace(feed=feed), comm=Pair(), **AS_THE_BASELINE)
+    updater.update()
+    state = updater.state_dict()
+    with pytest.raises(KeyError):
+        updater.update()
+    updater.load_state_dict(state)
+    result = updater.update()
+    assert (result.updated, result.retries) == (True, 0)
