@@ -28,7 +28,8 @@ _HEAD = "nnabla_adaloss checkpoint"
 
 _MODULES = (nn.Module, ClassModule)
 
-_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError, OSError)
+# Steps of a solver, which nnabla counts in 32 bits.
+_STEPS = range(2**32)
 
 Arrays = Dict[str, Any]
 
@@ -311,19 +312,28 @@ def _read(name: str) -> Any:
                 arrays = {key: archive[f"{key}.npy"] for key in archive.files}
             head = json.loads(arrays.pop("head").tobytes())
             kind, version = head["kind"], head["version"]
-        # A damaged archive may ask for a password, another version, or a place before its beginning.
-        except (*_DAMAGED, zipfile.BadZipFile) as error:
+        # A damaged archive may ask for a password, another version, a place before its beginning, or for more
+        # memory than there is.
+        except Exception as error:
             raise StateFileError(f"{name} is damaged, or no checkpoint of nnabla_adaloss ({error})") from None
     if kind != _HEAD or not isinstance(version, int) or version > _VERSION:
         raise StateFileError(
             f"{name} holds {kind!r} of version {version!r}; this package reads {_HEAD!r} up to {_VERSION}"
         )
+    odd = [key for key, array in arrays.items() if array.dtype.kind not in "biuf"]
+    parts = head.get("parts")
+    if not (isinstance(parts, list) and all(isinstance(part, dict) for part in parts)):
+        odd.append("parts")
+    if not isinstance(head.get("extra"), dict):
+        odd.append("extra")
+    if odd:
+        raise StateFileError(f"{name} is damaged: {odd[0]} is not of the type that save_checkpoint writes")
     return head, arrays
 
 
 def _check(saved: List[Any], arrays: Arrays, parts: List[Any], variables: Mapping[str, nn.Variable]) -> None:
     """ValueError unless a checkpoint is of these parts, with these Variables."""
-    kinds = [part.get("solver", "a state") for part in saved]
+    kinds = [str(part.get("solver", "a state")) for part in saved]
     given = [part.name if isinstance(part, Solver) else "a state" for part in parts]
     if kinds != given:
         raise ValueError(
@@ -334,13 +344,14 @@ def _check(saved: List[Any], arrays: Arrays, parts: List[Any], variables: Mappin
     wanted = {key: variable.shape for key, variable in variables.items()}
     for index, (part, own) in enumerate(zip(parts, saved)):
         if isinstance(part, Solver):
-            shapes.update({f"{index}/{name}": () for name in own["steps"]})
+            steps, rate = own.get("steps"), own.get("learning_rate", 0.0)
+            if not isinstance(steps, dict) or type(rate) is not float:
+                raise StateFileError(f"the checkpoint is damaged: steps={steps!r}, learning_rate={rate!r}")
+            shapes.update({f"{index}/{name}": () for name in steps})
             wanted.update({f"{index}/{name}": () for name in part.get_states()})
-            for name, step in own["steps"].items():
-                if type(step) is not int or step < 0:
-                    raise ValueError(f"the checkpoint is damaged: {name} had {step!r} updates")
-            if type(own.get("learning_rate", 0.0)) not in (int, float):
-                raise ValueError(f"the checkpoint is damaged: learning_rate={own['learning_rate']!r}")
+            for name, step in steps.items():
+                if type(step) is not int or step not in _STEPS:
+                    raise StateFileError(f"the checkpoint is damaged: {name} had {step!r} updates")
     odd = [key for key in sorted({*shapes, *wanted}) if shapes.get(key) != wanted.get(key)]
     if odd:
         names = [f"{k} ({shapes.get(k, 'not saved')}, here {wanted.get(k, 'not there')})" for k in odd[:3]]

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import threading
 import warnings
+import zipfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
@@ -471,6 +473,48 @@ def test_states_of_a_solver_that_do_not_fit_are_refused(damage: Any, tmp_path: P
     with pytest.raises(ValueError, match="a/affine/W"):
         load_checkpoint(tmp_path / "c", updater)
     np.testing.assert_equal(everything(updater), before)
+
+
+CRAFTED: Dict[str, Callable[[Any, Any], Any]] = {
+    "no parts": lambda head, _: head.pop("parts"),
+    "a number of parts": lambda head, _: head.update(parts=3),
+    "parts of another kind": lambda head, _: head.update(parts=[None, []]),
+    "extra of another kind": lambda head, _: head.update(extra=[1]),
+    "solver of another kind": lambda head, _: head["parts"][0].update(solver=[3]),
+    "no steps": lambda head, _: head["parts"][0].pop("steps"),
+    "steps of another kind": lambda head, _: head["parts"][0].update(steps="a/affine/W"),
+    "more steps than nnabla counts": lambda head, _: head["parts"][0]["steps"].update({"a/affine/W": 2**70}),
+    "learning rate of another kind": lambda head, _: head["parts"][0].update(learning_rate="0.1"),
+    "no state of the updater": lambda head, _: head["parts"].__setitem__(1, {}),
+    "complex": lambda _, arrays: arrays.update({"parameters/b/affine/b": np.ones(3, complex)}),
+    "words": lambda _, arrays: arrays.update({"parameters/b/affine/b": np.array(["a", "b", "c"])}),
+    "dates": lambda _, arrays: arrays.update({"parameters/b/affine/b": np.zeros(3, "M8[s]")}),
+}
+
+
+@pytest.mark.parametrize("change", CRAFTED.values(), ids=CRAFTED)
+def test_a_crafted_checkpoint_is_refused(change: Callable[[Any, Any], Any], tmp_path: Path) -> None:
+    updater = training()
+    updater.update()
+    save_checkpoint(tmp_path / "c", updater)
+    with rewritten(tmp_path / "c") as (head, arrays):
+        change(head, arrays)
+    updater.update()
+    before = everything(updater)
+    with pytest.raises(ValueError, match=r"^(?!.*\n).*(is damaged|holds \[3\])"):
+        load_checkpoint(tmp_path / "c", updater)
+    np.testing.assert_equal(everything(updater), before)
+
+
+def test_arrays_that_claim_to_be_huge_are_refused(tmp_path: Path) -> None:
+    updater = training()
+    save_checkpoint(tmp_path / "c", updater)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**13,)})
+    with zipfile.ZipFile(tmp_path / "c", "a") as archive:
+        archive.writestr("parameters/huge.npy", header.getvalue())
+    with pytest.raises(ValueError, match="is damaged"):
+        load_checkpoint(tmp_path / "c", updater)
 
 
 @pytest.fixture(scope="module")
