@@ -9,7 +9,7 @@ import json
 import os
 import zipfile
 from contextlib import ExitStack, contextmanager
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Union, cast
 
 import nnabla as nn
@@ -215,7 +215,8 @@ def _parameters(parts: List[Any], modules: List[Any]) -> Dict[str, nn.Variable]:
     for name in found:
         if zipfile.ZipInfo(name).filename != name:
             raise ValueError(f"the parameter {name!r} has a name that an archive cuts off: rename it")
-    missing = next(chain(_unsaved_by_forward(parts, known), _unsaved_of_modules(known)), None)
+    engines = list(_engines(parts))
+    missing = next(chain(_unsaved_by_forward(engines, known), _unsaved_of_modules(engines, known)), None)
     if missing is not None:
         raise ValueError(
             f"{missing}, which the checkpoint would miss: give its Module, too, as in save_checkpoint(path, "
@@ -259,27 +260,48 @@ def _set(variables: Mapping[str, nn.Variable], arrays: Arrays, parts: List[Any],
             part.load_state_dict(own)
 
 
-def _unsaved_by_forward(parts: List[Any], known: Set[nn.NdArray]) -> Iterator[str]:
-    """Variables that forward writes, such as running statistics, and that are not known."""
+def _engines(parts: List[Any]) -> Iterator[AdaptiveLossScaling]:
+    """The engines of updaters and scalers, one for each loss."""
     for part in parts:
         scaling = getattr(part, "scaling", None)
-        for engine in [scaling] if isinstance(scaling, AdaptiveLossScaling) else getattr(part, "engines", ()):
-            plan, leaves = engine.plan, engine.graph.leaves
-            for position, written in plan.fixed.items():
-                leaf = leaves[position]
-                if written and leaf.data not in known:
-                    readers = zip(plan.labels, plan.described.inputs.by_function())
-                    label = next(label for label, read in readers if position in read)
-                    yield f"{label} writes a Variable of shape {leaf.shape}"
+        yield from [scaling] if isinstance(scaling, AdaptiveLossScaling) else getattr(part, "engines", ())
 
 
-def _unsaved_of_modules(known: Set[nn.NdArray]) -> Iterator[str]:
-    """Unknown parameters of living Modules that have known ones: in a graph, frozen parameters are data."""
-    for module in [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]:
+def _unsaved_by_forward(engines: List[AdaptiveLossScaling], known: Set[nn.NdArray]) -> Iterator[str]:
+    """Variables that forward writes, such as running statistics, and that are not known."""
+    for engine in engines:
+        plan, leaves = engine.plan, engine.graph.leaves
+        for position, written in plan.fixed.items():
+            leaf = leaves[position]
+            if written and leaf.data not in known:
+                readers = zip(plan.labels, plan.described.inputs.by_function())
+                label = next(label for label, read in readers if position in read)
+                yield f"{label} writes a Variable of shape {leaf.shape}"
+
+
+def _unsaved_of_modules(engines: List[AdaptiveLossScaling], known: Set[nn.NdArray]) -> Iterator[str]:
+    """Unknown parameters of living Modules that have known ones: in a graph, frozen parameters are data.
+    Where graphs are known, only what they read counts.
+    """
+    read = {leaf.data for engine in engines for leaf in engine.graph.leaves.values()}
+    for module in _living_modules():
         own = _of_module(module) if module.is_root() else {}
-        unsaved = [name for name, variable in own.items() if variable.data not in known]
-        if 0 < len(unsaved) < len(own):
-            yield f"the Module {type(module).__name__} has {unsaved[0]}"
+        unsaved = {name: variable.data for name, variable in own.items() if variable.data not in known}
+        if len(unsaved) < len(own):
+            for name, data in unsaved.items():
+                if not engines or data in read:
+                    yield f"the Module {type(module).__name__} has {name}"
+
+
+def _living_modules() -> List[Any]:
+    """All Modules that there are."""
+    kinds = [nn.Module]
+    # The list grows meanwhile.
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    # Without a line of Python for each of what may be millions of objects.
+    objects = gc.get_objects() if kinds[1:] else []
+    return list(compress(objects, map(set(map(id, kinds)).__contains__, map(id, map(type, objects)))))
 
 
 def _of_module(module: Any) -> Dict[str, nn.Variable]:

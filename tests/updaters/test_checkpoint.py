@@ -352,6 +352,46 @@ def test_a_module_that_is_not_given_is_missed(kind: Any, training: bool, tmp_pat
     assert (mean.d == 0.0).all()
 
 
+class Headed(nn.Module):  # type: ignore[misc]
+    """A head of its own on an encoder that others share."""
+
+    def __init__(self, encoder: Any) -> None:
+        self.encoder = encoder
+
+    def call(self, x: nn.Variable) -> nn.Variable:
+        return F.mean(PF.affine(self.encoder(x), 2) ** 2)
+
+
+class Encoder(nn.Module):  # type: ignore[misc]
+    """One layer."""
+
+    def call(self, x: nn.Variable) -> nn.Variable:
+        return PF.affine(x, 4)
+
+
+@pytest.mark.parametrize("kind", ["updater", "scaler"])
+def test_a_module_that_shares_parameters_counts_only_where_the_graph_reads_it(
+    kind: str, tmp_path: Path
+) -> None:
+    encoder, x = Encoder(), constant(np.ones((4, 3)))
+    before, net = Headed(encoder), Headed(encoder)
+    other, loss = before(x), net(x)
+    solver = solver_of(S.Sgd(0.1), net.get_parameters())
+    parts: List[Any] = [AdaptiveLossScalingUpdater(solver, loss, storage="float16")]
+    if kind == "scaler":
+        parts = [GradScaler(solver, storage="float16"), solver]
+        scaler_step(parts[0], solver, loss)
+    # `before` is alive, and has a head that nothing trains.
+    save_checkpoint(tmp_path / "c", *parts)
+    if kind == "scaler":
+        scaler_step(parts[0], solver, other)
+    else:
+        parts[0].loss = loss + other
+    with pytest.raises(ValueError, match="the Module Headed has affine/W, which the checkpoint would miss"):
+        save_checkpoint(tmp_path / "c", *parts)
+    save_checkpoint(tmp_path / "c", *parts, before)
+
+
 def test_a_frozen_part_of_a_module_is_missed_in_a_loop_of_ones_own(tmp_path: Path) -> None:
     net = Parent()
     net.training = False
