@@ -24,7 +24,7 @@ from ..graph.float_tail import TailReader
 from ..graph.functions import known
 from ..graph.graph import Graph
 from ..graph.hooks import Hook
-from ..graph.loss import LossLike, LossSeed, Seed, check_scale, check_seed, variable_of
+from ..graph.loss import NEEDS_NO_GRADIENT, LossLike, LossSeed, Seed, check_scale, check_seed, variable_of
 from ..graph.loss_weights import seed_weight
 from ..graph.names import Parameters, check_parameters
 from ..graph.plan import GraphPlan
@@ -443,7 +443,7 @@ class AdaptiveLossScaling:
             RuntimeError: forward did not run since functions were moved to float (see `float_tail`).
             TypeError: nnabla's `DynamicLossScalingUpdater` called it, which divides by the scale itself.
             ValueError: `scale` is not finite or less than 2**-126, or a loss of several elements came without
-                `grad`, or `grad` has another shape.
+                `grad`, or `grad` has another shape, or the loss needs no gradient any more.
             GraphChangedError: the graph was rewired while backward ran.
         """
         # Loops of this package number their iterations.
@@ -458,6 +458,9 @@ class AdaptiveLossScaling:
         check_seed(self.variable, grad)
         # Also after the guard has looked before forward: that is when nnabla finds out who needs a gradient.
         prepared = self._graph.current(wiring=not wired, marks=True)
+        if not prepared.plan.nodes:
+            # `need_grad = False` in the middle of the graph, which nnabla applies with the next forward.
+            raise ValueError(NEEDS_NO_GRADIENT)
         if self._reader.moved:
             self._reader.before_backward()
         leaves = prepared.leaves

@@ -22,6 +22,12 @@ Seed = Union[NDArray[Any], nn.NdArray]
 
 _FLOAT32 = np.dtype(np.float32)
 
+NEEDS_NO_GRADIENT = (
+    "loss needs no gradient: it is not computed from any variable with need_grad=True; "
+    "pass the output of the network's loss function"
+)
+"""Message of the error for a loss that trains nothing."""
+
 
 @runtime_checkable
 class LossWrapper(Protocol):
@@ -73,10 +79,7 @@ def variable_of(loss: LossLike) -> nn.Variable:
         variable.need_grad
         or any(v.need_grad and v.parent is None for read in visited(variable)[1] for v in read)
     ):
-        raise ValueError(
-            "loss needs no gradient: it is not computed from any variable with need_grad=True; "
-            "pass the output of the network's loss function"
-        )
+        raise ValueError(NEEDS_NO_GRADIENT)
     return variable
 
 

@@ -22,7 +22,7 @@ from nnabla_adaloss import (
 from tests.worlds.methods import LooksBack
 from tests.worlds.networks import layers, mlp, two_layers
 from tests.worlds.passes import look, run, settle, settled
-from tests.worlds.trainings import Training, training
+from tests.worlds.trainings import Training, training, updater_of
 from tests.worlds.values import (
     HALF,
     Values,
@@ -253,6 +253,23 @@ def test_a_loss_that_no_part_of_the_network_counts_in_is_as_one_that_is_zero() -
     for weight.d, nothing in ((0.0, True), (1.0, False), (0.0, True)):
         run(scaling)
         assert scaling.has_nothing_to_learn() is nothing
+
+
+def test_a_gradient_that_is_cut_off_is_refused_until_it_is_let_through_again() -> None:
+    y = layers(4, 2)
+    loss = F.mean(y**2)
+    updater, scaling = updater_of(loss), AdaptiveLossScaling(loss)
+    updater.update()
+    y.need_grad = False
+    before = snapshot()
+    for train in (updater.update, updater.update, lambda: run(scaling), updater_of(loss).update):
+        with pytest.raises(ValueError, match="^loss needs no gradient"):
+            train()
+    assert_equal(snapshot(), before)
+    y.need_grad = True
+    assert updater.update().updated
+    assert updater.iteration == 2
+    assert run(scaling)
 
 
 class WithSchedule(DynamicLossScalingUpdater):  # type: ignore[misc]
