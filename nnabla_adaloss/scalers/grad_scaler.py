@@ -137,13 +137,15 @@ class GradScaler:
 
     def _begin(self) -> None:
         """Begin an iteration."""
-        # By the identity of a solver: whether its gradients were finite at `unscale_`, and its step was made.
-        self._finite: Dict[int, bool] = {}
+        # By the identity of a solver: whether its gradients were finite at `unscale_`, None after another
+        # backward; and whether its step was made.
+        self._finite: Dict[int, Optional[bool]] = {}
         self._stepped: Dict[int, bool] = {}
         # Keys of the losses that `forward` ran on, the last one at the end.
         self._forwarded: Dict[int, None] = {}
         self._used: Dict[int, AdaptiveLossScaling] = {}
-        # Outcomes by the same keys: of batches that ran again, and of those whose steps were skipped.
+        # Outcomes by the same keys: of batches that ran again or overflowed, and of those whose steps were
+        # skipped.
         self._outcomes: Dict[int, Outcome] = {}
         self._causes: Dict[int, Outcome] = {}
 
@@ -193,6 +195,8 @@ class GradScaler:
                 f"forward did not run in storage={self._storage!r} since the last update(): call "
                 "scaler.forward(loss) in the place of loss.forward()"
             )
+        # It adds to gradients that were finite at `unscale_`.
+        self._finite = {solver: None if finite else finite for solver, finite in self._finite.items()}
         if not self._enabled:
             check_seed(scaling.variable, grad)
             run_backward(scaling.loss, 1.0, grad, clear_buffer, None, None, None)
@@ -200,12 +204,22 @@ class GradScaler:
             self._find_scales(scaling, grad, clear_buffer=clear_buffer)
         else:
             scaling.backward(None, clear_buffer=clear_buffer, grad=grad, iteration=self._iteration)
+            # Before the next batch is fed, which may be added to this one. With several losses it waits for
+            # `step`: forward runs again, and may free what the backward of another loss needs.
+            if (
+                scaling.found_inf
+                and [*self._forwarded] == [key]
+                and self._overflow(key) is None
+                and not scaling.kernels.gradients_are_finite(self._parameters())
+            ):
+                self._outcomes[key] = self._examine(scaling)
         self._used[key] = scaling
 
     def unscale_(self, solver: Any) -> None:
         """Call this before a solver's gradients are read or changed, for example clipped.
 
-        They are unscaled already; this checks that they are finite, before clipping hides an infinity.
+        They are unscaled already; this checks that they are finite, before clipping hides an infinity. After
+        another `backward`, `step` checks once more.
 
         Raises:
             RuntimeError: it was called since the last `update`, or `step` was; or nothing has run backward.
@@ -229,10 +243,9 @@ class GradScaler:
         key = id(solver)
         if key in self._stepped:
             raise RuntimeError("step() has already been called on this solver since the last update()")
-        self._stepped[key] = self._finite[key] if key in self._finite else self._is_finite(solver)
+        self._stepped[key] = self._is_finite(solver)
         if not self._stepped[key]:
-            self.skipped_steps += 1
-            self._find_cause()
+            self._skip()
             return False
         solver.update()
         self.steps += 1
@@ -241,11 +254,17 @@ class GradScaler:
     def update(self) -> None:
         """End the iteration: learn from its measurements. Call it once, after the steps of all solvers.
 
+        A step may be left out after `unscale_`, as where the norm of the gradients is too large.
+
         Raises:
-            RuntimeError: no `step` since the last `update`.
+            RuntimeError: no `step`, and no `unscale_`, since the last `update`.
         """
-        if not self._stepped:
+        if not (self._stepped or self._finite):
             raise RuntimeError("update() has nothing to do: call step(solver) before it")
+        for solver in self._solvers:
+            left_out = id(solver) in self._finite and id(solver) not in self._stepped
+            if left_out and not self._is_finite(solver):
+                self._skip()
         updated = any(self._stepped.values())
         if not updated and self._losses.forward_state is not None:
             # A batch without a step must not stay in running statistics.
@@ -381,25 +400,39 @@ class GradScaler:
             raise RuntimeError(f"{verb}() before backward(): there are no gradients since the last update()")
 
     def _is_finite(self, solver: Any) -> bool:
-        return not (self._enabled and solver.check_inf_or_nan_grad())
+        finite = self._finite.get(id(solver))
+        if finite is None:
+            finite = not (self._enabled and solver.check_inf_or_nan_grad())
+        return finite
 
-    def _find_cause(self) -> None:
-        """Lower the scale that made gradients overflow, or warn of another cause."""
+    def _overflow(self, key: int) -> Optional[Outcome]:
+        """The outcome of the loss with this key, if its gradients were not finite."""
+        found = self._outcomes.get(key)
+        return found if found is not None and found.facts.overflowed else None
+
+    def _skip(self) -> None:
+        """Skip a step: lower the scale that made gradients overflow, or warn of another cause."""
+        self.skipped_steps += 1
         self.cause = ""
         for key, scaling in self._used.items():
-            if not scaling.found_inf or key in self._causes:
-                continue
-            found = self._outcomes.get(key)
-            if found is None or not found.facts.overflowed:
+            found = self._causes.get(key) or self._overflow(key)
+            if found is None:
+                if not scaling.found_inf:
+                    continue
                 found = self._examine(scaling)
+            of_forward, is_new = found.verdict.of_forward, key not in self._causes
             self._causes[key] = found
-            if found.verdict.of_forward:
+            if of_forward:
                 self.cause = found.fault or "the loss is not finite"
-                self._warn("bad", f"{self.cause}: this is not a gradient overflow, so no scale is lowered")
             else:
-                self.cause = f"overflow, first in {scaling.found_inf[0]}"
-                self._notifier.count_lost(self._iteration, found.where)
-                if not found.lowered:
+                self.cause = f"overflow, first in {found.layers[0]}"
+            if is_new:
+                self._notifier.count_lost(self._iteration, found.where, self.cause if of_forward else "")
+                if of_forward:
+                    self._warn(
+                        "bad", f"{self.cause}: this is not a gradient overflow, so no scale is lowered"
+                    )
+                elif not found.lowered:
                     self._warn("floor", f"gradients are not finite at the smallest scale: {self.cause}")
         if not self.cause:
             self.cause = "gradients are not finite, though no backward has left them so"

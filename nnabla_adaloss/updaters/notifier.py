@@ -82,15 +82,20 @@ class Notifier:
             "`diagnose` says",
         )
 
-    def count_lost(self, iteration: int, where: str) -> None:
-        """Count a batch that was lost to overflow; warn of many in a row."""
+    def count_lost(self, iteration: int, where: str, fault: str = "") -> None:
+        """Count a batch that was lost to overflow, or to a `fault` of forward; warn of many in a row."""
         self._lost_in_a_row += 1
-        if self._lost_in_a_row == _LOST:
+        if self._lost_in_a_row != _LOST:
+            return
+        lost = f"{_LOST} batches in a row were lost up to iteration {iteration}"
+        advice = "Look at the data, the parameters, the learning rate, and at what `diagnose` says"
+        if fault:
+            self.warn("lost to forward", f"{lost}, the last because forward is not finite: {fault}. {advice}")
+        else:
             self.warn(
                 "lost",
-                f"{_LOST} batches in a row were lost to overflow up to iteration {iteration}, though each "
-                f"has lowered the scales; first bad layer: {where}. Look at the data, the learning "
-                'rate, and at what `diagnose` says; on_overflow="repeat" of the updater loses none',
+                f"{lost}, the last to overflow, though each has lowered the scales; first bad layer: "
+                f'{where}. {advice}; on_overflow="repeat" of the updater loses none',
             )
 
     def check_parameters(self, solver: Any, graph: Graph, plan: GraphPlan) -> None:

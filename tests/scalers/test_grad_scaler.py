@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from typing import Any, Callable, Dict, Optional, Tuple
 
 import nnabla as nn
@@ -129,6 +130,62 @@ def test_clipping_does_not_hide_a_nan() -> None:
         assert not n.scaler.step(n.solver)
 
 
+def test_a_backward_after_unscaling_is_looked_at_by_the_step() -> None:
+    n = Net()
+    assert n.iterate()
+    before = snapshot()
+    n.backward()
+    n.scaler.unscale_(n.solver)
+    n.feed(nan=True)
+    n.scaler.forward(n.loss)
+    n.scaler.backward(n.loss)
+    with pytest.warns(LossScaleWarning, match=r"fc1/affine \(Affine\) reads an input"):
+        assert not n.scaler.step(n.solver)
+    n.scaler.update()
+    assert_equal(snapshot(), before)
+    n.backward()
+    n.scaler.unscale_(n.solver)
+    n.scaler.forward(n.loss)
+    n.scaler.backward(n.loss)
+    assert n.scaler.step(n.solver)
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_step_may_be_left_out_after_unscaling(bad: bool) -> None:
+    n = Net()
+    assert n.iterate()
+    scale, before = n.scaler.get_scale(), snapshot()
+    n.backward(factor=2.0**5 if bad else 1.0)
+    n.scaler.unscale_(n.solver)
+    n.scaler.update()
+    assert_equal(snapshot(), before)
+    assert (n.scaler.steps, n.scaler.skipped_steps) == (1, int(bad))
+    # What has overflowed is lowered, as by a step.
+    assert n.iterate(factor=2.0**5 if bad else 1.0)
+    assert (n.scaler.get_scale() < scale) is bad
+
+
+@pytest.mark.parametrize("first", [{"factor": 2.0**5}, {"nan": True}])
+def test_the_first_of_two_batches_that_are_added_is_found_to_be_the_cause(first: Dict[str, Any]) -> None:
+    n = Net()
+    assert n.iterate()
+    updated = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(4):
+            n.backward(**first)
+            n.feed()
+            n.scaler.forward(n.loss)
+            n.scaler.backward(n.loss)
+            updated.append(n.scaler.step(n.solver))
+            n.scaler.update()
+    if "nan" in first:
+        assert updated == [False] * 4
+        assert n.scaler.cause.startswith("fc1/affine (Affine) reads an input")
+    else:
+        assert updated == [False, True, True, True]
+
+
 def test_calls_in_the_wrong_order_are_refused() -> None:
     n = Net()
     scaler, solver = n.scaler, n.solver
@@ -227,6 +284,24 @@ def test_an_overflow_of_one_solver_does_not_stop_the_other() -> None:
     assert scaler.step(solver_d)
     scaler.update()
     assert (scaler.steps, scaler.skipped_steps) == (1, 1)
+
+
+def test_solvers_that_share_a_loss_skip_for_one_cause() -> None:
+    x = data(8, 4)
+    loss = F.mean(PF.affine(F.tanh(PF.affine(x, 8, name="fc1")), 3, name="fc2") ** 2)
+    solvers = solvers_of({"fc1": 0.1, "fc2": 0.1})
+    scaler = GradScaler(*solvers)
+    x.d[0, 0] = np.nan
+    for solver in solvers:
+        solver.zero_grad()
+    scaler.forward(loss)
+    scaler.backward(loss)
+    with pytest.warns(LossScaleWarning, match="fc1/affine"):
+        assert not scaler.step(solvers[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not scaler.step(solvers[1])
+    assert scaler.cause.startswith("fc1/affine (Affine) reads an input")
 
 
 def test_a_bad_batch_of_one_solver_leaves_the_gradients_of_another() -> None:
@@ -558,6 +633,18 @@ def test_many_lost_steps_in_a_row_are_warned_of_once() -> None:
     with pytest.warns(LossScaleWarning, match="10 batches in a row .*; first bad layer: layer") as told:
         iterate()
     assert sum("in a row" in str(one.message) for one in told) == 1
+
+
+def test_many_bad_batches_in_a_row_are_warned_of_once_more() -> None:
+    n = Net()
+    assert n.iterate()
+    with pytest.warns(LossScaleWarning) as told:
+        assert not any(n.iterate(nan=True) for _ in range(30))
+    messages = [str(one.message) for one in told]
+    assert len(messages) == 2
+    assert messages[1].startswith(
+        "10 batches in a row were lost up to iteration 10, the last because forward"
+    )
 
 
 def test_parameters_with_one_name_are_told_apart() -> None:
