@@ -8,6 +8,7 @@ from typing import AbstractSet, Dict, Iterator, Mapping, Set
 
 import nnabla as nn
 
+from ..updaters.solvers import has
 from .finite import Cause
 from .target import Network, Subject, listed
 
@@ -37,7 +38,11 @@ def note(examined: Subject, network: Network) -> str:
     if missed:
         told = f"The loss does not depend on {len(missed)} parameters: {listed([*missed])}"
         return f"{told}{_cut(network, {*missed.values()})}. Unless that is on purpose, link them to the loss."
-    solvers = [made for made in gc.get_objects() if isinstance(made, nn.solver.Solver)]
+    solvers = [
+        made
+        for made in gc.get_objects()
+        if isinstance(made, nn.solver.Solver) and has(made, "get_parameters")
+    ]
     held = {hash(v) for made in solvers for v in made.get_parameters().values()}
     found = [name for key, name in network.plan.names.items() if key in network.reached_leaves - held]
     if not found or held.isdisjoint(network.reached_leaves):
@@ -48,7 +53,8 @@ def note(examined: Subject, network: Network) -> str:
 
 def epsilon(examined: Subject, gradients: Mapping[str, float]) -> Iterator[Cause]:
     """The layers whose gradients, by name the largest magnitude, are below the epsilon of the solver."""
-    epsilon = float(getattr(examined.solver, "info", {}).get("eps", 0.0))
+    solver = examined.solver
+    epsilon = float(solver.info.get("eps", 0.0)) if solver is not None and has(solver, "info") else 0.0
     trained = {name: amax for name, amax in gradients.items() if amax}
     small = [name for name, amax in trained.items() if amax < epsilon]
     if small:

@@ -22,9 +22,13 @@ from ..errors import warn
 from ..state import StateFileError
 from ..state.whole_file import replace_file, special_kind
 from .loop import TrainingLoop
+from .solvers import has
 
 _VERSION = 1
 _HEAD = "nnabla_adaloss checkpoint"
+
+# What is called of a solver.
+_OF_SOLVERS = ("get_parameters", "get_states", "set_states", "learning_rate", "set_learning_rate", "name")
 
 _MODULES = (nn.Module, ClassModule)
 
@@ -186,6 +190,10 @@ def _with_solvers(parts: Any) -> Tuple[List[Any], List[Any]]:
             )
     if not found:
         raise TypeError("no updater, scaler or solver is given: give all that the training has")
+    for part in found:
+        missing = [name for name in _OF_SOLVERS if isinstance(part, Solver) and not has(part, name)]
+        if missing:
+            raise TypeError(f"{type(part).__name__} must override {missing[0]}, as it is written in Python")
     return found, modules
 
 

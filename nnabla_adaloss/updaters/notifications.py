@@ -15,6 +15,7 @@ from ..graph.loss import variable_of
 from ..monitor import Audience, TrainingBegan, UpdateEnded
 from .retries import UpdateResult
 from .settings import POLICY_FIELDS
+from .solvers import has
 
 # With `global_scale="history"` the scale starts and is bounded as its policy says.
 _OF_SEARCHED_SCALES = {"scale"} | POLICY_FIELDS
@@ -28,11 +29,12 @@ def notify_beginning(audience: Audience, iteration: int, updater: Any) -> None:
 
 def _settings_in_words(updater: Any) -> Dict[str, str]:
     """The arguments of an updater that are in use, and the fields of those that have fields."""
+    solver = updater.solver
     # An object that stands for a solver need not have these.
-    rate = getattr(updater.solver, "learning_rate", lambda: "unknown")()
+    rate = solver.learning_rate() if has(solver, "learning_rate") else "unknown"
     found: Dict[str, Any] = {
         "updater": type(updater).__name__,
-        "solver": getattr(updater.solver, "name", type(updater.solver).__name__),
+        "solver": solver.name if has(solver, "name") else type(solver).__name__,
         "learning_rate": f"{rate:g}" if isinstance(rate, float) else rate,
         "context": "|".join(variable_of(updater.loss).parent.context.backend),
         "ranks": 1 if updater.comm is None else updater.comm.size,

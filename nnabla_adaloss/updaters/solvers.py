@@ -7,11 +7,22 @@ import inspect
 from typing import Any, Dict, List, Sequence
 
 import nnabla as nn
+from nnabla.solver import Solver
 
 from ..graph.loss import LossWrapper
 
 _METHODS = ("zero_grad", "update", "weight_decay", "scale_grad", "get_parameters")
 _LOSS_AFTER_SOLVER = (((nn.Variable, LossWrapper), "the loss comes after the solver"),)
+
+
+def has(solver: Any, name: str) -> bool:
+    """Whether a solver has an attribute. A class written in Python has no solver in C++ behind it: nnabla
+    crashes where it inherits a method from `Solver` that it does not override.
+    """
+    kind = type(solver)
+    if issubclass(kind, Solver) and kind is not Solver and name not in vars(solver):
+        return getattr(kind, name, None) is not getattr(Solver, name, None)
+    return hasattr(solver, name)
 
 
 def check_solver(
@@ -21,7 +32,9 @@ def check_solver(
     advice = next((advice for kind, advice in instead if isinstance(value, kind)), None)
     if isinstance(value, type) or inspect.isroutine(value):
         advice = f"{value.__name__} makes one: call it, as in {value.__name__}(1e-3)"
-    missing = [method for method in methods if not callable(getattr(value, method, None))]
+    missing = [method for method in methods if not (has(value, method) and callable(getattr(value, method)))]
+    if missing and isinstance(value, Solver):
+        advice = f"{type(value).__name__} must override {missing[0]}(), as it is written in Python"
     if advice or missing:
         raise TypeError(
             f"{name} must be an nnabla solver; {advice or f'{type(value).__name__} has no {missing[0]}()'}"

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Solvers written in Python train as those that they wrap, or are refused by the method that they lack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Type
+
+import nnabla as nn
+import nnabla.solvers as S
+import pytest
+from nnabla.solver import Solver
+
+from nnabla_adaloss import AdaptiveLossScalingUpdater, GradScaler, diagnose, save_checkpoint
+from tests.worlds.monitors import Records
+from tests.worlds.networks import two_layers
+from tests.worlds.trainings import scaler_step, solver_of
+from tests.worlds.values import assert_equal, data, snapshot
+
+METHODS = ("zero_grad", "update", "weight_decay", "scale_grad", "get_parameters", "check_inf_or_nan_grad")
+
+
+def written_in_python(*methods: str) -> Type[Solver]:
+    """A class of solvers that hand these methods on to another solver, as published ones do."""
+
+    def handed_on(name: str) -> Any:
+        return lambda self, *arguments: getattr(self.wrapped, name)(*arguments)
+
+    def wrap(self: Any, wrapped: Any) -> None:
+        self.wrapped = wrapped
+
+    return type("Wrapper", (Solver,), {"__init__": wrap, **{name: handed_on(name) for name in methods}})
+
+
+@pytest.mark.parametrize("loop", ["updater", "scaler"])
+def test_a_solver_written_in_python_trains_as_the_one_that_it_wraps(loop: str) -> None:
+    found = []
+    for wraps in (False, True):
+        nn.clear_parameters()
+        loss = two_layers(data(4, 3))
+        solver = solver_of(S.Momentum(0.1))
+        if wraps:
+            solver = written_in_python(*METHODS)(solver)
+        if loop == "scaler":
+            scaler = GradScaler(solver, storage="float16")
+            assert all(scaler_step(scaler, solver, loss) for _ in range(3))
+        else:
+            updater = AdaptiveLossScalingUpdater(
+                solver, loss, storage="float16", weight_decay=0.01, monitors=[Records()]
+            )
+            assert all(updater.update().updated for _ in range(3))
+        found.append(snapshot())
+    assert_equal(*found)
+
+
+@pytest.mark.parametrize("missing", METHODS)
+def test_a_method_that_is_missing_in_python_is_named(missing: str) -> None:
+    loss = two_layers(data(4, 3))
+    solver = written_in_python(*(name for name in METHODS if name != missing))(solver_of())
+    make: Any = AdaptiveLossScalingUpdater
+    if missing == "check_inf_or_nan_grad":
+        make = lambda solver, loss: GradScaler(solver)  # noqa: E731
+    with pytest.raises(TypeError, match=rf"nnabla solver; Wrapper must override {missing}\(\)"):
+        make(solver, loss)
+
+
+def test_a_solver_without_states_is_not_saved(tmp_path: Path) -> None:
+    loss = two_layers(data(4, 3))
+    updater = AdaptiveLossScalingUpdater(written_in_python(*METHODS)(solver_of()), loss, storage="float16")
+    updater.update()
+    with pytest.raises(TypeError, match="^Wrapper must override get_states"):
+        save_checkpoint(tmp_path / "checkpoint", updater)
+    assert not [*tmp_path.iterdir()]
+    assert diagnose(updater)
+    # Of all solvers that are alive, one that nobody can ask is left out.
+    made = written_in_python()(None)
+    assert diagnose(two_layers(data(4, 3)), storage="float16")
+    del made
