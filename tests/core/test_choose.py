@@ -288,12 +288,14 @@ class Heads(Graph):
 
 @pytest.mark.parametrize("absent", [0, 1])
 @pytest.mark.parametrize("known", [False, True])
-def test_of_two_heads_an_absent_one_decides_about_nothing(absent: int, known: bool) -> None:
+@pytest.mark.parametrize("start", [S0, 2.0**20])
+def test_of_two_heads_an_absent_one_decides_about_nothing(start: float, absent: int, known: bool) -> None:
     n = Heads()
     other = n.tops[1 - absent]
     room = {other: 2.0**10, n.tops[absent]: 2.0**-10}
     behind = {n.trunk: 2.0**12, n.bottom: 2.0**9} if known else {}
-    found = n.choose({**room, **behind}, weights=n.without(absent), assumed={n.tops[absent]: 2.0**-20})
+    assumed = {n.tops[absent]: 2.0**-20}
+    found = n.choose({**room, **behind}, start, weights=n.without(absent), assumed=assumed)
     trunk, bottom = (2.0**12, 2.0**9) if known else (2.0**10, 2.0**10)
     # An absent one takes what is behind it, so that its layer has an alpha of 1, and copies no weight.
     assert n.of(other, n.trunk, n.bottom, n.tops[absent]) == [2.0**10, trunk, bottom, trunk]

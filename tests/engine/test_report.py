@@ -14,7 +14,9 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.engine.report import first_overflow, unseen_before
 from tests.worlds import random_structures as graphs
+from tests.worlds.networks import layers
 from tests.worlds.passes import run, settle
+from tests.worlds.tampering import Gate
 from tests.worlds.values import constant
 
 pytestmark = pytest.mark.any_context
@@ -155,3 +157,20 @@ def test_only_with_one_scale_for_all_does_nothing_but_a_lower_s0_help(method: st
         assert not scaling.after_overflow()
     else:
         assert not scaling.found_inf
+
+
+def test_what_has_overflowed_before_a_function_that_clips_is_not_taken_for_what_is_behind_it() -> None:
+    gate, ends = Gate(), [F.constant(bound, (4, 6)) for bound in (-1.0, 1.0)]
+    behind = layers(6)
+    clipped = F.clip_grad_by_value(behind, *ends)
+    loss = F.mean(PF.affine(gate(clipped), 3, name="last") ** 2)
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"), AdaLossConfig(delay=0, measure_every=1))
+    settle(scaling)
+    gate.factor = 2.0**30
+    run(scaling, iteration=1)
+    result = scaling.result
+    assert result.kind == "measuring"
+    components, positions = result.schedule.components, scaling.graph.positions
+    of_clipped, of_behind = (components.of[positions[hash(v)]] for v in (clipped, behind))
+    assert of_clipped != of_behind
+    assert result.component == components.names[of_clipped]

@@ -20,6 +20,7 @@ from nnabla_adaloss.graph.graph import Graph
 from nnabla_adaloss.graph.plan import GraphPlan
 from tests.worlds.random_graphs import WIDTH, Network, build, chosen_steps, networks, seeds
 from tests.worlds.tampering import Gate
+from tests.worlds.values import FLOAT, HALF, data
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
@@ -128,6 +129,20 @@ def normalized(batch: int, *, batch_stat: bool) -> nn.Variable:
     h = F.tanh(PF.affine(nn.Variable((batch, 3)), 5, name="a"))
     h = h + F.tanh(nn.parameter.get_parameter_or_create("b", (1, 5), need_grad=True))
     return F.mean(F.sigmoid(PF.batch_normalization(h, batch_stat=batch_stat, name="bn")))
+
+
+def test_in_a_network_in_half_what_functions_in_float_read_limits_no_scale() -> None:
+    for last, limits in ((HALF, True), (FLOAT, False)):
+        nn.clear_parameters()
+        with nn.context_scope(HALF):
+            h = PF.affine(F.tanh(PF.affine(data(4, 5), 6, name="a")), 3, name="b")
+        with nn.context_scope(last):
+            y = F.softplus(h)
+            loss = F.mean(y**2)
+        graph = Graph(loss)
+        found = GraphPlan(graph).limiting_gradients
+        assert graph.positions[hash(h)] in found
+        assert (graph.positions[hash(y)] in found) == limits
 
 
 @pytest.mark.parametrize("name", ["largest_gradients", "fixed"])

@@ -120,6 +120,26 @@ def test_nan_in_the_data_lowers_no_scale_and_leaves_nothing_behind() -> None:
     assert n.iterate()
 
 
+def test_an_iteration_with_nan_in_the_data_of_one_loss_teaches_nothing_about_another() -> None:
+    nn.clear_parameters()
+    gate, inputs, losses, solvers = Gate(), [data(8, 4, seed=seed) for seed in range(2)], [], []
+    for x, name in zip(inputs, ("first", "second")):
+        losses.append(F.mean(gate(F.tanh(PF.affine(x, 3, name=name))) ** 2))
+        own = {key: v for key, v in nn.get_parameters().items() if key.startswith(name)}
+        solvers.append(solver_of(S.Sgd(0.1), own))
+    scaler, learned = GradScaler(*solvers, config=AdaLossConfig(measure_every=1)), []
+    for gate.factor, inputs[0].d[0, 0] in ((1.0, 1.0), (1.0, 1.0), (2.0**10, np.nan)):
+        for loss, solver in zip(losses, solvers):
+            solver.zero_grad()
+            scaler.forward(loss)
+            scaler.backward(loss)
+        found = [scaler.step(solver) for solver in solvers]
+        scaler.update()
+        learned.append([loss["components"] for loss in scaler.state_dict()["losses"]])
+    assert found == [False, True]
+    assert learned[-1] == learned[-2] != learned[0]
+
+
 def test_clipping_does_not_hide_a_nan() -> None:
     n = Net(storage=None)
     n.backward(nan=True)

@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnabla_adaloss.communicators.agreement import RankDisagreementError
+from nnabla_adaloss.core.verdict import Facts, PassVerdict
+from nnabla_adaloss.engine import Outcome
 from nnabla_adaloss.kernels import CpuKernels
 from nnabla_adaloss.updaters.exchange import GradientExchange
 from tests.worlds.networks import two_layers
@@ -133,6 +135,32 @@ def test_a_flag_is_set_where_any_rank_sets_it() -> None:
     assert found == [[False, True, True]] * SIZE
     # Few flags, and nothing is divided: no buffer is needed for them.
     assert made[0].comm.messages == [("all_reduce", 1, False, True)]
+
+
+LOWERED = Outcome(PassVerdict.OVERFLOW, Facts(overflowed=True, lowered=True))
+NOT_LOWERED = Outcome(PassVerdict.OVERFLOW, Facts(overflowed=True, lowered=False))
+NONFINITE = Outcome(PassVerdict.NONFINITE_LOSS, Facts(overflowed=True))
+HOPELESS = Outcome(PassVerdict.HOPELESS, Facts(overflowed=True, lowered=False))
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "verdict", "lowered"),
+    [
+        # The sum overflows where no rank's own gradients did.
+        ([Outcome()] * 3, PassVerdict.OVERFLOW, False),
+        ([LOWERED, Outcome(), Outcome()], PassVerdict.OVERFLOW, True),
+        # What one has lowered is no help to another.
+        ([LOWERED, NOT_LOWERED, Outcome()], PassVerdict.OVERFLOW, False),
+        ([HOPELESS, Outcome(), LOWERED], PassVerdict.HOPELESS, False),
+        ([HOPELESS, NONFINITE, LOWERED], PassVerdict.NONFINITE_LOSS, False),
+    ],
+)
+def test_ranks_agree_on_the_cause_and_on_whether_a_scale_was_lowered_for_all_of_it(
+    outcomes: List[Outcome], verdict: PassVerdict, lowered: bool
+) -> None:
+    made = exchanges()
+    found = on_all(lambda e: e.agree(outcomes[e.comm.rank], repeat=False), made)
+    assert found == [(verdict, lowered)] * SIZE
 
 
 numbers = st.lists(st.floats(allow_nan=False), min_size=1, max_size=3)

@@ -175,6 +175,16 @@ def test_an_overflow_is_not_dropped_when_one_does_not_want_it() -> None:
     assert not np.isfinite(train.parameters["output/affine/W"].d).all()
 
 
+def test_what_overflows_on_another_rank_alone_is_dropped_and_counted_here_too() -> None:
+    train = training()
+    shapes = {v.shape for v in train.parameters.values()}
+    other = Pair(lambda own: np.inf if own.shape in shapes else 0.0)
+    updater, before = updater_on(train, comm=other), snapshot(train.parameters)
+    assert updater.update()[:4] == (False, 128.0, 0, "overflow")
+    assert updater.counters.lost == {"overflow": 1}
+    assert_equal(snapshot(train.parameters), before)
+
+
 def test_monitors_are_told_of_updates_and_dropped_batches() -> None:
     train, recorder, losses = training(overflow=[1], nan=[3]), Recorder(), []
     updater = updater_on(train, storage="float16", monitors=[recorder])

@@ -16,6 +16,7 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, AmaxHistory, HistoryPolicy
 from nnabla_adaloss.core.scale_policy import ScalePolicy, ScaleState
 from nnabla_adaloss.updaters.global_scale import GlobalScale
+from tests.worlds.ranks import Pair
 from tests.worlds.tampering import Gate
 from tests.worlds.trainings import METHODS, updater_of
 from tests.worlds.values import data
@@ -52,13 +53,31 @@ def test_a_gradient_is_remembered_for_so_many_iterations_however_often_they_are_
         assert updater.scaling.components.policy.window == measurements
 
 
+@pytest.mark.parametrize("comm", [None, Pair()])
+def test_a_measured_scale_is_that_of_the_last_update(comm: Any) -> None:
+    updater, scales = (
+        searched({}, global_scale="history", comm=comm, config=AdaLossConfig(measure_every=1)),
+        [],
+    )
+    for weight in (1.0, 2.0**-8, 2.0**4):
+        updater.loss = updater.loss * weight
+        assert updater.update().scale == updater.scale == updater.scaling.loss_scale
+        scales.append(updater.scale)
+    assert len({*scales}) == 3
+
+
 def test_after_an_exchange_all_ranks_have_the_lowest_scale() -> None:
     s0 = GlobalScale(8.0, ScalePolicy(hysteresis=3), None)
     heard: List[Any] = []
     scaling: Any = SimpleNamespace(
         shared_statistics=lambda: {"layer": [1.0]}, adopt_statistics=lambda told: heard.append(told)
     )
-    for other, lowest in (((16.0, 7.0, 1.0), (8.0, 0, 3)), ((4.0, 5.0, 2.0), (4.0, 5, 2))):
+    for other, lowest in (
+        ((16.0, 7.0, 1.0), (8.0, 0, 3)),
+        # Of two that have the same, the one that has overflowed more often in a row.
+        ((8.0, 4.0, 2.0), (8.0, 4, 2)),
+        ((4.0, 5.0, 2.0), (4.0, 5, 2)),
+    ):
         theirs = {"S0": other, "layer of another graph": [2.0], "bad": [0.0]}
         exchange: Any = SimpleNamespace(sum_with=lambda own, average, theirs=theirs: [own, theirs])
         found = s0.exchange(exchange, scaling, average=False, alike=False, bad=False)

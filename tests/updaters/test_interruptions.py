@@ -24,6 +24,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, Method, Needs, Precision
 from tests.worlds.interruptions import Interrupt, Moments, Training, differences
+from tests.worlds.ranks import Pair
 from tests.worlds.trainings import AS_THE_BASELINE, training, updater_of, updater_on
 from tests.worlds.values import assert_equal, data, snapshot
 
@@ -166,6 +167,24 @@ def test_an_exception_in_a_callback_changes_nothing(callback: str) -> None:
     expected = done if callback == "monitor of updates" else before
     assert not differences(training.everything(), expected)
     assert not compare(training, before, done, end)
+
+
+def test_where_other_ranks_wait_an_iteration_that_a_feeder_has_ended_begins_again_with_its_batches() -> None:
+    train, asked = training(), []
+
+    def feed() -> None:
+        asked.append((updater.iteration, updater.counters.fed))
+        if len(asked) == 4:
+            raise KeyError
+        train.feed()
+
+    updater = updater_on(train._replace(feed=feed), comm=Pair(), accum_grad=2)
+    updater.update()
+    with pytest.raises(KeyError):
+        updater.update()
+    assert updater.update().updated
+    assert asked == [(1, 0), (1, 1), (2, 2), (2, 3), (2, 2), (2, 3)]
+    assert (updater.counters.updates, updater.counters.batches, updater.counters.fed) == (2, 4, 4)
 
 
 def test_a_solver_that_raises_changes_nothing() -> None:

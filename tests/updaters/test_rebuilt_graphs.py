@@ -130,6 +130,18 @@ def test_a_scale_that_is_assigned_right_after_another_loss_is_used_at_once() -> 
     assert found[0][0][-2:] == ["measuring", "hookless"]
 
 
+def test_a_loss_that_is_replaced_before_it_was_used_hands_on_what_it_was_given() -> None:
+    found = []
+    for replaced in (0, 1, 2):
+        training = Training(normalized, rebuilt=False, config=AdaLossConfig(measure_every=8))
+        training.run(4)
+        for _ in range(replaced):
+            training.updater.loss = training._build(normalized, 4)
+        training.run(3)
+        found.append((training.passes, training.updater.scaling.state_dict()))
+    assert found[0] == found[1] == found[2]
+
+
 def test_an_overflow_drops_what_is_held_for_all_of_them() -> None:
     training = Training(normalized, clipped)
     training.run(6)
