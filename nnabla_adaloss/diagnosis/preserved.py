@@ -25,9 +25,12 @@ _GENERATOR = "_ZN4nbla13RandomManager18get_rand_generatorEv"
 
 
 @contextmanager
-def preserved(graph: Graph, kernels: Kernels) -> Iterator[Callable[..., None]]:
+def preserved(
+    graph: Graph, kernels: Kernels, put_back: Callable[[], None] = lambda: None
+) -> Iterator[Callable[..., None]]:
     """Put back, at the end, data and gradients of a graph's leaves and the random state; not the generators
-    of functions with a seed of their own, and those of a GPU.
+    of functions with a seed of their own, and those of a GPU. `put_back` does so for whatever else there is;
+    if a signal interrupts it, it is called again.
 
     Yields a function after which forward draws the same random numbers as the last time, from the same
     leaves if `data` is true, also where forward writes to them.
@@ -49,15 +52,23 @@ def preserved(graph: Graph, kernels: Kernels) -> Iterator[Callable[..., None]]:
         if generator is not None and functions is not None:
             ctypes.memmove(generator, functions, _TWISTER_BYTES)
 
-    try:
-        yield again
-    finally:
+    def restore() -> None:
+        put_back()
         written.restore()
         gradients.restore()
         random.setstate(python)
         np.random.set_state(of_numpy)  # noqa: NPY002
         nnabla.random.prng.set_state(parameters)
         again()
+
+    try:
+        yield again
+    finally:
+        try:
+            restore()
+        except BaseException:
+            restore()
+            raise
 
 
 @cache

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Dict, NamedTuple, Set
 
 from ..core.validation import number, positive_integer
@@ -98,20 +99,18 @@ class SanityChecker:
         scaling: AdaptiveLossScaling = self._updater.scaling
         graph = Graph(scaling.variable)
         layers = layers_of(graph, GraphPlan(graph, names=scaling.plan.names))
-        passes, learned = Passes(layers), scaling.state_dict()
-        try:
-            with preserved(graph, select_kernels(scaling.variable.parent.context)) as again:
+        passes, kernels = Passes(layers), select_kernels(scaling.variable.parent.context)
+        unlearn = partial(scaling.load_state_dict, scaling.state_dict())
+        with preserved(graph, kernels, unlearn) as again:
 
-                def forward() -> None:
-                    # Forward writes to leaves: a state that is carried on, running statistics.
-                    again(data=True)
-                    scaling.loss.forward()
+            def forward() -> None:
+                # Forward writes to leaves: a state that is carried on, running statistics.
+                again(data=True)
+                scaling.loss.forward()
 
-                in_fp32 = passes.with_one_scale(forward, scaling.variable)
-                without = passes.with_one_scale(forward, scaling.loss, scaling.loss_scale)
-                with_alpha = passes.adaptive(forward, scaling, scaling.iteration)
-        finally:
-            scaling.load_state_dict(learned)
+            in_fp32 = passes.with_one_scale(forward, scaling.variable)
+            without = passes.with_one_scale(forward, scaling.loss, scaling.loss_scale)
+            with_alpha = passes.adaptive(forward, scaling, scaling.iteration)
         tallies = Tally(in_fp32), Tally(in_fp32)
         for tally, stored in zip(tallies, (with_alpha, without)):
             tally.add(stored, in_fp32)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, DynamicLossScalingUpdater, LossScaleWarning, SanityChecker
+from tests.worlds.interruptions import Interrupt, Moments, Training, differences
 from tests.worlds.tampering import Interrupted
 from tests.worlds.trainings import updater_of
 from tests.worlds.values import HALF
@@ -49,6 +50,22 @@ def test_scales_that_suit_lose_nothing() -> None:
         found = checker.check()
     assert max(lost.with_alpha for lost in found.values()) < 0.05
     assert found["fc0/affine"].without_alpha == 1.0
+
+
+def test_a_check_that_is_interrupted_at_any_moment_changes_nothing() -> None:
+    training = Training().train(3)
+    checker, moments = SanityChecker(training.updater), Moments(0)
+    # The first time, more happens.
+    checker.check()
+    moments.run(checker.check)
+    before = training.everything()
+    # Most closely while what the passes have changed is put back.
+    restoring = range(moments.count - 500, moments.count, 11)
+    for stop in (*range(1, moments.count, 401), *restoring):
+        now = Moments(stop)
+        with pytest.raises(Interrupt):
+            now.run(checker.check)
+        assert not differences(training.everything(), before), now.place
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3, 4])
