@@ -17,7 +17,7 @@ from nnabla_adaloss.monitor import LayerScaled
 from tests.worlds.methods import Says
 from tests.worlds.monitors import Records
 from tests.worlds.networks import layers, mlp
-from tests.worlds.passes import run, settled
+from tests.worlds.passes import run, settle, settled
 from tests.worlds.values import HALF
 
 
@@ -165,3 +165,12 @@ def test_statistics_of_a_record_are_of_the_gradient_as_it_arrives(weight: float)
     for layer, event in seen.events.items():
         assert event.record.g is not None
         assert event.record.g.abs_max == np.abs(seen.arrays[layer]["output_gradient"]).max()
+
+
+def test_a_layer_that_computes_the_loss_itself_has_statistics_too() -> None:
+    seen, y = Seen(), PF.affine(layers(6), 3, name="last")
+    scaling = AdaptiveLossScaling(y, AdaLossConfig(delay=0), monitors=[seen])
+    settle(scaling, grad=np.full(y.shape, 0.5, np.float32))
+    record = seen.events["last/affine"].record
+    assert record.g is not None
+    assert record.g.abs_max == 0.5 * record.previous_scale

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss.engine import slices
 from nnabla_adaloss.engine.report import first_overflow, unseen_before
 from tests.worlds import random_structures as graphs
-from tests.worlds.networks import layers
+from tests.worlds.networks import layers, mlp
 from tests.worlds.passes import run, settle
 from tests.worlds.tampering import Gate
 from tests.worlds.values import constant
@@ -174,3 +175,19 @@ def test_what_has_overflowed_before_a_function_that_clips_is_not_taken_for_what_
     of_clipped, of_behind = (components.of[positions[hash(v)]] for v in (clipped, behind))
     assert of_clipped != of_behind
     assert result.component == components.names[of_clipped]
+
+
+def test_a_pass_that_measures_a_slice_tells_of_no_other_component(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "_LEAST", 1)
+    scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(measure_every=4))
+    told = []
+    for iteration in range(9):
+        settle(scaling, iteration)
+        told.append({*scaling.result.measurements.amax})
+    everything, *slice_by_slice = told
+    of_leaves = set().union(*scaling.result.schedule.components.leaves.values())
+    assert of_leaves < everything
+    for cycle in (slice_by_slice[:4], slice_by_slice[4:]):
+        assert set().union(*cycle) == everything
+        # Every pass unscales all leaves; those of other slices count when it is their turn.
+        assert not all(of_leaves <= found for found in cycle)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple, Type
+from typing import Any, Dict, List, Optional, Tuple, Type
 
 import pytest
 from nnabla.utils.inspection import NanInfTracer, TimeProfiler
@@ -18,7 +18,7 @@ from nnabla_adaloss.monitor import (
     ScaleChanged,
     UpdateEnded,
 )
-from tests.worlds.trainings import training, updater_on
+from tests.worlds.trainings import AS_THE_BASELINE, training, updater_on
 from tests.worlds.values import assert_equal, snapshot
 
 pytestmark = pytest.mark.any_context
@@ -128,6 +128,17 @@ def test_a_bad_batch_is_told_before_its_error() -> None:
     assert lost.detail == overflow.detail
     assert "conv/conv" in lost.detail
     assert [e.iteration for e in everything.of(UpdateEnded)] == [1]
+
+
+@pytest.mark.parametrize("options", [{}, AS_THE_BASELINE])
+def test_with_accumulated_gradients_it_is_told_how_many_batches_were_lost(options: Dict[str, Any]) -> None:
+    everything = Everything()
+    options = {**options, "accum_grad": 3, "on_nonfinite_loss": "skip", "storage": None}
+    updater = updater_on(training(nan=[1]), monitors=[everything], **options)
+    assert not updater.update().updated
+    told = [(e.iteration, e.cause, e.batches) for e in everything.of(BatchThrownAway)]
+    assert told == [(1, "nonfinite_loss", 3)]
+    assert updater.counters.lost == {"nonfinite_loss": 3}
 
 
 def test_monitors_see_the_next_graph_as_well() -> None:
