@@ -106,12 +106,14 @@ class BatchLoop(NamedTuple):
     def _facts(self, repeats: int) -> Facts:
         scaling = self.scaling
         settled = scaling.settled or not scaling.guard.can_undo_batch
-        if not scaling.result.found_inf or scaling.kernels.gradients_are_finite(self.parameters()):
+        if not scaling.loss_is_nan and (
+            not scaling.result.found_inf or scaling.kernels.gradients_are_finite(self.parameters())
+        ):
             return Facts(repeats, settled)
         return self.overflow(repeats)
 
     def overflow(self, repeats: int = 0, *, may_run: bool = True) -> Facts:
-        """Facts about a batch whose gradients were not finite."""
+        """Facts about a batch whose gradients were not finite, or whose loss was NaN."""
         scaling = self.scaling
         loss_finite = bool(np.isfinite(scaling.variable.d).all())
         suspect = not loss_finite or scaling.forward_is_suspect

@@ -69,6 +69,51 @@ def test_running_statistics_are_as_before_a_batch_that_was_lost(
     assert not np.array_equal(statistics()["mean"], before["mean"])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, SKIP, {"accum_grad": 2}, {"on_overflow": "next", **SKIP}, {"storage": None}],
+    ids=["raise", "skip", "accumulated", "next", "not emulated"],
+)
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+def test_a_loss_that_is_nan_is_a_fault_though_its_gradients_are_finite(
+    options: Dict[str, Any], first: bool
+) -> None:
+    positive, x = constant([1.0]), data(8, 4)
+    h = PF.batch_normalization(PF.affine(x, 5, name="a"), name="bn")
+    updater = updater_of(F.mean(PF.affine(h, 2, name="b") ** 2) + F.sum(F.log(positive)), **options)
+    if not first:
+        assert updater.update().updated
+    before, scale = snapshot(), updater.scale
+    positive.d = -1.0
+    if "on_nonfinite_loss" in options:
+        result = updater.update()
+        assert (result.updated, result.reason) == (False, "nonfinite_loss")
+        assert result.cause.startswith("Log (Log) computes 1 infinity or NaN")
+    else:
+        with pytest.raises(LossScaleError, match=r"^the loss is not finite in iteration .*: Log \(Log\)"):
+            updater.update()
+    assert_equal(snapshot(), before)
+    assert updater.scale == scale
+    positive.d = 1.0
+    assert updater.update().updated
+
+
+@pytest.mark.parametrize("storage", ["float16", None])
+def test_an_infinite_loss_whose_gradients_are_finite_trains(storage: Optional[str]) -> None:
+    largest = constant([3e38])
+    updater = updater_of(two_layers(data(4, 3)) + F.sum(largest * 2.0), storage=storage)
+    assert [updater.update().reason for _ in range(3)] == ["updated"] * 3
+    assert updater.scaling.variable.d == math.inf
+
+
+def test_of_a_sink_no_loss_is_read() -> None:
+    x = data(4, 3)
+    loss = F.sink(F.mean(PF.affine(x, 2, name="a") ** 2), one_input_grad=True)
+    loss.data.fill(math.nan)
+    assert updater_of(loss).update().updated
+
+
 def test_a_state_that_is_not_finite_is_undone_where_gradients_are_fine() -> None:
     added = constant([1.0])
     total = nn.parameter.get_parameter_or_create("total", (1,), np.zeros(1), need_grad=False)
