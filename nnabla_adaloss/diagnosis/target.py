@@ -17,7 +17,7 @@ from ..emulation.rounded_storage import RoundedStorage
 from ..graph.functions import is_matrix_product, known, written_inputs
 from ..graph.graph import Graph
 from ..graph.hooks import Hook, root_cause
-from ..graph.loss import LossWrapper, variable_of
+from ..graph.loss import REDUCE, LossWrapper, variable_of
 from ..graph.names import named
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
@@ -109,9 +109,7 @@ class Subject:
     def _current_loss(self) -> nn.Variable:
         variable = variable_of(self._source if _is_loss(self._source) else self._source.loss)
         if variable.size != 1:
-            raise ValueError(
-                f"loss has shape {variable.shape}, not one element; reduce it with nnabla.functions.mean"
-            )
+            raise ValueError(f"loss has shape {variable.shape}, not one element; {REDUCE}")
         refuse_half(variable)
         return variable
 

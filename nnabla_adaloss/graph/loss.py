@@ -28,6 +28,12 @@ NEEDS_NO_GRADIENT = (
 )
 """Message of the error for a loss that trains nothing."""
 
+REDUCE = (
+    "reduce it with nnabla.functions.sum, as nnabla's backward of several elements does, or with "
+    "nnabla.functions.mean, which makes gradients smaller by their number"
+)
+"""Advice for a loss of several elements."""
+
 
 @runtime_checkable
 class LossWrapper(Protocol):
@@ -99,8 +105,7 @@ def check_seed(loss: nn.Variable, grad: Optional[Seed]) -> None:
     if grad is None:
         if loss.size != 1:
             raise ValueError(
-                f"loss has shape {loss.shape}, not one element: pass its gradient as grad=..., "
-                "or reduce it with nnabla.functions.mean"
+                f"loss has shape {loss.shape}, not one element: pass its gradient as grad=..., or {REDUCE}"
             )
         return
     shape = tuple((grad if isinstance(grad, nn.NdArray) else array_of_numbers("grad", grad)).shape)

@@ -18,7 +18,7 @@ from ..core.verdict import CHECK_AFTER, PassVerdict, Rules
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
 from ..errors import LossScaleError
-from ..graph.loss import LossLike, check_scale
+from ..graph.loss import REDUCE, LossLike, check_scale
 from ..monitor import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, audience_of
 from ..undo import savepoint
 from .exchange import GradientExchange
@@ -83,10 +83,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             float_tail=self.float_tail,
         )
         if scaling.variable.size != 1:
-            raise ValueError(
-                f"loss has shape {scaling.variable.shape}, not one element; reduce it with "
-                "nnabla.functions.mean"
-            )
+            raise ValueError(f"loss has shape {scaling.variable.shape}, not one element; {REDUCE}")
         return scaling
 
     @property

@@ -30,7 +30,7 @@ from nnabla_adaloss.core.verdict import PassVerdict, Rules
 from nnabla_adaloss.engine import BatchLoop
 from tests.worlds.networks import gate, two_layers
 from tests.worlds.trainings import AS_THE_BASELINE, scaler_step, solver_of, training, updater_of, updater_on
-from tests.worlds.values import HALF, assert_equal, constant, data, gradients, snapshot
+from tests.worlds.values import HALF, assert_equal, constant, data, gradients, snapshot, zero_grads
 
 SKIP = {"on_nonfinite_loss": "skip", "on_nonfinite_forward": "skip"}
 
@@ -311,6 +311,21 @@ def test_a_loss_of_one_element_may_have_any_shape(shape: Tuple[int, ...]) -> Non
         for value, reason in ((math.nan, "nonfinite_loss"), (1.0, "updated")):
             x.d = value
             assert updater.update().reason == reason
+
+
+def test_a_loss_of_several_elements_is_refused_with_the_sum_that_nnabla_takes() -> None:
+    loss = PF.affine(data(4, 3), 2, name="a") ** 2
+    with pytest.raises(
+        ValueError, match=r"shape \(4, 2\), not one element; .*functions\.sum.*functions\.mean"
+    ):
+        updater_of(loss)
+    found = []
+    for backward in (loss, F.sum(loss)):
+        zero_grads()
+        backward.forward()
+        backward.backward()
+        found.append(gradients())
+    assert_equal(*found)
 
 
 def test_nothing_to_train_is_said() -> None:
