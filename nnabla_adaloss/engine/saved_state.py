@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ..core.layer_alpha import History
 from ..core.memory import Memory, Seen
-from ..core.saved_settings import check_version
+from ..core.saved_settings import check_version, plain
 from ..core.schedule_cache import ScheduleCache
 from ..core.statistics import ArrayStatistics
 from ..core.validation import integer
@@ -32,6 +32,7 @@ def state_of(
         "schema": SCHEMA,
         "iteration": iteration,
         "network": fingerprint(prepared.plan),
+        "dtype": plain(prepared.config.dtype),
         "statistics": prepared.statistics.state(prepared.plan.measured),
         "components": seen.state_dict(),
         "schedule": prepared.schedules.state_dict(),
@@ -71,6 +72,10 @@ def load_state(
             )
             histories = MethodAlphas.loaded(state["layers"])
             memory = memory.loaded(state["components"])
+            # Gains do not depend on the format; scales do, and are chosen again. Older states do not have it.
+            dtype = plain(prepared.config.dtype)
+            if state.get("dtype", dtype) != dtype:
+                schedules = schedules.drop()
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
     prepared.statistics.load(statistics)

@@ -55,7 +55,8 @@ def read_saved(state: Mapping[str, Any], updater: Any, defaults: Mapping[str, An
         check_version(state["version"], _VERSION)
         saved, foreign = with_known_names(state["settings"], settings, state.get("chosen"))
         for name, value in as_plain(settings).items():
-            if saved[name] != value:
+            # Engines choose scales again for another format, unless the state is from before they noted it.
+            if saved[name] != value and not (name == "dtype" and "dtype" in state["scaling"]):
                 raise ValueError(
                     f"state was saved with {name}={saved[name]!r}, this updater has {value!r}: "
                     "make the updater with the same settings"

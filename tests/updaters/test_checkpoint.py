@@ -276,6 +276,38 @@ def test_an_iteration_of_a_scaler_that_has_begun_is_not_saved(tmp_path: Path) ->
     save_checkpoint(tmp_path / "c", scaler, solver)
 
 
+@pytest.mark.parametrize(
+    ("storage", "other"),
+    [
+        ("float16", "float8_e4m3"),
+        ("float16", "bfloat16"),
+        ("bfloat16", "float8_e5m2"),
+        ("float32", "float16"),
+        ("float16", "float32"),
+        ("float8_e5m2", "fp8_hybrid"),
+    ],
+)
+def test_a_training_goes_on_in_another_storage_with_scales_for_it(
+    storage: str, other: str, tmp_path: Path
+) -> None:
+    first = training(storage=storage)
+    for _ in range(3):
+        first.update()
+    save_checkpoint(tmp_path / "c", first)
+    parameters, states, _ = everything(first)
+    again = training(storage=other)
+    load_checkpoint(tmp_path / "c", again)
+    np.testing.assert_equal(everything(again)[:2], (parameters, states))
+    # Nothing is measured anew, and scales are those of a training that has always been in it.
+    assert again.scaling.components.gains() == first.scaling.components.gains()
+    assert again.update().retries == 0
+    always = training(storage=other)
+    for _ in range(4):
+        always.update()
+    for name, scale in always.scaling.layer_scales.items():
+        assert 0.25 <= again.scaling.layer_scales[name] / scale <= 4.0
+
+
 class Called(Gate):
     """Its name is an ordinary method, as in published code, where nnabla asks for a property."""
 
