@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, ClassVar, Sequence, Set
+from typing import AbstractSet, Any, ClassVar, Dict, Sequence, Set
+
+import nnabla as nn
 
 from ..engine import AdaptiveLossScaling
 from ..errors import LossScaleError, warn
@@ -31,6 +33,8 @@ class Notifier:
         self._trained: Set[int] = set()
         # The last iteration with a gradient that was not zero; 0: none yet.
         self._last_gradient = 0
+        # Parameters, by name, for which no backward has written a gradient yet.
+        self._untrained: Dict[str, nn.Variable] = {}
 
     def notify(self, policy: str, kind: str, message: str) -> None:
         """`"raise"` a LossScaleError, `"warn"` once for each kind, or `"skip"`."""
@@ -56,6 +60,8 @@ class Notifier:
         of leaves whose gradients the last backward passes of these engines have left other than zero.
         """
         self._lost_in_a_row = 0
+        if self._untrained:
+            self._note_untrained(iteration)
         # To ask a solver for its parameters takes as long as everything else here.
         if nonzero.isdisjoint(self._trained):
             parameters = parameters_of(solvers)
@@ -67,6 +73,18 @@ class Notifier:
                 return False
         self._last_gradient = iteration
         return True
+
+    def _note_untrained(self, iteration: int) -> None:
+        """Note which parameters have a gradient now; warn after a while of those that never had one."""
+        self._untrained = {name: v for name, v in self._untrained.items() if v.grad.zeroing}
+        if self._untrained and iteration >= _SILENT:
+            self.warn(
+                "untrained",
+                f"{len(self._untrained)} of the solver's parameters had no gradient in {iteration} updates "
+                f"(the first is {next(iter(self._untrained))!r}): the loss does not depend on them. Give the "
+                "solver only those that it trains; `diagnose` lists the others",
+            )
+            self._untrained = {}
 
     def _warn_of_zeros(self, iteration: int, scale: float, engines: Sequence[AdaptiveLossScaling]) -> None:
         in_a_row = iteration - self._last_gradient
@@ -113,3 +131,9 @@ class Notifier:
                 f"the loss does not depend on any of the solver's {len(parameters)} parameters (the first is "
                 f"{next(iter(parameters))!r}): they are of another network, or none of them needs a gradient",
             )
+            return
+        # Running statistics, or frozen on purpose: Variables of a solver do not tell.
+        fixed = {graph.keys[position] for position in graph.leaves}.difference(
+            graph.keys[position] for position in graph.needed
+        )
+        self._untrained = {name: v for name, v in parameters.items() if hash(v) not in fixed}

@@ -339,6 +339,38 @@ def test_nothing_to_train_is_said() -> None:
         updater.update()
 
 
+@pytest.mark.parametrize("accum_grad", [1, 2])
+def test_parameters_that_never_have_a_gradient_are_said_once(accum_grad: int) -> None:
+    x = data(4, 3)
+    loss = two_layers(x)
+    PF.affine(x, 2, name="other")
+    updater = updater_of(loss, accum_grad=accum_grad)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(99):
+            updater.update()
+    with pytest.warns(
+        LossScaleWarning, match="^2 of the solver's parameters had no gradient in 100 updates .*other"
+    ):
+        updater.update()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(101):
+            updater.update()
+
+
+def test_running_statistics_frozen_parameters_and_those_that_come_later_are_no_alarm() -> None:
+    x = data(4, 3)
+    h = PF.batch_normalization(PF.affine(x, 5, fix_parameters=True, name="frozen"), name="bn")
+    first, second = (F.mean(PF.affine(h, 2, name=name) ** 2) for name in ("first", "second"))
+    updater = updater_of(first, parameters=nn.get_parameters(grad_only=False))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for iteration in range(110):
+            updater.loss = second if iteration == 50 else first
+            updater.update()
+
+
 def test_training_in_fp32_is_said() -> None:
     loss = two_layers(data(4, 3))
     told = '^nothing is stored in half precision: .* storage is None. Pass storage="float16"'
