@@ -2,8 +2,8 @@
 """Settings in a saved state: how they are written, and how those of another version are read.
 
 A state holds every setting, and names those that are not at their defaults. A version that lacks a setting
-can tell by these names whether it was used: if not, that version does the same without it. A setting that is
-newer than the state was not used either.
+can tell by these names whether it was used: if not, that version does the same without it, and says so. A
+setting that is newer than the state was not used either; at its default nothing is said about it.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def with_known_names(
     chosen: Optional[Collection[str]],
     path: str = "",
 ) -> Tuple[Dict[str, Any], List[str]]:
-    """`saved` with the names of `settings`, and the names that only one of both has: ValueError where one is
-    not at its default, or may not be, as in states that do not say what was `chosen`.
+    """`saved` with the names of `settings`, and the names that only the state has: ValueError where one that
+    only one of both has is not at its default, or may not be, as in states without `chosen`.
     """
     read: Dict[str, Any] = {}
     foreign: List[str] = []
@@ -90,7 +90,6 @@ def with_known_names(
                     f"here: leave {path}{name} out, or begin with a new state"
                 )
             read[name] = plain(given.value)
-            foreign.append(path + name)
         elif isinstance(saved[name], Mapping) and _is_same_class(saved[name].get("type"), kind):
             fields = {field: value for field, value in saved[name].items() if field != "type"}
             known, more = with_known_names(fields, inner, chosen, f"{path}{name}.")
@@ -102,10 +101,10 @@ def with_known_names(
 
 
 def of_another_version(foreign: Collection[str]) -> str:
-    """What to say where only one of two versions has these settings, all at their defaults."""
+    """The warning for settings of a state that this version does not have, all at their defaults."""
     return (
-        f"state was saved by another version, and only one of both has the settings {', '.join(foreign)}: "
-        "they are taken to be at their defaults"
+        f"state was saved by another version, which has the settings {', '.join(foreign)}: "
+        "they were at their defaults, and are ignored"
     )
 
 

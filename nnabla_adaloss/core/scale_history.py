@@ -55,7 +55,7 @@ class AmaxWindow(NamedTuple):
 
     @property
     def amax(self) -> float:
-        """The largest entry; 0.0 without any."""
+        """The largest entry: the first, as those before a larger one are dropped. 0.0 without any."""
         return self.entries[0][1] if self.entries else 0.0
 
     def push(self, magnitude: float, length: int) -> AmaxWindow:

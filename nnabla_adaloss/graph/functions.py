@@ -129,6 +129,7 @@ _ROWS: List[Tuple[str, Function]] = [
     # Products without: the weight is a gradient or activation that others read, too.
     ("AdaptiveSeparableConvolution", Function(UNSCALED, operands=(0, 1, 2))),
     ("DeformableConvolution PatchCorrelation", Function(UNSCALED)),
+    # It keeps references of its own to its inputs, and ignores a copy that is swapped in.
     ("Einsum", Function(UNSCALED, operands=None)),
     # It multiplies by its weight again within backward, under `nn.recompute()`. Inputs are x, weight, and a
     # bias or what batch normalization needs, never both.

@@ -213,7 +213,7 @@ class LossScaler:
 
         Raises:
             TypeError, ValueError: an entry is missing, unknown, or not as it must be. A setting that only one
-                of two versions has may be at its default, of which a LossScaleWarning tells.
+                of two versions has must be at its default; a LossScaleWarning names one of the state's.
         """
         try:
             own = {name: state[name] for name in ("scale", *_COUNTS)}

@@ -39,6 +39,12 @@ VALUES: Dict[Any, Any] = {int: 1, float: 2.0, str: "word", bool: True}
 
 
 @pytest.mark.parametrize("kind", RECORDED)
+def test_an_event_that_is_recorded_stands_on_the_page_of_recordings(kind: Any) -> None:
+    page = Path(__file__).parents[2] / "docs" / "monitoring.md"
+    assert f"`{kind.__name__}`" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", RECORDED)
 def test_every_kind_of_event_is_recorded_and_read_back(tmp_path: Path, kind: Any) -> None:
     # Tuples and dicts are empty.
     hints = get_type_hints(kind).items()

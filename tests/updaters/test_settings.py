@@ -50,6 +50,20 @@ def test_an_argument_is_in_the_docstring_and_the_table(name: str) -> None:
     assert {*TABLE} - {*ARGUMENTS} == {"history"}
 
 
+# Arguments that a state does not hold: objects, arguments that change no scale and no update, and those that
+# a training may change when it is resumed, as it may change its learning rate.
+NOT_SAVED = {
+    "solver", "data_feeder", "comm", "grads", "monitors", "function_pre_hook", "function_post_hook",
+    "on_gradients", "clear_buffer", "check_every", "float_tail",
+    "weight_decay", "storage", "max_retries", "on_nonfinite_loss", "on_nonfinite_forward", "on_scale_floor",
+    "history",  # part of `global_scale`
+}  # fmt: skip
+
+
+def test_whether_a_state_holds_an_argument_is_decided() -> None:
+    assert {name for name, row in TABLE.items() if not row.saved} == NOT_SAVED
+
+
 def updater_with(**options: Any) -> AdaptiveLossScalingUpdater:
     nn.clear_parameters()
     return updater_of(two_layers(data(4, 3)), **options)
