@@ -344,6 +344,31 @@ def test_a_bad_batch_of_one_solver_leaves_the_gradients_of_another() -> None:
     scaler.update()
 
 
+def test_a_bad_batch_of_one_loss_leaves_the_activations_that_another_shares() -> None:
+    factor = constant(np.ones((8, 1)))
+    h = F.dropout(F.tanh(PF.affine(data(8, 4), 6, name="fc1")), 0.5)
+    y = PF.affine(h, 3, name="fc3", with_bias=False)
+    losses = F.mean((PF.affine(h, 3, name="fc2") * factor) ** 2), F.sum(y) * 1.0
+    h.persistent = True
+    solvers = solvers_of({"fc1": 0.0, "fc3": 0.0})
+    scaler = GradScaler(*solvers)
+    for factor.d in (1.0, np.nan):
+        for solver in solvers:
+            solver.zero_grad()
+        for loss in losses:
+            scaler.forward(loss)
+        activations = h.d.copy()
+        for loss in losses:
+            scaler.backward(loss)
+        found = nn.get_parameters()["fc3/affine/W"].g.copy()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            updated = [scaler.step(solver) for solver in solvers]
+        scaler.update()
+    assert updated == [False, True]
+    np.testing.assert_allclose(found, np.repeat(activations.sum(0)[:, None], 3, 1), rtol=1e-5)
+
+
 def rebuilt(size: int) -> nn.Variable:
     return two_layers(data(size, 3, seed=size)) * 1e-6
 
