@@ -54,9 +54,7 @@ class Facts(NamedTuple):
 
     repeats: int = 0
     settled: bool = True  # whether its scales were not far too low
-    overflowed: bool = (
-        False  # whether gradients that the solver is going to use are not finite, or the loss NaN
-    )
+    overflowed: bool = False  # whether gradients that the solver uses are not finite, or the loss is NaN
     can_measure_more: bool = False  # whether a pass that measures may tell more
     loss_finite: bool = True
     suspect: bool = False  # whether something in forward is known not to be finite
