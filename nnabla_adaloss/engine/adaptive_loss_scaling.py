@@ -511,7 +511,8 @@ class AdaptiveLossScaling:
             watch = None
             if self.audience is not None:
                 watch = watch_layers(self.audience, prepared, decided, iteration, self.components.attempt)
-            steps = steps_for(prepared, decided, options, watch)
+            looking = watch if watch is not None and watch.looks else None
+            steps = steps_for(prepared, decided, options, looking)
             report = self._result = run_pass(
                 self.loss,
                 self._seed,
@@ -521,9 +522,11 @@ class AdaptiveLossScaling:
                 options,
                 masters,
                 all_zero=all_zero,
-                watch=watch,
+                watch=looking,
                 look=self._chooser.method_alphas.look,
             )
+            if watch is not None:
+                watch.finish()
             if decided.measure or decided.slice is not None:
                 self.components = self.components.after_pass(
                     report.measurements,

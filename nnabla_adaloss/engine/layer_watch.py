@@ -20,12 +20,18 @@ from .prepared_graph import PreparedGraph
 
 
 class LayerWatch:
-    """Reports layers of one pass as they run."""
+    """Reports the layers of one pass: as they run, or after it where no monitor `looks` at their arrays."""
 
     def __init__(
-        self, audience: Audience, prepared: PreparedGraph, format: Format, records: Iterable[LayerRecord]
+        self,
+        audience: Audience,
+        prepared: PreparedGraph,
+        format: Format,
+        records: Iterable[LayerRecord],
+        *,
+        looks: bool = True,
     ) -> None:
-        self._audience = audience
+        self._audience, self.looks = audience, looks
         # Gradients are stored in the format, if no storage is emulated.
         self._kernels, self._storage, self._format = prepared.kernels, prepared.storage, format
         self._graph = prepared.graph
@@ -37,6 +43,11 @@ class LayerWatch:
             record = self._records.pop(slot.layer, None)
             if record is not None:
                 self._audience.tell(LayerScaled(record, self._look(node, slot)))
+
+    def finish(self) -> None:
+        """Report the layers of a pass that has run, where none was looked at."""
+        for record in () if self.looks else self._records.values():
+            self._audience.tell(LayerScaled(record, LayerLook()))
 
     def _look(self, node: NodeStructure, slot: LayerSlot) -> LayerLook:
         variables = self._graph.variables
@@ -79,8 +90,8 @@ def watch_layers(
     """Return the watch of the layers of a pass; None in an iteration in which no monitor wants them."""
     if not audience.wants(LayerScaled, iteration):
         return None
-    records = records_of(prepared, decided, iteration, attempt)
-    return LayerWatch(audience, prepared, get_format(prepared.config.dtype or "float16"), records)
+    records, format = records_of(prepared, decided, iteration, attempt), prepared.config.dtype or "float16"
+    return LayerWatch(audience, prepared, get_format(format), records, looks=audience.looks(iteration))
 
 
 def records_of(prepared: PreparedGraph, decided: Decided, iteration: int, attempt: int) -> List[LayerRecord]:

@@ -55,6 +55,11 @@ class Audience:
         """Whether a monitor wants events of this kind in this iteration."""
         return any(not iteration % every for _, _, every in self._listeners[kind])
 
+    def looks(self, iteration: int) -> bool:
+        """Whether a monitor looks at the arrays of layers in this iteration."""
+        listeners = self._listeners[LayerScaled]
+        return any(not iteration % every and getattr(one, "looks", True) for one, _, every in listeners)
+
     def tell(self, event: Event) -> None:
         """Call the monitors that want the event. Each one's first exception is reported."""
         for monitor, method, every in self._listeners[type(event)]:

@@ -228,6 +228,8 @@ class Monitor:
     Attributes:
         every: `on_layer_scaled` and `on_update_ended` are called in iterations whose number is a multiple of
             this. In the others they cost nothing. 1. Other methods are called at every event.
+        looks: whether `on_layer_scaled` uses `event.look`, which takes hooks around the network's functions.
+            True; with False the pass runs as ever, and its layers are reported when it has run.
 
     Example:
         >>> from nnabla_adaloss import Monitor
@@ -240,6 +242,7 @@ class Monitor:
     """
 
     every: int = 1
+    looks: bool = True
 
     def on_event(self, event: Event) -> None:
         """An event whose own method, below, the monitor does not have."""

@@ -40,6 +40,8 @@ class LogMonitor(Monitor):
         >>> monitors = [LogMonitor(every=100)]    # AdaptiveLossScalingUpdater(..., monitors=monitors)
     """
 
+    looks = False
+
     def __init__(self, level: int = 1, every: int = 1) -> None:
         if integer("level", level) not in (0, 1, 2):
             raise ValueError(f"level={level!r} must be 0, 1 or 2")

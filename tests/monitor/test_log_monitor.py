@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, LayerRecord, LayerScaled, LogMonitor
+from nnabla_adaloss import AdaLossConfig, LayerRecord, LayerScaled, LogMonitor, Monitor
 from nnabla_adaloss.monitor import LayerLook
-from tests.worlds.trainings import training, watched
+from tests.worlds.trainings import training, updater_on, watched
 
 pytestmark = pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 
@@ -59,3 +59,32 @@ def test_what_goes_wrong_is_written_with_its_cause(caplog: pytest.LogCaptureFixt
 def test_every_nth_iteration(caplog: pytest.LogCaptureFixture) -> None:
     lines = told(caplog, LogMonitor(2, every=2))
     assert {line.split(",")[0] for line in lines if ", layer " in line} == {"iteration 2", "iteration 4"}
+
+
+class Records(Monitor):
+    """The records of layers, looked at or not."""
+
+    def __init__(self, *, looks: bool) -> None:
+        self.looks, self.seen, self.looked = looks, [], 0
+
+    def on_layer_scaled(self, event: LayerScaled) -> None:
+        self.seen.append(event.record)
+        self.looked += event.look.gradient is not None
+
+
+def test_who_reads_records_alone_needs_no_hooks_and_receives_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, logger="nnabla_adaloss"):
+        kinds, monitors = [], (Records(looks=False), Records(looks=True))
+        for monitor in monitors:
+            updater = updater_on(training(overflow=[4]), monitors=[monitor, LogMonitor(2)])
+            for _ in range(6):
+                updater.update()
+            kinds.append(updater.scaling.result.kind)
+    assert kinds == ["hookless", "single functions are watched"]
+    alone, looking = monitors
+    assert alone.seen == looking.seen
+    assert len(alone.seen) > 6
+    assert (alone.looked, looking.looked > 6) == (0, True)
+    assert any(", layer " in line for line in caplog.messages)
