@@ -28,13 +28,6 @@ def is_power_of_two(value: float) -> bool:
     return math.frexp(value)[0] == 0.5
 
 
-def exponent_to_reach(value: float, bound: float) -> int:
-    """Smallest k with value * 2**k >= bound; both are positive and finite."""
-    mantissa, exponent = math.frexp(value)
-    bound_mantissa, bound_exponent = math.frexp(bound)
-    return bound_exponent - exponent + (mantissa < bound_mantissa)
-
-
 def clamp_scale(scale: float) -> float:
     """`scale`, or the nearest positive normal finite number where arithmetic under- or overflowed."""
     if _SMALLEST <= scale <= _LARGEST:

@@ -190,11 +190,6 @@ class LayerPrecisions:
         """Whether any layer rounds what its matrix product reads."""
         return any(p.operands_only for p in self.storage.values())
 
-    @property
-    def at_random(self) -> bool:
-        """Whether any layer rounds gradients at random."""
-        return any(p.stochastic_seed is not None for p in self.storage.values())
-
     def of(self, layer: str) -> Precision:
         """The precision of a layer."""
         return next((p for pattern, p in self.storage.items() if matches(pattern, layer)), FP32)

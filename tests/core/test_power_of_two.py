@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnabla_adaloss.core import get_power_of_two_scale
-from nnabla_adaloss.core.power_of_two import clamp_scale, exponent_to_reach, is_power_of_two
+from nnabla_adaloss.core.power_of_two import clamp_scale, is_power_of_two
 
 positive = st.floats(min_value=5e-324, max_value=sys.float_info.max)
 
@@ -40,16 +40,6 @@ def test_just_below_a_power_of_two(dtype: Any) -> None:
 def test_refused(x: float) -> None:
     with pytest.raises(ValueError, match="^scale=.* must be a positive finite number"):
         get_power_of_two_scale(x)
-
-
-sensible = st.floats(min_value=1e-100, max_value=1e100)
-
-
-@given(sensible, sensible)
-def test_exponent_to_reach_is_the_smallest(value: float, bound: float) -> None:
-    k = exponent_to_reach(value, bound)
-    assert math.ldexp(value, k) >= bound
-    assert math.ldexp(value, k - 1) < bound
 
 
 @pytest.mark.parametrize(
