@@ -36,11 +36,11 @@ class FixedLossScalingUpdater(AdaptiveLossScalingUpdater):
     An `AdaptiveLossScalingUpdater` with `global_scale="dynamic"`, `scaling_factor=1.0`, `on_overflow="next"`,
     `max_retries=0`, the method `"fixed"` and all policies `"skip"`: every gradient has the scale. A dropped
     batch leaves running statistics as they were. Each batch of `accum_grad` is unscaled before it is added.
+    The arguments that are not described here are those of `AdaptiveLossScalingUpdater`.
 
     Args:
         scale: the loss scale. 128.0, the usual first try for fp16.
         drop_overflow_update: drop the update when a gradient is not finite; False updates with it.
-        solver, loss, ...: as for `AdaptiveLossScalingUpdater`.
 
     All of these are attributes as well, as those of an `AdaptiveLossScalingUpdater` are.
 
