@@ -31,7 +31,7 @@ class ScheduleCache:
     since: int = 0  # the iteration that measured the first slice
 
     def last(self, weights: Tuple[float, ...]) -> Optional[ScaleSchedule]:
-        """What was chosen last for these loss weights, whether it is still in use or not."""
+        """The schedule that was chosen last for these loss weights, whether it is still in use or not."""
         return self.chosen[weights][1] if weights in self.chosen else None
 
     def current(
@@ -103,8 +103,8 @@ class ScheduleCache:
     def loaded(
         self, state: Mapping[str, Any], make: Callable[..., ScaleSchedule], *, power_of_two: bool = False
     ) -> ScheduleCache:
-        """What `state_dict` returned, with schedules that `make` makes; KeyError, TypeError or ValueError if
-        that cannot be, as where scales are no powers of two, and had to be.
+        """Restore the result of `state_dict`, with schedules that `make` makes; KeyError, TypeError or
+        ValueError if it is damaged, as where scales must be powers of two and are not.
         """
         chosen: Dict[Tuple[float, ...], Tuple[int, ScaleSchedule, Any]] = {}
         for saved in state["chosen"]:
@@ -128,5 +128,5 @@ class ScheduleCache:
 def _scale(value: Any) -> float:
     scale = number("scale", value)
     if not 2.0**-126 <= scale < 2.0**126:
-        raise ValueError(f"scale={scale!r} is none that float32 can divide by")
+        raise ValueError(f"scale={scale!r} must be in [2**-126, 2**126)")
     return scale
