@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from itertools import compress
-from operator import attrgetter, itemgetter, ne
+from operator import attrgetter, itemgetter
 from typing import List, Sequence, Tuple
 
 import nnabla as nn
 
 _references = attrgetter("get_number_of_references")
+
+# How often a search is begun again because other Variables were dropped meanwhile.
+_ATTEMPTS = 8
 
 Use = Tuple[nn.Variable, int]
 """A variable, and the index of the function that reads or writes it."""
@@ -22,7 +24,7 @@ class SharedMemory:
 
     def __init__(self, reads: Sequence[Use], writes: Sequence[Use]) -> None:
         self._reads, self._writes = reads, writes
-        self._leaves, self._outputs = [v for v, _ in reads], [v for v, _ in writes]
+        self._variables = [v for v, _ in [*reads, *writes]]
         self._marks: List[nn.Variable] = []
 
     def find(self) -> Tuple[List[nn.Variable], List[nn.Variable]]:
@@ -31,26 +33,27 @@ class SharedMemory:
         """
         # nnabla does not tell addresses without allocating memory, but it counts the Python Variables that
         # refer to a memory. All that share it have the same count, and a mark, which is one Variable more,
-        # raises it.
-        # Each is asked for once: of a large graph none is in a cache.
-        of_leaves, of_outputs = list(map(_references, self._leaves)), list(map(_references, self._outputs))
-        common = set(of_leaves)
-        if common.isdisjoint(of_outputs):
-            return [], []
-        common.intersection_update(of_outputs)
-        suspected = [count in common for count in of_leaves]
-        marks = [v.get_unlinked_variable() for v in compress(self._leaves, suspected)]
-        raised = list(map(ne, map(_references, self._outputs), of_outputs))
-        if not any(raised):
-            # The next time, their counts tell these leaves from the outputs.
-            self._marks += marks
-            return [], []
-        del marks
-        reads, writes = list(compress(self._reads, suspected)), list(compress(self._writes, raised))
-        shared = _sharing(reads, writes)
+        # raises it. The garbage collector and other threads lower counts, too, but not within one call.
+        for _ in range(_ATTEMPTS):
+            counts = list(map(_references, self._variables))
+            of_leaves, of_outputs = counts[: len(self._reads)], counts[len(self._reads) :]
+            common = set(of_leaves)
+            if common.isdisjoint(of_outputs):
+                return [], []
+            common.intersection_update(of_outputs)
+            reads = [read for read, count in zip(self._reads, of_leaves) if count in common]
+            marks = _marks(reads)
+            writes = [
+                w for w, count in zip(self._writes, of_outputs) if w[0].get_number_of_references != count
+            ]
+            del marks
+            shared = _sharing(reads, writes)
+            carried = _sharing(shared, _overwriting(shared, writes))
+            if list(map(_references, self._variables)) == counts:
+                break
         found = set(shared)
+        # The next time, their counts tell these leaves from the outputs.
         self._marks += _marks([read for read in reads if read not in found])
-        carried = _sharing(shared, _overwriting(shared, writes))
         return [v for v, _ in writes], [v for v, _ in carried]
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any, Callable, List
 
 import nnabla as nn
@@ -165,3 +166,21 @@ def test_nothing_is_read_or_allocated_to_find_out() -> None:
     assert shared.find() == ([outputs[1]], [x])
     assert x.data.zeroing
     assert outputs[0].data.clear_called
+
+
+@pytest.mark.parametrize("allocations", range(1, 40))
+def test_a_garbage_collection_in_the_middle_of_it_hides_nothing(allocations: int) -> None:
+    x, *outputs = chain(4)
+    leaf = nn.Variable((2, 3))
+    leaf.data = outputs[2].data
+    shared, thresholds = shared_memory([x, leaf], outputs), gc.get_threshold()
+    gc.collect()
+    # As an exception leaves behind it: variables in a cycle, which only the collector drops.
+    garbage: List[Any] = [outputs[2].get_unlinked_variable(), x.get_unlinked_variable()]
+    garbage.append(garbage)
+    del garbage
+    gc.set_threshold(allocations + gc.get_count()[0])
+    try:
+        assert shared.find() == ([outputs[2]], [leaf])
+    finally:
+        gc.set_threshold(*thresholds)
