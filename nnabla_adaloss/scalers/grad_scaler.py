@@ -141,8 +141,8 @@ class GradScaler:
         # backward; and whether its step was made.
         self._finite: Dict[int, Optional[bool]] = {}
         self._stepped: Dict[int, bool] = {}
-        # Keys of the losses that `forward` ran on, the last one at the end.
-        self._forwarded: Dict[int, None] = {}
+        # Losses that `forward` ran on, by their keys, the last one at the end: whether backward is still to run.
+        self._forwarded: Dict[int, bool] = {}
         self._used: Dict[int, AdaptiveLossScaling] = {}
         # Outcomes by the same keys: of batches that ran again or overflowed, and of those whose steps were
         # skipped.
@@ -165,13 +165,13 @@ class GradScaler:
         guard, key = scaling.guard, hash(scaling.variable)
         if not self._enabled:
             scaling.loss.forward(clear_buffer=clear_buffer, clear_no_need_grad=clear_no_need_grad)
-            self._forwarded[key] = None
+            self._forwarded[key] = True
             return
         if not self._forwarded:
             guard.begin()
         guard.begin_batch(first=not self._forwarded, repeat=self._may_run_again(scaling))
         self._forwarded.pop(key, None)
-        self._forwarded[key] = None
+        self._forwarded[key] = True
         scaling.forward(clear_buffer=clear_buffer, clear_no_need_grad=clear_no_need_grad)
         scaling.guard.state.note_changes()
 
@@ -204,16 +204,14 @@ class GradScaler:
             self._find_scales(scaling, grad, clear_buffer=clear_buffer)
         else:
             scaling.backward(None, clear_buffer=clear_buffer, grad=grad, iteration=self._iteration)
-            # Before the next batch is fed, which may be added to this one. With several losses it waits for
-            # `step`: forward runs again, and may free what the backward of another loss needs.
-            if (
-                scaling.found_inf
-                and [*self._forwarded] == [key]
-                and self._overflow(key) is None
-                and not scaling.kernels.gradients_are_finite(self._parameters())
-            ):
-                self._outcomes[key] = self._examine(scaling)
         self._used[key] = scaling
+        if key in self._forwarded:
+            self._forwarded[key] = False
+        # Before the next batch is fed, which may be added to this one, but not while another loss waits for its
+        # backward: forward runs again, and may free what that needs.
+        knows_forward = key in self._forwarded or len(self._losses.engines) == 1
+        if self._enabled and knows_forward and not any(self._forwarded.values()):
+            self._find_causes()
 
     def unscale_(self, solver: Any) -> None:
         """Call this before a solver's gradients are read or changed, for example clipped.
@@ -374,7 +372,10 @@ class GradScaler:
         self._begin_where_forward_ended(scaling)
         # Keep what the forward of other losses has written since then.
         now = None if key == next(reversed(self._forwarded), None) else guard.state.now()
-        self._outcomes[key] = self._loop(scaling, run_pass).run(Rules(repeat=True, max_repeats=_REPEATS))
+        lost = self._overflow(key)
+        rules = Rules(repeat=True, max_repeats=_REPEATS, update_lost=lost is not None)
+        found = self._loop(scaling, run_pass).run(rules)
+        self._outcomes[key] = lost or found
         if now is not None:
             guard.state.restore(now)
 
@@ -415,11 +416,11 @@ class GradScaler:
         self.skipped_steps += 1
         self.cause = ""
         for key, scaling in self._used.items():
-            found = self._causes.get(key) or self._overflow(key)
+            found = self._overflow(key)
             if found is None:
                 if not scaling.found_inf:
                     continue
-                found = self._examine(scaling)
+                found = self._outcomes[key] = self._examine(scaling)
             of_forward, is_new = found.verdict.of_forward, key not in self._causes
             self._causes[key] = found
             if of_forward:
@@ -437,6 +438,16 @@ class GradScaler:
         if not self.cause:
             self.cause = "gradients are not finite, though no backward has left them so"
             self._warn("other", self.cause)
+
+    def _find_causes(self) -> None:
+        """Examine the losses whose last batch left gradients that are not finite."""
+        for key, scaling in self._used.items():
+            if (
+                scaling.found_inf
+                and self._overflow(key) is None
+                and not scaling.kernels.gradients_are_finite(self._parameters())
+            ):
+                self._outcomes[key] = self._examine(scaling)
 
     def _examine(self, scaling: AdaptiveLossScaling) -> Outcome:
         """Find out why gradients are not finite, without changing any."""

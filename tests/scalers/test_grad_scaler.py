@@ -206,6 +206,52 @@ def test_the_first_of_two_batches_that_are_added_is_found_to_be_the_cause(first:
         assert updated == [False, True, True, True]
 
 
+@pytest.mark.parametrize("delay", [None, 0])
+@pytest.mark.parametrize("bad", [2.0**10, np.nan])
+@pytest.mark.parametrize("one_by_one", [True, False])
+@pytest.mark.parametrize("index", [0, 1])
+def test_of_two_batches_of_two_losses_the_one_that_overflowed_is_found(
+    index: int, one_by_one: bool, bad: float, delay: Optional[int]
+) -> None:
+    nn.clear_parameters()
+    gates, losses = (Gate(), Gate()), []
+    for gate, name in zip(gates, ("fc1", "fc2")):
+        losses.append(F.mean(gate(F.tanh(PF.affine(data(8, 4), 3, name=name))) ** 2))
+    solver = solver_of(S.Sgd(0.0))
+    scaler = GradScaler(solver, storage="float16", config=AdaLossConfig(delay=delay))
+    updated, causes = [], []
+    for _ in range(5):
+        solver.zero_grad()
+        for gates[index].factor in (bad if updated else 1.0, 1.0):
+            for group in zip(losses) if one_by_one else (losses,):
+                for loss in group:
+                    scaler.forward(loss)
+                for loss in group:
+                    scaler.backward(loss)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            updated.append(scaler.step(solver))
+        scaler.update()
+        causes += [] if updated[-1] else [scaler.cause]
+    assert all(cause.startswith(f"overflow, first in fc{index + 1}") for cause in causes)
+    assert updated[-1] is (bad == 2.0**10)
+
+
+@pytest.mark.parametrize("delay", [None, 0])
+def test_after_the_users_own_forward_the_first_of_two_batches_is_found_to_be_the_cause(
+    delay: Optional[int],
+) -> None:
+    n = Net(storage=None, config=AdaLossConfig(delay=delay))
+    assert n.iterate()
+    n.solver.zero_grad()
+    for nan in (True, False):
+        n.feed(nan=nan)
+        n.loss.forward()
+        n.scaler.backward(n.loss)
+    with pytest.warns(LossScaleWarning, match="reads an input"):
+        assert not n.scaler.step(n.solver)
+
+
 def test_calls_in_the_wrong_order_are_refused() -> None:
     n = Net()
     scaler, solver = n.scaler, n.solver
