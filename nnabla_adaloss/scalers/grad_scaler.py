@@ -141,7 +141,7 @@ class GradScaler:
         # backward; and whether its step was made.
         self._finite: Dict[int, Optional[bool]] = {}
         self._stepped: Dict[int, bool] = {}
-        # Losses that `forward` ran on, by their keys, the last one at the end: whether backward is still to run.
+        # By the keys of the losses that `forward` ran on, the last one at the end: whether backward is due.
         self._forwarded: Dict[int, bool] = {}
         self._used: Dict[int, AdaptiveLossScaling] = {}
         # Outcomes by the same keys: of batches that ran again or overflowed, and of those whose steps were
@@ -207,8 +207,8 @@ class GradScaler:
         self._used[key] = scaling
         if key in self._forwarded:
             self._forwarded[key] = False
-        # Before the next batch is fed, which may be added to this one, but not while another loss waits for its
-        # backward: forward runs again, and may free what that needs.
+        # Before the next batch is fed, which may be added to this one, but not while another loss waits for
+        # its backward: forward runs again, and may free what that needs.
         knows_forward = key in self._forwarded or len(self._losses.engines) == 1
         if self._enabled and knows_forward and not any(self._forwarded.values()):
             self._find_causes()
