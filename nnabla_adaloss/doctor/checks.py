@@ -51,7 +51,8 @@ def _examine_cpu() -> List[Finding]:
     if packages.status != "works":
         return [packages, Finding("CPU", "not tried", "adaptive loss scaling", "needs nnabla")]
     scaling = _attempt("CPU", "adaptive loss scaling", probes.adaptive_backward, "cpu", "float")
-    return [packages, *_examine_functions("CPU", "cpu", [scaling])]
+    addresses = _attempt("CPU", "addresses of arrays", probes.array_addresses)
+    return [packages, addresses, *_examine_functions("CPU", "cpu", [scaling])]
 
 
 def _examine_gpu(*, with_functions: bool) -> List[Finding]:

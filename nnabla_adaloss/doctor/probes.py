@@ -129,6 +129,17 @@ def adaptive_backward(extension: str, type_config: str) -> str:
     return "gradients agree with nnabla's, a layer scaled by 16 among them"
 
 
+def array_addresses() -> str:
+    """Say whether addresses of many arrays take one call; everything works without, but slower."""
+    from nnabla_adaloss.kernels.addresses import DirectAddresses
+
+    try:
+        DirectAddresses()
+    except ImportError as error:
+        return f"one by one through Python, which takes longer: {error}"
+    return "many in one call"
+
+
 def driver(needed_by: str = "") -> str:
     """Ask the NVIDIA driver for its GPUs; `needed_by` is the CUDA version of an extension, such as "120"."""
     cuda = ctypes.CDLL("libcuda.so.1")

@@ -16,7 +16,7 @@ from ..host_context import HOST, host_view
 FLOAT32 = np.dtype(np.float32)
 FLOAT16 = np.dtype(np.float16)
 
-_dtype, _zeroing, _size = attrgetter("dtype"), attrgetter("zeroing"), attrgetter("size")
+dtype_of, is_zeroing, size_of = attrgetter("dtype"), attrgetter("zeroing"), attrgetter("size")
 _IS_HALF = {FLOAT32: False, FLOAT16: True}
 
 
@@ -39,10 +39,10 @@ def is_readable(array: nn.NdArray) -> bool:
 
 def are_readable(arrays: Sequence[nn.NdArray]) -> bool:
     """Whether all were written and hold what kernels read: four times as fast as `stored_dtype` of each."""
-    if any(map(_zeroing, arrays)):
+    if any(map(is_zeroing, arrays)):
         return False
     try:
-        return {*map(_dtype, arrays)} <= {FLOAT32, FLOAT16}
+        return {*map(dtype_of, arrays)} <= {FLOAT32, FLOAT16}
     except RuntimeError:
         # One was set with fill(); `stored_dtype` knows what to do.
         return False
@@ -51,23 +51,9 @@ def are_readable(arrays: Sequence[nn.NdArray]) -> bool:
 def are_float32(arrays: Sequence[nn.NdArray]) -> bool:
     """Whether all arrays are stored as float32; False where it takes a closer look, too."""
     try:
-        return {*map(_dtype, arrays)} <= {FLOAT32}
+        return {*map(dtype_of, arrays)} <= {FLOAT32}
     except RuntimeError:
         return False
-
-
-def addresses_of(
-    arrays: Sequence[nn.NdArray],
-    halves: Optional[NDArray[np.bool_]],
-    context: nn.Context,
-    *,
-    write_only: bool = False,
-) -> List[int]:
-    """Where arrays are in the memory of `context`; all are float32, or become so, but those of `halves`."""
-    if halves is None:
-        return [x.data_ptr(FLOAT32, context, write_only) for x in arrays]
-    dtypes = [FLOAT16 if half else FLOAT32 for half in halves.tolist()]
-    return [x.data_ptr(dtype, context, write_only) for x, dtype in zip(arrays, dtypes)]
 
 
 def places_of(gradients: Sequence[nn.NdArray], context: nn.Context) -> List[Tuple[int, int]]:
@@ -136,8 +122,8 @@ def require_same_size(source: nn.NdArray, target: nn.NdArray) -> int:
 
 def require_same_sizes(sources: Sequence[nn.NdArray], targets: Sequence[nn.NdArray]) -> List[int]:
     """`require_same_size` of many pairs of arrays."""
-    sizes = list(map(_size, sources))
-    if sizes != list(map(_size, targets)):
+    sizes = list(map(size_of, sources))
+    if sizes != list(map(size_of, targets)):
         for source, target in zip(sources, targets):
             require_same_size(source, target)
     return sizes

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from operator import methodcaller
 from struct import Struct
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
@@ -16,10 +15,10 @@ from numpy.typing import NDArray
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
 from ..host_context import HOST
+from .addresses import Addresses, addresses_of
 from .arrays import (
     FLOAT16,
     FLOAT32,
-    addresses_of,
     are_float32,
     is_half,
     require_float32,
@@ -46,8 +45,6 @@ _SCALE_TASK = Struct("=QQqqqqd")
 _ROUNDING_TASK = Struct("=QQqqdddqqQ")
 _STATISTICS = Struct("=ddddqqqq")
 _ROW = ctypes.c_char * _STATISTICS.size
-
-_address = methodcaller("data_ptr", FLOAT32, HOST)
 
 Numbers = Union[Sequence[float], NDArray[Any]]
 
@@ -136,7 +133,7 @@ class CpuKernels(Kernels):
         tasks[:, 1] = addresses_of(targets, to_half, HOST, write_only=True)
         self._scale(tasks.tobytes())
 
-    def _copy(self, packed: PackedArrays, sources: List[int], targets: List[int]) -> None:
+    def _copy(self, packed: PackedArrays, sources: Addresses, targets: Addresses) -> None:
         halves = packed.halves
         tasks = _scale_tasks(sources, targets, packed.sizes, from_half=halves, to_half=halves)
         self._scale(tasks.tobytes())
@@ -166,7 +163,7 @@ class CpuKernels(Kernels):
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
         """`unscale_add` for gradients that are their own masters, all read as float32."""
-        where = list(map(_address, gradients.arrays))
+        where = addresses_of(gradients.arrays, None, HOST)
         tasks = gradients.tasks_on_host
         if tasks is None:
             tasks = _scale_tasks(where, where, gradients.sizes, factors=gradients.factors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from threading import RLock
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -15,14 +15,8 @@ from numpy.typing import NDArray
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
 from ..host_context import is_on_host
-from .arrays import (
-    addresses_of,
-    require_float32,
-    require_same_size,
-    require_same_sizes,
-    unscaling_factor,
-    which_are_half,
-)
+from .addresses import Addresses, addresses_of
+from .arrays import require_float32, require_same_size, require_same_sizes, unscaling_factor, which_are_half
 from .cuda_launcher import CupyLauncher, constant, layout
 from .device_tasks import Column, DeviceTable, DeviceTasks
 from .interface import (
@@ -190,7 +184,7 @@ class CudaKernels(Kernels):
         written = addresses_of(copies.targets, flags != 0, self.context, write_only=True)
         self._launch("scaled_copy", DeviceTasks(read, written, sizes, factors=copies.alphas, flags=flags))
 
-    def _copy(self, packed: PackedArrays, sources: List[int], targets: List[int]) -> None:
+    def _copy(self, packed: PackedArrays, sources: Addresses, targets: Addresses) -> None:
         flags = self._source_is_half * packed.halves
         tasks = DeviceTasks(sources, targets, packed.sizes, flags=flags, independent=True)
         self._launch("scaled_copy", tasks)
@@ -220,7 +214,7 @@ class CudaKernels(Kernels):
     def _address(self, x: NdArray, write_only: bool = False) -> int:
         return addresses_of([x], None, self.context, write_only=write_only)[0]
 
-    def _read(self, arrays: Sequence[NdArray]) -> Tuple[List[int], NDArray[np.int64]]:
+    def _read(self, arrays: Sequence[NdArray]) -> Tuple[Addresses, NDArray[np.int64]]:
         """The addresses of what is read, and the flags that say how."""
         halves = which_are_half(arrays)
         return addresses_of(arrays, halves, self.context), self._source_is_half * halves

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.statistics import ArrayStatistics
+from .addresses import Addresses
 from .cuda_launcher import CupyLauncher, layout
 from .interface import RoundingStatistics
 
@@ -24,7 +25,7 @@ class DeviceTasks:
 
     def __init__(
         self,
-        sources: Sequence[int],
+        sources: Addresses,
         targets: Column,
         sizes: Column,
         *,

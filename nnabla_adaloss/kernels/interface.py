@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
+from .addresses import Addresses, addresses_of
 from .arrays import (
-    addresses_of,
     as_float32,
     is_readable,
     require_float32,
@@ -187,13 +187,13 @@ class Kernels(ABC):
         targets = addresses_of(arrays, packed.halves, self.context, write_only=True)
         self._copy(packed, self._places(packed), targets)
 
-    def _places(self, packed: PackedArrays, *, write_only: bool = False) -> List[int]:
+    def _places(self, packed: PackedArrays, *, write_only: bool = False) -> Addresses:
         (first,) = addresses_of([packed.array], None, self.context, write_only=write_only)
-        places: List[int] = (first + packed.offsets).tolist()
+        places: NDArray[np.int64] = first + packed.offsets
         return places
 
     @abstractmethod
-    def _copy(self, packed: PackedArrays, sources: List[int], targets: List[int]) -> None:
+    def _copy(self, packed: PackedArrays, sources: Addresses, targets: Addresses) -> None:
         """Copy the arrays of `packed` from addresses to others."""
 
     @abstractmethod

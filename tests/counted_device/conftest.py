@@ -8,7 +8,7 @@ from typing import Iterator
 import pytest
 
 from nnabla_adaloss.kernels import cuda, interface, select
-from nnabla_adaloss.kernels.arrays import addresses_of
+from nnabla_adaloss.kernels.addresses import addresses_of
 from tests.counted_device.device import ARRAY_CLASS, CountedDevice
 from tests.kernels.host_launcher import compiled, kernels_for_host, pretend_cupy
 

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Addresses of nnabla arrays: through Python, or of many arrays on the host by one call into C."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any, Optional, Sequence, Union
+
+import nnabla as nn
+import numpy as np
+from nnabla import _nd_array
+from numpy.typing import NDArray
+
+from ..host_context import HOST
+from .arrays import FLOAT16, FLOAT32, dtype_of, is_zeroing
+from .native import LIBRARY
+
+Halves = Optional[NDArray[np.bool_]]
+"""Which of several arrays are float16, the others being float32; None: none of them."""
+
+Addresses = Union[Sequence[int], NDArray[np.int64]]
+
+# Of fewer arrays, the call into C takes longer.
+_FEWEST = 8
+
+_DATA_PTR = "_ZN4nbla7NdArray8data_ptrENS_6dtypesERKNS_7ContextEb"
+_STRING = "St7__cxx1112basic_stringIcSt11char_traitsIcESaIcEE"
+_CONTEXT = f"_ZN4nbla7ContextC1ERKSt6vectorIN{_STRING}ESaIS7_EERKS7_SD_"
+_TO_STRING = "_ZNK4nbla7Context9to_stringB5cxx11Ev"
+
+
+def addresses_of(
+    arrays: Sequence[nn.NdArray], halves: Halves, context: nn.Context, *, write_only: bool = False
+) -> Addresses:
+    """Where arrays are in the memory of `context`; all are float32, or become so, except `halves`."""
+    dtypes = None if halves is None else [FLOAT16 if half else FLOAT32 for half in halves.tolist()]
+    if context is HOST and len(arrays) >= _FEWEST:
+        direct = direct_addresses()
+        if direct is not None and _have_that_memory(arrays, dtypes):
+            return direct.of(arrays, halves, write_only=write_only)
+    if dtypes is None:
+        return [x.data_ptr(FLOAT32, context, write_only) for x in arrays]
+    return [x.data_ptr(dtype, context, write_only) for x, dtype in zip(arrays, dtypes)]
+
+
+def _have_that_memory(arrays: Sequence[nn.NdArray], dtypes: Optional[Sequence[np.dtype[Any]]]) -> bool:
+    """Whether nnabla has nothing to allocate, fill or convert, which could raise an exception."""
+    # With this extension, the memory of an array may be on a device; an array does not say where it is.
+    if "nnabla_ext.cuda" in sys.modules or any(map(is_zeroing, arrays)):
+        return False
+    try:
+        if dtypes is None:
+            return {*map(dtype_of, arrays)} == {FLOAT32}
+        return list(map(dtype_of, arrays)) == dtypes
+    except RuntimeError:
+        # One has no memory yet.
+        return False
+
+
+class DirectAddresses:
+    """nnabla's C++ method behind `NdArray.data_ptr`, called for many arrays at once: four times as fast.
+
+    A C++ exception cannot pass through C: it would end the process. So the memory that is asked for has to be
+    there already, on the host.
+
+    Raises:
+        ImportError: nnabla's library is not as expected, which is compared with its own answers.
+    """
+
+    def __init__(self, nnabla: Any = None, library: Path = LIBRARY) -> None:
+        nnabla = nnabla_library() if nnabla is None else nnabla
+        # Keeps Python's lock, without which another thread might use the arrays meanwhile.
+        self._call = ctypes.PyDLL(str(library)).adaloss_addresses
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        self._call.argtypes = [pointer, pointer, pointer, number, pointer, ctypes.c_bool]
+        self._call.restype = None
+        try:
+            self._method = ctypes.cast(nnabla[_DATA_PTR], ctypes.c_void_p).value
+            self._context = _make_context(nnabla)
+        except AttributeError as error:
+            raise ImportError(f"nnabla's library has no symbol {error}") from None
+        _compare(self)
+
+    def of(self, arrays: Sequence[nn.NdArray], halves: Halves, *, write_only: bool) -> NDArray[np.int64]:
+        """Addresses of arrays on the host that hold float32, or float16 where `halves` says so."""
+        # The hash of an NdArray is the address of its C++ object; `arrays` keeps these alive.
+        found = np.fromiter(map(hash, arrays), np.int64, len(arrays))
+        flags = None if halves is None else halves.tobytes()
+        where = ctypes.addressof(self._context)
+        self._call(self._method, where, found.ctypes.data, len(arrays), flags, write_only)
+        return found
+
+
+def nnabla_library() -> Any:
+    """The library whose symbols nnabla's module of arrays uses: a wheel has a second one."""
+    return ctypes.CDLL(_nd_array.__file__, mode=os.RTLD_NOLOAD | os.RTLD_LOCAL | os.RTLD_NOW)
+
+
+@cache
+def direct_addresses() -> Optional[DirectAddresses]:
+    """The way through C; None where nnabla's library is not as expected: `doctor` tells why."""
+    try:
+        return DirectAddresses()
+    except ImportError:
+        return None
+
+
+def _make_context(nnabla: Any) -> Any:
+    """Construct nnabla's own context `HOST` in C++, which lives as long as the process."""
+    # Constructors of C++ fill the memory, and its methods read it: only the size of it has to be enough.
+    context, *strings, told = [ctypes.create_string_buffer(1024) for _ in range(4)]
+    for string, text in zip(strings, (HOST.array_class, HOST.device_id)):
+        nnabla[f"_ZN{_STRING}C1Ev"](string)
+        nnabla[f"_ZN{_STRING}6assignEPKc"](string, text.encode())
+    no_backends = ctypes.create_string_buffer(1024)  # as an empty vector is: null pointers
+    nnabla[_CONTEXT](context, no_backends, *strings)
+    nnabla[_TO_STRING](told, context)
+    characters = nnabla[f"_ZNK{_STRING}5c_strEv"]
+    characters.restype = ctypes.c_char_p
+    if characters(told).decode() != f"Context([], {HOST.array_class}, {HOST.device_id})":
+        raise ImportError("nnabla's library makes other contexts than Python")
+    return context
+
+
+def _compare(direct: DirectAddresses) -> None:
+    """Raise ImportError unless `direct` gives the addresses that nnabla gives."""
+    whole, filled, half, written = nn.NdArray((4, 6)), nn.NdArray((5,)), nn.NdArray((7,)), nn.NdArray((3,))
+    filled.fill(1.0)
+    half.cast(FLOAT16)[...] = 1.0
+    arrays = [
+        whole,
+        filled,
+        half,
+        written,
+        whole.narrow(0, 1, 2),
+        whole.view((3, 8)),
+        nn.Variable((2, 3)).grad,
+    ]
+    for array in arrays:
+        array.data_ptr(FLOAT16 if array is half else FLOAT32, HOST)
+    halves = np.array([array is half for array in arrays], np.bool_)
+    for write_only in (False, True):
+        own = [x.data_ptr(FLOAT16 if x is half else FLOAT32, HOST, write_only) for x in arrays]
+        if direct.of(arrays, halves, write_only=write_only).tolist() != own:
+            raise ImportError("nnabla's library gives other addresses than Python")
+        if direct.of([whole, filled], None, write_only=write_only).tolist() != own[:2]:
+            raise ImportError("nnabla's library gives other addresses than Python")
