@@ -11,6 +11,7 @@ is built again.
 
 from __future__ import annotations
 
+import sys
 from typing import (
     AbstractSet,
     Any,
@@ -211,19 +212,20 @@ class Seen(NamedTuple):
         components, weights = schedule.components, schedule.loss_weights
         if first is None:
             return self, False
-        # A loss weight of 1 would need these scales.
-        used = [scale * weight for scale, weight in zip(schedule.component_scales, weights)]
-        assumed = {**self.assumed}
+        used, assumed = schedule.component_scales, {**self.assumed}
         for index in set().union(*map(components.behind, (first, *measured.suspected))):
             name, u_max = components.names[index], measured.u_max[index]
-            gain, scale = self.gain(name), used[index]
+            gain, scale, (small, large) = self.gain(name), used[index], _parts(weights[index])
             # What nothing is known of follows from what is before it.
-            if not weights[index] or not (index == first or gain or name in assumed):
+            if not small or not (index == first or gain or name in assumed):
                 continue
             if gain and index != first:
-                scale = min(policy.scale(max(gain, assumed.get(name, 0.0)), u_max=u_max), scale)
-            assumed[name] = policy.assumed(policy.after_overflow(scale), u_max=u_max)
-        return self._replace(assumed=assumed), not policy.at_floor(used[first])
+                known = max(gain, assumed.get(name, 0.0))
+                scale = min(_scale(policy, known, weights[index], u_max), scale)
+            assumed[name] = policy.assumed(policy.after_overflow(scale * large), u_max=u_max) / small
+        weight = weights[first]
+        lowered = weight > 0.0 and not policy.at_floor(used[first] * _parts(weight)[1])
+        return self._replace(assumed=assumed), lowered
 
     def after_lost_batch(self) -> Seen:
         """With what was assumed since an overflow: no pass over this batch will measure it."""
@@ -284,7 +286,15 @@ class Seen(NamedTuple):
 
 def _scale(policy: HistoryPolicy, gain: float, weight: float, u_max: float) -> float:
     """The scale that gradients leave room for which are at most `gain * weight`."""
-    return min(within_float32(policy.scale(gain, u_max=u_max) / weight), policy.max_scale)
+    small, large = _parts(weight)
+    return within_float32(policy.scale(max(gain * small, sys.float_info.min), u_max=u_max) / large)
+
+
+def _parts(weight: float) -> Tuple[float, float]:
+    """Factors of a loss weight, at most and at least 1. Only the second lowers the smallest scale: what could
+    not be read, such as a logarithm, may undo the first.
+    """
+    return min(weight, 1.0), max(weight, 1.0)
 
 
 def _larger(one: _Gains, other: _Gains) -> _Gains:

@@ -548,7 +548,7 @@ class AdaptiveLossScaling:
         prepared = self._graph.current()
         check_scale(scale)
         weights = prepared.loss_weights(scale)
-        scales = [within_float32(scale / (weight or 1.0)) for weight in weights]
+        scales = [within_float32(scale / max(weight, 1.0)) for weight in weights]
         run_pass(
             self.loss,
             self._seed,

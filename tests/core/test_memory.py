@@ -140,11 +140,11 @@ def test_a_loss_weight_moves_the_scale_at_once(weight: float) -> None:
     assert found.loss_weights == (1.0, weight, weight, weight)
 
 
-def test_the_lowest_scale_is_that_of_a_loss_weight_of_1_and_the_highest_is_the_highest_of_all() -> None:
+def test_a_large_loss_weight_lowers_the_lowest_scale_and_a_small_one_raises_none() -> None:
     scales = scales_with(1.0, 2.0**30, 2.0**-30, 1.0, min_scale=2.0**-10, max_scale=2.0**20)
     for weight in (2.0**-8, 1.0, 2.0**8):
         lowest, highest = of_all(scales, (1.0, weight, weight, weight))[1:3]
-        assert lowest == 2.0**-10 / weight
+        assert lowest == 2.0**-10 / max(weight, 1.0)
         assert highest == 2.0**20 / max(weight, 1.0)
     # Of which float32 holds the reciprocal.
     assert of_all(scales, (1.0, 2.0**-120, 2.0**120, 2.0**120)) == [2.0**14, 2.0**20, 2.0**-100, 2.0**-100]
@@ -255,9 +255,21 @@ def test_what_nothing_was_seen_of_before_an_overflow_is_lowered_with_it() -> Non
 @pytest.mark.parametrize("weight", [2.0**-10, 1.0, 2.0**10])
 def test_an_overflow_at_the_floor_is_no_matter_of_the_scale(weight: float) -> None:
     scales = scales_with(1.0, 1.0)
-    weights, lowest = (1.0, weight, 1.0, 1.0), scales.memory.policy.min_scale / weight
+    weights, lowest = (1.0, weight, 1.0, 1.0), scales.memory.policy.min_scale / max(weight, 1.0)
     assert overflow(scales, "a", 1.0, 2.0 * lowest, 1.0, 1.0, weights=weights)
     assert not overflow(scales, "a", 1.0, lowest, 1.0, 1.0, weights=weights)
+
+
+def test_a_loss_weight_that_a_logarithm_undoes_is_no_reason_to_give_up() -> None:
+    """Of `log(loss * 2**-46)`: the gain is 2**46, which no scale holds that was divided by the weight."""
+    scales = scales_with(1.0, 2.0**46)
+    weights = 1.0, 2.0**-46, 1.0, 1.0
+    assert of_all(scales, weights)[1] == 2.0**8
+    scale, lowered = 2.0**30, 0
+    while overflow(scales, "a", 1.0, scale, 1.0, 1.0, weights=weights):
+        scale, lowered = limits(scales, weights).provisional[1], lowered + 1
+    assert scale == scales.memory.policy.min_scale
+    assert lowered == 14
 
 
 def test_what_is_behind_an_overflow_starts_from_the_room_it_had_where_the_pass_used_more() -> None:
