@@ -3,16 +3,16 @@
 
     pip install '.[cuda120,samples,test]'
     python benchmarks/gpu_all.py                    all of it; build/gpu/index.md grows step by step
-    python benchmarks/gpu_all.py --only training    the steps whose names hold "training"
+    python benchmarks/gpu_all.py --only doctor      this step; or the steps whose names hold the word
     python benchmarks/gpu_all.py --dry-run          what it would run
 
 First what tells most: the doctor, the kernels against float64, their speed, what scaling costs in a training,
 what it saves; then the samples in half precision, and the package's tests on the device.
 
-Each step is a process of its own with a time limit, so that a step that dies or hangs ends no other. What it
-prints goes to build/gpu/STEP.log, what it measured to build/gpu/STEP.json. After each step all of it is put
-together in results.json and index.md there. Run it again to go on: a step that succeeded with the same
-command and the same commit is not repeated; --again repeats it.
+Each step is a process of its own that ends after ten minutes at most, so that a step that dies or hangs ends
+no other. What the present one prints goes to build/gpu/running.log. After each step, all that was printed and
+measured is written to results.json and index.md there. Run it again to go on: a step that succeeded with the
+same command and the same commit is not repeated; --again repeats it.
 
 Without a GPU, to see that it works: python benchmarks/gpu_all.py --context cpu:half --quick
 """
@@ -32,6 +32,8 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 ROOT = Path(__file__).resolve().parents[1]
+# Characters that are kept of a step's output: the end tells how it went.
+_MOST_PRINTED = 50_000
 
 
 class Step(NamedTuple):
@@ -51,15 +53,17 @@ def steps(context: str, quick: bool) -> Iterator[Step]:
     if on_gpu:
         kernels = ["benchmarks/gpu_kernels.py", "--largest-gib"]
         yield Step("kernel-checks", 600, [*kernels, "0", "--checks-only"])
-        yield Step("kernels", 900, [*kernels, "0" if quick else "9"], True)
+        yield Step("kernels", 600, [*kernels, "0" if quick else "9"], True)
     yield from trainings(context, quick)
     accuracy = ["benchmarks/gpu_accuracy.py", "--context", context if on_gpu else "cpu:float"]
-    yield Step("accuracy", 1800, [*accuracy, "--iterations", "3" if quick else "300"], True)
+    yield Step("accuracy", 600, [*accuracy, "--iterations", "3" if quick else "300"], True)
     yield from samples(*context.split(":"), quick)
     tests = ["-m", "pytest", "-n", "1" if quick else "4", "--timeout", "120", "--tb", "short"]
     if not quick:
-        yield Step("tests-float", 3600, [*tests, f"--context={extension}:float", "tests"])
-    yield Step("tests-half", 1800, [*tests, f"--context={context}", "-m", "any_context", "tests"])
+        for folder in sorted({path.parent for path in (ROOT / "tests").glob("*/test_*.py")}):
+            command = [*tests, f"--context={extension}:float", f"tests/{folder.name}"]
+            yield Step(f"tests-float-{folder.name}", 600, command)
+    yield Step("tests-half", 600, [*tests, f"--context={context}", "-m", "any_context", "tests"])
 
 
 def trainings(context: str, quick: bool) -> Iterator[Step]:
@@ -69,10 +73,8 @@ def trainings(context: str, quick: bool) -> Iterator[Step]:
         yield Step("training-quick", 600, [*script, context, "--network", "transformer", "--quick"], True)
         return
     yield Step("training-resnet50-64", 600, [*script, context], True)
-    yield Step("training-resnet50-256", 900, [*script, context, "--batch", "256"], True)
+    yield Step("training-resnet50-256", 600, [*script, context, "--batch", "256"], True)
     yield Step("training-transformer", 600, [*script, context, "--network", "transformer"], True)
-    mixed = context.partition(":")[0] + ":mixed_half"
-    yield Step("training-resnet50-64-mixed", 600, [*script, mixed], True)
 
 
 def samples(extension: str, type_config: str, quick: bool) -> Iterator[Step]:
@@ -84,21 +86,21 @@ def samples(extension: str, type_config: str, quick: bool) -> Iterator[Step]:
             continue  # the quickest: cpu:half takes minutes for a convolution net
         small = ["--iterations", "6", "--batch-size", "8"] if quick else []
         command = [f"samples/{program.name}", "-c", extension, "-t", type_config, *small]
-        yield Step(f"sample-{program.stem}", 900, command)
+        yield Step(f"sample-{program.stem}", 600, command)
 
 
 def run(step: Step, folder: Path, commit: str) -> Dict[str, Any]:
     """Run a step; returns what became of it."""
-    command = [sys.executable, *step.arguments]
+    command, written = [sys.executable, *step.arguments], folder / "running.json"
+    log_file = folder / "running.log"
     if step.writes_json:
-        written = folder / f"{step.name}.json"
-        written.unlink(missing_ok=True)  # of an earlier run: this one may end before it writes
         command += ["--json", str(written)]
-    # Not the package that is installed, but the one beside this script.
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    # Not the package that is installed, but the one beside this script; other packages as they were given.
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     environment.setdefault("CUDA_MODULE_LOADING", "LAZY")  # CUDA 12.0 loads all of every library otherwise
     start = time.monotonic()
-    with open(folder / f"{step.name}.log", "wb") as log:
+    with open(log_file, "wb") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
@@ -108,6 +110,9 @@ def run(step: Step, folder: Path, commit: str) -> Dict[str, Any]:
             status = f"ended after {step.limit:.0f} s"
         finally:
             end_group(process)
+    printed, result = log_file.read_text(encoding="utf-8", errors="replace"), read_json(written)
+    for path in (log_file, written):
+        path.unlink(missing_ok=True)
     return {
         "step": step.name,
         "command": step.arguments,
@@ -115,6 +120,8 @@ def run(step: Step, folder: Path, commit: str) -> Dict[str, Any]:
         "status": "works" if status == "exit code 0" else status,
         "seconds": round(time.monotonic() - start, 1),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "printed": printed[-_MOST_PRINTED:],
+        "result": result,
     }
 
 
@@ -135,18 +142,16 @@ def read_json(path: Path) -> Optional[Any]:
 
 def write_page(folder: Path, outcomes: List[Dict[str, Any]]) -> None:
     """Put everything together: results.json and index.md."""
-    results = [{**one, "result": read_json(folder / f"{one['step']}.json")} for one in outcomes]
-    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    (folder / "results.json").write_text(json.dumps(outcomes, indent=2) + "\n", encoding="utf-8")
     lines = ["# nnabla_adaloss on this machine", ""]
     lines += ["| step | outcome | seconds | commit |", "|---|---|---|---|"]
     lines += [
-        f"| [{one['step']}]({one['step']}.log) | {one['status']} | {one['seconds']} | {one['commit']} |"
+        f"| [{one['step']}](#{one['step']}) | {one['status']} | {one['seconds']} | {one['commit']} |"
         for one in outcomes
     ]
     for one in outcomes:
-        printed = (folder / f"{one['step']}.log").read_text(encoding="utf-8", errors="replace").splitlines()
         lines += ["", f"## {one['step']}", "", f"`python {' '.join(one['command'])}`, {one['date']}", ""]
-        lines += ["```text", *printed[-40:], "```"]
+        lines += ["```text", *one["printed"].splitlines()[-40:], "```"]
     (folder / "index.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -165,7 +170,7 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--context", default="cudnn:half", metavar="EXT:TYPE", help="(default: cudnn:half)")
-    add("--only", default="", metavar="TEXT", help="steps whose names hold this")
+    add("--only", default="", metavar="TEXT", help="the step of this name, or steps whose names hold it")
     add("--quick", action="store_true", help="tiny networks: to see that it works")
     add("--again", action="store_true", help="repeat what succeeded before, too")
     add("--dry-run", action="store_true", help="print the commands")
@@ -173,7 +178,9 @@ def main() -> int:
     options = parser.parse_args()
     if ":" not in options.context:
         parser.error(f"--context {options.context}: write extension and type, such as cudnn:half")
-    chosen = [step for step in steps(options.context, options.quick) if options.only in step.name]
+    known = list(steps(options.context, options.quick))
+    chosen = [step for step in known if step.name == options.only]
+    chosen = chosen or [step for step in known if options.only in step.name]
     if options.dry_run:
         for step in chosen:
             print(f"{step.name:28} up to {step.limit:5.0f} s   python {' '.join(step.arguments)}")
@@ -182,11 +189,11 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     commit, outcomes = commit_of_checkout(), {}
     for one in read_json(folder / "results.json") or []:
-        outcomes[one["step"]] = {key: value for key, value in one.items() if key != "result"}
+        outcomes[one["step"]] = one
     for step in chosen:
         before = outcomes.get(step.name, {})
-        known = before.get("command") == step.arguments and before.get("commit") == commit
-        if known and before["status"] == "works" and not options.again:
+        same = before.get("command") == step.arguments and before.get("commit") == commit
+        if same and before["status"] == "works" and not options.again:
             print(f"{step.name:28} works, since {before['date']}", flush=True)
             continue
         print(f"{step.name:28} ", end="", flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from datetime import datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Dict
 
 import nnabla as nn
@@ -24,7 +24,15 @@ _OF_SEARCHED_SCALES = {"scale"} | POLICY_FIELDS
 def notify_beginning(audience: Audience, iteration: int, updater: Any) -> None:
     """Tell monitors with which settings a training begins."""
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    audience.tell(TrainingBegan(iteration, now, version("nnabla-adaloss"), _settings_in_words(updater)))
+    audience.tell(TrainingBegan(iteration, now, _version(), _settings_in_words(updater)))
+
+
+def _version() -> str:
+    """Version of the installed package; a checkout that is merely on the path tells none."""
+    try:
+        return version("nnabla-adaloss")
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _settings_in_words(updater: Any) -> Dict[str, str]:

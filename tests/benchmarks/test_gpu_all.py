@@ -38,6 +38,7 @@ def test_what_dies_or_hangs_ends_no_other_and_what_succeeded_is_not_repeated(
     found = json.loads((tmp_path / "results.json").read_text())
     assert [one["status"] for one in found] == ["works", "exit code -6", "ended after 1 s", "works"]
     assert found[0]["result"] == [1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index.md", "results.json", "runs"]
     assert "last words" in (tmp_path / "index.md").read_text()
 
     start(monkeypatch, tmp_path, "--only", "good")
@@ -45,6 +46,29 @@ def test_what_dies_or_hangs_ends_no_other_and_what_succeeded_is_not_repeated(
     assert (tmp_path / "runs").read_text() == "x"
     assert start(monkeypatch, tmp_path, "--only", "good", "--again") == 0
     assert (tmp_path / "runs").read_text() == "xx"
+
+
+def test_packages_stay_where_they_were_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given/only_there.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "given"))
+    step = gpu_all.Step("imports", 60, ["-c", "import only_there, nnabla_adaloss as n; print(n.__file__)"])
+    found = gpu_all.run(step, tmp_path, "")
+    assert found["status"] == "works"
+    assert found["printed"].strip() == str(ROOT / "nnabla_adaloss/__init__.py")
+
+
+def test_each_step_ends_in_ten_minutes_and_can_be_chosen_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = list(gpu_all.steps("cudnn:half", False))
+    assert max(step.limit for step in steps) <= 600
+    names = [step.name for step in steps]
+    assert len(names) == len({*names})
+    assert {f"tests-float-{room}" for room in ("core", "engine", "updaters")} <= {*names}
+    for name in ("kernels", "tests-float-core", "training-resnet50-64"):
+        start(monkeypatch, tmp_path, "--context", "cudnn:half", "--dry-run", "--only", name)
+        assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [name]
 
 
 def test_dry_run_names_programs_that_are_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from common.resnet import resnet
 
 # Of nnabla-ext-cuda120 1.39.0: nnabla copies what these read to the host and back.
 ON_THE_HOST = {"GlobalAveragePooling", "KLMultinomial"}
-# These end in an illegal instruction on an H100 (docs/gpu.md).
+# NNabla's kernels for these end in an illegal instruction on an H100 (docs/gpu.md).
 FAIL_ON_HOPPER = {
     "Sum",
     "Mean",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
 from typing import Any, Dict, List, Optional, Tuple, Type
 
 import pytest
@@ -16,8 +17,10 @@ from nnabla_adaloss.monitor import (
     Monitor,
     Overflowed,
     ScaleChanged,
+    TrainingBegan,
     UpdateEnded,
 )
+from nnabla_adaloss.updaters import notifications
 from tests.worlds.trainings import AS_THE_BASELINE, training, updater_on
 from tests.worlds.values import assert_equal, snapshot
 
@@ -197,3 +200,19 @@ def test_nnablas_tracer_finds_the_nan_in_the_data() -> None:
         updater.update()
     with pytest.raises((ValueError, RuntimeError), match="Convolution|nan or inf|not finite"), tracer.trace():
         updater.update()
+
+
+def test_a_checkout_that_is_not_installed_has_monitors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    class Beginning(Monitor):
+        versions: List[str] = []
+
+        def on_training_began(self, event: TrainingBegan) -> None:
+            self.versions.append(event.version)
+
+    monkeypatch.setattr(notifications, "version", fail)
+    monitor = Beginning()
+    updater_on(training(), monitors=[monitor]).update()
+    assert monitor.versions == ["not installed"]
