@@ -207,12 +207,10 @@ def test_a_checkout_that_is_not_installed_has_monitors(monkeypatch: pytest.Monke
         raise PackageNotFoundError(name)
 
     class Beginning(Monitor):
-        versions: List[str] = []
-
         def on_training_began(self, event: TrainingBegan) -> None:
-            self.versions.append(event.version)
+            versions.append(event.version)
 
     monkeypatch.setattr(notifications, "version", fail)
-    monitor = Beginning()
-    updater_on(training(), monitors=[monitor]).update()
-    assert monitor.versions == ["not installed"]
+    versions: List[str] = []
+    updater_on(training(), monitors=[Beginning()]).update()
+    assert versions == ["not installed"]
