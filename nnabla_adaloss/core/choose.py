@@ -11,6 +11,8 @@ gradient is not linear. In backward order, with S the scale that the gradients o
     S(c)    = start scale / (gain(before) * weight(c))            at the loss, where nothing was measured;
                                                                   divided by u_min if that has shown zeros
     S(c)    = lowered, until alpha * max|W| stays in range for every layer that leads to c
+    S(before) = lowered, at most to limit(before) / spare, until the copies alpha * W of the layers behind it
+                keep their bits; not at the root, nor where a given S0 decides
     alpha   = S(c) / S(before)         of a layer: a power of two
 
     weight(c) = the loss weight of a component, as it is read from the graph before the pass
@@ -23,6 +25,7 @@ gradient is not linear. In backward order, with S the scale that the gradients o
                 so do those behind several losses, at most four bits apart
     merged    : components that only hooks could tell apart are one, with the smallest of their limits, unless
                 the gradient of a leaf would underflow
+    spare     : 2^12 for float16: gradients that far below their limit keep their bits, too
     inactive  : with a loss weight of 0, c limits nothing, and takes the scale of its successor, so that its
                 layers have alpha 1
 
@@ -34,6 +37,7 @@ from __future__ import annotations
 import math
 from typing import AbstractSet, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from .alpha_bounds import AlphaBounds
 from .components import Components, Edge, Joined
 from .layer_record import Reason
 from .power_of_two import floor_power_of_two
@@ -63,8 +67,9 @@ class ScaleLimits(NamedTuple):
     gains: Sequence[Optional[float]]  # None: nothing was measured
     underflowed: AbstractSet[int] = frozenset()  # all zeros so far, unlike what they follow from
     equalize: bool = True  # whether components that follow each other may share a scale
-    # The largest alpha with which the scaled copy of a weight stays in range, by position of the weight.
-    max_alpha: Mapping[int, float] = {}
+    bounds: Mapping[int, AlphaBounds] = {}  # of alphas, by position of the weight
+    # How far below its limit a scale may be lowered for a weight, by component; missing: not at all.
+    spare: Mapping[int, float] = {}
 
     def with_s0(self, components: Components, scale: float) -> ScaleLimits:
         """Limit the components at the loss by a given S0, divided by their loss weights."""
@@ -73,7 +78,8 @@ class ScaleLimits(NamedTuple):
             weight, own = self.loss_weights[index], limits[index]
             if weight:
                 limits[index] = min(within_float32(scale / weight), math.inf if own is None else own)
-        return self._replace(limits=limits)
+        spare = {index: own for index, own in self.spare.items() if index not in components.before_layers}
+        return self._replace(limits=limits, spare=spare)
 
     def along(
         self,
@@ -111,15 +117,18 @@ class ScaleLimits(NamedTuple):
         amax: List[Optional[float]] = [None] * count
         weight = [0.0] * count
         provisional: Dict[int, float] = {}
+        widest: Dict[int, float] = {}
         for own, index in enumerate(of):
             limit, gain, largest = self.limits[own], self.gains[own], amax[index]
             if limit is not None:
                 limits[index] = min(limit, limits[index] or limit)
+                widest[index] = max(limit, widest.get(index, limit))
             if gain is not None:
                 amax[index] = max(gain * self.loss_weights[own], largest or 0.0)
             weight[index] = max(weight[index], self.loss_weights[own])
             if own in self.provisional:
                 provisional[index] = min(self.provisional[own], provisional.get(index, math.inf))
+        held = {index for own, index in enumerate(of) if own not in self.spare}
         return ScaleLimits(
             limits=limits,
             provisional=provisional,
@@ -127,7 +136,13 @@ class ScaleLimits(NamedTuple):
             gains=[None if a is None else a / (w or 1.0) for a, w in zip(amax, weight)],
             underflowed={of[own] for own in self.underflowed},
             equalize=self.equalize,
-            max_alpha=self.max_alpha,
+            bounds=self.bounds,
+            # The component with the smallest gradients has the least to spare.
+            spare={
+                index: self.spare[own] * (limits[index] or 1.0) / widest.get(index, 1.0)
+                for own, index in enumerate(of)
+                if index not in held
+            },
         )
 
     def of_root(self, base: float, u_min: float) -> float:
@@ -186,7 +201,7 @@ def choose(
             reasons[layer] = reason
     # A component that nothing leads to gets no gradient.
     scales = [found.get(index, start.root_scale) for index in range(len(limit))]
-    _lower_for_weights(components, scales, limits, reasons)
+    _fit_weights(components, scales, limits, reasons)
     _set_inactive(components, scales, weights, start.root_scale)
     return Choice(scales, reasons)
 
@@ -279,17 +294,35 @@ def _set_inactive(
         scales[edge.before] = scales[edge.before] or start
 
 
-def _lower_for_weights(
+def _fit_weights(
     components: Components, scales: List[float], limits: ScaleLimits, reasons: Dict[str, Reason]
 ) -> None:
-    """Lower scales until the scaled copy of every weight stays in range; they only fall, so this ends."""
-    weights, max_alpha = limits.loss_weights, limits.max_alpha
-    edges = [edge for edge in components.edges if edge.factor in max_alpha and weights[edge.before]]
+    """Lower scales behind layers until the scaled copy of every weight stays in range; then scales before
+    layers, as far as they may be, until it keeps its bits. Scales only fall, so both end.
+    """
+    weights, bounds = limits.loss_weights, limits.bounds
+    edges = [edge for edge in components.edges if edge.factor in bounds and weights[edge.before]]
     lowered = True
     while lowered:
         lowered = False
         for edge in edges:
-            highest = scales[edge.before] * max_alpha[edge.factor]
+            highest = scales[edge.before] * bounds[edge.factor].highest
             if scales[edge.after] > highest:
                 scales[edge.after], lowered = highest, True
                 reasons[edge.layer or ""] = Reason.WEIGHT_RANGE
+    lowest = {i: (limits.limits[i] or scales[i]) / spare for i, spare in limits.spare.items()}
+    # From the leaves on: where one scale is lowered, those before it may have to be.
+    edges = [edge for edge in reversed(edges) if edge.before in lowest]
+    lowered = True
+    while lowered:
+        lowered = False
+        for edge in edges:
+            before, after, own = scales[edge.before], scales[edge.after], bounds[edge.factor]
+            if after >= before * own.enough:
+                continue
+            # With the scale before it, the alphas of all its layers rise.
+            beside = [scales[e.after] / bounds[e.factor].highest for e in edges if e.before == edge.before]
+            least = max(lowest[edge.before], *beside)
+            by = floor_power_of_two(before / max(least, after / own.enough))
+            if by > 1.0 and after >= least * own.least:
+                scales[edge.before], lowered = before / by, True

@@ -60,6 +60,10 @@ class NativeStorage:
         """The format that the gradient of a variable of `size` elements is rounded to, or None."""
         return None
 
+    def copy_format(self, key: int, size: int) -> Optional[Format]:
+        """The format that the scaled copy of a weight of `size` elements is rounded to, or None."""
+        return None
+
     def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
         """The statistics of a gradient as last rounded, or None."""
         known = self.gradients.get(key)
@@ -107,6 +111,11 @@ class RoundedStorage(NativeStorage):
         """The format that the gradient of a variable of `size` elements is stored in."""
         return self.precision_of(key).gradient_format(size)
 
+    def copy_format(self, key: int, size: int) -> Optional[Format]:
+        """The format that the scaled copy of a weight is stored in; None where its reader rounds operands."""
+        precision = self.precision_of(key)
+        return None if precision.operands_only else precision.data_format(size)
+
     def round_gradient(self, key: int, array: nn.NdArray) -> None:
         """Round the gradient of the variable `key`; unwritten and non-float32 arrays stay as they are."""
         if stored_dtype(array) == FLOAT32:
@@ -149,9 +158,10 @@ class RoundedStorage(NativeStorage):
             )
 
     def store(self, key: int, array: nn.NdArray) -> None:
-        """Round the scaled copy of the weight `key`, unless its reader rounds operands."""
-        if not self.precision_of(key).operands_only:
-            self.kernels.round_to_format(array, array, self.data_format(key, array.size))
+        """Round the scaled copy of the weight `key`."""
+        stored = self.copy_format(key, array.size)
+        if stored is not None:
+            self.kernels.round_to_format(array, array, stored)
 
     def _random_key(self, precision: Precision) -> Optional[int]:
         if precision.stochastic_seed is None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
+from ..core.alpha_bounds import AlphaBounds, alpha_bounds, spare_of
 from ..core.choose import Choice, ScaleLimits, Start, choose, choose_merged
 from ..core.components import Components
 from ..core.config import AdaLossConfig
-from ..core.formats import get_format
-from ..core.layer_alpha import largest_alpha
+from ..core.formats import FLOAT16, get_format
 from ..core.memory import Seen
 from ..core.power_of_two import floor_power_of_two
 from ..core.scale_history import HistoryPolicy
@@ -54,6 +54,7 @@ class Chooser:
         # times smaller are still normal numbers then.
         stored = get_format(config.dtype or "float16")
         self._spread = min(config.range.u_max, stored.max) / (_NORMAL_SPAN * stored.smallest_normal)
+        self._spare = spare_of(stored)
         # A start scale that was checked, and what comes of it.
         self._checked: Tuple[Optional[float], float] = None, 0.0
 
@@ -116,7 +117,9 @@ class Chooser:
             lambda p: weights[of[p]],
             fixed=scale is not None,
         )
-        limits = limits._replace(max_alpha=_max_alpha(prepared, self._config))
+        # The scale of the loss gradient is never lowered for a weight.
+        spare = dict.fromkeys(range(components.root + 1, len(weights)), self._spare)
+        limits = limits._replace(bounds=_bounds(prepared, self._config), spare=spare)
         if prepared.schedules.for_good(scale):
             limits = limits._replace(limits=[None] * len(weights))
         origin: Any = None
@@ -170,18 +173,21 @@ class Chooser:
         return Start(root_scale, start_scale, u_min, self._config.power_of_two)
 
 
-def _max_alpha(prepared: PreparedGraph, config: AdaLossConfig) -> Mapping[int, float]:
-    """By position of a weight, the largest alpha with which its scaled copy stays in range."""
+def _bounds(prepared: PreparedGraph, config: AdaLossConfig) -> Mapping[int, AlphaBounds]:
+    """Bounds of alphas, by position of the weight."""
     # Scaled copies of weights are stored as weights are.
-    largest, ranges = min(config.range.u_max, prepared.storage.largest_weight), prepared.ranges
-    found: Dict[int, float] = {}
-    recomputed = prepared.plan.described.recomputed
-    for _, slot in prepared.plan.layer_slots.values():
-        weight = prepared.statistics.data(slot.factor)
-        if weight is None and (slot.factor in prepared.statistics.wanted.data or recomputed[slot.factor]):
-            found[slot.factor] = 1.0
+    plan, storage, ranges = prepared.plan, prepared.storage, prepared.ranges
+    largest = min(config.range.u_max, storage.largest_weight)
+    found: Dict[int, AlphaBounds] = {}
+    recomputed, shapes = plan.described.recomputed, plan.described.shapes
+    for _, slot in plan.layer_slots.values():
+        factor = slot.factor
+        weight = prepared.statistics.data(factor)
+        if weight is None and (factor in prepared.statistics.wanted.data or recomputed[factor]):
+            found[factor] = AlphaBounds(1.0)
         elif weight is not None and weight.abs_max:
-            own = largest if ranges is None else ranges.of_weight(slot)
-            room = largest_alpha(weight.abs_max, own)
-            found[slot.factor] = min(room, found.get(slot.factor, math.inf))
+            u_max = largest if ranges is None else ranges.of_weight(slot)
+            stored = storage.copy_format(prepared.graph.keys[factor], math.prod(shapes[factor]))
+            own = alpha_bounds(weight.abs_max, u_max, FLOAT16 if slot.half else stored)
+            found[factor] = own.within(found.get(factor, own))
     return found

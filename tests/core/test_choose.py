@@ -13,6 +13,7 @@ import nnabla.parametric_functions as PF
 import pytest
 from hypothesis import given
 
+from nnabla_adaloss.core.alpha_bounds import AlphaBounds
 from nnabla_adaloss.core.choose import Choice, ScaleLimits, Start, choose, choose_merged, within_float32
 from nnabla_adaloss.core.components import Components, Joined, components_of, joined
 from nnabla_adaloss.core.layer_record import Reason
@@ -63,15 +64,19 @@ class Graph(graphs.Graph):
         start: float = S0,
         *,
         method_alpha: Any = None,
-        max_alpha: Mapping[str, float] = {},
+        bounds: Mapping[str, Sequence[float]] = {},
+        spare: float = 1.0,
         given: Optional[float] = None,
         power_of_two: bool = True,
         **known: Any,
     ) -> Choice:
         limits, begin = self.known(room, **known), Start(start, S0, U_MIN, power_of_two)
+        limits = limits._replace(
+            bounds={self.weight(layer): AlphaBounds(*own) for layer, own in bounds.items()},
+            spare=dict.fromkeys(range(1, len(limits.limits)), spare),
+        )
         if given is not None:
             limits, begin = limits.with_s0(self.components, given), Start(given, given, U_MIN)
-        limits = limits._replace(max_alpha={self.weight(layer): own for layer, own in max_alpha.items()})
         found = choose(self.components, limits, begin, method_alpha)
         self.scales = found.scales
         return found
@@ -245,12 +250,12 @@ def test_along_a_shortcut_there_is_one_scale() -> None:
 def test_scaled_copies_of_weights_stay_in_range_and_what_follows_goes_down_with_them() -> None:
     n = Chain()
     room = {n.c: 2.0**10, n.b: 2.0**20, n.a: 2.0**24}
-    found = n.choose(room, max_alpha={"c/affine": 4.0, "b/affine": 2.0**6})
+    found = n.choose(room, bounds={"c/affine": (4.0,), "b/affine": (2.0**6,)})
     assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**12, 2.0**18]
     assert found.reasons == dict.fromkeys(["c/affine", "b/affine"], Reason.WEIGHT_RANGE)
     # Also where another way has brought the scale.
     graph, last, joined, inner, stem = skip()
-    found = graph.choose({last: 2.0**10, joined: 2.0**20, inner: 2.0**10}, max_alpha={"inner/affine": 2.0})
+    found = graph.choose({last: 2.0**10, joined: 2.0**20, inner: 2.0**10}, bounds={"inner/affine": (2.0,)})
     assert graph.of(last, joined, inner, stem) == [2.0**10, 2.0**11, 2.0**10, 2.0**11]
     assert found.reasons["inner/affine"] == Reason.WEIGHT_RANGE
 
@@ -264,8 +269,59 @@ def test_a_weight_that_lowers_a_shortcut_lowers_what_came_before_it_too() -> Non
     last = affine(F.tanh(joined), "last")
     graph = Graph(F.mean(last))
     room = {last: 2.0**20, joined: 2.0**20, second: 2.0**22, first: 2.0**10}
-    graph.choose(room, max_alpha={"second out/affine": 4.0, "first in/affine": 1.0})
+    graph.choose(room, bounds={"second out/affine": (4.0,), "first in/affine": (1.0,)})
     assert graph.of(joined, second, first, stem) == [2.0**10, 2.0**12, 2.0**10, 2.0**10]
+
+
+# The scaled copy of a weight keeps its bits.
+
+
+FULL = 2.0**10, 2.0**-4, 2.0**-14  # the largest alpha, one that leaves all bits, and one that leaves a few
+
+
+def test_before_a_weight_that_would_lose_its_bits_the_scale_goes_down() -> None:
+    n = Chain()
+    room = {n.c: 2.0**10, n.b: 2.0**20, n.a: 2.0**10}
+    n.choose(room, bounds={"b/affine": FULL}, spare=2.0**12)
+    assert n.of(n.loss, n.c, n.b, n.a) == [S0, 2.0**10, 2.0**14, 2.0**10]
+    # As far as there is something to spare.
+    n.choose(room, bounds={"b/affine": FULL}, spare=4.0)
+    assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**18, 2.0**10]
+    # A scale that something else has lowered has no more than that.
+    n.choose(room, bounds={"b/affine": FULL}, spare=2.0**5, assumed={n.b: 2.0**17})
+    assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**15, 2.0**10]
+    # What has all its bits stays, and so does what would have none.
+    for last in (2.0**16, 2.0**-4):
+        n.choose({**room, n.a: last}, bounds={"b/affine": FULL}, spare=2.0**9)
+        assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**20, last]
+
+
+def test_what_that_lowers_may_have_to_lower_what_comes_before() -> None:
+    n = Chain()
+    room = {n.c: 2.0**18, n.b: 2.0**20, n.a: 2.0**6}
+    n.choose(room, bounds=dict.fromkeys(["c/affine", "b/affine"], FULL), spare=2.0**12)
+    assert n.of(n.c, n.b, n.a) == [2.0**14, 2.0**10, 2.0**6]
+    # The weights of other layers behind it stay in range.
+    trunks = [F.tanh(affine(nn.Variable((4, 3)), name)) for name in "de"]
+    top = affine(trunks[0], "f") + affine(trunks[1], "g")
+    graph = Graph(F.mean(top))
+    room = {top: 2.0**20, trunks[0]: 2.0**10, trunks[1]: 2.0**21}
+    graph.choose(room, bounds={"f/affine": FULL, "g/affine": (2.0**3,)}, spare=2.0**12)
+    assert graph.of(top, *trunks) == [2.0**18, 2.0**10, 2.0**21]
+
+
+def test_neither_the_loss_nor_a_given_s0_goes_down_for_a_weight() -> None:
+    x = F.tanh(affine(nn.Variable((4, 3)), "a"))
+    y = affine(x, "b")
+    n = Graph(y)
+    n.choose({x: 2.0**4}, 2.0**20, bounds={"b/affine": FULL}, spare=2.0**12)
+    assert n.of(y, x) == [2.0**20, 2.0**4]
+    c = Chain()
+    room = {c.c: 2.0**20, c.b: 2.0**4, c.a: 2.0**4}
+    c.choose(room, bounds={"c/affine": FULL}, spare=2.0**12)
+    assert c.of(c.c, c.b) == [2.0**8, 2.0**4]
+    c.choose(room, given=2.0**20, bounds={"c/affine": FULL}, spare=2.0**12)
+    assert c.of(c.c, c.b) == [2.0**20, 2.0**4]
 
 
 # Losses that are absent from a batch.
@@ -346,16 +402,16 @@ def test_a_weight_behind_an_absent_loss_limits_nothing(absent: int) -> None:
     n = Heads()
     names = "first/affine", "second/affine"
     room = dict.fromkeys(n.tops, 2.0**10)
-    n.choose({**room, n.trunk: 2.0**16}, weights=n.without(absent), max_alpha={names[absent]: 1.0})
+    n.choose({**room, n.trunk: 2.0**16}, weights=n.without(absent), bounds={names[absent]: (1.0,)})
     assert n.of(n.trunk) == [2.0**16]
-    n.choose({**room, n.trunk: 2.0**16}, weights=n.without(absent), max_alpha={names[1 - absent]: 1.0})
+    n.choose({**room, n.trunk: 2.0**16}, weights=n.without(absent), bounds={names[1 - absent]: (1.0,)})
     assert n.of(n.trunk) == [2.0**10]
 
 
 def test_where_all_is_absent_every_layer_has_an_alpha_of_1() -> None:
     n = Chain()
     absent = dict.fromkeys((n.c, n.b, n.a), 0.0)
-    n.choose({n.c: 2.0**20, n.b: 2.0**4, n.a: 2.0**7}, weights=absent, max_alpha={"c/affine": 1.0})
+    n.choose({n.c: 2.0**20, n.b: 2.0**4, n.a: 2.0**7}, weights=absent, bounds={"c/affine": (1.0,)})
     assert n.of(n.c, n.b) == n.of(n.a) * 2
 
 
@@ -458,6 +514,10 @@ class Case(NamedTuple):
 
 
 powers = st.integers(-20, 40).map(lambda e: 2.0**e)
+spares = st.integers(0, 16).map(lambda e: 2.0**e)
+alpha_bounds = st.tuples(st.integers(0, 12), st.integers(-30, 0), st.integers(0, 20)).map(
+    lambda e: AlphaBounds(2.0 ** e[0], 2.0 ** e[1], 2.0 ** (e[1] - e[2]))
+)
 
 
 def reached(components: Components, absent: AbstractSet[int]) -> Set[int]:
@@ -492,14 +552,16 @@ def cases(draw: Any) -> Case:
     )
     scale = draw(powers)
     start = Start(scale, draw(powers), U_MIN)
-    if draw(st.booleans()):
+    given = draw(st.booleans())
+    if given:
         known, start = known.with_s0(components, scale), Start(scale, scale, U_MIN)
     layers = [slot for node in drawn.nodes for slot in node.slots]
     wanted = st.floats(2.0**-4, 2.0**12)
     alphas = draw(st.none() | st.fixed_dictionaries({slot.layer: wanted for slot in layers}))
-    room = st.integers(0, 12).map(lambda e: 2.0**e)
-    max_alpha = {slot.factor: draw(room) for slot in layers if draw(st.booleans())}
-    return Case(drawn, components, known._replace(max_alpha=max_alpha), start, alphas)
+    bounds = {slot.factor: draw(alpha_bounds) for slot in layers if draw(st.booleans())}
+    held = components.before_layers if given else {components.root}
+    spare = {index: draw(spares) for index in range(count) if index not in held}
+    return Case(drawn, components, known._replace(bounds=bounds, spare=spare), start, alphas)
 
 
 @given(cases())
@@ -516,13 +578,55 @@ def test_no_scale_leaves_its_room(case: Case) -> None:
     for edge in case.components.edges:
         if edge.layer is not None and edge.before in case.present:
             alpha = found.scales[edge.after] / found.scales[edge.before]
-            assert alpha <= case.known.max_alpha.get(edge.factor, math.inf)
+            assert edge.factor not in case.known.bounds or alpha <= case.known.bounds[edge.factor].highest
             assert edge.layer in found.reasons
 
 
 @given(cases())
+def test_a_scaled_weight_keeps_its_bits_where_there_is_something_to_spare(case: Case) -> None:
+    known, components = case.known, case.components
+    found, before = case.choose(), case.choose(known=known._replace(spare={}))
+    assert found.reasons == before.reasons
+    for index in range(len(found.scales)):
+        if index in case.present:
+            lowest = (known.limits[index] or before.scales[index]) / known.spare.get(index, 1.0)
+            assert min(lowest, before.scales[index]) <= found.scales[index] <= before.scales[index]
+            if index not in known.spare:
+                assert found.scales[index] == before.scales[index]
+    edges = [e for e in components.edges if e.factor in known.bounds and e.before in case.present]
+    for edge in edges:
+        own, own_bounds = found.scales[edge.before], known.bounds[edge.factor]
+        after = found.scales[edge.after]
+        if edge.before in known.spare and after < own * own_bounds.enough:
+            # It goes down no further: for itself, for another weight, or because nothing would be left.
+            lowest = (known.limits[edge.before] or before.scales[edge.before]) / known.spare[edge.before]
+            others = [e for e in edges if e.before == edge.before]
+            least = max(lowest, *(found.scales[e.after] / known.bounds[e.factor].highest for e in others))
+            assert own <= least or after < least * own_bounds.least
+
+
+@given(cases(), st.integers(0, 30))
+def test_with_more_to_spare_no_scale_rises(case: Case, exponent: int) -> None:
+    known = case.known
+    # Whether anything is left of a weight can change both ways.
+    known = known._replace(bounds={f: own._replace(least=0.0) for f, own in known.bounds.items()})
+    more = known._replace(spare={index: own * 2.0**exponent for index, own in known.spare.items()})
+    found, further = case.choose(known=known).scales, case.choose(known=more).scales
+    assert all(further[index] <= found[index] for index in case.present)
+
+
+@given(cases())
+def test_scales_that_were_lowered_for_weights_are_chosen_again(case: Case) -> None:
+    found, known = case.choose().scales, case.known
+    spare = {i: own * found[i] / limit for i, own in known.spare.items() if (limit := known.limits[i])}
+    again = known._replace(limits=found, provisional={}, equalize=False, spare=spare)
+    start = case.start._replace(root_scale=found[0])
+    assert case.choose(known=again, start=start, alphas=None).scales == found
+
+
+@given(cases())
 def test_what_nothing_leads_to_has_the_scale_of_the_loss(case: Case) -> None:
-    found = case.choose(known=case.known._replace(max_alpha={}))
+    found = case.choose(known=case.known._replace(bounds={}))
     led_to = {edge.after for edge in case.components.edges} | {edge.before for edge in case.components.edges}
     for index, scale in enumerate(found.scales):
         assert index in led_to or scale == case.start.root_scale
@@ -727,6 +831,20 @@ def together_cases(draw: Any) -> Together:
         equalize=False,
     )
     return Together(apart, joined(apart, graph), known, Start(2.0**15, S0, U_MIN))
+
+
+def test_of_what_shares_a_scale_the_smallest_gradients_have_the_least_to_spare() -> None:
+    n = Steps()
+    own = n.known({n.last: 2.0**5, **falling(n, 12, 10, 14, 13)})
+    spare = dict.fromkeys(range(1, len(own.limits)), 2.0**12)
+    joined = n.structure.joined
+    found = own._replace(spare=spare).merged(joined.of, len(joined.components.names)).spare
+    assert found[joined.of[n.index(n.last)]] == 2.0**12
+    assert found[joined.of[n.index(n.states[0])]] == 2.0**8
+    assert joined.of[0] not in found
+    # What a given S0 decides has none.
+    limits = own._replace(spare=spare).with_s0(n.components, S0)
+    assert limits.spare.keys() == spare.keys() - n.components.before_layers
 
 
 @given(together_cases())

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import FormatEmulation, Precision
+from nnabla_adaloss.core.formats import FLOAT16
 from nnabla_adaloss.core.precision import LayerPrecisions
 from nnabla_adaloss.emulation.rounded_storage import RoundedStorage
 from nnabla_adaloss.kernels import CpuKernels
@@ -73,6 +74,12 @@ def test_the_scaled_copy_of_a_weight_is_stored_as_weights_are(storage: RoundedSt
     storage.store(3, copy)
     np.testing.assert_array_equal(copy.data, half([0.1, 6.4e4]))
     assert not storage.data
+    assert storage.copy_format(3, 2) == FLOAT16
+    # A reader that rounds operands fits the format to any copy.
+    fp8_hybrid = RoundedStorage(LayerPrecisions("fp8_hybrid"), CpuKernels())
+    assert fp8_hybrid.copy_format(3, 2) is None
+    fp8_hybrid.store(3, copy := array([0.1, 6.4e4]))
+    np.testing.assert_array_equal(copy.data, array([0.1, 6.4e4]).data)
 
 
 def test_what_was_never_written_is_left_alone(storage: RoundedStorage) -> None:

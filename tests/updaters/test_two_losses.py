@@ -40,12 +40,30 @@ def weight_gradients() -> Dict[str, NDArray[np.float32]]:
     return {name: g for name, g in gradients().items() if name.endswith("W")}
 
 
-def settled(ratio: float, method: Optional[str], storage: Optional[str]) -> Dict[str, NDArray[np.float32]]:
+def two_stems(*names: str) -> List[nn.Variable]:
+    """The losses of two heads, each on a stem of its own, whose features are rows of one array."""
+    rng = np.random.RandomState(0)
+    stems = [F.tanh(PF.affine(constant(rng.randn(8, 5)), 6, name=f"{name}/stem", rng=rng)) for name in names]
+    rows = [PF.affine(stem, 6, name=f"{name}/features", rng=rng) for name, stem in zip(names, stems)]
+    h = PF.layer_normalization(F.concatenate(*rows, axis=0), batch_axis=0, name="norm")
+    errors = []
+    for name, own in zip(names, (h[:8], h[8:])):
+        y = PF.affine(F.tanh(own), 2, name=f"{name}/out", rng=rng)
+        errors.append(F.mean(F.squared_error(y, constant(rng.randn(8, 2)))))
+    return errors
+
+
+def settled(
+    ratio: float,
+    method: Optional[str],
+    storage: Optional[str],
+    losses: Callable[..., List[nn.Variable]] = two_losses,
+) -> Dict[str, NDArray[np.float32]]:
     """Those of the weights, once scales have settled; without `storage` in native half."""
     nn.clear_parameters()
     nn.seed(0)
     with nn.context_scope(HALF if storage is None else FLOAT):
-        large, small = two_losses("large", "small")
+        large, small = losses("large", "small")
         loss = large + ratio * small
     config = AdaLossConfig(loss_scale_method=method)
     updater = updater_of(loss, solver=S.Sgd(0.0), storage=storage, config=config)
@@ -56,9 +74,9 @@ def settled(ratio: float, method: Optional[str], storage: Optional[str]) -> Dict
     return weight_gradients()
 
 
-def errors(ratio: float, method: Optional[str], storage: Optional[str]) -> Dict[str, float]:
-    exact = settled(ratio, "fixed", "float32")
-    found = settled(ratio, method, storage)
+def errors(ratio: float, method: Optional[str], storage: Optional[str], **options: Any) -> Dict[str, float]:
+    exact = settled(ratio, "fixed", "float32", **options)
+    found = settled(ratio, method, storage, **options)
     # Of numbers below 1e-19 squares are not in float32.
     norms = {name: float(np.linalg.norm(g.astype(np.float64))) for name, g in exact.items()}
     return {n: float(np.linalg.norm(found[n].astype(np.float64) - exact[n])) / norms[n] for n in norms}
@@ -70,6 +88,24 @@ def test_by_default_the_gradients_of_both_are_kept(ratio: float, storage: Option
     found = errors(ratio, None, storage)
     assert len(found) == 5
     assert max(found.values()) < 0.01, found
+
+
+@pytest.mark.parametrize("ratio", [1e-4, 1e-6, 1e-8])
+@pytest.mark.parametrize("method", [None, "approx_range"])
+@EMULATED_AND_NATIVE
+def test_a_stem_of_the_small_loss_keeps_its_gradient_where_both_have_one_array(
+    storage: Optional[str], method: Optional[str], ratio: float
+) -> None:
+    """The alpha of the small head is as small as its weight, and must not flush the copy of its layer's."""
+    found = errors(ratio, method, storage, losses=two_stems)
+    assert len(found) == 6
+    assert max(found.values()) < 0.02, found
+
+
+def test_in_fp32_no_scale_goes_down_for_a_weight() -> None:
+    """A copy in float32 keeps its bits with any alpha."""
+    found = errors(1e-20, None, "float32", losses=two_stems)
+    assert max(found.values()) < 1e-6, found
 
 
 class InTurn:

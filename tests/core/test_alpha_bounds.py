@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scaled copy of a weight neither overflows nor loses its bits."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from nnabla_adaloss.core.alpha_bounds import AlphaBounds, alpha_bounds, spare_of
+from nnabla_adaloss.core.formats import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, Format
+from nnabla_adaloss.core.power_of_two import is_power_of_two
+
+FORMATS = pytest.mark.parametrize("stored", [FLOAT16, BFLOAT16, FLOAT32, FLOAT8_E5M2, FLOAT8_E4M3])
+
+
+def test_bounds_of_a_weight_in_float16() -> None:
+    assert alpha_bounds(0.25, FLOAT16.max, FLOAT16) == (2.0**17, 2.0**-4, 2.0**-18)
+    # A small weight has no more bits itself, and only float32 holds a copy of any size.
+    assert alpha_bounds(2.0**-10, FLOAT16.max, FLOAT16) == (2.0**25, 1.0, 2.0**-10)
+    assert alpha_bounds(0.25, FLOAT16.max, None) == (2.0**17, 0.0, 0.0)
+    assert [spare_of(stored) for stored in (FLOAT16, BFLOAT16, FLOAT8_E5M2)] == [2.0**12] * 3
+    # Half the exponents, half of everything.
+    assert spare_of(FLOAT8_E4M3) == 2.0**6
+
+
+def test_layers_with_one_weight_have_the_narrower_of_their_bounds() -> None:
+    wide, narrow = AlphaBounds(8.0, 0.25, 0.125), AlphaBounds(4.0, 0.5, 0.0)
+    assert wide.within(narrow) == narrow.within(wide) == (4.0, 0.5, 0.125)
+
+
+@FORMATS
+@given(amax=st.floats(1e-30, 1e30))
+def test_bounds_are_powers_of_two_in_order_and_keep_what_they_promise(stored: Format, amax: float) -> None:
+    found = alpha_bounds(amax, stored.max, stored)
+    assert all(map(is_power_of_two, found))
+    assert found.enough <= 1.0 <= found.highest
+    if found.highest > 1.0:
+        assert amax * found.highest <= stored.max
+    # The largest element keeps a few bits.
+    weight = amax * found.least
+    assert abs(stored.nearest(weight) / weight - 1.0) <= 2.0 ** -min(4, stored.mantissa_bits)
+    if found.enough < 1.0:
+        # In float16, elements a hundred times smaller are normal numbers.
+        assert amax * found.enough >= min(2.0**7, spare_of(stored) / 8.0) * stored.smallest_normal
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_weight_keeps_its_product_at_the_smallest_alpha(seed: int) -> None:
+    rng = np.random.RandomState(seed)
+    weight, g = rng.randn(64, 32).astype(np.float32), rng.randn(8, 64).astype(np.float32)
+    alpha = alpha_bounds(float(abs(weight).max()), FLOAT16.max, FLOAT16).enough
+    copy = (weight * alpha).astype(np.float16).astype(np.float32) / alpha
+    error = np.linalg.norm(g @ copy - g @ weight) / np.linalg.norm(g @ weight)
+    assert error < 1e-3
