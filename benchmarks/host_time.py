@@ -5,12 +5,13 @@
 
 No GPU is needed: the package's kernels are launched on a device that does nothing and has results at hand, so
 that what is left is Python: choosing, preparing launches, reading the table, hooks where there are any. What
-CuPy takes for a launch, some microseconds, is not in it. It is CPU time: nnabla's own loop and the adaptive
-one take turns on the same tiny network.
+CuPy takes for a launch, some microseconds, is not in it. It is CPU time of the thread, on tiny networks, in a
+float and in a half context: a GPU runs half.
 
-  nnabla ms  nnabla's own loop (zero_grad, forward, backward, update), and
-  ours ms    what adaptive scaling adds: of blocks of 16 iterations the median (`blocks.py`)
-  share      the second of the first
+  nnabla ms  zero_grad, forward, backward and update of nnabla in an adaptive update, which a GPU does itself
+  ours ms    all the rest of that update: of blocks of 16 iterations the median of their means
+  calls      of Python functions, and of C functions by them, in most updates
+  addresses  of arrays that nnabla is asked for, one by one as on a GPU
   kind       of the last pass: "hookless", or why there were hooks around single functions
 
 Of each network there are as many functions as of the real one, but one map or two.
@@ -26,10 +27,12 @@ import argparse
 import ctypes
 import sys
 from collections import OrderedDict
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from time import thread_time
+from typing import Any, Callable, Iterator, List, NamedTuple, Sequence, Tuple
 from unittest import mock
 
 import nnabla as nn
@@ -37,12 +40,14 @@ import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
-from blocks import BLOCK, bare_loop, means, take_turns
+from blocks import BLOCK
 
 import nnabla_adaloss
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from nnabla_adaloss.graph.loss import LossSeed
 from nnabla_adaloss.host_context import HOST
-from nnabla_adaloss.kernels import CudaKernels
+from nnabla_adaloss.kernels import CudaKernels, cuda, interface
+from nnabla_adaloss.kernels.addresses import addresses_of
 from nnabla_adaloss.kernels.cuda_launcher import Bytes, layout
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
@@ -80,6 +85,7 @@ class IdleDevice:
     def __init__(self) -> None:
         self.launches = 0
         self.fetches = 0
+        self.addresses = 0
         row = np.zeros(8, layout("Row"))
         row["count"], row["sum_of_squares"] = 100, 1.0
         row["negated_smallest"] = np.negative(np.full(8, 2.0**-12, np.float32).view(np.uint32))
@@ -136,15 +142,15 @@ def resnet50(x: nn.Variable) -> nn.Variable:
     return resnet(x, "resnet50", width=1, classes=2, training=True, last_gamma=1.0)
 
 
-def transformer(x: nn.Variable) -> nn.Variable:
-    """Six blocks that normalize first, with two heads, width 4, of two places."""
+def transformer(x: nn.Variable, blocks: int) -> nn.Variable:
+    """Blocks that normalize first, with two heads, width 4, of two places."""
     width, heads = 4, 2
     h = PF.affine(x, width, base_axis=2, name="in")
 
     def split(v: nn.Variable) -> nn.Variable:
         return F.transpose(F.reshape(v, (*v.shape[:2], heads, width // heads)), (0, 2, 1, 3))
 
-    for i in range(6):
+    for i in range(blocks):
         with nn.parameter_scope(f"block{i}"):
             y = PF.layer_normalization(h, batch_axis=(0, 1), name="first")
             q, k, v = (split(PF.affine(y, width, base_axis=2, name=name)) for name in "qkv")
@@ -167,52 +173,119 @@ class Case(NamedTuple):
 
 CASES = [
     Case("ResNet-50", resnet50, (1, 3, 32, 32)),
-    Case("transformer, 6 blocks", transformer, (1, 2, 4)),
+    Case("transformer, 6 blocks", partial(transformer, blocks=6), (1, 2, 4)),
+    Case("transformer, 12 blocks", partial(transformer, blocks=12), (1, 2, 4)),
     Case("100 affine layers", chain, (1, 2)),
 ]
+CONTEXTS = {"float": ["cpu:float"], "half": ["cpu:half", "cpu:float"]}
 
 
-def measure(case: Case, blocks: int) -> str:
+class Native:
+    """The time that nnabla's own calls take."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same call, whose time counts as nnabla's."""
+
+        def run(*arguments: Any, **options: Any) -> Any:
+            began = thread_time()
+            found = call(*arguments, **options)
+            self.seconds += thread_time() - began
+            return found
+
+        return run
+
+
+class TimedLoss:
+    """A loss whose forward and backward are timed."""
+
+    def __init__(self, loss: nn.Variable, native: Native) -> None:
+        self.variable, self._seed = loss, LossSeed(loss)
+        self.forward, self._backward = native.timed(loss.forward), native.timed(loss.backward)
+
+    def backward(self, scale: float = 1.0, *arguments: Any, grad: Any = None) -> None:
+        """Run backward from a seed that is not timed."""
+        self._backward(self._seed.gradient(scale, grad), *arguments)
+
+
+class TimedSolver:
+    """A solver whose calls on all parameters are timed."""
+
+    def __init__(self, solver: Any, native: Native) -> None:
+        self._solver = solver
+        self.zero_grad, self.update = native.timed(solver.zero_grad), native.timed(solver.update)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._solver, name)
+
+
+def measure(case: Case, kind: str, blocks: int) -> str:
     """A line of the table: what an iteration takes besides nnabla."""
-    with idle_device() as device:
-        return _measured(device, case, blocks)
-
-
-def _measured(device: IdleDevice, case: Case, blocks: int) -> str:
-    actions: Dict[str, Callable[[], Any]] = {}
-    for adaptive in (False, True):
-        with nn.parameter_scope("", OrderedDict()):
-            x, t = nn.Variable(case.shape), nn.Variable((case.shape[0], 1))
-            x.d, t.d = 0.1, 0
-            loss = F.mean(F.softmax_cross_entropy(case.build(x), t))
-            solver = S.Sgd(0.0)
-            solver.set_parameters(nn.get_parameters())
-            if adaptive:
-                updater = AdaptiveLossScalingUpdater(solver, loss, config=AdaLossConfig(dtype="float16"))
-                actions["adaptive"] = updater.update
-            else:
-                actions["nnabla"] = bare_loop(solver, loss, 8.0)
-    for action in actions.values():
-        action()
-    launches, fetches, began = device.launches, device.fetches, updater.iteration
-    taken = take_turns(actions, blocks)
-    iterations = updater.iteration - began
-    native, ours = means(taken["nnabla"], "cpu"), means(taken["adaptive"], "cpu")
+    context, native = nn.Context(CONTEXTS[kind], HOST.array_class, HOST.device_id), Native()
+    with idle_device() as device, nn.parameter_scope("", OrderedDict()), nn.context_scope(context):
+        x, t = nn.Variable(case.shape), nn.Variable((case.shape[0], 1))
+        x.d, t.d = 0.1, 0
+        loss = F.mean(F.softmax_cross_entropy(case.build(x), t))
+        solver = S.Sgd(0.0)
+        solver.set_parameters(nn.get_parameters())
+        updater = AdaptiveLossScalingUpdater(
+            TimedSolver(solver, native), TimedLoss(loss, native), config=AdaLossConfig(dtype="float16")
+        )
+        for _ in range(BLOCK):
+            updater.update()
+        launches, fetches = device.launches, device.fetches
+        ours: List[float] = []
+        theirs: List[float] = []
+        for _ in range(blocks):
+            native.seconds, began = 0.0, thread_time()
+            for _ in range(BLOCK):
+                updater.update()
+            ours.append((thread_time() - began - native.seconds) / BLOCK)
+            theirs.append(native.seconds / BLOCK)
+        iterations = BLOCK * blocks
+        per_update = (device.launches - launches) / iterations, (device.fetches - fetches) / iterations
+        result, calls = updater.scaling.result.kind, median(count_calls(updater.update) for _ in range(BLOCK))
+        asked = device.addresses / (iterations + 2 * BLOCK)
     return (
-        f"{case.name:24}{1e3 * median(native):11.2f}"
-        f"{1e3 * median(a - b for a, b in zip(ours, native)):9.2f}"
-        f"{median((a - b) / b for a, b in zip(ours, native)):8.0%}"
-        f"{(device.launches - launches) / iterations:10.1f}{(device.fetches - fetches) / iterations:7.1f}"
-        f"  {updater.scaling.result.kind}"
+        f"{case.name:24}{kind:6}{1e3 * median(theirs):11.2f}{1e3 * median(ours):9.2f}{calls:7.0f}"
+        f"{asked:11.0f}{per_update[0]:10.1f}{per_update[1]:7.1f}  {result}"
     )
+
+
+def count_calls(call: Callable[[], Any]) -> int:
+    """The calls of functions that a call makes."""
+    count = 0
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 @contextmanager
 def idle_device() -> Iterator[IdleDevice]:
     """Inside, scaling chooses the kernels of a device that does nothing."""
     device = IdleDevice()
-    kernels = CudaKernels(HOST, device)
-    with mock.patch("nnabla_adaloss.engine.adaptive_loss_scaling.select_kernels", return_value=kernels):
+    # Not `HOST` itself, so that addresses are asked for as those on a GPU are: one by one.
+    kernels = CudaKernels(nn.Context([], HOST.array_class, HOST.device_id), device)
+
+    def counted(arrays: Sequence[nn.NdArray], *arguments: Any, **options: Any) -> Any:
+        device.addresses += len(arrays)
+        return addresses_of(arrays, *arguments, **options)
+
+    select = "nnabla_adaloss.engine.adaptive_loss_scaling.select_kernels"
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch(select, return_value=kernels))
+        for module in (cuda, interface):
+            patches.enter_context(mock.patch.object(module, "addresses_of", counted))
         yield device
 
 
@@ -227,9 +300,11 @@ def main() -> None:
     if options.blocks < 1:
         parser.error("--blocks must be 1 or more")
     print(f"nnabla_adaloss of {Path(nnabla_adaloss.__file__).parent}")
-    print(f"{'network':24}{'nnabla ms':>11}{'ours ms':>9}{'share':>8}{'launches':>10}{'waits':>7}  kind")
+    columns = f"{'nnabla ms':>11}{'ours ms':>9}{'calls':>7}{'addresses':>11}{'launches':>10}{'waits':>7}"
+    print(f"{'network':30}{columns}  kind")
     for case in CASES:
-        print(measure(case, options.blocks), flush=True)
+        for kind in CONTEXTS:
+            print(measure(case, kind, options.blocks), flush=True)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ _KERNELS: Dict[str, str] = {
     **dict.fromkeys(("statistics", "statistics_all", "exponent_histogram", "all_finite"), "statistics"),
     **dict.fromkeys(("gradients_are_finite", "gradients_are_zero"), "statistics"),
     **dict.fromkeys(("scaled_copy", "scaled_copy_all", "scale_", "pack", "unpack"), "scaling"),
-    **dict.fromkeys(("unscale_add", "unscale_add_all", "unscale_in_place"), "unscaling"),
+    **dict.fromkeys(("unscale_add", "unscale_add_all", "unscale_list"), "unscaling"),
     "round_to_format": "rounding",
 }
 _INPUTS, _BETWEEN = "(at the inputs)", "(between passes)"

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from operator import attrgetter
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Mapping, Sequence, Tuple, Union
 
 import nnabla as nn
 
@@ -15,11 +17,73 @@ from ..core.power_of_two import is_power_of_two
 from ..core.schedule import Rescale, ScaleSchedule, Step
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
-from ..kernels.interface import GradientsInPlace
+from ..kernels.interface import UnscalingList
+from ..kernels.scratch import ScratchPool
 from .leaf_gradients import Contribution, contributions_of
 from .scaled_weights import SwappedFactors
 
 _zeroing, _size = attrgetter("zeroing"), attrgetter("size")
+_GRAD = repeat("grad")
+
+
+class LeafList:
+    """Leaves with one contribution each and masters that are lazily zero, so that a few calls serve them all.
+    nnabla writes to the masters themselves, or, in half precision, to scratch arrays.
+
+    Args:
+        leaves: the first contributions of all leaves of the graph.
+        places: which of them are in the list.
+        swapped: whether scratch arrays take the place of the masters.
+    """
+
+    def __init__(self, leaves: Sequence[Contribution], places: Sequence[int], *, swapped: bool) -> None:
+        self._leaves = [leaves[place] for place in places]
+        self._places = None if len(places) == len(leaves) else places
+        self._variables = [leaf.variable for leaf in self._leaves]
+        self._scales = [leaf.scale for leaf in self._leaves]
+        self._swapped = swapped
+        # Kept from pass to pass, with the sizes that it is for.
+        self._gradients = UnscalingList([], [])
+        self._sizes: Sequence[int] = ()
+
+    def masters_among(self, masters: List[nn.NdArray]) -> List[nn.NdArray]:
+        """The masters of these leaves, of those of all leaves."""
+        return masters if self._places is None else [masters[place] for place in self._places]
+
+    def begin(self, masters: List[nn.NdArray], pool: ScratchPool) -> None:
+        """Have nnabla write where these gradients are unscaled from."""
+        # Kernels trust the sizes, and `reset_shape` may have changed them.
+        sizes = list(map(_size, masters))
+        if self._sizes != sizes:
+            sources = masters
+            if self._swapped:
+                leaves = zip(masters, self._leaves)
+                sources = [pool.get(master.shape, "gradient", leaf.leaf) for master, leaf in leaves]
+            self._gradients, self._sizes = UnscalingList(sources, self._scales), sizes
+        if self._swapped:
+            self._gradients.masters = masters
+            # A deque of no length runs an iterator in C.
+            deque(map(nn.NdArray.zero, self._gradients.sources), 0)
+            deque(map(setattr, self._variables, _GRAD, self._gradients.sources), 0)
+        else:
+            self._gradients.sources = masters
+
+    def put_back(self, masters: List[nn.NdArray]) -> None:
+        """Give the leaves their masters again."""
+        if self._swapped:
+            deque(map(setattr, self._variables, _GRAD, masters), 0)
+
+    def written(self) -> Tuple[Sequence[Contribution], UnscalingList]:
+        """Contributions that were written, and their gradients for unscaling."""
+        gradients = self._gradients
+        # An array that is still zeroing was not written.
+        if not any(map(_zeroing, gradients.sources)):
+            return self._leaves, gradients
+        kept = [index for index, source in enumerate(gradients.sources) if not source.zeroing]
+        sources = [gradients.sources[index] for index in kept]
+        masters = None if gradients.masters is None else [gradients.masters[index] for index in kept]
+        found = UnscalingList(sources, [self._scales[index] for index in kept], masters)
+        return [self._leaves[index] for index in kept], found
 
 
 @dataclass(eq=False)
@@ -32,28 +96,21 @@ class HooklessSteps:
     # has written and that the next one writes.
     following: Mapping[int, Sequence[Contribution]]
     between: Mapping[int, Tuple[Rescale, ...]]  # rescales to run after a function, by its number
-    # Kept from pass to pass, with the sizes that it is for.
-    _gradients: Optional[GradientsInPlace] = None
-    _sizes: Sequence[int] = ()
 
     @cached_property
-    def direct(self) -> bool:
-        """Whether nnabla can write to the leaves' own gradients, where these are lazily zero."""
-        return not (self.following or any(leaf.half for leaf in self.leaves))
-
-    def written(self, masters: List[nn.NdArray]) -> Tuple[Sequence[Contribution], GradientsInPlace]:
-        """Contributions that were written to the gradients of the leaves, and these for unscaling."""
-        # An array that is still zeroing was not written.
-        if any(map(_zeroing, masters)):
-            kept = [(leaf, master) for leaf, master in zip(self.leaves, masters) if not master.zeroing]
-            leaves = [leaf for leaf, _ in kept]
-            return leaves, GradientsInPlace([master for _, master in kept], [one.scale for one in leaves])
-        # Kernels trust the sizes, and `reset_shape` may have changed them.
-        sizes = list(map(_size, masters))
-        if self._gradients is None or self._sizes != sizes:
-            self._sizes, self._gradients = sizes, GradientsInPlace(masters, [x.scale for x in self.leaves])
-        self._gradients.arrays = masters
-        return self.leaves, self._gradients
+    def lists(self) -> Tuple[List[LeafList], List[Contribution]]:
+        """Leaves that go as lists where all masters are lazily zero, and the others."""
+        several = {after.leaf for contributions in self.following.values() for after in contributions}
+        direct, swapped, others = [], [], []
+        for place, leaf in enumerate(self.leaves):
+            if leaf.leaf not in several and not leaf.half:
+                direct.append(place)
+            elif leaf.leaf not in several and not (leaf.own_references or leaf.others):
+                swapped.append(place)
+            else:
+                others.append(leaf)
+        lists = [LeafList(self.leaves, direct, swapped=False), LeafList(self.leaves, swapped, swapped=True)]
+        return [one for one, places in zip(lists, (direct, swapped)) if places], others
 
     def hold_for(self, plan: GraphPlan) -> bool:
         """Return whether a graph of this plan has the same weights, so that the steps hold for it."""

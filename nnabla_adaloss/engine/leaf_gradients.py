@@ -14,7 +14,7 @@ from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels import Measurements
 from ..kernels.arrays import prepare_master
-from ..kernels.interface import GradientsInPlace, Kernels, Unscaling
+from ..kernels.interface import Kernels, Unscaling, UnscalingList
 from ..kernels.scratch import ScratchPool
 
 
@@ -212,7 +212,7 @@ class LeafGradients:
         if all(entry.target is entry.master for entry in written):
             masters = [entry.master for entry in written]
             scales = [entry.contribution.scale for entry in written]
-            self._measurements.unscale_in_place(GradientsInPlace(masters, scales))
+            self._measurements.unscale_list(UnscalingList(masters, scales))
             return
         self._measurements.unscale([self._task(entry) for entry in written])
         for entry in written:

@@ -103,7 +103,10 @@ def which_are_half(arrays: Sequence[nn.NdArray]) -> NDArray[np.bool_]:
     """`is_half` of many arrays, bool of shape (n,)."""
     if are_float32(arrays):
         return np.zeros(len(arrays), np.bool_)
-    return np.array([is_half(x) for x in arrays], np.bool_)
+    found = list(map(_IS_HALF.get, map(dtype_of, arrays)))
+    if None in found:
+        is_half(arrays[found.index(None)])
+    return np.array(found, np.bool_)
 
 
 def require_float32(x: nn.NdArray, argument: str) -> None:

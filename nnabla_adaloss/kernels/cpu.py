@@ -31,12 +31,12 @@ from .cpu_library import allowed_threads, levels, library
 from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
-    GradientsInPlace,
     Kernels,
     PackedArrays,
     RoundingStatistics,
     ScaledCopies,
     Unscaling,
+    UnscalingList,
 )
 
 # The structs of native/adaloss.h. All fields have eight bytes, so nothing lies between them.
@@ -161,14 +161,19 @@ class CpuKernels(Kernels):
             tasks.append(_SCALE_TASK.pack(from_address, to_address, size, half, False, accumulate, factor))
         return self._scale(b"".join(tasks))
 
-    def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
-        """`unscale_add` for gradients that are their own masters, all read as float32."""
-        where = addresses_of(gradients.arrays, None, HOST)
-        tasks = gradients.tasks_on_host
+    def unscale_list(self, gradients: UnscalingList) -> List[float]:
+        """`unscale_add` for a list of gradients, without `accumulate`."""
+        sources, masters, tasks = gradients.sources, gradients.masters, gradients.tasks_on_host
+        halves = None if masters is None else which_are_half(sources)
+        where = to = addresses_of(sources, halves, HOST)
+        if masters is not None:
+            to = addresses_of(masters, None, HOST, write_only=True)
         if tasks is None:
-            tasks = _scale_tasks(where, where, gradients.sizes, factors=gradients.factors)
+            tasks = _scale_tasks(where, to, gradients.sizes, factors=gradients.factors)
             gradients.tasks_on_host = tasks
-        tasks[:, 0] = tasks[:, 1] = where
+        tasks[:, 0], tasks[:, 1] = where, to
+        if halves is not None:
+            tasks[:, 3] = halves
         return self._scale(tasks.tobytes())
 
     def _round(

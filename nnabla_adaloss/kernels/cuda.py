@@ -22,12 +22,12 @@ from .device_tasks import Column, DeviceTable, DeviceTasks
 from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
-    GradientsInPlace,
     Kernels,
     PackedArrays,
     RoundingStatistics,
     ScaledCopies,
     Unscaling,
+    UnscalingList,
 )
 
 # Two reads of 16 bytes for each of 256 threads: enough for small arrays to spread out.
@@ -117,15 +117,22 @@ class CudaKernels(Kernels):
         tasks = DeviceTasks(addresses, targets, sizes, rows=places, factors=factors, flags=flags)
         self._launch("unscale_add", tasks, table.largest)
 
-    def launch_unscale_in_place(
-        self, gradients: GradientsInPlace, table: DeviceTable, part: slice, first: int = 0
+    def launch_unscale_list(
+        self, gradients: UnscalingList, table: DeviceTable, part: slice, first: int = 0
     ) -> None:
-        """`launch_unscale_add` for some of the gradients in place, which are read as float32."""
-        arrays = gradients.arrays[part]
-        places = range(first, first + len(arrays))
-        addresses = addresses_of(arrays, None, self.context)
+        """`launch_unscale_add` for some of the gradients of a list."""
+        sources = gradients.sources[part]
+        places = range(first, first + len(sources))
+        flags: Any = 0
+        if gradients.masters is None:
+            addresses = targets = addresses_of(sources, None, self.context)
+        else:
+            addresses, flags = self._read(sources)
+            targets = addresses_of(gradients.masters[part], None, self.context, write_only=True)
         sizes, factors = gradients.sizes[part], gradients.factors[part]
-        tasks = DeviceTasks(addresses, addresses, sizes, rows=places, factors=factors, independent=True)
+        tasks = DeviceTasks(
+            addresses, targets, sizes, rows=places, factors=factors, flags=flags, independent=True
+        )
         self._launch("unscale_add", tasks, table.largest)
 
     def launch_round_to_format(

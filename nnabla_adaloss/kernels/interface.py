@@ -69,18 +69,29 @@ Unscaling = Tuple[NdArray, NdArray, float, bool]
 """Source, master, scale and `accumulate` of one `Kernels.unscale_add` among many."""
 
 
-class GradientsInPlace:
-    """Gradients, each once, to divide by a scale each where they are; many passes may share it.
+class UnscalingList:
+    """Gradients, each once, to divide by a scale each, where they are or into masters that are overwritten;
+    many passes may share it.
+
+    Args:
+        sources: the gradients; without masters they are made float32.
+        scales: what each is divided by.
+        masters: where each goes, as float32, in arrays of the same sizes; None: where it is.
 
     Raises:
         ValueError: a scale is not a positive finite number.
     """
 
-    def __init__(self, arrays: Sequence[NdArray], scales: Sequence[float]) -> None:
-        self.arrays = list(arrays)
-        self.sizes = np.array([x.size for x in arrays], np.int64)
+    def __init__(
+        self,
+        sources: Sequence[NdArray],
+        scales: Sequence[float],
+        masters: Optional[Sequence[NdArray]] = None,
+    ) -> None:
+        self.sources, self.masters = sources, masters
+        self.sizes = np.array([x.size for x in sources], np.int64)
         self.factors = np.array(list(map(unscaling_factor, scales)), np.float64)
-        # What `CpuKernels` keeps: all of the tasks but the addresses.
+        # What `CpuKernels` keeps: all of the tasks but the addresses and which sources are float16.
         self.tasks_on_host: Optional[NDArray[np.int64]] = None
 
 

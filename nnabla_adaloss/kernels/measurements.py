@@ -12,7 +12,7 @@ from ..core.statistics import ArrayStatistics
 from .cpu import CpuKernels
 from .cuda import CudaKernels
 from .device_tasks import DeviceTable
-from .interface import GradientsInPlace, Kernels, Unscaling
+from .interface import Kernels, Unscaling, UnscalingList
 
 # Places of a table's largest magnitudes: that of all watched arrays, in the first table, then the gradients.
 _WATCHED, _FIRST_GRADIENT = 0, 1
@@ -45,11 +45,11 @@ class HostMeasurements:
         """Start unscaling gradients into their masters."""
         self._results[1].extend(self._kernels.unscale_add_all(gradients))
 
-    def unscale_in_place(self, gradients: GradientsInPlace) -> None:
-        """Start unscaling gradients where they are."""
-        # nnabla makes those float32 that it turned into float16, exactly; to look for them would take a
-        # sixth of the time that many small gradients take.
-        self._results[1].extend(self._kernels.unscale_in_place(gradients))
+    def unscale_list(self, gradients: UnscalingList) -> None:
+        """Start unscaling a list of gradients."""
+        # In place, nnabla makes those float32 that it turned into float16, exactly; to look for them would
+        # take a sixth of the time that many small gradients take.
+        self._results[1].extend(self._kernels.unscale_list(gradients))
 
     def fetch(self) -> Results:
         """Wait for everything that was started, return it and forget it."""
@@ -83,10 +83,10 @@ class DeviceMeasurements:
         for table, place, part in self._places(first, self._unscaled):
             self._kernels.launch_unscale_add(gradients[part], table, _FIRST_GRADIENT + place)
 
-    def unscale_in_place(self, gradients: GradientsInPlace) -> None:
-        first, self._unscaled = self._unscaled, self._unscaled + len(gradients.arrays)
+    def unscale_list(self, gradients: UnscalingList) -> None:
+        first, self._unscaled = self._unscaled, self._unscaled + len(gradients.sources)
         for table, place, part in self._places(first, self._unscaled):
-            self._kernels.launch_unscale_in_place(gradients, table, part, _FIRST_GRADIENT + place)
+            self._kernels.launch_unscale_list(gradients, table, part, _FIRST_GRADIENT + place)
 
     def fetch(self) -> Results:
         statistics: List[ArrayStatistics] = []

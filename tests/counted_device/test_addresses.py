@@ -20,7 +20,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, profile
 from nnabla_adaloss.host_context import HOST, is_on_host
-from nnabla_adaloss.kernels import CpuKernels, CudaKernels, GradientsInPlace, measurements_by
+from nnabla_adaloss.kernels import CpuKernels, CudaKernels, UnscalingList, measurements_by
 from tests.counted_device.device import CountedDevice, ForeignAddress
 from tests.worlds.architectures import NETWORKS, RNG, finite_gradients, image
 from tests.worlds.random_graphs import STEPS, build
@@ -207,11 +207,11 @@ def test_addresses_of_the_host_and_beyond_an_array_are_refused(on_device: Counte
     with pytest.raises(ForeignAddress, match=r"source 0 of statistics, .* shape \(4, 3\) as float32"):
         kernels.statistics(array)
     with pytest.raises(ForeignAddress, match="source 0 of unscale_add"):
-        measurements_by(kernels, 1).unscale_in_place(GradientsInPlace([array], [2.0]))
-    longer = GradientsInPlace([array], [2.0])
+        measurements_by(kernels, 1).unscale_list(UnscalingList([array], [2.0]))
+    longer = UnscalingList([array], [2.0])
     longer.sizes[:] = 13
     with pytest.raises(ForeignAddress, match="52 bytes that nobody asked nnabla for"):
-        measurements_by(on_device.kernels, 1).unscale_in_place(longer)
+        measurements_by(on_device.kernels, 1).unscale_list(longer)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])

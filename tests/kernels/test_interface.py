@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nnabla_adaloss.core.formats import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, FORMATS, Format
-from nnabla_adaloss.kernels import EXPONENT_BINS, GradientsInPlace, Kernels, PackedArrays, ScaledCopies
+from nnabla_adaloss.kernels import EXPONENT_BINS, Kernels, PackedArrays, ScaledCopies, UnscalingList
 from nnabla_adaloss.kernels.cpu_library import levels
 from tests.kernels.arrays import (
     DTYPES,
@@ -183,7 +183,7 @@ def test_scale_must_be_positive_and_finite(kernels: Kernels, scale: float) -> No
     with pytest.raises(ValueError, match="scale="):
         kernels.unscale_add(nd_array([1.0]), nn.NdArray((1,)), scale, accumulate=False)
     with pytest.raises(ValueError, match="scale="):
-        GradientsInPlace([nd_array([1.0])], [scale])
+        UnscalingList([nd_array([1.0])], [scale])
 
 
 # ---- packing

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.core import ArrayStatistics
-from nnabla_adaloss.kernels import CudaKernels, GradientsInPlace, Kernels, Measurements, measurements_by
+from nnabla_adaloss.kernels import CudaKernels, Kernels, Measurements, UnscalingList, measurements_by
 from nnabla_adaloss.kernels.device_tasks import DeviceTable
 from nnabla_adaloss.kernels.measurements import DeviceMeasurements
 from tests.kernels.arrays import DTYPES, assert_same_floats, nd_array, normal, scaled
@@ -103,30 +103,58 @@ def test_magnitudes_come_in_the_order_of_the_gradients_also_beyond_one_table(
 def test_gradients_unscaled_in_place_again_and_again(measurements: Measurements) -> None:
     arrays = [nd_array(normal(n)) for n in (0, 1, 2, 31, 33, 1023, 5000)]
     scales = [2.0 ** (i - 3) for i in range(len(arrays))]
-    gradients = GradientsInPlace(arrays, scales)
+    gradients = UnscalingList(arrays, scales)
     for _ in range(2):  # what is kept from the first time serves the second
         before = [x.data.copy() for x in arrays]
-        measurements.unscale_in_place(gradients)
+        measurements.unscale_list(gradients)
         assert measurements.fetch()[1] == [
             float(np.abs(old / scale).max(initial=0.0)) for old, scale in zip(before, scales)
         ]
         for x, old, scale in zip(arrays, before, scales):
             assert_same_floats(x.data, old * np.float32(1.0 / scale))
-    measurements.unscale_in_place(GradientsInPlace([], []))
+    measurements.unscale_list(UnscalingList([], []))
     assert measurements.fetch()[1] == []
+
+
+def test_gradients_unscaled_into_masters_again_and_again(
+    measurements: Measurements, kernels: Kernels
+) -> None:
+    sizes = (0, 1, 2, 31, 33, 1023, 5000, 7, 9)
+    scales = [2.0 ** (i - 3) for i in range(len(sizes))]
+    masters = [array(*[np.nan] * n) for n in sizes]
+    expected = [array(*[0.0] * n) for n in sizes]
+    gradients = UnscalingList([], scales)
+    for turn in range(3):  # what is kept from the first time serves the others, whatever each holds now
+        dtypes = [np.float16 if (i + turn) % 2 else np.float32 for i in range(len(sizes))]
+        sources = [nd_array(normal(n, dtype), dtype) for n, dtype in zip(sizes, dtypes)]
+        if not turn:
+            gradients = UnscalingList(sources, scales, masters)
+        gradients.sources = sources
+        before = [x.data.copy() for x in sources]
+        for master in masters[turn:]:
+            master.zero()
+        measurements.unscale_list(gradients)
+        largest = [
+            kernels.unscale_add(source, master, scale, accumulate=False)
+            for source, master, scale in zip(sources, expected, scales)
+        ]
+        assert measurements.fetch()[1] == largest
+        for source, old, found, wanted in zip(sources, before, masters, expected):
+            assert_same_floats(source.data, old)
+            assert_same_floats(found.data, wanted.data)
 
 
 def test_unscaling_in_place_looks_for_the_memory_each_time(measurements: Measurements) -> None:
     halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
     moved, half = array(4.0), array(8.0)
-    gradients = GradientsInPlace([half, moved], [2.0, 2.0])
-    measurements.unscale_in_place(gradients)
+    gradients = UnscalingList([half, moved], [2.0, 2.0])
+    measurements.unscale_list(gradients)
     moved.zero()
     moved.copy_from(array(6.0))
     half.cast(np.float16)
-    measurements.unscale_in_place(gradients)
+    measurements.unscale_list(gradients)
     every_half = nd_array(halves, np.float16)
-    measurements.unscale_in_place(GradientsInPlace([every_half], [2.0**3]))
+    measurements.unscale_list(UnscalingList([every_half], [2.0**3]))
     assert measurements.fetch()[1] == [4.0, 2.0, 2.0, 3.0, np.inf]
     assert_same_floats(half.data, np.float32([2.0]))
     assert_same_floats(moved.data, np.float32([3.0]))

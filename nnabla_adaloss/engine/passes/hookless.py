@@ -13,7 +13,7 @@ from typing import List, Optional, Sequence, Tuple
 import nnabla as nn
 
 from ..chooser import Decided
-from ..hookless_steps import HooklessSteps
+from ..hookless_steps import HooklessSteps, LeafList
 from ..leaf_gradients import Contribution, LeafGradients
 from ..prepared_graph import PreparedGraph
 from ..scaled_weights import ScaledWeights, rescale
@@ -35,15 +35,19 @@ class HooklessPass:
     ) -> None:
         self._prepared, self._schedule, self._slice = prepared, decided.schedule, decided.slice
         self._steps, self._masters, self._clear_buffer = steps, masters, clear_buffer
-        # The masters, while nnabla writes to them.
-        self._scaled: Sequence[nn.NdArray] = ()
+        self._lists: List[LeafList] = []
+        self._others: Sequence[Contribution] = steps.leaves
+        if all_zero:
+            self._lists, self._others = steps.lists
+        # Lists whose leaves nnabla writes to now, with their masters.
+        self._running: List[Tuple[LeafList, List[nn.NdArray]]] = []
         # Variables whose gradients nnabla would free before they are measured.
         self._kept: List[nn.Variable] = []
         self._weights: Optional[ScaledWeights] = None
         if steps.factors.keys:
             self._weights = ScaledWeights(prepared.kernels, prepared.pool, prepared.storage)
         self._leaves: Optional[LeafGradients] = None
-        if not (all_zero and steps.direct):
+        if self._others:
             self._leaves = LeafGradients(
                 prepared.kernels, prepared.pool, prepared.measurements, rounded=prepared.storage.rounds
             )
@@ -58,9 +62,12 @@ class HooklessPass:
         if self._weights is not None:
             self._weights.swap_all(self._steps.factors)
         if self._leaves is not None:
-            self._leaves.take(*self._steps.leaves)
-        else:
-            self._scaled = self._masters
+            self._leaves.take(*self._others)
+        for one in self._lists:
+            masters = one.masters_among(self._masters)
+            # Noted before they are swapped: a signal may interrupt us between any two lines.
+            self._running.append((one, masters))
+            one.begin(masters, self._prepared.pool)
         between, following = self._steps.between, self._steps.following
         if not (between or following):
             return (), ()
@@ -110,12 +117,16 @@ class HooklessPass:
             if self._clear_buffer:
                 for variable in kept:
                     variable.grad.clear()
+        written: List[Contribution] = []
         if self._leaves is not None:
             self._leaves.give_back()
-            return self._leaves.finish()
-        written, gradients = self._steps.written(self._masters)
-        prepared.measurements.unscale_in_place(gradients)
-        self._scaled = ()
+            written += self._leaves.finish()
+        for one, masters in self._running:
+            one.put_back(masters)
+            leaves, gradients = one.written()
+            prepared.measurements.unscale_list(gradients)
+            written += leaves
+        self._running = []
         return written
 
     def restore(self) -> None:
@@ -127,9 +138,11 @@ class HooklessPass:
             self._weights.restore()
         if self._leaves is not None:
             self._leaves.restore()
-        for master in self._scaled:
-            # As it was: a pass that was given up has written part of it.
-            master.zero()
+        for one, masters in self._running:
+            one.put_back(masters)
+            for master in masters:
+                # As it was: a pass that was given up has written part of it.
+                master.zero()
 
     def _release(self) -> None:
         while self._kept:
