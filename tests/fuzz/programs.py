@@ -3,19 +3,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+import os
+import random
+import tempfile
+import threading
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.solvers as S
 import numpy as np
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, GradScaler
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScalingUpdater,
+    GradScaler,
+    load_checkpoint,
+    save_checkpoint,
+)
 from tests.worlds import random_graphs
 from tests.worlds.random_graphs import BATCH, WIDTH
 from tests.worlds.tampering import Gate, Tampering
 
-Records = List[Dict[str, np.ndarray]]
+Records = List[Tuple[int, Dict[str, np.ndarray]]]
 
 
 class Builder:
@@ -317,6 +328,23 @@ WEIGHTS: Dict[str, Callable[[nn.Variable, float, nn.Variable], nn.Variable]] = {
     "computed": lambda one, factor, weight: (weight * 0.5 + 0.25) * one,
     "both": lambda one, factor, weight: (one * 2.0**-20 - factor) * weight,
     "squared": lambda one, factor, weight: (one * weight) ** 2,
+    "log": lambda one, factor, weight: F.log((F.abs(one) + 0.5) * abs(factor)) * weight,
+    "log of a sum": lambda one, factor, weight: F.log(F.abs(one * weight) + 1.0),
+    "exp": lambda one, factor, weight: F.exp(F.minimum_scalar(one, 2.0) * 0.5) * weight,
+    "power": lambda one, factor, weight: ((F.abs(one) + 0.5) * factor**2) ** 1.5 * weight,
+    "root": lambda one, factor, weight: (F.abs(one * factor) + 1e-3) ** 0.5,
+    "reciprocal": lambda one, factor, weight: F.r_div_scalar(F.abs(one) + 0.5, factor),
+    "maximum": lambda one, factor, weight: F.maximum2(one * weight, one * factor),
+    "minimum": lambda one, factor, weight: F.minimum2(F.minimum_scalar(one, 1.0), one * weight),
+    "where": lambda one, factor, weight: F.where(
+        F.greater_scalar(one, 0.3).apply(need_grad=False), one * weight, one * factor
+    ),
+    "reshape": lambda one, factor, weight: F.reshape(F.reshape(one, (1, 1)) * F.reshape(weight, (1, 1)), ()),
+    "quotient of computed": lambda one, factor, weight: (
+        one * factor / (F.exp(-F.abs(one)) + F.abs(weight) + 0.1)
+    ),
+    "product of computed": lambda one, factor, weight: one * F.sigmoid(one) * F.exp(F.tanh(weight)),
+    "held": lambda one, factor, weight: one / (F.abs(F.unlink(one)) + 0.1) * weight,
 }
 
 COMBINATIONS: Dict[str, Callable[[List[nn.Variable]], nn.Variable]] = {
@@ -342,45 +370,99 @@ class Program(NamedTuple):
     steps: Tuple[Tuple[str, bool], ...]  # with whether they are computed again in backward
     heads: Tuple[Head, ...]
     solver: str = "Sgd"
-    rebuilt: bool = False
+    rebuilt: str = ""  # for each batch: "same", or "varied": some graphs lack a step, or a head
     clear: bool = True
     batches: int = 1  # per update
     clip: str = ""
-    toggled: bool = False  # whether a parameter is frozen in the second iteration, and thawed after the third
+    # In the second iteration a "parameter" is frozen, or an "inner" variable, and thawed after the third; or
+    # all, "nothing" being left, until it is refused.
+    toggled: str = ""
+    rates: bool = False  # whether the learning rate changes
+    saved: int = 0  # after this many iterations the scaler is saved, an updater by a thread at any time
     input_gradient: bool = False
     apart: bool = False  # whether each loss has a backward of its own
     combination: str = "sum"  # what becomes of losses that have one backward
     limit: float = np.inf  # beyond which gradients overflow in some places, so that batches are repeated
+    undone: bool = True  # whether forward has changed nothing where "nothing" is refused
     iterations: int = 5
 
     def train(self, way: str, config: Optional[AdaLossConfig] = None, **options: Any) -> Records:
-        """Parameters, gradients at the update and leaves, after each iteration of nnabla's own loop (way
-        "nnabla", or "plain", where nothing is computed again), of an "updater" or of a "scaler".
+        """Parameters, gradients at the update and leaves after each iteration, by its number, of nnabla's own
+        loop (way "nnabla", or "plain", where nothing is computed again), of an "updater" or of a "scaler"; if
+        that is saved, also of the training that goes on from there.
         """
-        return Run(self, recompute=way != "plain").train(way, config, **options)
+
+        def run() -> Run:
+            return Run(self, way, config, options)
+
+        with tempfile.TemporaryDirectory() as folder:
+            first = run()
+            first.path = os.path.join(folder, "checkpoint")
+            found = first.train()
+            if first.then is not None:
+                found += run().resume(first.path, first.then)
+        return found
+
+
+class Moment(NamedTuple):
+    """When a checkpoint was written: iterations, batches, and leaves that are in no checkpoint."""
+
+    iteration: int
+    number: int
+    kept: Dict[str, np.ndarray]
 
 
 class Run:
     """A program that runs."""
 
-    def __init__(self, program: Program, *, recompute: bool) -> None:
+    def __init__(self, program: Program, way: str, config: Optional[AdaLossConfig], options: Any) -> None:
         nn.clear_parameters()
-        self.recompute = recompute
-        self.program = program
+        self.recompute = way != "plain"
+        self.program, self.way = program, way
         self.kept: Dict[str, nn.Variable] = {}
         self.x, self.t = nn.Variable((BATCH, WIDTH)), nn.Variable((BATCH, 1))
         self.x.need_grad = program.input_gradient
         self.factors = [constant(head.factor) for head in program.heads]
-        self.losses, self.number = self.build(), 0
+        self.number = self.iteration = 0
+        self.cut = ""  # what is frozen now, of that which lives no longer than a graph
+        self.losses = self.build()
         self.seen: Dict[str, np.ndarray] = {}
         self.solver = getattr(S, program.solver)(2.0**-5)
         self.solver.set_parameters(nn.get_parameters())
+        self.refused = False  # whether "nothing" is over
+        self.path, self.then = "", None  # the checkpoint, and the `Moment` when it was written
+        self.scaler = GradScaler(self.solver, config=config) if way == "scaler" else None
+        self.updater = self.make_updater(config, options) if way == "updater" else None
+
+    def make_updater(self, config: Optional[AdaLossConfig], options: Any) -> AdaptiveLossScalingUpdater:
+        def feed() -> None:
+            self.feed()
+            if self.program.rebuilt:
+                updater.loss = self.losses[0]
+
+        updater = AdaptiveLossScalingUpdater(
+            self.solver,
+            self.losses[0],
+            feed,
+            clear_buffer=self.program.clear,
+            accum_grad=self.program.batches,
+            on_gradients=self.gradients,
+            config=config,
+            max_retries=40,
+            **options,
+        )
+        return updater
 
     def build(self) -> List[nn.Variable]:
         """The losses: one, or several that go backward one by one."""
         b, h = Builder(self.kept, self.program.limit), self.x
+        varied = self.program.rebuilt == "varied"
+        # All that there is in the first graph, which makes the parameters.
+        steps = self.program.steps[: -1 if varied and self.number % 2 else None]
+        heads = self.program.heads[: 1 if varied and self.number % 3 == 2 else None]
         reached: List[nn.Variable] = []
-        for index, (name, again) in enumerate([("layer", False), *self.program.steps]):
+        inner: List[nn.Variable] = []
+        for index, (name, again) in enumerate([("layer", False), *steps]):
             b.scope = f"{index} {name}"
             with nn.recompute(again and self.recompute and name not in NOT_AGAIN):
                 h = STEPS[name](b, h)
@@ -389,12 +471,22 @@ class Run:
                 # that works in place.
                 h = F.affine(h, b.parameter("closing", WIDTH, WIDTH))
             reached.append(h)
+            if self.program.toggled == "inner" and not index:
+                b.scope = "side"
+                h = h + layer(b, h)
+                inner.append(h.parent.inputs[1])
         losses = []
-        for index, head in enumerate(self.program.heads):
+        for index, head in enumerate(heads):
             b.scope = f"head {index}"
             one = HEADS[head.kind](b, reached[max(len(reached) - 1 - head.after, 0)], self.t)
             losses.append(WEIGHTS[head.weight](one, head.factor, self.factors[index]))
-        return losses if self.program.apart else [COMBINATIONS[self.program.combination](losses)]
+        if not self.program.apart:
+            losses = [COMBINATIONS[self.program.combination](losses)]
+        ends = [v for loss in losses for v in loss.parent.inputs if v.need_grad]
+        self.freezable = {"inner": inner, "nothing": ends}
+        for variable in self.freezable.get(self.cut, ()):
+            variable.need_grad = False
+        return losses
 
     def feed(self) -> None:
         """The next batch; each is fed once."""
@@ -408,12 +500,37 @@ class Run:
         if self.program.rebuilt and self.number > 1:
             self.losses = self.build()
 
-    def begin(self, iteration: int) -> None:
-        """Freeze a parameter, or thaw it."""
-        if self.program.toggled and iteration in (1, 3):
+    def begin(self) -> None:
+        """Freeze something, or thaw it; set a learning rate."""
+        if self.iteration in (1, 3):
+            self.toggle(frozen=self.iteration == 1)
+        if self.program.rates and self.iteration == 2:
+            self.solver.set_learning_rate(2.0**-6)
+
+    def toggle(self, *, frozen: bool) -> None:
+        """Freeze, or thaw, what the program says."""
+        if self.program.toggled == "parameter":
             known, own = nn.get_parameters(grad_only=False), self.solver.get_parameters()
-            first = known[min(own)]
-            first.need_grad = iteration == 3
+            known[min(own)].need_grad = not frozen
+        else:
+            self.cut = self.program.toggled if frozen else ""
+            for variable in self.freezable.get(self.program.toggled, ()):
+                variable.need_grad = not frozen
+
+    def refuse(self) -> None:
+        """An iteration in which nothing has a gradient."""
+        self.refused = True
+        if self.way in ("plain", "nnabla"):
+            self.feed()
+            if not self.program.undone:
+                self.losses[0].forward(clear_no_need_grad=self.program.clear)
+            return
+        try:
+            self.iterate()
+        except ValueError as error:
+            assert "needs no gradient" in str(error)  # noqa: PT017
+        else:
+            raise AssertionError("a loss without a gradient is not refused")
 
     def gradients(self, solver: Any) -> None:
         """Note the complete gradients, and clip them."""
@@ -426,43 +543,92 @@ class Run:
             for v in solver.get_parameters().values():
                 v.grad.data = np.clip(v.g, -1e-3, 1e-3)
 
-    def train(self, way: str, config: Optional[AdaLossConfig], **options: Any) -> Records:
+    def train(self) -> Records:
         """See `Program.train`."""
-        found: Records = []
-        program, solver = self.program, self.solver
-        updater: Any = None
-        scaler = GradScaler(solver, config=config) if way == "scaler" else None
-        if way == "updater":
+        with self.saving():
+            return [*self.records()]
 
-            def feed() -> None:
-                self.feed()
-                if program.rebuilt:
-                    updater.loss = self.losses[0]
+    def resume(self, path: str, then: Moment) -> Records:
+        """Go on from a checkpoint."""
+        self.iteration, self.number = then.iteration, then.number
+        self.refused = self.number > self.iteration * self.program.batches
+        if 1 < self.iteration <= 3 and self.program.toggled != "nothing":
+            self.toggle(frozen=True)
+        load_checkpoint(path, *self.parts)
+        for name, values in then.kept.items():
+            self.kept[name].d = values
+        return [*self.records()]
 
-            updater = AdaptiveLossScalingUpdater(
-                solver,
-                self.losses[0],
-                feed,
-                clear_buffer=program.clear,
-                accum_grad=program.batches,
-                on_gradients=self.gradients,
-                config=config,
-                max_retries=40,
-                **options,
-            )
-        for iteration in range(program.iterations):
-            self.begin(iteration)
-            if updater is not None:
-                assert updater.update().updated
-            else:
-                self.iterate(scaler)
+    @property
+    def parts(self) -> Tuple[Any, ...]:
+        """The parts of a checkpoint."""
+        return (self.scaler, self.solver) if self.updater is None else (self.updater,)
+
+    def save(self) -> None:
+        """Write the checkpoint, if it is not too late."""
+        iteration = self.iteration if self.updater is None else self.updater.iteration
+        if iteration > self.program.saved:
+            return
+        try:
+            save_checkpoint(self.path, *self.parts)
+        except ValueError as error:
+            assert "the checkpoint would miss" in str(error)  # noqa: PT017
+        else:
+            self.then = Moment(iteration, self.number, {name: v.d.copy() for name, v in self.kept.items()})
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Save from a thread, at any time."""
+        if self.updater is None or not self.path or not self.program.saved:
+            yield
+            return
+        ended, called, errors = threading.Event(), threading.Event(), []
+
+        def save() -> None:
+            try:
+                self.save()
+            except BaseException as error:
+                errors.append(error)
+            called.set()
+
+        def run() -> None:
+            while not ended.wait(random.expovariate(100.0)):
+                called.clear()
+                self.updater.when_idle(save)
+                called.wait()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def records(self) -> Iterator[Tuple[int, Dict[str, np.ndarray]]]:
+        """Run the iterations that are left."""
+        while self.iteration < self.program.iterations:
+            self.begin()
+            if self.cut == "nothing":
+                if not self.refused:
+                    self.refuse()
+                self.toggle(frozen=False)
+            self.iterate()
+            self.iteration += 1
             parameters = {name: v.d.copy() for name, v in nn.get_parameters(grad_only=False).items()}
             others = {f"{name} kept": v.d.copy() for name, v in self.kept.items()}
-            found.append({**parameters, **others, **self.seen})
-        return found
+            yield self.iteration, {**parameters, **others, **self.seen}
+            if self.scaler is not None and self.path and self.iteration == self.program.saved:
+                self.save()
 
-    def iterate(self, scaler: Optional[GradScaler]) -> None:
-        """One iteration of a loop of the user's own."""
+    def iterate(self) -> None:
+        """One iteration."""
+        if self.updater is not None:
+            assert self.updater.update().updated
+            return
+        scaler = self.scaler
         self.solver.zero_grad()
         for _ in range(self.program.batches):
             self.feed()

@@ -61,11 +61,13 @@ def programs(draw: Any) -> Program:
         tuple(steps),
         tuple(heads),
         draw(st.sampled_from(["Sgd", "Momentum", "Adam"])),
-        rebuilt=draw(st.booleans()),
+        rebuilt=draw(st.sampled_from(["", "", "same", "varied"])),
         clear=draw(st.booleans()),
         batches=draw(st.sampled_from([1, 1, 2])),
         clip=draw(st.sampled_from(["", "", "norm", "value"])),
-        toggled=draw(st.booleans()),
+        toggled=draw(st.sampled_from(["", "", "parameter", "inner", "nothing"])),
+        rates=draw(st.booleans()),
+        saved=draw(st.sampled_from([0, 0, 0, 1, 2, 3, 4])),
         input_gradient=draw(st.booleans()),
         apart=draw(st.booleans()),
         combination=draw(st.sampled_from(["sum", *COMBINATIONS])),
@@ -91,20 +93,22 @@ def check(program: Program, way: Way) -> None:
     """Assert that no bit is another, but for what is subnormal without a scale."""
     if way.kind == "updater":
         program = program._replace(apart=False, limit=np.inf if way.drawn else program.limit)
+        if program.rebuilt == "varied" or program.toggled == "nothing":
+            program = program._replace(saved=0)
     else:
-        program = program._replace(limit=np.inf)
+        program = program._replace(limit=np.inf, undone=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = program.train("plain")
-        if not all(np.isfinite(array).all() for one in expected for array in one.values()):
+        expected = dict(program.train("plain"))
+        if not all(np.isfinite(array).all() for one in expected.values() for array in one.values()):
             return
         if any(again for _, again in program.steps):
-            for one, other in zip(program.train("nnabla"), expected):
-                assert_equal(one, other)
+            for iteration, one in program.train("nnabla"):
+                assert_equal(one, expected[iteration])
         found = way.train(program)
-    for iteration, (one, other) in enumerate(zip(found, expected)):
-        assert one.keys() == other.keys()
-        for name, array in other.items():
+    for iteration, one in found:
+        assert one.keys() == expected[iteration].keys()
+        for name, array in expected[iteration].items():
             assert_same_above_subnormals(bits(one[name]), bits(array), f"{name} of iteration {iteration}")
 
 
