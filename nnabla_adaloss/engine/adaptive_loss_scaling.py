@@ -198,7 +198,7 @@ class AdaptiveLossScaling:
             )
         self.components, self._chooser = before.components, before._chooser
         self.guard.state = before.guard.state
-        self.iteration = self.components.iteration + 1
+        self.iteration = before.iteration
         self._graph.go_on_from(before._graph)
         self._nonfinite = before._nonfinite
         self._reader.go_on_from(before._reader)
@@ -403,16 +403,19 @@ class AdaptiveLossScaling:
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next scales, as plain numbers, strings, lists and dicts."""
         prepared, method_alphas = self._graph.current(), self._chooser.method_alphas
-        return state_of(prepared, self.components, method_alphas, self.iteration, self._storage.drawn.count)
+        iteration, draws = self.iteration, self._storage.drawn.count
+        return state_of(prepared, self._graph.others, self.components, method_alphas, iteration, draws)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned; ValueError, and no change, if that cannot be."""
+        """Take over what `state_dict` returned; ValueError, and no change, if that cannot be. Topologies of
+        which there is no graph yet wait for their first one.
+        """
         prepared = self._graph.current()
-        prepared.schedules, memory, self.iteration, self._storage.drawn.count = load_state(
+        prepared.schedules, memory, self.iteration, self._storage.drawn.count, others = load_state(
             state, prepared, self.components.memory, self._chooser.method_alphas
         )
         self.components = Seen(memory)
-        self._graph.forget_others()
+        self._graph.load_others(others)
 
     def forward(
         self,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..core.config import AdaLossConfig
@@ -17,6 +18,7 @@ from ..graph.plan import GraphPlan, PlanOptions
 from ..kernels import Kernels, measurements_by
 from ..kernels.scratch import ScratchPool
 from .prepared_graph import PreparedGraph
+from .saved_state import Saved, load_topology, of_topology, topology_state, without_schedule
 from .shared_gradients import SharedGradients
 from .statistics import Statistics, Wanted
 
@@ -35,7 +37,7 @@ class Topology(NamedTuple):
 class GraphCache:
     """Prepares the graph of one loss, and again when it has changed."""
 
-    undone = "_present", "_before", "_others"
+    undone = "_present", "_before", "_others", "_waiting"
 
     def __init__(
         self,
@@ -69,6 +71,8 @@ class GraphCache:
         self._shared_gradients = SharedGradients()
         # Other topologies of the network, the last one last.
         self._others: Tuple[Topology, ...] = ()
+        # Saved states of topologies from before these, of which there was no graph yet.
+        self._waiting: Tuple[Saved, ...] = ()
         # The graph as it was when it was last checked; and the graph before it, perhaps of another loss.
         self._present: Optional[PreparedGraph] = None
         self._before: Optional[PreparedGraph] = None
@@ -97,26 +101,33 @@ class GraphCache:
 
     def go_on_from(self, before: GraphCache) -> None:
         """Take over the state of the network's graph before, or of one that was wired alike."""
-        self.pool, self._others = before.pool, before._others
+        self.pool, self._others, self._waiting = before.pool, before._others, before._waiting
         self._shared_gradients = before._shared_gradients
         self._present, self._before = None, before._present or before._before
 
     def drop_schedules(self) -> None:
         """Have scales chosen again, for graphs of any topology."""
         self._others = tuple([one._replace(schedules=one.schedules.drop()) for one in self._others])
+        self._waiting = tuple(map(without_schedule, self._waiting))
         for one in (self._present, self._before):
             if one is not None:
                 one.schedules = one.schedules.drop()
 
-    def forget_others(self) -> None:
-        """Drop what was learned of graphs of another topology."""
-        self._others = tuple(
-            [one._replace(schedules=self._no_schedules, statistics=()) for one in self._others]
-        )
+    @property
+    def others(self) -> List[Saved]:
+        """The states of other topologies, the last one last."""
+        return [
+            *self._waiting,
+            *(topology_state(one.plan, one.statistics, one.schedules) for one in self._others),
+        ]
+
+    def load_others(self, states: Sequence[Saved]) -> None:
+        """Replace the other topologies by states of `others`, each of which waits for its first graph."""
+        self._others, self._waiting = (), tuple(states)
 
     def forget(self) -> None:
         """Drop what was measured, and have scales chosen again."""
-        self.forget_others()
+        self.load_others(())
         self.drop_schedules()
         self.current().statistics.load({})
 
@@ -135,6 +146,7 @@ class GraphCache:
             if alike is not None:
                 return before.for_graph(graph, alike, self._storage)
         topology = self._take_other(described)
+        is_new = topology is None
         if topology is None:
             plan = GraphPlan(graph, **self._options._asdict(), names=names, one_gradient=shared)
             topology = Topology(plan, self._no_schedules, ())
@@ -142,7 +154,20 @@ class GraphCache:
             state = before.statistics.state(before.plan.measured)
             own = Topology(before.plan, before.schedules, state)
             self._others = (*self._others[2 - _REMEMBERED :], own)
-        return self._prepared(graph, topology)
+            self._waiting = self._waiting[max(0, 1 + len(self._waiting) + len(self._others) - _REMEMBERED) :]
+        found = self._prepared(graph, topology)
+        if is_new and self._waiting:
+            self._load_waiting(found)
+        return found
+
+    def _load_waiting(self, prepared: PreparedGraph) -> None:
+        """Go on from the saved state of this topology, if one waits; damaged, it is as if there were none."""
+        own = of_topology(prepared.plan, self._waiting)
+        self._waiting = tuple([one for one in self._waiting if one not in own])
+        for one in own:
+            with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
+                statistics, prepared.schedules = load_topology(one, prepared)
+                prepared.statistics.load(statistics)
 
     def _take_other(self, described: GraphDescription) -> Optional[Topology]:
         """Take the topology of a graph out of the others."""

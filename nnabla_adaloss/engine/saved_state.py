@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from zlib import crc32
 
 from ..core.layer_alpha import History
 from ..core.memory import Memory, Seen
@@ -24,63 +25,120 @@ SCHEMA = 2
 _MAGNITUDES = 1
 
 
+Saved = Mapping[str, Any]
+
+
 def state_of(
-    prepared: PreparedGraph, seen: Seen, method_alphas: MethodAlphas, iteration: int, draws: int
+    prepared: PreparedGraph,
+    others: Sequence[Saved],
+    seen: Seen,
+    method_alphas: MethodAlphas,
+    iteration: int,
+    draws: int,
 ) -> Dict[str, Any]:
-    """What decides the next scales of a graph, as plain numbers, strings, lists and dicts."""
+    """What decides the next scales of a graph, as plain numbers, strings, lists and dicts; `others`: the
+    states of other topologies, the last one last.
+    """
+    statistics = prepared.statistics.state(prepared.plan.measured)
     return {
         "schema": SCHEMA,
         "iteration": iteration,
-        "network": fingerprint(prepared.plan),
         "dtype": plain(prepared.config.dtype),
-        "statistics": prepared.statistics.state(prepared.plan.measured),
+        **topology_state(prepared.plan, statistics, prepared.schedules),
+        "topologies": list(others),
         "components": seen.state_dict(),
-        "schedule": prepared.schedules.state_dict(),
         "layers": method_alphas.state_dict(),
         "draws": draws,
     }
 
 
+def topology_state(plan: GraphPlan, statistics: Sequence[Any], schedules: ScheduleCache) -> Dict[str, Any]:
+    """The part of a state that belongs to one topology, which `of_topology` finds again."""
+    return {
+        "network": fingerprint(plan),
+        "wiring": _wiring(plan),
+        "statistics": statistics,
+        "schedule": schedules.state_dict(),
+    }
+
+
 def load_state(
-    state: Mapping[str, Any], prepared: PreparedGraph, memory: Memory, method_alphas: MethodAlphas
-) -> Tuple[ScheduleCache, Memory, int, int]:
-    """Take over statistics and histories of a `state_of`; return its schedules, memory, iteration and draws.
-    After a ValueError nothing has changed.
+    state: Saved, prepared: PreparedGraph, memory: Memory, method_alphas: MethodAlphas
+) -> Tuple[ScheduleCache, Memory, int, int, List[Saved]]:
+    """Take over statistics and histories of a `state_of`; return its schedules, memory, iteration, draws, and
+    the states of other topologies. After a ValueError nothing has changed.
     """
     try:
         before = integer("schema", state["schema"]) == _MAGNITUDES
         if not before:
             check_version(state["schema"], SCHEMA)
-        check_network(prepared.plan, list(state["network"]))
+        topologies = topologies_of(state)
+        own = of_topology(prepared.plan, topologies)
+        if not own:
+            _check_network(prepared.plan, topologies)
         iteration, draws = integer("iteration", state["iteration"]), integer("draws", state["draws"])
         schedules, memory = prepared.schedules.drop(), Memory(memory.policy)
         statistics: Dict[int, ArrayStatistics] = {}
         histories: Dict[str, History] = {}
+        others: List[Saved] = []
         if before:
             warn(
                 "the state was saved by an earlier version, which did not remember with which loss weights "
                 "it had measured: scales are measured anew, with the next batch"
             )
         else:
-            statistics = Statistics.loaded(prepared.plan.measured, state["statistics"])
-            schedules = schedules.loaded(
-                state["schedule"],
-                lambda scales, given_scale, weights, together: prepared.schedule(
-                    scales, given_scale, weights, prepared.joined if together else None
-                ),
-                power_of_two=prepared.config.power_of_two,
-            )
+            others = [one for one in topologies if one not in own]
+            for one in own:
+                statistics, schedules = load_topology(one, prepared)
             histories = MethodAlphas.loaded(state["layers"])
             memory = memory.loaded(state["components"])
             # Gains do not depend on the format; scales do, and are chosen again. Older states do not have it.
             dtype = plain(prepared.config.dtype)
             if state.get("dtype", dtype) != dtype:
-                schedules = schedules.drop()
+                schedules, others = schedules.drop(), [*map(without_schedule, others)]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
     prepared.statistics.load(statistics)
     method_alphas.load(histories)
-    return schedules, memory, iteration, draws
+    return schedules, memory, iteration, draws, others
+
+
+def load_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, ArrayStatistics], ScheduleCache]:
+    """Statistics and schedules of a `topology_state`; KeyError, TypeError, AttributeError, IndexError or
+    ValueError where it is damaged.
+    """
+    return Statistics.loaded(prepared.plan.measured, saved["statistics"]), prepared.schedules.loaded(
+        saved["schedule"],
+        lambda scales, given_scale, weights, together: prepared.schedule(
+            scales, given_scale, weights, prepared.joined if together else None
+        ),
+        power_of_two=prepared.config.power_of_two,
+    )
+
+
+def topologies_of(state: Saved) -> List[Saved]:
+    """Each `topology_state` in a state, that of the last graph last; KeyError or TypeError as above."""
+    # States of earlier versions have one, and do not tell how its functions are wired.
+    return [
+        {
+            "network": list(one["network"]),
+            "wiring": one.get("wiring"),
+            "statistics": list(one["statistics"]),
+            "schedule": {**one["schedule"]},
+        }
+        for one in (*state.get("topologies", ()), state)
+    ]
+
+
+def without_schedule(saved: Saved) -> Saved:
+    """A `topology_state` with which scales are chosen again."""
+    return {**saved, "schedule": {**saved["schedule"], "chosen": []}}
+
+
+def of_topology(plan: GraphPlan, states: Sequence[Saved]) -> List[Saved]:
+    """Those of some states that are of graphs with this plan."""
+    network, wiring = fingerprint(plan), _wiring(plan)
+    return [one for one in states if one["network"] == network and one["wiring"] in (None, wiring)]
 
 
 def fingerprint(plan: GraphPlan) -> List[str]:
@@ -92,9 +150,22 @@ def fingerprint(plan: GraphPlan) -> List[str]:
     ]
 
 
-def check_network(plan: GraphPlan, network: Sequence[str]) -> None:
-    """Raise ValueError unless `network` is the fingerprint of this one."""
-    ours = fingerprint(plan)
-    if list(network) != ours:
-        theirs, mine = next((a, b) for a, b in zip_longest(network, ours) if a != b)
-        raise ValueError(f"state is of another network: it has {theirs} where this one has {mine}")
+def _wiring(plan: GraphPlan) -> int:
+    """The CRC-32 of what each function reads and writes, and which of it is a scalar."""
+    described = plan.described
+    return crc32(repr((described.inputs, described.outputs, sorted(plan.single))).encode())
+
+
+def _check_network(plan: GraphPlan, topologies: Sequence[Saved]) -> None:
+    """Raise ValueError unless this may be another topology of a network: it shares functions with parameters,
+    and none that it shares has others.
+    """
+    ours, network = fingerprint(plan), topologies[-1]["network"]
+    theirs = {line for one in topologies for line in one["network"]}
+    own = {line: f"{node.type_name} {node.label} " for line, node in zip(ours, plan.nodes) if node.leaves}
+    others = ((b, a) for a in own if a not in theirs for b in network if b.startswith(own[a]))
+    first = next(others, None)
+    if first is None and theirs.isdisjoint(own):
+        first = next(pair for pair in zip_longest(network, ours) if pair[0] != pair[1])
+    if first is not None:
+        raise ValueError(f"state is of another network: it has {first[0]} where this one has {first[1]}")

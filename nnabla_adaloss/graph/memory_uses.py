@@ -12,7 +12,8 @@ from .functions import hands_memory_on
 class MemoryUses(NamedTuple):
     """When the memory of leaves and outputs is used, by position with the index of a function."""
 
-    leaves: Dict[int, int]  # nameless ones but for `cut_off`, by the first function that reads their contents
+    # But for trained parameters and `cut_off`, by the first function that reads their contents.
+    leaves: Dict[int, int]
     outputs: Dict[int, int]  # but for memory that was handed on, by the function that writes it
     cut_off: List[int]  # outputs that are also read as leaves, but by later functions only
 
@@ -41,6 +42,7 @@ def memory_uses(described: GraphDescription) -> MemoryUses:
             reads = of_leaves if producer is None else of_others
             reads[position] = min(reads.get(position, never), at)
     cut_off = [p for p, index in of_leaves.items() if filled.get(p, never) < index]
-    left_out = {*cut_off, *(p for p, (_, name) in described.kept.items() if name is not None)}
+    trained = {p for p, need in zip(described.inputs.positions, described.needs) if need}
+    left_out = {*cut_off, *(p for p in trained if described.kept.get(p, (0, None))[1] is not None)}
     leaves = {p: index for p, index in of_leaves.items() if p not in left_out}
     return MemoryUses(leaves, outputs, cut_off)

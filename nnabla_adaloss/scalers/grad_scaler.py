@@ -16,6 +16,7 @@ from ..core.validation import boolean, explains_keywords, instance_or_none, inte
 from ..core.verdict import Rules
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
+from ..engine.saved_state import topologies_of
 from ..graph.loss import LossLike, LossWrapper, Seed, check_seed, run_backward
 from ..monitor import audience_of
 from ..undo import ArraySnapshot, ForwardState
@@ -310,6 +311,11 @@ class GradScaler:
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(f"{message}: {_METHODS[name]}" if name in _METHODS else message)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether `forward` or `backward` was called since the last `update`."""
+        return bool(self._forwarded or self._used)
+
     def scaling(self, loss: LossLike) -> AdaptiveLossScaling:
         """The engine of a loss: `loss_scale`, `layer_scales`, `plan`, ... of its last backward."""
         return self._losses.of(loss)
@@ -340,8 +346,8 @@ class GradScaler:
         try:
             check_version(state["version"], _VERSION)
             counts = [integer(name, state[name]) for name in ("iteration", "steps", "skipped_steps")]
-            losses = [{**loss, "network": list(loss["network"])} for loss in state["losses"]]
-        except (KeyError, TypeError) as error:
+            losses = [{**loss, "topologies": topologies_of(loss)[:-1]} for loss in state["losses"]]
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"state is damaged, or not a GradScaler's: {error!r}") from error
         self._losses.load(losses)
         self._iteration, self.steps, self.skipped_steps = counts

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
-from ..engine.saved_state import fingerprint
+from ..engine.saved_state import of_topology, topologies_of
 from ..graph.loss import LossLike, variable_of
 from ..undo import ForwardState
 
@@ -72,14 +72,18 @@ class ScaledLosses:
         for other in self._known.values():
             scaling.share_draws(other)
         self._known[structure] = scaling
-        if len(self._known) > _REMEMBERED:
-            del self._known[next(iter(self._known))]
+        if len(self._saved) + len(self._known) > _REMEMBERED:
+            # Saved states are older.
+            if self._saved:
+                del self._saved[0]
+            else:
+                del self._known[next(iter(self._known))]
         return scaling
 
 
 def _loaded(scaling: AdaptiveLossScaling, state: Mapping[str, Any]) -> bool:
     """Load a state if it is of the network of this engine; whether it is."""
-    own = list(state["network"]) == fingerprint(scaling.plan)
+    own = bool(of_topology(scaling.plan, topologies_of(state)))
     if own:
         scaling.load_state_dict(state)
     return own

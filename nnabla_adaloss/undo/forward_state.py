@@ -11,7 +11,7 @@ from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import are_readable, is_readable
-from .shared_memory import SharedMemory
+from .shared_memory import SharedMemory, shared_memory_of
 from .snapshot import ArraySnapshot, Contents, contents_of, put_back
 
 Moment = Dict[ArraySnapshot, ArraySnapshot]
@@ -110,14 +110,10 @@ class ForwardState:
                 yield leaf, before
 
     def _find(self, graph: Graph, plan: GraphPlan) -> None:
-        variables, uses = graph.variables, plan.memory_uses
-        self._shared = SharedMemory(
-            [(variables[p], index) for p, index in uses.leaves.items()],
-            [(variables[p], index) for p, index in uses.outputs.items()],
-        )
+        self._shared = shared_memory_of(graph, plan)
         # nnabla may free these before the functions that read them cut off have run.
-        for position in uses.cut_off:
-            variables[position].persistent = True
+        for position in plan.memory_uses.cut_off:
+            graph.variables[position].persistent = True
         known: Dict[ArraySnapshot, None] = {}
         lasting: List[nn.Variable] = []
         passing: List[nn.Variable] = []

@@ -8,6 +8,9 @@ from typing import List, Sequence, Tuple
 
 import nnabla as nn
 
+from ..graph.graph import Graph
+from ..graph.plan import GraphPlan
+
 _references = attrgetter("get_number_of_references")
 
 # How often a search is begun again because other Variables were dropped meanwhile.
@@ -55,6 +58,15 @@ class SharedMemory:
         # The next time, their counts tell these leaves from the outputs.
         self._marks += _marks([read for read in reads if read not in found])
         return [v for v, _ in writes], [v for v, _ in carried]
+
+
+def shared_memory_of(graph: Graph, plan: GraphPlan) -> SharedMemory:
+    """The search in a graph with this plan."""
+    variables, uses = graph.variables, plan.memory_uses
+    return SharedMemory(
+        [(variables[p], index) for p, index in uses.leaves.items()],
+        [(variables[p], index) for p, index in uses.outputs.items()],
+    )
 
 
 def _overwriting(reads: List[Use], writes: List[Use]) -> List[Use]:

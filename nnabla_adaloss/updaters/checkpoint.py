@@ -21,6 +21,7 @@ from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..errors import warn
 from ..state import StateFileError
 from ..state.whole_file import replace_file, special_kind
+from ..undo.shared_memory import shared_memory_of
 from .loop import TrainingLoop
 from .solvers import has
 
@@ -60,7 +61,7 @@ def save_checkpoint(
         ValueError: something that the training needs is in none of the parts, such as the running statistics
             of a Module that is not given; or two parameters have one name.
         RuntimeError: an update of one of the parts is running, as in a signal handler, in `on_gradients` or
-            beside another thread: use `updater.when_idle`; or a `GradScaler` has run `backward`, and `update`
+            beside another thread: use `updater.when_idle`; or a `GradScaler` has run `forward`, and `update`
             not yet.
         OSError: the file cannot be written. Whatever is raised, an older one is left as it was.
 
@@ -79,10 +80,9 @@ def save_checkpoint(
     if hasattr(path, "state_dict"):
         raise TypeError("path comes first: save_checkpoint(path, updater)")
     saved, modules, kept = *_with_solvers(parts), _plain(extra)
-    # Losses of a `GradScaler` that have run backward since its last `update()`.
-    if any(getattr(part, "_used", None) for part in saved):
+    if any(getattr(part, "has_begun", False) for part in saved):
         raise RuntimeError(
-            "save_checkpoint() between backward() and update() of a GradScaler, whose state does not have "
+            "save_checkpoint() between forward() and update() of a GradScaler, whose state does not have "
             "the iteration yet: call it after update()"
         )
     written = io.BytesIO()
@@ -228,7 +228,7 @@ def _parameters(parts: List[Any], modules: List[Any]) -> Dict[str, nn.Variable]:
     if missing is not None:
         raise ValueError(
             f"{missing}, which the checkpoint would miss: give its Module, too, as in save_checkpoint(path, "
-            "updater, net), or have nn.get_parameters() list it"
+            "updater, net), or have nn.get_parameters() list it, as what get_parameter_or_create makes"
         )
     return found
 
@@ -276,7 +276,7 @@ def _engines(parts: List[Any]) -> Iterator[AdaptiveLossScaling]:
 
 
 def _unsaved_by_forward(engines: List[AdaptiveLossScaling], known: Set[nn.NdArray]) -> Iterator[str]:
-    """Variables that forward writes, such as running statistics, and that are not known."""
+    """Variables that forward writes, such as running statistics or a carried state, if not known."""
     for engine in engines:
         plan, leaves = engine.plan, engine.graph.leaves
         for position, written in plan.fixed.items():
@@ -285,6 +285,9 @@ def _unsaved_by_forward(engines: List[AdaptiveLossScaling], known: Set[nn.NdArra
                 readers = zip(plan.labels, plan.described.inputs.by_function())
                 label = next(label for label, read in readers if position in read)
                 yield f"{label} writes a Variable of shape {leaf.shape}"
+        for leaf in shared_memory_of(engine.graph, plan).find()[1]:
+            if leaf.data not in known:
+                yield f"an input of shape {leaf.shape} carries on what an output wrote to its data"
 
 
 def _unsaved_of_modules(engines: List[AdaptiveLossScaling], known: Set[nn.NdArray]) -> Iterator[str]:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import warnings
-from typing import Any
+from typing import Any, List, Sequence
 
 import nnabla as nn
 import nnabla.functions as F
@@ -85,18 +85,108 @@ def test_what_a_state_knows_nothing_of_is_measured_first() -> None:
 def test_of_another_network_the_first_function_that_differs_is_named() -> None:
     scaling = trained(1, "amax_history")
     before = scaling.state_dict()
-    network = before["network"]
-    mean, last = re.escape(network[0]), re.escape(network[-1])
+    mean, square, last, *more = before["network"]
+    assert last == "Affine b/affine 3x2 2"
     for theirs, said in (
-        (["Affine other 2x3", *network[1:]], f"it has Affine other 2x3 where this one has {mean}"),
-        (network[:-1], f"it has None where this one has {last}"),
-        ([*network, "more"], "it has more where this one has None"),
+        (["Affine other 3x2", mean], f"Affine other 3x2 where this one has {re.escape(mean)}"),
+        ([mean], f"None where this one has {re.escape(square)}"),
+        ([mean, square, "Affine b/affine 3x5 5", *more], f"Affine b/affine 3x5 5 where this one has {last}"),
     ):
-        with pytest.raises(ValueError, match=f"state is of another network: {said}"):
+        with pytest.raises(ValueError, match=f"^state is of another network: it has {said}$"):
             scaling.load_state_dict({**before, "network": theirs})
         assert scaling.state_dict() == before
 
 
+def unrolled(length: int, unlike: bool = False) -> nn.Variable:
+    """A recurrent net of so many steps; `unlike`: wired otherwise, with the same names."""
+    xs = [nn.Variable((2, 3)) for _ in range(length)]
+    h = nn.Variable((2, 3))
+    for t, x in enumerate([h, *xs]):
+        x.d = np.random.RandomState(t).randn(2, 3)
+    for x in xs:
+        h = F.tanh(PF.affine(x, 3, name="x") + PF.affine(h, 3, name="h"))
+    return F.mean(PF.affine((h + xs[0]) + h if unlike else (h + h) + xs[0], 2, name="b") ** 2)
+
+
+def in_turn(losses: Sequence[nn.Variable], before: Any, passes: int, method: Any) -> List[Any]:
+    """Scales of passes through graphs that take turns, and the last engine."""
+    config, found = AdaLossConfig(loss_scale_method=method, measure_every=3), []
+    for index in range(passes):
+        scaling = AdaptiveLossScaling(losses[index % len(losses)], config)
+        if before is not None:
+            scaling.go_on_from(before)
+        run(scaling)
+        scaling.after_update()
+        found.append((scaling.result.kind, scaling.accumulated_scales, scaling.loss_scale))
+        before = scaling
+    return [found, before]
+
+
+def engine_with(state: Any, loss: nn.Variable, method: Any) -> AdaptiveLossScaling:
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(loss_scale_method=method, measure_every=3))
+    scaling.load_state_dict(json.loads(json.dumps(state)))
+    return scaling
+
+
+@METHODS
+@pytest.mark.parametrize("built", [0, 1, 2])
+@pytest.mark.parametrize("others", [(2, True), (4, False)])
+def test_topologies_that_are_not_built_yet_wait(others: Any, built: int, method: Any) -> None:
+    losses = [unrolled(2), unrolled(3), unrolled(*others)]
+    _, scaling = in_turn(losses, None, 12, method)
+    saved = scaling.state_dict()
+    assert len(saved["topologies"]) == 2
+    expected, last = in_turn(losses, scaling, 12, method)
+    # Built once more: no graph of before is known.
+    again = [unrolled(2), unrolled(3), unrolled(*others)]
+    scaling = engine_with(saved, again[built], method)
+    found, other = in_turn(again, scaling, 12, method)
+    assert found == expected
+    assert other.state_dict() == last.state_dict()
+
+
+def test_a_state_of_other_topologies_loads_by_name_and_is_saved_again() -> None:
+    losses = [unrolled(2), unrolled(3)]
+    _, scaling = in_turn(losses, None, 8, "approx_range")
+    saved = scaling.state_dict()
+    other = engine_with(saved, unrolled(4), "approx_range")
+    assert other.components.gains() == scaling.components.gains()
+    again = other.state_dict()
+    assert [one["network"] for one in again["topologies"]] == [
+        saved["topologies"][0]["network"],
+        saved["network"],
+    ]
+    found, _ = in_turn(losses, engine_with(again, unrolled(4), "approx_range"), 4, "approx_range")
+    assert found == in_turn(losses, scaling, 4, "approx_range")[0]
+    # An overflow has scales of all of them chosen again; forgetting leaves nothing.
+    other.after_overflow()
+    assert not any(one["schedule"]["chosen"] for one in other.state_dict()["topologies"])
+    other.forget()
+    assert other.state_dict()["topologies"] == []
+
+
+def test_a_damaged_state_of_a_topology_is_as_none_when_its_graph_comes() -> None:
+    losses = [unrolled(2), unrolled(3)]
+    _, scaling = in_turn(losses, None, 8, "approx_range")
+    saved = scaling.state_dict()
+    saved["topologies"][0]["statistics"] = [[99, None, None]]
+    saved["topologies"][0]["schedule"]["since"] = "x"
+    other = engine_with(saved, losses[1], "approx_range")
+    found, last = in_turn(losses, other, 2, "approx_range")
+    assert last.state_dict()["topologies"]
+    assert found[0][0] == "measuring"
+
+
+@pytest.mark.parametrize("damage", [{"topologies": 3}, {"topologies": [{}]}, {"topologies": [[]]}], ids=str)
+def test_damaged_topologies_are_refused(damage: Any) -> None:
+    scaling = trained(2, "amax_history")
+    before = scaling.state_dict()
+    with pytest.raises(ValueError, match="damaged"):
+        scaling.load_state_dict({**before, **damage})
+    assert scaling.state_dict() == before
+
+
+OPTIONAL = ["dtype", "topologies", "wiring"]  # versions before this one did not save them
 PARTS = ["schema", "network", "statistics", "components", "schedule", "layers", "draws", "iteration"]
 
 
@@ -104,8 +194,7 @@ PARTS = ["schema", "network", "statistics", "components", "schedule", "layers", 
 def test_a_state_without_a_part_is_damaged(part: str) -> None:
     scaling = trained(2, "approx_range")
     before = scaling.state_dict()
-    # Versions before this one did not save the format.
-    assert sorted(before) == sorted([*PARTS, "dtype"])
+    assert sorted(before) == sorted([*PARTS, *OPTIONAL])
     saved = {key: value for key, value in before.items() if key != part}
     with pytest.raises(ValueError, match=f"damaged, or none of an AdaptiveLossScaling: KeyError.'{part}'"):
         scaling.load_state_dict(saved)

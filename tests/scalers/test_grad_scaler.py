@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -468,6 +468,35 @@ def test_a_copy_by_its_state_goes_on_as_the_original(seen: bool) -> None:
         n.iterate()
     assert_equal(snapshot(), expected)
     assert n.scaler.steps == 6
+
+
+@pytest.mark.parametrize("count", [2, 10])
+def test_a_copy_remembers_the_losses_that_the_original_would(count: int) -> None:
+    """More than are remembered, too."""
+
+    def unrolled(number: int) -> nn.Variable:
+        h = data(4, 3, seed=number)
+        for _ in range(1 + number % count):
+            h = F.tanh(PF.affine(h, 3, name="h", rng=np.random.RandomState(0)))
+        return F.mean(PF.affine(h, 2, name="out", rng=np.random.RandomState(1)) ** 2)
+
+    nn.clear_parameters()
+    unrolled(0)
+    solver = solver_of(S.Sgd(0.0))
+
+    def steps(numbers: Sequence[int], state: Any = None) -> Tuple[Any, Any]:
+        scaler, found = GradScaler(solver, storage="float16"), []
+        if state is not None:
+            scaler.load_state_dict(json.loads(json.dumps(state)))
+        for number in numbers:
+            loss = unrolled(number)
+            assert scaler_step(scaler, solver, loss)
+            found.append((scaler.scaling(loss).result.kind, scaler.scaling(loss).accumulated_scales))
+        return found, scaler.state_dict()
+
+    saved, end = 2 * count + 3, 4 * count
+    straight, _ = steps(range(end))
+    assert steps(range(saved, end), steps(range(saved))[1])[0] == straight[saved:]
 
 
 def test_a_state_that_is_none_changes_nothing() -> None:

@@ -12,6 +12,7 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 import pytest
+from nnabla.parameter import get_parameter_or_create
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, FormatEmulation
 from tests.worlds.tampering import Gate
@@ -30,6 +31,7 @@ def net(
     *,
     rate: float = 0.1,
     keep: bool = False,  # the last state, to be read between updates
+    named: bool = False,  # whether the first state is a parameter
 ) -> SimpleNamespace:
     """A recurrent net of two steps, whose last state becomes its first one: `carry` makes it so, once, and
     returns what is added to the loss; or `feeder` does, before each batch. `factors` multiply gradients.
@@ -37,7 +39,7 @@ def net(
     nn.clear_parameters()
     rng = np.random.RandomState(0)
     x, grown = nn.Variable((2, 4, 3)), Gate()
-    first = h = nn.Variable((4, 3))
+    first = h = get_parameter_or_create("h0", (4, 3), need_grad=False) if named else nn.Variable((4, 3))
     first.data.zero()
     for x_t in F.split(x, axis=0):
         h = F.tanh(PF.affine(x_t, 3, name="x", rng=rng) + PF.affine(h, 3, name="h", rng=rng))
@@ -86,6 +88,7 @@ def copy_values(first: nn.Variable, last: nn.Variable) -> None:
 
 WAYS: Dict[str, Dict[str, Any]] = {
     "shared": {"carry": share},
+    "shared by a parameter": {"carry": share, "named": True},
     "reshaped in place": {"carry": share_a_reshaped_output},
     "assigned": {"carry": assign},
     "shared later": {"feeder": share, "keep": True},
@@ -179,6 +182,25 @@ def test_batches_that_are_lost_leave_the_state_as_it_was(
     n.factors.clear()
     updater.data_feeder = feed
     assert updater.update().updated
+
+
+@pytest.mark.parametrize("on_overflow", ["repeat", "next"])
+def test_a_copy_behind_each_update_goes_on_from_the_last_batch_that_was_used(on_overflow: str) -> None:
+    n = net(keep=True)
+    updater = updater_of(n, on_overflow=on_overflow, on_nonfinite_loss="skip")
+    feed, updated = n.feed, []
+
+    def feed_a_bad_batch_at_times() -> None:
+        feed()
+        if updater.counters.fed % 3 == 1:
+            n.x.d[0, 0, 0] = np.nan
+
+    updater.data_feeder = feed_a_bad_batch_at_times
+    for _ in range(9):
+        updated.append(updater.update().updated)
+        if updated[-1]:
+            n.first.d = n.last.d
+    assert updated == [True, False, True] * 3
 
 
 def test_a_fault_is_looked_for_from_the_state_that_the_batch_began_with() -> None:

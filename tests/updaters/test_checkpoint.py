@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from nnabla.experimental.parametric_function_class.affine import Affine
 from nnabla.experimental.parametric_function_class.batch_normalization import BatchNormalization
 from nnabla.experimental.parametric_function_class.module import Module as ClassModule
+from nnabla.parameter import get_parameter_or_create
 
 from nnabla_adaloss import (
     AdaptiveLossScalingUpdater,
@@ -265,13 +266,17 @@ def test_an_iteration_of_a_scaler_that_has_begun_is_not_saved(tmp_path: Path) ->
     loss = network(constant(np.ones((8, 5))))
     solver = solver_of(S.Sgd(0.1))
     scaler = GradScaler(solver, storage="float16")
-    for verb in (scaler.forward, scaler.backward):
-        save_checkpoint(tmp_path / "c", scaler, solver)
-        verb(loss)
-    for step in (scaler.unscale_, scaler.step):
-        with pytest.raises(RuntimeError, match=r"between backward\(\) and update\(\) .*: call it after"):
+    save_checkpoint(tmp_path / "c", scaler, solver)
+    calls = (
+        (scaler.forward, loss),
+        (scaler.backward, loss),
+        (scaler.unscale_, solver),
+        (scaler.step, solver),
+    )
+    for call, argument in calls:
+        call(argument)
+        with pytest.raises(RuntimeError, match=r"between forward\(\) and update\(\) .*: call it after"):
             save_checkpoint(tmp_path / "c", scaler, solver)
-        step(solver)
     scaler.update()
     save_checkpoint(tmp_path / "c", scaler, solver)
 
@@ -306,6 +311,43 @@ def test_a_training_goes_on_in_another_storage_with_scales_for_it(
         always.update()
     for name, scale in always.scaling.layer_scales.items():
         assert 0.25 <= again.scaling.layer_scales[name] / scale <= 4.0
+
+
+def carrying(*, named: bool) -> AdaptiveLossScalingUpdater:
+    """A training whose last state becomes its first one, in the same memory."""
+    nn.clear_parameters()
+    x, rng = nn.Variable((4, 3)), np.random.RandomState(0)
+    before = get_parameter_or_create("h0", (4, 3), need_grad=False) if named else nn.Variable((4, 3))
+    before.data.zero()
+    now = F.tanh(PF.affine(x, 3, name="x", rng=rng) + PF.affine(before, 3, name="h", rng=rng))
+    before.data = now.data
+
+    def feed() -> None:
+        x.d = np.random.default_rng(updater.counters.fed).standard_normal(x.shape)
+
+    updater = updater_of(F.mean(PF.affine(now, 2, name="out", rng=rng) ** 2), feed, solver=S.Adam(1e-2))
+    return updater
+
+
+def test_a_state_that_is_carried_in_shared_memory_is_saved_as_a_parameter_or_refused(tmp_path: Path) -> None:
+    first = carrying(named=True)
+    for _ in range(3):
+        first.update()
+    save_checkpoint(tmp_path / "c", first)
+    for _ in range(3):
+        first.update()
+    expected = everything(first)
+    assert expected[0]["h0"].any()
+    again = carrying(named=True)
+    load_checkpoint(tmp_path / "c", again)
+    for _ in range(3):
+        again.update()
+    np.testing.assert_equal(everything(again), expected)
+    missed = (
+        r"^an input of shape \(4, 3\) carries on .* would miss: .*, as what get_parameter_or_create makes$"
+    )
+    with pytest.raises(ValueError, match=missed):
+        save_checkpoint(tmp_path / "c", carrying(named=False))
 
 
 class Called(Gate):
