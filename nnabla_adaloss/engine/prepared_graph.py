@@ -145,7 +145,8 @@ class PreparedGraph:
         """The loss weight of each component, as the graph is now; 1 where all scales are S0 for good."""
         if self.schedules.for_good(given_scale):
             return (1.0,) * len(self.components.names)
-        return self._weights.read(self.graph.variables, on_host=not self.kernels.asynchronous)
+        on_host = not self.kernels.asynchronous
+        return self._weights.read(self.graph.variables, on_host=on_host, in_use=self.schedules.chosen)
 
     def schedule(
         self,

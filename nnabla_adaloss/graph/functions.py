@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import math
+from operator import itemgetter
 from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
-import numpy as np
 
 from ..core.components import GemmSlot
 from .matrix_products import (
@@ -27,10 +27,12 @@ from .matrix_products import (
 class Derivative(NamedTuple):
     """Derivative of a function of scalars by one of its inputs, as far as a loss weight counts it."""
 
-    # Of its arguments, the number of elements of that input, and the value that it reads.
-    of: Callable[[Args, int, float], float]
-    # Index of the input that it reads; None: it is constant.
-    reads: Optional[int] = None
+    # Of its arguments, the number of elements of that input, and the values that it reads.
+    of: Callable[..., complex]
+    # Indices of the inputs that it reads; -1: the output.
+    reads: Tuple[int, ...] = ()
+    # Where these cannot be read: the power with which a factor of that input counts.
+    degree: Callable[[Args], float] = lambda args: 1.0
 
 
 class Function(NamedTuple):
@@ -44,7 +46,7 @@ class Function(NamedTuple):
     linear: bool = True
     # Whether no element of an input gradient of the same size is larger than the largest it gets.
     never_enlarges: bool = False
-    # By input, the derivative at the loss; of an input without one it counts as 1.
+    # By input, the derivative at the loss; of an input without one, and where data choose, it counts as 1.
     derivatives: Tuple[Derivative, ...] = ()
     # Whether the gradients of its inputs stay when backward clears buffers.
     keeps_gradients: bool = False
@@ -91,16 +93,18 @@ _INDICES = Function(keeps_fp32=True)
 _RECURRENT = Function(UNSCALED, own_references=True, operands=(), more_behind=True)
 
 
-def _in_float32(value: float) -> float:
-    with np.errstate(over="ignore"):
-        return float(np.float32(value))
+def _scalar(*derivatives: Derivative, **options: Any) -> Function:
+    return Function(derivatives=derivatives, **{"casts_data": True, **options})
 
 
-_TIMES_CONSTANT = (Derivative(lambda args, size, _: _in_float32(args["val"])),)
-_TIMES_OTHER = tuple([Derivative(lambda args, size, other: _in_float32(other), reads) for reads in (1, 0)])
-_DIVIDED_BY_OTHER = (Derivative(lambda args, size, other: _in_float32(1.0 / other), reads=1),)
-# All of its elements count.
-_SUM = (Derivative(lambda args, size, _: float(size)),)
+_ONE = Derivative(lambda args, size: 1.0)
+_FACTORS = tuple([Derivative(lambda args, size, other: other, (other,)) for other in (1, 0)])
+_OUTPUT = Derivative(lambda args, size, y: y, (-1,))
+_DIVISOR = Derivative(lambda args, size, a, b: -a / b / b, (0, 1), lambda args: -1.0)
+_POWER = Derivative(lambda args, size, x: args["val"] * x ** (args["val"] - 1.0), (0,), itemgetter("val"))
+_DIFFERENCES = tuple(
+    [Derivative(lambda args, size, own, other: 2.0 * (own - other), i) for i in ((0, 1), (1, 0))]
+)
 
 _ROWS: List[Tuple[str, Function]] = [
     # Products with a scale of their own.
@@ -175,15 +179,31 @@ _ROWS: List[Tuple[str, Function]] = [
     ("QuantizeLinear", Function(writes=frozenset({2}))),
     # Arithmetic, activations, reductions, indices.
     (
-        "AddN BcAdd2 MulN Pow2 Maximum2 Minimum2 SquaredError AbsoluteError HuberLoss "
-        "EpsilonInsensitiveLoss AddScalar PowScalar RSubScalar RDivScalar RPowScalar MaximumScalar "
-        "MinimumScalar Abs Exp Log Erf Sin Cos Tan Sinh Cosh ASin ACos ATan ATan2 ASinh ACosh ATanh",
+        "AddN BcAdd2 MulN Pow2 Maximum2 Minimum2 AbsoluteError HuberLoss EpsilonInsensitiveLoss AddScalar "
+        "RSubScalar MaximumScalar MinimumScalar Abs Erf Sin Cos Tan Sinh Cosh ASin ACos ATan ATan2 ASinh "
+        "ACosh ATanh",
         Function(casts_data=True),
     ),
-    ("Mul2", Function(derivatives=_TIMES_OTHER, casts_data=True)),
-    ("Div2", Function(derivatives=_DIVIDED_BY_OTHER, casts_data=True)),
-    ("MulScalar", Function(derivatives=_TIMES_CONSTANT, casts_data=True)),
-    ("Sum", Function(derivatives=_SUM)),
+    ("MulScalar", _scalar(Derivative(lambda args, size: args["val"]))),
+    # All of its elements count.
+    ("Sum", _scalar(Derivative(lambda args, size: size), casts_data=False)),
+    ("Mul2", _scalar(*_FACTORS)),
+    ("Div2", _scalar(Derivative(lambda args, size, b: 1.0 / b, (1,)), _DIVISOR)),
+    ("RDivScalar", _scalar(_DIVISOR._replace(of=lambda args, size, x: -args["val"] / x / x, reads=(0,)))),
+    ("PowScalar", _scalar(_POWER)),
+    ("RPowScalar", _scalar(_OUTPUT._replace(of=lambda args, size, y: math.log(args["val"]) * y))),
+    ("Exp", _scalar(_OUTPUT)),
+    ("Log", _scalar(Derivative(lambda args, size, x: 1.0 / x, (0,), lambda args: 0.0))),
+    ("SquaredError", _scalar(*_DIFFERENCES)),
+    (
+        "Where",
+        _scalar(
+            _ONE,
+            Derivative(lambda args, size, condition: condition != 0.0, (0,)),
+            Derivative(lambda args, size, condition: condition == 0.0, (0,)),
+            casts_data=False,
+        ),
+    ),
     ("Mean", Function(averages=True)),
     (
         "LeakyReLU ReLU6 CReLU ELU CELU SELU GELU Swish Mish SoftPlus SoftSign LogSigmoid HardSigmoid "

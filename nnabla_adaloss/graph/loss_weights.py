@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss weight of each component: what constants at the loss make of its gradients, known before backward.
+"""The loss weight of each component: how scalars at the loss scale its gradients, known before backward.
 
     weight(root) = 1
     weight(v)    = sum over the functions of one element that lead from the loss to v: weight(output) * factor
     factor       = magnitude of the derivative in the table of functions, where it can be read; else 1
     weight(c)    = the largest of its variables; of a component behind a layer: of those before it
 
-What cannot be read counts as 1: what is computed or learned on a GPU, a function such as `loss ** 2`, NaN,
-infinity, a division by zero. So does what lies behind a function that is not linear in its gradient. Weights
-are rounded down to powers of two, so that to divide by them changes no bit.
+What cannot be read counts as 1: what is computed or learned on a GPU, what backward computes again, NaN,
+infinity, a division by zero. Behind a function of degree p without a factor, others count as factor ** p: w
+counts as 1 in log(w * loss), and as w ** p in (w * loss) ** p. Behind a function that is not linear in its
+gradient weights begin at 1. They are rounded down to powers of two, so that to divide by them changes no bit.
 """
 
 from __future__ import annotations
 
 import math
 from copy import copy
-from typing import AbstractSet, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from ctypes import c_float
+from functools import partial
+from typing import AbstractSet, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
 import numpy as np
@@ -24,19 +27,27 @@ from ..core.components import Components, NodeStructure
 from ..core.power_of_two import floor_power_of_two
 from ..host_context import host_view
 from .description import GraphDescription
-from .functions import Derivative, known
+from .functions import Derivative, hands_memory_on, known
 from .loss import Seed
 from .matrix_products import Args
 
+# How far a weight that data decide may rise above the one in use, as overflows are that far away, and fall
+# below it, which costs nothing once the windows have seen it. Losses of batches differ that much.
+_ABOVE, _BELOW = 4.0, 16.0
+
+# A factor that shows in every weight which depends on it.
+_FAR = 2.0**60
+
 
 class Factor(NamedTuple):
-    """A derivative that depends on a variable of one element."""
+    """A derivative that depends on variables of one element."""
 
-    derivative: Derivative
+    # With the positions of what it reads; several where a function reads one variable twice.
+    terms: Tuple[Tuple[Derivative, Tuple[int, ...]], ...]
     args: Args
     size: int  # of the input that it belongs to
-    position: int
-    fed: bool  # whether the variable is a leaf without gradient, such as feeders write
+    fed: bool  # whether all that it reads are leaves without gradient, such as feeders write
+    learned: bool  # whether parameters decide about some of it
 
 
 class Passage(NamedTuple):
@@ -48,7 +59,8 @@ class Passage(NamedTuple):
     before: int  # component of the output
     input: int  # position
     after: int
-    factor: Union[float, Factor]
+    factor: Union[float, Factor, None]
+    degree: float  # the power with which factors behind it count where this one is not known
     counts: bool  # whether `after` is weighed by it: single elements weigh nothing beside arrays
 
 
@@ -97,7 +109,11 @@ class LossWeights:
         self._passages = self._passages_of(nodes, described)
         self._constants = _constants_of(self._passages)
         # The last factors, and the weights that follow from them.
-        self._last: Tuple[Tuple[float, ...], Tuple[float, ...]] = ((), ())
+        self._last: Tuple[Tuple[Optional[float], ...], Tuple[float, ...]] = ((), ())
+        # Components whose weights depend on more than constants and what feeders write.
+        data = [isinstance(one.factor, Factor) and not one.factor.fed for one in self._passages]
+        pairs = zip(*(self._weights([far if moves else 1.0 for moves in data]) for far in (1.0, _FAR)))
+        self._moving = frozenset([index for index, (one, other) in enumerate(pairs) if one != other])
 
     def of_alike(self, nodes: Sequence[NodeStructure], described: GraphDescription) -> LossWeights:
         """The same for graphs that differ in shapes and constants alone."""
@@ -108,63 +124,78 @@ class LossWeights:
         found._passages, found._constants, found._last = passages, _constants_of(passages), ((), ())
         return found
 
-    def read(self, variables: Sequence[nn.Variable], *, on_host: bool) -> Tuple[float, ...]:
+    def read(
+        self, variables: Sequence[nn.Variable], *, on_host: bool, in_use: Iterable[Tuple[float, ...]] = ()
+    ) -> Tuple[float, ...]:
         """The weight of each component, a power of two or 0, from variables as they are now, by position.
 
         `on_host`: all arrays can be read without waiting. Otherwise only what feeders write is read.
+        `in_use`: weights for which there are schedules, the last ones last. These are returned as long as
+        what data decide is near them, so that not every batch needs a schedule of its own.
         """
         factors = self._constants
         if factors is None:
             factors = tuple([_read(one.factor, variables, on_host=on_host) for one in self._passages])
         if factors != self._last[0] or not self._last[1]:
             self._last = factors, self._weights(factors)
-        return self._last[1]
+        weights = self._last[1]
+        if on_host and self._moving:
+            return next(filter(partial(self._is_near, weights), reversed([*in_use])), weights)
+        return weights
+
+    def _is_near(self, weights: Tuple[float, ...], in_use: Tuple[float, ...]) -> bool:
+        return weights == in_use or all(
+            one == own or (index in self._moving and own <= _BELOW * one and one <= _ABOVE * own)
+            for index, (one, own) in enumerate(zip(weights, in_use))
+        )
 
     def _passages_of(self, nodes: Sequence[NodeStructure], described: GraphDescription) -> List[Passage]:
         components, found = self._components, []
         for node in map(nodes.__getitem__, self._at_loss):
-            part = described.inputs.part(node.number)
-            read, producers = described.inputs.positions[part], described.producers[part]
-            by_input = dict(zip(read, known(node.type_name).derivatives))
+            read = described.inputs.positions[described.inputs.part(node.number)]
+            derivatives = known(node.type_name).derivatives
             for position in node.inputs:
                 size = math.prod(described.shapes[position])
-                factor: Union[float, Factor] = 1.0
-                derivative = by_input.get(position)
-                # Of x times x, each input would be counted apart.
-                if derivative is not None and read.count(position) == 1:
-                    other = derivative.reads
-                    if other is None:
-                        factor = _magnitude(derivative, node.args, size)
-                    else:
-                        fed = producers[other] is None and not described.needs[part][other]
-                        factor = Factor(derivative, node.args, size, read[other], fed)
+                own = [derivative for one, derivative in zip(read, derivatives) if one == position]
+                degree = sum([one.degree(node.args) for one in own]) if own else 1.0
+                factor = _factor(own, node, size, described) if own else 1.0
                 before, after = components.producers[node.number], components.of[position]
                 counts = size != 1 or after in components.single
-                found.append(Passage(node.outputs[0], before, position, after, factor, counts))
+                found.append(Passage(node.outputs[0], before, position, after, factor, degree, counts))
         return found
 
-    def _weights(self, factors: Sequence[float]) -> Tuple[float, ...]:
+    def _weights(self, factors: Sequence[Optional[float]]) -> Tuple[float, ...]:
         found = [0.0] * len(self._components.names)
         found[self._components.root] = float(self._root_counts)
         risen = True
         while risen:
             risen = False
-            # Of what comes from the loss through functions of one element alone; and what else comes, too.
-            of_variables, of_others = dict.fromkeys(self._roots, 1.0), {*self._read_otherwise}
+            # Of what comes from the loss through functions of one element alone, by the power with which
+            # factors behind it count; and what else comes, too.
+            of_variables = {root: {1.0: 1.0} for root in self._roots}
+            of_others = {*self._read_otherwise}
             # In backward order, so that what a function hands on has all arrived.
             for one, factor in zip(self._passages, factors):
                 weight, arriving = 0.0, of_variables.get(one.output)
                 if arriving is not None:
-                    weight = of_variables.get(one.input, 0.0) + arriving * factor
-                    # Beyond float64 nothing is known.
-                    of_variables[one.input] = weight = weight if weight < math.inf else 1.0
+                    own = of_variables.setdefault(one.input, {})
+                    for power, part in arriving.items():
+                        if factor is None:
+                            power *= one.degree
+                        else:
+                            part *= _power(factor, power)
+                        # Beyond float64 nothing is known.
+                        part += own.get(power, 0.0)
+                        own[power] = part if part < math.inf else 1.0
+                    weight = sum(own.values())
                 if arriving is None or one.output in of_others:
                     of_others.add(one.input)
                     weight = max(weight, found[one.before])
                 if one.counts and weight > found[one.after]:
                     found[one.after], risen = weight, True
             for way in self._ways:
-                weight = of_variables.get(way.output, found[way.before])
+                arriving = of_variables.get(way.output)
+                weight = found[way.before] if arriving is None else sum(arriving.values())
                 if way.limited:
                     weight = float(weight > 0.0)
                 if weight > found[way.after]:
@@ -172,36 +203,101 @@ class LossWeights:
         return tuple([floor_power_of_two(weight) if weight else 0.0 for weight in found])
 
 
-def _constants_of(passages: Sequence[Passage]) -> Optional[Tuple[float, ...]]:
+def _constants_of(passages: Sequence[Passage]) -> Optional[Tuple[Optional[float], ...]]:
     """The factors, if all of them are constant."""
     factors = tuple([one.factor for one in passages if not isinstance(one.factor, Factor)])
     return factors if len(factors) == len(passages) else None
 
 
-def _read(factor: Union[float, Factor], variables: Sequence[nn.Variable], *, on_host: bool) -> float:
-    """A factor; 1 where it is not known."""
+def _factor(
+    derivatives: Sequence[Derivative], node: NodeStructure, size: int, described: GraphDescription
+) -> Union[float, Factor, None]:
+    """The derivative of a function by one of its inputs, of each use of which there is one of these."""
+    if not any(one.reads for one in derivatives):
+        return _magnitude(one.of(node.args, size) for one in derivatives)
+    inputs, terms, fed, learned = described.inputs, [], True, False
+    for one in derivatives:
+        positions = []
+        for index in one.reads:
+            if index < 0:
+                positions.append(node.outputs[0])
+                fed, learned = False, True
+            else:
+                use = _origin(described, inputs.part(node.number).start + index)
+                positions.append(inputs.positions[use])
+                fed &= described.producers[use] is None and not described.needs[use]
+                learned |= _is_learned(described, use)
+        terms.append((one, tuple(positions)))
+    return Factor(tuple(terms), node.args, size, fed, learned)
+
+
+def _origin(described: GraphDescription, use: int) -> int:
+    """The input from which an input has its memory, as of a leaf that is reshaped, or this input itself."""
+    producer = described.producers[use]
+    while producer is not None and hands_memory_on(described.type_names[producer], described.args[producer]):
+        use = described.inputs.part(producer).start
+        producer = described.producers[use]
+    return use
+
+
+def _is_learned(described: GraphDescription, use: int) -> bool:
+    """Whether what an input holds depends on a parameter."""
+    waiting, seen = [use], set()
+    while waiting:
+        use = waiting.pop()
+        producer = described.producers[use]
+        if producer is None and described.needs[use]:
+            return True
+        if producer is not None and producer not in seen:
+            seen.add(producer)
+            part = described.inputs.part(producer)
+            waiting += range(part.start, part.stop)
+    return False
+
+
+def _read(
+    factor: Union[float, Factor, None], variables: Sequence[nn.Variable], *, on_host: bool
+) -> Optional[float]:
+    """A factor; None where it is not known."""
     if not isinstance(factor, Factor):
         return factor
-    array = variables[factor.position].data
+    if not (factor.fed or on_host):
+        return None
+    found = _magnitude(
+        one.of(factor.args, factor.size, *[_number(variables[p].data, on_host=on_host) for p in positions])
+        for one, positions in factor.terms
+    )
+    if factor.fed or found is None:
+        return found
+    # Where the data of a batch happen to make it zero, the next batch will not.
+    return floor_power_of_two(found) if found else (None if factor.learned else 0.0)
+
+
+def _number(array: nn.NdArray, *, on_host: bool) -> float:
+    """The value of one element; RuntimeError if there is none."""
     # The memory of what only forward needed is free.
-    if not (factor.fed or on_host) or array.clear_called:
-        return 1.0
-    try:
-        # `get_data` takes ten times as long, but leaves the array where it is.
-        value = float(host_view(array)[0] if on_host else array.get_data("r").flat[0])
-    except RuntimeError:
-        # nnabla's word for an array that was never written.
-        return 1.0
-    return _magnitude(factor.derivative, factor.args, factor.size, value)
+    if array.clear_called:
+        raise RuntimeError
+    # `get_data` takes ten times as long, but leaves the array where it is.
+    return float(host_view(array)[0] if on_host else array.get_data("r").flat[0])
 
 
-def _magnitude(derivative: Derivative, args: Args, size: int, value: float = math.nan) -> float:
-    """The magnitude of a derivative; 1 where that is not a number."""
+def _magnitude(terms: Iterable[complex]) -> Optional[float]:
+    """The magnitude of a sum of derivatives, as float32 holds it; None where that is not a number."""
     try:
-        found = abs(derivative.of(args, size, value))
-    except ArithmeticError:
+        found = c_float(abs(sum(terms))).value
+    except (ArithmeticError, ValueError, RuntimeError):
+        # RuntimeError: nnabla's word for an array that was never written.
+        return None
+    return found if found < math.inf else None
+
+
+def _power(factor: float, power: float) -> float:
+    """A factor behind a function of this degree, which no factor but 0 makes zero; 1 beyond float64."""
+    try:
+        return (factor**power or 1.0) if factor else 0.0
+    except OverflowError:
         return 1.0
-    return found if found < math.inf else 1.0
 
 
 def seed_weight(grad: Seed, *, on_host: bool) -> float:

@@ -247,22 +247,47 @@ def test_what_never_enlarges_a_gradient_is_tried() -> None:
 
 DIFFERENTIATED: Dict[str, Callable[..., Any]] = {
     "Div2": F.div2,
+    "Exp": F.exp,
+    "Log": F.log,
     "Mul2": F.mul2,
     "MulScalar": lambda x: F.mul_scalar(x, -0.3),
+    "PowScalar": lambda x: F.pow_scalar(x, -1.5),
+    "RDivScalar": lambda x: F.r_div_scalar(x, -0.3),
+    "RPowScalar": lambda x: F.r_pow_scalar(x, 0.3),
+    "SquaredError": F.squared_error,
     "Sum": F.sum,
+    "Where": F.where,
 }
 
 
-def test_derivatives_are_those_of_nnabla() -> None:
+@pytest.mark.parametrize("values", [(0.4, 1.7, 2.3), (3.1, 0.2, 0.6), (0.0, 2.9, 5.3)])
+def test_derivatives_are_those_of_nnabla(values: Tuple[float, ...]) -> None:
     assert {name for name, row in functions.FUNCTIONS.items() if row.derivatives} == {*DIFFERENTIATED}
     for name, function in DIFFERENTIATED.items():
-        inputs = [variable(1) for _ in range(1 + name.endswith("2"))]
-        for v in inputs:
-            v.d, v.need_grad = v.d - 3.7, True
+        derivatives, first = functions.known(name).derivatives, int(name != "Where")
+        inputs = [variable(1) for _ in derivatives]
+        for v, value in zip(inputs, values[first:]):
+            v.d, v.need_grad = value, True
             v.grad.zero()
         y = function(*inputs)
         y.forward()
         y.backward()
-        for v, derivative in zip(inputs, functions.known(name).derivatives):
-            read = np.nan if derivative.reads is None else float(inputs[derivative.reads].d[0])
-            assert derivative.of(y.parent.info.args, 1, read) == pytest.approx(float(v.g[0]), rel=1e-6)
+        for v, derivative in list(zip(inputs, derivatives))[1 - first :]:
+            read = [float([*inputs, y][i].d[0]) for i in derivative.reads]
+            assert derivative.of(y.parent.info.args, 1, *read) == pytest.approx(float(v.g[0]), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Div2", "Log", "Mul2", "PowScalar", "RDivScalar"])
+def test_degrees_tell_how_a_factor_of_an_input_counts_where_it_cannot_be_read(name: str) -> None:
+    for index, derivative in enumerate(functions.known(name).derivatives):
+        found = []
+        for factor in (1.0, 16.0):
+            inputs = [variable(1) for _ in functions.known(name).derivatives]
+            for i, v in enumerate(inputs):
+                v.d, v.need_grad = 0.7 * (factor if i == index else 1.0), True
+                v.grad.zero()
+            y = DIFFERENTIATED[name](*inputs)
+            y.forward()
+            y.backward()
+            found.append(factor * float(inputs[index].g[0]))
+        assert found[1] / found[0] == pytest.approx(16.0 ** derivative.degree(y.parent.info.args), rel=1e-5)
