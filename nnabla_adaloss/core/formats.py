@@ -100,6 +100,11 @@ class Format:
         return math.inf if self.has_infinity else math.nan
 
     @property
+    def rounds_float32(self) -> bool:
+        """Whether float32 holds numbers that this format does not."""
+        return (self.max, self.smallest_subnormal) != (FLOAT32.max, FLOAT32.smallest_subnormal)
+
+    @property
     def bits(self) -> int:
         """How wide a number is."""
         return 1 + self.exponent_bits + self.mantissa_bits

@@ -13,13 +13,13 @@ from typing import Dict, List, Mapping, Sequence, Tuple, Union
 import nnabla as nn
 
 from ..core.components import LayerSlot, NodeStructure
-from ..core.power_of_two import is_power_of_two
 from ..core.schedule import Rescale, ScaleSchedule, Step
+from ..emulation.rounded_storage import NativeStorage
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels.interface import UnscalingList
 from ..kernels.scratch import ScratchPool
-from .leaf_gradients import Contribution, contributions_of
+from .leaf_gradients import Contribution, contributions_of, is_exact
 from .scaled_weights import SwappedFactors
 
 _zeroing, _size = attrgetter("zeroing"), attrgetter("size")
@@ -118,7 +118,7 @@ class HooklessSteps:
 
 
 def plan_steps(
-    graph: Graph, plan: GraphPlan, schedule: ScaleSchedule, *, rounded: bool
+    graph: Graph, plan: GraphPlan, schedule: ScaleSchedule, storage: NativeStorage
 ) -> Union[HooklessSteps, str]:
     """Plan the steps of a pass without hooks; where it needs hooks, return the reason."""
     if plan.recomputes:
@@ -128,7 +128,7 @@ def plan_steps(
     factors = _factors(nodes, graph, plan)
     if isinstance(factors, str):
         return factors
-    return HooklessSteps(factors, *_leaves(nodes, graph, plan, rounded=rounded), _between(schedule))
+    return HooklessSteps(factors, *_leaves(nodes, graph, plan, storage), _between(schedule))
 
 
 _Nodes = Sequence[Tuple[NodeStructure, Step]]
@@ -149,7 +149,7 @@ def _factors(nodes: _Nodes, graph: Graph, plan: GraphPlan) -> Union[SwappedFacto
 
 
 def _leaves(
-    nodes: _Nodes, graph: Graph, plan: GraphPlan, *, rounded: bool
+    nodes: _Nodes, graph: Graph, plan: GraphPlan, storage: NativeStorage
 ) -> Tuple[List[Contribution], Dict[int, List[Contribution]]]:
     """First contributions of all leaves, and those that follow and are unscaled one by one."""
     found: Dict[int, List[Contribution]] = {leaf: [] for leaf in plan.leaves}
@@ -159,7 +159,7 @@ def _leaves(
     following: Dict[int, List[Contribution]] = {}
     for writers in found.values():
         # nnabla adds up what is exact; what is rounded, or carries another scale, is no sum yet.
-        exact = not (rounded or any(leaf.half for leaf in writers)) and is_power_of_two(writers[0].scale)
+        exact = all(is_exact(leaf, storage) for leaf in writers)
         if not (exact and {leaf.scale for leaf in writers} == {writers[0].scale}):
             for leaf, after in zip(writers, writers[1:]):
                 following.setdefault(leaf.function, []).append(after)

@@ -10,6 +10,7 @@ import nnabla as nn
 from ..core.components import NodeStructure
 from ..core.power_of_two import is_power_of_two
 from ..core.schedule import Step
+from ..emulation.rounded_storage import NativeStorage
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels import Measurements
@@ -50,6 +51,14 @@ def contributions_of(graph: Graph, plan: GraphPlan, node: NodeStructure, step: S
                 own_references=node.own_references,
             )
     return list(found.values())
+
+
+def is_exact(contribution: Contribution, storage: NativeStorage) -> bool:
+    """Whether nnabla can add a contribution to a scaled gradient as to an unscaled one, bit for bit: what is
+    rounded after each function needs a scratch array of its own.
+    """
+    half, scale = contribution.half, contribution.scale
+    return not half and is_power_of_two(scale) and not storage.rounds_gradient(contribution.variable)
 
 
 class Written(NamedTuple):
@@ -98,12 +107,11 @@ class LeafGradients:
         pool: ScratchPool,
         measurements: Measurements,
         *,
-        rounded: bool,
+        storage: NativeStorage,
         unscale_each: bool = False,
     ) -> None:
         self._kernels, self._pool, self._measurements = kernels, pool, measurements
-        # Rounded to a format after each function, each contribution needs a scratch array of its own.
-        self._rounded = rounded
+        self._storage = storage
         # One call for all of a pass, unless somebody takes each gradient right after its function.
         self._waits = not unscale_each
         self._written: List[Contribution] = []
@@ -132,7 +140,7 @@ class LeafGradients:
             master_is_copy, master = True, self._scratch(contribution)
             self._kernels.scaled_copy(target, master, 1.0)
             target.fill(-0.0)
-        elif own_references or (not half and not self._rounded and is_power_of_two(contribution.scale)):
+        elif own_references or is_exact(contribution, self._storage):
             # Exact both ways, and nnabla adds as it does without the engine.
             self._kernels.scale_(master, contribution.scale)
             contribution = contribution._replace(alone=False)

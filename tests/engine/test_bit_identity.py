@@ -7,15 +7,18 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from unittest import mock
 
 import hypothesis.strategies as st
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, Format, FormatEmulation
 from nnabla_adaloss.engine import slices
 from tests.worlds.passes import any_scales, look, settle
 from tests.worlds.random_graphs import Network, assert_same_above_subnormals, build, networks_that_clip
-from tests.worlds.values import Values, assert_equal, bits, zero_grads
+from tests.worlds.values import Values, assert_equal, bits, data, zero_grads
 
 EVERY = 3
 STOPPED_BY_RELU = ["affine", "relu", "relu", "one_of_many_outputs", "affine"]
@@ -29,7 +32,7 @@ class Way(NamedTuple):
     scale: Optional[float]
     clear_buffer: bool
     accum_grad: int
-    storage: Optional[str] = None
+    storage: Any = None
 
 
 def ways(exponents: Tuple[int, int], storages: st.SearchStrategy[Any]) -> st.SearchStrategy[Way]:
@@ -106,11 +109,31 @@ def run_both_ways(network: Network, way: Way, seed: int) -> List[Values]:
 @pytest.mark.slow
 @pytest.mark.gate
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(networks_that_clip, ways((-8, 30), st.none()), st.integers(0, 2**31))
+@given(networks_that_clip, ways((-8, 30), st.sampled_from([None, "float32"])), st.integers(0, 2**31))
 def test_scales_change_no_bit(network: Network, way: Way, seed: int) -> None:
     reference = native(network, way)
     for found in run_both_ways(network, way, seed):
         assert_native(found, reference)
+
+
+@pytest.mark.parametrize("storage", [None, "float32", {"*": "float32"}, Format.ieee("as wide", 8, 23)])
+@pytest.mark.parametrize("accum_grad", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_nor_do_they_where_several_functions_write_a_leaf(seed: int, accum_grad: int, storage: Any) -> None:
+    network = shared_weights()
+    way = Way("amax_history", (-8, 30), None, True, accum_grad, storage)
+    reference = native(network, way)
+    for found in run_both_ways(network, way, seed):
+        assert_equal(found, reference)
+
+
+def shared_weights() -> Network:
+    """A convolution that is run several times: nnabla adds up what each sample brings in the leaf itself."""
+    nn.clear_parameters()
+    h = data(4, 3, 6)
+    for _ in range(3):
+        h = F.tanh(PF.convolution(h, 3, (3,), pad=(1,), name="recurrent"))
+    return Network(F.mean(h**2), nn.get_parameters(), used_once=False)
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def steps_for(
     if known is not None and schedule.is_applied_as(known[0]):
         steps = known[1]
     else:
-        steps = plan_steps(prepared.graph, prepared.plan, schedule, rounded=prepared.storage.rounds)
+        steps = plan_steps(prepared.graph, prepared.plan, schedule, prepared.storage)
     prepared.keep_steps(schedule, steps)
     return steps
 

@@ -64,7 +64,7 @@ class HookedPass:
             prepared.kernels,
             prepared.pool,
             prepared.measurements,
-            rounded=prepared.storage.rounds,
+            storage=prepared.storage,
             unscale_each=unscale_each,
         )
 

@@ -49,7 +49,7 @@ class HooklessPass:
         self._leaves: Optional[LeafGradients] = None
         if self._others:
             self._leaves = LeafGradients(
-                prepared.kernels, prepared.pool, prepared.measurements, rounded=prepared.storage.rounds
+                prepared.kernels, prepared.pool, prepared.measurements, storage=prepared.storage
             )
 
     def begin(self) -> Tuple[Hooks, Hooks]:
