@@ -68,8 +68,7 @@ class ScaleLimits(NamedTuple):
     underflowed: AbstractSet[int] = frozenset()  # all zeros so far, unlike what they follow from
     equalize: bool = True  # whether components that follow each other may share a scale
     bounds: Mapping[int, AlphaBounds] = {}  # of alphas, by position of the weight
-    # How far below its limit a scale may be lowered for a weight, by component; missing: not at all.
-    spare: Mapping[int, float] = {}
+    floors: Mapping[int, float] = {}  # how low a scale may become for a weight; missing: not lowered
 
     def with_s0(self, components: Components, scale: float) -> ScaleLimits:
         """Limit the components at the loss by a given S0, divided by their loss weights."""
@@ -78,8 +77,8 @@ class ScaleLimits(NamedTuple):
             weight, own = self.loss_weights[index], limits[index]
             if weight:
                 limits[index] = min(within_float32(scale / weight), math.inf if own is None else own)
-        spare = {index: own for index, own in self.spare.items() if index not in components.before_layers}
-        return self._replace(limits=limits, spare=spare)
+        floors = {i: floor for i, floor in self.floors.items() if i not in components.before_layers}
+        return self._replace(limits=limits, floors=floors)
 
     def along(
         self,
@@ -117,18 +116,18 @@ class ScaleLimits(NamedTuple):
         amax: List[Optional[float]] = [None] * count
         weight = [0.0] * count
         provisional: Dict[int, float] = {}
-        widest: Dict[int, float] = {}
+        floors: Dict[int, float] = {}
         for own, index in enumerate(of):
             limit, gain, largest = self.limits[own], self.gains[own], amax[index]
             if limit is not None:
                 limits[index] = min(limit, limits[index] or limit)
-                widest[index] = max(limit, widest.get(index, limit))
             if gain is not None:
                 amax[index] = max(gain * self.loss_weights[own], largest or 0.0)
             weight[index] = max(weight[index], self.loss_weights[own])
             if own in self.provisional:
                 provisional[index] = min(self.provisional[own], provisional.get(index, math.inf))
-        held = {index for own, index in enumerate(of) if own not in self.spare}
+            if own in self.floors:
+                floors[index] = max(self.floors[own], floors.get(index, 0.0))
         return ScaleLimits(
             limits=limits,
             provisional=provisional,
@@ -137,12 +136,7 @@ class ScaleLimits(NamedTuple):
             underflowed={of[own] for own in self.underflowed},
             equalize=self.equalize,
             bounds=self.bounds,
-            # The component with the smallest gradients has the least to spare.
-            spare={
-                index: self.spare[own] * (limits[index] or 1.0) / widest.get(index, 1.0)
-                for own, index in enumerate(of)
-                if index not in held
-            },
+            floors=floors,
         )
 
     def of_root(self, base: float, u_min: float) -> float:
@@ -310,9 +304,9 @@ def _fit_weights(
             if scales[edge.after] > highest:
                 scales[edge.after], lowered = highest, True
                 reasons[edge.layer or ""] = Reason.WEIGHT_RANGE
-    lowest = {i: (limits.limits[i] or scales[i]) / spare for i, spare in limits.spare.items()}
-    # From the leaves on: where one scale is lowered, those before it may have to be.
-    edges = [edge for edge in reversed(edges) if edge.before in lowest]
+    # From the leaves on: where one scale is lowered, those before it may have to be. Never the root.
+    floors = limits.floors
+    edges = [e for e in reversed(edges) if e.before in floors and e.before != components.root]
     lowered = True
     while lowered:
         lowered = False
@@ -322,7 +316,7 @@ def _fit_weights(
                 continue
             # With the scale before it, the alphas of all its layers rise.
             beside = [scales[e.after] / bounds[e.factor].highest for e in edges if e.before == edge.before]
-            least = max(lowest[edge.before], *beside)
+            least = max(floors[edge.before], *beside)
             by = floor_power_of_two(before / max(least, after / own.enough))
             if by > 1.0 and after >= least * own.least:
                 scales[edge.before], lowered = before / by, True

@@ -76,7 +76,8 @@ class NativeStorage:
 
     def rounds_gradient(self, leaf: nn.Variable) -> bool:
         """Whether the gradient of a leaf is rounded after each function that writes it."""
-        return False
+        stored = self.gradient_format(hash(leaf), leaf.size)
+        return stored is not None and stored.rounds_float32
 
     def store_gradient(self, key: int, array: nn.NdArray) -> None:
         """Store a gradient again that was scaled in place."""
@@ -119,10 +120,6 @@ class RoundedStorage(NativeStorage):
         """The format that the scaled copy of a weight is stored in; None where its reader rounds operands."""
         precision = self.precision_of(key)
         return None if precision.operands_only else precision.data_format(size)
-
-    def rounds_gradient(self, leaf: nn.Variable) -> bool:
-        """Whether the gradient of a leaf is rounded after each function that writes it."""
-        return self.gradient_format(hash(leaf), leaf.size).rounds_float32
 
     def round_gradient(self, key: int, array: nn.NdArray) -> None:
         """Round the gradient of the variable `key`; unwritten and non-float32 arrays stay as they are."""

@@ -117,9 +117,8 @@ class Chooser:
             lambda p: weights[of[p]],
             fixed=scale is not None,
         )
-        # The scale of the loss gradient is never lowered for a weight.
-        spare = dict.fromkeys(range(components.root + 1, len(weights)), self._spare)
-        limits = limits._replace(bounds=_bounds(prepared, self._config), spare=spare)
+        floors = {i: limit / self._spare for i, limit in enumerate(limits.limits) if limit is not None}
+        limits = limits._replace(bounds=_bounds(prepared, self._config), floors=floors)
         if prepared.schedules.for_good(scale):
             limits = limits._replace(limits=[None] * len(weights))
         origin: Any = None

@@ -73,7 +73,7 @@ class Graph(graphs.Graph):
         limits, begin = self.known(room, **known), Start(start, S0, U_MIN, power_of_two)
         limits = limits._replace(
             bounds={self.weight(layer): AlphaBounds(*own) for layer, own in bounds.items()},
-            spare=dict.fromkeys(range(1, len(limits.limits)), spare),
+            floors={i: own / spare for i, own in enumerate(limits.limits) if own is not None},
         )
         if given is not None:
             limits, begin = limits.with_s0(self.components, given), Start(given, given, U_MIN)
@@ -559,9 +559,11 @@ def cases(draw: Any) -> Case:
     wanted = st.floats(2.0**-4, 2.0**12)
     alphas = draw(st.none() | st.fixed_dictionaries({slot.layer: wanted for slot in layers}))
     bounds = {slot.factor: draw(alpha_bounds) for slot in layers if draw(st.booleans())}
-    held = components.before_layers if given else {components.root}
-    spare = {index: draw(spares) for index in range(count) if index not in held}
-    return Case(drawn, components, known._replace(bounds=bounds, spare=spare), start, alphas)
+    held = components.before_layers if given else {}
+    floors = {
+        i: own / draw(spares) for i, own in enumerate(known.limits) if own is not None and i not in held
+    }
+    return Case(drawn, components, known._replace(bounds=bounds, floors=floors), start, alphas)
 
 
 @given(cases())
@@ -584,25 +586,22 @@ def test_no_scale_leaves_its_room(case: Case) -> None:
 
 @given(cases())
 def test_a_scaled_weight_keeps_its_bits_where_there_is_something_to_spare(case: Case) -> None:
-    known, components = case.known, case.components
-    found, before = case.choose(), case.choose(known=known._replace(spare={}))
+    known, root = case.known, case.components.root
+    found, before = case.choose(), case.choose(known=known._replace(floors={}))
     assert found.reasons == before.reasons
-    for index in range(len(found.scales)):
-        if index in case.present:
-            lowest = (known.limits[index] or before.scales[index]) / known.spare.get(index, 1.0)
-            assert min(lowest, before.scales[index]) <= found.scales[index] <= before.scales[index]
-            if index not in known.spare:
-                assert found.scales[index] == before.scales[index]
-    edges = [e for e in components.edges if e.factor in known.bounds and e.before in case.present]
+    for index in case.present:
+        scale, unspared = found.scales[index], before.scales[index]
+        floor = unspared if index == root else known.floors.get(index, unspared)
+        assert min(floor, unspared) <= scale <= unspared
+    edges = [e for e in case.components.edges if e.factor in known.bounds and e.before in case.present]
     for edge in edges:
-        own, own_bounds = found.scales[edge.before], known.bounds[edge.factor]
-        after = found.scales[edge.after]
-        if edge.before in known.spare and after < own * own_bounds.enough:
-            # It goes down no further: for itself, for another weight, or because nothing would be left.
-            lowest = (known.limits[edge.before] or before.scales[edge.before]) / known.spare[edge.before]
-            others = [e for e in edges if e.before == edge.before]
-            least = max(lowest, *(found.scales[e.after] / known.bounds[e.factor].highest for e in others))
-            assert own <= least or after < least * own_bounds.least
+        scale, after, own = found.scales[edge.before], found.scales[edge.after], known.bounds[edge.factor]
+        if edge.before in known.floors and edge.before != root and after < scale * own.enough:
+            # Nothing more can be spared, or nothing would be left of the weight anyway.
+            beside = [e for e in edges if e.before == edge.before]
+            least = max(found.scales[e.after] / known.bounds[e.factor].highest for e in beside)
+            least = max(least, known.floors[edge.before])
+            assert scale < 2.0 * least or after < least * own.least
 
 
 @given(cases(), st.integers(0, 30))
@@ -610,18 +609,17 @@ def test_with_more_to_spare_no_scale_rises(case: Case, exponent: int) -> None:
     known = case.known
     # Whether anything is left of a weight can change both ways.
     known = known._replace(bounds={f: own._replace(least=0.0) for f, own in known.bounds.items()})
-    more = known._replace(spare={index: own * 2.0**exponent for index, own in known.spare.items()})
+    more = known._replace(floors={index: floor / 2.0**exponent for index, floor in known.floors.items()})
     found, further = case.choose(known=known).scales, case.choose(known=more).scales
     assert all(further[index] <= found[index] for index in case.present)
 
 
 @given(cases())
 def test_scales_that_were_lowered_for_weights_are_chosen_again(case: Case) -> None:
-    found, known = case.choose().scales, case.known
-    spare = {i: own * found[i] / limit for i, own in known.spare.items() if (limit := known.limits[i])}
-    again = known._replace(limits=found, provisional={}, equalize=False, spare=spare)
+    found = case.choose().scales
+    known = case.known._replace(limits=found, provisional={}, equalize=False)
     start = case.start._replace(root_scale=found[0])
-    assert case.choose(known=again, start=start, alphas=None).scales == found
+    assert case.choose(known=known, start=start, alphas=None).scales == found
 
 
 @given(cases())
@@ -836,15 +834,12 @@ def together_cases(draw: Any) -> Together:
 def test_of_what_shares_a_scale_the_smallest_gradients_have_the_least_to_spare() -> None:
     n = Steps()
     own = n.known({n.last: 2.0**5, **falling(n, 12, 10, 14, 13)})
-    spare = dict.fromkeys(range(1, len(own.limits)), 2.0**12)
+    own = own._replace(floors={i: room / 2.0**12 for i, room in enumerate(own.limits) if room is not None})
     joined = n.structure.joined
-    found = own._replace(spare=spare).merged(joined.of, len(joined.components.names)).spare
-    assert found[joined.of[n.index(n.last)]] == 2.0**12
-    assert found[joined.of[n.index(n.states[0])]] == 2.0**8
-    assert joined.of[0] not in found
-    # What a given S0 decides has none.
-    limits = own._replace(spare=spare).with_s0(n.components, S0)
-    assert limits.spare.keys() == spare.keys() - n.components.before_layers
+    found = own.merged(joined.of, len(joined.components.names)).floors
+    assert found == {joined.of[n.index(n.last)]: 2.0**-7, joined.of[n.index(n.states[0])]: 2.0**2}
+    # What a given S0 decides is not lowered.
+    assert own.with_s0(n.components, S0).floors.keys() == own.floors.keys() - n.components.before_layers
 
 
 @given(together_cases())
