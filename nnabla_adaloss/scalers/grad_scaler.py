@@ -20,6 +20,7 @@ from ..engine.saved_state import topologies_of
 from ..graph.loss import LossLike, LossWrapper, Seed, check_seed, run_backward
 from ..monitor import audience_of
 from ..undo import ArraySnapshot, ForwardState
+from ..undo.shared_memory import shared_memory_of
 from ..updaters.notifier import Notifier
 from ..updaters.solvers import check_solvers, named_parameters, parameters_of
 from .scaled_losses import ScaledLosses
@@ -313,8 +314,9 @@ class GradScaler:
 
     @property
     def has_begun(self) -> bool:
-        """Whether `forward` or `backward` was called since the last `update`."""
-        return bool(self._forwarded or self._used)
+        """Whether `backward` was called since the last `update`, or `forward` of a loss that writes state."""
+        forwarded = [scaling for scaling in self.engines if hash(scaling.variable) in self._forwarded]
+        return bool(self._used) or any(map(_writes, forwarded))
 
     def scaling(self, loss: LossLike) -> AdaptiveLossScaling:
         """The engine of a loss: `loss_scale`, `layer_scales`, `plan`, ... of its last backward."""
@@ -470,3 +472,9 @@ class GradScaler:
 
     def _warn(self, kind: str, message: str) -> None:
         self._notifier.warn(kind, f"step skipped in iteration {self._iteration}: {message}")
+
+
+def _writes(scaling: AdaptiveLossScaling) -> bool:
+    """Whether forward writes state, such as running statistics or a carried state."""
+    graph, plan = scaling.graph, scaling.plan
+    return any(plan.fixed.values()) or bool(shared_memory_of(graph, plan).find()[1])

@@ -93,8 +93,6 @@ def check(program: Program, way: Way) -> None:
     """Assert that no bit is another, but for what is subnormal without a scale."""
     if way.kind == "updater":
         program = program._replace(apart=False, limit=np.inf if way.drawn else program.limit)
-        if program.rebuilt == "varied" or program.toggled == "nothing":
-            program = program._replace(saved=0)
     else:
         program = program._replace(limit=np.inf, undone=False)
     with warnings.catch_warnings():

@@ -281,6 +281,21 @@ def test_an_iteration_of_a_scaler_that_has_begun_is_not_saved(tmp_path: Path) ->
     save_checkpoint(tmp_path / "c", scaler, solver)
 
 
+def test_a_forward_that_writes_no_state_begins_no_iteration(tmp_path: Path) -> None:
+    """A loss of validation data, in the storage of the training."""
+    nn.clear_parameters()
+    x = constant(np.ones((8, 5)))
+    losses = [F.mean(PF.affine(PF.batch_normalization(x, batch_stat=train), 3)) for train in (True, False)]
+    solver = solver_of(S.Sgd(0.1))
+    scaler = GradScaler(solver, storage="float16")
+    for loss in reversed(losses):
+        scaler.forward(loss)
+        if loss is losses[1]:
+            save_checkpoint(tmp_path / "c", scaler, solver)
+    with pytest.raises(RuntimeError, match=r"between forward\(\) and update\(\)"):
+        save_checkpoint(tmp_path / "c", scaler, solver)
+
+
 @pytest.mark.parametrize(
     ("storage", "other"),
     [
