@@ -225,7 +225,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
 
     @property
     def parameters_lock(self) -> Any:
-        """A lock that updates hold while parameters are swapped or changed.
+        """A lock that updates of all updaters that share parameters hold while these are swapped or changed.
 
         `with updater.parameters_lock: copy = parameter.d.copy()`. Two threads must not read one array at a
         time (nnabla casts without Python's lock): hold it wherever you read, in the training thread, too. In
@@ -235,6 +235,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
 
     def when_idle(self, callback: Callable[[], Any]) -> None:
         """Call `callback` between two updates: now if none is running, else in its thread when it has ended.
+        Updates of other updaters that share a solver or parameters count, too.
 
         The place for checkpoints that a signal asks for: in a handler parameters may be swapped for copies,
         and `nnabla.save_parameters` would save these.

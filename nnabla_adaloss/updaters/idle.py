@@ -5,14 +5,22 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, ContextManager, Deque, Iterator, List
+from contextlib import contextmanager
+from itertools import count
+from operator import attrgetter, methodcaller
+from typing import Any, Callable, ContextManager, Deque, FrozenSet, Iterator, List, Optional, Sequence
+from weakref import WeakKeyDictionary
+
+_TAKE, _TRY = methodcaller("acquire"), methodcaller("acquire", False)
+_number = attrgetter("number")
+_NUMBERS = count()
 
 
-class Idle:
-    """Keeps updates, callbacks, and saving and loading apart: each has the state for itself, as a whole."""
+class Turn:
+    """Held by one updater at a time of those that share arrays or a solver."""
 
     def __init__(self) -> None:
+        self.number = next(_NUMBERS)  # the order in which several are taken
         # Held while parameters are swapped or changed. It is for other threads: it does not keep out a signal
         # handler, which runs in the thread that holds it.
         self.lock = threading.RLock()
@@ -21,28 +29,63 @@ class Idle:
         self.exclusive = threading.RLock()
         # Locks alone show what the thread that holds `exclusive` is doing: a signal may interrupt Python
         # between any two lines, but neither a lock nor the beginning and the end of its `with` block.
-        self._running = threading.Lock()
-        self._calling = threading.Lock()
-        self._waiting: Deque[Callable[[], Any]] = deque()
+        self.running = threading.Lock()
+        self.calling = threading.Lock()
+        self.waiting: Deque[Callable[[], Any]] = deque()
+
+    def drain(self) -> None:
+        """Call what is waiting, and then what came meanwhile, unless an update is running, at whose end it is
+        called. What comes even later waits for the next update: training must go on.
+        """
+        for _ in range(2):
+            for _ in range(len(self.waiting)):
+                with _tried([self]) as busy:
+                    # A signal that arrives while a callback runs leaves its callback to this loop.
+                    if busy or self.calling.locked():
+                        return
+                    with self.calling:
+                        if self.waiting:
+                            self.waiting.popleft()()
+
+
+class Idle:
+    """Keeps updates, callbacks, and saving and loading apart: each has the state for itself, as a whole."""
+
+    def __init__(self, turns: Sequence[Turn] = ()) -> None:
+        self.turns = tuple(turns) or (Turn(),)
+        self.lock = _together([turn.lock for turn in self.turns])
+        self.exclusive = _together([turn.exclusive for turn in self.turns])
 
     def when_idle(self, callback: Callable[[], Any]) -> None:
         """Call `callback` now if no update is running, else in the thread of the update when it has ended."""
         if not callable(callback):
             raise TypeError(f"callback must be callable without arguments, got {type(callback).__name__}")
-        self._waiting.append(callback)
-        # An update that ends between these two lines calls it, or leaves that to us.
-        self.drain()
+
+        def attempt() -> None:
+            with _tried(self.turns) as busy:
+                if not busy:
+                    with self.lock:
+                        callback()
+            if busy:
+                wait_for(busy)
+
+        def wait_for(turn: Turn) -> None:
+            turn.waiting.append(attempt)
+            # An update that ends between these two lines calls it, or leaves that to us.
+            turn.drain()
+
+        wait_for(self.turns[0])
 
     def running(self) -> ContextManager[Any]:
         """Lock to hold, within `exclusive`, while the state changes, perhaps within another update."""
-        return nullcontext() if self._running.locked() else self._running
+        return _together([turn.running for turn in self.turns if not turn.running.locked()])
 
     @contextmanager
     def between_updates(self, caller: str) -> Iterator[None]:
         """Keep updates out, then call what waits; RuntimeError, which names `caller`, within an update."""
         try:
-            with self._tried() as is_idle:
-                if not is_idle:
+            with _tried(self.turns) as busy:
+                if busy:
                     raise RuntimeError(
                         f"{caller} while an update, or a callback of another thread, is running: parameters "
                         f"and state may be of no iteration. Use {caller} in a callback of updater.when_idle"
@@ -53,23 +96,57 @@ class Idle:
 
     def drain(self) -> None:
         """Call what is waiting, unless an update is running, at whose end it is called."""
-        while self._waiting:
-            with self._tried() as is_idle:
-                # One at a time: a signal that arrives while a callback runs leaves its callback to this loop.
-                if not is_idle or self._calling.locked():
-                    return
-                with self.lock, self._calling:
-                    if self._waiting:
-                        self._waiting.popleft()()
+        for turn in self.turns:
+            turn.drain()
 
-    @contextmanager
-    def _tried(self) -> Iterator[bool]:
-        """Hold `exclusive` unless another thread does; whether it is held, and no update is running."""
+
+_living: WeakKeyDictionary[Idle, FrozenSet[int]] = WeakKeyDictionary()
+"""What the updaters of this process use: keys of arrays and solvers."""
+_joining = threading.RLock()
+
+
+def idle_of(used: FrozenSet[int]) -> Idle:
+    """The `Idle` of one more updater, which takes turns with all that use any of the same."""
+    with _joining:
+        sharing = [idle for idle, others in list(_living.items()) if not used.isdisjoint(others)]
+        found = Idle(sorted({turn for idle in sharing for turn in idle.turns}, key=_number))
+        _living[found] = used
+    return found
+
+
+@contextmanager
+def _tried(turns: Sequence[Turn]) -> Iterator[Optional[Turn]]:
+    """Hold turns unless another thread has one; the first that is not held, or in which an update runs."""
+    held: List[bool] = []
+    try:
+        # One call into C: no signal can come between the locks and the note that they are held.
+        held.extend(map(_TRY, [turn.exclusive for turn in turns]))
+        yield next((one for one, own in zip(turns, held) if not own or one.running.locked()), None)
+    finally:
+        for turn, own in zip(turns, held):
+            if own:
+                turn.exclusive.release()
+
+
+class _Together:
+    """Several locks as one, taken in their order."""
+
+    def __init__(self, locks: Sequence[Any]) -> None:
+        self._locks = locks
+
+    def __enter__(self) -> None:
         held: List[bool] = []
         try:
-            # One call into C: no signal can come between the lock and the note that it is held.
-            held.extend(map(self.exclusive.acquire, (False,)))
-            yield held[0] and not self._running.locked()
-        finally:
-            if any(held):
-                self.exclusive.release()
+            held.extend(map(_TAKE, self._locks))
+        except BaseException:  # of a signal handler, while it waits
+            for lock, _ in zip(self._locks, held):
+                lock.release()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        for lock in self._locks:
+            lock.release()
+
+
+def _together(locks: Sequence[Any]) -> ContextManager[Any]:
+    return locks[0] if len(locks) == 1 else _Together(locks)

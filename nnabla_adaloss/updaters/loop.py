@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import deque
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from operator import methodcaller
 from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple
 
@@ -18,12 +19,13 @@ from ..core.verdict import CHECK_AFTER, PassVerdict, Rules
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
 from ..errors import LossScaleError
+from ..graph.graph import Graph
 from ..graph.loss import REDUCE, LossLike, check_scale
 from ..monitor import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, audience_of
 from ..undo import savepoint
 from .exchange import GradientExchange
 from .global_scale import GlobalScale
-from .idle import Idle
+from .idle import idle_of
 from .notifications import notify_beginning, notify_update
 from .notifier import Notifier
 from .retries import Counters, RetryState, UpdateResult
@@ -57,7 +59,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         for name, value in {**given, **made}.items():
             if name not in ("self", "loss", "scale"):
                 setattr(self, name, value)
-        self.counters, self._idle, self._notifier = Counters(), Idle(), Notifier()
+        self.counters, self._notifier = Counters(), Notifier()
         self._repeat = self.on_overflow == "repeat"
         # Scales are lowered from batch to batch, and on all ranks alike.
         self._searches = not (self._repeat or self._s0.measured)
@@ -70,6 +72,8 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         # Last, because functions of its graph may be replaced: everything else was accepted.
         self._loss: LossLike = given["loss"]
         self.scaling = self._engine(self._loss, self.config)
+        used = chain(Graph(self.scaling.variable).leaves.values(), parameters_of([self.solver]))
+        self._idle = idle_of(frozenset({id(self.solver), *(hash(v.data) for v in used)}))
 
     def _engine(self, loss: LossLike, config: Optional[AdaLossConfig]) -> AdaptiveLossScaling:
         """Make the engine of a loss."""

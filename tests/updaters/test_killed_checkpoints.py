@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple
 
@@ -17,6 +20,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, load_checkpoint, save_checkpoint
+from tests.fuzz.budget import FACTOR
 from tests.worlds.children import end_of, in_a_child
 from tests.worlds.trainings import updater_of
 from tests.worlds.values import FLOAT, HALF, data, snapshot, solver_states
@@ -24,6 +28,7 @@ from tests.worlds.values import FLOAT, HALF, data, snapshot, solver_states
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
 SAVED, END = 3, 6  # iterations
+LATE = 40
 
 
 class Trunk(nn.Module):  # type: ignore[misc]  # nnabla has no type hints
@@ -146,3 +151,66 @@ def test_a_killed_training_goes_on_bit_for_bit(case: str, storage: str, tmp_path
         assert end_of(in_a_child(resume)) == 0
     expected = pickle.loads((straight / "end").read_bytes())
     np.testing.assert_equal(pickle.loads((killed / "end").read_bytes()), expected)
+
+
+def saved_at(moment: int, made: Training, path: Path) -> threading.Thread:
+    """A thread that saves once, at a random moment, in one of the ways in which that can be done."""
+    rng = random.Random(moment)
+
+    def save() -> None:
+        save_checkpoint(path, *made.updaters, made.net)
+
+    def when_it_can() -> None:
+        while True:
+            try:
+                return save()
+            except RuntimeError as error:
+                if "updater.when_idle" not in str(error):
+                    raise
+
+    def late() -> None:
+        time.sleep(rng.random() * 0.1 if moment % 4 else 0.0)
+        when_it_can() if moment % 3 == 0 else made.updaters[0].when_idle(save)
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    return thread
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", ["float16", "native"])
+@pytest.mark.parametrize("case", ["in training", "two solvers"])
+def test_a_thread_saves_at_any_moment_what_goes_on_bit_for_bit(
+    case: str, storage: str, tmp_path: Path
+) -> None:
+    """`ADALOSS_FUZZ=25` saves 200 times in all."""
+    format = "float16" if storage == "float16" else None
+    trained = Net()
+    trained(nn.Variable((8, 3)))
+    trained.save_parameters(str(tmp_path / "pretrained.h5"))
+
+    def train(end: str, moment: int, resumed: bool) -> Callable[[], None]:
+        path = tmp_path / str(moment)
+
+        def action() -> None:
+            made, threads = began(case, tmp_path, format), []
+            if resumed:
+                load_checkpoint(path, *made.updaters, made.net)
+            elif moment >= 0:
+                threads.append(saved_at(moment, made, path))
+            # The one with fewer updates first: a checkpoint may lie between two of an iteration.
+            while made.updaters[-1].iteration < LATE:
+                min(made.updaters, key=lambda updater: updater.iteration).update()
+            for thread in threads:
+                thread.join()
+            (tmp_path / end).write_bytes(pickle.dumps(made.everything()))
+
+        return action
+
+    with nn.context_scope(HALF if storage == "native" else FLOAT):
+        assert end_of(in_a_child(train("straight", -1, resumed=False))) == 0
+        expected = pickle.loads((tmp_path / "straight").read_bytes())
+        for moment in range(max(int(2 * FACTOR), 1)):
+            for resumed in (False, True):
+                assert end_of(in_a_child(train("end", moment, resumed))) == 0, moment
+                np.testing.assert_equal(pickle.loads((tmp_path / "end").read_bytes()), expected)
