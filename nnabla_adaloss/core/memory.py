@@ -30,9 +30,15 @@ from .choose import ScaleLimits, within_float32
 from .components import Components
 from .scale_history import AmaxWindow, HistoryPolicy
 from .schedule import ScaleSchedule
-from .validation import nonnegative_number
+from .validation import integer, nonnegative_number
 
 _EMPTY = AmaxWindow()
+
+# The gains of a lost batch are remembered for this many iterations, as other scalers keep a scale after an
+# overflow, and for as many more when a batch shows one within `_CONFIRMS`: what a loss assumes is 2**4 above
+# the scales that it had, which ordinary batches must not confirm.
+_REMEMBERED = 2000
+_CONFIRMS = 2.0**3
 
 _Gains = Mapping[str, float]
 _NONE: _Gains = {}
@@ -44,26 +50,51 @@ class Memory(NamedTuple):
     policy: HistoryPolicy  # how scales follow from it
     windows: Mapping[str, AmaxWindow] = {}
     partial: _Gains = _NONE  # since the last entry of the windows, where that takes several iterations
+    lost: _Gains = _NONE  # that have lost a batch, beyond the margin above the windows
+    until: Mapping[str, int] = {}  # the last iteration that remembers each of these
 
-    def after(self, gains: _Gains, *, completes_entry: bool) -> Memory:
-        """With the gains of one more iteration."""
+    def after(self, gains: _Gains, *, completes_entry: bool, lost: _Gains = _NONE, iteration: int) -> Memory:
+        """With the gains of one more iteration, and of the batches that it has `lost`."""
+        gains = _larger(lost, gains)
+        memory = self._after_losses(gains, lost, iteration) if self.lost or lost else self
         partial = _larger(self.partial, gains)
         if not completes_entry:
-            return self._replace(partial=partial)
+            return memory._replace(partial=partial)
         windows, length = self.windows, self.policy.window
         pushed = {name: windows.get(name, _EMPTY).push(gain, length) for name, gain in partial.items()}
-        return Memory(self.policy, {**windows, **pushed})
+        return memory._replace(windows={**windows, **pushed}, partial=_NONE)
+
+    def _after_losses(self, gains: _Gains, lost: _Gains, iteration: int) -> Memory:
+        """Add what is `lost`; what was lost before is forgotten in time, unless `gains` come near it."""
+        until = {
+            name: iteration + _REMEMBERED if gains.get(name, 0.0) * _CONFIRMS >= self.lost[name] else last
+            for name, last in self.until.items()
+            if last >= iteration
+        }
+        # Within the margin of the windows nothing is lost; and a first measurement says nothing of others.
+        beyond = {
+            name: gain
+            for name, gain in lost.items()
+            if gain > self.policy.margin * self.windows.get(name, _EMPTY).amax > 0.0
+        }
+        until.update(dict.fromkeys(beyond, iteration + _REMEMBERED))
+        before = {name: gain for name, gain in self.lost.items() if name in until}
+        return self._replace(lost=_larger(before, beyond), until=until)
 
     def state_dict(self) -> Dict[str, Any]:
         """It as plain lists, for saving."""
         windows = {name: window.as_list() for name, window in self.windows.items()}
-        return {"windows": windows, "partial": {**self.partial}}
+        lost = {"lost": {**self.lost}, "until": {**self.until}}
+        return {"windows": windows, "partial": {**self.partial}, **lost}
 
     def loaded(self, state: Mapping[str, Any]) -> Memory:
         """What `state_dict` returned, with this policy; KeyError, TypeError, AttributeError or ValueError."""
         windows = {str(name): AmaxWindow.from_list(values) for name, values in state["windows"].items()}
         partial = {str(n): nonnegative_number("partial", value) for n, value in state["partial"].items()}
-        return Memory(self.policy, windows, partial)
+        # Older states remember no lost batch.
+        lost = {str(n): nonnegative_number("lost", value) for n, value in state.get("lost", {}).items()}
+        until = {name: integer("until", state["until"][name]) for name in lost}
+        return Memory(self.policy, windows, partial, lost, until)
 
 
 class PassMeasurements(NamedTuple):
@@ -107,7 +138,7 @@ class Seen(NamedTuple):
         """The largest gain of a component; None where nothing was measured."""
         window = self.memory.windows.get(name)
         known = None if window is None else window.amax
-        for since in (self.memory.partial, self.lost, self.now):
+        for since in (self.memory.partial, self.memory.lost, self.lost, self.now):
             if name in since and (known is None or since[name] > known):
                 known = since[name]
         return known
@@ -239,17 +270,22 @@ class Seen(NamedTuple):
             return self.now
         return {name: 0.0 for name in self.now if name not in self.memory.windows}
 
-    def shared(self) -> Tuple[bool, _Gains]:
-        """For other ranks: whether this iteration completes an entry of the windows, and its gains by name,
-        with what is assumed of a lost batch.
+    def shared(self) -> Tuple[bool, _Gains, _Gains]:
+        """For other ranks: whether this iteration completes an entry of the windows, its gains by name, and
+        those of lost batches, with what is assumed of one.
         """
-        return self.entry_complete, _larger(_larger(self.lost, self._learned), self.assumed)
+        return self.entry_complete, self._learned, _larger(self.lost, self.assumed)
 
-    def adopting(self, entry_complete: bool, gains: _Gains) -> Seen:
+    def adopting(self, entry_complete: bool, gains: _Gains, lost: _Gains) -> Seen:
         """With the largest that all ranks have `shared` for what this one has."""
         return self._replace(
-            entry_complete=entry_complete, informative=True, now=gains, assumed=_NONE, lost=_NONE
+            entry_complete=entry_complete, informative=True, now=gains, assumed=_NONE, lost=lost
         )
+
+    @property
+    def remembers_loss(self) -> bool:
+        """Whether scales are low because of a batch that was lost, of any component."""
+        return bool(self.memory.lost or self.lost)
 
     def remembered(self, *, good: bool = False) -> Memory:
         """The memory with the gains of this iteration; with what was assumed since an overflow, too, unless
@@ -258,7 +294,9 @@ class Seen(NamedTuple):
         seen = self.after_lost_batch() if self.assumed and not good else self
         if not (seen.now or seen.lost or seen.entry_complete):
             return self.memory
-        return self.memory.after(_larger(seen.lost, seen._learned), completes_entry=self.entry_complete)
+        return self.memory.after(
+            seen._learned, completes_entry=self.entry_complete, lost=seen.lost, iteration=self.iteration
+        )
 
     def after_iteration(self, *, good: bool = False) -> Seen:
         """After the iteration, with all that it has `remembered`."""
@@ -269,6 +307,10 @@ class Seen(NamedTuple):
     def without_iteration(self) -> Seen:
         """Without what this iteration has measured, as if it had not been."""
         return Seen(self.memory, self.iteration, self.attempt, self.last_pass, self.settled)
+
+    def without_batch(self) -> Seen:
+        """Likewise, except of batches that were lost before."""
+        return self.without_iteration()._replace(lost=self.lost)
 
     def state_dict(self) -> Dict[str, Any]:
         """What is remembered, as plain lists; this iteration ends with it."""

@@ -6,6 +6,9 @@
       several times            CHECK_FORWARD for what is not finite, and PROBE the smallest scale
       where none is repeated   MEASURE which scales it needs, and CHECK_FORWARD; then it is lost
 
+A batch that is not finite at the smallest scale is HOPELESS and lowers no scale. Before a batch is lost, that
+is tried only while another loss is remembered: a single one lowers scales by one step.
+
 The loop that does what a verdict asks for is in `nnabla_adaloss.engine.batch_loop`.
 """
 
@@ -39,6 +42,11 @@ class PassVerdict(Enum):
         """Whether forward was not finite, so that no loss scale is the cause."""
         return self in (PassVerdict.NONFINITE_LOSS, PassVerdict.NONFINITE_FORWARD)
 
+    @property
+    def lowers_nothing(self) -> bool:
+        """Whether no scale helps, so that the scales stay as they were before the batch."""
+        return self.of_forward or self is PassVerdict.HOPELESS
+
 
 class Rules(NamedTuple):
     """What is done with batches that overflow."""
@@ -58,6 +66,7 @@ class Facts(NamedTuple):
     can_measure_more: bool = False  # whether a pass that measures may tell more
     loss_finite: bool = True
     suspect: bool = False  # whether something in forward is known not to be finite
+    lost_before: bool = False  # whether scales are low already because of a batch that was lost
     fits: Optional[bool] = None  # whether it is finite with scales of its own
     lowered: Optional[bool] = None  # whether a scale was left to lower
     fault: Optional[str] = None  # the first function of forward that is not finite, in words; empty: none
@@ -79,7 +88,7 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
         return (
             PassVerdict.AGAIN if may_repeat else PassVerdict.RETRIES if rules.repeat else PassVerdict.OVERFLOW
         )
-    if facts.fault is None and (facts.suspect or not rules.repeat):
+    if facts.fault is None and (facts.suspect or not may_repeat):
         return PassVerdict.CHECK_FORWARD
     if not facts.loss_finite:
         return PassVerdict.NONFINITE_LOSS
@@ -89,15 +98,19 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
             return PassVerdict.PROBE
         if not facts.fits_smallest:
             return PassVerdict.NONFINITE_FORWARD
+    if facts.lost_before and not may_repeat and facts.fits_smallest is None:
+        return PassVerdict.PROBE
+    if facts.fits_smallest is False:
+        return PassVerdict.HOPELESS
     if facts.lowered is None:
         return PassVerdict.LOWER
     if not rules.repeat:
         return PassVerdict.OVERFLOW
     due = facts.repeats == rules.check_after
-    if facts.fault is None and (due or last or not facts.lowered):
+    if facts.fault is None and (due or not facts.lowered):
         return PassVerdict.CHECK_FORWARD
     if facts.lowered and due and facts.fits_smallest is None:
         return PassVerdict.PROBE
-    if not facts.lowered or (due and not facts.fits_smallest):
+    if not facts.lowered:
         return PassVerdict.HOPELESS
     return PassVerdict.RETRIES if last else PassVerdict.AGAIN

@@ -52,8 +52,8 @@ _DIVIDING_LOOP = DynamicLossScalingUpdater.update.__code__
 _gradient, _zeroing = attrgetter("grad"), attrgetter("zeroing")
 
 # What ranks tell each other: whether scales are chosen anew, and whether an entry of the windows ends; gains,
-# and statistics of layers, by name.
-_ENDS, _COMPONENT, _LAYER = "ends", "component ", "layer "
+# those of lost batches, and statistics of layers, by name.
+_ENDS, _COMPONENT, _LOST, _LAYER = "ends", "component ", "lost ", "layer "
 
 
 class AdaptiveLossScaling:
@@ -338,16 +338,21 @@ class AdaptiveLossScaling:
         self.components, lowered = self.components.after_overflow(report.measurements)
         return lowered
 
+    def raise_again(self) -> None:
+        """Take back what was lowered for a batch that no scale helps."""
+        self.components = self.components._replace(assumed={})
+
     def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
         """What the next scales will be computed from, for other ranks; None: nothing."""
         prepared, report = self._graph.current(), self._result
         if report is None or prepared.schedules.for_good(report.schedule.given_scale):
             return None
-        entry_complete, gains = self.components.shared()
+        entry_complete, gains, lost = self.components.shared()
         own: Dict[str, Sequence[float]] = {
             _ENDS: [float(not prepared.schedules.chosen), float(entry_complete)]
         }
-        own.update((_COMPONENT + name, [gain]) for name, gain in gains.items())
+        for kind, by_name in ((_COMPONENT, gains), (_LOST, lost)):
+            own.update((kind + name, [gain]) for name, gain in by_name.items())
         own.update((_LAYER + name, row) for name, row in prepared.statistics.shared().items())
         return own
 
@@ -359,10 +364,12 @@ class AdaptiveLossScaling:
             # A rank chooses anew, such as after an overflow: all do, and come to the same.
             prepared.schedules = prepared.schedules.drop()
         gains: Dict[str, float] = {}
+        lost: Dict[str, float] = {}
         for one in told:
-            for name, (gain, *_) in _of_kind(_COMPONENT, one).items():
-                gains[name] = max(gain, gains.get(name, gain))
-        self.components = self.components.adopting(entry_complete, gains)
+            for kind, largest in ((_COMPONENT, gains), (_LOST, lost)):
+                for name, (gain, *_) in _of_kind(kind, one).items():
+                    largest[name] = max(gain, largest.get(name, gain))
+        self.components = self.components.adopting(entry_complete, gains, lost)
         prepared.statistics.adopt([_of_kind(_LAYER, one) for one in told])
 
     def after_update(self, step: Optional[Callable[[], Any]] = None) -> None:
@@ -384,6 +391,10 @@ class AdaptiveLossScaling:
     def drop_iteration(self) -> None:
         """Forget what this iteration has shown."""
         self.components = self.components.without_iteration()
+
+    def drop_batch(self) -> None:
+        """Forget what this iteration has shown, except of batches that were lost before."""
+        self.components = self.components.without_batch()
 
     def lose_batch(self) -> None:
         """Remember what was assumed since an overflow, as the batch is lost."""

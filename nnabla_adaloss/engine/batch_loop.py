@@ -96,6 +96,8 @@ class BatchLoop(NamedTuple):
             elif verdict is PassVerdict.LOWER:
                 facts = facts._replace(lowered=scaling.after_overflow() or self.lower())
             else:
+                if verdict.lowers_nothing:
+                    scaling.raise_again()
                 return found._replace(verdict=verdict, facts=facts)
 
     def _of_pass(self) -> Outcome:
@@ -123,6 +125,7 @@ class BatchLoop(NamedTuple):
             can_measure_more=may_run and scaling.can_measure_more,
             loss_finite=loss_finite,
             suspect=suspect,
+            lost_before=scaling.components.remembers_loss,
         )
 
     def _fits_smallest(self) -> bool:

@@ -275,7 +275,7 @@ class GradScaler:
             self._notifier.note_update(
                 self._iteration + 1, engines[0].loss_scale, nonzero, engines, self._solvers
             )
-        is_bad = any(found.verdict.of_forward for found in self._causes.values())
+        is_bad = any(found.verdict.lowers_nothing for found in self._causes.values())
         for key, scaling in self._used.items():
             if self._enabled and is_bad:
                 scaling.drop_iteration()

@@ -307,18 +307,22 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         self._undo_batches()
         verdict, lowered = self._exchange.agree(outcome, repeat=self._repeat)
         retries.last = outcome
-        if not (verdict.of_forward or (self._repeat and lowered)) and not self._s0.lower() and not lowered:
+        if self._searches and verdict is PassVerdict.HOPELESS:
+            # As the baseline's, S0 goes down with every batch that is lost.
+            verdict = PassVerdict.OVERFLOW
+        explained = verdict.lowers_nothing or (self._repeat and lowered)
+        if not explained and not self._s0.lower() and not lowered:
             verdict = PassVerdict.HOPELESS
         self._count_lost(verdict, outcome)
         if verdict.of_forward:
             return self._skip_bad_batch(outcome, verdict)
         if verdict is PassVerdict.HOPELESS:
             retries.hopeless += 1
-            is_last = retries.hopeless == _HOPELESS or retries.discarded == self.max_retries
-            if self._searches or is_last:
+            no_retry_left = self._repeat and retries.discarded == self.max_retries
+            if self._searches or no_retry_left or retries.hopeless == _HOPELESS:
                 return self._skip_at_floor(outcome)
             # No scale helps this batch: go on with those before it.
-            self._restore_scales()
+            self._drop_batches()
             self._notifier.warn(
                 "hopeless",
                 f"gradients of a batch in iteration {self.iteration} are not finite at any loss scale: "
@@ -364,11 +368,15 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         self._s0.state = self._retries.scale_state
         self.scaling.drop_iteration()
 
-    def _skip_bad_batch(self, outcome: Outcome, verdict: PassVerdict) -> UpdateResult:
+    def _drop_batches(self) -> None:
+        """Go on with the scales from before the batches of this try, and forget what they have shown."""
         if self._repeat:
             # Lower scales were tried, and were not the cause.
             self._s0.state = self._retries.scale_state
-        self.scaling.drop_iteration()
+        self.scaling.drop_batch()
+
+    def _skip_bad_batch(self, outcome: Outcome, verdict: PassVerdict) -> UpdateResult:
+        self._drop_batches()
         what = "the loss" if verdict is PassVerdict.NONFINITE_LOSS else "the forward pass"
         whose = "" if self.comm is None else f" of {'this' if outcome.verdict is verdict else 'another'} rank"
         cause, fault, argument = verdict.value, outcome.fault, f"on_{verdict.value}"

@@ -223,7 +223,7 @@ def test_of_two_lost_batches_of_an_iteration_both_stay() -> None:
     for magnitude in (2.0**8, 2.0):
         see(scales, 1.0, magnitude, 1.0, 1.0)
         scales.after_lost_batch()
-    assert scales.shared()[1]["a"] == 2.0**8
+    assert scales.shared()[2]["a"] == 2.0**8
     assert of_all(scales)[1] == 1.0
 
 
@@ -239,9 +239,82 @@ def test_what_all_ranks_have_seen_takes_the_place_of_what_was_assumed_of_a_lost_
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
     scales.after_lost_batch()
-    scales.adopting(True, {"a": 2.0, "b": 4.0})
+    scales.adopting(True, {"a": 2.0}, {"b": 4.0})
     scales.after_iteration()
     assert windows(scales) == {"loss": [1.0], "a": [2.0], "b": [4.0], "c": [1.0]}
+
+
+def lose(scales: ComponentScales, name: str = "a") -> None:
+    """Lose a batch in an iteration of its own."""
+    scales.before_pass(scales.iteration + 1, NAMES, ONES)
+    overflow(scales, name, *[scale or 1.0 for scale in of_all(scales)])
+    scales.after_lost_batch()
+
+
+def good(scales: ComponentScales, iterations: int, gain: float = 1.0) -> None:
+    for _ in range(iterations):
+        scales.before_pass(scales.iteration + 1, NAMES, ONES)
+        see(scales, 1.0, gain, 1.0, 1.0)
+
+
+def test_the_gains_of_a_lost_batch_are_remembered_for_2000_iterations() -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0, window=2)
+    lose(scales, "b")
+    assert scales.remembers_loss
+    good(scales, 2000)
+    assert of_all(scales) == [2.0**14, 2.0**8, 2.0**4, 2.0**4]
+    good(scales, 2)
+    assert of_all(scales) == [2.0**14, 2.0**8, 2.0**8, 2.0**8]
+    assert not scales.remembers_loss
+
+
+@pytest.mark.parametrize(("gain", "renewed"), [(2.0, True), (1.99, False)])
+def test_a_batch_that_comes_near_a_lost_one_renews_that(gain: float, renewed: bool) -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0, window=2)
+    lose(scales)
+    good(scales, 1500)
+    good(scales, 1, gain)
+    good(scales, 1500)
+    assert scales.gain("a") == (2.0**4 if renewed else 1.0)
+    # What is behind it did not show it.
+    assert scales.gain("c") == 1.0
+
+
+def test_of_a_lost_batch_nothing_is_remembered_that_its_scales_had_room_for() -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    see(scales, 1.0, 4.0, 5.0)
+    scales.after_lost_batch()
+    scales.after_iteration()
+    assert scales.memory.lost == {"b": 5.0}
+    # Nor of a first batch.
+    scales = ComponentScales(HistoryPolicy())
+    lose(scales)
+    scales.after_iteration()
+    assert not scales.memory.lost
+
+
+def test_of_a_batch_that_no_scale_helps_earlier_losses_stay() -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    lose(scales)
+    see(scales, 2.0**9, 2.0**9)
+    scales.without_batch()
+    assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**4]
+    scales.without_iteration()
+    assert of_all(scales) == [2.0**14, 2.0**8, 2.0**8, 2.0**8]
+
+
+def test_what_was_lost_is_saved_and_older_states_do_not_have_it() -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0, window=2)
+    lose(scales)
+    good(scales, 3)
+    scales.after_iteration()
+    state = json.loads(json.dumps(scales.state_dict()))
+    assert scales.memory.loaded(state) == scales.memory
+    older = {name: state[name] for name in ("windows", "partial")}
+    assert scales.memory.loaded(older) == scales.memory._replace(lost={}, until={})
+    for damaged in ({"lost": {"a": -1.0}}, {"until": {}}, {"until": {"a": 1.5}}):
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            scales.memory.loaded({**state, **damaged})
 
 
 def test_what_nothing_was_seen_of_before_an_overflow_is_lowered_with_it() -> None:
@@ -249,7 +322,7 @@ def test_what_nothing_was_seen_of_before_an_overflow_is_lowered_with_it() -> Non
     assert overflow(scales, "c", *SCALES, suspected={NAMES.index("b")})
     assert of_all(scales) == [2.0**14, 2.0**8, 2.0**4, 2.0**4]
     # Only what was seen to overflow has shown how large it is.
-    assert scales.shared() == (False, {"b": 2.0**4, "c": 2.0**4})
+    assert scales.shared() == (False, {}, {"b": 2.0**4, "c": 2.0**4})
 
 
 @pytest.mark.parametrize("weight", [2.0**-10, 1.0, 2.0**10])
@@ -454,7 +527,7 @@ def test_of_a_first_batch_whose_loss_is_zero_it_is_known_what_there_is_and_nothi
     assert limits(scales).gains == [None, 2.0**6, 0.0, 0.0]
     scales.after_iteration()
     assert limits(scales).gains == [None, 0.0, 0.0, 0.0]
-    assert scales.shared() == (False, {})
+    assert scales.shared() == (False, {}, {})
 
 
 @pytest.mark.parametrize("informative", [(True, False), (False, True)])
@@ -492,7 +565,7 @@ def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
     state = json.loads(json.dumps(scales.state_dict()))
     # The iteration ends with the state, but not for those who go on.
     assert state["partial"] == {"a": 2.0, "b": 4.0}
-    assert scales.shared() == (False, {"b": 4.0})
+    assert scales.shared() == (False, {"b": 4.0}, {})
     other = ComponentScales(HistoryPolicy())
     other.seen = Seen(other.memory.loaded(state))
     scales.after_iteration()
@@ -517,9 +590,9 @@ def test_other_ranks_do_not_know_of_single_batches_until_the_iteration_ends() ->
 def test_what_all_ranks_have_seen_is_taken_for_ones_own() -> None:
     scales = scales_with(1.0, 1.0, 1.0)
     see(scales, 1.0, 2.0, weights=(1.0, 2.0, 1.0, 1.0), completes_entry=False)
-    assert scales.shared() == (False, {"loss": 1.0, "a": 1.0})
+    assert scales.shared() == (False, {"loss": 1.0, "a": 1.0}, {})
     # Also what this rank has no gradients of, and whether an entry ends here.
-    scales.adopting(True, {"loss": 1.0, "a": 8.0, "b": 4.0, "d": 5.0})
+    scales.adopting(True, {"loss": 1.0, "a": 8.0, "b": 4.0, "d": 5.0}, {})
     assert of_all(scales) == [2.0**14, 2.0**5, 2.0**6, None]
     scales.after_iteration()
     assert windows(scales) == {"loss": [1.0], "a": [8.0], "b": [4.0], "d": [5.0]}

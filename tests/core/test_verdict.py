@@ -19,12 +19,9 @@ TRUTHS: List[Optional[bool]] = [None, False, True]
 
 
 def all_facts() -> Iterator[Facts]:
-    flags = product([False, True], repeat=5)
-    for (settled, overflowed, can_measure_more, loss_finite, suspect), answers in product(
-        flags, product(TRUTHS, repeat=4)
-    ):
+    for flags, answers in product(product([False, True], repeat=6), product(TRUTHS, repeat=4)):
         for repeats in (0, 3, 5):
-            yield Facts(repeats, settled, overflowed, can_measure_more, loss_finite, suspect, *answers)
+            yield Facts(repeats, *flags, *answers)
 
 
 def answered(facts: Facts, verdict: PassVerdict, answer: bool) -> Facts:
@@ -70,7 +67,8 @@ def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> Non
     for facts in all_facts():
         verdict = judge(facts, LOSE)
         if facts.overflowed:
-            assert verdict not in (PassVerdict.AGAIN, PassVerdict.RETRIES, PassVerdict.HOPELESS)
+            assert verdict not in (PassVerdict.AGAIN, PassVerdict.RETRIES)
+            assert (verdict is PassVerdict.HOPELESS) <= (facts.fits_smallest is False)
     assert judge(Facts(overflowed=True, can_measure_more=True), LOSE) is PassVerdict.MEASURE
     assert judge(Facts(overflowed=True, can_measure_more=True, fits=True), LOSE) is PassVerdict.OVERFLOW
     # In a window that is lost already, too: what it shows counts for the next one.
@@ -113,6 +111,12 @@ def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> Non
         (Facts(overflowed=True, can_measure_more=True, loss_finite=False, suspect=True), PassVerdict.MEASURE),
         (Facts(5, overflowed=True, can_measure_more=True, fits=True), PassVerdict.RETRIES),
         (Facts(5, overflowed=True, lowered=True, fault=""), PassVerdict.RETRIES),
+        # Before it is lost, it is tried whether any scale helps, if scales are low for another one.
+        (Facts(4, overflowed=True, lost_before=True), PassVerdict.LOWER),
+        (Facts(5, overflowed=True, lost_before=True), PassVerdict.CHECK_FORWARD),
+        (Facts(5, overflowed=True, lost_before=True, fault=""), PassVerdict.PROBE),
+        (Facts(5, overflowed=True, fault="", fits_smallest=False), PassVerdict.HOPELESS),
+        (Facts(5, overflowed=True, fault="", fits_smallest=True), PassVerdict.LOWER),
     ],
 )
 def test_what_is_done_with_a_batch_that_may_run_again(facts: Facts, expected: PassVerdict) -> None:
@@ -125,6 +129,11 @@ def test_what_is_done_with_a_batch_that_may_run_again(facts: Facts, expected: Pa
         (Facts(overflowed=True), PassVerdict.CHECK_FORWARD),
         (Facts(overflowed=True, fault=""), PassVerdict.LOWER),
         (Facts(overflowed=True, fault="", lowered=False), PassVerdict.OVERFLOW),
+        # A single loss lowers a scale by one step; further ones only where that may help.
+        (Facts(overflowed=True, lost_before=True), PassVerdict.CHECK_FORWARD),
+        (Facts(overflowed=True, lost_before=True, fault=""), PassVerdict.PROBE),
+        (Facts(overflowed=True, fault="", fits_smallest=True), PassVerdict.LOWER),
+        (Facts(overflowed=True, fault="", fits_smallest=False), PassVerdict.HOPELESS),
         (Facts(overflowed=True, fault="c"), PassVerdict.PROBE),
         (Facts(overflowed=True, fault="c", fits_smallest=False), PassVerdict.NONFINITE_FORWARD),
         (Facts(settled=False), PassVerdict.AGAIN),

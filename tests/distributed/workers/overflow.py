@@ -178,6 +178,35 @@ def check_ranks_go_on_from_what_they_saved(comm: MPICommunicator) -> None:
             comm.barrier()
 
 
+def check_ranks_go_on_between_lost_batches(comm: MPICommunicator) -> None:
+    spoiled = {4: "large", 7: "gradient", 11: "large"}
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "checkpoint")
+        for case in CASES[1:4:2]:
+            given = {**options(case), "on_overflow": "next", "accum_grad": 1}
+            work = task(comm, spoiled=spoiled)
+            updater = work.updater(**given)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                before = [updater.update() for _ in range(9)]
+                lost = updater.scaling.components.memory.lost
+                assert lost
+                assert same_on_all(comm, lost)
+                assert updater.counters.lost == {"overflow": 1, "hopeless": 1}, before
+                save_checkpoint(path, updater)
+                found = [(updater.update(), scales(updater)) for _ in range(5)]
+                last = work.bits()
+                work = task(comm, spoiled=spoiled)
+                updater = work.updater(**given)
+                load_checkpoint(path, updater)
+                for _ in range(updater.counters.fed):
+                    work.feed()
+                assert [(updater.update(), scales(updater)) for _ in range(5)] == found, case
+            assert same_on_all(comm, (scales(updater), last, work.bits())), case
+            assert work.bits() == last, case
+            comm.barrier()
+
+
 DELAYS = (0, 1)
 
 
