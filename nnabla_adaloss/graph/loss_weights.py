@@ -269,8 +269,9 @@ def _read(
     )
     if factor.fed or found is None:
         return found
-    # Where the data of a batch happen to make it zero, the next batch will not.
-    return floor_power_of_two(found) if found else (None if factor.learned else 0.0)
+    # The nearest power of two, as weights are computed again for each new one. Where the data of a batch make
+    # it zero by chance, the next batch will not.
+    return floor_power_of_two(found * 2.0**0.5) if found else (None if factor.learned else 0.0)
 
 
 def _number(array: nn.NdArray, *, on_host: bool) -> float:

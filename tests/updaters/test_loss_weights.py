@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
@@ -22,7 +23,11 @@ from nnabla_adaloss import (
     AdaptiveLossScalingUpdater,
     FormatEmulation,
     GradScaler,
+    load_checkpoint,
+    save_checkpoint,
 )
+from nnabla_adaloss.engine.chooser import Chooser
+from nnabla_adaloss.kernels import CpuKernels
 from tests.worlds.trainings import scaler_step, solver_of, updater_of
 from tests.worlds.values import FLOAT, HALF, constant, data
 
@@ -204,3 +209,121 @@ def test_other_methods_see_no_trace_of_it_either(method: str, exponent: int) -> 
         return updater.counters.repeats, [v.d.tobytes() for v in nn.get_parameters().values()]
 
     assert found(2.0**exponent) == found(1.0)
+
+
+# A weight within a function of the loss.
+
+NO_TRACE = {
+    "log": lambda a, w: F.log(a * w),
+    "root": lambda a, w: (a * w) ** 0.5 * (1.0 / w) ** 0.5,
+    "square": lambda a, w: (a * w) ** 2 / w / w,
+    "product": lambda a, w: (a * w) * (a * w) / w / w,
+    "quotient": lambda a, w: (a * w) / (a * w + w),
+    "reciprocal": lambda a, w: -w / (a * w + w),
+    "larger": lambda a, w: F.maximum2(a * w, a * (0.5 * w)) / w,
+    "chosen": lambda a, w: F.where(constant(0.0), a * 3.0, a * w) / w,
+    "reshaped": lambda a, w: F.sum(F.reshape(a * w, (1, 1)) * F.reshape(constant([1.0 / w]), (1, 1))),
+}
+
+
+def trained_with(form: str, weight: float, storage: Optional[str]) -> Tuple[List[str], int, List[np.ndarray]]:
+    with nn.context_scope(FLOAT if storage else HALF):
+        loss = NO_TRACE[form](network(1.0), weight)
+    updater = updater_of(loss, solver=S.Sgd(0.1), storage=storage)
+    reasons = [updater.update().reason for _ in range(10)]
+    assert all(v.g.any() for v in nn.get_parameters().values())
+    return reasons, updater.counters.repeats, [v.d.copy() for v in nn.get_parameters().values()]
+
+
+@STORAGES
+@pytest.mark.parametrize("form", NO_TRACE)
+@pytest.mark.parametrize("weight", [2.0**-20, 2.0**-46])
+@pytest.mark.parametrize("read", [True, False], ids=["read", "not read"])
+def test_a_weight_within_a_function_of_the_loss_costs_no_batch(
+    form: str, weight: float, storage: Optional[str], read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with kernels that do not wait for what a GPU computes."""
+    monkeypatch.setattr(CpuKernels, "asynchronous", not read)
+    reasons, repeats, parameters = trained_with(form, weight, storage)
+    assert reasons == ["updated"] * 10
+    assert repeats <= 2
+    expected = trained_with(form, 1.0, storage)[2]
+    for one, other in zip(parameters, expected):
+        np.testing.assert_allclose(one, other, rtol=0.0, atol=1e-3 if storage != "float8_e5m2" else 0.05)
+
+
+@pytest.mark.parametrize("storage", ["float16", "float8_e5m2"])
+@pytest.mark.parametrize("read", [True, False], ids=["read", "not read"])
+def test_a_weight_that_falls_within_a_logarithm_loses_no_batch(
+    storage: str, read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuKernels, "asynchronous", not read)
+    weight = constant(1.0)
+    loss = F.log(network(1.0) * weight)
+
+    def feed() -> None:
+        weight.d = 1e-12 ** (updater.iteration / 60)
+
+    updater = updater_of(loss, feed, storage=storage, on_overflow="next")
+    for _ in range(60):
+        assert updater.update().updated
+        assert all(v.g.any() for v in nn.get_parameters().values())
+
+
+def noisy(form: Callable[..., nn.Variable], noise: float = 3.0, **options: Any) -> AdaptiveLossScalingUpdater:
+    """A training with two losses, which batches make larger and smaller."""
+    nn.clear_parameters()
+    rng, x, t = np.random.RandomState(0), nn.Variable((32, 8)), nn.Variable((32, 2))
+    h = F.tanh(PF.affine(x, 12, name="a", rng=rng))
+    losses = [F.mean((PF.affine(h, 2, name=name, rng=rng) - t) ** 2) for name in ("b", "c")]
+
+    def feed() -> None:
+        batch = np.random.RandomState(updater.counters.fed).randn(32, 10)
+        x.d, t.d = batch[:, :8], np.sin(batch[:, :2]) * noise ** batch[:, 8:].clip(-1, 1)
+
+    updater = updater_of(form(*losses), feed, solver=S.Adam(0.003), **options)
+    return updater
+
+
+def test_logarithms_do_not_have_scales_chosen_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: List[int] = []
+    decide = Chooser.decide
+    monkeypatch.setattr(Chooser, "decide", lambda *args: chosen.append(1) or decide(*args))
+
+    def count(form: Callable[..., nn.Variable]) -> int:
+        updater, before = noisy(form, storage=None), len(chosen)
+        assert all(updater.update().updated for _ in range(160))
+        return len(chosen) - before
+
+    assert count(lambda a, b: F.log(a) + F.log(b * 1e-9)) <= 1.1 * count(lambda a, b: a + b)
+
+
+@pytest.mark.parametrize("storage", ["float16", "float8_e5m2"])
+@pytest.mark.parametrize("saved", [5, 16, 30])
+def test_resumed_trainings_keep_the_weights_that_data_decide(
+    storage: str, saved: int, tmp_path: Path
+) -> None:
+    def until(end: int, updater: AdaptiveLossScalingUpdater) -> List[Any]:
+        found: List[Any] = []
+        while updater.iteration < end:
+            assert updater.update().updated
+            schedule = updater.scaling.result.schedule
+            found.append((schedule.loss_weights, [*schedule.component_scales]))
+        return found
+
+    def end_of(updater: AdaptiveLossScalingUpdater) -> List[Any]:
+        found = until(40, updater)
+        return [found, *(v.d.tobytes() for v in nn.get_parameters().values()), updater.state_dict()]
+
+    def form(a: nn.Variable, b: nn.Variable) -> nn.Variable:
+        return F.log(a) * F.log(b) + F.squared_error(a, b) ** 0.5
+
+    updater = noisy(form, 30.0, storage=storage)
+    before = until(saved, updater)
+    save_checkpoint(tmp_path / "c", updater)
+    expected = end_of(updater)
+    # The weights move, and are not those of each batch.
+    assert 1 < len({weights for weights, _ in before + expected[0]}) < 20
+    updater = noisy(form, 30.0, storage=storage)
+    load_checkpoint(tmp_path / "c", updater)
+    np.testing.assert_equal(end_of(updater), expected)
