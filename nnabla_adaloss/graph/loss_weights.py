@@ -110,10 +110,10 @@ class LossWeights:
         self._constants = _constants_of(self._passages)
         # The last factors, and the weights that follow from them.
         self._last: Tuple[Tuple[Optional[float], ...], Tuple[float, ...]] = ((), ())
-        # Components whose weights depend on more than constants and what feeders write.
+        # Whether the weight of each component depends on more than constants and what feeders write.
         data = [isinstance(one.factor, Factor) and not one.factor.fed for one in self._passages]
-        pairs = zip(*(self._weights([far if moves else 1.0 for moves in data]) for far in (1.0, _FAR)))
-        self._moving = frozenset([index for index, (one, other) in enumerate(pairs) if one != other])
+        tried = [self._weights([far if one else 1.0 for one in data]) for far in (1.0, _FAR) if any(data)]
+        self._moving = [one != other for one, other in zip(*tried)]
 
     def of_alike(self, nodes: Sequence[NodeStructure], described: GraphDescription) -> LossWeights:
         """The same for graphs that differ in shapes and constants alone."""
@@ -144,10 +144,9 @@ class LossWeights:
         return weights
 
     def _is_near(self, weights: Tuple[float, ...], in_use: Tuple[float, ...]) -> bool:
-        return weights == in_use or all(
-            one == own or (index in self._moving and own <= _BELOW * one and one <= _ABOVE * own)
-            for index, (one, own) in enumerate(zip(weights, in_use))
-        )
+        pairs = zip(weights, in_use, self._moving)
+        far = [1 for w, u, m in pairs if w != u and not (m and w <= _ABOVE * u and u <= _BELOW * w)]
+        return not far
 
     def _passages_of(self, nodes: Sequence[NodeStructure], described: GraphDescription) -> List[Passage]:
         components, found = self._components, []

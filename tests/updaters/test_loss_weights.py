@@ -268,6 +268,7 @@ def test_a_weight_that_falls_within_a_logarithm_loses_no_batch(
     for _ in range(60):
         assert updater.update().updated
         assert all(v.g.any() for v in nn.get_parameters().values())
+    assert updater.counters.repeats + sum(updater.counters.lost.values()) <= 1
 
 
 def noisy(form: Callable[..., nn.Variable], noise: float = 3.0, **options: Any) -> AdaptiveLossScalingUpdater:
