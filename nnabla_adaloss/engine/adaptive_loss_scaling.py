@@ -202,7 +202,7 @@ class AdaptiveLossScaling:
         self._graph.go_on_from(before._graph)
         self._nonfinite = before._nonfinite
         self._reader.go_on_from(before._reader)
-        self.share_draws(before)
+        self.share_with(before)
 
     def go_back_to(self, before: AdaptiveLossScaling) -> None:
         """Forget the present iteration, after a `savepoint` of this engine was restored."""
@@ -210,9 +210,11 @@ class AdaptiveLossScaling:
         self._graph.go_on_from(before._graph)
         self.components = before.components.without_iteration()
 
-    def share_draws(self, other: AdaptiveLossScaling) -> None:
-        """Draw the random numbers of an emulated storage from the stream of another loss of the training."""
-        self._storage.drawn = other._storage.drawn
+    def share_with(self, other: AdaptiveLossScaling) -> None:
+        """Share random numbers of an emulated storage, and what batches have left not finite in gradients,
+        with another loss of the training.
+        """
+        self._storage.drawn, self._nonfinite = other._storage.drawn, other._nonfinite
 
     @property
     def plan(self) -> GraphPlan:

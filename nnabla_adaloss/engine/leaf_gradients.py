@@ -242,10 +242,13 @@ class NonfiniteGradients:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self.keys: AbstractSet[int] = frozenset()
+        # Those of them that are leaves of other losses alone.
+        self._others: AbstractSet[int] = frozenset()
         self._aside: List[Tuple[int, nn.NdArray, nn.NdArray]] = []
 
     def set_aside(self, leaves: Mapping[int, nn.Variable]) -> bool:
         """Zero the gradients that are still not finite, and keep what they hold; False when none is."""
+        self._others = self.keys - leaves.keys()
         for key in self.keys & leaves.keys():
             gradient = leaves[key].grad
             if gradient.zeroing or self._kernels.all_finite([gradient]):
@@ -260,5 +263,5 @@ class NonfiniteGradients:
         """Add what was set apart to what the pass has written."""
         for _, gradient, held in self._aside:
             self._kernels.unscale_add(held, gradient, 1.0, accumulate=not gradient.zeroing)
-        self.keys = nonfinite | {key for key, _, _ in self._aside}
-        self._aside = []
+        self.keys = nonfinite | self._others | {key for key, _, _ in self._aside}
+        self._others, self._aside = frozenset(), []

@@ -150,6 +150,8 @@ class GradScaler:
         # skipped.
         self._outcomes: Dict[int, Outcome] = {}
         self._causes: Dict[int, Outcome] = {}
+        # Whether it is still to be found out why a step was skipped.
+        self._unexplained = False
 
     def forward(self, loss: LossLike, clear_buffer: bool = False, clear_no_need_grad: bool = False) -> None:
         """Run forward as `Variable.forward` does, in the storage format if one is emulated.
@@ -265,6 +267,8 @@ class GradScaler:
             left_out = id(solver) in self._finite and id(solver) not in self._stepped
             if left_out and not self._is_finite(solver):
                 self._skip()
+        if self._unexplained:
+            self._explain()
         updated = any(self._stepped.values())
         if not updated and self._losses.forward_state is not None:
             # A batch without a step must not stay in running statistics.
@@ -420,8 +424,17 @@ class GradScaler:
         return found if found is not None and found.facts.overflowed else None
 
     def _skip(self) -> None:
-        """Skip a step: lower the scale that made gradients overflow, or warn of another cause."""
+        """Skip a step, and find out why, unless another loss waits for its backward: then `update` does."""
         self.skipped_steps += 1
+        self._unexplained = any(self._forwarded.values())
+        if self._unexplained:
+            layers = (scaling.found_inf[0] for scaling in self._used.values() if scaling.found_inf)
+            self.cause = f"gradients are not finite, first in {next(layers, 'none of the losses')}"
+        else:
+            self._explain()
+
+    def _explain(self) -> None:
+        """Lower the scale that made gradients of a skipped step overflow, or warn of another cause."""
         self.cause = ""
         for key, scaling in self._used.items():
             found = self._overflow(key)

@@ -70,7 +70,7 @@ class ScaledLosses:
             self._saved = [state for state in self._saved if not _loaded(scaling, state)]
         # After loading, so that a late loss continues the random stream of the others.
         for other in self._known.values():
-            scaling.share_draws(other)
+            scaling.share_with(other)
         self._known[structure] = scaling
         if len(self._saved) + len(self._known) > _REMEMBERED:
             # Saved states are older.

@@ -390,7 +390,9 @@ def test_a_bad_batch_of_one_solver_leaves_the_gradients_of_another() -> None:
     scaler.update()
 
 
-def test_a_bad_batch_of_one_loss_leaves_the_activations_that_another_shares() -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_bad_batch_of_one_loss_leaves_the_activations_that_another_shares(at_once: bool) -> None:
+    """Also where each loss has its step at once, before the backward of the next one."""
     factor = constant(np.ones((8, 1)))
     h = F.dropout(F.tanh(PF.affine(data(8, 4), 6, name="fc1")), 0.5)
     y = PF.affine(h, 3, name="fc3", with_bias=False)
@@ -403,16 +405,44 @@ def test_a_bad_batch_of_one_loss_leaves_the_activations_that_another_shares() ->
             solver.zero_grad()
         for loss in losses:
             scaler.forward(loss)
-        activations = h.d.copy()
-        for loss in losses:
-            scaler.backward(loss)
-        found = nn.get_parameters()["fc3/affine/W"].g.copy()
+        activations, updated = h.d.copy(), []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            updated = [scaler.step(solver) for solver in solvers]
-        scaler.update()
+            for loss, solver in zip(losses, solvers):
+                scaler.backward(loss)
+                updated += [scaler.step(solver)] if at_once else []
+            found = nn.get_parameters()["fc3/affine/W"].g.copy()
+            updated += [] if at_once else [scaler.step(solver) for solver in solvers]
+            assert not scaler.cause or ("finite" in scaler.cause) is at_once
+            scaler.update()
     assert updated == [False, True]
+    assert scaler.cause.startswith("fc2/affine/Mul2 (Mul2) reads an input")
     np.testing.assert_allclose(found, np.repeat(activations.sum(0)[:, None], 3, 1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("storage", [None, "float16"])
+def test_an_overflow_of_one_loss_is_none_of_another_that_adds_to_the_same_gradients(
+    storage: Optional[str],
+) -> None:
+    nn.clear_parameters()
+    gate, h = Gate(), F.tanh(PF.affine(data(8, 4), 3, name="trunk"))
+    losses = [F.mean(function(PF.affine(h, 3)) ** 2) for function in (gate, F.identity)]
+    solver = solver_of(S.Sgd(0.0))
+    scaler, scales, updated = GradScaler(solver, storage=storage), [], []
+    for gate.factor in (1.0, 1.0, np.inf, 1.0):
+        solver.zero_grad()
+        for loss in losses:
+            scaler.forward(loss)
+            scaler.backward(loss)
+        found = [scaler.scaling(loss).found_inf for loss in losses]
+        assert [bool(layers) for layers in found] == [gate.factor == np.inf, False]
+        scales.append(scaler.scaling(losses[1]).scale_of(h))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            updated.append(scaler.step(solver))
+        scaler.update()
+    assert updated == [True, True, False, True]
+    assert len(set(scales)) == 1
 
 
 def rebuilt(size: int) -> nn.Variable:
