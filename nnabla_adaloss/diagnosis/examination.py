@@ -235,7 +235,9 @@ class _Examination:
         examined, leaves, passes = self._examined, self._network.leaves, self._passes
         for index in range(len(examined)):
             in_fp32 = Sight(leaves.values(), examined.kernels)
-            as_stored, emulation = Sight(leaves.values(), examined.kernels, in_fp32), self._emulation
+            emulation = self._emulation
+            rounded = emulation.emulated_storage.data
+            as_stored = Sight(leaves.values(), examined.kernels, in_fp32, rounded)
             forward = partial(examined.forward, examined.loss, index, in_fp32.after_forward)
             passes.with_one_scale(forward, examined.loss, pre=in_fp32.before_backward)
             in_fp32.end()

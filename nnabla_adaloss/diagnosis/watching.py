@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from types import MappingProxyType
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -13,6 +14,7 @@ from ..core.statistics import ArrayStatistics
 from ..graph.functions import written_inputs
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
+from ..kernels.interface import RoundingStatistics
 
 # A derivative below this share of the largest one is next to nothing.
 _FLAT = 2.0**-10
@@ -28,7 +30,11 @@ class Sight:
     """Arrays that functions read and wrote in one batch, by key; as stored, compared with `in_fp32`."""
 
     def __init__(
-        self, leaves: Iterable[nn.Variable], kernels: Kernels, in_fp32: Optional[Sight] = None
+        self,
+        leaves: Iterable[nn.Variable],
+        kernels: Kernels,
+        in_fp32: Optional[Sight] = None,
+        rounded: Mapping[int, RoundingStatistics] = MappingProxyType({}),
     ) -> None:
         self.data: Dict[int, ArrayStatistics] = {}
         self.gradients: Dict[int, ArrayStatistics] = {}
@@ -42,7 +48,7 @@ class Sight:
         self.in_fp32 = in_fp32
         self._deviations: Dict[int, Tuple[float, float, float]] = {}
         self._kept: Dict[int, NDArray[Any]] = {}
-        self._leaves, self._kernels = leaves, kernels
+        self._leaves, self._kernels, self._rounded = leaves, kernels, rounded
 
     def error(self, v: nn.Variable) -> float:
         """Error of a variable as stored, relative to fp32; infinite where something is not finite."""
@@ -65,6 +71,9 @@ class Sight:
         read = [v for index, v in enumerate(f.inputs) if v.parent is None and index not in written]
         for v in (*(v for v in read if hash(v) not in self.data), *f.outputs):
             self._note(v)
+        # What is in fp32 is rounded for its readers.
+        read_keys = [hash(v) for v in f.inputs if hash(v) in self._rounded]
+        self.data.update((key, self._rounded[key].statistics) for key in read_keys)
         if type_name in _FROM_ZERO and f.inputs[0].parent is not None:
             self.negatives[hash(f)] = int(np.count_nonzero(f.inputs[0].data.data < 0))
         look = _FLATNESS.get(type_name)

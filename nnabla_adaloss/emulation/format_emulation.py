@@ -44,8 +44,9 @@ class FormatEmulation:
     nnabla computes in float, as tensor cores accumulate in fp32. What a half-precision GPU would store is
     rounded half to even, with overflow to infinity and gradual underflow: outputs after each function's
     forward, gradients after its backward, weights at use (the fp32 masters stay as they are). Softmax, cross
-    entropy, batch normalization's statistics, beta and gamma, labels and indices stay fp32, and so does what
-    `recompute` computes again. Arrays of one element are stored in 16 bits or more.
+    entropy, batch normalization's statistics, beta and gamma, labels and indices stay fp32, except for those
+    functions that read them in half, and so does what `recompute` computes again. Arrays of one element are
+    stored in 16 bits or more.
 
     Args:
         loss: the loss Variable.
@@ -138,7 +139,7 @@ class FormatEmulation:
         self._round_weights()
         self._operands.begin_forward()
         guard = HookGuard()
-        reads = self._swap_operands if self.precisions.operands_only else None
+        reads = self._swap_operands if self._plan.reads else None
         pre = guard.chain(function_pre_hook, reads)
         post = guard.chain(self._round_outputs, function_post_hook)
         self._run(
@@ -188,8 +189,8 @@ class FormatEmulation:
         self.emulated_storage.gradients.clear()
         guard = HookGuard()
         # What the engine has swapped by then is rounded where a product reads it.
-        swaps = self.precisions.operands_only and round_gradients
-        reads = partial(self._swap_operands, backward=True) if swaps else None
+        swaps = partial(self._swap_operands, backward=True, fitted=round_gradients)
+        reads = swaps if self._plan.backward_reads else None
         pre = guard.chain(function_pre_hook, reads)
         post = guard.chain(self._round_gradients if round_gradients else None, function_post_hook)
         self._run(
@@ -231,9 +232,11 @@ class FormatEmulation:
             put_back()
             self._operands.swapped.clear()
 
-    def _swap_operands(self, f: Any, *, backward: bool = False) -> None:
-        rounding = self._rounding(f)
-        self._operands.swap(rounding.backward_reads if backward else rounding.reads, remember=not backward)
+    def _swap_operands(self, f: Any, *, backward: bool = False, fitted: bool = True) -> None:
+        operands = (self._plan.backward_reads if backward else self._plan.reads).get(hash(f))
+        if operands is not None:
+            found = operands if fitted else [operand for operand in operands if not operand.fitted]
+            self._operands.swap(found, remember=not backward)
 
     def _round_outputs(self, f: Any) -> None:
         if self._operands.swapped:

@@ -1,58 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operands of matrix products: rounded copies, in the place of the arrays while a product runs."""
+"""Operands: rounded copies, in the place of the arrays while the function that reads them runs."""
 
 from __future__ import annotations
 
 from collections import deque
 from itertools import starmap
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 
 from ..core.formats import Format
 from ..core.precision import Precision
+from ..graph.description import may_depend
 from ..graph.functions import known
 from ..kernels.scratch import ScratchPool
 from .rounded_storage import RoundedStorage
 
 
 class Operand(NamedTuple):
-    """An array that a matrix product reads."""
+    """An array that a function reads as a rounded copy."""
 
     key: int  # of the variable
     variable: nn.Variable
     attribute: str  # "data" or "grad"
     holds_gradient: bool  # whether it is read in the format of gradients
-    position: int  # tells the operands of one product apart
+    position: int  # tells the operands of one function apart
     is_leaf: bool  # whether it stays the same from forward to backward
-    precision: Precision  # that of the product
+    precision: Precision  # that of the function
+    fitted: bool = True  # whether it has a power of two of its own, as what a matrix product reads
+
+    @property
+    def format(self) -> Format:
+        """The format that data is read in."""
+        return self.precision.forward if self.fitted else self.precision.data_format(self.variable.size)
 
 
-def operands_of(f: Any, precision: Precision) -> Tuple[List[Operand], List[Operand]]:
-    """Operands that `f` reads in forward and in backward; none unless it is a matrix product."""
+def operands_of(
+    f: Any, precision: Precision, unrounded: Collection[nn.Variable] = ()
+) -> Tuple[List[Operand], List[Operand]]:
+    """Operands that `f` reads in forward and in backward: those of a matrix product, where only these are
+    rounded, and what it reads in the format that it stores of `unrounded` variables.
+    """
     function, inputs = known(f.info.type_name), f.inputs
-    if function.product is None:
-        return [], []
-    indices = range(len(inputs)) if function.operands is None else function.operands
+    is_product = precision.operands_only and function.product is not None
+    factors = range(len(inputs)) if function.operands is None else function.operands
+    needs = [i for i, v in enumerate(inputs) if v.need_grad]
     forward: Dict[int, Operand] = {}
     backward: Dict[int, Operand] = {}
-    for i in indices:
-        v = inputs[i]
-        # A single element is not worth rounding.
-        if v.size > 1:
-            holds_gradient = i == 0 and function.multiplies_gradient
-            operand = Operand(hash(v), v, "data", holds_gradient, i, v.parent is None, precision)
-            forward[operand.key] = operand
-            # Backward reads it for the gradients of its factors.
-            if any(w.need_grad for other, w in enumerate(inputs) if other != i and other in {0, 1, *indices}):
+    for i, v in enumerate(inputs):
+        # A single element is not worth 8 bits.
+        fitted = is_product and i in factors and v.size > 1
+        if fitted or v in unrounded:
+            holds_gradient = i == 0 and function.multiplies_gradient and fitted
+            operand = Operand(hash(v), v, "data", holds_gradient, i, v.parent is None, precision, fitted)
+            operand = forward.setdefault(operand.key, operand)
+            if function.reads_more or any(may_depend(f.grad_depends_input_data, of, i) for of in needs):
                 backward[operand.key] = operand
-    outputs = [] if function.more_behind else [v for v in f.outputs if v.size > 1]
+    outputs = [v for v in f.outputs if v.size > 1] if is_product and not function.more_behind else []
     gradients = [Operand(hash(v), v, "grad", True, i, False, precision) for i, v in enumerate(outputs)]
     return [*forward.values()], [*backward.values(), *gradients]
 
 
 class OperandSwap:
-    """Puts rounded copies in the place of a product's operands before it runs, and the arrays back after it.
+    """Puts rounded copies in the place of a function's operands before it runs, and the arrays back after it.
 
     A leaf is rounded once in a forward pass, and used in backward as well, unless somebody has put another
     array in its place by then.
@@ -88,21 +98,22 @@ class OperandSwap:
     def _rounded(self, operand: Operand, source: nn.NdArray, remember: bool) -> Optional[nn.NdArray]:
         if source.clear_called:
             return None
-        name, index, format = f"operand {operand.attribute}", operand.position, operand.precision.forward
+        name, index, format = f"operand {operand.attribute}", operand.position, operand.format
         lasting = operand.is_leaf and not operand.holds_gradient
         if lasting:
             known = self._leaves.get((operand.key, format))
             if known is not None and known[0] == source:
                 return known[1]
             if remember:
-                name, index = f"operand of all products in {format.name}", operand.key
+                name, index = f"operand of all functions in {format.name}", operand.key
         target = self._pool.get(source.shape, name, index)
         rounding = self._storage.round_operand(
-            source, target, operand.precision, holds_gradient=operand.holds_gradient
+            source, target, operand.precision, holds_gradient=operand.holds_gradient, fitted=operand.fitted
         )
         if rounding is None:
             return None
-        if lasting and remember:
+        if remember and (lasting or not operand.fitted):
             self._storage.data[operand.key] = rounding
+        if remember and lasting:
             self._leaves[operand.key, format] = source, target
         return target

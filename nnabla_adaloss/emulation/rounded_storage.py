@@ -141,16 +141,22 @@ class RoundedStorage(NativeStorage):
         return target
 
     def round_operand(
-        self, source: nn.NdArray, target: nn.NdArray, precision: Precision, *, holds_gradient: bool
+        self,
+        source: nn.NdArray,
+        target: nn.NdArray,
+        precision: Precision,
+        *,
+        holds_gradient: bool,
+        fitted: bool = True,
     ) -> Optional[RoundingStatistics]:
-        """Write what a matrix product reads of an array to `target`; None when nothing was written."""
+        """Write what a function reads of an array to `target`; None when nothing was written."""
         readable = _as_float32(source, target)
         if readable is None:
             return None
-        format, random_key = precision.forward, None
+        format, random_key = precision.forward if fitted else precision.data_format(source.size), None
         if holds_gradient:
             format, random_key = precision.backward, self._random_key(precision)
-        return self.kernels.round_to_format(readable, target, format, fitted=True, random_key=random_key)
+        return self.kernels.round_to_format(readable, target, format, fitted=fitted, random_key=random_key)
 
     def store_gradient(self, key: int, array: nn.NdArray) -> None:
         """Round a gradient again, if it was, that was scaled in place; the counts of the first time stay."""
@@ -176,8 +182,9 @@ class RoundedStorage(NativeStorage):
 
 
 def _as_float32(source: nn.NdArray, copy: nn.NdArray) -> Optional[nn.NdArray]:
-    """`source` if it holds float32, else `copy` with its values; None when nothing was written."""
+    """`source` if it holds float32, else `copy` with its values; None when there is nothing to round."""
     stored = stored_dtype(source)
-    if stored is None:
+    # Indices stay what they are.
+    if stored is None or (source is copy and stored.kind != "f"):
         return None
     return source if stored == FLOAT32 else float32_copy(source, copy)

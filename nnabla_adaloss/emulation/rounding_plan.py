@@ -9,9 +9,8 @@ import nnabla as nn
 
 from ..core.precision import NARROWEST_SCALAR, LayerPrecisions, Precision, widest
 from ..graph.float_tail import float_tail as find_tail
-from ..graph.functions import is_matrix_product, known
+from ..graph.functions import hands_memory_on, is_matrix_product, known
 from ..graph.graph import Graph
-from ..graph.matrix_products import UNSCALED
 from ..graph.names import function_names
 from .operands import Operand, operands_of
 
@@ -26,7 +25,7 @@ class Rounding(NamedTuple):
 
     outputs: Keyed  # when it has run
     gradients: Keyed  # of its inputs, when its backward has run
-    reads: Sequence[Operand]  # as a matrix product, before it runs
+    reads: Sequence[Operand]  # before it runs
     backward_reads: Sequence[Operand]  # before its backward runs
 
 
@@ -63,23 +62,37 @@ class RoundingPlan:
             # A single element is stored in the format that constants are cast to.
             in_float, _ = find_tail(graph, candidates, precision.data_format(1))
             self._in_float.update(hash(functions[i]) for i in in_float)
-        self._read_in_half: Set[int] = set()
-        if self._in_float:
-            others = (f for f in functions if hash(f) not in self._in_float)
-            self._read_in_half = {hash(v) for f in others for v in f.inputs}
-        self.roundings: Dict[int, Rounding] = {hash(f): self.rounding_of(f) for f in functions}
+        # What a function writes is no leaf, also where it is read cut off from the graph.
+        others = {graph.keys[position] for position in described.outputs.positions}
+        # Variables that are in the format before a function reads them.
+        self._rounded = {graph.keys[position] for position in graph.leaves} - others
+        self.roundings: Dict[int, Rounding] = {}
         half: Dict[int, nn.Variable] = {}
-        in_fp32: Set[int] = set()
-        for f, precision in zip(functions, of_functions):
-            if hash(f) not in self._in_float:
-                # An attention mask of -10000 would be NaN in E4M3; no hardware casts it to that.
-                casts_data = precision.stored_data.bits >= NARROWEST_SCALAR
-                operands = {operand.key for operand in self.roundings[hash(f)].reads}
-                of_half, of_fp32 = leaves_of(f, casts_data=casts_data)
-                half.update((hash(v), v) for v in of_half if hash(v) not in operands)
-                in_fp32.update({*map(hash, of_fp32)} - operands)
-        # A leaf that is also read in fp32 stays as it is for both.
-        self.leaves: Keyed = [(key, v) for key, v in half.items() if key not in in_fp32]
+        for f in functions:
+            read, inputs = self._half_inputs(f), f.inputs
+            rounding = self.roundings[hash(f)] = self.rounding_of(f, read)
+            if not rounding.outputs and _is_view(f):
+                if inputs[0].parent is not None and hash(inputs[0]) in self._rounded:
+                    self._rounded.update(map(hash, f.outputs))
+                continue
+            self._rounded.update(key for key, _ in rounding.outputs)
+            operands = {operand.key for operand in rounding.reads}
+            of_half = {hash(v): v for v in read if v.parent is None and hash(v) not in operands}
+            half.update(of_half)
+            others.update({hash(v) for v in inputs if v.parent is None} - of_half.keys() - operands)
+        # A leaf that is also read in fp32 is rounded for each function that reads it in half.
+        self.leaves: Keyed = [(key, v) for key, v in half.items() if key not in others]
+        apart = half.keys() & others
+        self._rounded -= apart
+        for f in functions if apart else ():
+            if not apart.isdisjoint(map(hash, f.inputs)):
+                self.roundings[hash(f)] = self.rounding_of(f)
+        # What functions read as copies, by their keys, in forward and in backward.
+        found = self.roundings.items()
+        self.reads = {key: rounding.reads for key, rounding in found if rounding.reads}
+        self.backward_reads = {
+            key: rounding.backward_reads for key, rounding in found if rounding.backward_reads
+        }
         self._loss = hash(loss.parent), hash(loss)
 
     def rounded_gradients(self) -> FrozenSet[int]:
@@ -90,19 +103,26 @@ class RoundingPlan:
         function, loss = self._loss
         return frozenset(found if function in self._in_float else found | {loss})
 
-    def rounding_of(self, f: Any) -> Rounding:
-        """Arrays that are rounded for `f`."""
+    def rounding_of(self, f: Any, read: Optional[List[nn.Variable]] = None) -> Rounding:
+        """Arrays that are rounded for `f`, which reads `read` in half precision."""
         precision = self._of.get(hash(f), self._default)
-        reads, backward_reads = operands_of(f, precision) if precision.operands_only else ((), ())
         outputs, gradients = half_outputs(f), half_gradients(f)
         if hash(f) in self._in_float:
-            # As of every function in float: what is read or written in half on the other side is half.
-            outputs = [v for v in outputs if hash(v) in self._read_in_half]
-            before = ((v, v.parent) for v in gradients if v.parent is not None)
+            # What is written in half on the other side is half; what is read in half, its reader rounds.
+            outputs, before = [], ((v, v.parent) for v in gradients if v.parent is not None)
             gradients = [v for v, g in before if hash(g) not in self._in_float and not _keeps_fp32(g)]
-        return Rounding(
-            [(hash(v), v) for v in outputs], [(hash(v), v) for v in gradients], reads, backward_reads
-        )
+        read = self._half_inputs(f) if read is None else read
+        unrounded = [v for v in read if hash(v) not in self._rounded]
+        reads = operands_of(f, precision, unrounded) if unrounded or precision.operands_only else ((), ())
+        return Rounding([(hash(v), v) for v in outputs], [(hash(v), v) for v in gradients], *reads)
+
+    def _half_inputs(self, f: Any) -> List[nn.Variable]:
+        """The inputs that `f` reads in half precision."""
+        if hash(f) in self._in_float:
+            return []
+        # An attention mask of -10000 would be NaN in E4M3; no hardware casts it to that.
+        bits = self._of.get(hash(f), self._default).stored_data.bits
+        return half_inputs(f, casts_data=bits >= NARROWEST_SCALAR)
 
 
 def _function_precisions(graph: Graph, precisions: LayerPrecisions, names: Names) -> List[Precision]:
@@ -152,26 +172,27 @@ def _variable_precisions(graph: Graph, of_functions: Sequence[Precision]) -> Dic
 def half_outputs(f: Any) -> List[nn.Variable]:
     """The outputs of `f` that are stored in half precision."""
     function = known(f.info.type_name)
-    if function.keeps_fp32 or any(f.inplace_data(i) == 1 for i in range(len(f.inputs))):
-        # An output that aliases its input was rounded with it, or is an fp32 master.
+    # An output that aliases its input was rounded with it, or is an fp32 master.
+    if function.keeps_fp32 or _is_view(f):
         return []
     outputs: List[nn.Variable] = f.outputs
     return outputs[:1] if function.writes_statistics else outputs
 
 
-def leaves_of(f: Any, *, casts_data: bool = True) -> Tuple[List[nn.Variable], List[nn.Variable]]:
-    """The leaves that `f` reads in half precision, such as weights and the data of matrix products, and those
-    that it reads in fp32. `casts_data`: whether arithmetic casts data without gradient, such as masks.
+def half_inputs(f: Any, *, casts_data: bool = True) -> List[nn.Variable]:
+    """The inputs that `f` reads in half precision, such as weights and the data of matrix products.
+    `casts_data`: whether arithmetic casts data without gradient, such as masks.
     """
-    function, inputs = known(f.info.type_name), f.inputs
-    half: List[nn.Variable] = []
-    # Functions with references of their own read weights through them: no swap reaches these.
-    if not (function.keeps_fp32 or function.own_references):
-        # Other leaves without a gradient may be labels or indices, which a half GPU keeps as they are.
-        casts = function.product not in (None, UNSCALED) or (casts_data and function.casts_data)
-        half = [v for v in function.in_half(inputs) if v.parent is None and (v.need_grad or casts)]
-    keys = set(map(hash, half))
-    return half, [v for v in inputs if v.parent is None and hash(v) not in keys]
+    function = known(f.info.type_name)
+    # Functions with references of their own read through them: no swap reaches these.
+    if function.keeps_fp32 or function.own_references or _is_view(f):
+        return []
+    inputs = f.inputs
+    # Others without a gradient may be labels or indices, which a half GPU keeps as they are.
+    casts = function.product is not None or (casts_data and function.casts_data)
+    # What is written to a copy would be lost.
+    written = [inputs[i] for i in function.writes if i < len(inputs)]
+    return [v for v in function.in_half(inputs) if v.need_grad or (casts and v not in written)]
 
 
 def half_gradients(f: Any) -> List[nn.Variable]:
@@ -192,3 +213,8 @@ def half_gradients(f: Any) -> List[nn.Variable]:
 def _keeps_fp32(f: Any) -> bool:
     """Whether outputs of `f` stay fp32 until a half function reads them."""
     return known(f.info.type_name).keeps_fp32
+
+
+def _is_view(f: Any) -> bool:
+    """Whether the output of `f` is the memory that it reads, in whatever format."""
+    return hands_memory_on(f.info.type_name, f.info.args)

@@ -85,16 +85,13 @@ _BATCH_NORMALIZATION = Function(
 )
 
 # They compute in float in cudnn:half: what they write stays fp32 until a half function reads it.
-_REDUCTION = Function(keeps_fp32=True)
-
-# Numbers that stand for indices or truth values: rounding 2049 to 2048 would change their meaning.
-_INDICES = Function(keeps_fp32=True)
+_IN_FP32 = Function(keeps_fp32=True)
 
 _RECURRENT = Function(UNSCALED, own_references=True, operands=(), more_behind=True)
 
 
-def _scalar(*derivatives: Derivative, **options: Any) -> Function:
-    return Function(derivatives=derivatives, **{"casts_data": True, **options})
+def _scalar(*derivatives: Derivative) -> Function:
+    return Function(derivatives=derivatives, casts_data=True)
 
 
 _ONE = Derivative(lambda args, size: 1.0)
@@ -169,24 +166,25 @@ _ROWS: List[Tuple[str, Function]] = [
     ("ClipGradByNorm ClipGradByValue", Function(linear=False)),
     ("Sink", Function(linear=False, keeps_gradients=True, moves_nothing=True)),
     # Backward writes the output gradient into its second input, for the user to read.
-    ("VATNoise", Function(linear=False, writes=frozenset({1}))),
+    ("VATNoise", Function(linear=False, writes=frozenset({1}), casts_data=True)),
     ("Identity Transpose", Function(never_enlarges=True)),
     ("Reshape", Function(never_enlarges=True, hands_memory_on=True)),
     ("Add2 Sub2 ReLU Sigmoid Tanh", Function(never_enlarges=True, casts_data=True)),
     # Normalization and quantization.
     ("BatchNormalization FusedBatchNormalization SyncBatchNormalization", _BATCH_NORMALIZATION),
-    ("MeanSubtraction MinMaxQuantize", Function(writes=frozenset({1, 2}))),
-    ("QuantizeLinear", Function(writes=frozenset({2}))),
-    # Arithmetic, activations, reductions, indices.
+    ("MeanSubtraction MinMaxQuantize", Function(writes=frozenset({1, 2}), casts_data=True)),
+    ("QuantizeLinear", Function(writes=frozenset({2}), casts_data=True)),
+    # Arithmetic, comparisons, activations, reductions.
     (
         "AddN BcAdd2 MulN Pow2 Maximum2 Minimum2 AbsoluteError HuberLoss EpsilonInsensitiveLoss AddScalar "
         "RSubScalar MaximumScalar MinimumScalar Abs Erf Sin Cos Tan Sinh Cosh ASin ACos ATan ATan2 ASinh "
-        "ACosh ATanh",
+        "ACosh ATanh Sort TopKData TopKGrad Equal NotEqual Greater GreaterEqual Less LessEqual EqualScalar "
+        "NotEqualScalar GreaterScalar GreaterEqualScalar LessScalar LessEqualScalar",
         Function(casts_data=True),
     ),
     ("MulScalar", _scalar(Derivative(lambda args, size: args["val"]))),
     # All of its elements count.
-    ("Sum", _scalar(Derivative(lambda args, size: size), casts_data=False)),
+    ("Sum", _scalar(Derivative(lambda args, size: size))),
     ("Mul2", _scalar(*_FACTORS)),
     ("Div2", _scalar(Derivative(lambda args, size, b: 1.0 / b, (1,)), _DIVISOR)),
     ("RDivScalar", _scalar(_DIVISOR._replace(of=lambda args, size, x: -args["val"] / x / x, reads=(0,)))),
@@ -201,20 +199,16 @@ _ROWS: List[Tuple[str, Function]] = [
             _ONE,
             Derivative(lambda args, size, condition: condition != 0.0, (0,)),
             Derivative(lambda args, size, condition: condition == 0.0, (0,)),
-            casts_data=False,
         ),
     ),
-    ("Mean", Function(averages=True)),
+    ("Mean", Function(averages=True, casts_data=True)),
     (
         "LeakyReLU ReLU6 CReLU ELU CELU SELU GELU Swish Mish SoftPlus SoftSign LogSigmoid HardSigmoid "
         "HardTanh LayerNormalization InstanceNormalization GroupNormalization",
         Function(casts_data=True),
     ),
-    ("Softmax LogSoftmax SoftmaxCrossEntropy CumSum CumProd", _REDUCTION),
-    ("Arange OneHot Sort TopKData TopKGrad Unique", _INDICES),
-    ("Shape", _INDICES._replace(moves_nothing=True)),
-    ("Equal NotEqual Greater GreaterEqual Less LessEqual", _INDICES),
-    ("EqualScalar NotEqualScalar GreaterScalar GreaterEqualScalar LessScalar LessEqualScalar", _INDICES),
+    ("Softmax LogSoftmax SoftmaxCrossEntropy CumSum CumProd Unique", _IN_FP32),
+    ("Shape", _IN_FP32._replace(moves_nothing=True)),
     # Memory.
     ("Assign", Function(writes=frozenset({0}))),
     ("BoolScatter ScatterNd", Function(writes=frozenset({2}))),
