@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import sys
-from ctypes import c_float
 from dataclasses import replace
-from math import isnan
 from operator import attrgetter
 from types import FrameType
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
-import numpy as np
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from ..core.choose import within_float32
@@ -31,9 +28,7 @@ from ..graph.loss import NEEDS_NO_GRADIENT, LossLike, LossSeed, Seed, check_scal
 from ..graph.loss_weights import seed_weight
 from ..graph.names import Parameters, check_parameters
 from ..graph.plan import GraphPlan
-from ..host_context import HOST, host_view
 from ..kernels import select_kernels
-from ..kernels.arrays import FLOAT32
 from ..monitor import Audience, audience_of
 from ..undo import BatchGuard, ForwardState
 from .chooser import Asked, Chooser, Decided
@@ -282,19 +277,8 @@ class AdaptiveLossScaling:
         """Whether nothing in the last pass has to be judged: it was finite, and its scales do."""
         result = self._result
         return (
-            result is not None and not result.found_inf and self.components.settled and not self.loss_is_nan
+            result is not None and not result.found_inf and self.components.settled and not result.loss_is_nan
         )
-
-    @property
-    def loss_is_nan(self) -> bool:
-        """Whether the loss of the last forward is NaN; False on a GPU, which would have to be waited for."""
-        if self.kernels.asynchronous or self._is_sink:
-            return False
-        loss = self.variable.data
-        if self.in_half or loss.size != 1:
-            return bool(np.isnan(host_view(loss)).any())
-        # A view takes three times as long, which counts in the updates of a small network.
-        return isnan(c_float.from_address(loss.data_ptr(FLOAT32, HOST)).value)
 
     def has_nothing_to_learn(self) -> bool:
         """Whether the loss of the last batch is zero, or every loss weight is."""
@@ -516,8 +500,6 @@ class AdaptiveLossScaling:
         )
         report: Optional[PassReport] = None
         try:
-            if self.guard.state.written:
-                prepared.statistics.watch(self.guard.state.arrays)
             asked = Asked(iteration, scale, weights, again, grad is not None)
             decided = self._chooser.go_on(prepared, self.components, asked)
             if decided is None:
@@ -529,6 +511,8 @@ class AdaptiveLossScaling:
                 watch = watch_layers(self.audience, prepared, decided, iteration, self.components.attempt)
             looking = watch if watch is not None and watch.looks else None
             steps = steps_for(prepared, decided, options, looking)
+            arrays = self.guard.state.arrays if self.guard.state.written else ()
+            prepared.statistics.watch(arrays, None if self._is_sink else self.variable.data)
             report = self._result = run_pass(
                 self.loss,
                 self._seed,

@@ -108,7 +108,7 @@ class BatchLoop(NamedTuple):
     def _facts(self, repeats: int) -> Facts:
         scaling = self.scaling
         settled = scaling.settled or not scaling.guard.can_undo_batch
-        if not scaling.loss_is_nan and (
+        if not scaling.result.loss_is_nan and (
             not scaling.result.found_inf or scaling.kernels.gradients_are_finite(self.parameters())
         ):
             return Facts(repeats, settled)

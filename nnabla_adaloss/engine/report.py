@@ -14,6 +14,7 @@ from ..core.memory import PassMeasurements
 from ..core.schedule import ScaleSchedule
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
+from ..kernels.measurements import Results
 from .chooser import Decided
 from .leaf_gradients import Contribution, ContributionAmax, amax_by_contribution
 from .prepared_graph import PreparedGraph
@@ -31,6 +32,7 @@ class PassReport:
         kind: `"hookless"`; `"measuring"`: every gradient was measured; or why there were hooks around single
             functions.
         state_finite: whether running statistics, and whatever else forward has written, are finite.
+        loss_is_nan: whether the loss holds a NaN.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
@@ -50,6 +52,7 @@ class PassReport:
     found_inf: Sequence[str]
     kind: str
     state_finite: bool
+    loss_is_nan: bool
 
     def __repr__(self) -> str:
         return (
@@ -93,13 +96,13 @@ def report_of(
     prepared: PreparedGraph,
     decided: Decided,
     leaves: Sequence[Contribution],
-    largest: Sequence[float],
+    results: Results,
     gradients: GradientStatistics,
     *,
     kind: str,
-    state_finite: bool,
 ) -> PassReport:
-    """Report a pass that has run; `largest` has the largest magnitude of each contribution to `leaves`."""
+    """Report a pass that has run; `results` has the largest magnitude of each contribution to `leaves`."""
+    largest = results.largest
     schedule, sliced, measure_all = decided.schedule, decided.slice, decided.measure
     plan, components = prepared.plan, schedule.components
     nonfinite = {p for p, (found, _) in gradients.items() if found.nonfinite} if gradients else set()
@@ -148,7 +151,8 @@ def report_of(
         largest=largest,
         found_inf=labels,
         kind=kind,
-        state_finite=state_finite,
+        state_finite=results.finite,
+        loss_is_nan=results.loss_is_nan,
     )
 
 

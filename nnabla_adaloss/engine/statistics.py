@@ -26,7 +26,7 @@ from ..emulation.rounded_storage import NativeStorage
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels.arrays import are_readable, as_float32, stored_dtype
-from ..kernels.measurements import Measurements
+from ..kernels.measurements import Measurements, Results
 from ..kernels.scratch import ScratchPool
 
 GradientStatistics = Mapping[int, Tuple[ArrayStatistics, float]]
@@ -137,27 +137,25 @@ class Statistics:
         variables = [self._graph.variables[position] for position in positions]
         return [as_float32(v.data, self._pool.get(v.shape, "float32", i)) for i, v in enumerate(variables)]
 
-    def watch(self, arrays: Sequence[nn.NdArray]) -> None:
-        if arrays:
-            self._measurements.watch(arrays)
+    def watch(self, arrays: Sequence[nn.NdArray], loss: Optional[nn.NdArray]) -> None:
+        """Start looking whether arrays are finite, and whether the loss holds a NaN."""
+        self._measurements.watch(arrays, loss)
 
-    def finish(
-        self, weight_of: Callable[[int], float]
-    ) -> Tuple[GradientStatistics, List[float], Optional[bool]]:
+    def finish(self, weight_of: Callable[[int], float]) -> Tuple[GradientStatistics, Results]:
         """Wait for all measurements of a pass, and remember them, except gradients with a loss weight of 0.
 
-        Return the measured gradients; the largest magnitudes of those that were unscaled, in their order,
-        with infinity for one that is not finite; and whether the watched arrays are finite.
+        Return the measured gradients, and all results; the largest magnitude of a gradient that is not finite
+        is infinity.
         """
         # Forgotten first: after an interruption no ticket may be left without a measurement. Graphs of one
         # topology share both.
         running = {**self._running}
         self._running.clear()
-        statistics, largest, state_finite = self._measurements.fetch()
+        results = self._measurements.fetch()
         gradients: Dict[int, Tuple[ArrayStatistics, float]] = {}
         new: Dict[int, ArrayStatistics] = {}
         for key, (one, scale) in running.items():
-            found = statistics[one] if isinstance(one, int) else one
+            found = results.statistics[one] if isinstance(one, int) else one
             if key >= 0:
                 gradients[key] = found, scale
             if found.nonfinite:
@@ -171,7 +169,7 @@ class Statistics:
         if new:
             self._known = {**self._known, **new}
             self._new.update(new)
-        return gradients, largest, state_finite
+        return gradients, results
 
     def state(self, positions: Sequence[int]) -> List[Any]:
         """Per variable its index in `positions`, and what is known of its gradient and its data."""

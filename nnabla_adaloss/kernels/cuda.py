@@ -93,11 +93,11 @@ class CudaKernels(Kernels):
             where = table.rows, *self._workspace, np.uint64(self._exponents.ptr)
             self._launch("exponent_histogram", self._readings([x]), *where, per_block=ELEMENTS_PER_ROW)
 
-    def launch_largest(self, arrays: Sequence[NdArray], table: DeviceTable) -> None:
-        """Write the largest magnitude of all the arrays to the table's first place, if it is larger than what
+    def launch_largest(self, arrays: Sequence[NdArray], table: DeviceTable, places: Column = 0) -> None:
+        """Write the largest magnitude of the arrays to their places in the table, if it is larger than what
         is there: infinity, or a NaN, if one is not finite.
         """
-        self._launch("largest_magnitude", self._readings(arrays), table.largest)
+        self._launch("largest_magnitude", self._readings(arrays, places), table.largest)
 
     def launch_unscale_add(self, gradients: Sequence[Unscaling], table: DeviceTable, first: int = 0) -> None:
         """`unscale_add` for many gradients; the table's places from `first` on keep the largest magnitudes

@@ -4,24 +4,29 @@
 from __future__ import annotations
 
 import math
-from typing import List, Optional, Sequence, Tuple, Union, cast
+from typing import List, NamedTuple, Optional, Sequence, Tuple, Union, cast
 
 import nnabla as nn
 
 from ..core.statistics import ArrayStatistics
+from .arrays import has_nan, is_readable
 from .cpu import CpuKernels
 from .cuda import CudaKernels
 from .device_tasks import DeviceTable
 from .interface import Kernels, Unscaling, UnscalingList
 
-# Places of a table's largest magnitudes: that of all watched arrays, in the first table, then the gradients.
-_WATCHED, _FIRST_GRADIENT = 0, 1
+# Places of a table's largest magnitudes: in the first table that of all watched arrays and that of the loss,
+# then the gradients.
+_WATCHED, _LOSS, _FIRST_GRADIENT = 0, 1, 2
 
 
-Results = Tuple[List[ArrayStatistics], List[float], Optional[bool]]
-"""Statistics of the measured arrays, in the order of the tickets; the magnitudes that `Kernels.unscale_add`
-returns, in the order of the gradients; and whether the watched arrays are finite, None without any.
-"""
+class Results(NamedTuple):
+    """Results of all that was started in a pass."""
+
+    statistics: List[ArrayStatistics]  # of the measured arrays, in the order of the tickets
+    largest: List[float]  # that `Kernels.unscale_add` returns, in the order of the gradients
+    finite: bool = True  # whether the watched arrays are
+    loss_is_nan: bool = False  # whether the watched loss holds a NaN
 
 
 class HostMeasurements:
@@ -29,17 +34,18 @@ class HostMeasurements:
 
     def __init__(self, kernels: CpuKernels) -> None:
         self._kernels = kernels
-        self._results: Results = [], [], None
+        self._results = Results([], [])
 
     def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
         """Start taking the statistics of arrays as they are now; return the tickets of the results."""
-        statistics = self._results[0]
+        statistics = self._results.statistics
         statistics += self._kernels.statistics_all(arrays)
         return list(range(len(statistics) - len(arrays), len(statistics)))
 
-    def watch(self, arrays: Sequence[nn.NdArray]) -> None:
-        """Start looking whether arrays are finite: once a pass."""
-        self._results = (*self._results[:2], self._kernels.all_finite(arrays))
+    def watch(self, arrays: Sequence[nn.NdArray], loss: Optional[nn.NdArray] = None) -> None:
+        """Start looking whether arrays are finite, and whether the loss holds a NaN: once a pass."""
+        finite = not arrays or self._kernels.all_finite(arrays)
+        self._results = Results(*self._results[:2], finite, loss is not None and has_nan(loss))
 
     def unscale(self, gradients: Sequence[Unscaling]) -> None:
         """Start unscaling gradients into their masters."""
@@ -53,7 +59,7 @@ class HostMeasurements:
 
     def fetch(self) -> Results:
         """Wait for everything that was started, return it and forget it."""
-        results, self._results = self._results, ([], [], None)
+        results, self._results = self._results, Results([], [])
         return results
 
 
@@ -66,7 +72,7 @@ class DeviceMeasurements:
         self._tables = [self._new_table()]
         self._used = 0
         self._unscaled = 0
-        self._watched: Optional[int] = None
+        self._watched = False
 
     def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
         first, self._used = self._used, self._used + len(arrays)
@@ -74,9 +80,11 @@ class DeviceMeasurements:
             self._kernels.launch_statistics(arrays[part], table, row)
         return list(range(first, self._used))
 
-    def watch(self, arrays: Sequence[nn.NdArray]) -> None:
-        self._watched = len(arrays)
-        self._kernels.launch_largest(arrays, self._tables[0])
+    def watch(self, arrays: Sequence[nn.NdArray], loss: Optional[nn.NdArray] = None) -> None:
+        losses = [] if loss is None or not is_readable(loss) else [loss]
+        places = [_WATCHED] * len(arrays) + [_LOSS] * len(losses)
+        self._watched = bool(places)
+        self._kernels.launch_largest([*arrays, *losses], self._tables[0], places)
 
     def unscale(self, gradients: Sequence[Unscaling]) -> None:
         first, self._unscaled = self._unscaled, self._unscaled + len(gradients)
@@ -89,23 +97,22 @@ class DeviceMeasurements:
             self._kernels.launch_unscale_list(gradients, table, part, _FIRST_GRADIENT + place)
 
     def fetch(self) -> Results:
-        statistics: List[ArrayStatistics] = []
-        largest: List[float] = []
+        results = Results([], [])
         used, unscaled, watched = self._used, self._unscaled, self._watched
         self._used = self._unscaled = 0
-        self._watched = None
-        watched_finite = None if watched is None else True
+        self._watched = False
         for table in self._tables:
             rows, gradients = min(used, self._rows), min(unscaled, self._rows)
             if rows or gradients or watched:
                 found, magnitudes = table.fetch(rows, _FIRST_GRADIENT + gradients)
                 table.clear()
-                statistics.extend(row.statistics for row in found)
-                largest.extend(magnitudes[_FIRST_GRADIENT:])
+                results.statistics.extend(row.statistics for row in found)
+                results.largest.extend(magnitudes[_FIRST_GRADIENT:])
                 if watched:
-                    watched_finite = math.isfinite(magnitudes[_WATCHED])
-            used, unscaled, watched = used - rows, unscaled - gradients, 0
-        return statistics, largest, watched_finite
+                    finite, loss_is_nan = math.isfinite(magnitudes[_WATCHED]), math.isnan(magnitudes[_LOSS])
+                    results = results._replace(finite=finite, loss_is_nan=loss_is_nan)
+            used, unscaled, watched = used - rows, unscaled - gradients, False
+        return results
 
     def _new_table(self) -> DeviceTable:
         return self._kernels.table(self._rows, gradients=_FIRST_GRADIENT + self._rows)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 import nnabla as nn
@@ -13,7 +14,7 @@ from ..core.precision import LayerPrecisions, StorageLike
 from ..core.saved_settings import check_version
 from ..core.scale_history import HistoryPolicy
 from ..core.validation import boolean, explains_keywords, instance_or_none, integer, strings
-from ..core.verdict import Rules
+from ..core.verdict import PassVerdict, Rules
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
 from ..engine.saved_state import topologies_of
@@ -78,7 +79,7 @@ class GradScaler:
 
     Attributes:
         steps: how many steps changed parameters.
-        skipped_steps: how many were skipped, because gradients were not finite.
+        skipped_steps: how many were skipped, because gradients were not finite, or the loss was NaN.
         cause: why the last of these was skipped; empty before.
 
     Raises:
@@ -235,7 +236,8 @@ class GradScaler:
         self._finite[id(solver)] = self._is_finite(solver)
 
     def step(self, solver: Any) -> bool:
-        """Update the parameters of a solver, unless a gradient is not finite; True when they were updated.
+        """Update the parameters of a solver, unless a gradient is not finite or a loss that they have
+        gradients of is NaN; True when they were updated.
 
         Raises:
             RuntimeError: it was called since the last `update`, or nothing has run backward.
@@ -415,8 +417,18 @@ class GradScaler:
     def _is_finite(self, solver: Any) -> bool:
         finite = self._finite.get(id(solver))
         if finite is None:
-            finite = not (self._enabled and solver.check_inf_or_nan_grad())
+            finite = not (self._enabled and (self._learns_from_nan(solver) or solver.check_inf_or_nan_grad()))
         return finite
+
+    def _learns_from_nan(self, solver: Any) -> bool:
+        """Whether a loss that was NaN depends on parameters of a solver; its gradients may be finite."""
+        lost = [
+            scaling.graph.by_key(scaling.plan.leaves)
+            for key, scaling in self._used.items()
+            if scaling.result.loss_is_nan
+            or (key in self._outcomes and self._outcomes[key].verdict is PassVerdict.NONFINITE_LOSS)
+        ]
+        return bool(lost) and not {*chain(*lost)}.isdisjoint(map(hash, parameters_of([solver])))
 
     def _overflow(self, key: int) -> Optional[Outcome]:
         """The outcome of the loss with this key, if its gradients were not finite."""
@@ -439,7 +451,7 @@ class GradScaler:
         for key, scaling in self._used.items():
             found = self._overflow(key)
             if found is None:
-                if not scaling.found_inf:
+                if not (scaling.found_inf or scaling.result.loss_is_nan):
                     continue
                 found = self._outcomes[key] = self._examine(scaling)
             of_forward, is_new = found.verdict.of_forward, key not in self._causes
@@ -461,12 +473,11 @@ class GradScaler:
             self._warn("other", self.cause)
 
     def _find_causes(self) -> None:
-        """Examine the losses whose last batch left gradients that are not finite."""
+        """Examine the losses that were NaN, or left gradients that are not finite, in their last batch."""
         for key, scaling in self._used.items():
-            if (
-                scaling.found_inf
-                and self._overflow(key) is None
-                and not scaling.kernels.gradients_are_finite(self._parameters())
+            if self._overflow(key) is None and (
+                scaling.result.loss_is_nan
+                or (scaling.found_inf and not scaling.kernels.gradients_are_finite(self._parameters()))
             ):
                 self._outcomes[key] = self._examine(scaling)
 

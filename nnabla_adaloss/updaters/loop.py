@@ -385,6 +385,8 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             f"is not a gradient overflow, so the loss scale stays at {self.scale:g}. Look at the data and "
             f'the learning rate; {argument}="skip" leaves such batches out'
         )
+        if getattr(self, argument) == "warn":
+            self._notifier.count_lost(self.iteration, outcome.where, fault or f"{what}{whose}")
         found = {"reason": cause, "nonfinite_layers": outcome.layers, "cause": fault}
         return self._skipped(getattr(self, argument), cause, message, **found)
 

@@ -7,6 +7,7 @@ could be taken together, an iteration of ResNet-50 waited 107 times and launched
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Tuple, Union
 
 import nnabla as nn
@@ -21,6 +22,8 @@ from nnabla_adaloss import (
     AdaptiveLossScaling,
     AdaptiveLossScalingUpdater,
     ArrayStatistics,
+    GradScaler,
+    LossScaleWarning,
     Method,
     Needs,
 )
@@ -104,6 +107,50 @@ def test_lenet(on_device: CountedDevice, type_config: str, method: Union[str, Me
         # Each weight once for forward, and its gradient: scaled copies need no conversion.
         sizes = [w.size for name, w in nn.get_parameters().items() if name.endswith("/W")]
         assert sum(counts.made[HALF, size] for size in sizes) == 2 * len(sizes)
+
+
+@pytest.mark.parametrize("loop", ["updater", "scaler"])
+@pytest.mark.parametrize("type_config", ["float", "half"])
+def test_a_loss_that_is_nan_is_found_without_another_wait(
+    on_device: CountedDevice, type_config: str, loop: str
+) -> None:
+    """The gradients of the logarithm of a negative number are finite."""
+    positive: Any = None
+
+    def with_a_logarithm(x: nn.Variable) -> nn.Variable:
+        nonlocal positive
+        positive = nn.Variable((2, 10))
+        positive.d = 1.0
+        return PF.affine(F.relu(PF.affine(x, 6, name="a")), 10, name="b") + 0.0 * F.log(positive)
+
+    solver, loss = network(on_device, with_a_logarithm, (2, 4), type_config)
+    updater = AdaptiveLossScalingUpdater(solver, loss, on_nonfinite_loss="skip")
+    scaler = GradScaler(solver)
+
+    def update() -> bool:
+        if loop == "updater":
+            return updater.update().updated
+        solver.zero_grad()
+        scaler.forward(loss, clear_no_need_grad=True)
+        scaler.backward(loss, clear_buffer=True)
+        updated = scaler.step(solver)
+        scaler.update()
+        return updated
+
+    for _ in range(4):
+        assert update()
+    with on_device as counts:
+        assert update()
+    # GradScaler's step has the solver look at the gradients.
+    assert counts.fetches == 1
+    assert counts.launches["largest_magnitude"] == 1
+    before = {name: v.d.copy() for name, v in nn.get_parameters().items()}
+    positive.d = -1.0
+    with pytest.warns(LossScaleWarning) if loop == "scaler" else nullcontext():
+        assert not update()
+    assert all(np.array_equal(v.d, before[name]) for name, v in nn.get_parameters().items())
+    positive.d = 1.0
+    assert update()
 
 
 @pytest.mark.slow

@@ -307,5 +307,5 @@ def test_a_graph_that_is_built_again_leaves_the_one_before_as_it_was() -> None:
         prepared.graph.variables[position].g = value
     for prepared, value in ((before, 3.0), (now, 5.0)):
         prepared.statistics.measure([(position, 1.0)], ())
-        measured, _, _ = prepared.statistics.finish(lambda _: 1.0)
+        measured, _ = prepared.statistics.finish(lambda _: 1.0)
         assert measured[position][0].abs_max == value

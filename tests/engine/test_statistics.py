@@ -69,7 +69,7 @@ class Recorder(HostMeasurements):
 
 def finish(source: Statistics, weights: Mapping[int, float] = {}) -> Dict[int, Tuple[float, bool]]:
     """Largest finite magnitude of each measured gradient, without its scale, and whether all is finite."""
-    gradients, _, _ = source.finish(lambda position: weights.get(position, 1.0))
+    gradients, _ = source.finish(lambda position: weights.get(position, 1.0))
     return {p: (found.abs_max / scale, found.finite) for p, (found, scale) in gradients.items()}
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import List
+from typing import Any, List
 
 import nnabla as nn
 import numpy as np
@@ -38,7 +38,7 @@ def test_results_come_in_the_order_of_tickets_and_once(measurements: Measurement
     arrays.append(array(np.inf, 1.0, np.nan))
     for _ in range(2):
         tickets = [*measurements.measure(arrays[:1]), *measurements.measure(arrays[1:])]
-        statistics, largest, _ = measurements.fetch()
+        statistics, largest, *_ = measurements.fetch()
         assert [statistics[t] for t in tickets] == [kernels.statistics(x) for x in arrays]
         assert len(statistics) == len(arrays)
         assert largest == []
@@ -50,10 +50,29 @@ def test_arrays_are_watched_beside_what_is_measured(measurements: Measurements) 
     for arrays, finite in (([good], True), ([good, bad], False), ([], True), ([good], True)):
         measurements.watch(arrays)
         measurements.unscale([(array(6.0), master, 2.0, False) for _ in range(3)])
-        assert measurements.fetch() == ([], [3.0] * 3, finite)
+        assert measurements.fetch() == ([], [3.0] * 3, finite, False)
     measurements.watch([bad])
-    assert measurements.fetch() == ([], [], False)
-    assert measurements.fetch() == ([], [], None)
+    assert measurements.fetch() == ([], [], False, False)
+    assert measurements.fetch() == ([], [], True, False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_loss_is_watched_for_nan(measurements: Measurements, dtype: Any) -> None:
+    good, bad = array(1.0), array(2.0, np.inf)
+    for values in ([1.0], [np.nan], [-np.inf], [0.0], [1.0, np.nan, np.inf], [1.0, np.inf]):
+        loss = nd_array(values, dtype)
+        for arrays, finite in (([], True), ([good], True), ([good, bad], False)):
+            measurements.watch(arrays, loss)
+            measurements.unscale([(array(np.nan), array(0.0), 2.0, False)])
+            assert measurements.fetch() == ([], [np.inf], finite, bool(np.isnan(values).any()))
+    measurements.watch([good])
+    assert not measurements.fetch().loss_is_nan
+
+
+def test_a_loss_of_any_type_that_nnabla_knows_can_be_watched(measurements: Measurements) -> None:
+    for values in (np.ones(1, np.float64), np.ones((), np.int32), np.float32(np.ones((2, 2)))):
+        measurements.watch([], nn.NdArray.from_numpy_array(values))
+        assert not measurements.fetch().loss_is_nan
 
 
 def test_nothing_is_fetched_where_nothing_was_measured(
@@ -67,11 +86,11 @@ def test_nothing_is_fetched_where_nothing_was_measured(
         DeviceTable, "fetch", lambda table, *used: fetched.append(used) or fetch(table, *used)
     )
     measurements.fetch()
-    assert fetched == [(2, 1), (2, 1), (1, 1)]
-    assert measurements.fetch() == ([], [], None)
+    assert fetched == [(2, 2), (2, 2), (1, 2)]
+    assert measurements.fetch() == ([], [], True, False)
     measurements.measure([array(1.0)])
     measurements.fetch()
-    assert fetched[3:] == [(1, 1)]
+    assert fetched[3:] == [(1, 2)]
 
 
 def test_an_array_is_measured_as_it_was(measurements: Measurements) -> None:

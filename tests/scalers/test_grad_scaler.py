@@ -140,6 +140,103 @@ def test_an_iteration_with_nan_in_the_data_of_one_loss_teaches_nothing_about_ano
     assert learned[-1] == learned[-2] != learned[0]
 
 
+def with_a_logarithm(x: nn.Variable, scope: str) -> Tuple[nn.Variable, nn.Variable]:
+    """A loss, and a number whose logarithm is added to it: of a negative one its gradients are finite."""
+    positive = constant([1.0])
+    with nn.parameter_scope(scope):
+        return two_layers(x) + F.sum(F.log(positive)), positive
+
+
+@pytest.mark.parametrize("storage", [None, "float16", "native"])
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("unscales", [False, True])
+def test_a_step_of_a_loss_that_is_nan_is_skipped_though_its_gradients_are_finite(
+    unscales: bool, before: int, storage: Optional[str]
+) -> None:
+    with nn.context_scope(HALF if storage == "native" else FLOAT):
+        loss, positive = with_a_logarithm(data(4, 3), "a")
+        solver = solver_of(S.Sgd(0.1))
+        scaler = GradScaler(solver, storage=None if storage == "native" else storage)
+
+        def iterate() -> bool:
+            solver.zero_grad()
+            scaler.forward(loss)
+            scaler.backward(loss)
+            if unscales:
+                scaler.unscale_(solver)
+            updated = scaler.step(solver)
+            scaler.update()
+            return updated
+
+        assert all(iterate() for _ in range(before))
+        parameters, scale = snapshot(), scaler.get_scale() if before else None
+        positive.d = -1.0
+        with pytest.warns(LossScaleWarning, match=r"Log \(Log\) .*: this is not a gradient overflow"):
+            assert not iterate()
+        assert_equal(snapshot(), parameters)
+        assert scaler.cause.startswith("Log (Log) computes 1 infinity or NaN")
+        positive.d = 1.0
+        assert iterate()
+        assert scale is None or scaler.get_scale() == scale
+        assert (scaler.steps, scaler.skipped_steps) == (before + 1, 1)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("together", [False, True])
+def test_a_loss_that_is_nan_skips_the_steps_of_those_that_it_depends_on(together: bool, shared: bool) -> None:
+    x = data(4, 3)
+    h = F.tanh(PF.affine(x, 3, name="shared")) if shared else x
+    (loss, positive), (other, _) = with_a_logarithm(h, "a"), with_a_logarithm(h, "b")
+    named = nn.get_parameters()
+    solvers = S.Sgd(0.1), S.Sgd(0.1)
+    solvers[0].set_parameters({name: v for name, v in named.items() if name.startswith("a/")})
+    solvers[1].set_parameters({name: v for name, v in named.items() if not name.startswith("a/")})
+    scaler = GradScaler(*solvers, storage="float16")
+
+    def iterate() -> Tuple[bool, ...]:
+        for solver in solvers:
+            solver.zero_grad()
+        losses = (loss, other)
+        for one in losses if together else ():
+            scaler.forward(one)
+        for one in losses:
+            if not together:
+                scaler.forward(one)
+            scaler.backward(one)
+        updated = tuple([scaler.step(solver) for solver in solvers])
+        scaler.update()
+        return updated
+
+    assert iterate() == (True, True)
+    positive.d = -1.0
+    with pytest.warns(LossScaleWarning, match=r"Log \(Log\)"):
+        assert iterate() == (False, not shared)
+    positive.d = 1.0
+    assert iterate() == (True, True)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_of_two_batches_that_are_added_one_may_have_a_loss_that_is_nan(first: bool) -> None:
+    loss, positive = with_a_logarithm(data(4, 3), "a")
+    solver = solver_of(S.Sgd(0.1))
+    scaler = GradScaler(solver, storage="float16")
+    updated = []
+    for bad in (False, True, False):
+        solver.zero_grad()
+        for batch in (True, False):
+            positive.d = -1.0 if bad and batch == first else 1.0
+            scaler.forward(loss)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                scaler.backward(loss)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            updated.append(scaler.step(solver))
+        scaler.update()
+    assert updated == [True, False, True]
+    assert scaler.cause.startswith("Log (Log)")
+
+
 def test_clipping_does_not_hide_a_nan() -> None:
     n = Net(storage=None)
     n.backward(nan=True)

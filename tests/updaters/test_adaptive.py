@@ -105,6 +105,22 @@ def test_a_loss_that_is_not_finite_is_no_overflow(policy: str) -> None:
     assert updater.scale == 8.0
 
 
+@pytest.mark.parametrize(("policy", "told"), [("warn", 2), ("skip", 0)])
+def test_ten_bad_batches_in_a_row_are_warned_of_once_more(policy: str, told: int) -> None:
+    updater = updater_on(training(nan=range(1, 40)), on_nonfinite_loss=policy)
+    updater.update()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", LossScaleWarning)
+        assert not any(updater.update().updated for _ in range(25))
+    assert len(caught) == told
+    if told:
+        assert str(caught[0].message).startswith("the loss is not finite in iteration 2")
+        lost = (
+            "10 batches in a row were lost up to iteration 11, the last because forward is not finite: conv"
+        )
+        assert str(caught[1].message).startswith(lost)
+
+
 def test_at_the_floor_an_update_may_be_skipped() -> None:
     updater = updater_on(training(overflow=range(100)), min_scale=2.0, on_scale_floor="skip")
     result = updater.update()

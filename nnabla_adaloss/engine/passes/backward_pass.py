@@ -101,10 +101,8 @@ def run_pass(
         if guard is not None and guard.error is not None:
             raise guard.error
         written = running.end()
-        gradients, largest, state_finite = statistics.finish(schedule.loss_weight_of)
-        report = report_of(
-            prepared, decided, written, largest, gradients, kind=kind, state_finite=state_finite is not False
-        )
+        gradients, results = statistics.finish(schedule.loss_weight_of)
+        report = report_of(prepared, decided, written, results, gradients, kind=kind)
         _unscale_readable(prepared, schedule, clear_buffer=options.clear_buffer)
         return report
     except BaseException as raised:
