@@ -440,8 +440,7 @@ class GradScaler:
         self.skipped_steps += 1
         self._unexplained = any(self._forwarded.values())
         if self._unexplained:
-            layers = (scaling.found_inf[0] for scaling in self._used.values() if scaling.found_inf)
-            self.cause = f"gradients are not finite, first in {next(layers, 'none of the losses')}"
+            self.cause = "gradients or a loss are not finite: update() finds out why"
         else:
             self._explain()
 
