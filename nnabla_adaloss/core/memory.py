@@ -123,7 +123,8 @@ class Seen(NamedTuple):
     now: _Gains = _NONE
     # Gains that an overflow has us assume; the next finite pass over the same batch replaces them.
     assumed: _Gains = _NONE
-    lost: _Gains = _NONE  # of batches that were lost
+    began: FrozenSet[str] = frozenset()  # components where these overflows may have begun
+    lost: _Gains = _NONE  # of batches that were lost, and those that no measurement explains
     underflowed: FrozenSet[str] = frozenset()  # zero when first measured, unlike what they follow from
     entry_complete: bool = False  # whether all was measured that makes an entry of the windows
     informative: bool = False  # whether a batch had a loss that is not zero
@@ -191,10 +192,9 @@ class Seen(NamedTuple):
             # A component for which backward wrote no array has a gradient of zero.
             amax = {**dict.fromkeys(components.computed, 0.0), **amax}
         gains = {names[i]: magnitude / weights[i] for i, magnitude in amax.items() if weights[i]}
-        found = self._replace(
+        found = self._after_finite_pass(gains) if everything and self.assumed else self
+        found = found._replace(
             now=_larger(self.now, gains),
-            # A finite pass over the same batch has measured what was assumed.
-            assumed=_NONE if everything else self.assumed,
             entry_complete=self.entry_complete or completes_entry,
             informative=self.informative or informative,
             not_exchanged=self.not_exchanged or measured.measured_all,
@@ -206,6 +206,15 @@ class Seen(NamedTuple):
             i for i in components.computed if weights[i] and (known[i] is None or (counts and not known[i]))
         }
         return found._after_first_look(known, unseen, measured) if unseen else found
+
+    def _after_finite_pass(self, gains: _Gains) -> Seen:
+        """Drop what was assumed, as a finite pass over the same batch has measured it, unless none of these
+        `gains` explains the overflow: it was within a function, and shows in no gradient.
+        """
+        inside = {name: self.assumed[name] for name in self.began if name in self.assumed}
+        if any(gains.get(name, 0.0) * _CONFIRMS >= gain for name, gain in inside.items()):
+            inside = {}
+        return self._replace(assumed=_NONE, began=frozenset(), lost=_larger(self.lost, inside))
 
     def _after_first_look(
         self, known: Sequence[Optional[float]], unseen: Set[int], measured: PassMeasurements
@@ -256,12 +265,13 @@ class Seen(NamedTuple):
             assumed[name] = policy.assumed(policy.after_overflow(scale * large), u_max=u_max) / small
         weight = weights[first]
         lowered = weight > 0.0 and not policy.at_floor(used[first] * _parts(weight)[1])
-        return self._replace(assumed=assumed), lowered
+        began = self.began.union(components.names[index] for index in (first, *measured.suspected))
+        return self._replace(assumed=assumed, began=began), lowered
 
     def after_lost_batch(self) -> Seen:
         """With what was assumed since an overflow: no pass over this batch will measure it."""
         lost = _larger(_larger(self.lost, self.now), self.assumed)
-        return self._replace(now=_NONE, assumed=_NONE, lost=lost)
+        return self._replace(now=_NONE, assumed=_NONE, began=frozenset(), lost=lost)
 
     @property
     def _learned(self) -> _Gains:
@@ -279,7 +289,12 @@ class Seen(NamedTuple):
     def adopting(self, entry_complete: bool, gains: _Gains, lost: _Gains) -> Seen:
         """With the largest that all ranks have `shared` for what this one has."""
         return self._replace(
-            entry_complete=entry_complete, informative=True, now=gains, assumed=_NONE, lost=lost
+            entry_complete=entry_complete,
+            informative=True,
+            now=gains,
+            assumed=_NONE,
+            began=frozenset(),
+            lost=lost,
         )
 
     @property

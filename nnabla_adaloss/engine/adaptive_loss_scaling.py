@@ -326,7 +326,7 @@ class AdaptiveLossScaling:
 
     def raise_again(self) -> None:
         """Take back what was lowered for a batch that no scale helps."""
-        self.components = self.components._replace(assumed={})
+        self.components = self.components._replace(assumed={}, began=frozenset())
 
     def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
         """What the next scales will be computed from, for other ranks; None: nothing."""

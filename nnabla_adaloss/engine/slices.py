@@ -26,7 +26,8 @@ class Slice(NamedTuple):
 def slices_of(plan: GraphPlan, wanted: Wanted, count: int, *, rounds: bool) -> List[Optional[Slice]]:
     """Divide the arrays that are measured into `count` slices, one for each iteration; None: nothing.
 
-    `rounds`: an emulated storage sees all gradients in every pass, except those of functions in float.
+    Leaves that functions in half write count in every pass, so that of batches in turns none is missed:
+    all, where an emulated storage `rounds`.
     """
     sizes = [math.prod(shape) for shape in plan.described.shapes]
     measured = {*plan.largest_gradients} | wanted.gradients | wanted.watched
@@ -41,8 +42,9 @@ def slices_of(plan: GraphPlan, wanted: Wanted, count: int, *, rounds: bool) -> L
         )
     ]
     found = []
+    always = frozenset(leaf for node in plan.nodes if rounds or node.half for leaf in node.leaves)
     for number, (gradients, weights, activations, leaves) in enumerate(zip(*parts)):
-        counted = frozenset(plan.leaves if rounds else leaves)
+        counted = always.union(leaves)
         one = Slice(gradients, weights, activations, counted, last=number == count - 1)
         found.append(one if any(one) else None)
     return found

@@ -317,6 +317,30 @@ def test_what_was_lost_is_saved_and_older_states_do_not_have_it() -> None:
             scales.memory.loaded({**state, **damaged})
 
 
+@pytest.mark.parametrize(("gains", "learned"), [((1.0, 1.0, 1.0), True), ((2.0**5, 1.0, 1.0), False)])
+def test_an_overflow_within_a_function_is_remembered_though_no_gradient_shows_it(
+    gains: Tuple[float, float, float], learned: bool
+) -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    scales.before_pass(1, NAMES, ONES)
+    for _ in range(2):
+        overflow(scales, "a", *[scale or 1.0 for scale in of_all(scales)])
+    see(scales, 1.0, *gains, measured_all=True)
+    scales.after_iteration()
+    # What is behind it was only lowered with it.
+    assert scales.memory.lost == ({"a": 2.0**8} if learned else {})
+    assert of_all(scales) == [2.0**14, 2.0**0 if learned else 2.0**3, 2.0**8, 2.0**8]
+
+
+def test_an_overflow_is_explained_by_any_component_where_it_may_have_begun() -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    scales.before_pass(1, NAMES, ONES)
+    overflow(scales, "b", *SCALES, suspected={NAMES.index("a")})
+    see(scales, 1.0, 2.0**4, 1.0, 1.0, measured_all=True)
+    scales.after_iteration()
+    assert not scales.memory.lost
+
+
 def test_what_nothing_was_seen_of_before_an_overflow_is_lowered_with_it() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     assert overflow(scales, "c", *SCALES, suspected={NAMES.index("b")})

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import math
-from typing import List
+from typing import Any, List
 
 import hypothesis.strategies as st
+import nnabla as nn
 import nnabla.functions as F
+import nnabla.parametric_functions as PF
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -17,6 +19,7 @@ from nnabla_adaloss.engine.statistics import Wanted
 from nnabla_adaloss.graph.plan import GraphPlan
 from tests.worlds.networks import layers
 from tests.worlds.random_graphs import Network, networks
+from tests.worlds.values import FLOAT, HALF
 
 
 def divided(plan: GraphPlan, count: int) -> List[Slice]:
@@ -60,3 +63,16 @@ def test_slices_are_even_but_for_one_array(count: int, monkeypatch: pytest.Monke
         largest = max(sizes[p] for part in parts for p in part)
         # What is memory: no slice is much larger than an even one, but for a single array.
         assert max(filled) <= max(1.01 * sum(filled) / count, largest)
+
+
+@pytest.mark.parametrize(
+    ("context", "rounds", "everywhere"), [(FLOAT, False, 0), (FLOAT, True, 4), (HALF, False, 4)]
+)
+def test_leaves_in_half_count_in_every_pass(context: Any, rounds: bool, everywhere: int) -> None:
+    nn.clear_parameters()
+    with nn.context_scope(context):
+        h = F.tanh(PF.affine(nn.Variable((4, 3)), 5, name="a"))
+        plan = GraphPlan(F.mean(PF.affine(h, 2, name="b") ** 2))
+    wanted = Wanted(frozenset(), frozenset(), watched=frozenset())
+    found = slices_of(plan, wanted, 3, rounds=rounds)
+    assert [0 if one is None else len(one.leaves) for one in found] == [everywhere, everywhere, 4]

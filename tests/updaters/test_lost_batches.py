@@ -6,12 +6,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
 import numpy as np
 import pytest
 
 from nnabla_adaloss import GradScaler, HistoryPolicy, load_checkpoint, save_checkpoint
-from tests.worlds.trainings import Training, training, updater_on
-from tests.worlds.values import snapshot
+from tests.worlds.trainings import Training, training, updater_of, updater_on
+from tests.worlds.values import HALF, snapshot
 
 pytestmark = [
     pytest.mark.any_context,
@@ -99,6 +103,27 @@ def test_what_no_scale_helps_lowers_no_scale_but_once(way: str) -> None:
 def test_without_retries_no_batch_that_no_scale_helps_is_an_error() -> None:
     trained = Trained("next", training(overflow=range(5, 30, 5)), max_retries=0)
     assert sum(trained.batch() for _ in range(30)) == 5
+
+
+@pytest.mark.parametrize(("on_overflow", "lost"), [("repeat", 0), ("next", 1)])
+def test_a_kind_of_batch_that_overflows_within_a_normalization_costs_one_pass(
+    on_overflow: str, lost: int
+) -> None:
+    nn.clear_parameters()
+    rng = np.random.default_rng(0)
+    with nn.context_scope(HALF):
+        x = nn.Variable((16, 32))
+        h = PF.affine(x, 16, name="e", rng=np.random.RandomState(1))
+        h = PF.batch_normalization(h, eps=1e-7, name="n")
+        h = F.tanh(PF.affine(h, 16, name="m", rng=np.random.RandomState(2)))
+        loss = F.mean((PF.affine(h, 1, name="o", rng=np.random.RandomState(3)) - 1.0) ** 2)
+        updater = updater_of(loss, solver=S.Sgd(1e-3), storage=None, on_overflow=on_overflow)
+        retries = []
+        for number in range(60):
+            x.d = rng.standard_normal(x.shape) * (0.1 if number % 10 == 9 else 1.0)
+            retries.append(updater.update().retries)
+    assert sum(retries[1:]) == 1
+    assert sum(updater.counters.lost.values()) == lost
 
 
 @pytest.mark.parametrize("way", ["next", "GradScaler"])
