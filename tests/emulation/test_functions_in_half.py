@@ -380,3 +380,10 @@ def test_embeddings_are_looked_up_by_the_largest_number_of_many() -> None:
     found.persistent = True
     FormatEmulation(F.sum(found)).forward()
     assert found.d == 1.0
+
+
+def test_what_a_function_writes_is_no_copy() -> None:
+    mean, count = constant(np.zeros((3, 4, 4))), constant(np.zeros(1))
+    FormatEmulation(F.sum(F.mean_subtraction(leaf(np.ones((2, 3, 4, 4))), mean, count))).forward()
+    assert mean.d.any()
+    assert count.d == 1
