@@ -90,6 +90,12 @@ class Components(NamedTuple):
         """A component, and all that backward computes from its gradients."""
         return _reachable(self.next, {first})
 
+    def renamed(self, names: Mapping[str, str]) -> Components:
+        """The components of functions and layers with other names."""
+        ends = {f"{old}:input": f"{new}:input" for old, new in names.items()}
+        edges = [edge._replace(layer=edge.layer and names[edge.layer]) for edge in self.edges]
+        return self._replace(names=[names.get(name) or ends[name] for name in self.names], edges=edges)
+
     @property
     def computed(self) -> List[int]:
         """All but that of a loss of one element, whose gradient backward is given."""
@@ -110,27 +116,47 @@ def components_of(
     *,
     by_layer: bool,
     one_gradient: Mapping[int, int] = MappingProxyType({}),  # of leaves whose gradients are one array
-    swappable: Optional[AbstractSet[int]] = None,
 ) -> Components:
-    """The components of a graph's gradients; with `swappable`, the weights that can be swapped for a whole
-    pass, those are joined that only hooks could part. Of `sizes`, 2 stands for several elements.
-    """
-    parents: Dict[int, int] = {}
+    """The components of a graph's gradients; of `sizes`, 2 stands for several elements."""
+    # By position the number that it was given, and by number one that it is connected with.
+    given: Dict[int, int] = {}
+    parents: List[int] = []
+
+    def number(position: int) -> int:
+        found = given.setdefault(position, len(parents))
+        parents.extend([found] if found == len(parents) else ())
+        return found
+
     for node in nodes:
-        _connect(parents, node.outputs)
+        first, *others = map(number, node.outputs)
         targets = {slot.target for slot in node.slots} if by_layer else set()
         passed_on = [position for position in node.inputs if position not in targets]
-        _connect(parents, passed_on if node.separates else [*node.outputs[:1], *passed_on])
+        if node.separates:
+            _connect(parents, map(number, passed_on))
+        else:
+            others += [given.setdefault(position, first) for position in passed_on]
+        _connect(parents, (first, *others))
         # The gradients of leaves, too, which are kept in arrays of their own.
         for position in targets.intersection([*node.inputs, *(s.target for s in node.slots if s.to_leaf)]):
-            parents.setdefault(position, position)
-    for alike in [] if swappable is None else _only_hooks_part(nodes, one_gradient, swappable):
-        _connect(parents, alike)
-    return _numbered(nodes, sizes, one_gradient, parents)
+            number(position)
+    return _numbered(nodes, sizes, one_gradient, given, [_root(parents, one) for one in range(len(parents))])
 
 
-def joined(components: Components, together: Components) -> Joined:
-    """Components, and others of the same graph in which some of them are joined."""
+def joined(
+    components: Components,
+    nodes: Sequence[NodeStructure],
+    sizes: Sequence[int],
+    swappable: AbstractSet[int],
+    one_gradient: Mapping[int, int] = MappingProxyType({}),
+) -> Joined:
+    """Join components that only hooks could part; `swappable` weights can be swapped for a whole pass."""
+    parents = list(range(len(components.names)))
+    for alike in _only_hooks_part(nodes, one_gradient, swappable):
+        _connect(parents, map(components.of.__getitem__, alike))
+    roots = [_root(parents, own) for own in range(len(parents))]
+    if len({*roots}) == len(roots):
+        return Joined(components, range(len(roots)))
+    together = _numbered(nodes, sizes, one_gradient, components.of, roots)
     found = {own: together.of[position] for position, own in components.of.items()}
     of = [found[index] for index in range(len(components.names))]
     # A given S0 limits merged components only if no layer leads to any of their parts.
@@ -161,35 +187,34 @@ def _numbered(
     nodes: Sequence[NodeStructure],
     sizes: Sequence[int],
     one_gradient: Mapping[int, int],
-    parents: Dict[int, int],
+    given: Mapping[int, int],
+    roots: Sequence[int],
 ) -> Components:
-    of: Dict[int, int] = {}
+    """Number the components in backward order; those that are connected have the same of `roots`."""
     names: List[str] = []
     numbers: Dict[int, int] = {}
 
     def number(position: int, name: str) -> int:
-        root = _root(parents, position)
+        root = roots[given[position]]
         if root not in numbers:
             numbers[root] = len(names)
             names.append(name)
         return numbers[root]
 
-    producers: Dict[int, int] = {}
-    for node in nodes:
-        for position in node.outputs:
-            of[position] = number(position, node.label)
-        producers[node.number] = of[node.outputs[0]]
-    for node in nodes:
+    producers = {node.number: number(node.outputs[0], node.label) for node in nodes}
+    for node in nodes if not numbers.keys() >= {*roots} else ():
         for slot in node.slots:
-            if slot.target not in of and slot.target in parents:
-                of[slot.target] = number(slot.target, f"{slot.layer}:input")
+            if slot.target in given:
+                number(slot.target, f"{slot.layer}:input")
         # Computed by a function that backward does not visit, and wanted all the same, as nn.grad does.
         for position in node.inputs:
-            if position not in of:
-                of[position] = number(position, f"{node.label}:input")
+            number(position, f"{node.label}:input")
+    of = {position: numbers[roots[one]] for position, one in given.items()}
     several = {component for position, component in of.items() if sizes[position] != 1}
     single = frozenset(range(len(names))) - several
-    edges = [edge for node in nodes for edge in _edges(node, of, producers[node.number])]
+    # All other functions hand their scale on.
+    parting = [node for node in nodes if node.slots or node.separates]
+    edges = [edge for node in parting for edge in _edges(node, of, producers[node.number])]
     following: List[Set[int]] = [set() for _ in names]
     for edge in edges:
         following[edge.before].add(edge.after)
@@ -233,17 +258,16 @@ def _reachable(following: Sequence[AbstractSet[int]], first: AbstractSet[int]) -
     return found
 
 
-def _root(parents: Dict[int, int], key: int) -> int:
-    """The position that stands for all that are connected with `key`: the root of a union-find tree."""
+def _root(parents: List[int], key: int) -> int:
+    """The number that stands for all that are connected with `key`: the root of a union-find tree."""
     while parents[key] != key:
         parents[key] = key = parents[parents[key]]
     return key
 
 
-def _connect(parents: Dict[int, int], keys: Iterable[int]) -> None:
+def _connect(parents: List[int], keys: Iterable[int]) -> None:
     first = None
     for key in keys:
-        parents.setdefault(key, key)
-        if first is not None:
+        if first is not None and first != key:
             parents[_root(parents, key)] = _root(parents, first)
         first = key

@@ -44,4 +44,4 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def _any_matches(patterns: Sequence[str], names: Sequence[str]) -> bool:
-    return any(matches(pattern, name) for pattern in patterns for name in names)
+    return "*" in patterns or any(matches(pattern, name) for pattern in patterns for name in names)

@@ -84,7 +84,7 @@ class Chooser:
         in_use, policy = prepared.schedules, seen.memory.policy
         limits = seen.limits(prepared.components, weights, prepared.limits)
         unmeasured = any(weights[i] and limits.gains[i] is None for i in prepared.components.computed)
-        unknown = unmeasured or prepared.statistics.lacks_weights
+        unknown = unmeasured or prepared.statistics.is_incomplete
         # Nothing is known of a seed gradient of the caller's own.
         measure = (again or unknown or not self._delayed or seeded) and not in_use.for_good(scale)
         # A schedule that an overflow holds down is not kept. With delay=1, nor is one of an iteration in

@@ -148,7 +148,11 @@ class GraphCache:
         topology = self._take_other(described)
         is_new = topology is None
         if topology is None:
-            plan = GraphPlan(graph, **self._options._asdict(), names=names, one_gradient=shared)
+            known = [] if before is None else [before.plan, *(other.plan for other in self._others[::-1])]
+            alikes = (plan.of_others(graph, described, self._options) for plan in known)
+            plan = next(filter(None, alikes), None)
+            if plan is None:
+                plan = GraphPlan(graph, **self._options._asdict(), names=names, one_gradient=shared)
             topology = Topology(plan, self._no_schedules, ())
         if before is not None:
             state = before.statistics.state(before.plan.measured)
@@ -156,6 +160,8 @@ class GraphCache:
             self._others = (*self._others[2 - _REMEMBERED :], own)
             self._waiting = self._waiting[max(0, 1 + len(self._waiting) + len(self._others) - _REMEMBERED) :]
         found = self._prepared(graph, topology)
+        statistics = Statistics.loaded(topology.plan.measured, topology.statistics)
+        found.statistics.load(statistics, {} if before is None else before.statistics.weights)
         if is_new and self._waiting:
             self._load_waiting(found)
         return found
@@ -167,7 +173,7 @@ class GraphCache:
         for one in own:
             with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
                 statistics, prepared.schedules = load_topology(one, prepared)
-                prepared.statistics.load(statistics)
+                prepared.statistics.load(statistics, prepared.statistics.weights)
 
     def _take_other(self, described: GraphDescription) -> Optional[Topology]:
         """Take the topology of a graph out of the others."""
@@ -183,7 +189,6 @@ class GraphCache:
         # Per variable its gradient, as it arrives and as one branch, and its data.
         measurements = measurements_by(self._kernels, 3 * len(plan.gradients) + 64)
         statistics = Statistics(graph, plan, measurements, pool, storage, self._wanted(plan))
-        statistics.load(Statistics.loaded(plan.measured, topology.statistics))
         return PreparedGraph(
             graph=graph,
             plan=plan,
@@ -215,8 +220,10 @@ class GraphCache:
 
     def _names_for(self, graph: Graph, before: Optional[PreparedGraph]) -> ParameterNames:
         """Names of the parameters of a graph: those of this loss, and what they were called before."""
-        if before is not None:
-            names = {**before.plan.names, **self._names}
-            if all(graph.keys[position] in names for position in graph.needed):
+        names: ParameterNames = {}
+        for plans in ((before.plan,), [other.plan for other in self._others]) if before is not None else ():
+            for plan in plans:
+                names = {**plan.names, **names, **self._names}
+            if names.keys() >= {graph.keys[position] for position in graph.needed}:
                 return names
         return graph.completed_names({**names_of(self._parameters), **self._names})

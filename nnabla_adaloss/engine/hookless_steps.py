@@ -157,7 +157,7 @@ def _leaves(
         for leaf in contributions_of(graph, plan, node, step):
             found[leaf.leaf].append(leaf)
     following: Dict[int, List[Contribution]] = {}
-    for writers in found.values():
+    for writers in [writers for writers in found.values() if len(writers) > 1]:
         # nnabla adds up what is exact; what is rounded, or carries another scale, is no sum yet.
         exact = all(is_exact(leaf, storage) for leaf in writers)
         if not (exact and {leaf.scale for leaf in writers} == {writers[0].scale}):

@@ -34,7 +34,7 @@ class Contribution(NamedTuple):
 
 def contributions_of(graph: Graph, plan: GraphPlan, node: NodeStructure, step: Step) -> List[Contribution]:
     """Contributions of a function to the gradients of leaves."""
-    scales = step.targets(node) if node.slots else {}
+    scales = step.targets(node) if any(slot.to_leaf for slot in node.slots) else {}
     found: Dict[int, Contribution] = {}
     for position in node.leaves:
         variable, leaf = graph.variables[position], plan.leaf(position)
@@ -42,14 +42,7 @@ def contributions_of(graph: Graph, plan: GraphPlan, node: NodeStructure, step: S
         if leaf in found:
             found[leaf] = found[leaf]._replace(others=(*found[leaf].others, variable))
         else:
-            found[leaf] = Contribution(
-                leaf=leaf,
-                function=node.number,
-                variable=variable,
-                scale=scale,
-                half=node.half,
-                own_references=node.own_references,
-            )
+            found[leaf] = Contribution(leaf, node.number, variable, scale, node.half, node.own_references)
     return list(found.values())
 
 

@@ -113,12 +113,13 @@ class PreparedGraph:
     def in_float(self) -> FrozenSet[int]:
         """The functions of one element that are given gradients in float32, and hand them on so."""
         plan, keys, rounded = self.plan, self.graph.keys, self.storage.rounded_gradients()
-        exact = {n.number for n in plan.nodes if n.separates and not (n.non_homogeneous or n.half)}
+        nodes = [n for n in plan.nodes if n.separates and not (n.non_homogeneous or n.half)]
+        exact = {node.number for node in nodes}
         found = set()
-        for node in plan.nodes:
+        for node in nodes:
             # What hands it on to others as it is, as a stack of losses does, would hand on that scale.
             output = node.outputs[0]
-            if keys[output] not in rounded and exact.issuperset({node.number, *plan.readers.get(output, ())}):
+            if keys[output] not in rounded and exact.issuperset(plan.readers.get(output, ())):
                 found.add(node.number)
         return frozenset(found)
 

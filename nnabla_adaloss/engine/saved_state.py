@@ -40,12 +40,15 @@ def state_of(
     states of other topologies, the last one last.
     """
     statistics = prepared.statistics.state(prepared.plan.measured)
+    # Graphs of other topologies, with which a training may go on, read what this one has measured.
+    weights = prepared.statistics.weights if others else {}
     return {
         "schema": SCHEMA,
         "iteration": iteration,
         "dtype": plain(prepared.config.dtype),
         **topology_state(prepared.plan, statistics, prepared.schedules),
         "topologies": list(others),
+        "weights": {name: list(one) for name, one in weights.items()},
         "components": seen.state_dict(),
         "layers": method_alphas.state_dict(),
         "draws": draws,
@@ -79,6 +82,7 @@ def load_state(
         iteration, draws = integer("iteration", state["iteration"]), integer("draws", state["draws"])
         schedules, memory = prepared.schedules.drop(), Memory(memory.policy)
         statistics: Dict[int, ArrayStatistics] = {}
+        weights: Dict[str, ArrayStatistics] = {}
         histories: Dict[str, History] = {}
         others: List[Saved] = []
         if before:
@@ -90,6 +94,8 @@ def load_state(
             others = [one for one in topologies if one not in own]
             for one in own:
                 statistics, schedules = load_topology(one, prepared)
+            # In older states they are in those of topologies alone.
+            weights = {str(n): ArrayStatistics.loaded(one) for n, one in state.get("weights", {}).items()}
             histories = MethodAlphas.loaded(state["layers"])
             memory = memory.loaded(state["components"])
             # Gains do not depend on the format; scales do, and are chosen again. Older states do not have it.
@@ -98,7 +104,7 @@ def load_state(
                 schedules, others = schedules.drop(), [*map(without_schedule, others)]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
-    prepared.statistics.load(statistics)
+    prepared.statistics.load(statistics, weights)
     method_alphas.load(histories)
     return schedules, memory, iteration, draws, others
 

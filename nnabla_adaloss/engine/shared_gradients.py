@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Sequence, Tuple
 
 import nnabla as nn
 
@@ -19,6 +19,9 @@ class SharedGradients:
         # Keys of the leaves that were compared last, and the result by index.
         self._keys: List[int] = []
         self._first: Mapping[int, int] = {}
+        # Parameters of all graphs so far, by key, and where their gradients were at one moment.
+        self._parameters: Dict[int, nn.Variable] = {}
+        self._places: Dict[int, Tuple[int, int]] = {}
 
     def find(self, graph: Graph, names: ParameterNames, context: nn.Context) -> Dict[int, int]:
         """By position of a leaf, the first one whose gradient is the same array."""
@@ -26,21 +29,28 @@ class SharedGradients:
         keys = [graph.keys[p] for p in positions]
         if keys != self._keys:
             leaves = [graph.leaves[p] for p in positions]
-            places = places_of([leaf.grad for leaf in leaves], context)
+            places = self._places
+            if not places.keys() >= {*keys}:
+                # Memory that is free is used again, so that places of two moments tell nothing.
+                known = {**self._parameters, **dict(zip(keys, leaves))}
+                places = dict(zip(known, places_of([leaf.grad for leaf in known.values()], context)))
+                self._parameters = {key: leaf for key, leaf in known.items() if key in names}
+                self._places = {key: places[key] for key in self._parameters}
             self._first = _one_array(
-                places, [names.get(k, f"an input of shape {v.shape}") for k, v in zip(keys, leaves)]
+                [places[key] for key in keys],
+                lambda index: names.get(keys[index], f"an input of shape {leaves[index].shape}"),
             )
             self._keys = keys
         return {positions[own]: positions[first] for own, first in self._first.items()}
 
 
-def _one_array(places: Sequence[Tuple[int, int]], names: Sequence[str]) -> Dict[int, int]:
+def _one_array(places: Sequence[Tuple[int, int]], name_of: Callable[[int], str]) -> Dict[int, int]:
     """By index of an array, the first one at the same place."""
     first = {place: index for index, place in reversed([*enumerate(places)]) if place[0] < place[1]}
     ordered = sorted(first)
     for before, after in zip(ordered, ordered[1:]):
         if after[0] < before[1]:
-            one, other = names[first[before]], names[first[after]]
+            one, other = name_of(first[before]), name_of(first[after])
             raise ValueError(
                 f"the gradients of {one} and {other} overlap in memory, but are not one array: each would be "
                 "unscaled in part; give each leaf a gradient of its own, such as leaf.grad = "

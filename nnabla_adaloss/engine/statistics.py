@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from copy import copy
 from typing import (
     AbstractSet,
@@ -29,8 +30,16 @@ from ..kernels.arrays import are_readable, as_float32, stored_dtype
 from ..kernels.measurements import Measurements, Results
 from ..kernels.scratch import ScratchPool
 
+_Key = Union[int, str]
+
 GradientStatistics = Mapping[int, Tuple[ArrayStatistics, float]]
 """Statistics of gradients that a pass has measured, by position, each with the scale that it carried."""
+
+
+_NOTHING: Mapping[str, ArrayStatistics] = {}
+
+# Ends the names of weights among those that ranks tell each other.
+_WEIGHT = " weight"
 
 
 class Wanted(NamedTuple):
@@ -42,8 +51,9 @@ class Wanted(NamedTuple):
 
 
 class Statistics:
-    """Statistics of gradients, by position, divided by scale and loss weight, and of data, by `~position`.
-    Choices see what was known when the iteration began: the same on all ranks.
+    """Statistics of gradients, by position, divided by scale and loss weight, and of data: of parameters by
+    name, as graphs of other topologies read them, too, of others by `~position`. Choices see what was known
+    when the iteration began: the same on all ranks.
     """
 
     undone = "_known", "_answers", "_iteration"
@@ -60,13 +70,16 @@ class Statistics:
         self._graph, self._plan, self._storage = graph, plan, storage
         self._measurements, self._pool = measurements, pool
         self.wanted = wanted
-        self._known: Dict[int, ArrayStatistics] = {}
+        # By position, the names of parameters, but for names that two of them have.
+        counts = Counter(name for _, name in plan.described.kept.values())
+        self._names = {p: n for p, (_, n) in plan.described.kept.items() if n is not None and counts[n] == 1}
+        self._known: Dict[_Key, ArrayStatistics] = {}
         self._answers = self._known
         self._iteration = -1
         # Measurements of this pass, each with its scale: a ticket, or statistics that a storage has taken.
         self._running: Dict[int, Tuple[Union[int, ArrayStatistics], float]] = {}
         # What was measured since all ranks exchanged what they know.
-        self._new: Set[int] = set()
+        self._new: Set[_Key] = set()
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> Statistics:
         """The same for another graph of the topology."""
@@ -84,13 +97,23 @@ class Statistics:
         return self._answers.get(position)
 
     def data(self, position: int) -> Optional[ArrayStatistics]:
-        return self._answers.get(~position)
+        return self._answers.get(self._key(position))
+
+    def _key(self, position: int) -> _Key:
+        return self._names.get(position, ~position)
 
     @property
-    def lacks_weights(self) -> bool:
-        """Whether any weight that is wanted was not measured."""
-        kept = self._plan.described.kept
-        return any(p in kept and ~p not in self._answers for p in self.wanted.data)
+    def is_incomplete(self) -> bool:
+        """Whether a weight that is wanted was not measured, or none of the gradients that methods look at."""
+        kept, known, gradients = self._plan.described.kept, self._answers, self.wanted.gradients
+        return any(p in kept and self._key(p) not in known for p in self.wanted.data) or (
+            bool(gradients) and gradients.isdisjoint(known)
+        )
+
+    @property
+    def weights(self) -> Dict[str, ArrayStatistics]:
+        """What is known of parameters, by name."""
+        return {key: found for key, found in self._known.items() if isinstance(key, str)}
 
     def measure(self, gradients: Sequence[Tuple[int, float]], data: Sequence[int]) -> None:
         """Start to measure arrays as they are now, all in one call; gradients go with their scales."""
@@ -153,7 +176,7 @@ class Statistics:
         self._running.clear()
         results = self._measurements.fetch()
         gradients: Dict[int, Tuple[ArrayStatistics, float]] = {}
-        new: Dict[int, ArrayStatistics] = {}
+        new: Dict[_Key, ArrayStatistics] = {}
         for key, (one, scale) in running.items():
             found = results.statistics[one] if isinstance(one, int) else one
             if key >= 0:
@@ -161,7 +184,7 @@ class Statistics:
             if found.nonfinite:
                 continue
             if key < 0:
-                new[key] = found
+                new[self._key(~key)] = found
             elif key in self.wanted.gradients or key in self.wanted.watched:
                 weight = weight_of(key)
                 if weight:
@@ -176,7 +199,7 @@ class Statistics:
         found = []
         for index, position in enumerate(positions):
             gradient = self._known.get(position) if position in self.wanted.gradients else None
-            data = self._known.get(~position)
+            data = self._known.get(self._key(position))
             if gradient is not None or data is not None:
                 found.append([index, gradient and list(gradient), data and list(data)])
         return found
@@ -191,15 +214,19 @@ class Statistics:
             if values
         }
 
-    def load(self, known: Dict[int, ArrayStatistics]) -> None:
-        """Replace all statistics."""
-        self._known, self._answers, self._iteration, self._new = known, {}, -1, set()
+    def load(
+        self, known: Mapping[int, ArrayStatistics], weights: Mapping[str, ArrayStatistics] = _NOTHING
+    ) -> None:
+        """Replace all statistics; those of `weights`, by name, are newer."""
+        found = {self._key(~key) if key < 0 else key: one for key, one in known.items()}
+        found.update(weights)
+        self._known, self._answers, self._iteration, self._new = found, {}, -1, set()
 
     @property
-    def _shared(self) -> Dict[str, int]:
+    def _shared(self) -> Dict[str, _Key]:
         """What ranks tell each other, by name: they have the same weights, but not the same activations."""
         weights = self._plan.described.kept
-        found: Dict[str, int] = {}
+        found: Dict[str, _Key] = {}
         for layer, (node, slot) in self._plan.layer_slots.items():
             if node.outputs[0] in self.wanted.gradients:
                 found[f"{layer} gradient"] = node.outputs[0]
@@ -209,11 +236,23 @@ class Statistics:
 
     def shared(self) -> Dict[str, Sequence[float]]:
         """What was measured since the last `adopt`, by names that mean the same on all ranks."""
-        return {name: list(self._known[key]) for name, key in self._shared.items() if key in self._new}
+        shared = self._shared
+        found: Dict[str, Sequence[float]] = {
+            n: list(self._known[k]) for n, k in shared.items() if k in self._new
+        }
+        weights = [name for name in self._new if isinstance(name, str)]
+        # Where graphs differ, other ranks may not have measured them.
+        if weights and not self.weights.keys() <= {*self._names.values()}:
+            found.update((name + _WEIGHT, list(self._known[name])) for name in sorted(weights))
+        return found
 
     def adopt(self, told: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Know the statistics of the arrays of all ranks, as if they were one array each."""
         self._known, self._new = {**self._known}, set()
+        # All ranks have the same weights: the last that is told wins, on each of them.
+        weights = {name: row for one in told for name, row in one.items() if name.endswith(_WEIGHT)}
+        for name, values in weights.items():
+            self._known[name[: -len(_WEIGHT)]] = ArrayStatistics._make(values)
         for name, key in self._shared.items():
             rows = (one.get(name) for one in told)
             pooled = pool([ArrayStatistics._make(row) for row in rows if row is not None])

@@ -64,7 +64,8 @@ def function_names(graph: GraphDescription) -> List[str]:
     """A unique name for each function of a graph, in forward order."""
     parents = graph.inputs.by_function(graph.producers)
     scopes = _own_scopes(graph, parents)
-    products = list(map(is_matrix_product, graph.type_names))
+    types = {type_name for type_name in {*graph.type_names} if is_matrix_product(type_name)}
+    products = [type_name in types for type_name in graph.type_names]
     of_products = {scope for scope, product in zip(scopes, products) if product}
     edges = [(index, parent) for index, own in enumerate(parents) for parent in own if parent is not None]
     before = _nearest(edges, scopes)
@@ -110,23 +111,30 @@ def _own_scopes(graph: GraphDescription, parents: Parents) -> List[str]:
         ]
         weights.append(found[0] if found and None not in found else None)
         # The first input is what the parameters are applied to.
-        scopes.append(next((scope for scope in found[1:] if scope), ""))
+        scopes.append(next(filter(None, found[1:]), ""))
     return scopes
 
 
 def _nearest(edges: Sequence[Tuple[int, int]], scopes: Sequence[str]) -> Dict[int, Tuple[int, str]]:
-    """How far the nearest function with a scope is in one direction, and its scope."""
+    """How far the nearest function with a scope is in one direction, and its scope, for those without one."""
     found: Dict[int, Tuple[int, str]] = {}
     for index, neighbour in edges:
-        behind, scope = (0, scopes[neighbour]) if scopes[neighbour] else found.get(neighbour, (0, ""))
-        if scope and (index not in found or behind + 1 < found[index][0]):
-            found[index] = behind + 1, scope
+        if scopes[index]:
+            continue
+        scope, distance = scopes[neighbour], 1
+        if not scope and neighbour in found:
+            distance, scope = found[neighbour]
+            distance += 1
+        if scope and (index not in found or distance < found[index][0]):
+            found[index] = distance, scope
     return found
 
 
 def _between(producer: Optional[Tuple[int, str]], consumer: Optional[Tuple[int, str]]) -> str:
     if producer is None or consumer is None:
         return (producer or consumer or (0, ""))[1]
+    if producer[1] == consumer[1]:
+        return producer[1]
     scopes = producer[1].split("/"), consumer[1].split("/")
     shared = [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(*scopes))]
     return "/".join(shared) or min(producer, consumer, key=itemgetter(0))[1]

@@ -15,7 +15,7 @@ import nnabla as nn
 
 from ..core.components import Components, Joined, LayerSlot, NodeStructure, components_of, joined
 from ..core.layer_selection import LayerSelection
-from .description import GraphDescription, is_half, may_depend
+from .description import GraphDescription, may_depend
 from .functions import gemm_slots, hands_memory_on, is_matrix_product, known, written_inputs
 from .graph import Graph
 from .host_functions import host_functions, numbers_on_host
@@ -25,6 +25,9 @@ from .memory_uses import MemoryUses, memory_uses
 from .names import ParameterNames, function_names
 
 _SEVERAL = 2
+
+# What is found out of a plan when it is asked for, and holds names.
+_NAMED = "by_number", "layer_slots"
 
 
 class PlanOptions(NamedTuple):
@@ -77,8 +80,7 @@ class GraphPlan:
         graph = loss if isinstance(loss, Graph) else Graph(loss)
         described = graph.description(graph.completed_names(names), one_gradient)
         self.described, self.options = described, PlanOptions(selection, adaptive, frozenset(non_homogeneous))
-        # Held, so that no other variables get their keys.
-        self._held = [graph.leaves[position] for position in described.kept]
+        self._hold(graph)
         self._on_host = numbers_on_host(described, graph.functions)
         self._components: Dict[bool, Components] = {}
         self._weights: Dict[bool, LossWeights] = {}
@@ -89,6 +91,7 @@ class GraphPlan:
         self._outputs = described.outputs.by_function()
         self.labels = function_names(described)
         self.order = self._backward_order()
+        self._half = frozenset(described.in_half)
         scalable = {index: self._slots(index) for index in self.order}
         selection.check([slot.layer for slots in scalable.values() for slot in slots])
         self._section = self._loss_section()
@@ -104,10 +107,15 @@ class GraphPlan:
         self.kept_gradients = {
             p for node in self.nodes if known(node.type_name).keeps_gradients for p in node.inputs
         }
-        self.kept_keys = {key for key, _ in described.kept.values()}
-        self.names = {key: name for key, name in described.kept.values() if name is not None}
         self._refuse_shared_factors(graph.functions, scalable)
         self.swappable = self._swappable(graph.functions)
+
+    def _hold(self, graph: Graph) -> None:
+        """Hold parameters and other leaves, so that no other variables get their keys."""
+        kept = self.described.kept
+        self._held = [graph.leaves[position] for position in kept]
+        self.kept_keys = {key for key, _ in kept.values()}
+        self.names = {key: name for key, name in kept.values() if name is not None}
 
     def leaf(self, position: int) -> int:
         """The leaf itself, or the first one of those whose gradients are one array."""
@@ -117,51 +125,84 @@ class GraphPlan:
         """The plan of a graph that differs in shapes and their arguments alone, as sentences of other lengths
         do; None for a graph that is wired otherwise.
         """
-        if options != self.options:
+        # Compared in full: a hash alone could take one graph for another. Parameters tell most of them apart.
+        if options != self.options or described.kept != self.described.kept:
             return None
-        # Compared in full: a hash alone could take one graph for another.
         if described == self.described:
             return self
-        own = self.described._replace(args=described.args, shapes=described.shapes)
-        if own != described or self._sizes != _sizes(described):
-            return None
         # What goes by a leaf itself holds for its shape.
         if any(self.described.shapes[p] != described.shapes[p] for p in described.kept):
             return None
+        return self._of_wiring(described)
+
+    def of_others(
+        self, graph: Graph, described: GraphDescription, options: PlanOptions
+    ) -> Optional[GraphPlan]:
+        """The plan of a graph that is wired alike, but of other parameters, as where blocks of a network are
+        left out; None for a graph that is wired otherwise, or where patterns select layers by name.
+        """
+        before = self.described
+        if options != self.options or options.selection != LayerSelection():
+            return None
+        if described.type_names != before.type_names or _nameless(described) != _nameless(before):
+            return None
+        found = self._of_wiring(described)
+        if found is not None:
+            found._hold(graph)
+            slots, renamed = ([slot for node in one.nodes for slot in node.slots] for one in (self, found))
+            names = {old.layer: new.layer for old, new in zip(slots, renamed)}
+            names.update(zip(self.labels, found.labels))
+            found.layers = [slot.layer for slot in renamed]
+            found._components = {key: one.renamed(names) for key, one in self._components.items()}
+            if "joined" in vars(self):
+                found.joined = self.joined._replace(components=self.joined.components.renamed(names))
+        return found
+
+    def _of_wiring(self, described: GraphDescription) -> Optional[GraphPlan]:
+        """The plan of a graph in which shapes, arguments, and the keys and names of leaves may differ."""
+        before = self.described
+        own = before._replace(args=described.args, shapes=described.shapes, kept=described.kept)
+        if own != described or self._sizes != _sizes(described):
+            return None
         found = copy(self)
         found.described = described
-        found.nodes = [found._reshaped(node) for node in self.nodes]
+        if described.kept != before.kept:
+            found.labels = function_names(described)
+        found.nodes = [found._changed(node) for node in self.nodes]
         found._weights = {
             by_layer: weights.of_alike(found.nodes, described) for by_layer, weights in self._weights.items()
         }
-        # What is computed from shapes and arguments when it is asked for.
+        # What is computed from names, shapes and arguments when it is asked for.
+        renamed = (described.args, described.shapes) == (before.args, before.shapes)
         for name, value in vars(GraphPlan).items():
-            if isinstance(value, cached_property) and name != "joined":
+            holds = name != "joined" and (name in _NAMED or not renamed)
+            if isinstance(value, cached_property) and holds:
                 vars(found).pop(name, None)
         return found
 
-    def _reshaped(self, node: NodeStructure) -> NodeStructure:
-        args = self.described.args[node.number]
+    def _changed(self, node: NodeStructure) -> NodeStructure:
+        """A function of another plan, with the arguments, shapes and names that it has in this one."""
+        args, label = self.described.args[node.number], self.labels[node.number]
         if not node.slots:
-            return node if args == node.args else node._replace(args=args)
-        selected = {slot.layer for slot in node.slots}
-        slots = tuple([slot for slot in self._slots(node.number) if slot.layer in selected])
-        return node._replace(args=args, slots=slots)
+            same = args == node.args and label == node.label
+            return node if same else node._replace(args=args, label=label)
+        selected = {slot.gemm.input for slot in node.slots}
+        slots = tuple([slot for slot in self._slots(node.number) if slot.gemm.input in selected])
+        return node._replace(args=args, label=label, slots=slots)
 
     def components(self, *, by_layer: bool) -> Components:
         """What functions that pass a scale on connect; see `components_of`."""
         if by_layer not in self._components:
-            self._components[by_layer] = self._components_of(by_layer=by_layer)
+            shared = self.described.one_gradient
+            found = components_of(self.nodes, self._sizes, by_layer=by_layer, one_gradient=shared)
+            self._components[by_layer] = found
         return self._components[by_layer]
-
-    def _components_of(self, **options: Any) -> Components:
-        return components_of(self.nodes, self._sizes, one_gradient=self.described.one_gradient, **options)
 
     @cached_property
     def joined(self) -> Joined:
         """The components, with those joined that only hooks could part."""
-        together = self._components_of(by_layer=True, swappable=self.swappable)
-        return joined(self.components(by_layer=True), together)
+        components = self.components(by_layer=True)
+        return joined(components, self.nodes, self._sizes, self.swappable, self.described.one_gradient)
 
     def loss_weights(self, *, by_layer: bool) -> LossWeights:
         """What reads the loss weights of these components."""
@@ -221,9 +262,8 @@ class GraphPlan:
         """
         shapes, smaller = self.described.shapes, set()
         for node in self.nodes:
-            size = math.prod(shapes[node.outputs[0]])
             if known(node.type_name).never_enlarges and not node.separates:
-                read = self._inputs[node.number]
+                read, size = self._inputs[node.number], math.prod(shapes[node.outputs[0]])
                 smaller |= {
                     p
                     for p in node.inputs
@@ -275,22 +315,21 @@ class GraphPlan:
 
     def _slots(self, index: int) -> List[LayerSlot]:
         """The inputs that can get a scale, whether the selection has them or not."""
-        described, inputs = self.described, self._inputs[index]
-        type_name = described.type_names[index]
+        described, type_name = self.described, self.described.type_names[index]
         if not is_matrix_product(type_name):
             return []
-        half, label = is_half(described.backends[index]), self.labels[index]
+        inputs, label = self._inputs[index], self.labels[index]
         shapes = [described.shapes[p] for p in inputs]
         output = described.shapes[self._outputs[index][0]]
         found = []
         for slot in gemm_slots(type_name, described.args[index], shapes, output):
             target, factor = inputs[slot.input], inputs[slot.factor]
             # What has two roles, as in x times x, would be scaled in both: it gets no scale.
-            roles = [self.leaf(p) for p in inputs]
+            roles = list(map(self.leaf, inputs))
             if self._needs[index][slot.input] and roles.count(self.leaf(target)) == 1 == inputs.count(factor):
                 name = label if slot.input == 0 else f"{label}:{slot.input}"
                 to_leaf = self._producers[index][slot.input] is None
-                found.append(LayerSlot(name, slot, target, factor, to_leaf, half))
+                found.append(LayerSlot(name, slot, target, factor, to_leaf, index in self._half))
         return found
 
     def _refuse_shared_factors(
@@ -354,12 +393,11 @@ class GraphPlan:
 
     def _node(self, index: int, slots: Sequence[LayerSlot], section: Set[int]) -> NodeStructure:
         described, label = self.described, self.labels[index]
-        type_name, read = described.type_names[index], self._inputs[index]
+        type_name, outputs = described.type_names[index], tuple(self._outputs[index])
         needed: Dict[int, Optional[int]] = {}
-        for position, producer, need in zip(read, self._producers[index], self._needs[index]):
+        for position, producer, need in zip(self._inputs[index], self._producers[index], self._needs[index]):
             if need:
                 needed.setdefault(position, producer)
-        outputs = tuple(self._outputs[index])
         non_homogeneous = not known(type_name).linear or type_name in self.options.non_homogeneous
         in_section = index in section
         layers = tuple([s for s in slots if self.options.selection.selects(label, s.layer)]) if slots else ()
@@ -375,7 +413,7 @@ class GraphPlan:
             loss_section=in_section,
             non_homogeneous=non_homogeneous,
             own_references=known(type_name).own_references,
-            half=is_half(described.backends[index]),
+            half=index in self._half,
             separates=non_homogeneous or (in_section and len(outputs) == 1 and self._sizes[outputs[0]] == 1),
         )
 
@@ -383,19 +421,20 @@ class GraphPlan:
     def fixed(self) -> Dict[int, bool]:
         """The leaves without gradient, and whether forward writes them; of the others, those it writes."""
         described = self.described
-        found: Dict[int, bool] = {}
+        flat = zip(described.inputs.positions, described.producers, described.needs)
+        found = dict.fromkeys([p for p, producer, need in flat if producer is None and not need], False)
         # By position, the leaf whose memory a variable is: what writes to `w.reshape(...)` writes to w.
         leaf_of: Dict[int, int] = {}
-        for index, producers in enumerate(self._producers):
-            type_name, args = described.type_names[index], described.args[index]
+        for index, type_name in enumerate(described.type_names):
+            row = known(type_name)
+            if not (row.writes or row.hands_memory_on):
+                continue
+            args = described.args[index]
             written = written_inputs(type_name, args)
-            uses = zip(self._inputs[index], producers, self._needs[index])
-            for number, (position, producer, need) in enumerate(uses):
+            for number, (position, producer) in enumerate(zip(self._inputs[index], self._producers[index])):
                 leaf = position if producer is None else leaf_of.get(position)
                 if leaf is not None and number in written:
                     found[leaf] = True
-                elif producer is None and not need:
-                    found.setdefault(position, False)
                 if leaf is not None and hands_memory_on(type_name, args):
                     leaf_of[self._outputs[index][0]] = leaf
         return found
@@ -428,6 +467,12 @@ class GraphPlan:
         return node.type_name, role, layer, fan_in, shape
 
 
+def _nameless(described: GraphDescription) -> Dict[int, bool]:
+    """By position of the leaves that are kept, whether they have no name."""
+    return {position: name is None for position, (_, name) in described.kept.items()}
+
+
 def _sizes(described: GraphDescription) -> List[int]:
     """How many elements each variable has, as far as it matters for scales: none, one, or several."""
-    return [min(math.prod(shape), _SEVERAL) for shape in described.shapes]
+    size = {shape: min(math.prod(shape), _SEVERAL) for shape in {*described.shapes}}
+    return list(map(size.__getitem__, described.shapes))

@@ -15,7 +15,7 @@ from hypothesis import given
 
 from nnabla_adaloss.core.alpha_bounds import AlphaBounds
 from nnabla_adaloss.core.choose import Choice, ScaleLimits, Start, choose, choose_merged, within_float32
-from nnabla_adaloss.core.components import Components, Joined, components_of, joined
+from nnabla_adaloss.core.components import Components, Joined, joined
 from nnabla_adaloss.core.layer_record import Reason
 from nnabla_adaloss.core.power_of_two import is_power_of_two
 from tests.worlds import random_structures as graphs
@@ -817,7 +817,6 @@ def together_cases(draw: Any) -> Together:
     factors = sorted({slot.factor for node in drawn.nodes for slot in node.slots})
     swappable = set(factors) - (draw(st.sets(st.sampled_from(factors))) if factors else set())
     apart = drawn.components()
-    graph = components_of(drawn.nodes, drawn.sizes, by_layer=True, swappable=swappable)
     count = len(apart.names)
     rooms = draw(st.lists(st.none() | powers, min_size=count, max_size=count))
     ceilings = enumerate(draw(st.lists(st.none() | powers, min_size=count, max_size=count)))
@@ -828,7 +827,9 @@ def together_cases(draw: Any) -> Together:
         [None] * count,
         equalize=False,
     )
-    return Together(apart, joined(apart, graph), known, Start(2.0**15, S0, U_MIN))
+    return Together(
+        apart, joined(apart, drawn.nodes, drawn.sizes, swappable), known, Start(2.0**15, S0, U_MIN)
+    )
 
 
 def test_of_what_shares_a_scale_the_smallest_gradients_have_the_least_to_spare() -> None:

@@ -10,7 +10,7 @@ import nnabla.parametric_functions as PF
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from nnabla_adaloss.core.components import Components, Joined, NodeStructure, components_of, joined
+from nnabla_adaloss.core.components import Components, Joined, NodeStructure, joined
 from nnabla_adaloss.core.schedule import ScaleSchedule, Step
 from tests.worlds import random_structures as graphs
 from tests.worlds.architectures import NETWORKS
@@ -387,9 +387,8 @@ def cases(draw: Any) -> Case:
     swappable = set(factors) - (draw(st.sets(st.sampled_from(factors))) if factors else set())
     shared = drawn._replace(nodes=nodes)
     apart = shared.components()
-    graph = components_of(nodes, drawn.sizes, by_layer=True, swappable=swappable)
-    found = joined(apart, graph)
-    count = len(graph.names)
+    found = joined(apart, nodes, drawn.sizes, swappable)
+    count = len(found.components.names)
     exponents = draw(st.lists(st.integers(-20, 20), min_size=count, max_size=count))
     scales = [2.0 ** exponents[index] for index in found.of]
     schedule = ScaleSchedule(shared.structure.nodes, apart, scales, None, (1.0,) * len(scales), joined=found)
@@ -432,9 +431,8 @@ def test_what_is_added_to_a_leaf_has_one_scale(case: Case) -> None:
 def test_nothing_is_joined_where_no_function_shares_a_leaf_and_all_can_be_swapped(drawn: Drawn) -> None:
     swappable = {slot.factor for node in drawn.nodes for slot in node.slots}
     apart = drawn.components()
-    graph = components_of(drawn.nodes, drawn.sizes, by_layer=True, swappable=swappable)
+    found = joined(apart, drawn.nodes, drawn.sizes, swappable)
     several: List[Sequence[int]] = [[s.target for s in node.slots] for node in drawn.nodes]
     # A weight that one function multiplies two gradients by gives both one alpha.
     if all(len(targets) < 2 for targets in several):
-        assert graph == apart
-        assert list(joined(apart, graph).of) == list(range(len(apart.names)))
+        assert found == (apart, range(len(apart.names)))

@@ -122,6 +122,19 @@ def in_turn(losses: Sequence[nn.Variable], before: Any, passes: int, method: Any
     return [found, before]
 
 
+def test_weights_that_another_topology_has_measured_are_saved_by_name() -> None:
+    """A state is loaded where the graph is another one than the last that was trained on."""
+    losses = [FormatEmulation(unrolled(2), "float16"), FormatEmulation(unrolled(3), "float16")]
+    _, scaling = in_turn(losses, None, 8, "amax_history")
+    saved = scaling.state_dict()
+    weights = {name: scaling._graph.current().statistics.weights[name] for name in saved["weights"]}
+    assert weights.keys() == {"h/affine/W", "b/affine/W"}
+    other = engine_with(saved, losses[0], "amax_history")
+    assert other._graph.current().statistics.weights == weights
+    other.load_state_dict({name: part for name, part in saved.items() if name != "weights"})
+    assert other._graph.current().statistics.weights.keys() == weights.keys()
+
+
 def engine_with(state: Any, loss: nn.Variable, method: Any) -> AdaptiveLossScaling:
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(loss_scale_method=method, measure_every=3))
     scaling.load_state_dict(json.loads(json.dumps(state)))
@@ -186,7 +199,7 @@ def test_damaged_topologies_are_refused(damage: Any) -> None:
     assert scaling.state_dict() == before
 
 
-OPTIONAL = ["dtype", "topologies", "wiring"]  # versions before this one did not save them
+OPTIONAL = ["dtype", "topologies", "wiring", "weights"]  # versions before this one did not save them
 PARTS = ["schema", "network", "statistics", "components", "schedule", "layers", "draws", "iteration"]
 
 

@@ -274,6 +274,53 @@ def test_other_ranks_are_told_only_what_is_new() -> None:
     assert rank.source.shared() == {}
 
 
+def weights_of(*layers: str) -> Statistics:
+    """Statistics of a graph of these layers, which has measured their weights."""
+    h = nn.Variable((2, 3), need_grad=True)
+    for layer in layers:
+        h = PF.affine(h, 3, name=layer)
+    graph = Graph(F.mean(h))
+    plan = GraphPlan(graph)
+    factors = [slot.factor for _, slot in plan.layer_slots.values()]
+    wanted = Wanted(frozenset(), frozenset(factors), frozenset())
+    measurements = HostMeasurements(CpuKernels())
+    found = Statistics(graph, plan, measurements, ScratchPool(), NativeStorage(), wanted)
+    found.measure((), factors)
+    found.finish(lambda position: 1.0)
+    return found
+
+
+def test_what_is_known_of_a_weight_holds_in_graphs_of_other_topologies() -> None:
+    before, found = weights_of("a", "b"), weights_of("b", "c")
+    b, c = (slot.factor for _, slot in reversed([*found._plan.layer_slots.values()]))
+    found.load({}, before.weights)
+    found.begin(1, again=False)
+    assert (found.data(b), found.data(c)) == (before.weights["b/affine/W"], None)
+    assert found.is_incomplete
+    # What the present graph has measured is for the next ones, too.
+    found.measure((), [b, c])
+    found.finish(lambda position: 1.0)
+    found.begin(2, again=False)
+    assert not found.is_incomplete
+    assert found.weights.keys() == {f"{name}/affine/W" for name in "abc"}
+
+
+def test_ranks_tell_each_other_weights_where_their_graphs_differ() -> None:
+    alone, rank, other = weights_of("a"), weights_of("a", "b"), weights_of("a")
+    assert alone.shared() == {}
+    rank.load({}, weights_of("c").weights)
+    assert rank.shared() == {}
+    b = next(iter(rank._plan.layer_slots.values()))[1].factor
+    rank.measure((), [b])
+    rank.finish(lambda position: 1.0)
+    told = rank.shared()
+    assert told.keys() == {"b/affine/W weight"}
+    other.adopt([{}, told])
+    assert other.weights["b/affine/W"] == rank.weights["b/affine/W"]
+    rank.adopt([{}, told])
+    assert rank.shared() == {}
+
+
 # What ends a pass early, and what is only checked.
 
 

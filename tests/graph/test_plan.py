@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import hypothesis.strategies as st
 import nnabla as nn
@@ -98,6 +98,39 @@ def test_a_reshaped_plan_is_what_would_have_been_made(seed: int, steps: Any, fir
     assert found is not None
     assert facts(found) == facts(GraphPlan(other.loss))
     assert (found is plan) == (first == second)
+
+
+def kept(blocks: Sequence[int], width: int = 4) -> nn.Variable:
+    """A residual network of these blocks."""
+    h = PF.affine(nn.Variable((2, 3)), width, name="first")
+    for block in blocks:
+        with nn.parameter_scope(f"block{block}"):
+            h = h + PF.affine(F.tanh(PF.affine(h, width, name="a")), width, name="b") * 0.5
+    return F.mean(PF.affine(h, 2, name="out") ** 2)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=2, max_size=2), st.booleans())
+def test_a_plan_of_other_parameters_is_what_would_have_been_made(blocks: Any, asked: bool) -> None:
+    first, second = map(kept, blocks)
+    plan, graph, made = GraphPlan(first), Graph(second), GraphPlan(second)
+    every = [name for name, value in vars(GraphPlan).items() if isinstance(value, cached_property)]
+    assert not asked or all(getattr(plan, name) is not None for name in every)
+    found = plan.of_others(graph, made.described, made.options)
+    # A block that is run twice is wired otherwise.
+    alike = len({*blocks[0]}) == len(blocks[0]) == len(blocks[1]) == len({*blocks[1]})
+    assert found is not None or not alike
+    if found is not None:
+        assert facts(found) == facts(made)
+        assert [getattr(found, name) for name in every] == [getattr(made, name) for name in every]
+        assert found.components(by_layer=True) == made.components(by_layer=True)
+        assert str(found) == str(made)
+
+
+def test_where_patterns_select_layers_a_plan_is_not_of_others() -> None:
+    selection = LayerSelection(exclude=("out*",))
+    plan, made = (GraphPlan(kept(blocks), selection) for blocks in ([0], [1]))
+    assert plan.of_others(Graph(kept([1])), made.described, made.options) is None
 
 
 def attention(length: int) -> nn.Variable:
