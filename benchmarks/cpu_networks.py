@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Callable, NamedTuple, Sequence
+from typing import Callable, List, NamedTuple, Sequence
 
 import nnabla as nn
 import nnabla.functions as F
@@ -45,6 +45,26 @@ def chain(h: nn.Variable, layers: int, width: int) -> nn.Variable:
     for index in range(layers):
         h = F.tanh(PF.affine(h, width, name=f"layer{index}"))
     return F.mean(h**2)
+
+
+def stochastic_depth(h: nn.Variable, kept: Sequence[bool], width: int) -> nn.Variable:
+    """The loss of a residual network, of which these blocks are kept."""
+    h = PF.affine(h, width, name="first")
+    for block in [number for number, one in enumerate(kept) if one]:
+        with nn.parameter_scope(f"block{block}"):
+            h = F.relu(h + PF.affine(F.relu(PF.affine(h, width, name="a")), width, name="b"))
+    return F.mean(PF.affine(h, 4, name="out") ** 2)
+
+
+def messages(h: nn.Variable, edges: Sequence[Sequence[int]], nodes: int, width: int) -> nn.Variable:
+    """The loss of a graph network: each edge leads from one node to another, with the weight of its kind."""
+    states = F.split(F.reshape(PF.affine(h, nodes * width, name="first"), (-1, nodes, width)), axis=1)
+    for _ in range(3):
+        arriving: List[List[nn.Variable]] = [[] for _ in states]
+        for source, target, kind in edges:
+            arriving[target].append(PF.affine(states[source], width, name=f"edge{kind}"))
+        states = [F.tanh(F.add_n(state, *found)) for state, found in zip(states, arriving)]
+    return F.mean(PF.affine(F.add_n(*states), 4, name="out") ** 2)
 
 
 def lenet(x: nn.Variable) -> nn.Variable:

@@ -31,6 +31,8 @@ other processes change less than wall time.
 EPILOG = f"""\
 cases: {", ".join(WORKLOADS)}
   chain-40x32 is 40 affine layers of 32 with tanh, batch 16; rebuilt: its graph is built for each iteration.
+  stochastic-depth keeps 10 of 12 blocks in each iteration, others each time; blocks-alike always the same.
+  new-graphs is wired anew in each iteration.
   lenet, mlp and resnet20 are trained in fp32, the demo's networks in emulated float16.
 
 examples:

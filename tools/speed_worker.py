@@ -44,6 +44,32 @@ def _chain(layers: int, width: int, *, rebuilt: bool = False) -> Workload:
     return Workload(title, lambda: cpu_networks.chain(x, layers, width), rebuilt)
 
 
+def _stochastic_depth(storage: Optional[str] = None, *, drawn: bool = True) -> Workload:
+    """10 of 12 blocks in each iteration: others each time, or always the same ones."""
+    random = np.random.default_rng(0)
+    x = nn.Variable.from_numpy_array(random.standard_normal((16, 16)).astype(np.float32))
+
+    def build() -> nn.Variable:
+        kept = np.arange(12) < (10 if nn.get_parameters() else 12)
+        return cpu_networks.stochastic_depth(x, random.permutation(kept) if drawn else kept, 32)
+
+    title = f"10 {'of' if drawn else 'first of'} 12 blocks{', ' + storage if storage else ''}"
+    return Workload(title, build, rebuilt=True, storage=storage)
+
+
+def _new_graphs(storage: Optional[str] = None) -> Workload:
+    """10 edges of 3 kinds between 8 nodes, which are others in each iteration."""
+    random = np.random.default_rng(0)
+    x = nn.Variable.from_numpy_array(random.standard_normal((16, 16)).astype(np.float32))
+
+    def build() -> nn.Variable:
+        edges = random.integers(0, [8, 8, 3], (10, 3))
+        edges[:3, 2] = range(3)
+        return cpu_networks.messages(x, edges.tolist(), 8, 16)
+
+    return Workload(f"new graphs{', ' + storage if storage else ''}", build, rebuilt=True, storage=storage)
+
+
 def _network(name: str, storage: Optional[str] = None) -> Workload:
     case = cpu_networks.CASES[name]
     title = case.title if storage is None else f"{case.title}, {storage}"
@@ -57,6 +83,12 @@ WORKLOADS: Dict[str, Callable[[], Workload]] = {
     "chain-10x8": lambda: _chain(10, 8),
     "rebuilt-10x128": lambda: _chain(10, 128, rebuilt=True),
     "rebuilt-40x32": lambda: _chain(40, 32, rebuilt=True),
+    "blocks-alike": lambda: _stochastic_depth(drawn=False),
+    "stochastic-depth": lambda: _stochastic_depth(),
+    "new-graphs": lambda: _new_graphs(),
+    "demo-blocks-alike": lambda: _stochastic_depth("float16", drawn=False),
+    "demo-stochastic-depth": lambda: _stochastic_depth("float16"),
+    "demo-new-graphs": lambda: _new_graphs("float16"),
     "lenet": lambda: _network("lenet"),
     "mlp": lambda: _network("mlp"),
     "resnet20": lambda: _network("resnet20"),
@@ -85,18 +117,22 @@ def _update(work: Workload, options: Optional[Dict[str, Any]]) -> Action:
         with nn.parameter_scope("", scope):
             return work.build()
 
+    def stored() -> Any:
+        """The graph as nnabla's updater takes it; the adaptive one emulates a storage by itself."""
+        loss = build()
+        return FormatEmulation(loss, work.storage) if work.storage and options is None else loss
+
     def feed() -> None:
         if work.rebuilt:
-            updater.loss = build()
+            updater.loss = stored()
 
     nn.seed(0)
-    loss = build()
+    loss = stored()
     solver = S.Sgd(1e-3)
     with nn.parameter_scope("", scope):
         solver.set_parameters(nn.get_parameters())
     if options is None:
-        stored = loss if work.storage is None else FormatEmulation(loss, work.storage)
-        updater = DynamicLossScalingUpdater(solver, stored, feed)
+        updater = DynamicLossScalingUpdater(solver, loss, feed)
     else:
         of_config = inspect.signature(AdaLossConfig).parameters
         config = AdaLossConfig(**{name: value for name, value in options.items() if name in of_config})
