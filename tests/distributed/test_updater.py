@@ -13,7 +13,7 @@ import pytest
 from tests.mpirun import printed_by, run_checks, run_ranks
 
 WORKERS = Path(__file__).parent / "workers"
-THEMES = ("agreement", "delayed_statistics")
+THEMES = ("agreement", "delayed_statistics", "resumed")
 CAUSES = {
     "kill": r"signal 9|SIGKILL|Killed",
     "feeder": r"^\[rank {last}\] OSError: the disk with the images is gone$",
