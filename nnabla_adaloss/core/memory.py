@@ -44,14 +44,21 @@ _Gains = Mapping[str, float]
 _NONE: _Gains = {}
 
 
+class LostGain(NamedTuple):
+    """A gain that has lost a batch, beyond the margin above the windows."""
+
+    gain: float
+    until: int  # the last iteration that remembers it
+    shown: float = 0.0  # the largest since for which windows had left no room, either
+
+
 class Memory(NamedTuple):
     """What all iterations before have left: the same on all ranks."""
 
     policy: HistoryPolicy  # how scales follow from it
     windows: Mapping[str, AmaxWindow] = {}
     partial: _Gains = _NONE  # since the last entry of the windows, where that takes several iterations
-    lost: _Gains = _NONE  # that have lost a batch, beyond the margin above the windows
-    until: Mapping[str, int] = {}  # the last iteration that remembers each of these
+    lost: Mapping[str, LostGain] = {}
 
     def after(self, gains: _Gains, *, completes_entry: bool, lost: _Gains = _NONE, iteration: int) -> Memory:
         """With the gains of one more iteration, and of the batches that it has `lost`."""
@@ -65,36 +72,50 @@ class Memory(NamedTuple):
         return memory._replace(windows={**windows, **pushed}, partial=_NONE)
 
     def _after_losses(self, gains: _Gains, lost: _Gains, iteration: int) -> Memory:
-        """Add what is `lost`; what was lost before is forgotten in time, unless `gains` come near it."""
-        until = {
-            name: iteration + _REMEMBERED if gains.get(name, 0.0) * _CONFIRMS >= self.lost[name] else last
-            for name, last in self.until.items()
-            if last >= iteration
-        }
-        # Within the margin of the windows nothing is lost; and a first measurement says nothing of others.
-        beyond = {
-            name: gain
-            for name, gain in lost.items()
-            if gain > self.policy.margin * self.windows.get(name, _EMPTY).amax > 0.0
-        }
-        until.update(dict.fromkeys(beyond, iteration + _REMEMBERED))
-        before = {name: gain for name, gain in self.lost.items() if name in until}
-        return self._replace(lost=_larger(before, beyond), until=until)
+        """Add losses; one before them is remembered longer if `gains` come near it. Else it falls in time to
+        where the largest gain since comes near for which windows had left no room, or is forgotten.
+        """
+        kept: Dict[str, LostGain] = {}
+        for name, (gain, until, shown) in self.lost.items():
+            now = gains.get(name, 0.0)
+            if now > shown and self._is_beyond(name, now):
+                shown = now
+            if now * _CONFIRMS >= gain:
+                until, shown = iteration + _REMEMBERED, 0.0
+            elif until < iteration:
+                gain, until, shown = shown * _CONFIRMS, iteration + _REMEMBERED, 0.0
+            if gain:
+                kept[name] = LostGain(gain, until, shown)
+        for name, gain in lost.items():
+            if self._is_beyond(name, gain):
+                before = kept[name].gain if name in kept else 0.0
+                kept[name] = LostGain(max(gain, before), iteration + _REMEMBERED)
+        return self._replace(lost=kept)
+
+    def _is_beyond(self, name: str, gain: float) -> bool:
+        """Whether windows leave no room for a gain; a first measurement says nothing of others."""
+        return gain > self.policy.margin * self.windows.get(name, _EMPTY).amax > 0.0
 
     def state_dict(self) -> Dict[str, Any]:
         """It as plain lists, for saving."""
         windows = {name: window.as_list() for name, window in self.windows.items()}
-        lost = {"lost": {**self.lost}, "until": {**self.until}}
-        return {"windows": windows, "partial": {**self.partial}, **lost}
+        lost = {name: list(one) for name, one in self.lost.items()}
+        return {"windows": windows, "partial": {**self.partial}, "lost": lost}
 
     def loaded(self, state: Mapping[str, Any]) -> Memory:
         """What `state_dict` returned, with this policy; KeyError, TypeError, AttributeError or ValueError."""
         windows = {str(name): AmaxWindow.from_list(values) for name, values in state["windows"].items()}
         partial = {str(n): nonnegative_number("partial", value) for n, value in state["partial"].items()}
         # Older states remember no lost batch.
-        lost = {str(n): nonnegative_number("lost", value) for n, value in state.get("lost", {}).items()}
-        until = {name: integer("until", state["until"][name]) for name in lost}
-        return Memory(self.policy, windows, partial, lost, until)
+        lost = {
+            str(name): LostGain(
+                nonnegative_number("lost", gain),
+                integer("until", until),
+                nonnegative_number("shown", shown),
+            )
+            for name, (gain, until, shown) in state.get("lost", {}).items()
+        }
+        return Memory(self.policy, windows, partial, lost)
 
 
 class PassMeasurements(NamedTuple):
@@ -139,7 +160,9 @@ class Seen(NamedTuple):
         """The largest gain of a component; None where nothing was measured."""
         window = self.memory.windows.get(name)
         known = None if window is None else window.amax
-        for since in (self.memory.partial, self.memory.lost, self.lost, self.now):
+        if name in self.memory.lost:
+            known = max(known or 0.0, self.memory.lost[name].gain)
+        for since in (self.memory.partial, self.lost, self.now):
             if name in since and (known is None or since[name] > known):
                 known = since[name]
         return known

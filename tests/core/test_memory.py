@@ -280,12 +280,30 @@ def test_a_batch_that_comes_near_a_lost_one_renews_that(gain: float, renewed: bo
     assert scales.gain("c") == 1.0
 
 
+@pytest.mark.parametrize(("gain", "falls_to"), [(4.5, 36.0), (3.9, 1.0)])
+def test_what_no_batch_comes_near_falls_in_time_to_the_largest_without_room(
+    gain: float, falls_to: float
+) -> None:
+    """A rare batch whose gain sinks as it is learned; windows leave room for four times what they hold."""
+    scales = scales_with(1.0, 1.0, 1.0, 1.0, window=2)
+    scales.before_pass(scales.iteration + 1, NAMES, ONES)
+    for _ in range(2):
+        overflow(scales, "a", *[scale or 1.0 for scale in of_all(scales)])
+    scales.after_lost_batch()
+    for _ in range(40):
+        good(scales, 1, gain)
+        good(scales, 149)
+        assert scales.gain("a") == (2.0**8 if scales.iteration <= 2003 else falls_to)
+    good(scales, 2001)
+    assert scales.gain("a") == 1.0
+
+
 def test_of_a_lost_batch_nothing_is_remembered_that_its_scales_had_room_for() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     see(scales, 1.0, 4.0, 5.0)
     scales.after_lost_batch()
     scales.after_iteration()
-    assert scales.memory.lost == {"b": 5.0}
+    assert {name: one.gain for name, one in scales.memory.lost.items()} == {"b": 5.0}
     # Nor of a first batch.
     scales = ComponentScales(HistoryPolicy())
     lose(scales)
@@ -311,10 +329,10 @@ def test_what_was_lost_is_saved_and_older_states_do_not_have_it() -> None:
     state = json.loads(json.dumps(scales.state_dict()))
     assert scales.memory.loaded(state) == scales.memory
     older = {name: state[name] for name in ("windows", "partial")}
-    assert scales.memory.loaded(older) == scales.memory._replace(lost={}, until={})
-    for damaged in ({"lost": {"a": -1.0}}, {"until": {}}, {"until": {"a": 1.5}}):
+    assert scales.memory.loaded(older) == scales.memory._replace(lost={})
+    for damaged in ([-1.0, 9, 0.0], [1.0, 9], [1.0, 1.5, 0.0], [1.0, 9, "0"]):
         with pytest.raises((KeyError, TypeError, ValueError)):
-            scales.memory.loaded({**state, **damaged})
+            scales.memory.loaded({**state, "lost": {"a": damaged}})
 
 
 @pytest.mark.parametrize(("gains", "learned"), [((1.0, 1.0, 1.0), True), ((2.0**5, 1.0, 1.0), False)])
@@ -328,7 +346,7 @@ def test_an_overflow_within_a_function_is_remembered_though_no_gradient_shows_it
     see(scales, 1.0, *gains, measured_all=True)
     scales.after_iteration()
     # What is behind it was only lowered with it.
-    assert scales.memory.lost == ({"a": 2.0**8} if learned else {})
+    assert [(name, one.gain) for name, one in scales.memory.lost.items()] == [("a", 2.0**8)] * learned
     assert of_all(scales) == [2.0**14, 2.0**0 if learned else 2.0**3, 2.0**8, 2.0**8]
 
 
