@@ -7,7 +7,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, ClassVar, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import (
+    AbstractSet,
+    Any,
+    ClassVar,
+    Dict,
+    FrozenSet,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import nnabla as nn
 
@@ -47,6 +59,8 @@ class PreparedGraph:
     statistics: Statistics
     storage: NativeStorage  # an emulated one sees every gradient
     schedules: ScheduleCache
+    # Keys of the parameters whose gradients are zeroed in each iteration; None: of all leaves.
+    zeroed: Optional[AbstractSet[int]] = None
     # By loss weights a schedule, and how it can be applied at once, or why not.
     steps: Mapping[Tuple[float, ...], Tuple[ScaleSchedule, Union[HooklessSteps, str]]] = _NO_STEPS
     _slices: Sequence[Optional[Slice]] = ()
@@ -73,6 +87,20 @@ class PreparedGraph:
     def leaves(self) -> Dict[int, nn.Variable]:
         """The leaves that get a gradient, by variable key."""
         return self.graph.by_key(self.plan.leaves)
+
+    @cached_property
+    def uncounted(self) -> AbstractSet[int]:
+        """Leaves that hold sums of batches, to which nnabla adds in place, so that the largest magnitude of a
+        batch is not known: it would be in the first pass after a resume, and in no other.
+        """
+        if self.zeroed is None:
+            return frozenset()
+        in_place = {
+            leaf for node in self.plan.nodes if not node.half for leaf in map(self.plan.leaf, node.leaves)
+        }
+        keys, variables, storage = self.graph.keys, self.graph.variables, self.storage
+        sums = [leaf for leaf in in_place if keys[leaf] not in self.zeroed]
+        return frozenset([leaf for leaf in sums if not storage.rounds_gradient(variables[leaf])])
 
     @cached_property
     def variables(self) -> List[nn.Variable]:

@@ -111,7 +111,9 @@ def report_of(
     # Rare: one pass in a few measures, and overflows hardly ever.
     written = amax_by_contribution(leaves, largest) if measure_all or sliced is not None or found_bad else []
     if measure_all or sliced is not None:
-        counted = written if sliced is None else [one for one in written if one[0].leaf in sliced.leaves]
+        leaves_of_slice = {one.leaf for one in leaves} if sliced is None else sliced.leaves
+        counting = leaves_of_slice - prepared.uncounted
+        counted = [one for one in written if one[0].leaf in counting]
         measured = _magnitudes(prepared, schedule, gradients)
         amax = amax_of_components(plan, components, measured, counted)
     rounded = _rounded_nonfinite(prepared, schedule) if measure_all or found_bad else set()
