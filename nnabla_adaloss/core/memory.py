@@ -125,6 +125,7 @@ class PassMeasurements(NamedTuple):
     u_max: Sequence[float]  # the largest magnitude that gradients of each component can have
     amax: Mapping[int, float]  # the largest magnitude of each measured component, unscaled
     measured_all: bool = False  # whether every gradient was measured
+    shows_overflows: bool = False  # whether each overflow shows in a gradient, as emulated storage rounds
     finite: bool = True
     has_gradients: bool = True  # whether the gradient of any parameter is not zero
     overflowed: Optional[int] = None  # the first component in backward order that was not finite
@@ -215,7 +216,9 @@ class Seen(NamedTuple):
             # A component for which backward wrote no array has a gradient of zero.
             amax = {**dict.fromkeys(components.computed, 0.0), **amax}
         gains = {names[i]: magnitude / weights[i] for i, magnitude in amax.items() if weights[i]}
-        found = self._after_finite_pass(gains) if everything and self.assumed else self
+        found = self
+        if everything and self.assumed:
+            found = self._after_finite_pass(gains, explained=measured.shows_overflows)
         found = found._replace(
             now=_larger(self.now, gains),
             entry_complete=self.entry_complete or completes_entry,
@@ -230,12 +233,12 @@ class Seen(NamedTuple):
         }
         return found._after_first_look(known, unseen, measured) if unseen else found
 
-    def _after_finite_pass(self, gains: _Gains) -> Seen:
+    def _after_finite_pass(self, gains: _Gains, *, explained: bool) -> Seen:
         """Drop what was assumed, as a finite pass over the same batch has measured it, unless none of these
         `gains` explains the overflow: it was within a function, and shows in no gradient.
         """
         inside = {name: self.assumed[name] for name in self.began if name in self.assumed}
-        if any(gains.get(name, 0.0) * _CONFIRMS >= gain for name, gain in inside.items()):
+        if explained or any(gains.get(name, 0.0) * _CONFIRMS >= gain for name, gain in inside.items()):
             inside = {}
         return self._replace(assumed=_NONE, began=frozenset(), lost=_larger(self.lost, inside))
 

@@ -141,6 +141,7 @@ def report_of(
         u_max=prepared.limits,
         amax=amax,
         measured_all=measure_all,
+        shows_overflows=prepared.storage.rounds,
         finite=not labels,
         has_gradients=any(largest),
         overflowed=first,
