@@ -12,19 +12,7 @@ is built again.
 from __future__ import annotations
 
 import sys
-from typing import (
-    AbstractSet,
-    Any,
-    Dict,
-    FrozenSet,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import AbstractSet, Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .choose import ScaleLimits, within_float32
 from .components import Components
@@ -243,7 +231,7 @@ class Seen(NamedTuple):
         return self._replace(assumed=_NONE, began=frozenset(), lost=_larger(self.lost, inside))
 
     def _after_first_look(
-        self, known: Sequence[Optional[float]], unseen: Set[int], measured: PassMeasurements
+        self, known: Sequence[Optional[float]], unseen: AbstractSet[int], measured: PassMeasurements
     ) -> Seen:
         """Decide whether the first measurement of `unseen` components requires that the batch runs again;
         `known`: the gains before it.

@@ -264,11 +264,7 @@ class FormatEmulation:
 
 
 def with_storage(
-    loss: LossLike,
-    storage: Optional[StorageLike],
-    *,
-    float_tail: bool = False,
-    parameters: Parameters = None,
+    loss: LossLike, storage: Optional[StorageLike], *, float_tail: bool = False, parameters: Parameters = None
 ) -> LossLike:
     """`loss`, emulating `storage` unless that is None; TypeError where it is wrapped already."""
     if storage is None:

@@ -129,7 +129,7 @@ class GraphCache:
         """Drop what was measured, and have scales chosen again."""
         self.load_others(())
         self.drop_schedules()
-        self.current().statistics.load({})
+        self.current().statistics.load({}, {})
 
     def _prepare(self) -> PreparedGraph:
         graph, self._read = self._read, None

@@ -190,10 +190,7 @@ def _rounded_nonfinite(prepared: PreparedGraph, schedule: ScaleSchedule) -> Set[
 
 
 def _components_of_leaves(
-    plan: GraphPlan,
-    components: Components,
-    written: Sequence[ContributionAmax],
-    bad_leaves: AbstractSet[int],
+    plan: GraphPlan, components: Components, written: Sequence[ContributionAmax], bad_leaves: AbstractSet[int]
 ) -> Tuple[Dict[int, int], Set[int]]:
     """By number of a function the component of its leaf that is not finite; and those with a finite leaf."""
     seen = {contribution.leaf for contribution, _ in written}

@@ -36,8 +36,6 @@ GradientStatistics = Mapping[int, Tuple[ArrayStatistics, float]]
 """Statistics of gradients that a pass has measured, by position, each with the scale that it carried."""
 
 
-_NOTHING: Mapping[str, ArrayStatistics] = {}
-
 # Ends the names of weights among those that ranks tell each other.
 _WEIGHT = " weight"
 
@@ -214,9 +212,7 @@ class Statistics:
             if values
         }
 
-    def load(
-        self, known: Mapping[int, ArrayStatistics], weights: Mapping[str, ArrayStatistics] = _NOTHING
-    ) -> None:
+    def load(self, known: Mapping[int, ArrayStatistics], weights: Mapping[str, ArrayStatistics]) -> None:
         """Replace all statistics; those of `weights`, by name, are newer."""
         found = {self._key(~key) if key < 0 else key: one for key, one in known.items()}
         found.update(weights)

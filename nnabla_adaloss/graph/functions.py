@@ -94,7 +94,7 @@ def _scalar(*derivatives: Derivative) -> Function:
     return Function(derivatives=derivatives, casts_data=True)
 
 
-_ONE = Derivative(lambda args, size: 1.0)
+ONE = Derivative(lambda args, size: 1.0)
 _FACTORS = tuple([Derivative(lambda args, size, other: other, (other,)) for other in (1, 0)])
 _OUTPUT = Derivative(lambda args, size, y: y, (-1,))
 _DIVISOR = Derivative(lambda args, size, a, b: -a / b / b, (0, 1), lambda args: -1.0)
@@ -196,7 +196,7 @@ _ROWS: List[Tuple[str, Function]] = [
     (
         "Where",
         _scalar(
-            _ONE,
+            ONE,
             Derivative(lambda args, size, condition: condition != 0.0, (0,)),
             Derivative(lambda args, size, condition: condition == 0.0, (0,)),
         ),

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from copy import copy
 from ctypes import c_float
-from functools import partial
 from typing import AbstractSet, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
@@ -27,7 +26,7 @@ from ..core.components import Components, NodeStructure
 from ..core.power_of_two import floor_power_of_two
 from ..host_context import host_view
 from .description import GraphDescription
-from .functions import Derivative, hands_memory_on, known
+from .functions import ONE, Derivative, hands_memory_on, known
 from .loss import Seed
 from .matrix_products import Args
 
@@ -140,13 +139,12 @@ class LossWeights:
             self._last = factors, self._weights(factors)
         weights = self._last[1]
         if on_host and self._moving:
-            return next(filter(partial(self._is_near, weights), reversed([*in_use])), weights)
+            return next((one for one in reversed([*in_use]) if self._is_near(weights, one)), weights)
         return weights
 
     def _is_near(self, weights: Tuple[float, ...], in_use: Tuple[float, ...]) -> bool:
         pairs = zip(weights, in_use, self._moving)
-        far = [1 for w, u, m in pairs if w != u and not (m and w <= _ABOVE * u and u <= _BELOW * w)]
-        return not far
+        return not [1 for w, u, m in pairs if w != u and not (m and w <= _ABOVE * u and u <= _BELOW * w)]
 
     def _passages_of(self, nodes: Sequence[NodeStructure], described: GraphDescription) -> List[Passage]:
         components, found = self._components, []
@@ -155,9 +153,9 @@ class LossWeights:
             derivatives = known(node.type_name).derivatives
             for position in node.inputs:
                 size = math.prod(described.shapes[position])
-                own = [derivative for one, derivative in zip(read, derivatives) if one == position]
-                degree = sum([one.degree(node.args) for one in own]) if own else 1.0
-                factor = _factor(own, node, size, described) if own else 1.0
+                own = [derivative for one, derivative in zip(read, derivatives) if one == position] or [ONE]
+                degree = sum([one.degree(node.args) for one in own])
+                factor = _factor(own, node, size, described)
                 before, after = components.producers[node.number], components.of[position]
                 counts = size != 1 or after in components.single
                 found.append(Passage(node.outputs[0], before, position, after, factor, degree, counts))

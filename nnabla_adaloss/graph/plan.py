@@ -149,10 +149,8 @@ class GraphPlan:
         found = self._of_wiring(described)
         if found is not None:
             found._hold(graph)
-            slots, renamed = ([slot for node in one.nodes for slot in node.slots] for one in (self, found))
-            names = {old.layer: new.layer for old, new in zip(slots, renamed)}
-            names.update(zip(self.labels, found.labels))
-            found.layers = [slot.layer for slot in renamed]
+            found.layers = [slot.layer for node in found.nodes for slot in node.slots]
+            names = dict(zip([*self.layers, *self.labels], [*found.layers, *found.labels]))
             found._components = {key: one.renamed(names) for key, one in self._components.items()}
             if "joined" in vars(self):
                 found.joined = self.joined._replace(components=self.joined.components.renamed(names))

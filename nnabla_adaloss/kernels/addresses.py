@@ -131,21 +131,14 @@ def _compare(direct: DirectAddresses) -> None:
     whole, filled, half, written = nn.NdArray((4, 6)), nn.NdArray((5,)), nn.NdArray((7,)), nn.NdArray((3,))
     filled.fill(1.0)
     half.cast(FLOAT16)[...] = 1.0
-    arrays = [
-        whole,
-        filled,
-        half,
-        written,
-        whole.narrow(0, 1, 2),
-        whole.view((3, 8)),
-        nn.Variable((2, 3)).grad,
-    ]
+    gradient = nn.Variable((2, 3)).grad
+    arrays = [whole, filled, half, written, whole.narrow(0, 1, 2), whole.view((3, 8)), gradient]
     for array in arrays:
         array.data_ptr(FLOAT16 if array is half else FLOAT32, HOST)
     halves = np.array([array is half for array in arrays], np.bool_)
     for write_only in (False, True):
         own = [x.data_ptr(FLOAT16 if x is half else FLOAT32, HOST, write_only) for x in arrays]
-        if direct.of(arrays, halves, write_only=write_only).tolist() != own:
-            raise ImportError("nnabla's library gives other addresses than Python")
-        if direct.of([whole, filled], None, write_only=write_only).tolist() != own[:2]:
+        found = direct.of(arrays, halves, write_only=write_only).tolist()
+        in_float = direct.of([whole, filled], None, write_only=write_only).tolist()
+        if found != own or in_float != own[:2]:
             raise ImportError("nnabla's library gives other addresses than Python")

@@ -83,10 +83,7 @@ class UnscalingList:
     """
 
     def __init__(
-        self,
-        sources: Sequence[NdArray],
-        scales: Sequence[float],
-        masters: Optional[Sequence[NdArray]] = None,
+        self, sources: Sequence[NdArray], scales: Sequence[float], masters: Optional[Sequence[NdArray]] = None
     ) -> None:
         self.sources, self.masters = sources, masters
         self.sizes = np.array([x.size for x in sources], np.int64)

@@ -36,10 +36,7 @@ _MEASURED = (
     "(LossScaler has growth and back-off)"
 )
 _GROWTH = ("growth_factor", "backoff_factor", "growth_interval")
-_ARGUMENTS = {
-    "init_scale": "use history=HistoryPolicy(start_scale=...)",
-    **dict.fromkeys(_GROWTH, _MEASURED),
-}
+_ARGUMENTS = {"init_scale": "use history=HistoryPolicy(start_scale=...)", **dict.fromkeys(_GROWTH, _MEASURED)}
 _METHODS = {
     "scale": "call scaler.forward(loss) and scaler.backward(loss) in the place of "
     "scaler.scale(loss).backward()",
@@ -322,7 +319,10 @@ class GradScaler:
     def has_begun(self) -> bool:
         """Whether `backward` was called since the last `update`, or `forward` of a loss that writes state."""
         forwarded = [scaling for scaling in self.engines if hash(scaling.variable) in self._forwarded]
-        return bool(self._used) or any(map(_writes, forwarded))
+        return bool(self._used) or any(
+            any(one.plan.fixed.values()) or shared_memory_of(one.graph, one.plan).find()[1]
+            for one in forwarded
+        )
 
     def scaling(self, loss: LossLike) -> AdaptiveLossScaling:
         """The engine of a loss: `loss_scale`, `layer_scales`, `plan`, ... of its last backward."""
@@ -495,9 +495,3 @@ class GradScaler:
 
     def _warn(self, kind: str, message: str) -> None:
         self._notifier.warn(kind, f"step skipped in iteration {self._iteration}: {message}")
-
-
-def _writes(scaling: AdaptiveLossScaling) -> bool:
-    """Whether forward writes state, such as running statistics or a carried state."""
-    graph, plan = scaling.graph, scaling.plan
-    return any(plan.fixed.values()) or bool(shared_memory_of(graph, plan).find()[1])

@@ -6,21 +6,17 @@ from __future__ import annotations
 import threading
 from collections import deque
 from contextlib import contextmanager
-from itertools import count
-from operator import attrgetter, methodcaller
+from operator import methodcaller
 from typing import Any, Callable, ContextManager, Deque, FrozenSet, Iterator, List, Optional, Sequence
 from weakref import WeakKeyDictionary
 
 _TAKE, _TRY = methodcaller("acquire"), methodcaller("acquire", False)
-_number = attrgetter("number")
-_NUMBERS = count()
 
 
 class Turn:
     """Held by one updater at a time of those that share arrays or a solver."""
 
     def __init__(self) -> None:
-        self.number = next(_NUMBERS)  # the order in which several are taken
         # Held while parameters are swapped or changed. It is for other threads: it does not keep out a signal
         # handler, which runs in the thread that holds it.
         self.lock = threading.RLock()
@@ -109,7 +105,8 @@ def idle_of(used: FrozenSet[int]) -> Idle:
     """The `Idle` of one more updater, which takes turns with all that use any of the same."""
     with _joining:
         sharing = [idle for idle, others in list(_living.items()) if not used.isdisjoint(others)]
-        found = Idle(sorted({turn for idle in sharing for turn in idle.turns}, key=_number))
+        # In one order everywhere, so that no two wait for each other.
+        found = Idle(sorted({turn for idle in sharing for turn in idle.turns}, key=id))
         _living[found] = used
     return found
 

@@ -270,7 +270,7 @@ def test_other_ranks_are_told_only_what_is_new() -> None:
     rank.source.adopt([{}, {}])
     assert rank.known(product("a")) == before
     rank.measure({"a": 2.0})
-    rank.source.load({})
+    rank.source.load({}, {})
     assert rank.source.shared() == {}
 
 

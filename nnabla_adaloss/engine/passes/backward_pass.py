@@ -89,14 +89,7 @@ def run_pass(
             guard = HookGuard(running.restore)
             pre, post = guard.chain(*before), guard.chain(*after)
         run_backward(
-            loss,
-            schedule.seed_scale,
-            options.grad,
-            options.clear_buffer,
-            options.callbacks,
-            pre,
-            post,
-            seed,
+            loss, schedule.seed_scale, options.grad, options.clear_buffer, options.callbacks, pre, post, seed
         )
         if guard is not None and guard.error is not None:
             raise guard.error
