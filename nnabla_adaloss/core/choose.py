@@ -291,11 +291,10 @@ def _set_inactive(
 def _fit_weights(
     components: Components, scales: List[float], limits: ScaleLimits, reasons: Dict[str, Reason]
 ) -> None:
-    """Lower scales behind layers until the scaled copy of every weight stays in range; then scales before
-    layers, as far as they may be, until it keeps its bits. Scales only fall, so both end.
-    """
+    """Lower scales until the scaled copy of every weight stays in range, and then until it keeps its bits."""
     weights, bounds = limits.loss_weights, limits.bounds
     edges = [edge for edge in components.edges if edge.factor in bounds and weights[edge.before]]
+    # Scales only fall, so both loops end.
     lowered = True
     while lowered:
         lowered = False

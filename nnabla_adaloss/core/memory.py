@@ -22,9 +22,8 @@ from .validation import integer, nonnegative_number
 
 _EMPTY = AmaxWindow()
 
-# The gains of a lost batch are remembered for this many iterations, as other scalers keep a scale after an
-# overflow, and for as many more when a batch shows one within `_CONFIRMS`: what a loss assumes is 2**4 above
-# the scales that it had, which ordinary batches must not confirm.
+# Iterations that remember the gains of a lost batch, and as many more when a batch shows one within
+# `_CONFIRMS`: a loss assumes 2**4 more than its scales had room for, which ordinary batches must not confirm.
 _REMEMBERED = 2000
 _CONFIRMS = 2.0**3
 
@@ -222,9 +221,8 @@ class Seen(NamedTuple):
         return found._after_first_look(known, unseen, measured) if unseen else found
 
     def _after_finite_pass(self, gains: _Gains, *, explained: bool) -> Seen:
-        """Drop what was assumed, as a finite pass over the same batch has measured it, unless none of these
-        `gains` explains the overflow: it was within a function, and shows in no gradient.
-        """
+        """Drop assumed gains, as a finite pass over the same batch has measured these `gains`."""
+        # Where none of these explains the overflow, it was within a function, and shows in no gradient.
         inside = {name: self.assumed[name] for name in self.began if name in self.assumed}
         if explained or any(gains.get(name, 0.0) * _CONFIRMS >= gain for name, gain in inside.items()):
             inside = {}
@@ -295,21 +293,13 @@ class Seen(NamedTuple):
         return {name: 0.0 for name in self.now if name not in self.memory.windows}
 
     def shared(self) -> Tuple[bool, _Gains, _Gains]:
-        """For other ranks: whether this iteration completes an entry of the windows, its gains by name, and
-        those of lost batches, with what is assumed of one.
-        """
+        """For other ranks: whether an entry of the windows is complete, gains, and those of lost batches."""
         return self.entry_complete, self._learned, _larger(self.lost, self.assumed)
 
     def adopting(self, entry_complete: bool, gains: _Gains, lost: _Gains) -> Seen:
-        """With the largest that all ranks have `shared` for what this one has."""
-        return self._replace(
-            entry_complete=entry_complete,
-            informative=True,
-            now=gains,
-            assumed=_NONE,
-            began=frozenset(),
-            lost=lost,
-        )
+        """Replace this rank's gains by the largest that all ranks have `shared`."""
+        found = self._replace(entry_complete=entry_complete, informative=True, now=gains, lost=lost)
+        return found._replace(assumed=_NONE, began=frozenset())
 
     @property
     def remembers_loss(self) -> bool:
@@ -338,7 +328,7 @@ class Seen(NamedTuple):
         return Seen(self.memory, self.iteration, self.attempt, self.last_pass, self.settled)
 
     def without_batch(self) -> Seen:
-        """Likewise, except of batches that were lost before."""
+        """Without what this iteration has measured, except of batches that were lost before."""
         return self.without_iteration()._replace(lost=self.lost)
 
     def state_dict(self) -> Dict[str, Any]:
@@ -362,9 +352,8 @@ def _scale(policy: HistoryPolicy, gain: float, weight: float, u_max: float) -> f
 
 
 def _parts(weight: float) -> Tuple[float, float]:
-    """Factors of a loss weight, at most and at least 1. Only the second lowers the smallest scale: what could
-    not be read, such as a logarithm, may undo the first.
-    """
+    """Factors of a loss weight, at most and at least 1; only the second lowers the smallest scale."""
+    # A factor that could not be read, such as that of a logarithm, may undo the first.
     return min(weight, 1.0), max(weight, 1.0)
 
 

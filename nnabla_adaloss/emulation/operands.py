@@ -38,9 +38,7 @@ class Operand(NamedTuple):
 def operands_of(
     f: Any, precision: Precision, unrounded: Collection[nn.Variable] = ()
 ) -> Tuple[List[Operand], List[Operand]]:
-    """Operands that `f` reads in forward and in backward: those of a matrix product, where only these are
-    rounded, and what it reads in the format that it stores of `unrounded` variables.
-    """
+    """Operands of `f` in forward and in backward: those of a matrix product, and `unrounded` variables."""
     function, inputs = known(f.info.type_name), f.inputs
     is_product = precision.operands_only and function.product is not None
     factors = range(len(inputs)) if function.operands is None else function.operands

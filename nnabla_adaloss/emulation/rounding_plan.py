@@ -180,9 +180,7 @@ def half_outputs(f: Any) -> List[nn.Variable]:
 
 
 def half_inputs(f: Any, *, casts_data: bool = True) -> List[nn.Variable]:
-    """The inputs that `f` reads in half precision, such as weights and the data of matrix products.
-    `casts_data`: whether arithmetic casts data without gradient, such as masks.
-    """
+    """The inputs that `f` reads in half; `casts_data`: arithmetic casts data without gradient, too."""
     function = known(f.info.type_name)
     # Functions with references of their own read through them: no swap reaches these.
     if function.keeps_fp32 or function.own_references or _is_view(f):

@@ -206,9 +206,7 @@ class AdaptiveLossScaling:
         self.components = before.components.without_iteration()
 
     def share_with(self, other: AdaptiveLossScaling) -> None:
-        """Share random numbers of an emulated storage, and what batches have left not finite in gradients,
-        with another loss of the training.
-        """
+        """Share random numbers, and the knowledge of gradients that are not finite, with another loss."""
         self._storage.drawn, self._nonfinite = other._storage.drawn, other._nonfinite
 
     @property

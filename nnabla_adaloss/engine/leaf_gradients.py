@@ -47,9 +47,7 @@ def contributions_of(graph: Graph, plan: GraphPlan, node: NodeStructure, step: S
 
 
 def is_exact(contribution: Contribution, storage: NativeStorage) -> bool:
-    """Whether nnabla can add a contribution to a scaled gradient as to an unscaled one, bit for bit: what is
-    rounded after each function needs a scratch array of its own.
-    """
+    """Whether nnabla adds a contribution to a scaled gradient bit for bit as to an unscaled one."""
     half, scale = contribution.half, contribution.scale
     return not half and is_power_of_two(scale) and not storage.rounds_gradient(contribution.variable)
 

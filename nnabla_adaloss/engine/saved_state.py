@@ -24,7 +24,6 @@ SCHEMA = 2
 # The schema of versions that remembered magnitudes, whatever loss weight they had come with.
 _MAGNITUDES = 1
 
-
 Saved = Mapping[str, Any]
 
 
@@ -36,9 +35,7 @@ def state_of(
     iteration: int,
     draws: int,
 ) -> Dict[str, Any]:
-    """What decides the next scales of a graph, as plain numbers, strings, lists and dicts; `others`: the
-    states of other topologies, the last one last.
-    """
+    """State that decides the next scales; `others`: states of other topologies, the last one last."""
     statistics = prepared.statistics.state(prepared.plan.measured)
     # Graphs of other topologies, with which a training may go on, read what this one has measured.
     weights = prepared.statistics.weights if others else {}
@@ -68,9 +65,7 @@ def topology_state(plan: GraphPlan, statistics: Sequence[Any], schedules: Schedu
 def load_state(
     state: Saved, prepared: PreparedGraph, memory: Memory, method_alphas: MethodAlphas
 ) -> Tuple[ScheduleCache, Memory, int, int, List[Saved]]:
-    """Take over statistics and histories of a `state_of`; return its schedules, memory, iteration, draws, and
-    the states of other topologies. After a ValueError nothing has changed.
-    """
+    """Take over a `state_of`, and return the engine's part of it; a ValueError leaves all unchanged."""
     try:
         before = integer("schema", state["schema"]) == _MAGNITUDES
         if not before:
@@ -110,9 +105,7 @@ def load_state(
 
 
 def load_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, ArrayStatistics], ScheduleCache]:
-    """Statistics and schedules of a `topology_state`; KeyError, TypeError, AttributeError, IndexError or
-    ValueError where it is damaged.
-    """
+    """Statistics and schedules of a `topology_state`, which may be damaged."""
     return Statistics.loaded(prepared.plan.measured, saved["statistics"]), prepared.schedules.loaded(
         saved["schedule"],
         lambda scales, given_scale, weights, together: prepared.schedule(
@@ -123,7 +116,7 @@ def load_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, Arra
 
 
 def topologies_of(state: Saved) -> List[Saved]:
-    """Each `topology_state` in a state, that of the last graph last; KeyError or TypeError as above."""
+    """Each `topology_state` in a state, which may be damaged; that of the last graph is last."""
     # States of earlier versions have one, and do not tell how its functions are wired.
     return [
         {
@@ -142,7 +135,7 @@ def without_schedule(saved: Saved) -> Saved:
 
 
 def of_topology(plan: GraphPlan, states: Sequence[Saved]) -> List[Saved]:
-    """Those of some states that are of graphs with this plan."""
+    """States that are of graphs with this plan."""
     network, wiring = fingerprint(plan), _wiring(plan)
     return [one for one in states if one["network"] == network and one["wiring"] in (None, wiring)]
 
@@ -163,9 +156,7 @@ def _wiring(plan: GraphPlan) -> int:
 
 
 def _check_network(plan: GraphPlan, topologies: Sequence[Saved]) -> None:
-    """Raise ValueError unless this may be another topology of a network: it shares functions with parameters,
-    and none that it shares has others.
-    """
+    """Raise ValueError unless this may be another topology: it shares layers, with the same parameters."""
     ours, network = fingerprint(plan), topologies[-1]["network"]
     theirs = {line for one in topologies for line in one["network"]}
     own = {line: f"{node.type_name} {node.label} " for line, node in zip(ours, plan.nodes) if node.leaves}

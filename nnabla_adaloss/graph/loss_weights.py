@@ -26,9 +26,10 @@ from ..core.components import Components, NodeStructure
 from ..core.power_of_two import floor_power_of_two
 from ..host_context import host_view
 from .description import GraphDescription
-from .functions import ONE, Derivative, hands_memory_on, known
+from .functions import ONE, Derivative, known
 from .loss import Seed
 from .matrix_products import Args
+from .memory_uses import origin_of
 
 # How far a weight that data decide may rise above the one in use, as overflows are that far away, and fall
 # below it, which costs nothing once the windows have seen it. Losses of batches differ that much.
@@ -126,11 +127,10 @@ class LossWeights:
     def read(
         self, variables: Sequence[nn.Variable], *, on_host: bool, in_use: Iterable[Tuple[float, ...]] = ()
     ) -> Tuple[float, ...]:
-        """The weight of each component, a power of two or 0, from variables as they are now, by position.
+        """Read the weight of each component, a power of two or 0; only what feeders write, unless `on_host`.
 
-        `on_host`: all arrays can be read without waiting. Otherwise only what feeders write is read.
-        `in_use`: weights for which there are schedules, the last ones last. These are returned as long as
-        what data decide is near them, so that not every batch needs a schedule of its own.
+        Where data decide, weights `in_use` that are near are returned, so that not every batch needs a
+        schedule of its own; the last ones are last.
         """
         factors = self._constants
         if factors is None:
@@ -220,21 +220,12 @@ def _factor(
                 positions.append(node.outputs[0])
                 fed, learned = False, True
             else:
-                use = _origin(described, inputs.part(node.number).start + index)
+                use = origin_of(described, inputs.part(node.number).start + index)
                 positions.append(inputs.positions[use])
                 fed &= described.producers[use] is None and not described.needs[use]
                 learned |= _is_learned(described, use)
         terms.append((one, tuple(positions)))
     return Factor(tuple(terms), node.args, size, fed, learned)
-
-
-def _origin(described: GraphDescription, use: int) -> int:
-    """The input from which an input has its memory, as of a leaf that is reshaped, or this input itself."""
-    producer = described.producers[use]
-    while producer is not None and hands_memory_on(described.type_names[producer], described.args[producer]):
-        use = described.inputs.part(producer).start
-        producer = described.producers[use]
-    return use
 
 
 def _is_learned(described: GraphDescription, use: int) -> bool:

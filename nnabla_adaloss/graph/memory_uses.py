@@ -18,6 +18,15 @@ class MemoryUses(NamedTuple):
     cut_off: List[int]  # outputs that are also read as leaves, but by later functions only
 
 
+def origin_of(described: GraphDescription, use: int) -> int:
+    """The input from which an input has its memory, as of a leaf that is reshaped, or this input itself."""
+    producer = described.producers[use]
+    while producer is not None and hands_memory_on(described.type_names[producer], described.args[producer]):
+        use = described.inputs.part(producer).start
+        producer = described.producers[use]
+    return use
+
+
 def memory_uses(described: GraphDescription) -> MemoryUses:
     """When the memory of a graph is used, in a pass there and one back."""
     kinds = map(hands_memory_on, described.type_names, described.args)

@@ -16,12 +16,12 @@ import nnabla as nn
 from ..core.components import Components, Joined, LayerSlot, NodeStructure, components_of, joined
 from ..core.layer_selection import LayerSelection
 from .description import GraphDescription, may_depend
-from .functions import gemm_slots, hands_memory_on, is_matrix_product, known, written_inputs
+from .functions import gemm_slots, is_matrix_product, known, written_inputs
 from .graph import Graph
 from .host_functions import host_functions, numbers_on_host
 from .loss_weights import LossWeights
 from .matrix_products import UNSCALED
-from .memory_uses import MemoryUses, memory_uses
+from .memory_uses import MemoryUses, memory_uses, origin_of
 from .names import ParameterNames, function_names
 
 _SEVERAL = 2
@@ -138,10 +138,9 @@ class GraphPlan:
     def of_others(
         self, graph: Graph, described: GraphDescription, options: PlanOptions
     ) -> Optional[GraphPlan]:
-        """The plan of a graph that is wired alike, but of other parameters, as where blocks of a network are
-        left out; None for a graph that is wired otherwise, or where patterns select layers by name.
-        """
+        """The plan of a graph that is wired alike, but of other parameters, or None."""
         before = self.described
+        # Patterns select layers by name.
         if options != self.options or options.selection != LayerSelection():
             return None
         if described.type_names != before.type_names or _nameless(described) != _nameless(before):
@@ -421,20 +420,13 @@ class GraphPlan:
         described = self.described
         flat = zip(described.inputs.positions, described.producers, described.needs)
         found = dict.fromkeys([p for p, producer, need in flat if producer is None and not need], False)
-        # By position, the leaf whose memory a variable is: what writes to `w.reshape(...)` writes to w.
-        leaf_of: Dict[int, int] = {}
-        for index, type_name in enumerate(described.type_names):
-            row = known(type_name)
-            if not (row.writes or row.hands_memory_on):
-                continue
-            args = described.args[index]
-            written = written_inputs(type_name, args)
-            for number, (position, producer) in enumerate(zip(self._inputs[index], self._producers[index])):
-                leaf = position if producer is None else leaf_of.get(position)
-                if leaf is not None and number in written:
-                    found[leaf] = True
-                if leaf is not None and hands_memory_on(type_name, args):
-                    leaf_of[self._outputs[index][0]] = leaf
+        for index in [i for i, type_name in enumerate(described.type_names) if known(type_name).writes]:
+            written = written_inputs(described.type_names[index], described.args[index])
+            uses = enumerate(range(len(described.needs))[described.inputs.part(index)])
+            # A function that writes to `w.reshape(...)` writes to w.
+            origins = [origin_of(described, use) for number, use in uses if number in written]
+            leaves = [use for use in origins if described.producers[use] is None]
+            found.update((described.inputs.positions[use], True) for use in leaves)
         return found
 
     def __str__(self) -> str:

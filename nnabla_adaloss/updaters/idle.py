@@ -30,9 +30,8 @@ class Turn:
         self.waiting: Deque[Callable[[], Any]] = deque()
 
     def drain(self) -> None:
-        """Call what is waiting, and then what came meanwhile, unless an update is running, at whose end it is
-        called. What comes even later waits for the next update: training must go on.
-        """
+        """Call waiting callbacks, unless an update is running, at whose end they are called."""
+        # Twice, for those that came meanwhile. Later ones wait for the next update: training must go on.
         for _ in range(2):
             for _ in range(len(self.waiting)):
                 with _tried([self]) as busy:
@@ -91,7 +90,7 @@ class Idle:
             self.drain()
 
     def drain(self) -> None:
-        """Call what is waiting, unless an update is running, at whose end it is called."""
+        """Call waiting callbacks, unless an update is running, at whose end they are called."""
         for turn in self.turns:
             turn.drain()
 
