@@ -89,9 +89,7 @@ class ScaleLimits(NamedTuple):
         wanted: float,
         start: Start,
     ) -> float:
-        """The scale with the limit `own`, along an edge from a component with the scale `before`, where a
-        method wants that times `wanted`.
-        """
+        """Scale that an edge leads to with the limit `own`, where a method wants `before` times `wanted`."""
         if own is not None:
             return min(before * wanted, own)
         if edge.layer is None or edge.before in components.single:
@@ -102,11 +100,10 @@ class ScaleLimits(NamedTuple):
         return arriving * self.loss_weights[edge.before] / self.loss_weights[edge.after]
 
     def first(self, index: int, start: float, before: float, u_min: float) -> float:
-        """The scale of a component that was not measured yet: `start`, divided by its loss weight. One that
-        underflowed is measured once more, with the largest scale at which nothing can be larger than 1.
-        """
+        """Scale of a component that was not measured yet: `start`, divided by its loss weight."""
         scale = start / (self.loss_weights[index] or 1.0)
         if index in self.underflowed:
+            # It is measured once more, with the largest scale at which nothing can be larger than 1.
             scale = max(scale, min(scale, before) / u_min)
         return within_float32(scale)
 
@@ -207,10 +204,7 @@ def choose_merged(
     choice_of: Callable[[Components, ScaleLimits], Choice],
     spread: float,
 ) -> Optional[Choice]:
-    """Choose one scale for all components that only hooks could tell apart; None if the gradient of a leaf
-    would underflow: if its largest contributions come through a component that this scale puts more than
-    `spread` below its limit, and that is clearly larger with a scale of its own.
-    """
+    """Choose one scale for all components that only hooks could tell apart; None: a leaf would underflow."""
     choice = choice_of(joined.components, limits.merged(joined.of, len(joined.components.names)))
     choice = choice._replace(scales=[choice.scales[index] for index in joined.of])
     own = limits.limits
@@ -222,15 +216,15 @@ def choose_merged(
     underflow = set().union(*map(components.behind, far))
     for writers in components.leaves.values():
         found = {limit: index for index in writers for limit in [own[index]] if limit is not None}
+        # The largest contributions to a leaf would be more than `spread` below their limit.
         if found and found[min(found)] in underflow:
             return None
     return choice
 
 
 def _in_order(components: Components, loss_weights: Sequence[float]) -> Iterator[Edge]:
-    """Yield the edges between active components, each after one that leads to where it begins: the first one
-    to a trunk may come from an inactive head.
-    """
+    """Yield the edges between active components, each after one that leads to where it begins."""
+    # The first edge to a trunk may come from an inactive head.
     reached = {components.root}
     waiting = [edge for edge in components.edges if loss_weights[edge.before] and loss_weights[edge.after]]
     while waiting:
@@ -271,9 +265,7 @@ def within_float32(scale: float) -> float:
 def _set_inactive(
     components: Components, scales: List[float], loss_weights: Sequence[float], start: float
 ) -> None:
-    """Give components that have no gradient in a batch the largest scale of their successors; `start` where
-    these are inactive, too.
-    """
+    """Give components without a gradient the largest scale of their successors, or else `start`."""
     edges = [edge for edge in reversed(components.edges) if not loss_weights[edge.before]]
     for edge in edges:
         scales[edge.before] = 0.0

@@ -194,9 +194,7 @@ class Seen(NamedTuple):
         informative: bool = True,
         again: bool = False,
     ) -> Seen:
-        """Add the measurements of a pass; not `informative` is a batch whose loss is zero, as without a
-        reward, and `again` one that is to run once more.
-        """
+        """Add the measurements of a pass; `informative`: its loss is not zero; `again`: it runs once more."""
         components, weights = measured.schedule.components, measured.schedule.loss_weights
         names, amax, everything = components.names, measured.amax, measured.measured_all and measured.finite
         if everything:
@@ -231,9 +229,7 @@ class Seen(NamedTuple):
     def _after_first_look(
         self, known: Sequence[Optional[float]], unseen: AbstractSet[int], measured: PassMeasurements
     ) -> Seen:
-        """Decide whether the first measurement of `unseen` components requires that the batch runs again;
-        `known`: the gains before it.
-        """
+        """Decide whether a first measurement of `unseen` requires a rerun; `known`: the gains before it."""
         schedule, policy = measured.schedule, self.policy
         components, names = schedule.components, schedule.components.names
         new = {index for index in unseen if self.gain(names[index])}
@@ -257,9 +253,8 @@ class Seen(NamedTuple):
         )
 
     def after_overflow(self, measured: PassMeasurements) -> Tuple[Seen, bool]:
-        """Lower what overflowed, and all behind it: gradients have mostly grown there, too, and would
-        overflow in turn. False when nothing did, or it cannot go lower.
-        """
+        """Lower scales from the overflow on; False: there was none, or its scale cannot go lower."""
+        # Gradients behind it have usually grown, too, and would overflow in turn.
         first, schedule, policy = measured.overflowed, measured.schedule, self.policy
         components, weights = schedule.components, schedule.loss_weights
         if first is None:
@@ -307,9 +302,7 @@ class Seen(NamedTuple):
         return bool(self.memory.lost or self.lost)
 
     def remembered(self, *, good: bool = False) -> Memory:
-        """The memory with the gains of this iteration; with what was assumed since an overflow, too, unless
-        the last pass was `good`.
-        """
+        """The memory with the gains of this iteration, and with assumed ones, unless it ended `good`."""
         seen = self.after_lost_batch() if self.assumed and not good else self
         if not (seen.now or seen.lost or seen.entry_complete):
             return self.memory

@@ -96,10 +96,9 @@ class RoundingPlan:
         self._loss = hash(loss.parent), hash(loss)
 
     def rounded_gradients(self) -> FrozenSet[int]:
-        """Keys of the variables whose gradients are stored in the format. That of the loss is one of them,
-        unless it is computed in float: nothing rounds it, but no scale may be more than the format holds.
-        """
+        """Keys of the variables whose gradients are stored in the format."""
         found = {key for rounding in self.roundings.values() for key, _ in rounding.gradients}
+        # Nothing rounds that of the loss, but its scale may not be more than the format holds.
         function, loss = self._loss
         return frozenset(found if function in self._in_float else found | {loss})
 

@@ -20,9 +20,7 @@ from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 def find_fault(
     loss: LossLike, graph: Graph, plan: GraphPlan, kernels: Kernels, storage: NativeStorage
 ) -> str:
-    """The first function that reads or computes an infinity or a NaN on the present inputs, in words; empty
-    if all is finite. Forward runs once more for that.
-    """
+    """Run forward, and name the first function that reads or computes an infinity or a NaN, if any."""
     found: List[str] = []
 
     def look(f: Any) -> None:

@@ -83,9 +83,7 @@ class GraphCache:
         return [self] if last is None else [self, last, last.statistics]
 
     def current(self, *, wiring: bool = False, marks: bool = False) -> PreparedGraph:
-        """The prepared graph; if these are to be checked, as its wiring, or its marks and the shapes of data,
-        are now.
-        """
+        """The prepared graph, after a check of its `wiring`, or of `marks` and the shapes of data."""
         found = self._present
         if (
             found is None

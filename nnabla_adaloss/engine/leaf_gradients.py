@@ -68,9 +68,8 @@ ContributionAmax = Tuple[Contribution, float]
 
 
 def amax_by_contribution(written: Sequence[Contribution], largest: Sequence[float]) -> List[ContributionAmax]:
-    """Contributions to gradients that hold nothing but this batch's, each with its largest magnitude. Those
-    that were added up at one scale, as in a pass without hooks, are one.
-    """
+    """Contributions that hold nothing but this batch's, each with its largest magnitude."""
+    # Those that were added up at one scale, as in a pass without hooks, are one.
     found: List[ContributionAmax] = []
     places: Dict[int, int] = {}
     for contribution, amax in zip(written, largest):

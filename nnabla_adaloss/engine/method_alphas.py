@@ -84,9 +84,7 @@ class MethodAlphas:
     def _inputs(
         self, layer: str, g: _Known, w: _Known, scale: float, weighted: float, iteration: int
     ) -> Optional[Tuple[Any, Any]]:
-        """Arguments of the method for a layer, with its scale, and this times its loss weight; None where it
-        was not measured.
-        """
+        """Arguments of the method for a layer, with its scale and its weighted one; None: not measured."""
         if self._needs is Needs.NOTHING:
             return None, None
         if self._needs is Needs.ARRAYS:

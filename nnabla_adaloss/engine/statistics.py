@@ -49,10 +49,7 @@ class Wanted(NamedTuple):
 
 
 class Statistics:
-    """Statistics of gradients, by position, divided by scale and loss weight, and of data: of parameters by
-    name, as graphs of other topologies read them, too, of others by `~position`. Choices see what was known
-    when the iteration began: the same on all ranks.
-    """
+    """Statistics of gradients, by position, divided by scale and loss weight, and of data."""
 
     undone = "_known", "_answers", "_iteration"
 
@@ -71,7 +68,9 @@ class Statistics:
         # By position, the names of parameters, but for names that two of them have.
         counts = Counter(name for _, name in plan.described.kept.values())
         self._names = {p: n for p, (_, n) in plan.described.kept.items() if n is not None and counts[n] == 1}
+        # Of parameters by name, as graphs of other topologies read them, too; of other data by `~position`.
         self._known: Dict[_Key, ArrayStatistics] = {}
+        # Choices see what was known when the iteration began: the same on all ranks.
         self._answers = self._known
         self._iteration = -1
         # Measurements of this pass, each with its scale: a ticket, or statistics that a storage has taken.

@@ -91,9 +91,8 @@ def may_depend(depends: Callable[[int, int], bool], of: int, on: int) -> bool:
 
 
 def visited(loss: nn.Variable) -> Tuple[List[Any], List[List[nn.Variable]], List[List[Any]]]:
-    """The functions behind `loss` in forward order, their inputs, and the functions that compute these or
-    None. `Variable.visit` would keep what it is called with, and so the graph, in a reference cycle.
-    """
+    """The functions behind `loss` in forward order, their inputs, and the producers of these or None."""
+    # `Variable.visit` would keep its argument, and so the graph, in a reference cycle.
     functions: List[Any] = []
     inputs: List[List[nn.Variable]] = []
     parents: List[List[Any]] = []

@@ -79,9 +79,8 @@ class Graph:
 
     @property
     def marked_otherwise(self) -> bool:
-        """Whether another variable needs a gradient or is computed again in backward than before. What
-        follows from `need_grad = ...` nnabla finds out with the next forward.
-        """
+        """Whether another variable needs a gradient or is computed again in backward than before."""
+        # The effects of `need_grad = ...` on others show after the next forward.
         return self._marks() != self._marked
 
     @property
@@ -96,9 +95,7 @@ class Graph:
     def description(
         self, names: ParameterNames, one_gradient: Mapping[int, int] = MappingProxyType({})
     ) -> GraphDescription:
-        """All that roles follow from, with the names of parameters, and the leaves whose gradients are one
-        array.
-        """
+        """Description with the names of parameters, and the leaves whose gradients are one array."""
         kept = {}
         for position in self.leaves:
             name = names.get(self.keys[position])

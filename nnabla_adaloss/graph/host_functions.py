@@ -30,9 +30,7 @@ def numbers_on_host(described: GraphDescription, functions: Sequence[Any]) -> Fr
 
 
 def host_functions(described: GraphDescription, on_host: AbstractSet[int]) -> Dict[int, int]:
-    """For functions that run on the host, the bytes of inputs, outputs and their gradients that an iteration
-    moves between host and GPU.
-    """
+    """Bytes that an iteration moves between host and GPU, for each function that runs on the host."""
     # Arrays are moved in the type of the implementation. What goes from one such function to the next is not
     # moved. Not counted are gradients that go to the host because another branch has written them before.
     read, written = described.inputs.by_function(), described.outputs.by_function()

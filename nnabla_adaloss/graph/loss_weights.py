@@ -51,9 +51,7 @@ class Factor(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """The way of the gradient through a function at the loss that computes one element, or from single ones,
-    to one of its inputs.
-    """
+    """Way of the gradient through a function of single elements at the loss to one of its inputs."""
 
     output: int  # position
     before: int  # component of the output
@@ -290,9 +288,7 @@ def _power(factor: float, power: float) -> float:
 
 
 def seed_weight(grad: Seed, *, on_host: bool) -> float:
-    """Loss weight of a seed gradient: the power of two at or below its largest magnitude; 1 where that is 0,
-    not finite, or on a device from which it would have to be fetched.
-    """
+    """Power of two at or below the largest magnitude of a seed gradient; 1 where it cannot be told."""
     if isinstance(grad, nn.NdArray):
         if not on_host:
             return 1.0

@@ -122,9 +122,7 @@ class GraphPlan:
         return self.described.one_gradient.get(position, position)
 
     def of_alike(self, described: GraphDescription, options: PlanOptions) -> Optional[GraphPlan]:
-        """The plan of a graph that differs in shapes and their arguments alone, as sentences of other lengths
-        do; None for a graph that is wired otherwise.
-        """
+        """The plan of a graph that differs in shapes and their arguments alone, or None."""
         # Compared in full: a hash alone could take one graph for another. Parameters tell most of them apart.
         if options != self.options or described.kept != self.described.kept:
             return None
@@ -240,9 +238,7 @@ class GraphPlan:
 
     @cached_property
     def limiting_gradients(self) -> Set[int]:
-        """Those of `gradients` that must fit the storage format: not what backward is given, nor arrays that
-        functions in float read in a network in half precision.
-        """
+        """Gradients that must fit the storage format: neither that of the loss, nor those read in float."""
         kept = (p for p in self.gradients if p in self.single or p not in self.in_float)
         return {*kept}.difference(self.roots)
 
@@ -254,13 +250,12 @@ class GraphPlan:
 
     @cached_property
     def largest_gradients(self) -> List[int]:
-        """Those of `limiting_gradients` that can be the largest of their component: all but what a single
-        function makes of another one, and cannot enlarge.
-        """
+        """Those of `limiting_gradients` that can be the largest of their component."""
         shapes, smaller = self.described.shapes, set()
         for node in self.nodes:
             if known(node.type_name).never_enlarges and not node.separates:
                 read, size = self._inputs[node.number], math.prod(shapes[node.outputs[0]])
+                # Only this function reads them: their gradients are made of one that is at least as large.
                 smaller |= {
                     p
                     for p in node.inputs
@@ -332,9 +327,7 @@ class GraphPlan:
     def _refuse_shared_factors(
         self, functions: Sequence[Any], scalable: Mapping[int, Sequence[LayerSlot]]
     ) -> None:
-        """Raise ValueError where a product has a further gradient that its factor is part of: what is swapped
-        for that of one input would scale the other, too.
-        """
+        """Raise ValueError where another gradient of a product depends on a factor that may be swapped."""
         for index, slots in scalable.items():
             depends = functions[index].grad_depends_input_data
             type_name = self.described.type_names[index]
@@ -349,9 +342,7 @@ class GraphPlan:
                         )
 
     def _swappable(self, functions: Sequence[Any]) -> FrozenSet[int]:
-        """Positions of the weights that can be swapped for scaled copies during all of a pass, as nothing in
-        backward reads them but their layers. Where activations are multiplied by each other, none can.
-        """
+        """Positions of the weights that only their layers read in backward, so that a pass can swap them."""
         described = self.described
         producers = {p: index for index, outputs in enumerate(self._outputs) for p in outputs}
         layers: Dict[int, Set[int]] = {}

@@ -31,9 +31,7 @@ class SharedMemory:
         self._marks: List[nn.Variable] = []
 
     def find(self) -> Tuple[List[nn.Variable], List[nn.Variable]]:
-        """Outputs that share memory with a leaf now; and leaves whose memory is read before it is written, so
-        that what is in it goes from one forward to the next. Data can be assigned before any batch.
-        """
+        """Outputs that share memory with a leaf now, and leaves whose contents go on to the next forward."""
         # nnabla does not tell addresses without allocating memory, but it counts the Python Variables that
         # refer to a memory. All that share it have the same count, and a mark, which is one Variable more,
         # raises it. The garbage collector and other threads lower counts, too, but not within one call.

@@ -33,9 +33,7 @@ class ArraySnapshot:
         self._others: Dict[int, Contents] = {}
 
     def save(self, arrays: Optional[Sequence[nn.NdArray]] = None, *, all_zero: bool = False) -> None:
-        """Copy the contents of `arrays`, or else of the variables' data, in place of those saved before; of
-        lazy zeros nothing.
-        """
+        """Copy the contents of `arrays`, or of the variables' data; of lazy zeros nothing."""
         arrays = list(map(_data, self.variables)) if arrays is None else arrays
         if all_zero:
             self._arrays, self._holds, self._others = arrays, False, dict.fromkeys(range(len(arrays)))

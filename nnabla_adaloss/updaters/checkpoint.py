@@ -291,9 +291,8 @@ def _unsaved_by_forward(engines: List[AdaptiveLossScaling], known: Set[nn.NdArra
 
 
 def _unsaved_of_modules(engines: List[AdaptiveLossScaling], known: Set[nn.NdArray]) -> Iterator[str]:
-    """Unknown parameters of living Modules that have known ones: in a graph, frozen parameters are data.
-    Where graphs are known, only what they read counts.
-    """
+    """Unknown parameters of living Modules that have known ones: in a graph, frozen ones are data."""
+    # Where graphs are known, only their leaves count.
     read = {leaf.data for engine in engines for leaf in engine.graph.leaves.values()}
     for module in _living_modules():
         own = _of_module(module) if module.is_root() else {}

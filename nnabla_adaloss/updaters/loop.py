@@ -296,9 +296,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         )
 
     def _lose_batches(self, outcome: Outcome) -> Optional[UpdateResult]:
-        """Undo the batches of this try, with whatever has come of them here; the result of the iteration when
-        it ends with them, None to go on with others.
-        """
+        """Undo the batches of this try; return the result of the iteration if it ends with them."""
         retries = self._retries
         self._undo_batches()
         verdict, lowered = self._exchange.agree(outcome, repeat=self._repeat)
