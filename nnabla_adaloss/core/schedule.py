@@ -95,7 +95,7 @@ class ScaleSchedule:
     @cached_property
     def arriving(self) -> Mapping[int, float]:
         """Scale that each gradient carries when all of it has arrived, by position."""
-        # Single elements in float32 have the scale of their successors, so that nothing multiplies in between.
+        # Single elements in float32 have that of their successors, so that nothing multiplies in between.
         found = {position: self.component_scales[index] for position, index in self.components.of.items()}
         for node in reversed(self.nodes) if self.in_float else ():
             if node.number in self.in_float and node.inputs:
