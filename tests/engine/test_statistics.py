@@ -191,7 +191,7 @@ def test_what_is_loaded_is_all_that_is_known_in_the_same_iteration_too() -> None
     source.measure([(position, 4.0)], [])
     finish(source)
     source.begin(1, again=False)
-    source.load(Statistics.loaded(arrays.positions, state))
+    source.load(Statistics.loaded(arrays.positions, state), {})
     assert known(source, position) == (statistics_of(np.array([0.25])), None)
 
 
