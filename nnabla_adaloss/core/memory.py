@@ -48,7 +48,7 @@ class Memory(NamedTuple):
     lost: Mapping[str, LostGain] = {}
 
     def after(self, gains: _Gains, *, completes_entry: bool, lost: _Gains = _NONE, iteration: int) -> Memory:
-        """With the gains of one more iteration, and of the batches that it has `lost`."""
+        """Add the gains of one more iteration, and of the batches that it has `lost`."""
         gains = _larger(lost, gains)
         memory = self._after_losses(gains, lost, iteration) if self.lost or lost else self
         partial = _larger(self.partial, gains)

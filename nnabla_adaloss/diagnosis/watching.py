@@ -71,7 +71,7 @@ class Sight:
         read = [v for index, v in enumerate(f.inputs) if v.parent is None and index not in written]
         for v in (*(v for v in read if hash(v) not in self.data), *f.outputs):
             self._note(v)
-        # What is in fp32 is rounded for its readers.
+        # Arrays in fp32 are rounded for their readers.
         read_keys = [hash(v) for v in f.inputs if hash(v) in self._rounded]
         self.data.update((key, self._rounded[key].statistics) for key in read_keys)
         if type_name in _FROM_ZERO and f.inputs[0].parent is not None:

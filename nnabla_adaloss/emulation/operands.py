@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operands: rounded copies, in the place of the arrays while the function that reads them runs."""
+"""Operands: rounded copies in place of arrays, while the function that reads them runs."""
 
 from __future__ import annotations
 

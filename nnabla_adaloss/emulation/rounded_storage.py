@@ -184,7 +184,7 @@ class RoundedStorage(NativeStorage):
 def _as_float32(source: nn.NdArray, copy: nn.NdArray) -> Optional[nn.NdArray]:
     """`source` if it holds float32, else `copy` with its values; None when there is nothing to round."""
     stored = stored_dtype(source)
-    # Indices stay what they are.
+    # Indices stay as they are.
     if stored is None or (source is copy and stored.kind != "f"):
         return None
     return source if stored == FLOAT32 else float32_copy(source, copy)

@@ -62,7 +62,7 @@ class RoundingPlan:
             # A single element is stored in the format that constants are cast to.
             in_float, _ = find_tail(graph, candidates, precision.data_format(1))
             self._in_float.update(hash(functions[i]) for i in in_float)
-        # What a function writes is no leaf, also where it is read cut off from the graph.
+        # Outputs are no leaves, also where they are read cut off from the graph.
         others = {graph.keys[position] for position in described.outputs.positions}
         # Variables that are in the format before a function reads them.
         self._rounded = {graph.keys[position] for position in graph.leaves} - others
@@ -87,7 +87,7 @@ class RoundingPlan:
         for f in functions if apart else ():
             if not apart.isdisjoint(map(hash, f.inputs)):
                 self.roundings[hash(f)] = self.rounding_of(f)
-        # What functions read as copies, by their keys, in forward and in backward.
+        # Operands of functions, by their keys, in forward and in backward.
         found = self.roundings.items()
         self.reads = {key: rounding.reads for key, rounding in found if rounding.reads}
         self.backward_reads = {
@@ -107,7 +107,7 @@ class RoundingPlan:
         precision = self._of.get(hash(f), self._default)
         outputs, gradients = half_outputs(f), half_gradients(f)
         if hash(f) in self._in_float:
-            # What is written in half on the other side is half; what is read in half, its reader rounds.
+            # Gradients that go on in half are half; outputs that are read in half, their readers round.
             outputs, before = [], ((v, v.parent) for v in gradients if v.parent is not None)
             gradients = [v for v, g in before if hash(g) not in self._in_float and not _keeps_fp32(g)]
         read = self._half_inputs(f) if read is None else read
@@ -187,7 +187,7 @@ def half_inputs(f: Any, *, casts_data: bool = True) -> List[nn.Variable]:
     inputs = f.inputs
     # Others without a gradient may be labels or indices, which a half GPU keeps as they are.
     casts = function.product is not None or (casts_data and function.casts_data)
-    # What is written to a copy would be lost.
+    # Writes to a copy would be lost.
     written = [inputs[i] for i in function.writes if i < len(inputs)]
     return [v for v in function.in_half(inputs) if v.need_grad or (casts and v not in written)]
 

@@ -323,7 +323,7 @@ class AdaptiveLossScaling:
         return lowered
 
     def raise_again(self) -> None:
-        """Take back what was lowered for a batch that no scale helps."""
+        """Raise scales again that were lowered for a batch that no scale helps."""
         self.components = self.components._replace(assumed={}, began=frozenset())
 
     def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
@@ -373,11 +373,11 @@ class AdaptiveLossScaling:
         self.components = self.components.after_iteration()
 
     def drop_iteration(self) -> None:
-        """Forget what this iteration has shown."""
+        """Forget the measurements of this iteration."""
         self.components = self.components.without_iteration()
 
     def drop_batch(self) -> None:
-        """Forget what this iteration has shown, except of batches that were lost before."""
+        """Forget the measurements of this iteration, except of batches that were lost before."""
         self.components = self.components.without_batch()
 
     def lose_batch(self) -> None:

@@ -37,7 +37,7 @@ def state_of(
 ) -> Dict[str, Any]:
     """State that decides the next scales; `others`: states of other topologies, the last one last."""
     statistics = prepared.statistics.state(prepared.plan.measured)
-    # Graphs of other topologies, with which a training may go on, read what this one has measured.
+    # Training may go on with graphs of other topologies, which read these measurements.
     weights = prepared.statistics.weights if others else {}
     return {
         "schema": SCHEMA,
@@ -150,7 +150,7 @@ def fingerprint(plan: GraphPlan) -> List[str]:
 
 
 def _wiring(plan: GraphPlan) -> int:
-    """The CRC-32 of what each function reads and writes, and which of it is a scalar."""
+    """The CRC-32 of the variables that each function reads and writes, and of which are scalars."""
     described = plan.described
     return crc32(repr((described.inputs, described.outputs, sorted(plan.single))).encode())
 

@@ -36,7 +36,7 @@ GradientStatistics = Mapping[int, Tuple[ArrayStatistics, float]]
 """Statistics of gradients that a pass has measured, by position, each with the scale that it carried."""
 
 
-# Ends the names of weights among those that ranks tell each other.
+# Suffix of the names of weights in messages between ranks.
 _WEIGHT = " weight"
 
 
@@ -65,7 +65,7 @@ class Statistics:
         self._graph, self._plan, self._storage = graph, plan, storage
         self._measurements, self._pool = measurements, pool
         self.wanted = wanted
-        # By position, the names of parameters, but for names that two of them have.
+        # Names of parameters, by position, except those that two parameters have.
         counts = Counter(name for _, name in plan.described.kept.values())
         self._names = {p: n for p, (_, n) in plan.described.kept.items() if n is not None and counts[n] == 1}
         # Of parameters by name, as graphs of other topologies read them, too; of other data by `~position`.
@@ -109,7 +109,7 @@ class Statistics:
 
     @property
     def weights(self) -> Dict[str, ArrayStatistics]:
-        """What is known of parameters, by name."""
+        """Statistics of parameters, by name."""
         return {key: found for key, found in self._known.items() if isinstance(key, str)}
 
     def measure(self, gradients: Sequence[Tuple[int, float]], data: Sequence[int]) -> None:

@@ -165,8 +165,8 @@ class LossWeights:
         risen = True
         while risen:
             risen = False
-            # Of what comes from the loss through functions of one element alone, by the power with which
-            # factors behind it count; and what else comes, too.
+            # Weights of variables that only functions of one element lead to, by the power with which factors
+            # behind them count; and the variables that others lead to, too.
             of_variables = {root: {1.0: 1.0} for root in self._roots}
             of_others = {*self._read_otherwise}
             # In backward order, so that what a function hands on has all arrived.
@@ -227,7 +227,7 @@ def _factor(
 
 
 def _is_learned(described: GraphDescription, use: int) -> bool:
-    """Whether what an input holds depends on a parameter."""
+    """Whether the contents of an input depend on a parameter."""
     waiting, seen = [use], set()
     while waiting:
         use = waiting.pop()

@@ -26,7 +26,7 @@ from .names import ParameterNames, function_names
 
 _SEVERAL = 2
 
-# What is found out of a plan when it is asked for, and holds names.
+# Cached properties of a plan that hold names.
 _NAMED = "by_number", "layer_slots"
 
 
@@ -167,7 +167,7 @@ class GraphPlan:
         found._weights = {
             by_layer: weights.of_alike(found.nodes, described) for by_layer, weights in self._weights.items()
         }
-        # What is computed from names, shapes and arguments when it is asked for.
+        # Cached properties that depend on names, or on shapes and arguments.
         renamed = (described.args, described.shapes) == (before.args, before.shapes)
         for name, value in vars(GraphPlan).items():
             holds = name != "joined" and (name in _NAMED or not renamed)

@@ -88,7 +88,7 @@ class UnscalingList:
         self.sources, self.masters = sources, masters
         self.sizes = np.array([x.size for x in sources], np.int64)
         self.factors = np.array(list(map(unscaling_factor, scales)), np.float64)
-        # What `CpuKernels` keeps: all of the tasks but the addresses and which sources are float16.
+        # Tasks of `CpuKernels`, which sets the addresses and the types of sources in each pass.
         self.tasks_on_host: Optional[NDArray[np.int64]] = None
 
 

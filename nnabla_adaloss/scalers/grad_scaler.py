@@ -148,7 +148,7 @@ class GradScaler:
         # skipped.
         self._outcomes: Dict[int, Outcome] = {}
         self._causes: Dict[int, Outcome] = {}
-        # Whether it is still to be found out why a step was skipped.
+        # Whether the cause of a skipped step is still unknown.
         self._unexplained = False
 
     def forward(self, loss: LossLike, clear_buffer: bool = False, clear_no_need_grad: bool = False) -> None:

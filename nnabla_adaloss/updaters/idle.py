@@ -14,7 +14,7 @@ _TAKE, _TRY = methodcaller("acquire"), methodcaller("acquire", False)
 
 
 class Turn:
-    """Held by one updater at a time of those that share arrays or a solver."""
+    """Locks that one updater at a time holds of those that share arrays or a solver."""
 
     def __init__(self) -> None:
         # Held while parameters are swapped or changed. It is for other threads: it does not keep out a signal
@@ -96,7 +96,7 @@ class Idle:
 
 
 _living: WeakKeyDictionary[Idle, FrozenSet[int]] = WeakKeyDictionary()
-"""What the updaters of this process use: keys of arrays and solvers."""
+"""Keys of the arrays and solvers that each updater of this process uses."""
 _joining = threading.RLock()
 
 

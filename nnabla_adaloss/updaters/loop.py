@@ -363,7 +363,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         self.scaling.drop_iteration()
 
     def _drop_batches(self) -> None:
-        """Go on with the scales from before the batches of this try, and forget what they have shown."""
+        """Go on with the scales from before the batches of this try, and forget their measurements."""
         if self._repeat:
             # Lower scales were tried, and were not the cause.
             self._s0.state = self._retries.scale_state
