@@ -83,7 +83,7 @@ class GraphCache:
         return [self] if last is None else [self, last, last.statistics]
 
     def current(self, *, wiring: bool = False, marks: bool = False) -> PreparedGraph:
-        """The prepared graph, after a check of its `wiring`, or of `marks` and the shapes of data."""
+        """The prepared graph; `wiring`, or `marks` and shapes of data, are checked where asked for."""
         found = self._present
         if (
             found is None

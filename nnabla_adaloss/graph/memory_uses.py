@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the memory of a graph's variables is read and written."""
+"""When the memory of a graph's variables is read and written, and which input it is of."""
 
 from __future__ import annotations
 
