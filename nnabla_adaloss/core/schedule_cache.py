@@ -13,13 +13,17 @@ from .validation import integer, number
 # Number of loss-weight tuples with a cached schedule.
 _KEPT = 64
 
+# Start of a cycle that no iteration goes on with.
+_ENDED = -(2**31)
+
 
 @dataclass(frozen=True)
 class ScheduleCache:
     """The schedules in use, one for each set of loss weights, and the cycle of measuring for the next ones.
 
     With `delay=1` each iteration measures another slice of the arrays: when scales are chosen anew, all have
-    been measured once. With `delay=0` the iteration that chooses measures all of them.
+    been measured once. The topologies of a network share this cycle. With `delay=0` the iteration that
+    chooses measures all of them.
     """
 
     iterations: int  # a schedule is used in so many
@@ -28,7 +32,7 @@ class ScheduleCache:
     # By loss weights, each with the iteration in which it was chosen, and the origin of the choice if it can
     # be compared; the last one chosen is the last.
     chosen: Mapping[Tuple[float, ...], Tuple[int, ScaleSchedule, Any]] = field(default_factory=dict)
-    since: int = 0  # the iteration that measured the first slice
+    since: int = _ENDED  # the iteration that measured the first slice
 
     def last(self, weights: Tuple[float, ...]) -> Optional[ScaleSchedule]:
         """The schedule that was chosen last for these loss weights, whether it is still in use or not."""
@@ -66,9 +70,7 @@ class ScheduleCache:
 
     def keep(self, schedule: ScaleSchedule, iteration: int, origin: Any = None) -> ScheduleCache:
         """Use the schedule that was chosen in this iteration."""
-        since = self.since
-        if not (self.chosen and 0 <= iteration - since < self.iterations):
-            since = iteration
+        since = self.since if 0 <= iteration - self.since < self.iterations else iteration
         chosen = {weights: one for weights, one in self.chosen.items() if weights != schedule.loss_weights}
         if len(chosen) == _KEPT:
             del chosen[next(iter(chosen))]
@@ -79,8 +81,13 @@ class ScheduleCache:
         return replace(self, chosen=chosen, since=since)
 
     def drop(self) -> ScheduleCache:
-        """Have scales chosen again."""
-        return replace(self, chosen={})
+        """Have scales chosen again, with which another cycle begins."""
+        return replace(self, chosen={}, since=_ENDED)
+
+    def within(self, cycle: int) -> ScheduleCache:
+        """These schedules in the cycle, by its `since`, of another topology of the network."""
+        # With delay=0, where nothing is measured by slices, each choice ends a cycle.
+        return replace(self, since=cycle) if self.delayed else self
 
     def for_good(self, given_scale: Optional[float]) -> bool:
         """Whether nothing is measured: neither layers nor S0."""

@@ -155,6 +155,7 @@ class GraphCache:
         if before is not None:
             state = before.statistics.state(before.plan.measured)
             own = Topology(before.plan, before.schedules, state)
+            topology = topology._replace(schedules=topology.schedules.within(own.schedules.since))
             self._others = (*self._others[2 - _REMEMBERED :], own)
             self._waiting = self._waiting[max(0, 1 + len(self._waiting) + len(self._others) - _REMEMBERED) :]
         found = self._prepared(graph, topology)
@@ -170,7 +171,8 @@ class GraphCache:
         self._waiting = tuple([one for one in self._waiting if one not in own])
         for one in own:
             with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
-                statistics, prepared.schedules = load_topology(one, prepared)
+                statistics, schedules = load_topology(one, prepared)
+                prepared.schedules = schedules.within(prepared.schedules.since)
                 prepared.statistics.load(statistics, prepared.statistics.weights)
 
     def _take_other(self, described: GraphDescription) -> Optional[Topology]:

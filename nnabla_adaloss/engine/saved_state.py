@@ -89,6 +89,7 @@ def load_state(
             others = [one for one in topologies if one not in own]
             for one in own:
                 statistics, schedules = load_topology(one, prepared)
+            schedules = schedules.within(integer("since", state["schedule"]["since"]))
             # In older states they are in those of topologies alone.
             weights = {str(n): ArrayStatistics.loaded(one) for n, one in state.get("weights", {}).items()}
             histories = MethodAlphas.loaded(state["layers"])

@@ -29,8 +29,8 @@ def loss_of(blocks: Sequence[int], storage: Optional[str]) -> nn.Variable:
         return F.mean(PF.affine(h, 3, name="out", rng=rng) ** 2)
 
 
-def trained(depths: Sequence[Sequence[int]], storage: Optional[str], **options: Any) -> List[Any]:
-    """The kind of the last pass of each update, and its loss; the first one has all blocks."""
+def updater_of(depths: Sequence[Sequence[int]], storage: Optional[str], **options: Any) -> Any:
+    """An updater of nets with these blocks after a first one with all."""
     loss = loss_of(range(BLOCKS), storage)
     waiting = list(depths)
 
@@ -42,7 +42,12 @@ def trained(depths: Sequence[Sequence[int]], storage: Optional[str], **options: 
     solver.set_parameters(nn.get_parameters())
     stored = None if storage == "native" else storage
     updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage=stored, **options)
-    found = []
+    return updater
+
+
+def trained(depths: Sequence[Sequence[int]], storage: Optional[str], **options: Any) -> List[Any]:
+    """The kind of the last pass of each update, and its loss; the first one has all blocks."""
+    updater, found = updater_of(depths, storage, **options), []
     for _ in range(1 + len(depths)):
         result = updater.update()
         found.append((updater.scaling.result.kind, result.retries, float(updater.scaling.variable.d)))
@@ -76,3 +81,31 @@ def test_what_a_method_looks_at_is_measured_in_each_topology() -> None:
     depths = [[0, 1], [0, 1], [2, 3], [2, 3], [0, 1]]
     kinds = [kind for kind, _, _ in trained(depths, "float16", config=config)]
     assert [kind == "measuring" for kind in kinds] == [True, True, False, True, False, False]
+
+
+def wired_at_random(count: int) -> List[List[int]]:
+    """Blocks in any order; the last two always are where they were."""
+    random = np.random.default_rng(2)
+    orders = [random.permutation(BLOCKS - 2)[: random.integers(BLOCKS - 1)] for _ in range(count)]
+    return [[*map(int, order), BLOCKS - 2, BLOCKS - 1] for order in orders]
+
+
+@pytest.mark.parametrize(
+    "depths",
+    [[range(BLOCKS)] * 44, [[0, 3, 4], [1, 2, 3, 4]] * 22, wired_at_random(44)],
+    ids=["static", "in turn", "random"],
+)
+@pytest.mark.parametrize("storage", [None, "float16"])
+def test_the_cycle_of_measuring_goes_on_in_each_topology(storage: Any, depths: Any) -> None:
+    updater, ends = updater_of(depths, storage), [0]
+    for iteration in range(1 + len(depths)):
+        updater.update()
+        present = updater.scaling._graph.current()
+        measured = present.slice(present.schedules, updater.scaling.iteration - 1, None)
+        # A small net is one slice: without a rounding storage, other iterations measure nothing.
+        amax = updater.scaling.result.measurements.amax
+        assert storage or iteration == 0 or bool(amax) == (measured is not None)
+        if measured is not None and measured.last:
+            ends.append(iteration)
+    assert len(ends) == 6
+    assert max(np.diff([*ends, len(depths)])) <= 9
