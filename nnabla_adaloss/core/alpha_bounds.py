@@ -11,8 +11,9 @@ from .layer_alpha import largest_alpha
 from .power_of_two import floor_power_of_two
 
 # Shares of the exponents of a format, of float16's at most: how far above the smallest normal number the
-# largest element of a scaled weight is to stay, and how far scales are lowered for that.
-_ENOUGH, _SPARE = 0.27, 0.4
+# largest element of a scaled weight is to stay, how far scales are lowered for that, and how much further
+# where hardly a bit of the weight would be left.
+_ENOUGH, _SPARE, _FURTHER = 0.27, 0.4, 0.27
 _EXPONENTS = 30.0
 
 # Of a scaled weight with fewer bits nothing can be kept.
@@ -25,10 +26,12 @@ class AlphaBounds(NamedTuple):
     highest: float  # the largest with which the scaled copy stays in range
     enough: float = 0.0  # the smallest with which nearly all of it keeps its bits
     least: float = 0.0  # the smallest with which its largest element keeps a few bits
+    further: float = 1.0  # how far scales are lowered beyond their floors for these few
 
     def within(self, other: AlphaBounds) -> AlphaBounds:
         """The alphas that both allow."""
-        return AlphaBounds(min(self[0], other[0]), max(self[1], other[1]), max(self[2], other[2]))
+        highest, *others = zip(self, other)
+        return AlphaBounds(min(highest), *map(max, others))
 
 
 def alpha_bounds(weight_amax: float, u_max: float, stored: Optional[Format]) -> AlphaBounds:
@@ -39,7 +42,8 @@ def alpha_bounds(weight_amax: float, u_max: float, stored: Optional[Format]) -> 
     unit, bits = floor_power_of_two(1.0 / weight_amax), min(_FEWEST_BITS, stored.mantissa_bits)
     # A small weight has no more bits itself.
     enough = min(unit * stored.smallest_normal * _share(_ENOUGH, stored), 1.0)
-    return AlphaBounds(highest, enough, unit * stored.smallest_subnormal * 2.0**bits)
+    least = unit * stored.smallest_subnormal * 2.0**bits
+    return AlphaBounds(highest, enough, least, _share(_FURTHER, stored))
 
 
 def spare_of(stored: Format) -> float:

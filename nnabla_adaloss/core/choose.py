@@ -25,7 +25,8 @@ gradient is not linear. In backward order, with S the scale that the gradients o
                 so do those behind several losses, at most four bits apart
     merged    : components that only hooks could tell apart are one, with the smallest of their limits, unless
                 the gradient of a leaf would underflow
-    spare     : 2^12 for float16: gradients that far below their limit keep their bits, too
+    spare     : 2^12 for float16: gradients that far below their limit keep their bits, too; 2^20 where
+                the copy would have hardly a bit otherwise
     inactive  : with a loss weight of 0, c limits nothing, and takes the scale of its successor, so that its
                 layers have alpha 1
 
@@ -307,7 +308,9 @@ def _fit_weights(
                 continue
             # With the scale before it, the alphas of all its layers rise.
             beside = [scales[e.after] / bounds[e.factor].highest for e in edges if e.before == edge.before]
-            least = max(floors[edge.before], *beside)
-            by = floor_power_of_two(before / max(least, after / own.enough))
+            least, wanted = max(floors[edge.before], *beside), after / own.enough
+            if after < least * own.least:
+                least, wanted = max(floors[edge.before] / own.further, *beside), after / own.least
+            by = floor_power_of_two(before / max(least, wanted))
             if by > 1.0 and after >= least * own.least:
                 scales[edge.before], lowered = before / by, True

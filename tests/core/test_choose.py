@@ -296,6 +296,18 @@ def test_before_a_weight_that_would_lose_its_bits_the_scale_goes_down() -> None:
         assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**20, last]
 
 
+def test_for_the_last_bits_of_a_weight_a_scale_goes_down_further() -> None:
+    n = Chain()
+    room = {n.c: 2.0**10, n.b: 2.0**20, n.a: 2.0**-6}
+    bounds = {"b/affine": (*FULL, 2.0**8)}
+    # Down to the floor, 2**11, the copy would keep no bit; at 2**8 it keeps a few.
+    n.choose(room, bounds=bounds, spare=2.0**9)
+    assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**8, 2.0**-6]
+    # Not even that helps: nothing is lowered.
+    n.choose({**room, n.a: 2.0**-12}, bounds=bounds, spare=2.0**9)
+    assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**20, 2.0**-12]
+
+
 def test_what_that_lowers_may_have_to_lower_what_comes_before() -> None:
     n = Chain()
     room = {n.c: 2.0**18, n.b: 2.0**20, n.a: 2.0**6}
@@ -515,8 +527,8 @@ class Case(NamedTuple):
 
 powers = st.integers(-20, 40).map(lambda e: 2.0**e)
 spares = st.integers(0, 16).map(lambda e: 2.0**e)
-alpha_bounds = st.tuples(st.integers(0, 12), st.integers(-30, 0), st.integers(0, 20)).map(
-    lambda e: AlphaBounds(2.0 ** e[0], 2.0 ** e[1], 2.0 ** (e[1] - e[2]))
+alpha_bounds = st.tuples(st.integers(0, 12), st.integers(-30, 0), st.integers(0, 20), st.integers(0, 9)).map(
+    lambda e: AlphaBounds(2.0 ** e[0], 2.0 ** e[1], 2.0 ** (e[1] - e[2]), 2.0 ** e[3])
 )
 
 
@@ -592,7 +604,8 @@ def test_a_scaled_weight_keeps_its_bits_where_there_is_something_to_spare(case: 
     for index in case.present:
         scale, unspared = found.scales[index], before.scales[index]
         floor = unspared if index == root else known.floors.get(index, unspared)
-        assert min(floor, unspared) <= scale <= unspared
+        further = max([e.further for e in known.bounds.values()], default=1.0)
+        assert min(floor / further, unspared) <= scale <= unspared
     edges = [e for e in case.components.edges if e.factor in known.bounds and e.before in case.present]
     for edge in edges:
         scale, after, own = found.scales[edge.before], found.scales[edge.after], known.bounds[edge.factor]
