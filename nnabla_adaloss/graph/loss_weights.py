@@ -17,7 +17,19 @@ from __future__ import annotations
 import math
 from copy import copy
 from ctypes import c_float
-from typing import AbstractSet, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import (
+    AbstractSet,
+    Dict,
+    FrozenSet,
+    Iterable,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 import nnabla as nn
 import numpy as np
@@ -80,26 +92,24 @@ class LossWeights:
         section: AbstractSet[int],
         described: GraphDescription,
         components: Components,
+        single: FrozenSet[int],  # positions of the variables of one element
     ) -> None:
         self._components, self._roots = components, nodes[0].outputs
-        shapes = described.shapes
-        single = components.root in components.single
-        self._root_counts = single or any(math.prod(shapes[position]) != 1 for position in self._roots)
+        self._root_counts = components.root in components.single or not single.issuperset(self._roots)
         self._at_loss: List[int] = []  # indices of the functions of one element
         # Positions of the variables that other functions read.
         self._read_otherwise: Set[int] = set()
         ways: Dict[ComponentEdge, None] = {}
+        positions, of = described.inputs.positions, components.of
         for index, node in enumerate(nodes):
-            output, before = node.outputs[0], components.producers[node.number]
-            first = output if math.prod(shapes[output]) == 1 else -1
-            read = described.inputs.positions[described.inputs.part(node.number)]
-            of_one = first >= 0 or all(math.prod(shapes[position]) == 1 for position in read)
-            if of_one and node.number in section and not node.non_homogeneous:
+            first = node.outputs[0] if node.outputs[0] in single else -1
+            at_loss = node.number in section and not node.non_homogeneous
+            if at_loss and (first >= 0 or single.issuperset(positions[described.inputs.part(node.number)])):
                 self._at_loss.append(index)
                 continue
+            before = components.producers[node.number]
             self._read_otherwise.update(node.inputs)
-            behind = {components.of[p] for p in node.inputs}
-            behind.update(components.of[s.target] for s in node.slots if s.target in components.of)
+            behind = {of[p] for p in (*node.inputs, *[s.target for s in node.slots]) if p in of}
             for after in behind:
                 if after != before or first >= 0:
                     ways[ComponentEdge(first, before, after, node.non_homogeneous)] = None

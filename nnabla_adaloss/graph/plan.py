@@ -203,7 +203,9 @@ class GraphPlan:
         """What reads the loss weights of these components."""
         if by_layer not in self._weights:
             components = self.components(by_layer=by_layer)
-            self._weights[by_layer] = LossWeights(self.nodes, self._section, self.described, components)
+            self._weights[by_layer] = LossWeights(
+                self.nodes, self._section, self.described, components, self.single
+            )
         return self._weights[by_layer]
 
     @cached_property
