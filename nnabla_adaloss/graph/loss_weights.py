@@ -17,19 +17,7 @@ from __future__ import annotations
 import math
 from copy import copy
 from ctypes import c_float
-from typing import (
-    AbstractSet,
-    Dict,
-    FrozenSet,
-    Iterable,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    Union,
-)
+from typing import AbstractSet, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
 import numpy as np
@@ -92,10 +80,10 @@ class LossWeights:
         section: AbstractSet[int],
         described: GraphDescription,
         components: Components,
-        single: FrozenSet[int],  # positions of the variables of one element
+        single: AbstractSet[int],  # positions of the variables of one element
     ) -> None:
         self._components, self._roots = components, nodes[0].outputs
-        self._root_counts = components.root in components.single or not single.issuperset(self._roots)
+        self._root_counts = components.root in components.single or not single >= {*self._roots}
         self._at_loss: List[int] = []  # indices of the functions of one element
         # Positions of the variables that other functions read.
         self._read_otherwise: Set[int] = set()
@@ -104,7 +92,7 @@ class LossWeights:
         for index, node in enumerate(nodes):
             first = node.outputs[0] if node.outputs[0] in single else -1
             at_loss = node.number in section and not node.non_homogeneous
-            if at_loss and (first >= 0 or single.issuperset(positions[described.inputs.part(node.number)])):
+            if at_loss and (first >= 0 or single >= {*positions[described.inputs.part(node.number)]}):
                 self._at_loss.append(index)
                 continue
             before = components.producers[node.number]
