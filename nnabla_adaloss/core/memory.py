@@ -59,9 +59,8 @@ class Memory(NamedTuple):
         return memory._replace(windows={**windows, **pushed}, partial=_NONE)
 
     def _after_losses(self, gains: _Gains, lost: _Gains, iteration: int) -> Memory:
-        """Add losses; one before them is remembered longer if `gains` come near it. Else it falls in time to
-        where the largest gain since comes near for which windows had left no room, or is forgotten.
-        """
+        """Add losses; `gains` that come near earlier ones prolong them."""
+        # In time, others fall to where the largest gain since comes near that had no room, or are forgotten.
         kept: Dict[str, LostGain] = {}
         for name, (gain, until, shown) in self.lost.items():
             now = gains.get(name, 0.0)

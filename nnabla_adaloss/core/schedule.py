@@ -145,9 +145,8 @@ class ScaleSchedule:
 
 
 def _boundary(node: NodeStructure, scales: Mapping[int, float], reached: Set[int], *, first: bool) -> Step:
-    """Around a function that changes the scale, though it is no layer: as much as the array of one element
-    holds is multiplied before it runs, the rest after it; the `first` one is given what it needs.
-    """
+    """Step around a function that changes the scale, but is no layer; the `first` gets its scale given."""
+    # As much as the array of one element holds is multiplied before it runs, the rest after it.
     own, behind = scales[node.outputs[0]], [scales[p] for p in node.inputs]
     if node.non_homogeneous:
         through = 1.0  # it sees gradients without a scale

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 from functools import partial
-from typing import AbstractSet, Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union, overload
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union, overload
 
 import nnabla as nn
 import numpy as np
@@ -291,7 +291,7 @@ class _Examination:
                 one.compare(index, in_fp32)
         return tried, noise
 
-    def _numbers(self, tried: FormatTrial, layer: Layer, noise: AbstractSet[int]) -> LayerNumbers:
+    def _numbers(self, tried: FormatTrial, layer: Layer, noise: Set[int]) -> LayerNumbers:
         keys, kept = [*layer.outputs, *layer.weights], tried.kept(layer, noise)
         known = (s.gradients[k].abs_max for s in self._in_fp32 for k in keys if k in s.gradients)
         nonzero = tried.floor.nonzero(layer)

@@ -4,19 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import (
-    AbstractSet,
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-)
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 import nnabla as nn
 import numpy as np
@@ -219,7 +207,7 @@ class Tally:
         """Effect on all gradients of a layer; the error is that of its weights, if it has any."""
         return self.kept((*layer.outputs, *layer.weights), layer.weights or layer.outputs)
 
-    def worst(self, layer: Layer, but: AbstractSet[int]) -> Kept:
+    def worst(self, layer: Layer, but: Set[int]) -> Kept:
         """Worst of a layer's parameters except some: a large bias says nothing about a weight."""
         parts = [[key] for key in layer.weights] or [list(layer.outputs)]
         kept = [self.kept(part, part) for part in parts if but.isdisjoint(part)]

@@ -81,9 +81,7 @@ class Subject:
 
     @contextmanager
     def preserved(self) -> Iterator[Subject]:
-        """Record the batches; at the end the network, the updater's loss and its count of batches fed are as
-        before.
-        """
+        """Record the batches, and restore the network, the loss and the count of batches fed at the end."""
         with ExitStack() as kept:
             counters: Any = getattr(self._source, "counters", None)
             if hasattr(counters, "fed"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import AbstractSet, Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Set
 from typing import Counter as CounterOf
 
 import nnabla as nn
@@ -54,7 +54,7 @@ class FormatTrial:
                 counted = self._rounded[way].setdefault(key, Counter())
                 counted.update(nonzero=seen.nonzero, underflow=seen.underflowed, overflow=seen.overflowed)
 
-    def kept(self, layer: Layer, noise: AbstractSet[int]) -> Dict[Way, Kept]:
+    def kept(self, layer: Layer, noise: Set[int]) -> Dict[Way, Kept]:
         """Effect on a layer's worst parameter, except those whose gradients are noise."""
         return {way: tally.worst(layer, noise) for way, tally in self.ways.items()}
 
@@ -98,7 +98,7 @@ class FormatTrial:
         zero = [v for f in walked for v in f.inputs if hash(v) in gone and len(network.readers[hash(v)]) > 1]
         return network.listed([v.parent for v in zero if hash(v.parent) in behind])
 
-    def losing(self, network: Network, layer: Layer, way: Way, noise: AbstractSet[int]) -> str:
+    def losing(self, network: Network, layer: Layer, way: Way, noise: Set[int]) -> str:
         """The parameters of a layer that lose, if others do not."""
         kept = {key: self.ways[way].kept([key], [key]) for key in layer.weights if key not in noise}
         found = [key for key, own in kept.items() if own.overflow or own.error > TOLERANCE]

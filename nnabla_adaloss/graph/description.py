@@ -39,9 +39,7 @@ class Uses(NamedTuple):
 
 
 class GraphDescription(NamedTuple):
-    """All that plans ask of a graph, without any object of it: where two are equal, so are their plans.
-    Functions are in forward order; variables go by position, in the order in which forward meets them.
-    """
+    """All that plans ask of a graph, by value: functions in forward order, variables by position."""
 
     type_names: List[str]
     args: List[Mapping[str, Any]]

@@ -138,9 +138,7 @@ def constants(described: GraphDescription, index: int) -> List[float]:
 
 
 def compute_in_float(graph: Graph, functions: AbstractSet[int]) -> List[nn.Variable]:
-    """Replace functions by the same in a float context, and compute again what was computed
-    before. Returns what could not be, because its inputs were cleared; the graph has to be read again.
-    """
+    """Replace functions by float ones, and compute them again; return outputs whose inputs are gone."""
     described = graph.described
     missing: List[nn.Variable] = []
     for index in sorted(functions):
@@ -166,11 +164,8 @@ def _is_lost(constant: float, storage: Format) -> bool:
 
 
 def _before_python(functions: List[Any]) -> Set[Any]:
-    """Those that lead to a function in Python, and what is between, in this graph or another one.
-
-    What a rewired variable leads to is set up again, near or far, and there nnabla crashes at functions in
-    Python.
-    """
+    """Functions that lead to one in Python, and those between, in this graph or another one."""
+    # All that a rewired variable leads to is set up again, and nnabla crashes there at functions in Python.
     readers: Dict[Any, List[Any]] = {}
     writers: Dict[Any, List[Any]] = {}
     waiting = list(functions)

@@ -94,15 +94,11 @@ class CudaKernels(Kernels):
             self._launch("exponent_histogram", self._readings([x]), *where, per_block=ELEMENTS_PER_ROW)
 
     def launch_largest(self, arrays: Sequence[NdArray], table: DeviceTable, places: Column = 0) -> None:
-        """Write the largest magnitude of the arrays to their places in the table, if it is larger than what
-        is there: infinity, or a NaN, if one is not finite.
-        """
+        """Raise the places of arrays in the table to their largest magnitudes, infinity and NaN included."""
         self._launch("largest_magnitude", self._readings(arrays, places), table.largest)
 
     def launch_unscale_add(self, gradients: Sequence[Unscaling], table: DeviceTable, first: int = 0) -> None:
-        """`unscale_add` for many gradients; the table's places from `first` on keep the largest magnitudes
-        that they were given.
-        """
+        """`unscale_add` for many gradients; their largest magnitudes go to places from `first` on."""
         factors = [unscaling_factor(scale) for _, _, scale, _ in gradients]
         addresses, flags = self._read([source for source, *_ in gradients])
         places, targets, sizes = range(first, first + len(gradients)), [], []

@@ -99,9 +99,7 @@ def _column(values: Column, dtype: Any, count: int) -> NDArray[Any]:
 
 
 class DeviceTable:
-    """Rows of statistics and places for largest magnitudes of gradients, in device memory: kernels write
-    there without the host waiting, and `fetch` waits once for everything.
-    """
+    """Rows of statistics and places of largest magnitudes on the device; only `fetch` waits for kernels."""
 
     def __init__(self, launcher: CupyLauncher, rows: int, gradients: int = 0) -> None:
         self._row = layout("Row")
@@ -121,9 +119,8 @@ class DeviceTable:
     def fetch(
         self, rows: Optional[int] = None, gradients: Optional[int] = None
     ) -> Tuple[List[RoundingStatistics], List[float]]:
-        """Wait for the kernels launched so far, and copy the first rows and places to the host; None: all.
-        A row that no kernel wrote is that of an empty array, such a place 0.
-        """
+        """Wait for the kernels launched so far, and copy the first rows and places to the host; None: all."""
+        # A row that no kernel wrote is that of an empty array, such a place 0.
         rows = self._number_of_rows if rows is None else rows
         gradients = self._gradients if gradients is None else gradients
         table = self._launcher.fetch(self._memory, self._before_rows + rows * self._row.itemsize)

@@ -97,14 +97,12 @@ _ALIGNED_TO = 8
 
 
 class PackedArrays:
-    """Copies of arrays, one behind the other in an array of their own, with four bytes per element each.
-
-    Where each copy is follows from where the first one is: nnabla is asked for one address in place of many.
-    """
+    """Copies of arrays, one behind the other in an array of their own, with four bytes per element each."""
 
     def __init__(self) -> None:
         self.sizes: List[int] = []
         self.offsets = np.zeros(0, np.int64)  # in bytes
+        # One array, so that nnabla is asked for one address in place of many.
         self.array = NdArray((0,))
         # Which of them are float16, since they were packed last.
         self.halves = np.zeros(0, np.bool_)

@@ -11,10 +11,7 @@ _Key = Tuple[Tuple[int, ...], str, int]
 
 
 class ScratchPool:
-    """One array per shape and purpose, kept from iteration to iteration for as long as graphs need it.
-
-    What an array holds is valid until the next call of `get` with the same arguments.
-    """
+    """One array per shape and purpose, as long as graphs need it; its contents last until the next `get`."""
 
     def __init__(self) -> None:
         self._arrays: Dict[_Key, nn.NdArray] = {}
@@ -33,8 +30,6 @@ class ScratchPool:
         return array
 
     def end_graph(self) -> None:
-        """Another graph follows, of other shapes perhaps: drop what this one has not used.
-
-        Scaled weights are the same for sentences of all lengths; scaled activations would become ever more.
-        """
+        """Drop arrays that this graph has not used: another one follows, perhaps of other shapes."""
+        # Scaled weights are the same for sentences of all lengths; scaled activations would grow in number.
         self._before, self._arrays = self._arrays, {}

@@ -16,9 +16,7 @@ _REMEMBERED = 8
 
 
 class ScaledLosses:
-    """An engine for each loss. A new Variable whose graph has the same functions with the same names is the
-    same network, built again: its engine takes over what was measured.
-    """
+    """An engine for each loss; that of a network which is built again takes over what was measured."""
 
     def __init__(self, make: Callable[[LossLike, Optional[ForwardState]], AdaptiveLossScaling]) -> None:
         # State that forward writes; all losses share it.

@@ -79,9 +79,8 @@ def put_back(array: nn.NdArray, contents: Contents) -> None:
 
 
 def savepoint(objects: Sequence[Any]) -> Callable[[], None]:
-    """A function that brings back the present values of the attributes that each object lists as `undone`;
-    they are replaced, never changed. It may be called again after it was interrupted.
-    """
+    """A function that brings back the present values of the attributes that objects list as `undone`."""
+    # These are replaced, never changed; after an interruption it may be called again.
     # To copy all attributes takes less time than to pick some.
     saved: List[Dict[str, Any]] = list(map(dict, map(vars, objects)))
 

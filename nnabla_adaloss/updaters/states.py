@@ -29,9 +29,7 @@ _VERSION = 6
 
 
 def saved_state(updater: Any, saved: Mapping[str, Any]) -> Dict[str, Any]:
-    """The state of an updater as plain numbers, strings, lists and dicts; `read_saved` takes it back.
-    `saved`: the arguments that it holds, with their defaults.
-    """
+    """The state of an updater as plain values; `saved`: the arguments that it holds, with defaults."""
     settings = _deciding_settings(updater, saved)
     return {
         "version": _VERSION,
@@ -47,9 +45,7 @@ def saved_state(updater: Any, saved: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def read_saved(state: Mapping[str, Any], updater: Any, defaults: Mapping[str, Any]) -> Dict[str, Any]:
-    """Check a state that `saved_state` returned, and return its parts; ValueError unless it is whole, and of
-    an updater with these settings.
-    """
+    """Return the parts of a `saved_state`; ValueError: it is damaged, or of other settings."""
     settings = _deciding_settings(updater, defaults)
     try:
         check_version(state["version"], _VERSION)
