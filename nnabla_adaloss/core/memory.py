@@ -95,9 +95,7 @@ class Memory(NamedTuple):
         # Older states remember no lost batch.
         lost = {
             str(name): LostGain(
-                nonnegative_number("lost", gain),
-                integer("until", until),
-                nonnegative_number("shown", shown),
+                nonnegative_number("lost", gain), integer("until", until), nonnegative_number("shown", shown)
             )
             for name, (gain, until, shown) in state.get("lost", {}).items()
         }

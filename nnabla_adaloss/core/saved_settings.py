@@ -64,10 +64,7 @@ def not_default(settings: Mapping[str, Given]) -> List[str]:
 
 
 def with_known_names(
-    saved: Mapping[str, Any],
-    settings: Mapping[str, Given],
-    chosen: Optional[Collection[str]],
-    path: str = "",
+    saved: Mapping[str, Any], settings: Mapping[str, Given], chosen: Optional[Collection[str]], path: str = ""
 ) -> Tuple[Dict[str, Any], List[str]]:
     """`saved` with the names of `settings`, and the names that only the state has: ValueError where one that
     only one of both has is not at its default, or may not be, as in states without `chosen`.

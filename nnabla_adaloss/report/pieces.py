@@ -178,12 +178,7 @@ def _strip(places: Sequence[Optional[float]], words: str) -> str:
 
 
 def curve(
-    lines: Lines,
-    timeline: Timeline,
-    written: Callable[[float], str],
-    *,
-    logarithmic: bool,
-    steps: bool,
+    lines: Lines, timeline: Timeline, written: Callable[[float], str], *, logarithmic: bool, steps: bool
 ) -> str:
     """A curve for each line, on one scale. If `logarithmic`, equal heights are equal ratios; in `steps`,
     a value holds until the next one.
