@@ -688,6 +688,7 @@ def test_loss_weights_that_grow_together_move_the_scales_and_leave_the_alphas(ca
     grown = known._replace(
         limits=[None if room is None else room / own for room, own in zip(known.limits, by)],
         provisional={index: assumed / by[index] for index, assumed in known.provisional.items()},
+        floors={index: floor / by[index] for index, floor in known.floors.items()},
         loss_weights=tuple(weight * own for weight, own in zip(known.loss_weights, by)),
     )
     start, again = (Start(2.0**10, 8.0, U_MIN),) * 2
