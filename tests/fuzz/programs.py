@@ -303,7 +303,7 @@ STEPS: Dict[str, Step] = {
 NOT_AGAIN = {
     *ANYWHERE,
     *("averaged", "clipped values", "embedding", "lstm cells", "noisy", "scattered", "scattered trained"),
-    *("small", "view"),
+    *("small", "unlinked", "view"),
 }
 
 HEADS: Dict[str, Callable[[Builder, nn.Variable, nn.Variable], nn.Variable]] = {
