@@ -30,6 +30,7 @@ from nnabla_adaloss import (
 from nnabla_adaloss.engine.passes import backward_pass
 from nnabla_adaloss.updaters.exchange import GradientExchange
 from tests.counted_device.device import HALF, Build, CountedDevice, Counts, network
+from tests.worlds.trainings import scaler_step
 
 SHAPE = (2, 1, 20, 20)
 
@@ -130,12 +131,7 @@ def test_a_loss_that_is_nan_is_found_without_another_wait(
     def update() -> bool:
         if loop == "updater":
             return updater.update().updated
-        solver.zero_grad()
-        scaler.forward(loss, clear_no_need_grad=True)
-        scaler.backward(loss, clear_buffer=True)
-        updated = scaler.step(solver)
-        scaler.update()
-        return updated
+        return scaler_step(scaler, solver, loss)
 
     for _ in range(4):
         assert update()
