@@ -126,7 +126,7 @@ CALLS: Dict[str, Call] = {
     # Its shape follows from what it reads: it cannot read what is not computed yet.
     "Unique": (lambda: F.unique(constant([2.0, 1.0]), axis=0), []),
     "Assign": (F.assign, [ROWS, ROWS]),
-    "BoolScatter": (F.bool_scatter, [(4,), numbers(1, 0, 1, 1)]),
+    "BoolScatter": (F.bool_scatter, [(3,), numbers(1, 0, 1, 1)]),
     "ScatterNd": (partial(F.scatter_nd, shape=(2050,)), [(1,), numbers([2049])]),
     "Constant": (partial(F.constant, 0.1, ROWS), []),
     "ScaledLoss": (LossScaling(ScaleTracker(), name="ScaledLoss").apply, [ROWS]),
