@@ -45,9 +45,9 @@ def errors(printed: str) -> list[float]:
     return [float(number) for number in printed.split()]
 
 
-def claimed(row: str) -> list[float]:
-    """The numbers of the row of the table that begins like this."""
-    (found,) = re.findall(rf"^\| {re.escape(row)}.*\| `([^`]+)` \|$", README, re.M)
+def claimed(updater: str, scale: str) -> list[float]:
+    """The numbers in the row of the table with this updater and this scale."""
+    (found,) = re.findall(rf"^\| {updater} \| {re.escape(scale)}.*? \| `([^`]+)`", README, re.M)
     return errors(found)
 
 
@@ -59,10 +59,24 @@ def test_no_constant_loss_scale_trains_both() -> None:
     found = in_a_fresh_process(what_it_prints, [ADAPTIVE, fp32, dynamic, from_65536, *small, *large])
     printed = {updater: errors(text) for updater, text in found.items()}
     assert printed[ADAPTIVE] == printed[fp32] == errors(README.split("```text\n")[1].split("```")[0])
-    assert all(printed[updater] == pytest.approx(claimed("`Fixed"), abs=0.04) for updater in small)
-    assert all(printed[updater] == claimed("the same with 2^19") for updater in large)
-    assert printed[dynamic] == pytest.approx(claimed("NNabla's"), abs=0.02)
-    assert printed[from_65536] == pytest.approx(claimed("the same with `scale=65536`"), abs=0.02)
+    assert printed[fp32] == claimed("`AdaptiveLossScalingUpdater`.*", "measured")
+    assert all(
+        printed[updater] == pytest.approx(claimed("`Fixed.*", "1 to 2^18"), abs=0.04) for updater in small
+    )
+    assert all(printed[updater] == claimed("`Fixed.*", "2^19") for updater in large)
+    assert printed[dynamic] == pytest.approx(claimed("NNabla's.*", "from 8"), abs=0.02)
+    assert printed[from_65536] == pytest.approx(claimed("NNabla's.*", "from 65536"), abs=0.02)
+
+
+@pytest.mark.slow
+def test_the_default_epsilon_of_adam_swallows_what_scaling_brings() -> None:
+    assert PROGRAM.count(", eps=1e-30") == 1
+    nn.clear_parameters()
+    nn.random.set_parameter_seed(313)
+    with redirect_stdout(io.StringIO()) as out:
+        exec(PROGRAM.replace(", eps=1e-30", ""), {"__name__": "__main__"})
+    (told,) = re.findall(r"the program above then prints `([^`]+)`", README)
+    assert errors(out.getvalue()) == pytest.approx(errors(told), abs=0.02)
 
 
 @pytest.mark.slow
@@ -73,5 +87,6 @@ def test_analyse_examines_it(tmp_path: Path) -> None:
         [sys.executable, *command.split()], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert "Layers total/affine and largest/hidden/affine need scales 2^40 apart" in done.stdout
+    (begins,) = re.findall(r"^> (Layers .*)$", README, re.M)
+    assert begins in " ".join(done.stdout.split())
     assert "0.01 0.05" not in done.stdout, "nothing is trained"
