@@ -7,7 +7,7 @@ gradient is not linear. In backward order, with S the scale that the gradients o
 
     S(root) = the end of the range, as the loss gradient is 1; S0 where it is given
     S(c)    = min(limit(c), S(before) * alpha_m)                  the first edge that leads to c decides
-    S(c)    = S(before) * alpha_m * weight(before) / weight(c)    behind a layer, where nothing was measured
+    S(c)    = S(before) * alpha_m * size(before) / size           behind a layer, where nothing was measured
     S(c)    = start scale / (gain(before) * weight(c))            at the loss, where nothing was measured;
                                                                   divided by u_min if that has shown zeros
     S(c)    = lowered, until alpha * max|W| stays in range for every layer that leads to c
@@ -17,6 +17,7 @@ gradient is not linear. In backward order, with S the scale that the gradients o
 
     weight(c) = the loss weight of a component, as it is read from the graph before the pass
     gain(c)   = the largest remembered gradient of c, divided by the loss weight of its batch; 1 without any
+    size(c)   = gain(c) * weight(c); size: the largest of those before the layers that lead to a component
     limit(c)  = the largest power of two with S * gain(c) * weight(c) <= u_max / margin; where S0 is given,
                 at most S0 / weight(c) for components that no layer leads to: at the loss, no scale times its
                 loss weight exceeds S0
@@ -97,8 +98,17 @@ class ScaleLimits(NamedTuple):
             gain = self.gains[edge.before] or 1.0
             return self.first(edge.after, start.start_scale / gain, before, start.u_min)
         arriving = before * wanted if wanted < math.inf else before
-        # Another edge into this component may carry a larger loss weight.
-        return arriving * self.loss_weights[edge.before] / self.loss_weights[edge.after]
+        # Another edge into this component may carry larger gradients.
+        sizes = [
+            self.loss_weights[one.after] if one.layer is None else self._size(one.before)
+            for one in components.edges
+            if one.after == edge.after
+        ]
+        return arriving * self._size(edge.before) / max(sizes)
+
+    def _size(self, index: int) -> float:
+        """The largest gradient of a component with its present loss weight, as far as it is known."""
+        return self.loss_weights[index] * (self.gains[index] or 1.0)
 
     def first(self, index: int, start: float, before: float, u_min: float) -> float:
         """Scale of a component that was not measured yet: `start`, divided by its loss weight."""

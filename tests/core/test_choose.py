@@ -402,6 +402,16 @@ def test_what_is_unknown_behind_a_layer_starts_lower_where_another_way_brings_mo
     assert n.of(n.trunk, n.bottom) == [arrives] * 2
 
 
+@pytest.mark.parametrize("small", [0, 1])
+def test_what_is_unknown_behind_layers_follows_the_largest_gradients_before_it(small: int) -> None:
+    """A loss weight that cannot be read counts as 1, and its head has shown that it is smaller."""
+    n = Heads()
+    weights = {**dict.fromkeys((n.trunk, n.bottom), 1.0), n.tops[small]: 2.0**-40}
+    gains = {n.tops[small]: 1.0, n.tops[1 - small]: 2.0**-44}
+    n.choose({n.tops[small]: 2.0**50, n.tops[1 - small]: 2.0**54}, weights=weights, gains=gains)
+    assert n.of(n.trunk, n.bottom) == [2.0**50] * 2
+
+
 def test_what_a_layer_at_the_loss_leads_to_starts_from_what_is_known_of_the_loss() -> None:
     x = F.tanh(affine(nn.Variable((1, 3)), "a"))
     n = Graph(affine(x, "single", 1))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -269,6 +270,51 @@ def test_a_weight_that_falls_within_a_logarithm_loses_no_batch(
         assert updater.update().updated
         assert all(v.g.any() for v in nn.get_parameters().values())
     assert updater.counters.repeats + sum(updater.counters.lost.values()) <= 1
+
+
+UNREAD: Dict[str, Callable[..., nn.Variable]] = {
+    "quotient": lambda a, b, w: a * w / (b + 1.0),
+    "quotient of a fed weight": lambda a, b, w: a * constant(w) / (b + 1.0),
+    "weight in the divisor": lambda a, b, w: a / (b * w + 1.0),
+    "product": lambda a, b, w: (a * w) * (b + 1.0),
+    "product of both": lambda a, b, w: (a * w) * (b * w),
+    "logarithm of a sum": lambda a, b, w: F.log(a * w + b),
+    "root of a quotient": lambda a, b, w: (a * w / (b + 1.0)) ** 0.5,
+    "learned": lambda a, b, w: (
+        a * nn.parameter.get_parameter_or_create("w", (), np.array(w, np.float32)) + b * w
+    ),
+}
+
+
+@pytest.mark.parametrize("form", UNREAD)
+@pytest.mark.parametrize("recompute", [True, False], ids=["computed again", "not waited for"])
+def test_heads_whose_weights_cannot_be_read_leave_the_trunk_its_gradient(
+    form: str, recompute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuKernels, "asynchronous", not recompute)
+
+    def built(weight: float) -> nn.Variable:
+        nn.clear_parameters()
+        rng = np.random.RandomState(0)
+        x, t = data(16, 8), constant(rng.randn(16, 4))
+        h = F.tanh(PF.affine(F.tanh(PF.affine(x, 12, name="a", rng=rng)), 12, name="b", rng=rng))
+        tops = [F.tanh(PF.affine(h, 8, name=name, rng=rng)) for name in ("large", "small")]
+        losses = [
+            F.mean(F.squared_error(PF.affine(y, 4, name=f"{n}", rng=rng), t)) for n, y in enumerate(tops)
+        ]
+        with nn.recompute() if recompute else nullcontext():
+            return UNREAD[form](*losses, weight)
+
+    for weight in (1e-4, 1e-12):
+        exact = gradients(built(weight), 1.0)
+        updater = updater_of(built(weight), solver=S.Sgd(0.0), storage="float16")
+        assert updater.update().reason == "updated"
+        assert updater.counters.repeats <= 3
+        stored = [v.g.ravel() for v in nn.get_parameters().values()]
+        ends = np.cumsum([len(g) for g in stored])[:-1]
+        # Each parameter by itself: those of the trunk alone would hardly show in a sum.
+        for one, own in zip(stored, np.split(exact, ends)):
+            assert np.linalg.norm(one - own) <= 0.02 * np.linalg.norm(own) + 1e-30
 
 
 def noisy(form: Callable[..., nn.Variable], noise: float = 3.0, **options: Any) -> AdaptiveLossScalingUpdater:
