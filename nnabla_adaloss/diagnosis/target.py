@@ -22,6 +22,7 @@ from ..graph.names import named
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from ..updaters.settings import keep_data
+from ..updaters.solvers import check_solver
 from .preserved import preserved
 
 Feeder = Callable[[], Any]
@@ -70,7 +71,9 @@ class Subject:
         # Not where it waits for other processes.
         self.on_gradients = getattr(source, "on_gradients", None) if alone else None
         # The solver's, by its names.
-        self.parameters: Mapping[str, nn.Variable] = self.solver.get_parameters() if self.solver else {}
+        self.parameters: Mapping[str, nn.Variable] = {}
+        if self.solver:
+            self.parameters = check_solver("solver", self.solver, ["get_parameters"]).get_parameters()
         self.loss = self._current_loss()
         self.kernels = select_kernels(self.loss.parent.context)
         self._count = 1 if feeder is None else batches

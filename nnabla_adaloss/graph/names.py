@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 import nnabla as nn
 from nnabla.parameter import get_current_parameter_scope
+from nnabla.solver import Solver
 
 from .description import GraphDescription
 from .functions import is_matrix_product
@@ -50,8 +51,16 @@ def names_of(parameters: Parameters) -> Dict[int, str]:
     return named((parameters() if callable(parameters) else parameters) or {})
 
 
+def must_override(solver: Any, method: str) -> str:
+    """Advice for a solver that inherits a method without a solver in C++ behind it."""
+    return f"{type(solver).__name__} must override {method}(), as it is written in Python"
+
+
 def check_parameters(name: str, value: Parameters) -> Parameters:
     """`value` itself; TypeError unless it is a mapping of Variables by name, what returns one, or None."""
+    solver = getattr(value, "__self__", None)
+    if type(solver) is not Solver and getattr(value, "__func__", None) is Solver.get_parameters:
+        raise TypeError(f"{name}: {must_override(solver, 'get_parameters')}")
     if not (value is None or callable(value) or isinstance(value, Mapping)):
         raise TypeError(
             f"{name} must be a mapping of Variables by name, or a function that returns one, such as "

@@ -19,6 +19,7 @@ from nnabla.solver import Solver
 
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..errors import warn
+from ..graph.names import must_override
 from ..state import StateFileError
 from ..state.whole_file import replace_file, special_kind
 from ..undo.shared_memory import shared_memory_of
@@ -193,7 +194,7 @@ def _with_solvers(parts: Any) -> Tuple[List[Any], List[Any]]:
     for part in found:
         missing = [name for name in _OF_SOLVERS if isinstance(part, Solver) and not has(part, name)]
         if missing:
-            raise TypeError(f"{type(part).__name__} must override {missing[0]}, as it is written in Python")
+            raise TypeError(must_override(part, missing[0]))
     return found, modules
 
 

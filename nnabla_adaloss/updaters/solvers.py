@@ -10,6 +10,7 @@ import nnabla as nn
 from nnabla.solver import Solver
 
 from ..graph.loss import LossWrapper
+from ..graph.names import must_override
 
 _METHODS = ("zero_grad", "update", "weight_decay", "scale_grad", "get_parameters")
 _LOSS_AFTER_SOLVER = (((nn.Variable, LossWrapper), "the loss comes after the solver"),)
@@ -34,7 +35,7 @@ def check_solver(
         advice = f"{value.__name__} makes one: call it, as in {value.__name__}(1e-3)"
     missing = [method for method in methods if not (has(value, method) and callable(getattr(value, method)))]
     if missing and isinstance(value, Solver):
-        advice = f"{type(value).__name__} must override {missing[0]}(), as it is written in Python"
+        advice = must_override(value, missing[0])
     if advice or missing:
         raise TypeError(
             f"{name} must be an nnabla solver; {advice or f'{type(value).__name__} has no {missing[0]}()'}"

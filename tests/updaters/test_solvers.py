@@ -9,9 +9,17 @@ from typing import Any, Type
 import nnabla as nn
 import nnabla.solvers as S
 import pytest
+from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 from nnabla.solver import Solver
 
-from nnabla_adaloss import AdaptiveLossScalingUpdater, GradScaler, diagnose, save_checkpoint
+from nnabla_adaloss import (
+    AdaptiveLossScaling,
+    AdaptiveLossScalingUpdater,
+    FormatEmulation,
+    GradScaler,
+    diagnose,
+    save_checkpoint,
+)
 from tests.worlds.monitors import Records
 from tests.worlds.networks import two_layers
 from tests.worlds.trainings import scaler_step, solver_of
@@ -62,6 +70,22 @@ def test_a_method_that_is_missing_in_python_is_named(missing: str) -> None:
         make = lambda solver, loss: GradScaler(solver)  # noqa: E731
     with pytest.raises(TypeError, match=rf"nnabla solver; Wrapper must override {missing}\(\)"):
         make(solver, loss)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda loss, solver: AdaptiveLossScaling(loss, parameters=solver.get_parameters),
+        lambda loss, solver: FormatEmulation(loss, "float16", parameters=solver.get_parameters),
+        lambda loss, solver: GradScaler(solver),
+        lambda loss, solver: diagnose(DynamicLossScalingUpdater(solver, loss, lambda: None)),
+        lambda loss, solver: save_checkpoint("never written", solver),
+    ],
+)
+def test_parameters_that_nnabla_would_crash_for_are_asked_of_no_solver(make: Any) -> None:
+    solver = written_in_python("update")(solver_of())
+    with pytest.raises(TypeError, match=r"Wrapper must override get_parameters\(\), as it is"):
+        make(two_layers(data(4, 3)), solver)
 
 
 def test_a_solver_without_states_is_not_saved(tmp_path: Path) -> None:
