@@ -90,8 +90,11 @@ class ScaleLimits(NamedTuple):
         before: float,
         wanted: float,
         start: Start,
+        largest: float,
     ) -> float:
-        """Scale that an edge leads to with the limit `own`, where a method wants `before` times `wanted`."""
+        """Scale that an edge leads to with the limit `own`, where a method wants `before` times `wanted` and
+        edges bring at most `largest`.
+        """
         if own is not None:
             return min(before * wanted, own)
         if edge.layer is None or edge.before in components.single:
@@ -99,16 +102,20 @@ class ScaleLimits(NamedTuple):
             return self.first(edge.after, start.start_scale / gain, before, start.u_min)
         arriving = before * wanted if wanted < math.inf else before
         # Another edge into this component may carry larger gradients.
-        sizes = [
-            self.loss_weights[one.after] if one.layer is None else self._size(one.before)
-            for one in components.edges
-            if one.after == edge.after
-        ]
-        return arriving * self._size(edge.before) / max(sizes)
+        return arriving * self._size(edge) / largest
 
-    def _size(self, index: int) -> float:
-        """The largest gradient of a component with its present loss weight, as far as it is known."""
-        return self.loss_weights[index] * (self.gains[index] or 1.0)
+    def largest(self, components: Components) -> Dict[int, float]:
+        """The largest gradient that the edges into a component bring, where one is not measured."""
+        sizes: Dict[int, float] = {}
+        for edge in components.edges if None in self.limits else ():
+            sizes[edge.after] = max(self._size(edge), sizes.get(edge.after, 0.0))
+        return sizes
+
+    def _size(self, edge: Edge) -> float:
+        """The largest gradient that an edge brings with the present loss weights, as far as it is known."""
+        if edge.layer is None:
+            return self.loss_weights[edge.after]
+        return self.loss_weights[edge.before] * (self.gains[edge.before] or 1.0)
 
     def first(self, index: int, start: float, before: float, u_min: float) -> float:
         """Scale of a component that was not measured yet: `start`, divided by its loss weight."""
@@ -177,13 +184,14 @@ def choose(
     found, alphas = {components.root: start.root_scale}, {components.root: 1.0}  # the products of alphas
     nonzero = {components.root}  # components that receive a nonzero gradient
     reasons: Dict[str, Reason] = {}
+    largest = limits.largest(components)
     for edge in _in_order(components, weights):
         before, own, layer = found[edge.before], limit[edge.after], edge.layer
         wanted, reason = math.inf, Reason.ROOM
         if layer is not None and method_alpha is not None:
             base = min(before, start.start_scale * alphas[edge.before])
             wanted, reason = method_alpha(layer, before, base)
-        scale = limits.along(components, edge, own, before, wanted, start)
+        scale = limits.along(components, edge, own, before, wanted, start, largest.get(edge.after, 0.0))
         if scale == own:
             reason = Reason.ROOM if own == limits.limits[edge.after] else Reason.LEVEL
         scale = min(scale, limits.provisional.get(edge.after, math.inf))
