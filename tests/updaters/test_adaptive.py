@@ -6,8 +6,9 @@ does when things go wrong.
 from __future__ import annotations
 
 import inspect
+import itertools
 import warnings
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -25,8 +26,10 @@ from nnabla_adaloss import (
     LossScaleWarning,
 )
 from nnabla_adaloss.updaters.exchange import GradientExchange
+from tests.worlds.architectures import NETWORKS
 from tests.worlds.networks import two_layers
 from tests.worlds.ranks import Pair
+from tests.worlds.tampering import Gate
 from tests.worlds.trainings import AS_THE_BASELINE, METHODS, Training, solver_of, training, updater_of
 from tests.worlds.values import FLOAT, HALF, assert_equal, data, gradients, snapshot
 
@@ -64,6 +67,44 @@ def test_positional_arguments_are_the_baselines() -> None:
 def test_with_all_layer_scales_one_it_is_the_baseline(storage: Any, weight_decay: Any) -> None:
     ours = parameters_after(True, storage, 1, weight_decay)
     assert_equal(ours, parameters_after(False, storage, 1, weight_decay))
+
+
+def searched(name: str, context: Any, *, adaptive: bool) -> Tuple[List[float], Dict[str, Any]]:
+    """The scale of each of 500 iterations, and the parameters after them; some batches overflow."""
+    nn.clear_parameters()
+    batches, overflowing = itertools.count(), Gate()
+
+    def feed() -> None:
+        overflowing.factor = np.inf if next(batches) in (3, 4, 11, 60, 250, 251, 252, 400) else 1.0
+
+    with nn.context_scope(context):
+        loss, options = overflowing(NETWORKS[name]()), {"scale": 32768.0, "N": 60}
+        solver = solver_of(S.Momentum(0.01))
+        if adaptive:
+            options.update(AS_THE_BASELINE, config=AdaLossConfig("fixed"))
+            updater: Any = AdaptiveLossScalingUpdater(solver, loss, feed, **options)
+        else:
+            updater = DynamicLossScalingUpdater(solver, loss, feed, **options)
+        scales = []
+        for _ in range(500):
+            updater.update()
+            scales.append(updater.scale)
+    return scales, snapshot(nn.get_parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", [FLOAT, HALF], ids=["float", "half"])
+@pytest.mark.parametrize(
+    "name", ["transformer_block", "u_net", "dense_block", "squeeze_and_excite", "weight_normalization"]
+)
+def test_it_searches_for_the_scale_as_the_baseline_does(name: str, context: Any) -> None:
+    scales, parameters = searched(name, context, adaptive=False)
+    found = searched(name, context, adaptive=True)
+    assert found[0] == scales
+    assert_equal(found[1], parameters)
+    # Beyond this, the loss gradient of nnabla's updater is infinite in half precision.
+    assert len({*scales}) > 4
+    assert max(scales) <= 32768.0
 
 
 def test_with_accumulation_it_is_the_baseline_to_rounding() -> None:

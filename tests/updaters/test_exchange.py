@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nnabla_adaloss import BatchThrownAway, Counters
 from nnabla_adaloss.communicators.agreement import RankDisagreementError
 from nnabla_adaloss.core.verdict import Facts, PassVerdict
 from nnabla_adaloss.engine import Outcome
@@ -161,6 +162,15 @@ def test_ranks_agree_on_the_cause_and_on_whether_a_scale_was_lowered_for_all_of_
     made = exchanges()
     found = on_all(lambda e: e.agree(outcomes[e.comm.rank], repeat=False), made)
     assert found == [(verdict, lowered)] * SIZE
+
+
+@pytest.mark.parametrize("verdict", [*PassVerdict][[*PassVerdict].index(PassVerdict.GOOD) + 1 :])
+def test_ranks_agree_on_every_cause_of_a_lost_batch(verdict: PassVerdict) -> None:
+    outcomes = [Outcome(), Outcome(verdict, Facts(overflowed=True)), LOWERED]
+    found = on_all(lambda e: e.agree(outcomes[e.comm.rank], repeat=True)[0], exchanges())
+    assert found == [verdict] * SIZE
+    for docstring in (BatchThrownAway.__doc__, Counters.__doc__):
+        assert f'`"{verdict.value}"`' in str(docstring)
 
 
 numbers = st.lists(st.floats(allow_nan=False), min_size=1, max_size=3)
