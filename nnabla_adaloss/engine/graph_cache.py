@@ -127,7 +127,7 @@ class GraphCache:
         """Drop what was measured, and have scales chosen again."""
         self.load_others(())
         self.drop_schedules()
-        self.current().statistics.load({}, {})
+        self.current().statistics.load({}, {}, {})
 
     def _prepare(self) -> PreparedGraph:
         graph, self._read = self._read, None
@@ -158,7 +158,7 @@ class GraphCache:
             topology = topology._replace(schedules=topology.schedules.within(own.schedules.since))
             self._others = (*self._others[2 - _REMEMBERED :], own)
             self._waiting = self._waiting[max(0, 1 + len(self._waiting) + len(self._others) - _REMEMBERED) :]
-        found = self._prepared(graph, topology)
+        found = self._prepared(graph, topology, before)
         statistics = Statistics.loaded(topology.plan.measured, topology.statistics)
         found.statistics.load(statistics, {} if before is None else before.statistics.weights)
         if is_new and self._waiting:
@@ -184,11 +184,15 @@ class GraphCache:
                 return other._replace(plan=alike)
         return None
 
-    def _prepared(self, graph: Graph, topology: Topology) -> PreparedGraph:
+    def _prepared(self, graph: Graph, topology: Topology, before: Optional[PreparedGraph]) -> PreparedGraph:
         plan, pool, storage = topology.plan, self.pool, self._storage
+        shared = before if before is not None and before.kernels is self._kernels else None
         # Per variable its gradient, as it arrives and as one branch, and its data.
-        measurements = measurements_by(self._kernels, 3 * len(plan.gradients) + 64)
+        rows = 3 * len(plan.gradients) + 64
+        measurements = measurements_by(self._kernels, rows) if shared is None else shared.measurements
         statistics = Statistics(graph, plan, measurements, pool, storage, self._wanted(plan))
+        if shared is not None:
+            statistics.go_on_from(shared.statistics)
         return PreparedGraph(
             graph=graph,
             plan=plan,

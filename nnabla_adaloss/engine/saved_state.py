@@ -46,6 +46,7 @@ def state_of(
         **topology_state(prepared.plan, statistics, prepared.schedules),
         "topologies": list(others),
         "weights": {name: list(one) for name, one in weights.items()},
+        "pending": prepared.statistics.pending,
         "components": seen.state_dict(),
         "layers": method_alphas.state_dict(),
         "draws": draws,
@@ -78,6 +79,7 @@ def load_state(
         schedules, memory = prepared.schedules.drop(), Memory(memory.policy)
         statistics: Dict[int, ArrayStatistics] = {}
         weights: Dict[str, ArrayStatistics] = {}
+        pending: Dict[str, ArrayStatistics] = {}
         histories: Dict[str, History] = {}
         others: List[Saved] = []
         if before:
@@ -91,7 +93,10 @@ def load_state(
                 statistics, schedules = load_topology(one, prepared)
             schedules = schedules.within(integer("since", state["schedule"]["since"]))
             # In older states they are in those of topologies alone.
-            weights = {str(n): ArrayStatistics.loaded(one) for n, one in state.get("weights", {}).items()}
+            weights, pending = (
+                {str(name): ArrayStatistics.loaded(one) for name, one in state.get(kind, {}).items()}
+                for kind in ("weights", "pending")
+            )
             histories = MethodAlphas.loaded(state["layers"])
             memory = memory.loaded(state["components"])
             # Gains do not depend on the format; scales do, and are chosen again. Older states do not have it.
@@ -100,7 +105,7 @@ def load_state(
                 schedules, others = schedules.drop(), [*map(without_schedule, others)]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
-    prepared.statistics.load(statistics, weights)
+    prepared.statistics.load(statistics, weights, pending)
     method_alphas.load(histories)
     return schedules, memory, iteration, draws, others
 

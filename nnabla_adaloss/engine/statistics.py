@@ -73,8 +73,8 @@ class Statistics:
         # Choices see what was known when the iteration began: the same on all ranks.
         self._answers = self._known
         self._iteration = -1
-        # Measurements of this pass, each with its scale: a ticket, or statistics that a storage has taken.
-        self._running: Dict[int, Tuple[Union[int, ArrayStatistics], float]] = {}
+        # Measurements of this pass, each with its scale: a ticket, or statistics that are known already.
+        self._running: Dict[_Key, Tuple[Union[int, ArrayStatistics], float]] = {}
         # What was measured since all ranks exchanged what they know.
         self._new: Set[_Key] = set()
 
@@ -83,6 +83,12 @@ class Statistics:
         found = copy(self)
         found._graph, found._plan, found._storage = graph, plan, storage
         return found
+
+    def go_on_from(self, before: Statistics) -> None:
+        """Take over the measurements of weights that have begun with the topology before."""
+        self._running = before._running
+        for key in [key for key in self._running if not isinstance(key, str)]:
+            del self._running[key]
 
     def begin(self, iteration: int, *, again: bool) -> None:
         """In a new iteration, or again in one, answer from what is known now."""
@@ -118,19 +124,20 @@ class Statistics:
         found = [*gradients]
         if self._storage.rounds or not are_readable(arrays):
             arrays, found = self._left_to_measure(gradients, arrays)
-        unseen = [p for p in data if ~p not in self._running and not self._has_seen(p)]
+        running = self._running
+        unseen = [p for p in data if self._key(p) not in running and not self._has_seen(p)]
         arrays += self._readable(unseen)
         if not arrays:
             return
-        found += [(~position, 1.0) for position in unseen]
+        of_data = [(self._key(position), 1.0) for position in unseen]
         tickets = self._measurements.measure(arrays)
-        self._running.update((key, (ticket, scale)) for (key, scale), ticket in zip(found, tickets))
+        running.update((key, (one, scale)) for (key, scale), one in zip([*found, *of_data], tickets))
 
     def _has_seen(self, position: int) -> bool:
         """Take over what an emulated storage knows of data, as it has rounded it."""
         found = self._storage.data_statistics(self._graph.keys[position])
         if found is not None:
-            self._running[~position] = found, 1.0
+            self._running[self._key(position)] = found, 1.0
         return found is not None
 
     def _left_to_measure(
@@ -151,7 +158,7 @@ class Statistics:
     def measure_weights(self, positions: Sequence[int]) -> None:
         """Start to measure data as it is now, whatever an emulated storage makes of it."""
         tickets = self._measurements.measure(self._readable(positions))
-        self._running.update((~position, (ticket, 1.0)) for position, ticket in zip(positions, tickets))
+        self._running.update((self._key(p), (ticket, 1.0)) for p, ticket in zip(positions, tickets))
 
     def _readable(self, positions: Sequence[int]) -> List[nn.NdArray]:
         variables = [self._graph.variables[position] for position in positions]
@@ -176,12 +183,12 @@ class Statistics:
         new: Dict[_Key, ArrayStatistics] = {}
         for key, (one, scale) in running.items():
             found = results.statistics[one] if isinstance(one, int) else one
-            if key >= 0:
+            if isinstance(key, int) and key >= 0:
                 gradients[key] = found, scale
             if found.nonfinite:
                 continue
-            if key < 0:
-                new[self._key(~key)] = found
+            if not (isinstance(key, int) and key >= 0):
+                new[key] = found
             elif key in self.wanted.gradients or key in self.wanted.watched:
                 weight = weight_of(key)
                 if weight:
@@ -201,6 +208,18 @@ class Statistics:
                 found.append([index, gradient and list(gradient), data and list(data)])
         return found
 
+    @property
+    def pending(self) -> Dict[str, List[float]]:
+        """Weights that were measured after an update and are not known before the next pass, by name."""
+        statistics = self._measurements.fetch().statistics
+        found: Dict[str, List[float]] = {}
+        for key, (ticket, scale) in self._running.items():
+            one = statistics[ticket] if isinstance(ticket, int) else ticket
+            self._running[key] = one, scale
+            if isinstance(key, str):
+                found[key] = [*one]
+        return found
+
     @staticmethod
     def loaded(positions: Sequence[int], state: Sequence[Any]) -> Dict[int, ArrayStatistics]:
         """Statistics from a `state` of here or of another process, for `load`."""
@@ -211,11 +230,21 @@ class Statistics:
             if values
         }
 
-    def load(self, known: Mapping[int, ArrayStatistics], weights: Mapping[str, ArrayStatistics]) -> None:
-        """Replace all statistics; those of `weights`, by name, are newer."""
+    def load(
+        self,
+        known: Mapping[int, ArrayStatistics],
+        weights: Mapping[str, ArrayStatistics],
+        pending: Optional[Mapping[str, ArrayStatistics]] = None,
+    ) -> None:
+        """Replace all statistics; those of `weights`, by name, are newer, and those that are `pending` count
+        after the next pass; None: the ones that have begun.
+        """
         found = {self._key(~key) if key < 0 else key: one for key, one in known.items()}
         found.update(weights)
         self._known, self._answers, self._iteration, self._new = found, {}, -1, set()
+        if pending is not None:
+            self._running.clear()
+            self._running.update((name, (one, 1.0)) for name, one in pending.items())
 
     @property
     def _shared(self) -> Dict[str, _Key]:
