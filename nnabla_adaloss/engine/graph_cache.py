@@ -138,12 +138,12 @@ class GraphCache:
         shared = self._shared_gradients.find(graph, names, self._kernels.context)
         described = graph.description(names, shared)
         if before is not None:
-            alike = before.plan.of_alike(described, self._options)
+            alike = before.plan.of_alike(graph, described, self._options)
             if alike is not before.plan:
                 self.pool.end_graph()
             if alike is not None:
                 return before.for_graph(graph, alike, self._storage)
-        topology = self._take_other(described)
+        topology = self._take_other(graph, described)
         is_new = topology is None
         if topology is None:
             known = [] if before is None else [before.plan, *(other.plan for other in self._others[::-1])]
@@ -175,10 +175,10 @@ class GraphCache:
                 prepared.schedules = schedules.within(prepared.schedules.since)
                 prepared.statistics.load(statistics, prepared.statistics.weights)
 
-    def _take_other(self, described: GraphDescription) -> Optional[Topology]:
+    def _take_other(self, graph: Graph, described: GraphDescription) -> Optional[Topology]:
         """Take the topology of a graph out of the others."""
         for other in self._others[::-1]:
-            alike = other.plan.of_alike(described, self._options)
+            alike = other.plan.of_alike(graph, described, self._options)
             if alike is not None:
                 self._others = tuple([one for one in self._others if one is not other])
                 return other._replace(plan=alike)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
 from operator import attrgetter
-from typing import Dict, List, Mapping, Sequence, Tuple, Union
+from typing import Dict, FrozenSet, List, Mapping, Sequence, Tuple, Union
 
 import nnabla as nn
 
@@ -113,8 +113,12 @@ class HooklessSteps:
         return [one for one, places in zip(lists, (direct, swapped)) if places], others
 
     def hold_for(self, plan: GraphPlan) -> bool:
-        """Return whether a graph of this plan has the same weights, so that the steps hold for it."""
-        return plan.kept_keys.issuperset(self.factors.keys)
+        """Return whether a graph of this plan has the same weights and leaves, for which the steps hold."""
+        return plan.kept_keys.issuperset(self._kept_keys)
+
+    @cached_property
+    def _kept_keys(self) -> FrozenSet[int]:
+        return frozenset([*self.factors.keys, *(hash(leaf.variable) for leaf in self.leaves)])
 
 
 def plan_steps(

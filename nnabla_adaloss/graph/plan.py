@@ -121,17 +121,28 @@ class GraphPlan:
         """The leaf itself, or the first one of those whose gradients are one array."""
         return self.described.one_gradient.get(position, position)
 
-    def of_alike(self, described: GraphDescription, options: PlanOptions) -> Optional[GraphPlan]:
-        """The plan of a graph that differs in shapes and their arguments alone, or None."""
+    def of_alike(
+        self, graph: Graph, described: GraphDescription, options: PlanOptions
+    ) -> Optional[GraphPlan]:
+        """The plan of a graph that differs in shapes, their arguments and data alone, or None."""
         # Compared in full: a hash alone could take one graph for another. Parameters tell most of them apart.
-        if options != self.options or described.kept != self.described.kept:
+        kept, before = described.kept, self.described.kept
+        if options != self.options or kept.keys() != before.keys():
+            return None
+        # Data whose gradient is wanted are other leaves in each graph. Weights are known by their names.
+        others = [p for p, leaf in kept.items() if leaf != before[p]]
+        factors = {slot.factor for node in self.nodes for slot in node.slots} if others else ()
+        if any(kept[p][1] is not None or before[p][1] is not None or p in factors for p in others):
             return None
         if described == self.described:
             return self
         # What goes by a leaf itself holds for its shape.
-        if any(self.described.shapes[p] != described.shapes[p] for p in described.kept):
+        if any(self.described.shapes[p] != described.shapes[p] for p in kept):
             return None
-        return self._of_wiring(described)
+        found = self._of_wiring(described)
+        if found is not None and others:
+            found._hold(graph)
+        return found
 
     def of_others(
         self, graph: Graph, described: GraphDescription, options: PlanOptions

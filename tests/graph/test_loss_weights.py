@@ -352,7 +352,7 @@ def test_graphs_of_other_shapes_share_what_is_known_of_their_weights(reduced: An
     known = plan.loss_weights(by_layer=True)
     for batch, weight in ((4, 1.0), (16, 1.0), (16, 2.0**-50), (4, 2.0**7)):
         graph = graph_of(batch, weight)
-        alike = plan.of_alike(GraphPlan(graph).described, plan.options)
+        alike = plan.of_alike(graph, GraphPlan(graph).described, plan.options)
         assert alike is not None
         weights = alike.loss_weights(by_layer=True)
         # Of a sum all elements count.

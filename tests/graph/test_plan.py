@@ -68,7 +68,7 @@ def test_a_graph_that_is_built_again_has_the_plan_that_it_would_get(
     again = build(seed, steps, input_gradient=input_gradient, known=first.leaves)
     names = {hash(leaf): f"scope/{name}" for name, leaf in first.leaves.items()}
     known, made = (GraphPlan(network.loss, names=names) for network in (first, again))
-    assert known.of_alike(made.described, made.options) is known
+    assert known.of_alike(Graph(again.loss), made.described, made.options) is known
     assert str(made) == str(known)
     for name in ("nodes", "roots", "gradients", "leaves", "fixed", "labels", "names", "readers"):
         assert getattr(known, name) == getattr(made, name)
@@ -79,7 +79,7 @@ ANY_BATCH = ["affine", "shared", "tied", "tanh", "relu", "add", "multiply", "pre
 
 
 def of_alike(plan: GraphPlan, loss: nn.Variable) -> Optional[GraphPlan]:
-    return plan.of_alike(GraphPlan(loss).described, plan.options)
+    return plan.of_alike(Graph(loss), GraphPlan(loss).described, plan.options)
 
 
 def facts(plan: GraphPlan) -> Dict[str, Any]:
@@ -229,6 +229,22 @@ def test_graphs_that_are_wired_otherwise(
     plan = GraphPlan(one())
     assert of_alike(plan, one()) is plan
     assert (of_alike(plan, other()) is not None) == alike
+
+
+def test_data_whose_gradient_is_wanted_are_other_leaves_in_each_graph() -> None:
+    def graph(read: Callable[[nn.Variable], nn.Variable], shape: Tuple[int, ...] = (2, 3)) -> nn.Variable:
+        return read(nn.Variable(shape, need_grad=True))
+
+    plan, again = GraphPlan(graph(on)), graph(on)
+    found = of_alike(plan, again)
+    assert found is not None
+    assert found.kept_keys == {*Graph(again).by_key(found.leaves)} != plan.kept_keys
+    assert found.labels == plan.labels
+    assert of_alike(plan, graph(on, (4, 3))) is None
+    # Of a weight without a name it is not known that it is the same.
+    product = lambda x: F.mean(F.affine(PF.affine(nn.Variable((2, 2)), 2, name="layer1"), x))  # noqa: E731
+    plan = GraphPlan(graph(product))
+    assert of_alike(plan, graph(product)) is None
 
 
 def test_a_leaf_of_another_shape_is_another_leaf() -> None:

@@ -445,3 +445,33 @@ def test_held_scales_of_a_state_serve_a_graph_that_has_run_forward(
         updater.update()
         assert updater.scaling.result.kind == last_pass
         assert updater.state_dict() == wanted
+
+
+@pytest.mark.parametrize("storage", ["float16", None])
+def test_data_whose_gradient_is_wanted_may_be_another_leaf_in_each_graph(storage: Optional[str]) -> None:
+    """No graph is taken for another topology, and each leaf gets its own gradient."""
+
+    def trained(*, rebuilt: bool) -> List[Any]:
+        nn.clear_parameters()
+        rng, found = np.random.RandomState(0), []
+        loss = x = None
+
+        def feed() -> None:
+            nonlocal loss, x
+            if rebuilt or loss is None:
+                x = nn.Variable((8, 6), need_grad=True)
+                h = F.tanh(PF.affine(x, 5, name="a", rng=np.random.RandomState(1)))
+                loss = F.mean(PF.affine(h, 4, name="b", rng=np.random.RandomState(2)) ** 2)
+            x.d = rng.randn(8, 6)
+            x.grad.zero()
+
+        feed()
+        updater = updater_of(loss, lambda: (feed(), setattr(updater, "loss", loss)), storage=storage)
+        for _ in range(20):
+            assert updater.update().updated
+            found.append([x.g.copy(), *(v.d.copy() for v in nn.get_parameters().values())])
+        assert not updater.scaling._graph.others
+        assert updater.scaling.result.kind == "hookless"
+        return found
+
+    np.testing.assert_equal(trained(rebuilt=True), trained(rebuilt=False))
