@@ -220,6 +220,11 @@ class AdaptiveLossScaling:
         return self._graph.current().graph
 
     @property
+    def written(self) -> Dict[int, str]:
+        """Leaves that forward writes in graphs of this loss, in words, by the key of their data."""
+        return self._graph.written
+
+    @property
     def layers(self) -> List[str]:
         """Names of the layers that are scaled, in backward order."""
         return list(self.plan.layers)

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from types import MappingProxyType
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..core.config import AdaLossConfig
 from ..core.methods import Fixed, Needs
@@ -32,6 +33,8 @@ class Topology(NamedTuple):
     plan: GraphPlan  # with the shapes of the last one
     schedules: ScheduleCache
     statistics: Sequence[Any]  # from `Statistics.state`
+    # From `PreparedGraph.written`, for leaves that no name leads to: of the last graph.
+    written: Mapping[int, str] = MappingProxyType({})
 
 
 class GraphCache:
@@ -119,6 +122,14 @@ class GraphCache:
             *(topology_state(one.plan, one.statistics, one.schedules) for one in self._others),
         ]
 
+    @property
+    def written(self) -> Dict[int, str]:
+        """Leaves that forward writes, in words, by the key of their data: in graphs of all topologies."""
+        found = self.current().written()
+        for one in self._others:
+            found.update(one.written)
+        return found
+
     def load_others(self, states: Sequence[Saved]) -> None:
         """Replace the other topologies by states of `others`, each of which waits for its first graph."""
         self._others, self._waiting = (), tuple(states)
@@ -154,7 +165,7 @@ class GraphCache:
             topology = Topology(plan, self._no_schedules, ())
         if before is not None:
             state = before.statistics.state(before.plan.measured)
-            own = Topology(before.plan, before.schedules, state)
+            own = Topology(before.plan, before.schedules, state, before.written(named=False))
             topology = topology._replace(schedules=topology.schedules.within(own.schedules.since))
             self._others = (*self._others[2 - _REMEMBERED :], own)
             self._waiting = self._waiting[max(0, 1 + len(self._waiting) + len(self._others) - _REMEMBERED) :]

@@ -199,6 +199,18 @@ class PreparedGraph:
             in_float=self.in_float,
         )
 
+    def written(self, *, named: bool = True) -> Dict[int, str]:
+        """Leaves that forward writes, such as running statistics, in words, by the key of their data."""
+        plan, leaves = self.plan, self.graph.leaves
+        found: Dict[int, str] = {}
+        for position, written in plan.fixed.items():
+            if written and (named or position not in plan.described.kept):
+                readers = zip(plan.labels, plan.described.inputs.by_function())
+                label = next(label for label, read in readers if position in read)
+                leaf = leaves[position]
+                found[hash(leaf.data)] = f"{label} writes a Variable of shape {leaf.shape}"
+        return found
+
     def keep_steps(self, schedule: ScaleSchedule, steps: Union[HooklessSteps, str]) -> None:
         """Keep what was planned for a schedule, for as many as there are in use."""
         others = self.steps

@@ -279,14 +279,9 @@ def _engines(parts: List[Any]) -> Iterator[AdaptiveLossScaling]:
 def _unsaved_by_forward(engines: List[AdaptiveLossScaling], known: Set[nn.NdArray]) -> Iterator[str]:
     """Variables that forward writes, such as running statistics or a carried state, if not known."""
     for engine in engines:
-        plan, leaves = engine.plan, engine.graph.leaves
-        for position, written in plan.fixed.items():
-            leaf = leaves[position]
-            if written and leaf.data not in known:
-                readers = zip(plan.labels, plan.described.inputs.by_function())
-                label = next(label for label, read in readers if position in read)
-                yield f"{label} writes a Variable of shape {leaf.shape}"
-        for leaf in shared_memory_of(engine.graph, plan).find()[1]:
+        keys = {*map(hash, known)}
+        yield from [what for key, what in engine.written.items() if key not in keys]
+        for leaf in shared_memory_of(engine.graph, engine.plan).find()[1]:
             if leaf.data not in known:
                 yield f"an input of shape {leaf.shape} carries on what an output wrote to its data"
 

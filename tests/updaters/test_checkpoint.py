@@ -540,6 +540,28 @@ def test_running_statistics_that_only_the_graph_of_a_scaler_has_are_missed(tmp_p
         save_checkpoint(tmp_path / "c", scaler, solver)
 
 
+def test_running_statistics_of_a_graph_that_is_not_in_use_are_missed(tmp_path: Path) -> None:
+    """Also of graphs that are gone, as the training will build them again."""
+    net, solver = Net(), S.Sgd(0.1)
+    x = constant(np.ones((4, 3)))
+
+    def built(normalized: bool) -> nn.Variable:
+        return net(x) if normalized else F.mean(PF.affine(x, 2, name="plain") ** 2)
+
+    losses = [built(normalized=True), built(normalized=False)]
+    solver.set_parameters({**net.get_parameters(grad_only=True), **nn.get_parameters()})
+    updater = AdaptiveLossScalingUpdater(solver, losses.pop(), storage="float16")
+    updater.update()
+    save_checkpoint(tmp_path / "c", updater)
+    for normalized in (True, False):
+        updater.loss = losses.pop() if losses else built(normalized)
+        updater.update()
+        with pytest.raises(ValueError, match=r"bn writes a Variable of shape \(1, 3\), which the checkpoint"):
+            save_checkpoint(tmp_path / "d", updater)
+        save_checkpoint(tmp_path / "d", updater, net)
+        load_checkpoint(tmp_path / "d", updater, net)
+
+
 def test_running_statistics_of_another_scope_are_missed(tmp_path: Path) -> None:
     updater = training()
     missed = pytest.raises(ValueError, match="norm/bn writes .* or have nn.get_parameters")
