@@ -70,25 +70,6 @@ class Written(NamedTuple):
     of_others: Tuple[nn.NdArray, ...] = ()  # the gradients of `contribution.others`
 
 
-ContributionAmax = Tuple[Contribution, float]
-"""A contribution and its largest magnitude, divided by the scale; infinity where it is not finite."""
-
-
-def amax_by_contribution(written: Sequence[Contribution], largest: Sequence[float]) -> List[ContributionAmax]:
-    """Contributions that hold nothing but this batch's, each with its largest magnitude."""
-    # Those that were added up at one scale, as in a pass without hooks, are one.
-    found: List[ContributionAmax] = []
-    places: Dict[int, int] = {}
-    for contribution, amax in zip(written, largest):
-        alone, place = contribution.alone, places.get(contribution.leaf)
-        if place is not None and not alone and found[place][0].scale == contribution.scale:
-            found[place] = found[place][0], amax
-        elif alone or place is not None:
-            places[contribution.leaf] = len(found)
-            found.append((contribution, amax))
-    return found
-
-
 def _put_back(entry: Written) -> None:
     entry.contribution.variable.grad = entry.master
     for other, gradient in zip(entry.contribution.others, entry.of_others):
