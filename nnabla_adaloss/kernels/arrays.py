@@ -20,6 +20,9 @@ FLOAT16 = np.dtype(np.float16)
 dtype_of, is_zeroing, size_of = attrgetter("dtype"), attrgetter("zeroing"), attrgetter("size")
 _IS_HALF = {FLOAT32: False, FLOAT16: True}
 
+Halves = Optional[NDArray[np.bool_]]
+"""Which of several arrays are float16, the others being float32; None: none of them."""
+
 
 def stored_dtype(array: nn.NdArray) -> Optional[np.dtype[Any]]:
     """The dtype of what is stored; None when nothing was written since `zero()`."""
@@ -54,14 +57,6 @@ def are_readable(arrays: Sequence[nn.NdArray]) -> bool:
         return {*map(dtype_of, arrays)} <= {FLOAT32, FLOAT16}
     except RuntimeError:
         # One was set with fill(); `stored_dtype` knows what to do.
-        return False
-
-
-def are_float32(arrays: Sequence[nn.NdArray]) -> bool:
-    """Whether all arrays are stored as float32; False where it takes a closer look, too."""
-    try:
-        return {*map(dtype_of, arrays)} <= {FLOAT32}
-    except RuntimeError:
         return False
 
 
@@ -108,11 +103,12 @@ def is_half(x: nn.NdArray, argument: str = "x") -> bool:
         raise TypeError(f"{argument} is {x.dtype}; the kernels work on float32 and float16 arrays") from None
 
 
-def which_are_half(arrays: Sequence[nn.NdArray]) -> NDArray[np.bool_]:
-    """`is_half` of many arrays, bool of shape (n,)."""
-    if are_float32(arrays):
-        return np.zeros(len(arrays), np.bool_)
-    found = list(map(_IS_HALF.get, map(dtype_of, arrays)))
+def which_are_half(arrays: Sequence[nn.NdArray]) -> Halves:
+    """`is_half` of many arrays, bool of shape (n,); None: of none of them."""
+    dtypes = list(map(dtype_of, arrays))
+    if {*dtypes} <= {FLOAT32}:
+        return None
+    found = list(map(_IS_HALF.get, dtypes))
     if None in found:
         is_half(arrays[found.index(None)])
     return np.array(found, np.bool_)

@@ -14,6 +14,7 @@ from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
 from .addresses import Addresses, addresses_of
 from .arrays import (
+    Halves,
     as_float32,
     is_readable,
     require_float32,
@@ -105,7 +106,7 @@ class PackedArrays:
         # One array, so that nnabla is asked for one address in place of many.
         self.array = NdArray((0,))
         # Which of them are float16, since they were packed last.
-        self.halves = np.zeros(0, np.bool_)
+        self.halves: Halves = None
 
     def make_room(self, sizes: List[int]) -> None:
         """Make room for arrays of these sizes, where the ones before had others."""
