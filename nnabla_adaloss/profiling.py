@@ -18,9 +18,11 @@ from .graph.plan import GraphPlan
 
 # Which field of `LayerTimes` a kernel's time belongs to.
 _KERNELS: Dict[str, str] = {
-    **dict.fromkeys(("statistics", "statistics_all", "exponent_histogram", "all_finite"), "statistics"),
-    **dict.fromkeys(("gradients_are_finite", "gradients_are_zero"), "statistics"),
-    **dict.fromkeys(("scaled_copy", "scaled_copy_all", "scale_", "pack", "unpack"), "scaling"),
+    **dict.fromkeys(("statistics", "statistics_all", "exponent_histogram"), "statistics"),
+    **dict.fromkeys(("all_finite", "all_zero", "mark_nonfinite"), "statistics"),
+    **dict.fromkeys(("gradients_are_finite", "gradients_are_zero", "mark_nonfinite_gradients"), "statistics"),
+    **dict.fromkeys(("scaled_copy", "scaled_copy_all", "scaled_float32", "scale_"), "scaling"),
+    **dict.fromkeys(("pack", "unpack"), "scaling"),
     **dict.fromkeys(("unscale_add", "unscale_add_all", "unscale_list"), "unscaling"),
     "round_to_format": "rounding",
 }

@@ -15,7 +15,7 @@ from ..engine import AdaptiveLossScaling, BatchLoop
 from ..graph.description import type_name_of
 from ..graph.graph import Graph
 from ..graph.hooks import Hook, root_cause
-from ..graph.loss import LossLike, run_backward
+from ..graph.loss import LossLike
 from ..graph.plan import GraphPlan
 
 Forward = Callable[[], None]
@@ -102,7 +102,7 @@ class Passes:
         self._begin(forward)
         try:
             if round_gradients:
-                run_backward(loss, scale, None, False, None, note, None)
+                loss.backward(scale, function_pre_hook=note)
             else:
                 emulation: Any = loss
                 emulation.backward(scale, function_pre_hook=note, round_gradients=False)

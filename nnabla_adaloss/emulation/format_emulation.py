@@ -89,9 +89,9 @@ class FormatEmulation:
                 "wrap the emulation: AdaptiveLossScaling(FormatEmulation(loss))"
             )
         self._loss = variable_of(loss)
-        self._seed, self._checked_scale = LossSeed(self._loss), 1.0
-        self._pool = ScratchPool()
         precisions, kernels = LayerPrecisions(storage), select_kernels(self._loss.parent.context)
+        self._seed, self._checked_scale = LossSeed(self._loss, kernels.scaled_float32), 1.0
+        self._pool = ScratchPool()
         self._float_tail = boolean("float_tail", float_tail)
         self._parameters = check_parameters("parameters", parameters)
         # Names are those that the scope shows in which the loss is wrapped.

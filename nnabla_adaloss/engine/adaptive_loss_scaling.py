@@ -151,7 +151,7 @@ class AdaptiveLossScaling:
                 "choose delay=0 or another method"
             )
         self._chooser = Chooser(self.config, method_alphas, delayed=bool(self.delay))
-        self._seed = LossSeed(self.variable)
+        self._seed = LossSeed(self.variable, self.kernels.scaled_float32)
         self._graph = cache = GraphCache(
             self._reader,
             graph,
@@ -425,6 +425,8 @@ class AdaptiveLossScaling:
         function_post_hook: Optional[Hook] = None,
     ) -> None:
         """Run forward as `Variable.forward` does."""
+        if self.kernels.asynchronous:
+            self._graph.current().before_forward(self.variable.parent.context)
         self.loss.forward(
             clear_buffer=clear_buffer,
             clear_no_need_grad=clear_no_need_grad,

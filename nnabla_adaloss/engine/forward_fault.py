@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, List, Sequence, Set
 
 import nnabla as nn
 import numpy as np
@@ -22,26 +22,37 @@ def find_fault(
 ) -> str:
     """Run forward, and name the first function that reads or computes an infinity or a NaN, if any."""
     found: List[str] = []
+    # Leaves that forward may write, such as running statistics, and those of them that held an infinity or a
+    # NaN before a function did.
+    state = {graph.keys[position] for position in plan.fixed}
+    held: Set[int] = set()
+
+    def note(f: Any) -> None:
+        held.update(hash(v) for v in f.inputs if not found and hash(v) in state and _nonfinite(v, kernels))
 
     def look(f: Any) -> None:
-        fault = "" if found else _fault(f, plan, kernels, storage)
+        written = [v for v in f.inputs if hash(v) in state - held]
+        fault = "" if found else _fault(f, plan, kernels, storage, written)
         if fault:
             kind = type_name_of(f.info.type_name)
             number = graph.numbers.get(hash(f))
             found.append(f"{kind if number is None else plan.labels[number]} ({kind}) {fault}")
 
-    loss.forward(clear_no_need_grad=True, function_post_hook=look)
+    loss.forward(clear_no_need_grad=True, function_pre_hook=note, function_post_hook=look)
     return "".join(found)
 
 
-def _fault(f: Any, plan: GraphPlan, kernels: Kernels, storage: NativeStorage) -> str:
-    """The first array that is not finite around a function that has just run, in words; empty if none is."""
+def _fault(
+    f: Any, plan: GraphPlan, kernels: Kernels, storage: NativeStorage, written: Sequence[nn.Variable]
+) -> str:
+    """The first array that is not finite around a function that has just run, in words; empty if none is.
+
+    Of `written` leaves, it is the function that has made them so.
+    """
     for v in f.inputs:
-        bad = 0 if v.parent is not None else _nonfinite(v, kernels)
+        bad = 0 if v.parent is not None or v in written else _nonfinite(v, kernels)
         if bad:
-            name = plan.names.get(hash(v))
-            which = f"an input of shape {v.shape}" if name is None else f"the parameter {name}"
-            return f"reads {which} that holds {_told(bad)}{_where(v)}"
+            return f"reads {_named(v, plan)} that holds {_told(bad)}{_where(v)}"
     for v in f.outputs:
         bad = _nonfinite(v, kernels)
         if bad:
@@ -51,7 +62,16 @@ def _fault(f: Any, plan: GraphPlan, kernels: Kernels, storage: NativeStorage) ->
                 return f"computes {_told(bad)} from finite inputs{_where(v)}"
             numbers = "1 number" if rounded.overflowed == 1 else f"{rounded.overflowed} numbers"
             return f"computes {numbers} beyond {stored.name}, which ends at {stored.max:g}{_where(v)}"
+    for v in written:
+        bad = _nonfinite(v, kernels)
+        if bad:
+            return f"writes {_told(bad)} to {_named(v, plan)} from finite inputs{_where(v)}"
     return ""
+
+
+def _named(v: nn.Variable, plan: GraphPlan) -> str:
+    name = plan.names.get(hash(v))
+    return f"an input of shape {v.shape}" if name is None else f"the parameter {name}"
 
 
 def _told(bad: int) -> str:

@@ -170,6 +170,11 @@ class PreparedGraph:
         of_single = max(u_max, self.storage.largest_single)
         return [of_single if i in self.components.single else u_max for i in range(count)]
 
+    def before_forward(self, context: nn.Context) -> None:
+        """Let loss weights be read after a forward in the device's `context` without a wait for it."""
+        if not self.schedules.constant:
+            self._weights.before_forward(self.graph.variables, context)
+
     def loss_weights(self, given_scale: Optional[float]) -> Tuple[float, ...]:
         """The loss weight of each component, as the graph is now; 1 where all scales are S0 for good."""
         if self.schedules.for_good(given_scale):
@@ -231,8 +236,6 @@ class PreparedGraph:
             return None
         if not self._slices:
             wanted, count = self.statistics.wanted, self.schedules.iterations
-            self._slices = slices_of(
-                self.plan, wanted, count, rounds=self.storage.rounds, uncounted=self.uncounted
-            )
+            self._slices = slices_of(self.plan, wanted, count, rounds=self.storage.rounds)
         found = self._slices[number]
         return None if found is None or self.schedules.for_good(given_scale) else found

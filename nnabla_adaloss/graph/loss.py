@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Optional, Protocol, Union, runtime_checkable
+from typing import Any, Callable, Optional, Protocol, Union, runtime_checkable
 
 import nnabla as nn
 import numpy as np
@@ -114,25 +114,32 @@ def check_seed(loss: nn.Variable, grad: Optional[Seed]) -> None:
 
 
 class LossSeed:
-    """Makes the gradient that backward starts from, on the device: the GPU would wait for one of the host."""
+    """Makes the gradient that backward starts from, on the device: the GPU would wait for one of the host.
 
-    def __init__(self, loss: nn.Variable) -> None:
-        self._loss = loss
+    Args:
+        loss: the loss.
+        scaled: writes an array of any dtype, times a scale, to another one as float32, where both are.
+    """
+
+    def __init__(self, loss: nn.Variable, scaled: Callable[[nn.NdArray, nn.NdArray, float], None]) -> None:
+        self._loss, self._scaled = loss, scaled
         # nnabla frees what is in it when buffers are cleared, and leaves the array to us.
         self._array: Optional[nn.NdArray] = None
         self._context: Optional[nn.Context] = None
 
     def gradient(self, scale: float, grad: Optional[Seed] = None) -> Union[nn.NdArray, NDArray[np.float32]]:
         """`scale * grad`, ones when `grad` is None; an array that is handed out is used again next time."""
-        if grad is not None:
+        if grad is not None or self._array is None:
             check_seed(self._loss, grad)
-            array = np.asarray(grad.data if isinstance(grad, nn.NdArray) else grad, dtype=np.float32)
-            return array.reshape(self._loss.shape) * np.float32(scale)
+        if grad is not None and not isinstance(grad, nn.NdArray):
+            return np.asarray(grad, dtype=np.float32).reshape(self._loss.shape) * np.float32(scale)
         if self._array is None:
-            check_seed(self._loss, None)
             # The array last: a signal may interrupt us between any two lines.
             self._context = array_context(self._loss.parent.context)
             self._array = nn.NdArray(self._loss.shape)
+        if grad is not None:
+            self._scaled(grad, self._array, scale)
+            return self._array
         self._array.fill(scale)
         self._array.data_ptr(_FLOAT32, self._context)
         return self._array
@@ -146,14 +153,14 @@ def run_backward(
     communicator_callbacks: Optional[Any],
     pre: Optional[Hook],
     post: Optional[Hook],
-    seed: Optional[LossSeed] = None,
+    seed: LossSeed,
 ) -> None:
     """Call `loss.backward` with the seed gradient `scale * grad` (ones when `grad` is None)."""
     if not isinstance(loss, nn.Variable):
         loss.backward(scale, clear_buffer, communicator_callbacks, pre, post, grad=grad)
         return
     loss.backward(
-        (seed or LossSeed(loss)).gradient(scale, grad),
+        seed.gradient(scale, grad),
         clear_buffer=clear_buffer,
         communicator_callbacks=communicator_callbacks,
         function_pre_hook=pre,

@@ -20,6 +20,7 @@ from ctypes import c_float
 from typing import AbstractSet, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
+import nnabla.functions as F
 import numpy as np
 
 from ..core.components import Components, NodeStructure
@@ -120,6 +121,25 @@ class LossWeights:
         found._passages, found._constants, found._last = passages, _constants_of(passages), ((), ())
         return found
 
+    def before_forward(self, variables: Sequence[nn.Variable], context: nn.Context) -> None:
+        """Have what feeders write in the memory of the host and of `context`: then neither forward nor `read`
+        waits for what a device computes meanwhile.
+        """
+        positions = {
+            p
+            for one in self._passages
+            if isinstance(one.factor, Factor) and one.factor.fed
+            for _, read in one.factor.terms
+            for p in read
+        }
+        if positions:
+            with nn.context_scope(context):
+                for array in [variables[p].data for p in positions]:
+                    # Of a value of `fill()`, this makes the memory of the host, which forward would not.
+                    array.get_data("r")
+                    # It reads float32 on the device, and leaves the memory of the host as it is.
+                    F.mul_scalar(array, 1.0)
+
     def read(
         self, variables: Sequence[nn.Variable], *, on_host: bool, in_use: Iterable[Tuple[float, ...]] = ()
     ) -> Tuple[float, ...]:
@@ -154,16 +174,7 @@ class LossWeights:
                 factor = _factor(own, node, size, described)
                 before, after = components.producers[node.number], components.of[position]
                 counts = size != 1 or after in components.single
-                passage = Passage(
-                    output=node.outputs[0],
-                    before=before,
-                    input=position,
-                    after=after,
-                    factor=factor,
-                    degree=degree,
-                    counts=counts,
-                )
-                found.append(passage)
+                found.append(Passage(node.outputs[0], before, position, after, factor, degree, counts))
         return found
 
     def _weights(self, factors: Sequence[Optional[float]]) -> Tuple[float, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..host_context import HOST, host_view
+from ..host_context import dtype_of as dtype_or_float32
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT16 = np.dtype(np.float16)
@@ -20,20 +21,11 @@ FLOAT16 = np.dtype(np.float16)
 dtype_of, is_zeroing, size_of = attrgetter("dtype"), attrgetter("zeroing"), attrgetter("size")
 _IS_HALF = {FLOAT32: False, FLOAT16: True}
 
-Halves = Optional[NDArray[np.bool_]]
-"""Which of several arrays are float16, the others being float32; None: none of them."""
-
 
 def stored_dtype(array: nn.NdArray) -> Optional[np.dtype[Any]]:
     """The dtype of what is stored; None when nothing was written since `zero()`."""
-    if array.zeroing:
-        return None
-    try:
-        return np.dtype(array.dtype)
-    except RuntimeError:
-        # A value set with fill() has no dtype before somebody asks for the memory.
-        array.data_ptr(FLOAT32, HOST)
-        return FLOAT32
+    # A value set with fill() has no memory before somebody asks for it, on the host or on a device.
+    return None if array.zeroing else dtype_or_float32(array)
 
 
 def has_nan(array: nn.NdArray) -> bool:
@@ -56,7 +48,15 @@ def are_readable(arrays: Sequence[nn.NdArray]) -> bool:
     try:
         return {*map(dtype_of, arrays)} <= {FLOAT32, FLOAT16}
     except RuntimeError:
-        # One was set with fill(); `stored_dtype` knows what to do.
+        # One was set with fill(), and has no memory yet.
+        return False
+
+
+def are_float32(arrays: Sequence[nn.NdArray]) -> bool:
+    """Whether all arrays are stored as float32; False where it takes a closer look, too."""
+    try:
+        return {*map(dtype_of, arrays)} <= {FLOAT32}
+    except RuntimeError:
         return False
 
 
@@ -101,22 +101,25 @@ def is_half(x: nn.NdArray, argument: str = "x") -> bool:
         return _IS_HALF[x.dtype]
     except KeyError:
         raise TypeError(f"{argument} is {x.dtype}; the kernels work on float32 and float16 arrays") from None
+    except RuntimeError:
+        # Set with fill(), it is float32 wherever its memory is asked for.
+        return False
 
 
-def which_are_half(arrays: Sequence[nn.NdArray]) -> Halves:
-    """`is_half` of many arrays, bool of shape (n,); None: of none of them."""
-    dtypes = list(map(dtype_of, arrays))
-    if {*dtypes} <= {FLOAT32}:
-        return None
-    found = list(map(_IS_HALF.get, dtypes))
-    if None in found:
-        is_half(arrays[found.index(None)])
-    return np.array(found, np.bool_)
+def which_are_half(arrays: Sequence[nn.NdArray]) -> NDArray[np.bool_]:
+    """`is_half` of many arrays, bool of shape (n,)."""
+    if are_float32(arrays):
+        return np.zeros(len(arrays), np.bool_)
+    try:
+        found = list(map(_IS_HALF.get, map(dtype_of, arrays)))
+    except RuntimeError:
+        found = [None]
+    return np.array(list(map(is_half, arrays)) if None in found else found, np.bool_)
 
 
 def require_float32(x: nn.NdArray, argument: str) -> None:
     """Raise TypeError unless `x` is float32."""
-    if x.dtype != FLOAT32 and is_half(x, argument):
+    if is_half(x, argument):
         raise TypeError(f"{argument} is float16; a float32 array is needed here")
 
 

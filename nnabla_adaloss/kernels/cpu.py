@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from functools import lru_cache
 from struct import Struct
 from typing import Any, List, Optional, Sequence, Tuple, Union
@@ -14,15 +15,17 @@ from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
-from ..host_context import HOST
+from ..host_context import HOST, host_view
 from .addresses import Addresses, addresses_of
 from .arrays import (
     FLOAT16,
     FLOAT32,
+    are_float32,
     is_half,
     require_float32,
     require_same_size,
     require_same_sizes,
+    size_of,
     unscaling_factor,
     which_are_half,
 )
@@ -80,7 +83,7 @@ class CpuKernels(Kernels):
         """`statistics` of many arrays."""
         if not arrays:
             return []
-        halves = which_are_half(arrays)
+        halves = None if are_float32(arrays) else which_are_half(arrays)
         table = np.zeros((len(arrays), _STATISTICS_TASK.size // 8), np.int64)
         table[:, 0] = addresses_of(arrays, halves, HOST)
         sizes = table[:, 1] = [x.size for x in arrays]
@@ -107,6 +110,15 @@ class CpuKernels(Kernels):
     def all_finite(self, arrays: Sequence[NdArray]) -> bool:
         return not any(x.nonfinite for x in self.statistics_all(arrays))
 
+    def all_zero(self, arrays: Sequence[NdArray]) -> bool:
+        # One number decides for nearly every array: the smallest one first.
+        found = map(self.statistics, sorted(arrays, key=size_of))
+        return all(x.zeros == x.count for x in found)
+
+    def mark_nonfinite(self, arrays: Sequence[NdArray], mark: NdArray) -> None:
+        if not self.all_finite(arrays):
+            host_view(mark)[-1] = math.inf
+
     def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
         from_half = is_half(source)
         to_half = half or from_half
@@ -118,7 +130,7 @@ class CpuKernels(Kernels):
     def scaled_copy_all(self, copies: ScaledCopies) -> None:
         # One call into the library for all: calls cost as much as small arrays do.
         sources, targets, to_half = copies.sources, copies.targets, copies.half
-        from_half = which_are_half(sources)
+        from_half = None if are_float32(sources) else which_are_half(sources)
         sizes = require_same_sizes(sources, targets)
         tasks = copies.tasks_on_host
         if tasks is None or from_half is not None or copies.sizes != sizes:
@@ -171,8 +183,8 @@ class CpuKernels(Kernels):
             tasks = _scale_tasks(where, to, gradients.sizes, factors=gradients.factors)
             gradients.tasks_on_host = tasks
         tasks[:, 0], tasks[:, 1] = where, to
-        if masters is not None:
-            tasks[:, 3] = 0 if halves is None else halves
+        if halves is not None:
+            tasks[:, 3] = halves
         return self._scale(tasks.tobytes())
 
     def _round(

@@ -14,8 +14,9 @@ from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
 from .addresses import Addresses, addresses_of
 from .arrays import (
-    Halves,
+    FLOAT32,
     as_float32,
+    float32_copy,
     is_readable,
     require_float32,
     require_same_size,
@@ -106,7 +107,7 @@ class PackedArrays:
         # One array, so that nnabla is asked for one address in place of many.
         self.array = NdArray((0,))
         # Which of them are float16, since they were packed last.
-        self.halves: Halves = None
+        self.halves = np.zeros(0, np.bool_)
 
     def make_room(self, sizes: List[int]) -> None:
         """Make room for arrays of these sizes, where the ones before had others."""
@@ -150,23 +151,35 @@ class Kernels(ABC):
 
     @abstractmethod
     def all_finite(self, arrays: Sequence[NdArray]) -> bool:
-        """Whether there is no infinity or NaN in any of the arrays."""
+        """Whether there is no infinity or NaN in any of the arrays: a single wait for a GPU."""
+
+    @abstractmethod
+    def all_zero(self, arrays: Sequence[NdArray]) -> bool:
+        """Whether there is nothing but zeros in the arrays: a single wait for a GPU."""
+
+    @abstractmethod
+    def mark_nonfinite(self, arrays: Sequence[NdArray], mark: NdArray) -> None:
+        """Make the last element of `mark`, a zero of float32, infinite or NaN if one of any array is.
+
+        A GPU does not wait, until the mark is read.
+        """
 
     def gradients_are_finite(self, variables: Iterable[Variable]) -> bool:
         """Whether gradients, of any dtype, hold no infinity and no NaN: a single wait for a GPU."""
-        # A lazily zero gradient stays so: a solver skips its parameter.
-        written = [v.grad for v in variables if not v.grad.zeroing]
-        return self.all_finite([as_float32(g, NdArray(g.shape)) for g in written])
+        return self.all_finite(self._written(variables))
 
     def gradients_are_zero(self, variables: Iterable[Variable]) -> bool:
-        """Whether no gradient holds anything but zeros; on a GPU each read waits for the device."""
-        for variable in sorted(variables, key=lambda v: v.size):
-            if is_readable(variable.grad):
-                if self.statistics(variable.grad).abs_max:
-                    return False
-            elif not variable.grad.zeroing:
-                return False
-        return True
+        """Whether gradients, of any dtype, hold nothing but zeros: a single wait for a GPU."""
+        return self.all_zero(self._written(variables))
+
+    def mark_nonfinite_gradients(self, variables: Iterable[Variable], mark: NdArray) -> None:
+        """`mark_nonfinite` for gradients of any dtype."""
+        self.mark_nonfinite(self._written(variables), mark)
+
+    def _written(self, variables: Iterable[Variable]) -> List[NdArray]:
+        # A lazily zero gradient stays so: a solver skips its parameter.
+        written = [v.grad for v in variables if not v.grad.zeroing]
+        return [as_float32(g, NdArray(g.shape)) for g in written]
 
     @abstractmethod
     def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
@@ -174,6 +187,15 @@ class Kernels(ABC):
 
         With `half`, `target` becomes float16 also when the source is float32; products are rounded once.
         """
+
+    def scaled_float32(self, source: NdArray, target: NdArray, alpha: float) -> None:
+        """Write alpha * source, of any dtype, to `target` as float32."""
+        if is_readable(source):
+            self.scaled_copy(source, target, 1.0)
+            target.data_ptr(FLOAT32, self.context)
+        else:
+            float32_copy(source, target)
+        self.scale_(target, alpha)
 
     @abstractmethod
     def scaled_copy_all(self, copies: ScaledCopies) -> None:

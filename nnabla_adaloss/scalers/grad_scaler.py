@@ -18,7 +18,7 @@ from ..core.verdict import PassVerdict, Rules
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
 from ..engine.saved_state import topologies_of
-from ..graph.loss import LossLike, LossWrapper, Seed, check_seed, run_backward
+from ..graph.loss import LossLike, LossSeed, LossWrapper, Seed, check_seed, run_backward
 from ..monitor import audience_of
 from ..undo import ArraySnapshot, ForwardState
 from ..undo.shared_memory import shared_memory_of
@@ -201,7 +201,8 @@ class GradScaler:
         self._finite = {solver: None if finite else finite for solver, finite in self._finite.items()}
         if not self._enabled:
             check_seed(scaling.variable, grad)
-            run_backward(scaling.loss, 1.0, grad, clear_buffer, None, None, None)
+            seed = LossSeed(scaling.variable, scaling.kernels.scaled_float32)
+            run_backward(scaling.loss, 1.0, grad, clear_buffer, None, None, None, seed)
         elif self._may_run_again(scaling):
             self._find_scales(scaling, grad, clear_buffer=clear_buffer)
         else:
@@ -416,9 +417,11 @@ class GradScaler:
 
     def _is_finite(self, solver: Any) -> bool:
         finite = self._finite.get(id(solver))
-        if finite is None:
-            finite = not (self._enabled and (self._learns_from_nan(solver) or solver.check_inf_or_nan_grad()))
-        return finite
+        if finite is not None or not self._enabled:
+            return finite is not False
+        # A solver's own check waits for the GPU once for each parameter.
+        kernels = next(iter(self._used.values())).kernels
+        return not self._learns_from_nan(solver) and kernels.gradients_are_finite(parameters_of([solver]))
 
     def _learns_from_nan(self, solver: Any) -> bool:
         """Whether a loss that was NaN depends on parameters of a solver; its gradients may be finite."""

@@ -9,7 +9,6 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 import nnabla as nn
 from numpy.typing import NDArray
 
-from ..host_context import host_view
 from ..kernels import Kernels, PackedArrays
 from ..kernels.arrays import are_readable, is_readable
 
@@ -66,8 +65,8 @@ def _without(arrays: Sequence[nn.NdArray], others: Mapping[int, Contents]) -> Se
 
 
 def contents_of(array: nn.NdArray) -> Contents:
-    """A copy of the contents of `array`; None when it is lazily zero."""
-    return None if array.zeroing else host_view(array).reshape(array.shape).copy()
+    """A copy of the contents of `array`, which stays where it is; None when it is lazily zero."""
+    return None if array.zeroing else array.get_data("r").copy()
 
 
 def put_back(array: nn.NdArray, contents: Contents) -> None:

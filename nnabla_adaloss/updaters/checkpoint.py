@@ -88,7 +88,8 @@ def save_checkpoint(
         )
     written = io.BytesIO()
     with _between_updates(saved, "save_checkpoint()"):
-        arrays = {key: v.d for key, v in _variables(saved, _parameters(saved, modules)).items()}
+        variables = _variables(saved, _parameters(saved, modules))
+        arrays = {key: v.data.get_data("r") for key, v in variables.items()}
         head = {"kind": _HEAD, "version": _VERSION, "extra": kept, "parts": [*map(_state_of, saved)]}
         np.savez(written, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays)
     replace_file(path, written.getvalue())
@@ -138,7 +139,7 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str
     with _between_updates(loaded, "load_checkpoint()"), ExitStack() as changing:
         variables = _variables(loaded, _parameters(loaded, modules))
         _check(head["parts"], arrays, loaded, variables)
-        before = {key: v.d.copy() for key, v in variables.items()}, [*map(_state_of, loaded)]
+        before = {k: v.data.get_data("r").copy() for k, v in variables.items()}, [*map(_state_of, loaded)]
         # A signal handler that saves is refused, or waits, as during an update.
         for part in loaded:
             if isinstance(part, TrainingLoop):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..communicators.agreement import RankDisagreementError
 from ..core.verdict import PassVerdict
 from ..engine import Outcome
-from ..host_context import host_view
+from ..host_context import dtype_of, host_view
 from ..kernels import Kernels
 
 # The first of these on any rank is the cause; if there is none, it is an overflow.
@@ -65,6 +65,21 @@ class GradientExchange:
         """The gradients that are exchanged, in an order that is the same on every rank."""
         return self._grads or [v.grad for v in self.parameters.values()]
 
+    def check_communicator(self) -> None:
+        """Raise ValueError, before anything is exchanged, if a communicator would send float16."""
+        comm: Any = self.comm
+        if comm is None or self._broadcast:
+            return
+        # It does not tell its context.
+        sent = nn.NdArray.from_numpy_array(np.ones(1, np.float32))
+        comm.bcast([sent], 0, inplace=True)
+        if dtype_of(sent) != np.float32:
+            raise ValueError(
+                f"comm was made in a half context: it makes {dtype_of(sent)} of all it sends, master weights "
+                "included; give it a float context, as in "
+                "MultiProcessDataParallelCommunicator(get_extension_context('cudnn', device_id=...))"
+            )
+
     def begin_iteration(self, iteration: int, check_every: int) -> bool:
         """Tell a communicator the number, broadcast parameters once, and return whether to compare ranks."""
         comm: Any = self.comm
@@ -76,11 +91,12 @@ class GradientExchange:
             return False
         return bool(check_every) and iteration % check_every == 0
 
-    def sum_with(self, own: Numbers, *, average: bool) -> List[Numbers]:
-        """Sum the gradients, and return what each rank has told: numbers by name.
+    def sum_with(self, own: Numbers, kernels: Kernels, *, average: bool) -> Tuple[List[Numbers], bool]:
+        """Sum the gradients; return the numbers of each rank, by name, and whether all ranks' gradients of
+        the solver's parameters are finite now.
 
         In one message, as numbers of known names go by their order. A rank with a name of which not all know
-        announces that, and tells of it in a second message; from then on all know.
+        announces that, and tells of it in a second message; from then on all know. A GPU is waited for once.
         """
         new = {name: list(values) for name, values in own.items() if self._known.get(name) != len(values)}
         text = json.dumps(new).encode() if new else b""
@@ -88,40 +104,41 @@ class GradientExchange:
         for name, count in self._known.items():
             values = own.get(name, ())
             row += values if len(values) == count else [math.nan] * count
-        rows = self._gather(np.array(row, np.float64), self.grads, average=average)
+        rows, finite = self._gather(np.array(row, np.float64), kernels, average=average)
         told: List[Numbers] = []
         for values in map(iter, rows[:, 1:].tolist()):
             known = {name: list(islice(values, count)) for name, count in self._known.items()}
             told.append({name: own for name, own in known.items() if not math.isnan(own[0])})
         longest = int(rows[:, 0].max())
         if longest:
-            texts = self._gather(
-                np.frombuffer(text.ljust(longest + longest % 2), np.uint8), (), average=False
-            )
+            texts, _ = self._gather(np.frombuffer(text.ljust(longest + longest % 2), np.uint8))
             more = [json.loads(bytes(one).strip() or b"{}") for one in texts]
             told = [{**known, **further} for known, further in zip(told, more)]
             names = {name: len(values) for further in more for name, values in further.items()}
             self._known = {**self._known, **names}
-        return told
+        # Infinities and NaNs travel through the sum; those of gradients that are not exchanged do not.
+        return told, finite if self._exchanges_all else not self.any([not finite])[0]
 
-    def _gather(self, own: NDArray[Any], gradients: Sequence[nn.NdArray], *, average: bool) -> NDArray[Any]:
-        """Sum the gradients, and gather `own` of all ranks with the same message: a row for each."""
+    def _gather(
+        self, own: NDArray[Any], kernels: Optional[Kernels] = None, *, average: bool = False
+    ) -> Tuple[NDArray[Any], bool]:
+        """Gather `own` of all ranks, a row for each; with `kernels`, sum the gradients in the same message,
+        and return whether this rank's are finite then.
+        """
         comm: Any = self.comm
         # Pieces of 16 bits: a sum in float32 in which all other ranks have zeros keeps them as they are.
         pieces = own.view(np.uint16)
-        table = np.zeros((comm.size, pieces.size), np.float32)
+        # The last number is marked after the exchange, so that one copy brings it to the host with the rest.
+        table = np.zeros((comm.size, pieces.size + 1), np.float32)
         # An average over the ranks divides by their number.
-        table[comm.rank] = pieces * np.float32(comm.size if average else 1)
+        table[comm.rank, :-1] = pieces * np.float32(comm.size if average else 1)
         array = nn.NdArray.from_numpy_array(table)
-        comm.all_reduce([*gradients, array], division=average, inplace=False)
-        rows: NDArray[Any] = np.rint(host_view(array)).astype(np.uint16).view(own.dtype)
-        return rows.reshape(comm.size, -1)
-
-    def all_finite(self, kernels: Kernels) -> bool:
-        """True on every rank when the gradients of the solver's parameters are finite on all of them."""
-        finite = kernels.gradients_are_finite(self._solver.get_parameters().values())
-        # Infinities and NaNs travel through the sum; those of gradients that are not exchanged do not.
-        return finite if self._exchanges_all else not self.any([not finite])[0]
+        comm.all_reduce([*(self.grads if kernels else ()), array], division=average, inplace=False)
+        if kernels:
+            kernels.mark_nonfinite_gradients(self._solver.get_parameters().values(), array)
+        found = host_view(array).reshape(table.shape)
+        rows: NDArray[Any] = np.rint(found[:, :-1]).astype(np.uint16).view(own.dtype)
+        return rows, math.isfinite(found[-1, -1])
 
     @cached_property
     def _exchanges_all(self) -> bool:

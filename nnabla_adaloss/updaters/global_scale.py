@@ -58,12 +58,13 @@ class GlobalScale:
         bad: bool,
     ) -> Tuple[float, bool]:
         """Sum the gradients, and adopt statistics and the lowest scale of all ranks, in one message; `alike`:
-        they have the same scale. Returns that of the last batch, and whether any rank's gradients are `bad`.
+        they have the same scale. Returns that of the last batch, and whether gradients are `bad` on any
+        rank or not finite.
         """
         state = self.state._replace(scale=scaling.loss_scale) if self.measured else self.state
         measured = scaling.shared_statistics()
         own = {**(measured or {}), **({} if alike else {_S0: list(state)}), _BAD: [float(bad)]}
-        told = exchange.sum_with(own, average=average)
+        told, finite = exchange.sum_with(own, scaling.kernels, average=average)
         if not alike:
             rows = [one[_S0] for one in told]
             scale, hysteresis_left, counter = min((row[0], row[2], row[1]) for row in rows)
@@ -72,7 +73,7 @@ class GlobalScale:
             scaling.adopt_statistics(told)
         if not self.measured:
             self.state = state
-        return state.scale, any(one[_BAD][0] for one in told)
+        return state.scale, not finite or any(one[_BAD][0] for one in told)
 
     def after_update(self, used: float, *, overflowed: bool) -> None:
         """Count a good update, with the global scale of its last batch; `overflowed`: a batch ran again."""

@@ -164,6 +164,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
 
     def _run_iteration(self, *, resumed: bool) -> UpdateResult:
         self._before_exchange = False
+        self._exchange.check_communicator()
         if not self.iteration:
             self._notifier.check_parameters(self.solver, self.scaling.graph, self.scaling.plan)
         self.iteration += 1
@@ -183,7 +184,6 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                     self._exchange, self.scaling, average=self.average, alike=self._searches, bad=overflowed
                 )
                 self._before_exchange = False
-                overflowed = overflowed or not self._exchange.all_finite(self.scaling.kernels)
             if not (overflowed and self.drop_overflow_update):
                 break
             skipped = self._lose_batches(outcome)

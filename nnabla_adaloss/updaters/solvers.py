@@ -49,7 +49,7 @@ def check_solvers(solvers: Sequence[Any], instead: Any) -> Sequence[Any]:
         raise ValueError("GradScaler needs a solver, or several: GradScaler(solver)")
     for index, solver in enumerate(solvers):
         name = f"solvers[{index}]"
-        check_solver(name, solver, ("update", "get_parameters", "check_inf_or_nan_grad"), instead)
+        check_solver(name, solver, ("update", "get_parameters"), instead)
         if not solver.get_parameters():
             raise ValueError(f"{name} has no parameters: call solver.set_parameters(nnabla.get_parameters())")
         if any(solver is other for other in solvers[:index]):

@@ -8,6 +8,7 @@ could be taken together, an iteration of ResNet-50 waited 107 times and launched
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Tuple, Union
 
 import nnabla as nn
@@ -26,9 +27,9 @@ from nnabla_adaloss import (
     LossScaleWarning,
     Method,
     Needs,
+    save_checkpoint,
 )
 from nnabla_adaloss.engine.passes import backward_pass
-from nnabla_adaloss.updaters.exchange import GradientExchange
 from tests.counted_device.device import HALF, Build, CountedDevice, Counts, network
 from tests.worlds.trainings import scaler_step
 
@@ -137,9 +138,8 @@ def test_a_loss_that_is_nan_is_found_without_another_wait(
         assert update()
     with on_device as counts:
         assert update()
-    # GradScaler's step has the solver look at the gradients.
-    assert counts.fetches == 1
-    assert counts.launches["largest_magnitude"] == 1
+    # GradScaler's step looks at the gradients, too.
+    assert counts.waits == counts.launches["largest_magnitude"] == 1 + (loop == "scaler")
     before = {name: v.d.copy() for name, v in nn.get_parameters().items()}
     positive.d = -1.0
     with pytest.warns(LossScaleWarning) if loop == "scaler" else nullcontext():
@@ -196,18 +196,6 @@ def test_a_communicator_gets_gradients_function_by_function_without_a_wait(
         assert np.isfinite(v.g).all()
 
 
-def test_one_wait_for_all_exchanged_gradients(on_device: CountedDevice) -> None:
-    solver, loss = network(on_device, lenet, SHAPE, "float")
-    exchange = GradientExchange(None, None, solver)
-    solver.zero_grad()
-    loss.forward()
-    loss.backward()
-    with on_device as counts:
-        assert exchange.all_finite(on_device.kernels)
-    assert counts.waits == 1
-    assert counts.launches == {"largest_magnitude": 1}
-
-
 def test_a_state_is_saved_without_moving_the_parameters(on_device: CountedDevice) -> None:
     solver, loss = network(on_device, lenet, SHAPE, "float")
     updater = AdaptiveLossScalingUpdater(solver, loss)
@@ -227,3 +215,44 @@ def test_a_planned_pass_of_resnet50(on_device: CountedDevice) -> None:
     assert scaled_layers(updater) > 15
     # Running statistics copied and looked at, weights scaled, gradients unscaled: up to 96 to a launch.
     assert counts.launches == {"scaled_copy": 3, "largest_magnitude": 2, "unscale_add": 2}
+
+
+def test_a_checkpoint_leaves_all_on_the_device(on_device: CountedDevice, tmp_path: Path) -> None:
+    solver, loss = network(on_device, lenet, SHAPE, "float")
+    updater = AdaptiveLossScalingUpdater(solver._solver, loss)
+    for _ in range(2):
+        updater.update()
+    saved = len(nn.get_parameters()) * 2  # with Momentum's
+    with on_device as counts:
+        save_checkpoint(tmp_path / "checkpoint", updater)
+        updater.update()
+    assert (counts.reads, counts.writes) == (saved, 0)
+
+
+def test_frozen_parameters_are_compared_where_they_are(on_device: CountedDevice) -> None:
+    def frozen(x: nn.Variable) -> nn.Variable:
+        h = F.relu(PF.affine(x, 6, name="frozen", fix_parameters=True))
+        return PF.affine(h, 10, name="trained")
+
+    solver, loss = network(on_device, frozen, (2, 4), "float")
+    loss.forward(clear_no_need_grad=True)
+    updater = AdaptiveLossScalingUpdater(solver, loss)
+    # The first update looks at them: their values on the host are valid until a device writes them.
+    for _ in range(2):
+        with on_device as counts:
+            updater.update()
+        assert (counts.reads, counts.writes) == (0, 0)
+
+
+def test_gradients_that_were_filled_are_made_on_the_device(on_device: CountedDevice) -> None:
+    _, loss = network(on_device, lenet, SHAPE, "float")
+    scaling = AdaptiveLossScaling(loss)
+    for _ in range(3):
+        for v in nn.get_parameters().values():
+            v.grad = nn.NdArray(v.shape)
+            v.grad.fill(1.0)
+        scaling.forward(clear_no_need_grad=True)
+        with on_device as counts:
+            scaling.backward(clear_buffer=True)
+            assert on_device.kernels.gradients_are_finite(nn.get_parameters().values())
+    assert (counts.reads, counts.writes) == (0, 0)

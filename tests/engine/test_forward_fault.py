@@ -71,6 +71,25 @@ def test_activations_beyond_the_storage_format() -> None:
     assert fault_of(F.sum(x**2 * 0.1)) == ""
 
 
+def test_statistics_that_a_function_has_spoilt_itself_are_not_read_by_it() -> None:
+    """Three values of 3e38 have no mean in float32."""
+    x = nn.Variable.from_numpy_array(np.full((3, 2), 3e38, np.float32), need_grad=True)
+    loss = F.mean(PF.batch_normalization(x, name="bn"))
+    fault = fault_of(loss)
+    assert fault.startswith("bn/bn (BatchNormalization) computes 6 infinities or NaNs from finite inputs")
+    nn.get_parameters(grad_only=False)["bn/bn/mean"].d = np.inf
+    assert fault_of(loss).startswith("bn/bn (BatchNormalization) reads the parameter bn/bn/mean that holds 2")
+
+
+def test_statistics_that_alone_are_not_finite_are_written_by_their_function() -> None:
+    # The sum of squares is infinite, and what is divided by it is zero.
+    x = nn.Variable.from_numpy_array(np.float32([[1.5e19], [-1.5e19]]), need_grad=True)
+    fault = fault_of(F.mean(PF.batch_normalization(x, name="bn")))
+    assert fault == (
+        "bn/bn (BatchNormalization) writes 1 infinity or NaN to the parameter bn/bn/var from finite inputs"
+    )
+
+
 def test_forward_frees_what_it_needs_no_more() -> None:
     x = nn.Variable.from_numpy_array(np.ones(2, np.float32), need_grad=True)
     behind = F.sin(x * 2.0)

@@ -14,6 +14,7 @@ import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.graph.loss import LossSeed, LossWrapper, check_scale, variable_of
+from nnabla_adaloss.kernels import CpuKernels
 from tests.worlds.values import constant
 
 
@@ -77,7 +78,7 @@ def test_one_array_serves_pass_after_pass(clear_buffer: bool) -> None:
     weight = nn.get_parameters()["a/affine/W"]
     own = np.float32(0.25) * np.ones((), np.float32)
     loss.g = own
-    seed = LossSeed(loss)
+    seed = LossSeed(loss, CpuKernels().scaled_float32)
     for scale in (8.0, 2.0**-20, 8.0):
         loss.forward()
         weight.grad.zero()

@@ -98,8 +98,53 @@ def test_one_bad_element_among_many_arrays(kernels: Kernels, dtype: type, bad: f
         spoilt = [x.copy() for x in arrays]
         spoilt[index][position] = bad
         assert not kernels.all_finite([nd_array(x, dtype) for x in spoilt])
-    assert kernels.all_finite([nd_array(x, dtype) for x in arrays])
+        mark = nd_array(np.float32([1.0, 2.0, 0.0]), np.float32)
+        kernels.mark_nonfinite([nd_array(x, dtype) for x in spoilt], mark)
+        assert mark.data[:2].tolist() == [1.0, 2.0]
+        assert not np.isfinite(mark.data[2])
+    finite, mark = [nd_array(x, dtype) for x in arrays], nd_array(np.zeros((2, 3)), np.float32)
+    kernels.mark_nonfinite(finite, mark)
+    assert np.isfinite(mark.data).all()
+    assert kernels.all_finite(finite)
     assert kernels.all_finite([])
+
+
+@every_dtype
+def test_arrays_of_zeros_alone(kernels: Kernels, dtype: type) -> None:
+    zeros = [np.zeros(length, dtype) for length in (5000, 0, 1)] + [np.array([-0.0, 0.0], dtype)]
+    assert kernels.all_zero([nd_array(x, dtype) for x in zeros])
+    assert kernels.all_zero([])
+    smallest = np.finfo(dtype).smallest_subnormal
+    for index, other in ((0, smallest), (2, -smallest), (3, np.nan), (0, np.inf)):
+        spoilt = [x.copy() for x in zeros]
+        spoilt[index][-1] = other
+        assert not kernels.all_zero([nd_array(x, dtype) for x in spoilt])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int32])
+def test_a_product_in_float32_of_an_array_of_any_dtype(kernels: Kernels, dtype: type) -> None:
+    values, target = (1e3 * normal(100, np.float32)).astype(dtype), nn.NdArray((100,))
+    source = nd_array(values, dtype)
+    for alpha in (1.0, 2.0**16, 0.3):
+        kernels.scaled_float32(source, target, alpha)
+        assert_same_floats(target.data, values.astype(np.float32) * np.float32(alpha))
+    assert source.dtype == dtype
+    assert_same_floats(source.data, values)
+    source.zero()
+    kernels.scaled_float32(source, target, 2.0)
+    assert_same_floats(target.data, np.zeros(100, np.float32))
+
+
+@pytest.mark.parametrize("readable", [False, True])
+def test_an_array_that_was_only_filled_is_read_as_float32(kernels: Kernels, readable: bool) -> None:
+    filled = nn.NdArray((33,))
+    filled.fill(2.5)
+    arrays = [filled, nd_array(np.ones(3, np.float16), np.float16)] if readable else [filled]
+    packed, target = PackedArrays(), nn.NdArray((33,))
+    kernels.pack(arrays, packed)
+    assert kernels.statistics(filled).abs_max == 2.5
+    kernels.scaled_copy(filled, target, 2.0)
+    assert_same_floats(target.data, np.full(33, 5.0, np.float32))
 
 
 # ---- scaling
@@ -447,7 +492,8 @@ def with_gradients(*gradients: Any) -> List[nn.Variable]:
         ((ONES * 1e-45,), False),
         ((ZEROS, ONES.astype(np.float16)), False),
         ((ONES.astype(np.float64),), False),
-        ((ONES * np.nan,), True),  # nothing finite but zeros: that they are not finite is asked elsewhere
+        ((ZEROS.astype(np.float64),), True),
+        ((ZEROS, ONES * np.nan), False),
     ],
 )
 def test_gradients_are_zero_when_no_element_is_anything_else(

@@ -291,7 +291,7 @@ def test_with_one_rank_it_trains_as_without_a_communicator(
     assert [len(scales) for scales, _ in checked] == [1 + len(updater.scaling.components.amaxes())] * 2
     assert [scales[0] for scales, _ in checked] == [8.0, 4.0]
     parameters = len(train.solver.get_parameters())
-    assert [entry for entry in comm.asked if entry[1] == "bcast"] == [(1, "bcast", parameters)]
+    assert [count for _, name, count in comm.asked if name == "bcast"] == [1, parameters]
     # The statistics go with the gradients: there is no message more.
     assert comm.asked.count((2, "all_reduce", parameters + 1)) == 1
     assert updater.grads == [v.grad for _, v in sorted(train.solver.get_parameters().items())]

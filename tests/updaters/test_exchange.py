@@ -22,8 +22,8 @@ from nnabla_adaloss.kernels import CpuKernels
 from nnabla_adaloss.updaters.exchange import GradientExchange
 from tests.worlds.networks import two_layers
 from tests.worlds.ranks import Pair
-from tests.worlds.trainings import solver_of
-from tests.worlds.values import constant
+from tests.worlds.trainings import solver_of, updater_of
+from tests.worlds.values import assert_equal, constant, snapshot
 
 pytestmark = pytest.mark.any_context
 
@@ -92,7 +92,7 @@ def gradients(exchange: GradientExchange) -> Dict[str, List[float]]:
 
 def test_gradients_are_summed_in_one_message() -> None:
     made = exchanges()
-    on_all(lambda exchange: exchange.sum_with({}, average=False), made)
+    on_all(lambda exchange: exchange.sum_with({}, CpuKernels(), average=False), made)
     expected = {name: [6.0, ord(name) * SIZE] for name in "ab"}
     assert [gradients(exchange) for exchange in made] == [expected] * SIZE
     assert made[0].comm.messages == [("all_reduce", 3, False, False)]
@@ -101,8 +101,9 @@ def test_gradients_are_summed_in_one_message() -> None:
 def told_by(made: Sequence[GradientExchange], owns: Sequence[Any], *, average: bool = False) -> int:
     """Have each rank tell its own, and see that it comes to all bit for bit; in how many messages."""
     before = len(made[0].comm.messages)
-    found = on_all(lambda e: e.sum_with(owns[e.comm.rank], average=average), made)
-    for told in found:
+    found = on_all(lambda e: e.sum_with(owns[e.comm.rank], CpuKernels(), average=average), made)
+    for told, finite in found:
+        assert finite
         assert [exact(one) for one in told] == [exact(own) for own in owns]
     sums = made[0].comm.messages[before:]
     # Gradients come with the first.
@@ -234,10 +235,10 @@ def test_parameters_that_differ_are_named_on_every_rank(count: int, told: str) -
 
 
 def test_a_number_that_is_none_is_told_where_others_of_its_name_are() -> None:
-    made = exchanges()
+    made, own = exchanges(), {"a": [1.0, np.nan]}
     for _ in range(2):
-        told = on_all(lambda exchange: exchange.sum_with({"a": [1.0, np.nan]}, average=False), made)
-        assert all([str(one) for one in rows] == ["{'a': [1.0, nan]}"] * SIZE for rows in told)
+        told = on_all(lambda exchange: exchange.sum_with(own, CpuKernels(), average=False), made)
+        assert all([str(one) for one in rows] == ["{'a': [1.0, nan]}"] * SIZE for rows, _ in told)
 
 
 def test_without_a_communicator_flags_are_those_of_this_rank() -> None:
@@ -263,15 +264,40 @@ def test_ranks_tell_each_other_whether_gradients_are_finite_that_they_keep_to_th
 ) -> None:
     exchange, comm = exchange_of(["a/affine/W"], other)
     nn.get_parameters()["a/affine/b"].g = own
-    assert exchange.all_finite(CpuKernels()) is finite
-    assert comm.shapes == [(1,)]
+    assert exchange.sum_with({}, CpuKernels(), average=False)[1] is finite
+    assert comm.shapes[-1] == (1,)
 
 
 @pytest.mark.parametrize("every", [False, True])
 def test_nothing_is_said_where_all_gradients_are_exchanged(every: bool) -> None:
     two_layers(constant(np.ones((2, 3))))
     exchange, comm = exchange_of([*nn.get_parameters()] if every else [], 0.0)
-    assert exchange.all_finite(CpuKernels())
+    assert exchange.sum_with({}, CpuKernels(), average=False)[1]
     nn.get_parameters()["a/affine/b"].g = np.nan
-    assert not exchange.all_finite(CpuKernels())
-    assert comm.shapes == []
+    assert not exchange.sum_with({}, CpuKernels(), average=False)[1]
+    assert [count for _, _, count in comm.asked] == [len(nn.get_parameters()) + 1] * 2
+
+
+class InHalf(Pair):
+    """A communicator of a half context: it converts what it sends, in place."""
+
+    def __init__(self) -> None:
+        super().__init__(size=1)
+
+    def bcast(self, arrays: Sequence[nn.NdArray], src: int, inplace: bool = False) -> None:
+        super().bcast(arrays, src, inplace)
+        for array in arrays:
+            array.cast(np.float16)
+
+
+def test_a_communicator_that_sends_float16_is_refused_before_it_has_any_parameter() -> None:
+    loss, comm = two_layers(constant(np.ones((2, 3)))), InHalf()
+    updater = updater_of(loss, comm=comm)
+    before, state = snapshot(), updater.state_dict()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="comm was made in a half context.* float context, as in"):
+            updater.update()
+    assert [count for _, _, count in comm.asked] == [1, 1]
+    assert_equal(snapshot(), before)
+    assert {v.data.dtype for v in nn.get_parameters().values()} == {np.dtype(np.float32)}
+    assert updater.state_dict() == state

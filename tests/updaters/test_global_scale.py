@@ -15,6 +15,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, AmaxHistory, HistoryPolicy
 from nnabla_adaloss.core.scale_policy import ScalePolicy, ScaleState
+from nnabla_adaloss.kernels import CpuKernels
 from nnabla_adaloss.updaters.global_scale import GlobalScale
 from tests.worlds.ranks import Pair
 from tests.worlds.tampering import Gate
@@ -66,18 +67,13 @@ def test_a_measured_scale_is_that_of_the_last_update(comm: Any) -> None:
     assert len({*scales}) == 3
 
 
-def test_a_measured_scale_is_not_lowered_beside_those_of_components() -> None:
-    s0 = GlobalScale(8.0, ScalePolicy(), HistoryPolicy())
-    before = s0.state
-    assert not s0.lower()
-    assert s0.state == before
-
-
 def test_after_an_exchange_all_ranks_have_the_lowest_scale() -> None:
     s0 = GlobalScale(8.0, ScalePolicy(hysteresis=3), None)
     heard: List[Any] = []
     scaling: Any = SimpleNamespace(
-        shared_statistics=lambda: {"layer": [1.0]}, adopt_statistics=lambda told: heard.append(told)
+        shared_statistics=lambda: {"layer": [1.0]},
+        adopt_statistics=lambda told: heard.append(told),
+        kernels=CpuKernels(),
     )
     for other, lowest in (
         ((16.0, 7.0, 1.0), (8.0, 0, 3)),
@@ -86,7 +82,9 @@ def test_after_an_exchange_all_ranks_have_the_lowest_scale() -> None:
         ((4.0, 5.0, 2.0), (4.0, 5, 2)),
     ):
         theirs = {"S0": other, "layer of another graph": [2.0], "bad": [0.0]}
-        exchange: Any = SimpleNamespace(sum_with=lambda own, average, theirs=theirs: [own, theirs])
+        exchange: Any = SimpleNamespace(
+            sum_with=lambda own, kernels, average, theirs=theirs: ([own, theirs], True)
+        )
         found = s0.exchange(exchange, scaling, average=False, alike=False, bad=False)
         assert found == (lowest[0], False)
         assert s0.state == ScaleState(*lowest)
@@ -96,22 +94,25 @@ def test_after_an_exchange_all_ranks_have_the_lowest_scale() -> None:
 
 @pytest.mark.parametrize("measured", [None, {"layer": [1.0]}])
 @pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("finite", [False, True])
 @pytest.mark.parametrize("bad", [[False, False], [True, False], [False, True]])
 def test_gradients_of_a_rank_that_are_bad_are_used_by_none(
-    measured: Any, alike: bool, bad: List[bool]
+    measured: Any, alike: bool, finite: bool, bad: List[bool]
 ) -> None:
     """Though they are finite, as they are where a rank has looked at its batch with a smaller scale."""
     s0, sent = GlobalScale(8.0, ScalePolicy(), None), []
     of_s0 = {} if alike else {"S0": [8.0, 0, s0.state.hysteresis_left]}
 
-    def told(own: Any, *, average: bool) -> Any:
+    def told(own: Any, kernels: Any, *, average: bool) -> Any:
         sent.append(own)
-        return [own, {**own, "bad": [float(bad[1])]}]
+        return [own, {**own, "bad": [float(bad[1])]}], finite
 
     exchange: Any = SimpleNamespace(sum_with=told)
-    scaling: Any = SimpleNamespace(shared_statistics=lambda: measured, adopt_statistics=lambda told: None)
+    scaling: Any = SimpleNamespace(
+        shared_statistics=lambda: measured, adopt_statistics=lambda told: None, kernels=CpuKernels()
+    )
     found = s0.exchange(exchange, scaling, average=True, alike=alike, bad=bad[0])
-    assert found == (8.0, any(bad))
+    assert found == (8.0, any(bad) or not finite)
     assert sent == [{**(measured or {}), **of_s0, "bad": [float(bad[0])]}]
 
 

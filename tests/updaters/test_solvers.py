@@ -25,7 +25,7 @@ from tests.worlds.networks import two_layers
 from tests.worlds.trainings import scaler_step, solver_of
 from tests.worlds.values import assert_equal, data, snapshot
 
-METHODS = ("zero_grad", "update", "weight_decay", "scale_grad", "get_parameters", "check_inf_or_nan_grad")
+METHODS = ("zero_grad", "update", "weight_decay", "scale_grad", "get_parameters")
 
 
 def written_in_python(*methods: str) -> Type[Solver]:
@@ -65,11 +65,14 @@ def test_a_solver_written_in_python_trains_as_the_one_that_it_wraps(loop: str) -
 def test_a_method_that_is_missing_in_python_is_named(missing: str) -> None:
     loss = two_layers(data(4, 3))
     solver = written_in_python(*(name for name in METHODS if name != missing))(solver_of())
-    make: Any = AdaptiveLossScalingUpdater
-    if missing == "check_inf_or_nan_grad":
-        make = lambda solver, loss: GradScaler(solver)  # noqa: E731
     with pytest.raises(TypeError, match=rf"nnabla solver; Wrapper must override {missing}\(\)"):
-        make(solver, loss)
+        AdaptiveLossScalingUpdater(solver, loss)
+
+
+@pytest.mark.parametrize("missing", ["update", "get_parameters"])
+def test_a_scaler_needs_no_method_but_these(missing: str) -> None:
+    with pytest.raises(TypeError, match=rf"nnabla solver; Wrapper must override {missing}\(\)"):
+        GradScaler(written_in_python(*{"update", "get_parameters"} - {missing})(solver_of()))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from ..hookless_steps import HooklessSteps, LeafList
 from ..leaf_gradients import Contribution, LeafGradients
 from ..prepared_graph import PreparedGraph
 from ..scaled_weights import ScaledWeights, rescale
-from ..written_leaves import WrittenLeaves
 from .hooked import Hooks
 
 
@@ -104,8 +103,8 @@ class HooklessPass:
                 self._kept.append(variable)
                 variable.persistent = True
 
-    def end(self) -> WrittenLeaves:
-        """Put weights back, measure, unscale gradients of leaves, and return these."""
+    def end(self) -> Sequence[Contribution]:
+        """Put weights back, measure, and unscale gradients of leaves; return these, in their order."""
         prepared, measured, scales = self._prepared, self._slice, self._schedule.scales
         prepared.storage.after = {}
         if self._weights is not None:
@@ -128,7 +127,7 @@ class HooklessPass:
             prepared.measurements.unscale_list(gradients)
             written += leaves
         self._running = []
-        return self._steps.written(written, prepared.plan, self._schedule.components)
+        return written
 
     def restore(self) -> None:
         """Put every swapped array back; harmless when none is swapped."""
