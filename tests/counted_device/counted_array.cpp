@@ -8,6 +8,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -52,10 +53,15 @@ const char* const DEVICE = "CountedArray";
 const char* const HOST_CLASSES[] = {"CpuCachedArray", "CpuArray"};
 
 std::atomic<long> to_host, to_device;
+long left = -1;  // arrays that there is memory for; negative: for any number
 std::vector<long> made;  // pairs of dtype and size
 
 nbla::Array* make(long size, nbla::dtypes dtype, const nbla::Context& context,
                   std::shared_ptr<nbla::AllocatorMemory> memory, long offset) {
+    if (left == 0) {
+        throw std::runtime_error("memory error in alloc\ncounted_array.cpp\nFailed to allocate again.");
+    }
+    left -= left > 0;
     made.push_back(static_cast<long>(dtype));
     made.push_back(size);
     nbla::Context on_host = context;
@@ -84,6 +90,7 @@ void install() {
     }
 }
 
+void leave_room_for(long arrays) { left = arrays; }
 long copies_to_host() { return to_host; }
 long copies_to_device() { return to_device; }
 long arrays_made() { return static_cast<long>(made.size()) / 2; }

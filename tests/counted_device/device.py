@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import collections
 import ctypes
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Counter, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Counter, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -165,6 +166,15 @@ class CountedDevice:
         kinds = {"float": ["float"], "half": ["half", "float"]}[type_config]
         backend = [f"{name}:{kind}" for name in ("cuda", "cpu") for kind in kinds]
         return nn.Context(backend, array_class, "0")
+
+    @contextmanager
+    def room_for(self, arrays: int) -> Iterator[None]:
+        """Memory for so many arrays more, and no other."""
+        self._library.leave_room_for(ctypes.c_long(arrays))
+        try:
+            yield
+        finally:
+            self._library.leave_room_for(ctypes.c_long(-1))
 
     def __enter__(self) -> Counts:
         self.counts = self.launcher.counts = Counts()
