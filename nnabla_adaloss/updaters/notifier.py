@@ -33,7 +33,7 @@ class Notifier:
         self._trained: Set[int] = set()
         # The last iteration with a gradient that was not zero; 0: none yet.
         self._last_gradient = 0
-        # Parameters, by name, for which no backward has written a gradient yet.
+        # Parameters, by name, for which no backward has left a gradient other than zero yet.
         self._untrained: Dict[str, nn.Variable] = {}
 
     def notify(self, policy: str, kind: str, message: str) -> None:
@@ -61,7 +61,7 @@ class Notifier:
         """
         self._lost_in_a_row = 0
         if self._untrained:
-            self._note_untrained(iteration)
+            self._note_untrained(iteration, nonzero, engines)
         # To ask a solver for its parameters takes as long as everything else here.
         if nonzero.isdisjoint(self._trained):
             parameters = parameters_of(solvers)
@@ -74,17 +74,32 @@ class Notifier:
         self._last_gradient = iteration
         return True
 
-    def _note_untrained(self, iteration: int) -> None:
+    def _note_untrained(
+        self, iteration: int, nonzero: AbstractSet[int], engines: Sequence[AdaptiveLossScaling]
+    ) -> None:
         """Note which parameters have a gradient now; warn after a while of those that never had one."""
-        self._untrained = {name: v for name, v in self._untrained.items() if v.grad.zeroing}
-        if self._untrained and iteration >= _SILENT:
+        self._untrained = {name: v for name, v in self._untrained.items() if hash(v) not in nonzero}
+        if not self._untrained or iteration < _SILENT:
+            return
+        left, self._untrained = self._untrained, {}
+        missing = [name for name, v in left.items() if v.grad.zeroing]
+        if missing:
             self.warn(
                 "untrained",
-                f"{len(self._untrained)} of the solver's parameters had no gradient in {iteration} updates "
-                f"(the first is {next(iter(self._untrained))!r}): the loss does not depend on them. Give the "
+                f"{len(missing)} of the solver's parameters had no gradient in {iteration} updates "
+                f"(the first is {missing[0]!r}): the loss does not depend on them. Give the "
                 "solver only those that it trains; `diagnose` lists the others",
             )
-            self._untrained = {}
+        # Other ranks may have had gradients, and an inactive loss may come later.
+        inactive = any(0.0 in engine.result.schedule.loss_weights for engine in engines if engine.result)
+        zero = [] if inactive else [name for name in left if name not in missing]
+        if zero and engines[0].kernels.gradients_are_zero([left[name] for name in zero]):
+            self.warn(
+                "zero gradients of some",
+                f"the gradients of {len(zero)} of the solver's parameters were exactly zero in {iteration} "
+                f"updates (the first is {zero[0]!r}): they underflow, or what they lead to passes none on. "
+                "`diagnose` says which",
+            )
 
     def _warn_of_zeros(self, iteration: int, scale: float, engines: Sequence[AdaptiveLossScaling]) -> None:
         in_a_row = iteration - self._last_gradient

@@ -359,6 +359,32 @@ def test_parameters_that_never_have_a_gradient_are_said_once(accum_grad: int) ->
             updater.update()
 
 
+@pytest.mark.parametrize("bias", [0.0, -50.0])
+def test_parameters_whose_gradients_stay_zero_are_named_once(bias: float) -> None:
+    x = data(4, 3)
+    dead = PF.affine(x, 5, b_init=np.full(5, bias), name="dead")
+    updater = updater_of(F.mean(PF.affine(F.relu(dead) + PF.affine(x, 5, name="alive"), 2, name="out") ** 2))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(205):
+            updater.update()
+    messages = [str(one.message) for one in found]
+    expected = ["2 of the solver's parameters were exactly zero in 100 updates (the first is 'dead/"]
+    assert [text in message for text, message in zip(expected, messages)] == [True] * len(messages)
+    assert len(messages) == (bias < 0)
+
+
+def test_parameters_of_a_loss_that_comes_later_are_no_alarm() -> None:
+    x, weight = data(4, 3), nn.Variable()
+    first, second = (F.mean(PF.affine(x, 2, name=name) ** 2) for name in ("first", "second"))
+    updater = updater_of(first + second * F.reshape(weight, ()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for iteration in range(120):
+            weight.d = float(iteration > 110)
+            updater.update()
+
+
 def test_running_statistics_frozen_parameters_and_those_that_come_later_are_no_alarm() -> None:
     x = data(4, 3)
     h = PF.batch_normalization(PF.affine(x, 5, fix_parameters=True, name="frozen"), name="bn")
