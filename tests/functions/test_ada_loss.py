@@ -91,6 +91,8 @@ def test_what_decides() -> None:
     assert decided(64.0, use_bound=True) == (16.0, Reason.SCALE_BOUND)
     assert decided(64.0, use_bound=True, previous_scale=256.0) == (4.0, Reason.ACCUMULATED_BOUND)
     assert decided(64.0, LARGE / 8, ONES) == (2.0, Reason.OVERFLOW_GUARD)
+    # The limit is that of the gradient as it arrives, whatever scale it carries.
+    assert decided(64.0, LARGE / 8, ONES, previous_scale=8.0) == (2.0, Reason.OVERFLOW_GUARD)
     assert decided(64.0, LARGE / 8, ONES, fan_in_bound=36.0) == (0.125, Reason.OVERFLOW_GUARD)
 
 
