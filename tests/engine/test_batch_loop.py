@@ -14,6 +14,7 @@ from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.core.verdict import PassVerdict, Rules
 from nnabla_adaloss.engine import BatchLoop
 from tests.worlds.networks import mlp
+from tests.worlds.tampering import Gate
 from tests.worlds.values import assert_close, constant, data, gradients, zero_grads
 
 
@@ -73,3 +74,24 @@ def test_a_lost_batch_is_measured_on_the_state_that_it_began_with() -> None:
     assert verdicts == [PassVerdict.GOOD, PassVerdict.GOOD, PassVerdict.OVERFLOW]
     assert len(began_with) == 4
     assert began_with[0] < began_with[1] < began_with[2] == began_with[3]
+
+
+def test_a_batch_that_no_scale_helps_leaves_scales_as_they_were() -> None:
+    nn.clear_parameters()
+    gate, h = Gate(), data(4, 5)
+    loss = F.mean(gate(PF.affine(h, 5, name="a", rng=np.random.RandomState(0))) ** 2)
+    scaling = AdaptiveLossScaling(FormatEmulation(loss))
+
+    def run_pass(again: bool) -> None:
+        zero_grads()
+        scaling.forward()
+        scaling.backward(again=again)
+
+    loop = BatchLoop(scaling, run_pass, nn.get_parameters().values, 2.0**-24)
+    for factor, verdict in ((1.0, PassVerdict.GOOD), (np.inf, PassVerdict.HOPELESS)):
+        gate.factor = factor
+        scaling.guard.begin()
+        scaling.guard.begin_batch(first=True, repeat=True)
+        assert loop.run(Rules(repeat=True, max_repeats=9)).verdict is verdict
+        assert scaling.components.assumed == {}
+        scaling.after_update()
