@@ -14,7 +14,8 @@ float and in a half context: a GPU runs half.
   addresses  of arrays that nnabla is asked for, one by one as on a GPU
   kind       of the last pass: "hookless", or why there were hooks around single functions
 
-Of each network there are as many functions as of the real one, but one map or two.
+Of each network there are as many functions as of the real one, but one map or two. The last two are those of
+published_shapes.py.
 
 For another checkout of the package, whose kernels are built, give its folder:
 
@@ -32,7 +33,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from time import thread_time
-from typing import Any, Callable, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 from unittest import mock
 
 import nnabla as nn
@@ -41,6 +42,7 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 from blocks import BLOCK
+from published_models import MODELS, constant
 
 import nnabla_adaloss
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
@@ -51,8 +53,6 @@ from nnabla_adaloss.kernels.addresses import addresses_of
 from nnabla_adaloss.kernels.cuda_launcher import Bytes, layout
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
-
-Build = Callable[[nn.Variable], nn.Variable]
 
 
 # Within a factor of two of what is left below the largest float16.
@@ -127,10 +127,10 @@ class IdleDevice:
         self._at_hand["unscale_add"][:] = largest
 
 
-def chain(x: nn.Variable) -> nn.Variable:
-    """100 affine layers of two maps."""
+def chain(x: nn.Variable, layers: int = 100) -> nn.Variable:
+    """Affine layers of two maps."""
     h = x
-    for i in range(100):
+    for i in range(layers):
         h = F.tanh(PF.affine(h, 2, name=f"layer{i}"))
     return h
 
@@ -163,20 +163,28 @@ def transformer(x: nn.Variable, blocks: int) -> nn.Variable:
     return PF.affine(F.mean(h, axis=1), 2, name="classes")
 
 
-class Case(NamedTuple):
-    """A network."""
+def classified(network: Callable[[nn.Variable], nn.Variable], shape: Tuple[int, ...]) -> nn.Variable:
+    """The cross entropy of a network on inputs of a shape."""
+    x, t = nn.Variable(shape), nn.Variable((shape[0], 1))
+    x.d, t.d = 0.1, 0
+    return F.mean(F.softmax_cross_entropy(network(x), t))
 
-    name: str
-    build: Build
-    shape: Tuple[int, ...]
+
+def published(name: str) -> nn.Variable:
+    """The loss of a model of published_models.py."""
+    model = MODELS[name]
+    found: Any = model.build(*map(constant, model.batch(np.random.default_rng(0))))
+    return found
 
 
-CASES = [
-    Case("ResNet-50", resnet50, (1, 3, 32, 32)),
-    Case("transformer, 6 blocks", partial(transformer, blocks=6), (1, 2, 4)),
-    Case("transformer, 12 blocks", partial(transformer, blocks=12), (1, 2, 4)),
-    Case("100 affine layers", chain, (1, 2)),
-]
+CASES: Dict[str, Callable[[], nn.Variable]] = {
+    "ResNet-50": partial(classified, resnet50, (1, 3, 32, 32)),
+    "transformer, 6 blocks": partial(classified, partial(transformer, blocks=6), (1, 2, 4)),
+    "transformer, 12 blocks": partial(classified, partial(transformer, blocks=12), (1, 2, 4)),
+    "100 affine layers": partial(classified, chain, (1, 2)),
+    "LSTM, 16 steps": partial(published, "lstm"),
+    "U-Net": partial(published, "unet"),
+}
 CONTEXTS = {"float": ["cpu:float"], "half": ["cpu:half", "cpu:float"]}
 
 
@@ -221,13 +229,14 @@ class TimedSolver:
         return getattr(self._solver, name)
 
 
-def measure(case: Case, kind: str, blocks: int) -> str:
-    """A line of the table: what an iteration takes besides nnabla."""
+@contextmanager
+def training(
+    build: Callable[[], nn.Variable], kind: str
+) -> Iterator[Tuple[AdaptiveLossScalingUpdater, IdleDevice, Native]]:
+    """Inside, an updater that has chosen its scales; its device, and the time of nnabla's own calls."""
     context, native = nn.Context(CONTEXTS[kind], HOST.array_class, HOST.device_id), Native()
     with idle_device() as device, nn.parameter_scope("", OrderedDict()), nn.context_scope(context):
-        x, t = nn.Variable(case.shape), nn.Variable((case.shape[0], 1))
-        x.d, t.d = 0.1, 0
-        loss = F.mean(F.softmax_cross_entropy(case.build(x), t))
+        loss = build()
         solver = S.Sgd(0.0)
         solver.set_parameters(nn.get_parameters())
         updater = AdaptiveLossScalingUpdater(
@@ -235,7 +244,13 @@ def measure(case: Case, kind: str, blocks: int) -> str:
         )
         for _ in range(BLOCK):
             updater.update()
-        launches, fetches = device.launches, device.fetches
+        yield updater, device, native
+
+
+def measure(name: str, kind: str, blocks: int) -> str:
+    """A line of the table: what an iteration takes besides nnabla."""
+    with training(CASES[name], kind) as (updater, device, native):
+        before = device.launches, device.fetches, device.addresses
         ours: List[float] = []
         theirs: List[float] = []
         for _ in range(blocks):
@@ -244,14 +259,18 @@ def measure(case: Case, kind: str, blocks: int) -> str:
                 updater.update()
             ours.append((thread_time() - began - native.seconds) / BLOCK)
             theirs.append(native.seconds / BLOCK)
-        iterations = BLOCK * blocks
-        per_update = (device.launches - launches) / iterations, (device.fetches - fetches) / iterations
-        result, calls = updater.scaling.result.kind, median(count_calls(updater.update) for _ in range(BLOCK))
-        asked = device.addresses / (iterations + 2 * BLOCK)
+        after = device.launches, device.fetches, device.addresses
+        result, calls = updater.scaling.result.kind, steady_calls(updater)
+    launches, fetches, asked = [(end - start) / (BLOCK * blocks) for start, end in zip(before, after)]
     return (
-        f"{case.name:24}{kind:6}{1e3 * median(theirs):11.2f}{1e3 * median(ours):9.2f}{calls:7.0f}"
-        f"{asked:11.0f}{per_update[0]:10.1f}{per_update[1]:7.1f}  {result}"
+        f"{name:24}{kind:6}{1e3 * median(theirs):11.2f}{1e3 * median(ours):9.2f}{calls:7.0f}"
+        f"{asked:11.0f}{launches:10.1f}{fetches:7.1f}  {result}"
     )
+
+
+def steady_calls(updater: AdaptiveLossScalingUpdater) -> float:
+    """The calls of functions in most updates."""
+    return median(count_calls(updater.update) for _ in range(BLOCK))
 
 
 def count_calls(call: Callable[[], Any]) -> int:
@@ -302,9 +321,9 @@ def main() -> None:
     print(f"nnabla_adaloss of {Path(nnabla_adaloss.__file__).parent}")
     columns = f"{'nnabla ms':>11}{'ours ms':>9}{'calls':>7}{'addresses':>11}{'launches':>10}{'waits':>7}"
     print(f"{'network':30}{columns}  kind")
-    for case in CASES:
+    for name in CASES:
         for kind in CONTEXTS:
-            print(measure(case, kind, options.blocks), flush=True)
+            print(measure(name, kind, options.blocks), flush=True)
 
 
 if __name__ == "__main__":

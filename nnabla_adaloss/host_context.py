@@ -58,4 +58,4 @@ def _bytes_type(count: int) -> Any:
 
 @lru_cache(maxsize=16)
 def _context_of(array_class: str, device_id: str) -> nn.Context:
-    return nn.Context(["cpu:float"], array_class, device_id)
+    return nn.Context([], array_class, device_id)

@@ -143,20 +143,25 @@ class Seen(NamedTuple):
 
     def gain(self, name: str) -> Optional[float]:
         """The largest gain of a component; None where nothing was measured."""
-        window = self.memory.windows.get(name)
-        known = None if window is None else window.amax
-        if name in self.memory.lost:
-            known = max(known or 0.0, self.memory.lost[name].gain)
-        for since in (self.memory.partial, self.lost, self.now):
-            if name in since and (known is None or since[name] > known):
-                known = since[name]
-        return known
+        return self.gains_of([name])[0]
+
+    def gains_of(self, names: Sequence[str]) -> List[Optional[float]]:
+        """`gain` of many components."""
+        windows, lost = self.memory.windows, self.memory.lost
+        found = [windows[name].amax if name in windows else None for name in names]
+        since = {name: one.gain for name, one in lost.items()}, self.memory.partial, self.lost, self.now
+        for gains in filter(None, since):
+            for index, name in enumerate(names):
+                known = found[index]
+                if name in gains and (known is None or gains[name] > known):
+                    found[index] = gains[name]
+        return found
 
     def limits(
         self, components: Components, weights: Tuple[float, ...], u_max: Sequence[float]
     ) -> ScaleLimits:
         """The limits that scales are chosen from; `u_max` has the largest magnitude of each component."""
-        gains = list(map(self.gain, components.names))
+        gains = self.gains_of(components.names)
         limits: List[Optional[float]] = []
         provisional: Dict[int, float] = {}
         for index, (name, gain, weight, largest) in enumerate(zip(components.names, gains, weights, u_max)):
@@ -208,7 +213,7 @@ class Seen(NamedTuple):
             not_exchanged=self.not_exchanged or measured.measured_all,
             settled=self.settled and not again,
         )
-        known = list(map(self.gain, names))
+        known = self.gains_of(names)
         counts = measured.measured_all or measured.has_gradients
         unseen = {
             i for i in components.computed if weights[i] and (known[i] is None or (counts and not known[i]))
@@ -351,4 +356,4 @@ def _larger(one: _Gains, other: _Gains) -> _Gains:
     """The larger of both, by name."""
     if not (one and other):
         return one or other
-    return {**one, **{n: value for n, value in other.items() if value > one.get(n, -1.0)}}
+    return {**one, **{n: value for n, value in other.items() if n not in one or value > one[n]}}

@@ -52,11 +52,7 @@ class AmaxWindow(NamedTuple):
     pushed: int = 0  # how many entries there were in all
     # By number; those that are smaller and older than another one are dropped, so that magnitudes fall.
     entries: Tuple[Tuple[int, float], ...] = ()
-
-    @property
-    def amax(self) -> float:
-        """The largest entry: the first, as those before a larger one are dropped. 0.0 without any."""
-        return self.entries[0][1] if self.entries else 0.0
+    amax: float = 0.0  # the largest entry: the first, as those before a larger one are dropped
 
     def push(self, magnitude: float, length: int) -> AmaxWindow:
         """The window after one more iteration, of which the last `length` count."""
@@ -66,7 +62,8 @@ class AmaxWindow(NamedTuple):
             start += 1
         while start < end and entries[end - 1][1] <= magnitude:
             end -= 1
-        return AmaxWindow(pushed, (*entries[start:end], (pushed, magnitude)))
+        entries = (*entries[start:end], (pushed, magnitude))
+        return AmaxWindow(pushed, entries, entries[0][1])
 
     def as_list(self) -> List[Any]:
         """The window as plain numbers and lists, for saving."""
@@ -75,17 +72,16 @@ class AmaxWindow(NamedTuple):
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> AmaxWindow:
         """The window that `as_list` returned; TypeError or ValueError when that cannot be."""
-        pushed, entries = values
-        window = cls(
-            integer("pushed", pushed), tuple((integer("entry", i), number("amax", x)) for i, x in entries)
-        )
+        pushed, found = values
+        entries = tuple((integer("entry", i), number("amax", x)) for i, x in found)
+        window = cls(integer("pushed", pushed), entries, entries[0][1] if entries else 0.0)
         numbers = [0, *(i for i, _ in window.entries), window.pushed + 1]
         magnitudes = [x for _, x in window.entries]
         # The last entry is that of the last iteration, and none is negative, infinite or NaN.
         in_order = all(a < b for a, b in zip(numbers, numbers[1:])) and numbers[-2] == window.pushed
         falling = all(a > b for a, b in zip([math.inf, *magnitudes], magnitudes))
         if not (in_order and falling and (not magnitudes or magnitudes[-1] >= 0.0)):
-            raise ValueError(f"entries={entries!r} are none of a window of {pushed} iterations")
+            raise ValueError(f"entries={found!r} are none of a window of {pushed} iterations")
         return window
 
 

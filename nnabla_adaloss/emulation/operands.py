@@ -50,12 +50,32 @@ def operands_of(
         fitted = is_product and i in factors and v.size > 1
         if fitted or v in unrounded:
             holds_gradient = i == 0 and function.multiplies_gradient and fitted
-            operand = Operand(hash(v), v, "data", holds_gradient, i, v.parent is None, precision, fitted)
+            operand = Operand(
+                key=hash(v),
+                variable=v,
+                attribute="data",
+                holds_gradient=holds_gradient,
+                position=i,
+                is_leaf=v.parent is None,
+                precision=precision,
+                fitted=fitted,
+            )
             operand = forward.setdefault(operand.key, operand)
             if function.reads_more or any(may_depend(f.grad_depends_input_data, of, i) for of in needs):
                 backward[operand.key] = operand
     outputs = [v for v in f.outputs if v.size > 1] if is_product and not function.more_behind else []
-    gradients = [Operand(hash(v), v, "grad", True, i, False, precision) for i, v in enumerate(outputs)]
+    gradients = [
+        Operand(
+            key=hash(v),
+            variable=v,
+            attribute="grad",
+            holds_gradient=True,
+            position=i,
+            is_leaf=False,
+            precision=precision,
+        )
+        for i, v in enumerate(outputs)
+    ]
     return [*forward.values()], [*backward.values(), *gradients]
 
 

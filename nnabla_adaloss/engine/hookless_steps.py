@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
 from operator import attrgetter
-from typing import Dict, FrozenSet, List, Mapping, Sequence, Tuple, Union
+from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 
-from ..core.components import LayerSlot, NodeStructure
+from ..core.components import Components, LayerSlot, NodeStructure
 from ..core.schedule import Rescale, ScaleSchedule, Step
 from ..emulation.rounded_storage import NativeStorage
 from ..graph.graph import Graph
@@ -21,6 +21,7 @@ from ..kernels.interface import UnscalingList
 from ..kernels.scratch import ScratchPool
 from .leaf_gradients import Contribution, contributions_of, is_exact
 from .scaled_weights import SwappedFactors
+from .written_leaves import WrittenLeaves
 
 _zeroing, _size = attrgetter("zeroing"), attrgetter("size")
 _GRAD = repeat("grad")
@@ -96,6 +97,7 @@ class HooklessSteps:
     # has written and that the next one writes.
     following: Mapping[int, Sequence[Contribution]]
     between: Mapping[int, Tuple[Rescale, ...]]  # rescales to run after a function, by its number
+    _written: Optional[WrittenLeaves] = None  # by the last pass
 
     @cached_property
     def lists(self) -> Tuple[List[LeafList], List[Contribution]]:
@@ -111,6 +113,15 @@ class HooklessSteps:
                 others.append(leaf)
         lists = [LeafList(self.leaves, direct, swapped=False), LeafList(self.leaves, swapped, swapped=True)]
         return [one for one, places in zip(lists, (direct, swapped)) if places], others
+
+    def written(
+        self, contributions: Sequence[Contribution], plan: GraphPlan, components: Components
+    ) -> WrittenLeaves:
+        """Contributions of a pass as written leaves, those of the pass before where they are the same."""
+        last = self._written
+        if last is None or last.components is not components or last.contributions != contributions:
+            self._written = last = WrittenLeaves(contributions, plan, components)
+        return last
 
     def hold_for(self, plan: GraphPlan) -> bool:
         """Return whether a graph of this plan has the same weights and leaves, for which the steps hold."""

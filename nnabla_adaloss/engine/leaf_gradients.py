@@ -42,7 +42,14 @@ def contributions_of(graph: Graph, plan: GraphPlan, node: NodeStructure, step: S
         if leaf in found:
             found[leaf] = found[leaf]._replace(others=(*found[leaf].others, variable))
         else:
-            found[leaf] = Contribution(leaf, node.number, variable, scale, node.half, node.own_references)
+            found[leaf] = Contribution(
+                leaf=leaf,
+                function=node.number,
+                variable=variable,
+                scale=scale,
+                half=node.half,
+                own_references=node.own_references,
+            )
     return list(found.values())
 
 
@@ -61,25 +68,6 @@ class Written(NamedTuple):
     # Whether `target` is the leaf's own gradient, which `master` holds a copy of.
     master_is_copy: bool = False
     of_others: Tuple[nn.NdArray, ...] = ()  # the gradients of `contribution.others`
-
-
-ContributionAmax = Tuple[Contribution, float]
-"""A contribution and its largest magnitude, divided by the scale; infinity where it is not finite."""
-
-
-def amax_by_contribution(written: Sequence[Contribution], largest: Sequence[float]) -> List[ContributionAmax]:
-    """Contributions that hold nothing but this batch's, each with its largest magnitude."""
-    # Those that were added up at one scale, as in a pass without hooks, are one.
-    found: List[ContributionAmax] = []
-    places: Dict[int, int] = {}
-    for contribution, amax in zip(written, largest):
-        alone, place = contribution.alone, places.get(contribution.leaf)
-        if place is not None and not alone and found[place][0].scale == contribution.scale:
-            found[place] = found[place][0], amax
-        elif alone or place is not None:
-            places[contribution.leaf] = len(found)
-            found.append((contribution, amax))
-    return found
 
 
 def _put_back(entry: Written) -> None:

@@ -236,6 +236,8 @@ class PreparedGraph:
             return None
         if not self._slices:
             wanted, count = self.statistics.wanted, self.schedules.iterations
-            self._slices = slices_of(self.plan, wanted, count, rounds=self.storage.rounds)
+            self._slices = slices_of(
+                self.plan, wanted, count, rounds=self.storage.rounds, uncounted=self.uncounted
+            )
         found = self._slices[number]
         return None if found is None or self.schedules.for_good(given_scale) else found

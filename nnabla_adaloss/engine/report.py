@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
-from typing import AbstractSet, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..core.components import Components
 from ..core.memory import PassMeasurements
@@ -16,9 +16,10 @@ from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels.measurements import Results
 from .chooser import Decided
-from .leaf_gradients import Contribution, ContributionAmax, amax_by_contribution
+from .leaf_gradients import Contribution
 from .prepared_graph import PreparedGraph
 from .statistics import GradientStatistics
+from .written_leaves import WrittenLeaves
 
 _position = attrgetter("leaf")
 
@@ -95,27 +96,26 @@ class PassReport:
 def report_of(
     prepared: PreparedGraph,
     decided: Decided,
-    leaves: Sequence[Contribution],
+    written: WrittenLeaves,
     results: Results,
     gradients: GradientStatistics,
     *,
     kind: str,
 ) -> PassReport:
-    """Report a pass that has run; `results` has the largest magnitude of each contribution to `leaves`."""
-    largest = results.largest
+    """Report a pass that has run; `results` has the largest magnitude of each contribution to leaves."""
+    leaves, largest = written.contributions, results.largest
     schedule, sliced, measure_all = decided.schedule, decided.slice, decided.measure
     plan, components = prepared.plan, schedule.components
     nonfinite = {p for p, (found, _) in gradients.items() if found.nonfinite} if gradients else set()
     found_bad = nonfinite or math.inf in largest
     amax: Dict[int, float] = {}
-    # Rare: one pass in a few measures, and overflows hardly ever.
-    written = amax_by_contribution(leaves, largest) if measure_all or sliced is not None or found_bad else []
     if measure_all or sliced is not None:
-        leaves_of_slice = {one.leaf for one in leaves} if sliced is None else sliced.leaves
-        counting = leaves_of_slice - prepared.uncounted
-        counted = [one for one in written if one[0].leaf in counting]
-        measured = _magnitudes(prepared, schedule, gradients)
-        amax = amax_of_components(plan, components, measured, counted)
+        counted = frozenset(plan.leaves) - prepared.uncounted if sliced is None else sliced.leaves
+        amax = written.amax_of_components(largest, counted)
+        for position, magnitude in _magnitudes(prepared, schedule, gradients):
+            index = components.of.get(position)
+            if index is not None and magnitude > amax.get(index, -1.0):
+                amax[index] = magnitude
     rounded = _rounded_nonfinite(prepared, schedule) if measure_all or found_bad else set()
     labels: Sequence[str] = ()
     first: Optional[int] = None
@@ -123,7 +123,7 @@ def report_of(
     if found_bad or rounded:
         bad = nonfinite | rounded
         bad_leaves = {one.leaf for one, found in zip(leaves, largest) if found == math.inf}
-        bad_functions, finite = _components_of_leaves(plan, components, written, bad_leaves)
+        bad_functions, finite = _components_of_leaves(plan, written, largest, bad_leaves)
         raised = rounded - nonfinite if measure_all else set()
         first = first_overflow(plan, components, bad, bad_functions, raised)
         labels = [
@@ -163,6 +163,8 @@ def _magnitudes(
     prepared: PreparedGraph, schedule: ScaleSchedule, gradients: GradientStatistics
 ) -> List[Tuple[int, float]]:
     """Measured gradients that count for their components, each with its largest magnitude, unscaled."""
+    if not (gradients or prepared.storage.rounds):
+        return []
     plan, keys, components = prepared.plan, prepared.graph.keys, schedule.components
     storage, single, limiting = prepared.storage, plan.single, plan.limiting_gradients
     measured = [(p, found.abs_max / scale) for p, (found, scale) in gradients.items() if p in limiting]
@@ -190,50 +192,23 @@ def _rounded_nonfinite(prepared: PreparedGraph, schedule: ScaleSchedule) -> Set[
 
 
 def _components_of_leaves(
-    plan: GraphPlan, components: Components, written: Sequence[ContributionAmax], bad_leaves: AbstractSet[int]
+    plan: GraphPlan, written: WrittenLeaves, largest: Sequence[float], bad_leaves: AbstractSet[int]
 ) -> Tuple[Dict[int, int], Set[int]]:
     """By number of a function the component of its leaf that is not finite; and those with a finite leaf."""
-    seen = {contribution.leaf for contribution, _ in written}
-    leaves = [(contribution.leaf, contribution.function, amax == math.inf) for contribution, amax in written]
+    counted = written.counted
+    leaves = [(one.function, component, largest[place] == math.inf) for one, place, component in counted]
+    seen = {one.contribution.leaf for one in counted}
     for node in plan.nodes:
         others = [leaf for leaf in map(plan.leaf, node.leaves) if leaf not in seen]
-        leaves += [(leaf, node.number, leaf in bad_leaves) for leaf in others]
+        leaves += [(node.number, written.component(leaf, node.number), leaf in bad_leaves) for leaf in others]
     finite: Set[int] = set()
     bad_functions: Dict[int, int] = {}
-    for leaf, function, is_bad in leaves:
-        component = component_of_leaf(plan, components, leaf, function)
+    for function, component, is_bad in leaves:
         if is_bad:
             bad_functions.setdefault(function, component)
         else:
             finite.add(component)
     return bad_functions, finite
-
-
-def amax_of_components(
-    plan: GraphPlan,
-    components: Components,
-    gradients: Iterable[Tuple[int, float]],
-    leaves: Iterable[ContributionAmax],
-) -> Dict[int, float]:
-    """The largest finite magnitude of each component, unscaled; gradients go by position."""
-    found: Dict[int, float] = {}
-    for position, largest in gradients:
-        index = components.of.get(position)
-        if index is not None and largest > found.get(index, -1.0):
-            found[index] = largest
-    for contribution, largest in leaves:
-        if largest < math.inf:
-            index = component_of_leaf(plan, components, contribution.leaf, contribution.function)
-            if largest > found.get(index, -1.0):
-                found[index] = largest
-    return found
-
-
-def component_of_leaf(plan: GraphPlan, components: Components, leaf: int, function: int) -> int:
-    """The component that the gradient of a leaf belongs to, which a function writes."""
-    if leaf in components.of and any(s.target == leaf for s in plan.by_number[function].slots):
-        return components.of[leaf]
-    return components.producers[function]
 
 
 def first_overflow(

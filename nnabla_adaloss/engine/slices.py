@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import AbstractSet, List, NamedTuple, Optional, Sequence
+from typing import AbstractSet, FrozenSet, List, NamedTuple, Optional, Sequence
 
 from ..graph.plan import GraphPlan
 from .statistics import Wanted
@@ -19,15 +19,17 @@ class Slice(NamedTuple):
     gradients: Sequence[int]
     weights: Sequence[int]
     activations: Sequence[int]  # that layers multiply by: nnabla frees them in backward
-    leaves: AbstractSet[int]  # whose gradients, which every pass unscales, count for the components
+    leaves: FrozenSet[int]  # whose gradients, which every pass unscales, count for the components
     last: bool  # whether everything has been measured when the pass ends
 
 
-def slices_of(plan: GraphPlan, wanted: Wanted, count: int, *, rounds: bool) -> List[Optional[Slice]]:
+def slices_of(
+    plan: GraphPlan, wanted: Wanted, count: int, *, rounds: bool, uncounted: AbstractSet[int] = frozenset()
+) -> List[Optional[Slice]]:
     """Divide the arrays that are measured into `count` slices, one for each iteration; None: nothing.
 
     Leaves that functions in half write count in every pass, so that of batches in turns none is missed:
-    all, where an emulated storage `rounds`.
+    all, where an emulated storage `rounds`; those that are `uncounted` never.
     """
     sizes = [math.prod(shape) for shape in plan.described.shapes]
     measured = {*plan.largest_gradients} | wanted.gradients | wanted.watched
@@ -46,7 +48,7 @@ def slices_of(plan: GraphPlan, wanted: Wanted, count: int, *, rounds: bool) -> L
     for number, (gradients, weights, activations, leaves) in enumerate(zip(*parts)):
         counted = always.union(leaves)
         one = Slice(gradients, weights, activations, counted, last=number == count - 1)
-        found.append(one if any(one) else None)
+        found.append(one._replace(leaves=counted - uncounted) if any(one) else None)
     return found
 
 

@@ -120,6 +120,8 @@ class Statistics:
 
     def measure(self, gradients: Sequence[Tuple[int, float]], data: Sequence[int]) -> None:
         """Start to measure arrays as they are now, all in one call; gradients go with their scales."""
+        if not (gradients or data):
+            return
         arrays = [self._graph.variables[position].grad for position, _ in gradients]
         found = [*gradients]
         if self._storage.rounds or not are_readable(arrays):
@@ -157,6 +159,8 @@ class Statistics:
 
     def measure_weights(self, positions: Sequence[int]) -> None:
         """Start to measure data as it is now, whatever an emulated storage makes of it."""
+        if not positions:
+            return
         tickets = self._measurements.measure(self._readable(positions))
         self._running.update((self._key(p), (ticket, 1.0)) for p, ticket in zip(positions, tickets))
 

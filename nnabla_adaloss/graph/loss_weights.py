@@ -174,7 +174,16 @@ class LossWeights:
                 factor = _factor(own, node, size, described)
                 before, after = components.producers[node.number], components.of[position]
                 counts = size != 1 or after in components.single
-                found.append(Passage(node.outputs[0], before, position, after, factor, degree, counts))
+                passage = Passage(
+                    output=node.outputs[0],
+                    before=before,
+                    input=position,
+                    after=after,
+                    factor=factor,
+                    degree=degree,
+                    counts=counts,
+                )
+                found.append(passage)
         return found
 
     def _weights(self, factors: Sequence[Optional[float]]) -> Tuple[float, ...]:

@@ -334,7 +334,10 @@ class GraphPlan:
             if self._needs[index][slot.input] and roles.count(self.leaf(target)) == 1 == inputs.count(factor):
                 name = label if slot.input == 0 else f"{label}:{slot.input}"
                 to_leaf = self._producers[index][slot.input] is None
-                found.append(LayerSlot(name, slot, target, factor, to_leaf, index in self._half))
+                half = index in self._half
+                found.append(
+                    LayerSlot(layer=name, gemm=slot, target=target, factor=factor, to_leaf=to_leaf, half=half)
+                )
         return found
 
     def _refuse_shared_factors(

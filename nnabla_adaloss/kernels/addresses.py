@@ -16,11 +16,8 @@ from nnabla import _nd_array
 from numpy.typing import NDArray
 
 from ..host_context import HOST
-from .arrays import FLOAT16, FLOAT32, dtype_of, is_zeroing
+from .arrays import FLOAT16, FLOAT32, Halves, dtype_of, is_zeroing
 from .native import LIBRARY
-
-Halves = Optional[NDArray[np.bool_]]
-"""Which of several arrays are float16, the others being float32; None: none of them."""
 
 Addresses = Union[Sequence[int], NDArray[np.int64]]
 

@@ -21,6 +21,9 @@ FLOAT16 = np.dtype(np.float16)
 dtype_of, is_zeroing, size_of = attrgetter("dtype"), attrgetter("zeroing"), attrgetter("size")
 _IS_HALF = {FLOAT32: False, FLOAT16: True}
 
+Halves = Optional[NDArray[np.bool_]]
+"""Which of several arrays are float16, the others being float32; None: none of them."""
+
 
 def stored_dtype(array: nn.NdArray) -> Optional[np.dtype[Any]]:
     """The dtype of what is stored; None when nothing was written since `zero()`."""
@@ -49,14 +52,6 @@ def are_readable(arrays: Sequence[nn.NdArray]) -> bool:
         return {*map(dtype_of, arrays)} <= {FLOAT32, FLOAT16}
     except RuntimeError:
         # One was set with fill(), and has no memory yet.
-        return False
-
-
-def are_float32(arrays: Sequence[nn.NdArray]) -> bool:
-    """Whether all arrays are stored as float32; False where it takes a closer look, too."""
-    try:
-        return {*map(dtype_of, arrays)} <= {FLOAT32}
-    except RuntimeError:
         return False
 
 
@@ -106,15 +101,19 @@ def is_half(x: nn.NdArray, argument: str = "x") -> bool:
         return False
 
 
-def which_are_half(arrays: Sequence[nn.NdArray]) -> NDArray[np.bool_]:
-    """`is_half` of many arrays, bool of shape (n,)."""
-    if are_float32(arrays):
-        return np.zeros(len(arrays), np.bool_)
+def which_are_half(arrays: Sequence[nn.NdArray]) -> Halves:
+    """`is_half` of many arrays, bool of shape (n,); None: of none of them."""
     try:
-        found = list(map(_IS_HALF.get, map(dtype_of, arrays)))
+        dtypes = list(map(dtype_of, arrays))
     except RuntimeError:
-        found = [None]
-    return np.array(list(map(is_half, arrays)) if None in found else found, np.bool_)
+        # One was set with fill(), and has no memory yet.
+        dtypes = list(map(dtype_or_float32, arrays))
+    if {*dtypes} <= {FLOAT32}:
+        return None
+    found = list(map(_IS_HALF.get, dtypes))
+    if None in found:
+        is_half(arrays[found.index(None)])
+    return np.array(found, np.bool_)
 
 
 def require_float32(x: nn.NdArray, argument: str) -> None:

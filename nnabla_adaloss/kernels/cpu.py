@@ -20,7 +20,6 @@ from .addresses import Addresses, addresses_of
 from .arrays import (
     FLOAT16,
     FLOAT32,
-    are_float32,
     is_half,
     require_float32,
     require_same_size,
@@ -83,7 +82,7 @@ class CpuKernels(Kernels):
         """`statistics` of many arrays."""
         if not arrays:
             return []
-        halves = None if are_float32(arrays) else which_are_half(arrays)
+        halves = which_are_half(arrays)
         table = np.zeros((len(arrays), _STATISTICS_TASK.size // 8), np.int64)
         table[:, 0] = addresses_of(arrays, halves, HOST)
         sizes = table[:, 1] = [x.size for x in arrays]
@@ -130,7 +129,7 @@ class CpuKernels(Kernels):
     def scaled_copy_all(self, copies: ScaledCopies) -> None:
         # One call into the library for all: calls cost as much as small arrays do.
         sources, targets, to_half = copies.sources, copies.targets, copies.half
-        from_half = None if are_float32(sources) else which_are_half(sources)
+        from_half = which_are_half(sources)
         sizes = require_same_sizes(sources, targets)
         tasks = copies.tasks_on_host
         if tasks is None or from_half is not None or copies.sizes != sizes:
@@ -183,8 +182,8 @@ class CpuKernels(Kernels):
             tasks = _scale_tasks(where, to, gradients.sizes, factors=gradients.factors)
             gradients.tasks_on_host = tasks
         tasks[:, 0], tasks[:, 1] = where, to
-        if halves is not None:
-            tasks[:, 3] = halves
+        if masters is not None:
+            tasks[:, 3] = 0 if halves is None else halves
         return self._scale(tasks.tobytes())
 
     def _round(

@@ -10,7 +10,6 @@ from typing import Any, Optional, Sequence, Tuple
 import nnabla as nn
 import numpy as np
 from nnabla import NdArray
-from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
@@ -101,13 +100,12 @@ class CudaKernels(Kernels):
         """`unscale_add` for many gradients; their largest magnitudes go to places from `first` on."""
         factors = [unscaling_factor(scale) for _, _, scale, _ in gradients]
         addresses, flags = self._read([source for source, *_ in gradients])
+        flags = flags | self._accumulate * np.array([accumulate for *_, accumulate in gradients], np.bool_)
         places, targets, sizes = range(first, first + len(gradients)), [], []
         for index, (source, master, _, accumulate) in enumerate(gradients):
             sizes.append(require_same_size(source, master))
             if accumulate or source is master:
                 require_float32(master, "master")
-            if accumulate:
-                flags[index] |= self._accumulate
             in_place = master is source
             targets.append(addresses[index] if in_place else self._address(master, not accumulate))
         tasks = DeviceTasks(addresses, targets, sizes, rows=places, factors=factors, flags=flags)
@@ -196,12 +194,13 @@ class CudaKernels(Kernels):
         sizes = require_same_sizes(copies.sources, copies.targets)
         read, flags = self._read(copies.sources)
         if copies.half is not None:
-            flags |= self._target_is_half * copies.half
-        written = addresses_of(copies.targets, flags != 0, self.context, write_only=True)
+            flags = flags | self._target_is_half * copies.half
+        halves = None if isinstance(flags, int) else flags != 0
+        written = addresses_of(copies.targets, halves, self.context, write_only=True)
         self._launch("scaled_copy", DeviceTasks(read, written, sizes, factors=copies.alphas, flags=flags))
 
     def _copy(self, packed: PackedArrays, sources: Addresses, targets: Addresses) -> None:
-        flags = self._source_is_half * packed.halves
+        flags = 0 if packed.halves is None else self._source_is_half * packed.halves
         tasks = DeviceTasks(sources, targets, packed.sizes, flags=flags, independent=True)
         self._launch("scaled_copy", tasks)
 
@@ -230,10 +229,11 @@ class CudaKernels(Kernels):
     def _address(self, x: NdArray, write_only: bool = False) -> int:
         return addresses_of([x], None, self.context, write_only=write_only)[0]
 
-    def _read(self, arrays: Sequence[NdArray]) -> Tuple[Addresses, NDArray[np.int64]]:
+    def _read(self, arrays: Sequence[NdArray]) -> Tuple[Addresses, Any]:
         """The addresses of what is read, and the flags that say how."""
         halves = which_are_half(arrays)
-        return addresses_of(arrays, halves, self.context), self._source_is_half * halves
+        flags = 0 if halves is None else self._source_is_half * halves
+        return addresses_of(arrays, halves, self.context), flags
 
     def _readings(self, arrays: Sequence[NdArray], rows: Column = 0) -> DeviceTasks:
         """Tasks that read, with their results in these rows."""

@@ -15,6 +15,7 @@ from ..core.statistics import ArrayStatistics
 from .addresses import Addresses, addresses_of
 from .arrays import (
     FLOAT32,
+    Halves,
     as_float32,
     float32_copy,
     is_readable,
@@ -107,7 +108,7 @@ class PackedArrays:
         # One array, so that nnabla is asked for one address in place of many.
         self.array = NdArray((0,))
         # Which of them are float16, since they were packed last.
-        self.halves = np.zeros(0, np.bool_)
+        self.halves: Halves = None
 
     def make_room(self, sizes: List[int]) -> None:
         """Make room for arrays of these sizes, where the ones before had others."""

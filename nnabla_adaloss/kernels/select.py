@@ -27,7 +27,8 @@ def _cpu_kernels() -> CpuKernels:
 @cache
 def _cuda_kernels(array_class: str, device_id: str) -> CudaKernels:
     # Compiled code and 5 MB of workspace are the device's: one of each per process, whoever asks for it.
-    return CudaKernels(nn.Context(["cuda:float", "cpu:float"], array_class, device_id))
+    # Without backends, as `HOST` is: nnabla would convert their names for each address.
+    return CudaKernels(nn.Context([], array_class, device_id))
 
 
 def select_kernels(context: nn.Context) -> Kernels:

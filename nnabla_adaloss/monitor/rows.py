@@ -123,12 +123,12 @@ def row_of(event: LayerScaled, *, histograms: bool, data: bool) -> LayerRow:
             known[f"{name}_max"] = seen.statistics.abs_max
             known[f"{name}_subnormal"] = seen.subnormals / nonzero if nonzero else 0.0
     return LayerRow(
-        record.iteration,
-        record.attempt,
-        record.layer,
-        record.alpha,
-        record.accumulated_scale,
-        record.reason.value,
+        iteration=record.iteration,
+        attempt=record.attempt,
+        layer=record.layer,
+        alpha=record.alpha,
+        scale=record.accumulated_scale,
+        reason=record.reason.value,
         **known,
     )
 

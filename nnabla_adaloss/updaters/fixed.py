@@ -89,7 +89,6 @@ class FixedLossScalingUpdater(AdaptiveLossScalingUpdater):
         self._undo_batches()
         verdict, _ = self._exchange.agree(outcome, repeat=False)
         self._count_lost(verdict, outcome)
-        self.scaling.drop_iteration()
         self._undone.clear()
         return UpdateResult(
             False,

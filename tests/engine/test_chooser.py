@@ -50,6 +50,15 @@ def test_a_fixed_scale_is_guarded_against_overflow_as_any_other() -> None:
     assert scaling.accumulated_scales == {"b/affine": 2.0**11}
 
 
+def test_a_fixed_method_leaves_a_given_s0_as_it_is_whatever_was_measured() -> None:
+    # A function that clips gradients parts components, without a layer, too.
+    y = F.clip_grad_by_value(layers(5, 5), constant(-np.ones((4, 5))), constant(np.ones((4, 5))))
+    scaling = AdaptiveLossScaling(F.mean(y**2), AdaLossConfig("fixed"))
+    settle(scaling, 0)
+    run(scaling, 2.0**40, iteration=1)
+    assert scaling.result.schedule.component_scales == [2.0**40] * 2
+
+
 def test_seed_gradients_that_grow_from_pass_to_pass_are_measured_in_each() -> None:
     y = layers(5, 5)
     scaling = AdaptiveLossScaling(FormatEmulation(y, "float16"), AdaLossConfig(delay=1))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, List, Optional
 
 import nnabla as nn
@@ -14,32 +13,10 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation
-from nnabla_adaloss.engine.leaf_gradients import Contribution, amax_by_contribution
 from tests.worlds.networks import layers, mlp
 from tests.worlds.passes import look
-from tests.worlds.tampering import Gate, Interrupted
+from tests.worlds.tampering import Interrupted, Sometimes
 from tests.worlds.values import Values, assert_equal, bits, data, gradients, zero_grads
-
-
-def test_what_functions_write_is_told_apart_where_each_is_by_itself_else_as_a_sum_for_the_first() -> None:
-    v = nn.Variable((2,), need_grad=True)
-
-    def entry(leaf: int, function: int, scale: float, *, alone: bool) -> Contribution:
-        return Contribution(leaf, function, v, scale, half=False, own_references=False, alone=alone)
-
-    def told(written: List[Contribution], largest: List[float]) -> List[Any]:
-        return [(taken.leaf, taken.function, amax) for taken, amax in amax_by_contribution(written, largest)]
-
-    first = [entry(0, 7, 2.0, alone=True), entry(1, 6, 2.0, alone=True)]
-    rounded = [*first, entry(0, 5, 8.0, alone=True)]
-    assert told(rounded, [3.0, 1.0, math.inf]) == [(0, 7, 3.0), (1, 6, 1.0), (0, 5, math.inf)]
-    # With another scale a sum counts for who has added: the first component's scale says nothing about it.
-    added = [*first, entry(0, 5, 8.0, alone=False)]
-    assert told(added, [3.0, 1.0, 4.0]) == [(0, 7, 3.0), (1, 6, 1.0), (0, 5, 4.0)]
-    alike = [*first, entry(0, 5, 2.0, alone=False)]
-    assert told(alike, [3.0, 1.0, 4.0]) == [(0, 7, 4.0), (1, 6, 1.0)]
-    # What an earlier batch has left in a gradient is not told apart either, and is no matter of this one.
-    assert told([entry(0, 7, 2.0, alone=False)] * 2, [3.0, 5.0]) == []
 
 
 @pytest.mark.parametrize("hook", [None, look])
@@ -173,16 +150,6 @@ def test_an_interruption_between_two_functions_that_write_a_leaf(
         assert (gradient == before).all() or (gradient == hooked[name]).all()
     assert (hookless["again/affine/W"] != before).any()
     assert (hookless["layer0/affine/W"] == before).all()
-
-
-class Sometimes(Gate):
-    """The identity; its backward writes its gradient when it is told to."""
-
-    writes = False
-
-    def backward_impl(self, *args: Any) -> None:
-        if self.writes:
-            super().backward_impl(*args)
 
 
 @pytest.mark.parametrize("storage", [None, "float16"])

@@ -48,5 +48,7 @@ def test_all_contexts_of_a_gpu_share_kernels(
         select._cuda_kernels.cache_clear()
     assert isinstance(half, CudaKernels)
     assert half is single is on_host
+    # Each name would be converted for each address.
+    assert half.context.backend == []
     assert other is not half
     assert made == [0, 1]

@@ -118,6 +118,7 @@ def test_whatever_overflows_no_scale_is_lowered_and_nothing_raised() -> None:
     updater = updater_on(training(overflow=range(40), nan=[3]))
     assert {updater.update()[:4] for _ in range(40)} == {(False, 128.0, 0, "overflow")}
     assert updater.counters.lost == {"overflow": 39, "nonfinite_loss": 1}
+    assert {updater.on_nonfinite_loss, updater.on_nonfinite_forward, updater.on_scale_floor} == {"skip"}
 
 
 def test_a_scale_that_is_assigned_is_used() -> None:

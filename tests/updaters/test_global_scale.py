@@ -67,6 +67,13 @@ def test_a_measured_scale_is_that_of_the_last_update(comm: Any) -> None:
     assert len({*scales}) == 3
 
 
+def test_a_measured_scale_is_not_lowered_beside_those_of_components() -> None:
+    s0 = GlobalScale(8.0, ScalePolicy(), HistoryPolicy())
+    before = s0.state
+    assert not s0.lower()
+    assert s0.state == before
+
+
 def test_after_an_exchange_all_ranks_have_the_lowest_scale() -> None:
     s0 = GlobalScale(8.0, ScalePolicy(hysteresis=3), None)
     heard: List[Any] = []

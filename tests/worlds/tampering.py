@@ -65,3 +65,13 @@ class Interrupted(Gate):
         if self.left == 0:
             raise KeyboardInterrupt
         return super().changed(g)
+
+
+class Sometimes(Gate):
+    """The same; its backward writes its gradient only while it ``writes``."""
+
+    writes = False
+
+    def backward_impl(self, *args: Any) -> None:
+        if self.writes:
+            super().backward_impl(*args)

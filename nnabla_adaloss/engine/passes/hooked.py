@@ -13,9 +13,10 @@ from ...graph.graph import Graph
 from ...graph.hooks import Hook
 from ..chooser import Decided
 from ..layer_watch import LayerWatch
-from ..leaf_gradients import Contribution, LeafGradients, contributions_of
+from ..leaf_gradients import LeafGradients, contributions_of
 from ..prepared_graph import PreparedGraph
 from ..scaled_weights import ScaledWeights, rescale
+from ..written_leaves import WrittenLeaves
 
 Hooks = Sequence[Optional[Hook]]
 """Hooks that are called in turn; None is left out."""
@@ -76,10 +77,10 @@ class HookedPass:
         # A call of a hook costs: what is to be done after a function is done before the next, or by `end`.
         return (self._finish_last, self._prepare, self._pre_hook), ()
 
-    def end(self) -> Sequence[Contribution]:
-        """Unscale gradients of leaves; return all contributions, in the order in which they were unscaled."""
+    def end(self) -> WrittenLeaves:
+        """Unscale gradients of leaves, and return them."""
         self._finish_last()
-        return self._leaves.finish()
+        return WrittenLeaves(self._leaves.finish(), self._prepared.plan, self._decided.schedule.components)
 
     def restore(self) -> None:
         """Put every swapped array back; harmless when none is swapped."""

@@ -17,6 +17,7 @@ from ..hookless_steps import HooklessSteps, LeafList
 from ..leaf_gradients import Contribution, LeafGradients
 from ..prepared_graph import PreparedGraph
 from ..scaled_weights import ScaledWeights, rescale
+from ..written_leaves import WrittenLeaves
 from .hooked import Hooks
 
 
@@ -103,8 +104,8 @@ class HooklessPass:
                 self._kept.append(variable)
                 variable.persistent = True
 
-    def end(self) -> Sequence[Contribution]:
-        """Put weights back, measure, and unscale gradients of leaves; return these, in their order."""
+    def end(self) -> WrittenLeaves:
+        """Put weights back, measure, unscale gradients of leaves, and return these."""
         prepared, measured, scales = self._prepared, self._slice, self._schedule.scales
         prepared.storage.after = {}
         if self._weights is not None:
@@ -127,7 +128,7 @@ class HooklessPass:
             prepared.measurements.unscale_list(gradients)
             written += leaves
         self._running = []
-        return written
+        return self._steps.written(written, prepared.plan, self._schedule.components)
 
     def restore(self) -> None:
         """Put every swapped array back; harmless when none is swapped."""

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leaf gradients that a pass has written, and their largest magnitudes by component."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import AbstractSet, Any, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.components import Components
+from ..graph.plan import GraphPlan
+from .leaf_gradients import Contribution
+
+
+class CountedLeaf(NamedTuple):
+    """A contribution that holds nothing but this batch's gradient."""
+
+    contribution: Contribution
+    place: int  # of its largest magnitude, among those of all contributions
+    component: int  # that its gradient belongs to
+
+
+class _Groups(NamedTuple):
+    """Places of magnitudes, sorted by component, and where the places of each component begin."""
+
+    places: NDArray[np.intp]
+    starts: NDArray[np.intp]
+    components: Sequence[int]
+
+
+class WrittenLeaves:
+    """Contributions of a pass, in the order of unscaling; passes that write the same ones share it."""
+
+    def __init__(
+        self, contributions: Sequence[Contribution], plan: GraphPlan, components: Components
+    ) -> None:
+        self.contributions, self.components, self._plan = contributions, components, plan
+        self._groups: Dict[AbstractSet[int], _Groups] = {}
+
+    @cached_property
+    def counted(self) -> List[CountedLeaf]:
+        """Contributions whose largest magnitudes are known."""
+        return [
+            CountedLeaf(one, place, self.component(one.leaf, one.function))
+            for one, place in places_of_contributions(self.contributions)
+        ]
+
+    def component(self, leaf: int, function: int) -> int:
+        """The component that the gradient of a leaf belongs to, which a function writes."""
+        of = self.components.of
+        if leaf in of and any(slot.target == leaf for slot in self._plan.by_number[function].slots):
+            return of[leaf]
+        return self.components.producers[function]
+
+    def amax_of_components(self, largest: Sequence[float], leaves: FrozenSet[int]) -> Dict[int, float]:
+        """The largest finite magnitude that these leaves show of each component, of the `largest` of all."""
+        groups = self._groups.get(leaves)
+        if groups is None:
+            groups = self._groups[leaves] = _grouped(
+                [one for one in self.counted if one.contribution.leaf in leaves]
+            )
+        if not groups.components:
+            return {}
+        magnitudes = np.array(largest)[groups.places]
+        magnitudes[magnitudes == math.inf] = -1.0
+        found: Any = np.maximum.reduceat(magnitudes, groups.starts).tolist()
+        return {index: amax for index, amax in zip(groups.components, found) if amax >= 0.0}
+
+
+def _grouped(counted: Sequence[CountedLeaf]) -> _Groups:
+    ordered = sorted(counted, key=lambda one: one.component)
+    places = np.array([one.place for one in ordered], np.intp)
+    components, starts = np.unique([one.component for one in ordered], return_index=True)
+    return _Groups(places, starts, components.tolist())
+
+
+def places_of_contributions(written: Sequence[Contribution]) -> List[Tuple[Contribution, int]]:
+    """Contributions that hold nothing but this batch's, each with the place of its magnitude."""
+    # Those that were added up at one scale, as in a pass without hooks, are one.
+    found: List[Tuple[Contribution, int]] = []
+    places: Dict[int, int] = {}
+    for index, contribution in enumerate(written):
+        alone, place = contribution.alone, places.get(contribution.leaf)
+        if place is not None and not alone and found[place][0].scale == contribution.scale:
+            found[place] = found[place][0], index
+        elif alone or place is not None:
+            places[contribution.leaf] = len(found)
+            found.append((contribution, index))
+    return found
