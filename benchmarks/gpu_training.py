@@ -49,6 +49,7 @@ from nnabla_adaloss import (
     DynamicLossScalingUpdater,
 )
 from nnabla_adaloss.graph.loss import LossSeed
+from nnabla_adaloss.kernels import select_kernels
 
 BLOCK = 16
 FLOOR = "fixed, unchecked"
@@ -90,7 +91,8 @@ class Training:
             self._solver.set_parameters(nn.get_parameters())
         if timed:
             adaptive = method in ("adaptive", "approx_range")
-            self.loss = TimedLoss(self.loss, LossSeed(self.loss) if adaptive else None)
+            seed = LossSeed(self.loss, select_kernels(context).scaled_float32) if adaptive else None
+            self.loss = TimedLoss(self.loss, seed)
         self.update: Callable[[], Any] = self._by(method)
 
     def _by(self, method: str) -> Callable[[], Any]:

@@ -48,7 +48,7 @@ import nnabla_adaloss
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.graph.loss import LossSeed
 from nnabla_adaloss.host_context import HOST
-from nnabla_adaloss.kernels import CudaKernels, cuda, interface
+from nnabla_adaloss.kernels import CudaKernels, cuda, interface, select_kernels
 from nnabla_adaloss.kernels.addresses import addresses_of
 from nnabla_adaloss.kernels.cuda_launcher import Bytes, layout
 
@@ -210,7 +210,8 @@ class TimedLoss:
     """A loss whose forward and backward are timed."""
 
     def __init__(self, loss: nn.Variable, native: Native) -> None:
-        self.variable, self._seed = loss, LossSeed(loss)
+        self.variable = loss
+        self._seed = LossSeed(loss, select_kernels(loss.parent.context).scaled_float32)
         self.forward, self._backward = native.timed(loss.forward), native.timed(loss.backward)
 
     def backward(self, scale: float = 1.0, *arguments: Any, grad: Any = None) -> None:
