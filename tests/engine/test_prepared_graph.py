@@ -311,3 +311,18 @@ def test_a_graph_that_is_built_again_leaves_the_one_before_as_it_was() -> None:
         prepared.statistics.measure([(position, 1.0)], ())
         measured, _ = prepared.statistics.finish(lambda _: 1.0)
         assert measured[position][0].abs_max == value
+
+
+def test_slices_are_divided_by_the_sizes_of_the_graph_in_use() -> None:
+    def engine(batch: int) -> AdaptiveLossScaling:
+        h = F.tanh(PF.affine(F.tanh(PF.affine(data(batch, 8), 64, name="a")), 8, name="b"))
+        return AdaptiveLossScaling(F.mean(h**2))
+
+    def slices(scaling: AdaptiveLossScaling) -> Any:
+        return [settle(scaling, iteration) and scaling._graph.current()._slices for iteration in range(3)][-1]
+
+    nn.clear_parameters()
+    small, large = engine(4), engine(2048)
+    of_small = slices(small)
+    large.go_on_from(small)
+    assert slices(large) == slices(engine(2048)) != of_small
