@@ -164,7 +164,9 @@ def _add_report(commands: Any) -> None:
         help="the page; one that is there is replaced, but no other file (default: RUN.html or "
         "RUN_and_OTHER.html)",
     )
-    parser.add_argument("--title", help="heading of the page (default: the names of the recordings)")
+    parser.add_argument(
+        "--title", help="heading of the page (default: the storage format, or the names of two recordings)"
+    )
     parser.set_defaults(run=_report)
 
 
@@ -182,7 +184,7 @@ def _report(options: argparse.Namespace) -> int:
             if not recording.rows:
                 raise ValueError(f"nothing was recorded in {path}: there is nothing to draw")
         if len(paths) == 1:
-            page = page_of(recordings[0], options.title or paths[0].name)
+            page = page_of(recordings[0], paths[0].name, options.title)
         else:
             one, two = map(str, paths) if paths[0].stem == paths[1].stem else (path.stem for path in paths)
             two += ", again" if one == two else ""

@@ -28,15 +28,15 @@ FORMATS: Dict[str, Precision] = {
     "float8_e4m3": Precision("float8_e4m3"),
 }
 WAYS: Dict[str, Method] = {name: METHODS[name] for name in METHOD_TITLES}
-# Of Okabe and Ito's colours; dashes and widths tell lines apart in grey, too.
-_LINES: Dict[str, Tuple[str, str, float, str]] = {
-    "none": ("#999999", ":", 1.5, "no scaling"),
-    "fixed_128": ("#e69f00", ":", 1.5, "fixed 128"),
-    "dynamic_8": ("#56b4e9", "--", 1.5, "dynamic from 8"),
-    "dynamic_65536": ("#0072b2", "--", 1.5, "dynamic from 65536"),
-    "one_scale": ("#000000", "-", 1.5, "one measured scale"),
-    "approx_range": ("#cc79a7", "-", 1.5, "approx_range"),
-    "amax_history": ("#d55e00", "-", 3.0, "amax_history"),
+# Colour, marker, dashes and name; colours are those of compare.png.
+_LINES: Dict[str, Tuple[str, str, str, str]] = {
+    "none": ("#b8442f", "X", "-", "no scaling"),
+    "fixed_128": ("#d89a1c", "s", "-", "fixed 128"),
+    "dynamic_8": ("#7db0de", "d", "-", "dynamic from 8"),
+    "dynamic_65536": ("#2e6fb0", "D", "-", "dynamic from 65536"),
+    "one_scale": ("#222222", "^", ":", "one measured scale"),
+    "approx_range": ("#8a5aa8", "v", ":", 'method "approx_range"'),
+    "amax_history": ("#1a8a5f", "o", "-", "the default: adaptive"),
 }
 _TITLES = {"heads": "two heads on one trunk", "towers": "two networks, one input"}
 _EXPONENTS = range(0, -21, -1)
@@ -162,13 +162,15 @@ def draw(path: Path, lines: List[Line]) -> None:
 
 
 def _panel(axes: Any, lines: List[Line]) -> None:
-    for method in WAYS:
+    for index, method in enumerate(WAYS):
         mine = sorted((r for r in lines if r["method"] == method), key=lambda r: -float(r["ratio"]))
-        color, dashes, width, label = _LINES[method]
+        color, marker, dashes, label = _LINES[method]
         ratios, errors = [r["ratio"] for r in mine], [of_small_loss(r) for r in mine]
-        # Dashes show what they lie on.
-        on_top = 3.0 if dashes == "--" else 2.0
-        axes.plot(ratios, errors, color=color, ls=dashes, lw=width, label=label, zorder=on_top)
+        # Markers take turns, so that lines which coincide are all seen.
+        turns = {"marker": marker, "markevery": (index, len(WAYS)), "markersize": 6.0, "clip_on": False}
+        # Dots show the line beneath them.
+        width, on_top = (1.2, 3.0) if dashes == ":" else (2.4, 2.0)
+        axes.plot(ratios, errors, color=color, ls=dashes, lw=width, label=label, zorder=on_top, **turns)
     axes.set(xscale="log", yscale="log", ylim=(3e-4, 3.0), xlim=(1.0, 1e-20))
     axes.set_xticks([1.0, 1e-5, 1e-10, 1e-15, 1e-20], ["1", "1e-5", "1e-10", "1e-15", "1e-20"])
     axes.minorticks_off()

@@ -187,13 +187,13 @@ def choose(
     largest = limits.largest(components)
     for edge in _in_order(components, weights):
         before, own, layer = found[edge.before], limit[edge.after], edge.layer
-        wanted, reason = math.inf, Reason.ROOM
+        wanted, reason = math.inf, Reason.SCALE_LIMIT
         if layer is not None and method_alpha is not None:
             base = min(before, start.start_scale * alphas[edge.before])
             wanted, reason = method_alpha(layer, before, base)
         scale = limits.along(components, edge, own, before, wanted, start, largest.get(edge.after, 0.0))
         if scale == own:
-            reason = Reason.ROOM if own == limits.limits[edge.after] else Reason.LEVEL
+            reason = Reason.SCALE_LIMIT if own == limits.limits[edge.after] else Reason.EQUALIZED
         scale = min(scale, limits.provisional.get(edge.after, math.inf))
         scale = before * floor_power_of_two(scale / before) if start.power_of_two else scale
         # Several edges may lead to a component that was never measured: the first that brings a nonzero

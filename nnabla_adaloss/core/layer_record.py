@@ -17,22 +17,22 @@ class Reason(str, Enum):
         SCALE_BOUND: `scale_upper_bound`.
         ACCUMULATED_BOUND: `accum_upper_bound`, over the product of the scales from the loss to the layer.
         OVERFLOW_GUARD: a larger one could have made the input gradient overflow.
-        ROOM: a larger one would leave the gradients behind the layer less than the margin.
-        LEVEL: the gradients around the layer have nearly the same room, and share a scale.
+        SCALE_LIMIT: it brings the gradients behind the layer to the largest scale that they leave room for.
+        EQUALIZED: the gradients before and behind the layer have nearly the same limit, and take the smaller.
         WEIGHT_RANGE: a larger one would have made the scaled copy of the weight overflow.
         BRANCHES: another function's contribution to the same gradient carries this scale already, or the
             gradients around the layer share a scale because only hooks could part them.
         NONFINITE: the gradient or the weight holds an infinity or a NaN: no scale would help.
         UNKNOWN: nothing was measured yet that the method could use.
-        HELD: it was chosen some iterations ago, and would be chosen again, or is not measured anew yet.
+        HELD: it was chosen in an earlier iteration and still holds: nothing was measured since, or the same.
     """
 
     METHOD = "method"
     SCALE_BOUND = "scale bound"
     ACCUMULATED_BOUND = "accumulated bound"
     OVERFLOW_GUARD = "overflow guard"
-    ROOM = "room"
-    LEVEL = "level"
+    SCALE_LIMIT = "scale limit"
+    EQUALIZED = "equalized"
     WEIGHT_RANGE = "weight range"
     BRANCHES = "meeting of branches"
     NONFINITE = "non-finite"
@@ -58,6 +58,7 @@ class LayerRecord(NamedTuple):
         attempt: number of the backward pass within its iteration, from 0: retries of a batch count on, and so
             do micro-batches (`accum_grad`). Each wrapped graph counts by itself; functions that scale without
             an engine leave it 0.
+        loss_weight: what the loss is multiplied by on the way to the layer, which S makes up for.
     """
 
     iteration: int
@@ -71,3 +72,4 @@ class LayerRecord(NamedTuple):
     weight: Optional[ArrayStatistics]
     reason: Reason = Reason.METHOD
     attempt: int = 0
+    loss_weight: float = 1.0

@@ -28,6 +28,13 @@ def is_power_of_two(value: float) -> bool:
     return math.frexp(value)[0] == 0.5
 
 
+def scale_text(scale: float) -> str:
+    """A scale for people: a small or large power of two with its exponent (2^11), others in digits."""
+    if is_power_of_two(scale) and not 1.0 <= scale <= 16.0:
+        return f"2^{math.frexp(scale)[1] - 1}"
+    return f"{scale:g}"
+
+
 def clamp_scale(scale: float) -> float:
     """`scale`, or the nearest positive normal finite number where arithmetic under- or overflowed."""
     if _SMALLEST <= scale <= _LARGEST:

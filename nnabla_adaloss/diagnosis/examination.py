@@ -84,14 +84,18 @@ class Diagnosis:
             ],
         }
 
-    def write_html(self, path: Union[str, os.PathLike[str]]) -> None:
+    def write_html(self, path: Union[str, os.PathLike[str]], name: str = "") -> None:
         """Write a page that needs nothing else, no network either.
+
+        Args:
+            path: the file.
+            name: the network, as the page calls it.
 
         Raises:
             ValueError: there is a file that is no page. It is left as it is.
             OSError: it cannot be written.
         """
-        replace_page(path, as_page(self.numbers, self.verdict))
+        replace_page(path, as_page(self.numbers, self.verdict, name))
 
 
 @overload

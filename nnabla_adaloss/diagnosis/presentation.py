@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import math
 import textwrap
-from html import escape
+from datetime import datetime
 from typing import Iterator, List, Mapping, Sequence, Tuple
 
-from ..report.pieces import document, section, table
+from ..core.power_of_two import scale_text
+from ..report.pieces import bullets, document, paragraph, table
+from ..updaters.notifications import installed_version
 from .finite import Cause
 from .passes import Kept
-from .verdicts import NetworkNumbers, Verdict, Way, power, serves
+from .verdicts import NetworkNumbers, Verdict, Way, serves
 
 Cells = Sequence[str]
 
@@ -46,15 +48,20 @@ def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
     return "\n".join([*lines, "", *_paragraph(_NOT_JUDGED)])
 
 
-def as_page(network: NetworkNumbers, verdict: Verdict) -> str:
-    """The page, as HTML."""
-    headline, end, rest = verdict.line.partition(". ")
-    told = [rest] if rest else []
-    told += [*network.notes, *map(str, _other_causes(verdict)), f"{_facts(network)}."]
-    tables = (table(name, head, rows, words=words) for name, head, rows, words in _tables(network, verdict))
-    title = f"Gradients in {network.storage}, beside fp32"
-    judged = section(f"{headline}{end}".rstrip(), " ".join(told), *tables)
-    return document(title, judged, f"<p>{escape(_NOT_JUDGED)}</p>\n")
+def as_page(network: NetworkNumbers, verdict: Verdict, name: str) -> str:
+    """The page, as HTML: the cause or verdict, large, what to do, then numbers; `name`: the network's."""
+    headline, end, rest = verdict.scaling.partition(". ")
+    headline, told = f"{headline}{end}".rstrip(), paragraph(rest, "finding")
+    if verdict.causes:
+        cause, *others = verdict.causes
+        headline = f"{cause.function}: {cause.what}"
+        told = paragraph(f"{cause.remedy[0].upper()}{cause.remedy[1:]}.", "finding")
+        told += paragraph(verdict.scaling) + bullets(map(str, others)) * bool(others)
+    told += "".join(map(paragraph, network.notes))
+    about = [name] * bool(name) + [f"{network.storage} beside fp32", *_facts(network).split("; ")]
+    about += [f"{datetime.now():%Y-%m-%d %H:%M}", f"nnabla_adaloss {installed_version()}"]
+    tables = (table(title, head, rows, words=words) for title, head, rows, words in _tables(network, verdict))
+    return document(headline, about, told, *tables, paragraph(_NOT_JUDGED))
 
 
 def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[Tuple[str, Cells, Sequence[Cells], bool]]:
@@ -64,12 +71,12 @@ def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[Tuple[str, Ce
     formats = [(name, *(_trains(layers, way) for way in Way)) for name, layers in network.formats.items()]
     what = "Whether each way of scaling trains the loss, and the largest share of a layer's gradient lost"
     yield what, ("format", *(way.value for way in Way)), formats, False
-    one = power(network.scales[Way.ONE])
+    one = scale_text(network.scales[Way.ONE])
     rows = []
     for layer, judged in zip(network.layers, verdict.layers):
         lost = (_share(layer.kept[way].underflow) for way in Way)
         errors = (_error(layer.kept[way]) for way in Way)
-        scale = "-" if judged.right_scale is None else power(judged.right_scale)
+        scale = "-" if judged.right_scale is None else scale_text(judged.right_scale)
         rows.append((layer.name, *lost, *errors, scale))
     ways = ("none", "65536", f"one {one}", "adaptive")
     head = [f"{what}, {way}" for what in ("lost", "error") for way in ways]

@@ -42,7 +42,7 @@ def analyse(place: str, storage: PrecisionName, batches: int, page: Optional[str
         loss, feeder = load_program(place)
         diagnosis = diagnose(loss, storage, feeder, batches)
         if page is not None:
-            diagnosis.write_html(page)
+            diagnosis.write_html(page, place)
     # Whatever a network or a feeder of the user's raises, also where it ends the program.
     except (Exception, SystemExit) as error:
         own = isinstance(error, ProgramError)

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import List, Mapping, NamedTuple, Optional, Sequence
 
 from ..core.formats import Format
+from ..core.power_of_two import scale_text
 from ..core.scale_history import HistoryPolicy
 from .finite import Cause
 from .passes import Kept
@@ -113,6 +114,7 @@ class Verdict(NamedTuple):
     Attributes:
         needs: the least that keeps every layer's gradient; None: no way of scaling does.
         causes: what no loss scale mends; what stops all learning first.
+        scaling: what scaling does, without the causes.
         layers: in forward order.
         formats: the least that each format needs; None: no way of scaling trains in it.
     """
@@ -120,6 +122,7 @@ class Verdict(NamedTuple):
     line: str
     needs: Optional[Way]
     causes: Sequence[Cause]
+    scaling: str
     layers: Sequence[LayerVerdict]
     formats: Mapping[str, Optional[Way]]
 
@@ -142,14 +145,13 @@ def verdict_of(network: NetworkNumbers) -> Verdict:
         formats[network.storage] = _least({layer.name: layer.kept for layer in rest})
     layers, needs = [_layer(layer, network, causes) for layer in network.layers], None
     if causes and causes[0].fatal:
-        begin = "Nothing can be said" if causes[0].kind == "unfed" else "No loss scale helps"
-        line = f"{begin}. {causes[0]}"
+        scaling = "Nothing can be said." if causes[0].kind == "unfed" else "No loss scale helps."
     elif network.layers and not any(layer.nonzero for layer in network.layers):
-        line = f"Nothing can be said: no layer gets a gradient, and the loss is {network.loss:g}."
+        scaling = f"Nothing can be said: no layer gets a gradient, and the loss is {network.loss:g}."
     else:
-        line, needs = _network(network, layers, formats, spoilt), formats[network.storage]
-        line += f"{' But' if needs else ''} {causes[0]}" if causes else ""
-    return Verdict(line, needs, causes, layers, formats)
+        scaling, needs = _network(network, layers, formats, spoilt), formats[network.storage]
+    line = " ".join([scaling, *["But"] * bool(needs and causes), *map(str, causes[:1])])
+    return Verdict(line, needs, causes, scaling, layers, formats)
 
 
 def serves(kept: Mapping[Way, Kept], way: Way) -> bool:
@@ -161,11 +163,6 @@ def serves(kept: Mapping[Way, Kept], way: Way) -> bool:
     return own.error <= TOLERANCE or (
         own.error < USELESS and own.error <= _WORSE * best and own.underflow <= _LOST
     )
-
-
-def power(scale: float) -> str:
-    """A power of two as one writes it: 2^11; 65536 and small ones as numbers."""
-    return f"{scale:g}" if 1.0 <= scale <= 16.0 or scale == 65536.0 else f"2^{round(math.log2(scale))}"
 
 
 def _least(layers: Mapping[str, Mapping[Way, Kept]]) -> Optional[Way]:
@@ -204,7 +201,8 @@ def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]
     elif keeps[0] is Way.ADAPTIVE:
         line = f"needs a scale of its own; without, it {_lost(layer, Way.NONE)}"
     else:
-        line = f"needs scaling; without, it {_lost(layer, Way.NONE)}; {power(network.scales[keeps[0]])} works"
+        scale = keeps[0].value if keeps[0] is Way.CONSTANT else scale_text(network.scales[keeps[0]])
+        line = f"needs scaling; without, it {_lost(layer, Way.NONE)}; {scale} works"
     others = [] if own else [cause.function for cause in causes if layer.name in cause.spoils]
     return LayerVerdict(layer.name, right, keeps, line + f"; see {others[0]}" if others else line)
 
@@ -266,7 +264,7 @@ def _network(
     elif needs is Way.CONSTANT:
         line = f"A scale of 65536 works for {all_layers}; without it, {fails(Way.NONE)}."
     elif needs is Way.ONE:
-        scale = power(network.scales[Way.ONE])
+        scale = scale_text(network.scales[Way.ONE])
         line = f"One measured scale works for {all_layers}, {scale} now; without it, {fails(Way.NONE)}; with "
         line += f"65536, {fails(Way.CONSTANT)}. Use AdaptiveLossScalingUpdater, which measures it."
     else:
@@ -287,4 +285,4 @@ def _apart(layers: Sequence[LayerVerdict]) -> str:
     if a is b:
         return f"No single scale works for layer {a.name}"
     first, second = sorted((a, b), key=layers.index)
-    return f"Layers {first.name} and {second.name} need scales {power(high / low)} apart"
+    return f"Layers {first.name} and {second.name} need scales {scale_text(high / low)} apart"

@@ -101,6 +101,7 @@ def records_of(prepared: PreparedGraph, decided: Decided, iteration: int, attemp
     for layer, (scale, alpha) in schedule.layers.items():
         node, slot = plan.layer_slots[layer]
         output = node.outputs[0]
+        loss_weight = schedule.loss_weight_of(output)
         g = statistics.gradient(output) if chosen else None
         found.append(
             LayerRecord(
@@ -111,10 +112,11 @@ def records_of(prepared: PreparedGraph, decided: Decided, iteration: int, attemp
                 previous_scale=scale,
                 accumulated_scale=scale * alpha,
                 fan_in=slot.gemm.fan_in,
-                g=None if g is None else g.scaled(scale * schedule.loss_weight_of(output)),
+                g=None if g is None else g.scaled(scale * loss_weight),
                 weight=statistics.data(slot.factor) if chosen else None,
                 reason=schedule.reasons.get(layer, Reason.BRANCHES) if chosen else Reason.HELD,
                 attempt=attempt,
+                loss_weight=loss_weight,
             )
         )
     return found

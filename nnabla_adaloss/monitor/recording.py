@@ -34,6 +34,7 @@ class Underflow(NamedTuple):
         worst: the largest share of elements that were lost in one pass.
         last: the share in the last pass.
         share: in how many of the iterations that were recorded from `since` to `until` it was so.
+        iterations: how many were recorded from `since` to `until`.
     """
 
     layer: str
@@ -42,6 +43,7 @@ class Underflow(NamedTuple):
     worst: float
     last: float
     share: float
+    iterations: int
 
 
 class Recording:
@@ -62,7 +64,7 @@ class Recording:
         >>> recording.at("fc", 7).scale
         32.0
         >>> recording.underflows()
-        [Underflow(layer='fc', since=7, until=None, worst=0.2, last=0.2, share=1.0)]
+        [Underflow(layer='fc', since=7, until=None, worst=0.2, last=0.2, share=1.0, iterations=1)]
     """
 
     def __init__(self, rows: Iterable[Event] = (), limit: Optional[int] = None) -> None:
@@ -191,4 +193,5 @@ def _underflow(rows: List[LayerRow], above: float) -> Optional[Underflow]:
         worst=max(share for _, share in shares),
         last=shares[-1][1],
         share=most / (last - first + 1),
+        iterations=last - first + 1,
     )

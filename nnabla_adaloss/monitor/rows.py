@@ -40,6 +40,8 @@ class LayerRow(NamedTuple):
         weight_subnormal: share of the weight's nonzero elements that are below the format's normal range.
         input_max: the largest finite magnitude of what the weight is multiplied by.
         input_subnormal: share of its nonzero elements that are below the normal range.
+        loss_weight: what the loss is multiplied by on the way to the layer, which S makes up for; None in the
+            recordings of older versions.
     """
 
     iteration: int
@@ -61,6 +63,7 @@ class LayerRow(NamedTuple):
     weight_subnormal: Optional[float] = None
     input_max: Optional[float] = None
     input_subnormal: Optional[float] = None
+    loss_weight: Optional[float] = None
 
     @property
     def underflow(self) -> Optional[float]:
@@ -129,6 +132,7 @@ def row_of(event: LayerScaled, *, histograms: bool, data: bool) -> LayerRow:
         alpha=record.alpha,
         scale=record.accumulated_scale,
         reason=record.reason.value,
+        loss_weight=record.loss_weight,
         **known,
     )
 

@@ -1,57 +1,107 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers on a page: scales and underflow over the iterations, numbers, and what to do about them."""
+"""Layers on a page: underflow and scales over the iterations, numbers, and advice."""
 
 from __future__ import annotations
 
 import math
-from html import escape
-from typing import Callable, List, Mapping, Optional, Sequence
+from typing import Callable, Dict, List, Mapping, Optional, Sequence
 
 from ..core.layer_record import Reason
+from ..core.power_of_two import scale_text
 from ..monitor import LayerRow, Recording
-from .pieces import Lines, Timeline, extent, heat_map, percent, power, section, table
+from ..monitor.recording import Underflow
+from .pieces import (
+    Lines,
+    Timeline,
+    bullets,
+    definitions,
+    extent,
+    folded,
+    heat_map,
+    paragraph,
+    percent,
+    section,
+    table,
+)
 
-# Less is drawn as none.
-_LEAST_SHARE = 1e-6
+# A smaller share of underflow harms no training, and is drawn as none.
+_HARMLESS = 1e-3
 # Bits from the darkest to the lightest colour of scales; even.
 _LEAST_SPAN = 10
 # From this share on, "mostly".
 _MOSTLY = 0.5
-# So many bits that are free above the largest element are worth using.
-_ROOM = 2.0
+# Bits above the largest element that are worth using.
+_UNUSED = 2.0
+_MOST_ADVICE = 3
 _WIDER = "store gradients in a wider format, such as bfloat16"
-_SHARED = f"Other gradients share its scale and need that room: {_WIDER}"
+_SHARED = f"Other gradients share its scale and need that headroom: {_WIDER}"
 _REMEDIES: Mapping[str, str] = {
-    **dict.fromkeys((Reason.ROOM, Reason.LEVEL, Reason.BRANCHES), _SHARED),
+    **dict.fromkeys((Reason.SCALE_LIMIT, Reason.EQUALIZED, Reason.BRANCHES), _SHARED),
     Reason.WEIGHT_RANGE: "The scaled copy of its weight would overflow: store weights in a wider format, "
     "such as bfloat16",
     Reason.SCALE_BOUND: "Raise AdaLossConfig(scale_upper_bound=...)",
     Reason.ACCUMULATED_BOUND: "Raise AdaLossConfig(accum_upper_bound=...)",
 }
 _OTHERWISE = 'Try AdaLossConfig(loss_scale_method="amax_history"), and global_scale="history"'
+_NOT_RECORDED = "not recorded"
+_MEANINGS: Mapping[str, str] = {
+    "alpha": "the layer's own scale, by which it multiplies its input gradient; 1 leaves it as it is",
+    "S": "the scale that the input gradient is stored with: alpha times the S that arrives; in brackets its "
+    "range over the iterations",
+    "loss weight": "what the loss is multiplied by on the way to the layer, as a power of two; the smaller "
+    "it is, the larger is S",
+    Reason.SCALE_LIMIT: "alpha leads to the largest scale that the layer's input gradients leave room for",
+    Reason.EQUALIZED: "the gradients before and behind the layer have nearly the same limit, and share the "
+    "smaller one",
+    Reason.BRANCHES: "another function adds to the same gradient, and decides about its scale",
+    Reason.METHOD: "loss_scale_method asks for this alpha",
+    Reason.SCALE_BOUND: "scale_upper_bound allows no larger alpha",
+    Reason.ACCUMULATED_BOUND: "accum_upper_bound allows no larger product of alphas",
+    Reason.OVERFLOW_GUARD: "with a larger alpha the input gradient could overflow",
+    Reason.WEIGHT_RANGE: "with a larger alpha the scaled copy of the weight would overflow",
+    Reason.NONFINITE: "the gradient or the weight holds an infinity or a NaN",
+    Reason.UNKNOWN: "nothing was measured before",
+    _NOT_RECORDED: "alpha was chosen in an iteration that was not recorded, and held since",
+    "underflow": "share of the input gradient's nonzero elements that became zero when stored",
+    "subnormal": "share of the elements below the format's normal range, which have lost precision",
+    "not finite": "iterations in which the input gradient held infinities or NaNs",
+    "headroom": "bits from the largest element to the end of the format",
+}
 _WHICH_LAYERS = (
-    "Listed are layers that multiply by a weight and pass a gradient on: not the first one, which reads the "
-    "data, and none that AdaLossConfig(include=, exclude=) or Recorder(layers=) excludes."
+    "Recorded are layers that pass a gradient on: not the first one, which reads the data, and none that "
+    "AdaLossConfig(include=, exclude=) or Recorder(layers=) excludes."
 )
 
 Layers = Mapping[str, Sequence[LayerRow]]
 
 
-def layer_maps(layers: Layers, timeline: Timeline) -> List[str]:
-    """Sections with heat maps of accumulated scales, alphas and underflow, a row for each layer."""
-    if not layers:
-        return [section("Layers", "No layer was recorded.")]
+def underflow_map(layers: Layers, timeline: Timeline) -> str:
+    """Section with the underflow of each layer: a heat map, if it is worth one."""
     counted = _lines(layers, "underflow")
-    told = ["Not known: only emulated storage counts it. Zeros and subnormals are in the table below."]
-    if counted:
-        labels = ("none", "0.01 %", "1 %", "100 %")
-        shares = heat_map(counted, timeline, percent, (_LEAST_SHARE, 1.0), labels)
-        told = ["The share of nonzero gradient elements that became zero when stored. Dark is none.", shares]
+    worst = max((share for points in counted.values() for _, share in points), default=None)
+    if worst is None:
+        told = "Not known: only emulated storage counts it. Zeros and subnormals are in the table below."
+        return section("Underflow", told if layers else "No layer was recorded.")
+    if worst <= _HARMLESS:
+        much = f"more than {percent(worst)} in an iteration" if worst else "anything"
+        return section("Underflow", f"No layer lost {much}. {_WHICH_LAYERS}")
+    return section(
+        "Underflow",
+        "Share of the nonzero elements of each layer's input gradient that became zero when stored. Hatched "
+        f"is not recorded. {_WHICH_LAYERS}",
+        heat_map(counted, timeline, percent, (_HARMLESS, 1.0), ("up to 0.1 %", "1 %", "10 %", "100 %")),
+    )
+
+
+def scale_maps(layers: Layers, timeline: Timeline) -> List[str]:
+    """Sections with heat maps of accumulated scales and alphas, a row for each layer."""
+    if not layers:
+        return []
     return [
         section(
             "Accumulated scale S",
-            "What each layer's input gradient is multiplied by when it is stored: S0 times all alphas from "
-            "the loss to here. Dark is small, light is large, hatched is not recorded.",
+            "The scale that each layer's input gradient is stored with: the scale at the loss (S0, or "
+            "another one for a term with a loss weight), times the alphas of all layers from there on.",
             _scales(_lines(layers, "scale"), timeline),
         ),
         section(
@@ -60,7 +110,6 @@ def layer_maps(layers: Layers, timeline: Timeline) -> List[str]:
             "is.",
             _scales(_lines(layers, "alpha"), timeline),
         ),
-        section("Underflow", *told),
     ]
 
 
@@ -74,14 +123,19 @@ def _lines(layers: Layers, field: str) -> Lines:
 
 def _scales(lines: Lines, timeline: Timeline) -> str:
     scales = [scale for points in lines.values() for _, scale in points]
-    if min(scales) == max(scales):
-        return f"<p>{power(min(scales))} for each layer, throughout.</p>\n"
+    if all(scale == points[0][1] for points in lines.values() for _, scale in points):
+        constant: Dict[str, List[str]] = {}
+        for name, points in lines.items():
+            constant.setdefault(scale_text(points[0][1]), []).append(name)
+        return paragraph("The same in all iterations:") + definitions(
+            (scale, ", ".join(names)) for scale, names in constant.items()
+        )
     low, high = math.floor(math.log2(min(scales))), math.ceil(math.log2(max(scales)))
     # Scales that hardly differ look alike, and the middle is a power of two.
     missing = max(_LEAST_SPAN, high - low + (high - low) % 2) - (high - low)
     low, high = low - missing // 2, high + missing - missing // 2
-    labels = [power(2.0**end) for end in (low, (low + high) // 2, high)]
-    return heat_map(lines, timeline, power, (2.0**low, 2.0**high), labels)
+    labels = [scale_text(2.0**end) for end in (low, (low + high) // 2, high)]
+    return heat_map(lines, timeline, scale_text, (2.0**low, 2.0**high), labels)
 
 
 def worst_underflow(rows: Sequence[LayerRow]) -> Optional[float]:
@@ -98,6 +152,14 @@ def why(rows: Sequence[LayerRow]) -> Optional[str]:
     return next((row.reason for row in reversed(rows) if row.reason != Reason.HELD), None)
 
 
+def all_advice(layers: Layers) -> str:
+    """What to do about layers whose gradients are mostly subnormal, as a list; empty where there is none."""
+    found = [text for text in map(advice, layers.values()) if text]
+    shown, rest = found[:_MOST_ADVICE], found[_MOST_ADVICE:]
+    more = folded(f"{len(rest)} more", bullets(rest)) if rest else ""
+    return (bullets(shown) if shown else "") + more
+
+
 def advice(rows: Sequence[LayerRow]) -> Optional[str]:
     """Advice for a layer whose gradient is mostly below the normal range; None for any other."""
     last = rows[-1]
@@ -106,7 +168,7 @@ def advice(rows: Sequence[LayerRow]) -> Optional[str]:
         return None
     share = percent(last.subnormals / nonzero)
     found = f"{last.layer}: {share} of the nonzero elements are subnormal and have lost precision"
-    if last.headroom is None or last.headroom < _ROOM:
+    if last.headroom is None or last.headroom < _UNUSED:
         found += ", and the largest is at the end of the format: no scale keeps both"
         return f"{found}. {_WIDER.capitalize()}."
     remedy = _REMEDIES.get(why(rows) or "", _OTHERWISE)
@@ -114,10 +176,19 @@ def advice(rows: Sequence[LayerRow]) -> Optional[str]:
 
 
 def _stretch(rows: Sequence[LayerRow]) -> str:
-    for under in Recording(rows).underflows():
-        until = "" if under.until is None else f" to {under.until:,}"
-        return f"{'from ' * (not until)}{under.since:,}{until} ({percent(under.share)})"
-    return ""
+    return next((stretch(under) for under in Recording(rows).underflows()), "–")
+
+
+def stretch(under: Underflow, what: str = "") -> str:
+    """In how many iterations a layer lost more than 1 %, and in which."""
+    until = "on" if under.until is None else f"to {under.until:,}"
+    when = f"from {under.since:,} {until}" if under.until != under.since else f"in {under.since:,}"
+    return f"{round(under.share * under.iterations):,} of {under.iterations:,}{what}, {when}"
+
+
+def _scale(rows: Sequence[LayerRow]) -> str:
+    scales = _known(rows, "scale")
+    return scale_text(scales[-1]) + (f" ({extent(scales)})" if min(scales) < max(scales) else "")
 
 
 def _share(part: Optional[int], whole: Optional[int]) -> str:
@@ -132,17 +203,17 @@ Columns = Mapping[str, Callable[[Sequence[LayerRow]], str]]
 """Cells of a layer, by the head of the column."""
 
 COLUMNS: Columns = {
-    "alpha": lambda rows: power(rows[-1].alpha),
-    "S": lambda rows: power(rows[-1].scale),
-    "S, range": lambda rows: extent(_known(rows, "scale")),
-    "why this alpha": lambda rows: why(rows) or "not recorded",
+    "alpha": lambda rows: scale_text(rows[-1].alpha),
+    "why this alpha": lambda rows: why(rows) or _NOT_RECORDED,
+    "S": _scale,
+    "loss weight": lambda rows: "–" if rows[-1].loss_weight is None else scale_text(rows[-1].loss_weight),
     "underflow": lambda rows: percent(rows[-1].underflow),
-    "underflow at worst": lambda rows: percent(worst_underflow(rows)),
-    "more than 1 %": _stretch,
+    "worst underflow": lambda rows: percent(worst_underflow(rows)),
+    "iterations above 1 %": _stretch,
     "subnormal": lambda rows: _share(rows[-1].subnormals, rows[-1].elements),
     "zero": lambda rows: _share(rows[-1].zeros, rows[-1].elements),
-    "headroom, bits": lambda rows: "–" if rows[-1].headroom is None else f"{rows[-1].headroom:.1f}",
-    "iterations not finite": lambda rows: f"{sum(bool(row.nonfinite) for row in rows):,}",
+    "headroom": lambda rows: "–" if rows[-1].headroom is None else f"{rows[-1].headroom:.1f}",
+    "not finite": lambda rows: f"{sum(map(bool, _known(rows, 'nonfinite'))) or '–'}",
 }
 _DATA_COLUMNS: Columns = {
     "largest weight": lambda rows: _largest(_known(rows, "weight_max")),
@@ -153,15 +224,12 @@ _DATA_COLUMNS: Columns = {
 
 
 def layer_tables(layers: Layers) -> List[str]:
-    """Sections with the layers in numbers and advice about them, and with weights and inputs if recorded."""
+    """Sections with the layers in numbers, and with weights and inputs if recorded."""
     if not layers:
         return []
-    advised = "".join(f"<li>{escape(found)}</li>\n" for found in map(advice, layers.values()) if found)
     numbers = section(
         "Layers in numbers",
-        "At the last recorded iteration, unless stated otherwise. In brackets: the share of iterations "
-        f"with more than 1 % underflow in that stretch. {_WHICH_LAYERS}",
-        f"<ul>\n{advised}</ul>\n" if advised else "",
+        "At the last recorded iteration, unless stated otherwise.",
         _table("The layers, from the loss backwards", COLUMNS, layers),
     )
     looked_at = {**_lines(layers, "weight_max"), **_lines(layers, "input_max")}
@@ -179,5 +247,9 @@ def layer_tables(layers: Layers) -> List[str]:
 
 
 def _table(caption: str, columns: Columns, layers: Layers) -> str:
-    body = [(name, *(written(rows) for written in columns.values())) for name, rows in layers.items()]
-    return table(caption, ("layer", *columns), body)
+    """A table of the columns in which something stands, and the meanings of its words."""
+    cells = {name: [written(rows) for rows in layers.values()] for name, written in columns.items()}
+    told = {name: column for name, column in cells.items() if set(column) != {"–"}}
+    words = {*told, *told.get("why this alpha", ())}
+    meanings = definitions(pair for pair in _MEANINGS.items() if pair[0] in words)
+    return meanings + table(caption, ("layer", *told), zip(layers, *told.values()))

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import math
-from html import escape
-from typing import Dict, List, Mapping, Sequence, Tuple, Union
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
+from ..core.power_of_two import scale_text
 from ..monitor import (
     BatchRepeated,
     BatchThrownAway,
@@ -17,17 +17,19 @@ from ..monitor import (
     TrainingBegan,
     UpdateEnded,
 )
-from .layers import COLUMNS, layer_maps, layer_tables, worst_underflow
+from .layers import COLUMNS, all_advice, layer_tables, scale_maps, stretch, underflow_map, worst_underflow
 from .pieces import (
     Points,
     Timeline,
     by_cause,
     curve,
+    definitions,
     document,
     extent,
+    folded,
     in_words,
+    paragraph,
     percent,
-    power,
     section,
     table,
     time_line,
@@ -38,29 +40,36 @@ _MOST_ROWS = 60
 _MOST_CHANGES = 10
 
 
-def page_of(recording: Recording, title: str) -> str:
-    """One HTML page about a recorded training: nothing else is needed to look at it."""
+def page_of(recording: Recording, name: str, title: Optional[str] = None) -> str:
+    """One HTML page about a recorded training, which needs nothing else, by the name of its file."""
     timeline, layers = Timeline.of(recording), recording.by_layer()
-    sections = [
+    settings = _settings_of(recording)
+    precision = settings.get("storage", "None").replace("None", settings.get("context", ""))
+    contents = [
         _headline(recording, timeline),
-        *layer_maps(layers, timeline),
-        _incidents(recording, timeline),
+        all_advice(layers),
+        underflow_map(layers, timeline),
         *_scale_and_loss({"": recording}, timeline),
+        _incidents(recording, timeline),
+        *scale_maps(layers, timeline),
         *layer_tables(layers),
     ]
-    settings = _settings_of(recording)
     if settings:
-        told = table("What was set", ("setting", "value"), settings.items(), words=True)
-        sections.append(section("Settings", "What the updater was made with.", told))
-    return document(title, *sections)
+        contents.append(section("Settings", "", definitions(settings.items(), "facts")))
+    version = [f"nnabla_adaloss {settings['nnabla_adaloss']}"] if settings else []
+    about = [name, *_began(recording), *version]
+    return document(title or " in ".join(filter(None, ("Training", precision))), about, *contents)
+
+
+def _began(recording: Recording) -> List[str]:
+    """When the recorded training began, or was resumed last; empty if it is not recorded."""
+    return [f"{began.date[:10]} {began.date[11:16]}" for began in recording.of(TrainingBegan)][-1:]
 
 
 def _settings_of(recording: Recording) -> Dict[str, str]:
-    """With which settings the recorded training began, or was resumed last; empty if it is not recorded."""
+    """The settings of the recorded training; empty if they are not recorded."""
     began = recording.of(TrainingBegan)
-    if not began:
-        return {}
-    return {"date": began[-1].date, "nnabla_adaloss": began[-1].version, **began[-1].settings}
+    return {"nnabla_adaloss": began[-1].version, **began[-1].settings} if began else {}
 
 
 def _loss_scales(recording: Recording) -> Points:
@@ -80,20 +89,22 @@ def _losses(recording: Recording) -> Points:
 
 def _headline(recording: Recording, timeline: Timeline) -> str:
     lost, underflows = recording.lost_batches(), recording.underflows()
-    facts = [
-        (f"{timeline.first:,} to {timeline.last:,}", "iterations recorded"),
-        (f"{sum(lost.values()):,}", "batches lost" + (f": {by_cause(lost)}" if lost else "")),
-        (f"{len(recording.of(BatchRepeated)):,}", "times a batch was repeated"),
-    ]
+    finding = "No layer lost more than 1 % of its gradient to underflow."
     if underflows:
-        worst = underflows[0]
-        when = f"since iteration {worst.since}" if worst.until is None else f"up to iteration {worst.until}"
-        when += f": more than 1 % in {percent(worst.share)} of the iterations"
-        facts.append((percent(worst.worst), f"of the gradient of {worst.layer} underflowed at worst, {when}"))
-    elif worst_underflow(recording.of(LayerRow)) is not None:
-        facts.append(("none", "of the layers lost more than 1 % to underflow"))
-    items = "".join(f"<li><b>{escape(number)}</b> {escape(what)}</li>\n" for number, what in facts)
-    return f'<ul class="facts">\n{items}</ul>\n'
+        worst, others = underflows[0], len(underflows) - 1
+        finding = (
+            f"{worst.layer} lost up to {percent(worst.worst)} of its gradient to underflow, more than 1 % in "
+        )
+        finding += stretch(worst, " recorded iterations")
+        finding += f". {others} more layer{' does' if others == 1 else 's do'}." if others else "."
+    elif worst_underflow(recording.of(LayerRow)) is None:
+        finding = "Underflow was not counted."
+    facts = [
+        ("recorded iterations", f"{timeline.first:,} to {timeline.last:,}"),
+        ("lost batches", f"{sum(lost.values()):,}" + (f" ({by_cause(lost)})" if lost else "")),
+        ("repeated batches", f"{len(recording.of(BatchRepeated)):,}"),
+    ]
+    return paragraph(finding, "finding") + definitions(facts, "facts")
 
 
 def _incidents(recording: Recording, timeline: Timeline) -> str:
@@ -119,14 +130,15 @@ def _incidents(recording: Recording, timeline: Timeline) -> str:
     head = ("iteration", "what", "why", "first bad layer", "what was wrong in forward")
     return section(
         "Overflows, repeats, lost batches",
-        "A batch whose gradients overflow runs again with a lower scale, and is lost if that does not help.",
-        time_line(marks, timeline),
+        "A batch whose gradients overflow runs again with a lower scale, and is lost if that does not help. "
+        "The first batch runs until its gradients are measured.",
+        time_line(marks, timeline) if any(iterations for _, _, iterations in marks) else paragraph("None."),
         table(caption, head, rows, words=True) if rows else "",
     )
 
 
 def _scale_and_loss(runs: Mapping[str, Recording], timeline: Timeline) -> List[str]:
-    """Sections with the loss scale and the loss: of one run with a table, or of two by their names."""
+    """Sections with the loss scale and the loss, of one run or of two by their names."""
     scales = {name or "S0": _loss_scales(run) for name, run in runs.items()}
     points = {name or "loss": _losses(run) for name, run in runs.items()}
     sections = []
@@ -134,9 +146,9 @@ def _scale_and_loss(runs: Mapping[str, Recording], timeline: Timeline) -> List[s
         sections.append(
             section(
                 "Loss scale S0",
-                "What the loss's own gradient, 1, is multiplied by. Heights are powers of two.",
-                curve(scales, timeline, power, logarithmic=True, steps=True),
-                _changes(*scales.values()) if len(runs) == 1 else "",
+                "The scale with which the gradient leaves the loss. Heights are powers of two.",
+                curve(scales, timeline, scale_text, logarithmic=True, steps=True),
+                *([_changes(*scales.values())] if len(runs) == 1 else []),
             )
         )
     if any(points.values()):
@@ -148,7 +160,6 @@ def _scale_and_loss(runs: Mapping[str, Recording], timeline: Timeline) -> List[s
                 "The loss of each iteration's last batch, as stored."
                 + " Equal heights are equal ratios." * decades,
                 curve(points, timeline, "{:.3g}".format, logarithmic=decades, steps=False),
-                _some(*points.values()) if len(runs) == 1 else "",
             )
         )
     return sections
@@ -156,17 +167,13 @@ def _scale_and_loss(runs: Mapping[str, Recording], timeline: Timeline) -> List[s
 
 def _changes(scales: Points) -> str:
     changes = [scales[0], *(b for a, b in zip(scales, scales[1:]) if a[1] != b[1])]
-    caption = f"Where S0 changed: {len(changes) - 1:,} time{'' if len(changes) == 2 else 's'} after the first"
+    if len(changes) == 1:
+        return ""
+    caption = f"Where S0 changed: {len(changes) - 1:,} time{'s' * (len(changes) > 2)} after the first"
     if len(changes) > _MOST_CHANGES:
         caption += f"; these are the last {_MOST_CHANGES}"
-    rows = [(f"{iteration:,}", power(value)) for iteration, value in changes[-_MOST_CHANGES:]]
-    return table(caption, ("iteration", "S0"), rows)
-
-
-def _some(points: Points) -> str:
-    some = sorted({(len(points) - 1) * i // 9 for i in range(10)})
-    rows = [(f"{points[i][0]:,}", f"{points[i][1]:.4g}") for i in some]
-    return table("The loss at some iterations", ("iteration", "loss"), rows)
+    rows = [(f"{iteration:,}", scale_text(value)) for iteration, value in changes[-_MOST_CHANGES:]]
+    return folded(caption, table("S0 from these iterations on", ("iteration", "S0"), rows))
 
 
 def comparison_of(runs: Dict[str, Recording], title: str) -> str:
@@ -178,15 +185,13 @@ def comparison_of(runs: Dict[str, Recording], title: str) -> str:
     alike = _whole_runs(runs, same=True)
     return document(
         title,
-        section(
-            "What differs",
-            "– stands for what was not recorded, or is not in use.",
-            *_whole_runs(runs, same=False),
-        ),
+        [": ".join([name, *_began(run)]) for name, run in runs.items()],
+        section("What differs", "– is not recorded, or not in use.", *_whole_runs(runs, same=False)),
+        folded("What is the same", *alike) if alike else "",
         *_scale_and_loss(runs, timeline),
         _layers(layers, rows) if layers else "",
-        *(layer_maps(beside, timeline) if layers else ()),
-        section("What is the same", "Of the runs as a whole.", *alike) if alike else "",
+        underflow_map(beside, timeline) if layers else "",
+        *scale_maps(beside, timeline),
     )
 
 
@@ -215,7 +220,7 @@ def _facts(recording: Recording) -> Dict[str, str]:
         "loss at the end": f"{loss[-1][1]:.4g}" if loss else "–",
         "batches lost": f"{sum(lost.values()):,}" + (f": {by_cause(lost)}" if lost else ""),
         "batches repeated": f"{len(recording.of(BatchRepeated)):,}",
-        "loss scale S0 at the end": power(scales[-1]) if scales else "–",
+        "loss scale S0 at the end": scale_text(scales[-1]) if scales else "–",
         "S0, range": extent(scales) if scales else "–",
         "layers recorded": f"{len(recording.layers):,}",
         "layers that lost more than 1 % to underflow": f"{len(underflows):,}" if counted else percent(None),
@@ -237,7 +242,7 @@ def _by_difference(first: Dict[str, List[LayerRow]], second: Dict[str, List[Laye
 
 
 def _layers(names: Sequence[str], rows: Dict[str, Dict[str, List[LayerRow]]]) -> str:
-    columns = ("alpha", "S", "underflow at worst")
+    columns = ("alpha", "S", "worst underflow")
     body = [
         (name, *(COLUMNS[what](of[name]) if name in of else "–" for what in columns for of in rows.values()))
         for name in names

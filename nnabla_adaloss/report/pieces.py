@@ -12,9 +12,9 @@ from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
 import numpy as np
 
+from ..core.power_of_two import scale_text
 from ..monitor import LayerRow, Recording
 
-_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _MOST_COLUMNS = 240
 
 Points = Sequence[Tuple[int, float]]
@@ -44,16 +44,9 @@ _VIRIDIS = bytes.fromhex(
 )
 
 
-def power(value: float) -> str:
-    """A scale: a large or small power of two with an exponent (2¹⁰), any other number in digits."""
-    if math.frexp(value)[0] == 0.5 and not 1.0 <= value <= 16.0:
-        return "2" + str(math.frexp(value)[1] - 1).translate(_RAISED)
-    return f"{value:g}"
-
-
-def extent(values: Sequence[float], written: Callable[[float], str] = power) -> str:
-    """The smallest and the largest value."""
-    return f"{written(min(values))} to {written(max(values))}"
+def extent(values: Sequence[float], written: Callable[[float], str] = scale_text) -> str:
+    """The smallest and the largest value, once if they are the same."""
+    return " to ".join(dict.fromkeys(map(written, (min(values), max(values)))))
 
 
 def percent(share: Optional[float]) -> str:
@@ -119,17 +112,37 @@ class Timeline(NamedTuple):
         return [self.first + (self.last - self.first) * i // steps for i in range(steps + 1)]
 
 
-def document(title: str, *contents: str) -> str:
-    """A whole page, which needs nothing else."""
+def document(title: str, about: Sequence[str], *contents: str) -> str:
+    """A whole page, which needs nothing else; `about` (names, dates, versions) stands above its title."""
     page = Template(Path(__file__).with_name("page.html").read_text("utf-8"))
-    return page.substitute(title=escape(title), contents="".join(contents))
+    facts = "".join(f"<li>{escape(fact)}</li>" for fact in about)
+    return page.substitute(title=escape(title), about=facts, contents="".join(contents))
 
 
 def section(title: str, explanation: str, *contents: str) -> str:
     """A section with a heading."""
-    return (
-        f"<section>\n<h2>{escape(title)}</h2>\n<p>{escape(explanation)}</p>\n{''.join(contents)}</section>\n"
-    )
+    return f"<section>\n<h2>{escape(title)}</h2>\n{paragraph(explanation)}{''.join(contents)}</section>\n"
+
+
+def paragraph(text: str, kind: str = "told") -> str:
+    """A paragraph; none without words."""
+    return f'<p class="{kind}">{escape(text)}</p>\n' if text else ""
+
+
+def bullets(texts: Iterable[str]) -> str:
+    """A list of sentences."""
+    return "".join(["<ul>\n", *(f"<li>{escape(text)}</li>\n" for text in texts), "</ul>\n"])
+
+
+def definitions(pairs: Iterable[Tuple[str, str]], kind: str = "words") -> str:
+    """Names and what belongs to them, one below the other; `facts`: in as many columns as fit."""
+    rows = (f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>\n" for name, text in pairs)
+    return f'<dl class="{kind}">\n{"".join(rows)}</dl>\n'
+
+
+def folded(summary: str, *contents: str) -> str:
+    """Contents that are shown on a click."""
+    return f"<details>\n<summary>{escape(summary)}</summary>\n{''.join(contents)}</details>\n"
 
 
 def viridis(value: Optional[float]) -> str:
@@ -188,10 +201,10 @@ def curve(
     if not values:
         return "<p>No finite value was recorded.</p>\n"
     height = math.log2 if logarithmic else float
-    low, high = height(min(values)), height(max(values))
+    low, high = _axis(height(min(values)), height(max(values)), whole=steps)
 
     def place(iteration: int, value: float) -> Tuple[float, float]:
-        above = (height(value) - low) / (high - low) if high > low else 0.5
+        above = (height(value) - low) / (high - low)
         return 1000.0 * timeline.place(iteration), 100.0 - 100.0 * above
 
     paths = "".join(
@@ -205,7 +218,8 @@ def curve(
         if points
     )
     words += f"; from {extent(values, written)}"
-    ends = [written(value) for value in sorted({min(values), max(values)}, reverse=True)]
+    marks = (high, (low + high) / 2.0, low)
+    heights = [written(_power(mark) if logarithmic else mark) for mark in marks]
     names = ""
     if len(lines) > 1:
         sample = '<svg class="sample" viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28"/></svg>'
@@ -213,11 +227,26 @@ def curve(
         names = f'<ul class="lines">{items}</ul>\n'
     tips = _tips({name if names else "": points for name, points in shown.items()}, written, timeline)
     line = (
-        f'<div class="line">{_spans("name heights", ends)}<div>'
+        f'<div class="line">{_spans("name heights", heights)}<div>'
         '<svg class="curve" viewBox="0 -4 1000 108" preserveAspectRatio="none" role="img" '
         f'aria-label="{escape(words)}">{paths}</svg>{tips}</div></div>\n'
     )
     return names + _plot(line, timeline=timeline)
+
+
+def _axis(low: float, high: float, *, whole: bool) -> Tuple[float, float]:
+    """The ends of an axis of heights, which differ; `whole`: they and their middle are integers."""
+    if not whole:
+        return (low, high) if low < high else (low - (abs(low) / 10.0 or 1.0), low + (abs(low) / 10.0 or 1.0))
+    low, high = math.floor(low), math.ceil(high)
+    if low == high:
+        return low - 1, high + 1
+    return low, high + (high - low) % 2
+
+
+def _power(exponent: float) -> float:
+    """A power of two, or the nearest that a float holds."""
+    return float(2.0 ** max(-1074.0, min(exponent, 1023.0)))
 
 
 def _tips(lines: Lines, written: Callable[[float], str], timeline: Timeline) -> str:
@@ -227,8 +256,7 @@ def _tips(lines: Lines, written: Callable[[float], str], timeline: Timeline) -> 
     for name, points in lines.items():
         for place, group in groupby(points, key=lambda point: timeline.column(point[0]) // width):
             values = [value for _, value in group]
-            ends = dict.fromkeys(map(written, (min(values), max(values))))
-            told[place].append(f"{name}: " * bool(name) + " to ".join(ends))
+            told[place].append(f"{name}: " * bool(name) + extent(values, written))
     places, end = [], 0
     for words, run in groupby(told):
         start, end = end, min(end + width * len(list(run)), timeline.columns)

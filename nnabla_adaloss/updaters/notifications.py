@@ -24,10 +24,10 @@ _OF_SEARCHED_SCALES = {"scale"} | POLICY_FIELDS
 def notify_beginning(audience: Audience, iteration: int, updater: Any) -> None:
     """Tell monitors with which settings a training begins."""
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    audience.tell(TrainingBegan(iteration, now, _version(), _settings_in_words(updater)))
+    audience.tell(TrainingBegan(iteration, now, installed_version(), _settings_in_words(updater)))
 
 
-def _version() -> str:
+def installed_version() -> str:
     """Version of the installed package; a checkout that is merely on the path tells none."""
     try:
         return version("nnabla-adaloss")

@@ -166,7 +166,7 @@ def test_components_at_most_two_bits_apart_share_a_scale() -> None:
     found = n.choose(room, 2.0**18, equalize=True)
     # What is multiplied at a single element costs nothing: the loss takes no part.
     assert n.of(n.loss, n.c, n.b, n.a) == [2.0**18] * 4
-    assert found.reasons == {"c/affine": Reason.LEVEL, "b/affine": Reason.ROOM}
+    assert found.reasons == {"c/affine": Reason.EQUALIZED, "b/affine": Reason.SCALE_LIMIT}
     n.choose({**room, n.b: 2.0**23}, 2.0**18, equalize=True)
     assert n.of(n.c, n.b, n.a) == [2.0**20, 2.0**23, 2.0**18]
     y = affine(nn.Variable((4, 3)), "a")
@@ -182,7 +182,7 @@ def test_components_at_most_two_bits_apart_share_a_scale() -> None:
         (16.0, [2.0**14, 2.0**18], Reason.METHOD),
         (0.25, [2.0**8, 2.0**6], Reason.METHOD),
         (1000.0, [2.0**19, 2.0**18], Reason.METHOD),
-        (2.0**20, [2.0**20, 2.0**18], Reason.ROOM),
+        (2.0**20, [2.0**20, 2.0**18], Reason.SCALE_LIMIT),
     ],
 )
 def test_a_method_is_followed_as_far_as_there_is_room(
@@ -236,7 +236,7 @@ def test_along_a_shortcut_there_is_one_scale() -> None:
     graph, last, joined, inner, stem = skip()
     found = graph.choose({last: 2.0**10, joined: 2.0**14, inner: 2.0**20})
     assert graph.of(last, joined, inner, stem) == [2.0**10, 2.0**14, 2.0**20, 2.0**14]
-    assert set(found.reasons.values()) == {Reason.ROOM}
+    assert set(found.reasons.values()) == {Reason.SCALE_LIMIT}
     # Its second layer would have it otherwise.
     found = graph.choose({last: 2.0**10}, method_alpha=says(4.0))
     assert graph.of(last, joined, inner, stem) == [2.0**10, 2.0**12, 2.0**14, 2.0**12]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnabla_adaloss.core import get_power_of_two_scale
-from nnabla_adaloss.core.power_of_two import clamp_scale, is_power_of_two
+from nnabla_adaloss.core.power_of_two import clamp_scale, is_power_of_two, scale_text
 
 positive = st.floats(min_value=5e-324, max_value=sys.float_info.max)
 
@@ -53,3 +53,16 @@ def test_clamp_scale(scale: float, clamped: float) -> None:
 @pytest.mark.parametrize("x", [0.0, -1.0, -2.0, 3.0, math.nan, math.inf, -math.inf])
 def test_no_power_of_two(x: float) -> None:
     assert not is_power_of_two(x)
+
+
+def test_scales_for_people() -> None:
+    told = {
+        1024.0: "2^10",
+        65536.0: "2^16",
+        2.0**-20: "2^-20",
+        1.0: "1",
+        16.0: "16",
+        3e5: "300000",
+        0.3: "0.3",
+    }
+    assert {scale: scale_text(scale) for scale in told} == told

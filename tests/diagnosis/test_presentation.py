@@ -53,13 +53,22 @@ def test_text_fits_a_terminal_and_names_every_layer() -> None:
 def test_a_page_needs_nothing_else(name: str, tmp_path: Path) -> None:
     diagnosis = diagnosis_of(name)
     path = tmp_path / "page.html"
-    diagnosis.write_html(path)
+    diagnosis.write_html(path, "the net")
     page = Parsed(path.read_text("utf-8"))
+    about = page.texts("li")
+    assert about[:3] == ["the net", "float16 beside fp32", "1 batch"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", about[-2])
+    assert about[-1].startswith("nnabla_adaloss ")
     assert not any({"src", "href"} & attributes.keys() for _, attributes in page.elements)
-    # The first sentence is the heading, the others stand below it.
-    assert all(sentence in page.text for sentence in diagnosis.verdict.line.split(". "))
-    # A cause that is in the verdict is not told again.
-    assert page.text.count("it is dead") == (name == "branch")
+    # The cause, or else the first sentence, is the heading; what to do stands below it.
+    causes, (heading,), said = diagnosis.verdict.causes, page.texts("h1"), page.texts("p")
+    if causes:
+        assert heading == f"{causes[0].function}: {causes[0].what}"
+        assert said[0].lower() == f"{causes[0].remedy}.".lower()
+        assert diagnosis.verdict.scaling in said
+    else:
+        assert " ".join([heading, *page.texts("p", "finding")]) == diagnosis.verdict.scaling
+    assert page.text.count(causes[0].what if causes else heading) == 2  # the title of the window, too
     assert "Not judged" in page.text
     assert all(layer.name in page.text for layer in diagnosis.numbers.layers)
 

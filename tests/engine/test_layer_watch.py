@@ -92,14 +92,14 @@ def test_probes_are_not_told() -> None:
     assert seen.told == 2
 
 
-@pytest.mark.parametrize("which", ["weight range", "room", "meeting of branches"])
+@pytest.mark.parametrize("which", ["weight range", "scale limit", "meeting of branches"])
 def test_a_record_holds_the_scale_that_was_applied(which: str) -> None:
     h = layers(6)
     head = PF.affine(h, 6, name="head", rng=np.random.RandomState(1))
     y = head * 1e-6
     if which == "weight range":
         nn.get_parameters()["head/affine/W"].d = 5000.0
-    elif which == "room":
+    elif which == "scale limit":
         y, nn.get_parameters()["head/affine/W"].d = head, 100.0
     else:
         # The shortcut leads from the loss to what is behind the layer: both carry the scale of that.
@@ -108,11 +108,17 @@ def test_a_record_holds_the_scale_that_was_applied(which: str) -> None:
     config = AdaLossConfig(Says(64.0), use_bound=False, delay=0)
     with nn.context_scope(nn.Context(["cpu:float"])):
         scaling = AdaptiveLossScaling(FormatEmulation(F.mean(y)), config, monitors=[monitor])
-    settled(scaling, None if which == "room" else 1.0)
+    settled(scaling, None if which == "scale limit" else 1.0)
     record = monitor.records[-1]
     assert scaling.layer_scales == {"head/affine": record.alpha}
     assert scaling.accumulated_scales == {"head/affine": record.accumulated_scale}
     assert (record.alpha != record.unbounded == 64.0, record.reason.value) == (True, which)
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.0**-20])
+def test_a_record_holds_the_loss_weight(weight: float) -> None:
+    seen, _ = watched(mlp() * weight)
+    assert {event.record.loss_weight for event in seen.events.values()} == {weight}
 
 
 def test_passes_of_one_iteration_are_numbered_in_records() -> None:

@@ -8,6 +8,8 @@ import pytest
 from nnabla_adaloss import Recorder, Recording, UpdateEnded
 from nnabla_adaloss.__main__ import main
 
+from .parsed import Parsed
+
 
 def recording(folder: Path, name: str = "run.jsonl") -> str:
     rows = [UpdateEnded(i, True, "updated", 8.0, 0, 1 / i) for i in range(1, 5)]
@@ -19,7 +21,7 @@ def recording(folder: Path, name: str = "run.jsonl") -> str:
 def test_a_page_beside_the_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", recording(tmp_path)]) == 0
     page = tmp_path / "run.html"
-    assert "<h1>run.jsonl</h1>" in page.read_text("utf-8")
+    assert Parsed(page.read_text("utf-8")).texts("li")[0] == "run.jsonl"
     assert capsys.readouterr().out.startswith(f"wrote {page} (")
     page.unlink()
     other = tmp_path / "page.html"

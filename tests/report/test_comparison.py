@@ -28,53 +28,52 @@ def compared(first: Recording, second: Recording) -> Parsed:
 
 
 def test_what_differs_comes_first() -> None:
-    text = compared(recording(8.0, 0, only="x"), recording(4096.0, 30, lost=2)).text
-    differs, same = text.split("What is the same", 1)
-    for fact in ("batches lost 0 2: 2 overflow", "loss scale S0 at the end 8 2¹²", "layers recorded 3 2"):
-        assert fact in differs
-    assert "loss at the end 0.25 0.25" in same
-    order = [text.index(title) for title in ("Results that differ", " Loss scale S0 ", "What is the same")]
-    assert order == sorted(order), "curves stand above what is the same"
-    body = text.split("one underflow at worst, two ", 1)[1].split(" Accumulated scale S ")[0]
-    # Layer, alpha, S and underflow at worst, of one run and the other.
-    rows = re.findall(r"(\w) (\S+) (\S+) (\S+) (\S+) (\d+ %|–) (\d+ %|–)", body)
+    page = compared(recording(8.0, 0, only="x"), recording(4096.0, 30, lost=2))
+    differ = {row[0]: row[1:] for row in page.tables["Results that differ"]}
+    assert differ["result"] == ["one", "two"]
+    assert differ["batches lost"] == ["0", "2: 2 overflow"]
+    assert differ["loss scale S0 at the end"] == ["8", "2^12"]
+    assert differ["layers recorded"] == ["3", "2"]
+    assert ["loss at the end", "0.25", "0.25"] in page.tables["Results that are the same"]
+    assert page.folded == ["Results that are the same"]
+    assert page.texts("h2")[:3] == ["What differs", "Loss scale S0", "Loss"]
+    head, *rows = page.tables["The layers"]
+    assert head[1:] == [
+        f"{what}, {run}" for what in ("alpha", "S", "worst underflow") for run in ("one", "two")
+    ]
     assert rows == [
-        ("x", "2", "–", "16", "–", "0 %", "–"),
-        ("b", "2", "2", "16", "2¹³", "0 %", "30 %"),
-        ("a", "2", "2", "16", "2¹³", "0 %", "0 %"),
+        ["x", "2", "–", "16", "–", "0 %", "–"],
+        ["b", "2", "2", "16", "2^13", "0 %", "30 %"],
+        ["a", "2", "2", "16", "2^13", "0 %", "0 %"],
     ]
-    alike = compared(recording(8.0, 1), recording(8.0, 1)).words
-    assert "Results that differ" not in alike
-    assert "Results that are the same" in alike
+    assert compared(recording(8.0, 1), recording(8.0, 1)).tables.keys().isdisjoint(["Results that differ"])
 
 
-def test_the_settings_that_differ_come_first() -> None:
-    runs = [
-        Recording([BEGAN._replace(settings={**BEGAN.settings, **own}), *recording(8.0, 0).rows])
-        for own in ({}, {"storage": "bfloat16", "hysteresis": "2"})
-    ]
-    text = compared(*runs).text
-    differ, rest = text.split("What is the same", 1)
-    assert "Settings that differ setting one two storage float16 bfloat16 hysteresis – 2" in differ
-    assert "Settings that are the same" in rest
-    assert "N 2000 2000" in rest
+def test_settings_that_differ_come_first_and_equal_ones_are_folded() -> None:
+    later = BEGAN._replace(date="2026-02-03T04:05:06+00:00", settings={**BEGAN.settings, "hysteresis": "2"})
+    page = compared(*(Recording([began, *recording(8.0, 0).rows]) for began in (BEGAN, later)))
+    assert page.tables["Settings that differ"] == [["setting", "one", "two"], ["hysteresis", "–", "2"]]
+    assert ["N", "2000", "2000"] in page.tables["Settings that are the same"]
+    assert page.folded == ["Settings that are the same", "Results that are the same"]
+    # A date is no setting.
+    assert page.texts("li")[:2] == ["one: 2026-01-02 03:04", "two: 2026-02-03 04:05"]
 
 
 def test_what_was_not_counted_is_not_none() -> None:
     unknown = [row._replace(underflowed=None) for row in recording(8.0, 0).of(LayerRow)]
-    text = compared(recording(8.0, 0), Recording(unknown)).text
-    assert "worst underflow 0 %, b not counted" in text
-    assert "a 2 2 16 16 0 % not counted" in text
+    tables = compared(recording(8.0, 0), Recording(unknown)).tables
+    assert ["worst underflow", "0 %, b", "not counted"] in tables["Results that differ"]
+    assert ["a", "2", "2", "16", "16", "0 %", "not counted"] in tables["The layers"]
 
 
 def test_both_runs_are_in_each_picture() -> None:
     parsed = compared(recording(8.0, 0), recording(4096.0, 30))
     told = [picture["aria-label"] for picture in parsed.of("svg") if picture.get("class") == "curve"]
-    assert told[0] == "one: 8 at first, 8 at the end; two: 2¹² at first, 2¹² at the end; from 8 to 2¹²"
+    assert told[0] == "one: 8 at first, 8 at the end; two: 2^12 at first, 2^12 at the end; from 8 to 2^12"
     assert len(parsed.of("path")) == 2 * (2 + 2)  # lines and their samples
     strips = [picture["aria-label"] or "" for picture in parsed.of("div") if picture.get("class") == "strip"]
     assert [told.split(":")[0] for told in strips if "%" in told] == ["b, one", "b, two", "a, one", "a, two"]
-    assert "iterations 1 to 4: one: 8; two: 2¹²" in parsed.words
+    assert "iterations 1 to 4: one: 8; two: 2^12" in parsed.words
     # One line alone needs no sample.
     assert len(re.findall("<path d=", page_of(recording(8.0, 0), "run"))) == 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, List
+from typing import Any, List, Tuple
 
 import pytest
 
@@ -58,7 +58,7 @@ def test_one_file_that_tells_its_pictures_in_words() -> None:
     assert not parsed.of("script") + parsed.of("link") + parsed.of("img")
     assert parsed.of("html") == [{"lang": "en"}]
     strips = [picture for picture in parsed.of("div") if picture.get("class") == "strip"]
-    # S is the same throughout; alpha and underflow have two layers each, and a key.
+    # S is constant; alpha and underflow have two layers each, and a key.
     assert [bool(picture["aria-label"]) for picture in strips] == [True] * 6
     for picture in parsed.of("svg"):
         # A mark is told of by its line, and a value where the mouse is by its row.
@@ -67,10 +67,11 @@ def test_one_file_that_tells_its_pictures_in_words() -> None:
         "S0: 8 at first, 4 at the end; from 4 to 8",
         "loss: 1 at first, nan at the end; from 0.125 to 1",
     ]
-    assert len(parsed.of("caption")) == len(parsed.of("table")) == 4
+    assert len(parsed.of("caption")) == len(parsed.of("table")) == 3
     assert all(cell.get("scope") in ("col", "row") for cell in parsed.of("th"))
     assert all(region["aria-label"] for region in parsed.of("div") if region.get("role") == "region")
     assert [tag for tag, _ in parsed.elements if re.fullmatch(r"h\d", tag)] == ["h1"] + ["h2"] * 7
+    assert parsed.texts("h2")[:3] == ["Underflow", "Loss scale S0", "Loss"], "curves before scales"
     # On a phone the head of the table is not seen.
     assert '<td data-head="first bad layer">conv/conv</td>' in page
     assert '<table class="words many">' in page
@@ -78,18 +79,44 @@ def test_one_file_that_tells_its_pictures_in_words() -> None:
 
 
 def test_what_it_says() -> None:
-    text = Parsed(page_of(recording(), "run.jsonl")).text
-    for said in (
-        "1 to 9 iterations recorded",
-        "2 batches lost: 2 non-finite loss",
-        "5.26 % of the gradient of conv/conv underflowed at worst, since iteration 1: more than 1 % in 100 %",
-        "9 2 batches lost non-finite loss head/affine conv reads NaN",
-        "9 batch repeated overflow conv/conv",
-        "Where S0 changed: 1 time after the first",
-        "not the first one, which reads the data",
-    ):
-        assert said in text
-    assert "Equal heights are equal ratios" not in text
+    page = Parsed(page_of(recording(), "run.jsonl"))
+    (finding,) = page.texts("p", "finding")
+    assert finding.startswith(
+        "conv/conv lost up to 5.26 % of its gradient to underflow, more than 1 % in 8 of 8 "
+    )
+    told = ("recorded iterations", "lost batches", "repeated batches")
+    assert [page.definitions[name] for name in told] == ["1 to 9", "2 (2 non-finite loss)", "1"]
+    assert page.tables["Repeated and lost batches: 2"][1:] == [
+        ["9", "batch repeated", "overflow", "conv/conv", ""],
+        ["9", "2 batches lost", "non-finite loss", "head/affine", "conv reads NaN"],
+    ]
+    assert page.texts("summary") == ["Where S0 changed: 1 time after the first"]
+    assert "Equal heights are equal ratios" not in page.text
+
+
+def test_the_file_date_and_version_stand_above_the_title() -> None:
+    page = Parsed(page_of(Recording([BEGAN, *recording().rows]), "run.jsonl"))
+    assert page.texts("li")[:3] == ["run.jsonl", "2026-01-02 03:04", "nnabla_adaloss 0.2.0"]
+    assert page.texts("h1") == ["Training in float16"]
+    half = BEGAN._replace(settings={"storage": "None", "context": "cudnn:half"})
+    assert Parsed(page_of(Recording([half, ended(1, 1.0)]), "run")).texts("h1") == ["Training in cudnn:half"]
+    assert Parsed(page_of(recording(), "run")).texts("h1") == ["Training"]
+    assert Parsed(page_of(recording(), "run", "LeNet")).texts("h1") == ["LeNet"]
+
+
+@pytest.mark.parametrize(
+    ("values", "heights"),
+    [
+        ((8.0,), ["16", "8", "4"]),
+        ((8.0, 16.0), ["2^5", "16", "8"]),
+        ((2.0**40, 2.0**44), ["2^44", "2^42", "2^40"]),
+        ((2.0**1023,), ["2^1023", "2^1023", "2^1022"]),
+    ],
+)
+def test_the_axis_of_the_scale_has_powers_of_two(values: Tuple[float, ...], heights: List[str]) -> None:
+    rows = [ScaleChanged(i, 1.0, value) for i, value in enumerate(values)]
+    page = Parsed(page_of(Recording(rows), "run"))
+    assert page.texts("div", "name heights") == [" ".join(heights)]
 
 
 def test_values_are_shown_where_the_mouse_is() -> None:
@@ -111,19 +138,24 @@ def test_values_are_shown_where_the_mouse_is() -> None:
 def test_long_tables_show_the_end() -> None:
     rows: List[Any] = [ended(i, i / 99, 2.0 ** (i % 5)) for i in range(1, 100)]
     rows += [BatchRepeated(i, 0, "overflow", ()) for i in range(99, 0, -1)]
-    text = Parsed(page_of(Recording(rows), "run")).text
-    assert "Repeated and lost batches: 99, of which these are the last 60 iteration" in text
-    assert "what was wrong in forward 40 batch repeated" in text
-    assert "98 times after the first; these are the last 10 iteration S0 90 1 91 2 92 4" in text
-    assert "The loss at some iterations iteration loss 1 0.0101 11 0.1111" in text
-    assert "88 0.8889 99 1 " in text
+    page = Parsed(page_of(Recording(rows), "run"))
+    incidents = page.tables["Repeated and lost batches: 99, of which these are the last 60"]
+    assert [row[0] for row in incidents[1:]] == [str(i) for i in range(40, 100)]
+    assert page.texts("summary") == ["Where S0 changed: 98 times after the first; these are the last 10"]
+    changes = page.tables["S0 from these iterations on"]
+    assert changes[1:4] == [["90", "1"], ["91", "2"], ["92", "4"]]
+    assert len(changes) == 11
 
 
 def test_the_settings_stand_at_the_end() -> None:
     rows = [BEGAN._replace(settings={"storage": "before it was resumed"}), BEGAN, *recording().rows]
-    text = Parsed(page_of(Recording(rows), "run.jsonl")).text
-    end = text[text.index("Settings What the updater") :]
-    assert "date 2026-01-02T03:04:05+00:00 nnabla_adaloss 0.2.0 storage float16" in end
+    page = Parsed(page_of(Recording(rows), "run.jsonl"))
+    assert page.texts("h2")[-1] == "Settings"
+    assert list(page.definitions.items())[-3:] == [
+        ("nnabla_adaloss", "0.2.0"),
+        ("storage", "float16"),
+        ("N", "2000"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +165,7 @@ def test_the_settings_stand_at_the_end() -> None:
         ([ended(1, 0.01), ended(2, 1.0), ended(3, 100.0)], "M0.0 100.0L500.0 50.0L1000.0 0.0"),
         (
             [ended(1, 0.5, 8.0), ScaleChanged(2, 8.0, 16.0), ended(3, 0.5, 16.0)],
-            "M0.0 100.0H500.0V0.0H1000.0V0.0H1000",
+            "M0.0 100.0H500.0V50.0H1000.0V50.0H1000",
         ),
         ([ended(1, 0.5)], 'h2>Loss</h2>.*d="M0.0 50.0H1000"'),
         (

@@ -62,7 +62,7 @@ def any_scales(seed: int, exponents: Optional[Tuple[int, int]]) -> Iterator[None
     def draw(components: Components, *_: Any, **__: Any) -> Choice:
         assert exponents is not None
         scales = [2.0 ** int(rng.integers(*exponents)) for _ in components.names]
-        return Choice(scales, {edge.layer: Reason.ROOM for edge in components.edges if edge.layer})
+        return Choice(scales, {edge.layer: Reason.SCALE_LIMIT for edge in components.edges if edge.layer})
 
     if exponents is None:
         yield
