@@ -15,9 +15,9 @@ Trains a small network in emulated float16, its loss multiplied by 1e-6, and dra
 gradients in backward order: of each its largest gradient (amax) and its scale S, and of each layer its alpha,
 the ratio of the scales behind and before it. At the right is what S does: amax without and with it.
 
-A component has the name of the function that its first gradient belongs to. The residual block is inside of
-one: both its ways end at the same gradient. The last layer starts with small weights and the hidden one with
-large ones, so that scales differ.
+A component has the name of the function that its first gradient belongs to; MulScalar at the loss is its
+weight. The residual block is inside of one: both its ways end at the same gradient. The last layer starts
+with small weights and the hidden one with large ones, so that scales differ.
 """
 
 EPILOG = """\
@@ -103,10 +103,15 @@ def power(exponent: float) -> str:
     return f"$2^{{{round(exponent, 1):g}}}$"
 
 
-def told(arrow: Arrow) -> str:
+def title(box: Box) -> str:
+    """The name of a component; functions at the loss are no part of a layer, and MulScalar is its weight."""
+    return box.name.rpartition("/")[2].replace("MulScalar", "loss weight") if box.single else box.name
+
+
+def told(arrow: Arrow, before: Box) -> str:
     """What the picture says about an arrow."""
-    power_of_two = power(arrow.factor)
-    return f"{arrow.layer}:  alpha = {power_of_two}" if arrow.layer else f"loss section:  × {power_of_two}"
+    factor = power(arrow.factor)
+    return f"{arrow.layer}:  alpha = {factor}" if arrow.layer else f"{title(before)}:  × {factor}"
 
 
 def figure_of(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> Any:
@@ -124,7 +129,7 @@ def figure_of(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> Any:
         round_box = FancyBboxPatch((0, top), 10, height, boxstyle="round,pad=0,rounding_size=0.12")
         round_box.set(facecolor=SINGLE if box.single else SEVERAL, edgecolor=EDGE)
         flow.add_patch(round_box)
-        flow.text(5, top + 0.21, box.name, ha="center", va="center", fontsize=11, weight="bold")
+        flow.text(5, top + 0.21, title(box), ha="center", va="center", fontsize=11, weight="bold")
         values = f"amax = {power(box.amax)}    S = {power(box.scale)}"
         flow.text(5, top + 0.48, values, ha="center", va="center", fontsize=11)
         at, stored = top + 0.35, box.amax + box.scale
@@ -141,15 +146,15 @@ def figure_of(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> Any:
             flow.text(1.7, (start + end) / 2, "skip", ha="right", va="center", fontsize=10)
         flow.annotate("", (2.0, end), (2.0, start), arrowprops=line)
         beside = 3.4 if arrow.before == arrow.after else 2.4
-        flow.text(beside, (start + end) / 2, told(arrow), va="center", fontsize=10)
+        flow.text(beside, (start + end) / 2, told(arrow, boxes[arrow.before]), va="center", fontsize=10)
     flow.set(title="components, from the loss backwards", xlim=(-0.1, 10.1), ylim=(tops[-1] - 0.5, -0.1))
     flow.axis("off")
     ranges.axvspan(SMALLEST_NORMAL, LARGEST, color=NORMAL)
     ranges.axvspan(SMALLEST, SMALLEST_NORMAL, color=SUBNORMAL)
-    ranges.set(title="amax, without and with its scale", xlim=(-31, 19))
+    ranges.set(title="largest gradient (amax), without and with S", xlim=(-31, 19))
     ranges.set_xticks([-24, -14, 0, 15], ["$2^{-24}$", "$2^{-14}$", "1", "$2^{15}$"])
     ranges.tick_params(axis="y", left=False)
-    colors = {"single elements": SINGLE, "several elements": SEVERAL}
+    colors = {"scalars": SINGLE, "several elements": SEVERAL}
     colors.update({"normal numbers of float16": NORMAL, "subnormal": SUBNORMAL})
     patches = [Patch(color=color, label=label) for label, color in colors.items()]
     figure.legend(handles=patches, loc="outside lower center", ncols=4, fontsize=9, frameon=False)

@@ -96,7 +96,7 @@ def _headline(recording: Recording, timeline: Timeline) -> str:
             f"{worst.layer} lost up to {percent(worst.worst)} of its gradient to underflow, more than 1 % in "
         )
         finding += stretch(worst, " recorded iterations")
-        finding += f". {others} more layer{' does' if others == 1 else 's do'}." if others else "."
+        finding += f". {others} more layer{'s' * (others > 1)} lost more than 1 %." if others else "."
     elif worst_underflow(recording.of(LayerRow)) is None:
         finding = "Underflow was not counted."
     facts = [

@@ -22,13 +22,16 @@ HEAD = '<!DOCTYPE html><meta name="viewport" content="width=device-width"><body 
 def test_components_are_drawn_with_the_scales_of_the_engine(tmp_path: Path) -> None:
     engine = draw_components.train()
     schedule, amaxes = engine.result.schedule, engine.components.amaxes()
-    flow, _ = draw_components.figure_of(*draw_components.read(engine)).axes
+    boxes, arrows = draw_components.read(engine)
+    flow, _ = draw_components.figure_of(boxes, arrows).axes
     shown = [text.get_text() for text in flow.texts]
     scales = dict(zip(schedule.components.names, schedule.component_scales))
+    titles = {box.name: draw_components.title(box) for box in boxes}
+    assert [title for title in titles.values() if "/" not in title] == ["loss weight", "Mean"]
     for name, scale in scales.items():
         amax = math.log2(amaxes[name]) if name in amaxes else 0.0
         values = f"amax = $2^{{{amax:.1f}}}$    S = $2^{{{math.log2(scale):.0f}}}$".replace(".0}", "}")
-        assert shown[shown.index(name) + 1] == values
+        assert shown[shown.index(titles[name]) + 1] == values
     assert len(schedule.layers) == 3
     for layer, (_, alpha) in schedule.layers.items():
         assert f"{layer}:  alpha = $2^{{{math.log2(alpha):.0f}}}$" in shown
