@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes of docs/architecture.md, tried out."""
+"""Steps of CONTRIBUTING.md for adding things, tried out."""
 
 from __future__ import annotations
 
