@@ -294,7 +294,7 @@ def print_many_arrays(kernels: CudaKernels) -> List[Dict[str, Any]]:
         "statistics": lambda: kernels.launch_statistics(weights, table),
         "scaled copies, float16 of float32": lambda: kernels.scaled_copy_all(copies),
         "unscale_add": lambda: kernels.launch_unscale_add(unscaling, table),
-        "largest magnitude": lambda: kernels.launch_largest(weights, table),
+        "largest magnitude": lambda: kernels.launch_largest(weights, table, [0] * len(weights)),
     }
     print(f"\n{len(sizes)} arrays of {sum(sizes)} float32 in all")
     print(f"  {'all of them':34}{'GPU ms':>9}{'host ms':>9}")

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
-from typing import AbstractSet, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..core.components import Components
 from ..core.memory import PassMeasurements
@@ -81,10 +81,10 @@ class PassReport:
         return None if first is None else self.schedule.components.names[first]
 
     @property
-    def nonzero(self) -> AbstractSet[int]:
-        """Keys of the leaves whose gradients are not all zeros."""
+    def nonzero(self) -> Iterator[int]:
+        """Keys of the leaves whose gradients are not all zeros; usually the first one is enough."""
         positions = compress(map(_position, self.leaves), self.largest)
-        return set(map(self.graph.keys.__getitem__, positions))
+        return map(self.graph.keys.__getitem__, positions)
 
     @property
     def nonfinite(self) -> AbstractSet[int]:

@@ -65,7 +65,8 @@ class WrittenLeaves:
         if not groups.components:
             return {}
         magnitudes = np.array(largest)[groups.places]
-        magnitudes[magnitudes == math.inf] = -1.0
+        if math.inf in largest:
+            magnitudes[magnitudes == math.inf] = -1.0
         found: Any = np.maximum.reduceat(magnitudes, groups.starts).tolist()
         return {index: amax for index, amax in zip(groups.components, found) if amax >= 0.0}
 

@@ -173,14 +173,14 @@ class CpuKernels(Kernels):
 
     def unscale_list(self, gradients: UnscalingList) -> List[float]:
         """`unscale_add` for a list of gradients, without `accumulate`."""
-        sources, masters, tasks = gradients.sources, gradients.masters, gradients.tasks_on_host
+        sources, masters, tasks = gradients.sources, gradients.masters, gradients.tasks
         halves = None if masters is None else which_are_half(sources)
         where = to = addresses_of(sources, halves, HOST)
         if masters is not None:
             to = addresses_of(masters, None, HOST, write_only=True)
         if tasks is None:
             tasks = _scale_tasks(where, to, gradients.sizes, factors=gradients.factors)
-            gradients.tasks_on_host = tasks
+            gradients.tasks = tasks
         tasks[:, 0], tasks[:, 1] = where, to
         if masters is not None:
             tasks[:, 3] = 0 if halves is None else halves

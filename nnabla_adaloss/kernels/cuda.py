@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from threading import RLock
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -64,7 +64,6 @@ class CudaKernels(Kernels):
         self._max_tasks = constant("MAX_TASKS")
         # Held while a buffer is in use that calls share: threads may share these kernels.
         self._lock = RLock()
-        self._tasks = np.zeros(1, layout("Tasks"))
         self._format = layout("Format")
         # What blocks of one task leave for the last of them; kernels run one after another, so one is enough.
         rows = self._max_tasks * launcher.max_blocks
@@ -92,9 +91,26 @@ class CudaKernels(Kernels):
             where = table.rows, *self._workspace, np.uint64(self._exponents.ptr)
             self._launch("exponent_histogram", self._readings([x]), *where, per_block=ELEMENTS_PER_ROW)
 
-    def launch_largest(self, arrays: Sequence[NdArray], table: DeviceTable, places: Column = 0) -> None:
-        """Raise the places of arrays in the table to their largest magnitudes, infinity and NaN included."""
-        self._launch("largest_magnitude", self._readings(arrays, places), table.largest)
+    def launch_largest(
+        self,
+        arrays: Sequence[NdArray],
+        table: DeviceTable,
+        places: Sequence[int],
+        known: Optional[DeviceTasks] = None,
+    ) -> DeviceTasks:
+        """Raise the places of arrays in the table to their largest magnitudes, infinity and NaN included.
+
+        Return the tasks: where they are `known` in the next call, and sizes and places are the same, that
+        takes less time.
+        """
+        addresses, flags = self._read(arrays)
+        sizes = [x.size for x in arrays]
+        if known is None or known.given != (sizes, places):
+            known = DeviceTasks(addresses, 0, sizes, rows=places, flags=flags)
+        else:
+            known.move(addresses, 0, flags)
+        self._launch("largest_magnitude", known, table.largest)
+        return known
 
     def launch_unscale_add(self, gradients: Sequence[Unscaling], table: DeviceTable, first: int = 0) -> None:
         """`unscale_add` for many gradients; their largest magnitudes go to places from `first` on."""
@@ -123,10 +139,16 @@ class CudaKernels(Kernels):
         else:
             addresses, flags = self._read(sources)
             targets = addresses_of(gradients.masters[part], None, self.context, write_only=True)
-        sizes, factors = gradients.sizes[part], gradients.factors[part]
-        tasks = DeviceTasks(
-            addresses, targets, sizes, rows=places, factors=factors, flags=flags, independent=True
-        )
+        kept: Dict[int, Tuple[int, DeviceTasks]] = gradients.tasks or {}
+        known, tasks = kept.get(part.start, (None, None))
+        if tasks is None or known != first:
+            sizes, factors = gradients.sizes[part], gradients.factors[part]
+            tasks = DeviceTasks(
+                addresses, targets, sizes, rows=places, factors=factors, flags=flags, independent=True
+            )
+            gradients.tasks = {**kept, part.start: (first, tasks)}
+        else:
+            tasks.move(addresses, targets, flags)
         self._launch("unscale_add", tasks, table.largest)
 
     def launch_round_to_format(
@@ -183,7 +205,7 @@ class CudaKernels(Kernels):
             return 0.0
         with self._lock:
             self._own_table.clear()
-            self.launch_largest(arrays, self._own_table)
+            self.launch_largest(arrays, self._own_table, [0] * len(arrays))
             _, (largest,) = self._own_table.fetch(0, 1)
         return largest
 
@@ -201,8 +223,11 @@ class CudaKernels(Kernels):
 
     def _copy(self, packed: PackedArrays, sources: Addresses, targets: Addresses) -> None:
         flags = 0 if packed.halves is None else self._source_is_half * packed.halves
-        tasks = DeviceTasks(sources, targets, packed.sizes, flags=flags, independent=True)
-        self._launch("scaled_copy", tasks)
+        if packed.tasks is None:
+            packed.tasks = DeviceTasks(sources, targets, packed.sizes, flags=flags, independent=True)
+        else:
+            packed.tasks.move(sources, targets, flags)
+        self._launch("scaled_copy", packed.tasks)
 
     def scale_(self, x: NdArray, alpha: float) -> None:
         addresses, flags = self._read([x])
@@ -243,7 +268,6 @@ class CudaKernels(Kernels):
     def _launch(
         self, kernel: str, tasks: DeviceTasks, *arguments: Any, per_block: int = ELEMENTS_PER_BLOCK
     ) -> None:
-        with self._lock:
-            for part in tasks.launches(self._max_tasks):
-                blocks = tasks.write(part, self._tasks, per_block, self._launcher.max_blocks)
-                self._launcher.launch(kernel, blocks, (self._tasks, *arguments))
+        for part in tasks.launches(self._max_tasks):
+            argument, blocks = tasks.argument(part, per_block, self._launcher.max_blocks)
+            self._launcher.launch(kernel, blocks, (argument, *arguments))

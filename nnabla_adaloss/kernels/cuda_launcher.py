@@ -37,6 +37,7 @@ def constant(name: str) -> int:
     return int(value)
 
 
+@cache
 def layout(name: str) -> np.dtype[Any]:
     """The dtype of `struct NAME`, padded as C++ pads it."""
     (body,) = re.findall(rf"^struct {name} {{\n(.*?)^}};", cuda_source(), re.M | re.S)

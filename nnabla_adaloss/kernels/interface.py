@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from nnabla import Context, NdArray, Variable
@@ -91,8 +91,8 @@ class UnscalingList:
         self.sources, self.masters = sources, masters
         self.sizes = np.array([x.size for x in sources], np.int64)
         self.factors = np.array(list(map(unscaling_factor, scales)), np.float64)
-        # Tasks of `CpuKernels`, which sets the addresses and the types of sources in each pass.
-        self.tasks_on_host: Optional[NDArray[np.int64]] = None
+        # Tasks of the kernels, which set the addresses and the types of sources in each pass.
+        self.tasks: Any = None
 
 
 # Places of packed arrays begin where a processor, or a GPU, can read many numbers at once.
@@ -109,6 +109,8 @@ class PackedArrays:
         self.array = NdArray((0,))
         # Which of them are float16, since they were packed last.
         self.halves: Halves = None
+        # Tasks of `CudaKernels`, which sets addresses and types in each call.
+        self.tasks: Any = None
 
     def make_room(self, sizes: List[int]) -> None:
         """Make room for arrays of these sizes, where the ones before had others."""
@@ -116,7 +118,7 @@ class PackedArrays:
             taken = -(-np.array(sizes, np.int64) // _ALIGNED_TO) * _ALIGNED_TO
             self.offsets = 4 * (taken.cumsum() - taken)
             self.array = NdArray((int(taken.sum()),))
-            self.sizes = sizes
+            self.sizes, self.tasks = sizes, None
 
 
 class Kernels(ABC):

@@ -12,7 +12,7 @@ from ..core.statistics import ArrayStatistics
 from .arrays import has_nan, is_readable
 from .cpu import CpuKernels
 from .cuda import CudaKernels
-from .device_tasks import DeviceTable
+from .device_tasks import DeviceTable, DeviceTasks
 from .interface import Kernels, Unscaling, UnscalingList
 
 # Places of a table's largest magnitudes: in the first table that of all watched arrays and that of the loss,
@@ -73,6 +73,7 @@ class DeviceMeasurements:
         self._used = 0
         self._unscaled = 0
         self._watched = False
+        self._watching: Optional[DeviceTasks] = None
 
     def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
         first, self._used = self._used, self._used + len(arrays)
@@ -84,7 +85,8 @@ class DeviceMeasurements:
         losses = [] if loss is None or not is_readable(loss) else [loss]
         places = [_WATCHED] * len(arrays) + [_LOSS] * len(losses)
         self._watched = bool(places)
-        self._kernels.launch_largest([*arrays, *losses], self._tables[0], places)
+        watched = [*arrays, *losses]
+        self._watching = self._kernels.launch_largest(watched, self._tables[0], places, self._watching)
 
     def unscale(self, gradients: Sequence[Unscaling]) -> None:
         first, self._unscaled = self._unscaled, self._unscaled + len(gradients)

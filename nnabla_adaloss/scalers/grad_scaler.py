@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import nnabla as nn
 
@@ -275,10 +275,7 @@ class GradScaler:
             self._losses.forward_state.restore()
         if updated and self._enabled:
             engines = list(self._used.values())
-            nonzero: Set[int] = set().union(*(scaling.result.nonzero for scaling in engines))
-            self._notifier.note_update(
-                self._iteration + 1, engines[0].loss_scale, nonzero, engines, self._solvers
-            )
+            self._notifier.note_update(self._iteration + 1, engines[0].loss_scale, engines, self._solvers)
         is_bad = any(found.verdict.lowers_nothing for found in self._causes.values())
         for key, scaling in self._used.items():
             if self._enabled and is_bad:

@@ -191,7 +191,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                 return skipped
         report, retries = self.scaling.result, self._retries
         learns = self._notifier.note_update(
-            self.iteration, self._s0.state.scale, report.nonzero, [self.scaling], [self.solver]
+            self.iteration, self._s0.state.scale, [self.scaling], [self.solver]
         )
         if not report.state_finite:
             self._undo_batches()

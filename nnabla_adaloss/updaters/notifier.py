@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, ClassVar, Dict, Sequence, Set
+from typing import Any, ClassVar, Dict, Sequence, Set
 
 import nnabla as nn
 
@@ -52,21 +52,20 @@ class Notifier:
         self,
         iteration: int,
         scale: float,
-        nonzero: AbstractSet[int],
         engines: Sequence[AdaptiveLossScaling],
         solvers: Sequence[Any],
     ) -> bool:
-        """Note an update; False, with a warning, where every gradient is exactly zero. `nonzero` has the keys
-        of leaves whose gradients the last backward passes of these engines have left other than zero.
+        """Note an update after the last passes of these engines; False, with a warning, where every gradient
+        is exactly zero.
         """
         self._lost_in_a_row = 0
         if self._untrained:
-            self._note_untrained(iteration, nonzero, engines)
+            self._note_untrained(iteration, engines)
         # To ask a solver for its parameters takes as long as everything else here.
-        if nonzero.isdisjoint(self._trained):
+        if self._none_has_learned(engines):
             parameters = parameters_of(solvers)
             self._trained = {hash(v) for v in parameters}
-            none = nonzero.isdisjoint(self._trained)
+            none = self._none_has_learned(engines)
             # Other batches, other ranks and hooks may have added to gradients that these passes left at zero.
             if none and engines[0].kernels.gradients_are_zero(parameters):
                 self._warn_of_zeros(iteration, scale, engines)
@@ -74,10 +73,13 @@ class Notifier:
         self._last_gradient = iteration
         return True
 
-    def _note_untrained(
-        self, iteration: int, nonzero: AbstractSet[int], engines: Sequence[AdaptiveLossScaling]
-    ) -> None:
+    def _none_has_learned(self, engines: Sequence[AdaptiveLossScaling]) -> bool:
+        """Whether the passes of these engines have left zeros in the gradients of all trained parameters."""
+        return all(self._trained.isdisjoint(engine.result.nonzero) for engine in engines)
+
+    def _note_untrained(self, iteration: int, engines: Sequence[AdaptiveLossScaling]) -> None:
         """Note which parameters have a gradient now; warn after a while of those that never had one."""
+        nonzero = {key for engine in engines for key in engine.result.nonzero}
         self._untrained = {name: v for name, v in self._untrained.items() if hash(v) not in nonzero}
         if not self._untrained or iteration < _SILENT:
             return

@@ -49,3 +49,17 @@ def test_as_many_share_a_launch_as_it_takes(pairs: List[Tuple[int, int]]) -> Non
 def test_what_is_known_to_be_independent_shares_launches() -> None:
     # Not so in truth: it is the word of who knows that counts.
     assert list(DeviceTasks([1, 2], [2, 1], 3, independent=True).launches(5)) == [slice(0, 2)]
+
+
+def test_tasks_that_are_moved_are_launched_as_new_ones() -> None:
+    sizes, factors = [1, 5000, 0, 70, 3 * 10**6], [1.0, 2.0, 0.5, 4.0, 8.0]
+    first, second = range(16, 96, 16), range(116, 196, 16)
+    moved = DeviceTasks(first, first, sizes, rows=range(5), factors=factors, flags=1, independent=True)
+    for sources, targets, flags in ((first, first, 1), (second, first, [0, 1, 2, 3, 0]), (first, second, 0)):
+        moved.move(sources, targets, flags)
+        new = DeviceTasks(
+            sources, targets, sizes, rows=range(5), factors=factors, flags=flags, independent=True
+        )
+        for part in moved.launches(3):
+            (found, blocks), (expected, count) = (one.argument(part, 2048, 100) for one in (moved, new))
+            assert (found.tobytes(), blocks) == (expected.tobytes(), count)

@@ -69,6 +69,14 @@ def test_a_loss_is_watched_for_nan(measurements: Measurements, dtype: Any) -> No
     assert not measurements.fetch().loss_is_nan
 
 
+def test_the_last_of_what_is_watched_may_be_the_loss_or_not(measurements: Measurements) -> None:
+    good, bad = array(1.0), array(np.nan)
+    for _ in range(2):
+        for arrays, loss in (([good, bad], None), ([good], bad)):
+            measurements.watch(arrays, loss)
+            assert measurements.fetch()[2:] == (loss is not None, loss is not None)
+
+
 def test_a_loss_of_any_type_that_nnabla_knows_can_be_watched(measurements: Measurements) -> None:
     for values in (np.ones(1, np.float64), np.ones((), np.int32), np.float32(np.ones((2, 2)))):
         measurements.watch([], nn.NdArray.from_numpy_array(values))
@@ -133,6 +141,14 @@ def test_gradients_unscaled_in_place_again_and_again(measurements: Measurements)
             assert_same_floats(x.data, old * np.float32(1.0 / scale))
     measurements.unscale_list(UnscalingList([], []))
     assert measurements.fetch()[1] == []
+
+
+def test_a_list_may_come_after_any_number_of_gradients(measurements: Measurements) -> None:
+    gradients = UnscalingList([array(8.0 + i) for i in range(5)], [1.0] * 5)
+    for before in (0, 1, 3, 3, 0):
+        measurements.unscale([(array(7.0), array(0.0), 1.0, False)] * before)
+        measurements.unscale_list(gradients)
+        assert measurements.fetch()[1] == [7.0] * before + [8.0, 9.0, 10.0, 11.0, 12.0]
 
 
 def test_gradients_unscaled_into_masters_again_and_again(
