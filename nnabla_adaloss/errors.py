@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from typing import Type
@@ -26,6 +27,12 @@ class GraphChangedError(RuntimeError):
 
 class LossScaleWarning(UserWarning):
     """Training goes on, but something about the loss scale needs attention."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of nnabla, of CuPy or of NumPy says that there is no memory left."""
+    said = re.search("out of memory|failed to allocate", str(error), re.IGNORECASE)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and said is not None)
 
 
 def warn(message: str, category: Type[Warning] = LossScaleWarning) -> None:

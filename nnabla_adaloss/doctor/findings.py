@@ -85,6 +85,14 @@ _BROKEN = {
         "on Hopper GPUs NNabla's own reductions end so (docs/gpu.md): take a mean in two steps of fewer than "
         "2,048 elements each, or by F.average_pooling",
     ),
+    r"no kernel image is available|invalid value for --gpu-architecture": (
+        "a library has no code for this GPU, which is newer or older than those that it was built for",
+        "use an extra for another CUDA version: one that is as new as the GPU",
+    ),
+    r"(?i)out of memory|failed to allocate": (
+        "the GPU has no memory left",
+        "see with `nvidia-smi` which other processes use it",
+    ),
     r"an illegal memory access|a misaligned address": (r"the GPU reports \g<0>", ""),
 }
 

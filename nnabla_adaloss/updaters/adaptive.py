@@ -23,7 +23,7 @@ from ..core.validation import (
     optional,
     positive_integer,
 )
-from ..errors import warn
+from ..errors import is_out_of_memory, warn
 from ..graph.loss import LossLike
 from ..state import read_state, write_state
 from .loop import TrainingLoop
@@ -216,10 +216,19 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
         Raises:
             LossScaleError: the loss is not finite, or gradients overflow at the smallest scale, and the
                 policy for that is `"raise"`. The parameters are as before.
+            RuntimeError, MemoryError: there was no memory left. The update is undone, at the next call if
+                there was none for that.
         """
         try:
             with self._idle.exclusive, self._idle.running():
                 return self._update()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise (MemoryError if isinstance(error, MemoryError) else RuntimeError)(
+                "no memory is left for an update, which is undone: take smaller batches, of which accum_grad "
+                "adds up several, or a larger measure_every, with which fewer gradients are kept"
+            ) from error
         finally:
             self._idle.drain()
 

@@ -30,7 +30,7 @@ from .notifications import notify_beginning, notify_update
 from .notifier import Notifier
 from .retries import Counters, RetryState, UpdateResult
 from .settings import POLICY_FIELDS, history_of, hooks_by_pass
-from .solvers import parameters_of
+from .solvers import make_memory, parameters_of
 
 _CALL = methodcaller("__call__")
 
@@ -167,6 +167,8 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         self._exchange.check_communicator()
         if not self.iteration:
             self._notifier.check_parameters(self.solver, self.scaling.graph, self.scaling.plan)
+            trained = self.scaling.graph.by_key(self.scaling.plan.leaves).values()
+            make_memory(self.solver, trained, self.scaling.kernels.context)
         self.iteration += 1
         if self._audience is not None and self._audience.begins():
             notify_beginning(self._audience, self.iteration, self)

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Dict, List, Sequence
+from itertools import chain
+from typing import Any, Dict, Iterable, List, Sequence
 
 import nnabla as nn
 from nnabla.solver import Solver
 
 from ..graph.loss import LossWrapper
 from ..graph.names import must_override
+from ..host_context import dtype_of
+from ..kernels.arrays import FLOAT32
 
 _METHODS = ("zero_grad", "update", "weight_decay", "scale_grad", "get_parameters")
 _LOSS_AFTER_SOLVER = (((nn.Variable, LossWrapper), "the loss comes after the solver"),)
@@ -55,6 +58,16 @@ def check_solvers(solvers: Sequence[Any], instead: Any) -> Sequence[Any]:
         if any(solver is other for other in solvers[:index]):
             raise ValueError(f"{name} is given twice")
     return solvers
+
+
+def make_memory(solver: Any, trained: Iterable[nn.Variable], context: nn.Context) -> None:
+    """Make the memory that the first step of a solver needs, of parameters that are trained and of states: if
+    there was none in the middle of it, some parameters would have changed already.
+    """
+    states = solver.get_states().values() if has(solver, "get_states") else ()
+    for variable in chain(trained, *(state.pstate.values() for state in states)):
+        if dtype_of(variable.data) == FLOAT32:
+            variable.data.data_ptr(FLOAT32, context)
 
 
 def parameters_of(solvers: Sequence[Any]) -> List[nn.Variable]:

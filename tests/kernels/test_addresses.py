@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import nnabla as nn
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nnabla_adaloss.doctor.probes import array_addresses
 from nnabla_adaloss.host_context import HOST
 from nnabla_adaloss.kernels import addresses
 from nnabla_adaloss.kernels.addresses import DirectAddresses, addresses_of, direct_addresses
@@ -146,16 +147,37 @@ def test_an_address_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
         DirectAddresses()
 
 
-def test_python_serves_where_nnabla_is_not_as_expected(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise ImportError
+def off_by_a_word(self: DirectAddresses, arrays: Arrays, halves: Any, *, write_only: bool) -> Any:
+    return np.array([x.data_ptr(x.dtype, HOST, write_only) + 8 for x in arrays])
 
-    monkeypatch.setattr(addresses, "_compare", fail)
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        ({"data_ptr": "_ZN4nbla7NdArray12data_pointerEv"}, "no symbol"),
+        # A method of the same arguments, which returns the C++ object of the memory.
+        ({"data_ptr": "_ZN4nbla7NdArray4castENS_6dtypesERKNS_7ContextEb"}, "other addresses"),
+        # The strings of a context are not where its constructor reads them.
+        ({"assign": "_ZNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEE5clearEv"}, "other contexts"),
+        (None, "other addresses"),
+    ],
+    ids=["no symbol", "wrong symbol", "layout", "address"],
+)
+def test_python_serves_where_nnabla_is_not_as_expected_and_doctor_says_so(
+    broken: Optional[Dict[str, str]], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if broken is None:
+        monkeypatch.setattr(DirectAddresses, "of", off_by_a_word)
+    else:
+        library = Library(**broken)
+        monkeypatch.setattr(addresses, "nnabla_library", lambda: library)
     direct_addresses.cache_clear()
     try:
         arrays = [written((3,)) for _ in range(20)]
         assert direct_addresses() is None
-        assert addresses_of(arrays, None, HOST) == ask_python(arrays, None)
+        assert list(addresses_of(arrays, None, HOST)) == ask_python(arrays, None)
+        assert array_addresses().startswith("one by one through Python, which takes longer: nnabla's library")
+        assert reason in array_addresses()
     finally:
         direct_addresses.cache_clear()
 
