@@ -7,6 +7,7 @@ The command `nnabla-adaloss` is the same.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any, Optional, Sequence
@@ -85,7 +86,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     _add_analyse(commands)
     _add_report(commands)
     options = parser.parse_args(arguments)
-    code: int = options.run(options)
+    try:
+        code: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Nobody reads on, as in a pipe into `head`; Python must not flush again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return code
 
 

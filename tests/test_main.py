@@ -27,6 +27,16 @@ def run(*arguments: str, shadow: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_nobody_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    with open(writes, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        monkeypatch.setattr(program, "examine", lambda **asked: [])
+        assert program.main(["doctor"]) == 1
+        closed.flush()
+
+
 @pytest.mark.slow
 def test_in_a_sound_environment() -> None:
     process = run()

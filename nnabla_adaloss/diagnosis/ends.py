@@ -10,22 +10,22 @@ import nnabla as nn
 
 from ..core.components import NodeStructure
 from ..graph.functions import is_matrix_product
+from . import remedies
 from .finite import Cause, factors_in_words
-from .target import Network
-from .watching import Sight
+from .passes import Layer
+from .target import NORMALIZATIONS, Network
+from .watching import Sight, largest
 
 # More than this share of an activation's outputs are where it is flat, in every batch.
 _MOST = 0.5
 
-_SMALLER = "make what it reads smaller, by a normalization or a factor before it"
-
 # They stop the gradient on purpose.
 _STOPS = {"Unlink", "Sink"}
 _RECTIFIERS = {"ReLU", "ReLU6", "CReLU"}
-_SATURATES = {"Sigmoid", "Tanh", "Softmax", "HardTanh", "HardSigmoid", "MinimumScalar", "MaximumScalar"}
+_BOUNDS = {"MinimumScalar", "MaximumScalar", "Minimum2", "Maximum2", "HardTanh", "HardSigmoid", "ReLU6"}
+_SATURATES = {*_BOUNDS, "Sigmoid", "Tanh", "Softmax"}
+_SOFTMAX = {"Softmax", "LogSoftmax", "SoftmaxCrossEntropy"}
 _PRODUCTS = {"Mul2", "Div2"}
-_NORMALIZED = ("Batch", "FusedBatch", "SyncBatch", "Layer", "Instance", "Group")
-_NORMALIZATIONS = {f"{kind}Normalization" for kind in _NORMALIZED}
 
 
 class Ends:
@@ -38,34 +38,84 @@ class Ends:
         self._starved = set(network.keys(starved))
 
     def functions(self) -> Dict[int, Cause]:
-        """The functions that get a gradient and hand on nothing but zeros, by key, in forward order."""
-        found: Dict[int, Cause] = {}
-        for key, node in reversed(self._network.nodes.items()):
+        """The functions at which the gradient ends, or that make what they read 0, in forward order."""
+        ended, found, network = set(), {}, self._network
+        for key, node in reversed(network.nodes.items()):
+            f = network.function(key)
             arriving = [s for s in self._sights if self._largest_gradient([s], node.outputs)]
             handed_on = node.inputs or node.leaves
+            single = network.normalizes_single_numbers(f)
+            if arriving and (single or node.args.get("only_index")):
+                alone = self._leaves_before(f.inputs[0].parent) - self._without({key})
+                if alone:
+                    found[key] = self._told(f, node)._replace(spoils=self._labels(alone))
+                    ended.add(key)
             if not arriving or not handed_on or self._largest_gradient(arriving, handed_on):
                 continue
             # A layer that starts from 0, and learns, is none.
-            weights = [p for p in node.leaves if self._network.graph.leaves[p].ndim > 1]
+            weights = [p for p in node.leaves if network.graph.leaves[p].ndim > 1]
             if node.type_name in _STOPS or self._largest_gradient(arriving, weights):
                 continue
-            f = self._network.function(key)
-            before = self._leaves_before(f)
             # Where others bring a gradient to all that it depends on, it is nobody's fault.
-            if before.isdisjoint(self._starved):
+            if self._leaves_before(f).isdisjoint(self._starved):
                 continue
-            kind, what, remedy = self._told(f, node)
-            if kind == "zero_factor" or not self._nothing_to_learn(f):
-                # A layer that gets a gradient by another way may mend it.
-                found[key] = Cause(kind, node.label, what, remedy, before <= self._starved)
-        return found
+            at_fault = self._at_fault(f)
+            kind = next(iter(at_fault.values())).kind
+            if kind in ("zero_factor", "constant_softmax") or not self._nothing_to_learn(f):
+                found.update(at_fault)
+                ended.add(key)
+        if self._learns(ended):
+            found = {key: cause._replace(fatal=False) for key, cause in found.items()}
+        return {hash(f): found[hash(f)] for f in network.graph.functions if hash(f) in found}
+
+    def dead(self) -> List[Cause]:
+        """The rectifiers that make zeros of other numbers, of a network that is not finite elsewhere."""
+        nodes, network = self._network.nodes, self._network
+        own = [f for f in network.graph.functions if hash(f) in nodes and self._is_dead(f)]
+        kept = [f for f in own if not nodes[hash(f)].loss_section and any(map(self._largest, f.inputs))]
+        return [self._told(f, nodes[hash(f)])._replace(fatal=False) for f in kept]
+
+    def _at_fault(self, f: Any) -> Dict[int, Cause]:
+        """The functions that make zeros of other numbers, so that the gradient ends at `f`; or `f`."""
+
+        def zeros(g: Any) -> List[nn.Variable]:
+            return [v for v in g.inputs if v.parent is not None and not self._largest(v)]
+
+        nodes, network = self._network.nodes, self._network
+        origins = [g for g in network.walk([f], zeros) if not zeros(g)]
+        dead = [g for g in network.walk([f]) if self._is_dead(g) and not zeros(g)]
+        first = network.in_order({*origins, *dead, f})
+        found = {hash(g): self._told(g, nodes[hash(g)]) for g in first if hash(g) in nodes}
+        known = {key: cause for key, cause in found.items() if cause.kind != "no_gradient"}
+        if len(known) > 1 and hash(f) in known and zeros(f):
+            del known[hash(f)]
+        return known or {hash(f): found[hash(f)]}
+
+    def _is_dead(self, f: Any) -> bool:
+        return f.info.type_name in _RECTIFIERS and not any(map(self._largest, f.outputs))
+
+    def _learns(self, ended: AbstractSet[int]) -> bool:
+        """Whether a gradient reaches parameters that are applied to data past all of these functions."""
+        data: Set[int] = set()
+        weights, reached = set(self._network.names), self._without(ended)
+        for f in self._network.graph.functions:
+            keys = set(map(hash, f.inputs))
+            if keys and keys <= weights:
+                weights.update(map(hash, f.outputs))
+                continue
+            fed = [v for v in f.inputs if v.parent is None and hash(v) not in weights]
+            if hash(f) not in ended and (fed or not keys or not keys.isdisjoint(data)):
+                data.update(map(hash, f.outputs))
+                if largest(s.gradients.get(key) for s in self._sights for key in keys & weights & reached):
+                    return True
+        return False
 
     def saturated(self) -> Iterator[Cause]:
         """The activations most of whose outputs are where they are flat, and that get a gradient."""
         keys = {key for sight in self._sights for key in sight.flat}
         shares = {key: min(sight.flat.get(key, 0.0) for sight in self._sights) for key in keys}
         flat = {key: share for key, share in shares.items() if share > _MOST}
-        others, nodes = self._leaves_without(flat.keys()), self._network.nodes
+        others, nodes = self._without(flat.keys()), self._network.nodes
         for key in reversed([key for key, node in nodes.items() if key in flat and not node.loss_section]):
             # In a loss, an output may well be sure; and what gets its gradient by another way does learn.
             node, before = nodes[key], self._leaves_before(self._network.function(key))
@@ -74,15 +124,42 @@ class Ends:
                 if node.type_name == "Softmax":
                     what = "rows are 1 in one place and 0 elsewhere"
                 what = f"it is saturated: {flat[key]:.0%} of its {what}"
-                alone = {self._network.graph.positions[key] for key in before - others}
-                spoils = [n.label for n in reversed(nodes.values()) if not alone.isdisjoint(n.leaves)]
-                yield Cause("saturated", node.label, what, _SMALLER, before <= self._starved, tuple(spoils))
+                spoils = self._labels(before - others - self._starved)
+                fatal = before <= self._starved and not self._learns({key})
+                yield Cause("saturated", node.label, what, remedies.SATURATED, fatal, spoils)
+
+    def _labels(self, leaves: AbstractSet[int]) -> Tuple[str, ...]:
+        """Names of the layers that leaves belong to."""
+        keys = [(n, self._network.keys(n.leaves)) for n in reversed(self._network.nodes.values())]
+        return tuple(n.label for n, own in keys if not leaves.isdisjoint(own))
+
+    def waits_for(self, layer: Layer) -> str:
+        """The parameter between a layer and the loss that is 0, and moves; empty: there is none."""
+        for f in self._network.behind(layer.outputs or layer.weights):
+            for v in self._factors(f):
+                name = self._network.names.get(hash(self._zero_origin(v)), "")
+                moves = largest(s.gradients.get(hash(v)) for s in self._sights)
+                if name and moves and not self._largest(v):
+                    return name
+        return ""
+
+    def _factors(self, f: Any) -> List[nn.Variable]:
+        """The inputs that a function multiplies by."""
+        kind, names = f.info.type_name, self._network.names
+        if kind in NORMALIZATIONS:
+            return [v for v in f.inputs if names.get(hash(v), "").endswith("gamma")]
+        return f.inputs[:2] if kind in _PRODUCTS or is_matrix_product(kind) else []
+
+    def _zero_origin(self, v: nn.Variable) -> nn.Variable:
+        """Where zeros come from that are only repeated or shaped."""
+        while v.parent is not None and [self._largest(w) for w in v.parent.inputs] == [0.0]:
+            v = v.parent.inputs[0]
+        return v
 
     def _largest_gradient(self, sights: Sequence[Sight], positions: Sequence[int]) -> float:
         """The largest magnitude in variables; infinite where something is not finite."""
         keys = self._network.keys(positions)
-        known = [s.gradients[k] for s in sights for k in keys if k in s.gradients]
-        return max((math.inf if one.nonfinite else one.abs_max for one in known), default=0.0)
+        return largest(s.gradients.get(k) for s in sights for k in keys)
 
     def _largest(self, v: nn.Variable) -> float:
         known = (s.data.get(hash(v)) for s in self._sights)
@@ -98,51 +175,61 @@ class Ends:
         """Keys of the leaves that need a gradient and that `f` depends on."""
         return {hash(v) for g in self._network.walk([f]) for v in g.inputs} & self._network.leaves.keys()
 
-    def _leaves_without(self, functions: AbstractSet[int]) -> Set[int]:
-        """Keys of the leaves that a gradient reaches without passing any of these functions."""
+    def _without(self, functions: AbstractSet[int]) -> Set[int]:
+        """Keys of the variables that a gradient reaches without passing any of these functions."""
 
         def onward(f: Any) -> List[nn.Variable]:
             return [] if hash(f) in functions else [v for v in f.inputs if v.need_grad]
 
         walked = self._network.walk(self._network.last, onward)
-        return {hash(v) for f in walked if hash(f) not in functions for v in f.inputs if v.parent is None}
+        return {hash(v) for f in walked if hash(f) not in functions for v in f.inputs}
 
-    def _told(self, f: Any, node: NodeStructure) -> Tuple[str, str, str]:
-        """The kind, what is wrong, and a remedy."""
-        kind, args, name = node.type_name, node.args, self._network.called
+    def _told(self, f: Any, node: NodeStructure) -> Cause:
+        """Cause of a gradient that ends at a function, or of its zeros."""
+        kind, args, called = node.type_name, node.args, self._network.called
+
+        def cause(kind: str, what: str, remedy: str) -> Cause:
+            return Cause(kind, node.label, what, remedy)
+
         zeros = [v for v in f.inputs if not self._largest(v)]
-        if kind in _RECTIFIERS and not any(map(self._largest, f.outputs)):
-            remedy = "start again with biases of 0, or use F.leaky_relu"
-            return "dead_relu", "it is dead: every output is 0 in every batch", remedy
+        if args.get("only_index"):
+            what = "it computes numbers of places, which have no derivative, and hands on their gradient"
+            return cause("no_backward", what, remedies.NO_DERIVATIVE)
+        if self._is_dead(f):
+            return cause("dead_relu", "it is dead: every output is 0 in every batch", remedies.DEAD)
         if kind == "Dropout":
-            return "zero_factor", f"it drops everything (p={args['p']:g})", "lower p: it is the share dropped"
+            return cause("zero_factor", f"it drops everything (p={args['p']:g})", remedies.DROPOUT)
         if kind == "MulScalar" and not args["val"]:
-            return "zero_factor", "it multiplies by 0", "use another factor, or leave this part out"
+            return cause("zero_factor", "it multiplies by 0", remedies.ZERO_FACTOR)
         if kind == "MulScalar":
             arriving = self._largest_gradient(self._sights, node.outputs)
             what = f"it multiplies the gradient, which is {arriving:.1g}, by {args['val']:g}, which gives 0"
             what += factors_in_words(self._network, list(self._network.behind(map(hash, f.outputs))))
-            return "small_factors", what, "take factors out; a solver takes them into the learning rate"
+            return cause("small_factors", what, remedies.SMALL_FACTORS)
         weights = [v for v in zeros if hash(v) in self._network.names and v.ndim > 1]
         if is_matrix_product(kind) and node.leaves and weights:
-            what = f"its weights are all 0 and get no gradient ({name(weights[0])})"
-            return "zero_weights", what, "initialise them randomly"
+            what = f"its weights are all 0 and get no gradient ({called(weights[0])})"
+            return cause("zero_weights", what, remedies.INITIALISE)
         if (kind in _PRODUCTS or is_matrix_product(kind)) and zeros:
-            return "zero_factor", f"it multiplies by {name(zeros[0])}, which is all 0", "check why that is 0"
-        if kind in ("Softmax", "LogSoftmax") and f.inputs[0].shape[args["axis"]] == 1:
+            v = self._zero_origin(zeros[0])
+            is_parameter = hash(v) in self._network.names
+            remedy = remedies.TRAIN if is_parameter else remedies.WHY_ZERO if v.parent else remedies.FILL
+            return cause("zero_factor", f"it multiplies by {called(v)}, which is all 0", remedy)
+        if kind in _SOFTMAX and f.inputs[0].shape[args["axis"]] == 1:
             what = "it runs over an axis of size 1, so that all its outputs are the same"
-            return "constant_softmax", what, "choose the axis of the places that it weighs"
-        if kind in _NORMALIZATIONS:
-            gammas = [v for v in zeros if name(v).endswith("gamma")]
+            return cause("constant_softmax", what, remedies.SOFTMAX_AXIS)
+        if kind in NORMALIZATIONS:
+            gammas = [called(v) for v in self._factors(f) if v in zeros]
             if gammas:
-                return "zero_factor", f"it multiplies by {name(gammas[0])}, which is all 0", "start it from 1"
-            what = "it passes no gradient: what it normalises together is constant, or one number"
-            return "constant_input", what, "check what it reads; feed larger batches or maps"
+                return cause("zero_factor", f"it multiplies by {gammas[0]}, which is all 0", remedies.GAMMA)
+            what = "it passes no gradient: what it normalises together is constant"
+            if self._network.normalizes_single_numbers(f):
+                what = "it passes no gradient: it normalises one number at a time"
+            return cause("constant_input", what, remedies.CONSTANT_INPUT)
         if kind in _SATURATES:
             what = "it is saturated: all of its outputs are where its derivative is 0"
-            return "saturated", what, _SMALLER
-        what, remedy = "it passes no gradient on", "check whether it masks everything or has no derivative"
-        return "no_gradient", what, remedy
+            return cause("saturated", what, remedies.BOUND if kind in _BOUNDS else remedies.SATURATED)
+        return cause("no_gradient", "it passes no gradient on", remedies.NO_GRADIENT)
 
 
 def ends_as_stored(network: Network, stored: Ends, ended: Mapping[int, Cause]) -> Iterator[Cause]:

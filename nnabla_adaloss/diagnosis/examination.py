@@ -15,22 +15,23 @@ from ..core.formats import Format, canonical_name
 from ..core.precision import LayerPrecisions, PrecisionLike, PrecisionName, StorageLike
 from ..emulation import FormatEmulation
 from ..state.whole_file import replace_page
+from . import remedies
 from .advice import PrecisionAdvice, advise, candidates_of
 from .ends import Ends, ends_as_stored
 from .finite import Cause, Finiteness
 from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
 from .presentation import as_page, as_text
-from .target import Feeder, Network, Subject, input_name
-from .untrained import epsilon, note, untrained
+from .target import Feeder, Network, Subject, input_name, listed
+from .untrained import hardly_moved, moved, note, spoiled, untrained
 from .verdicts import USELESS, LayerNumbers, NetworkNumbers, Verdict, Way, verdict_of
-from .watching import Sight
+from .watching import REPEATED, Sight, largest
 from .ways import FormatTrial
 
 # What is tried beside the format that was asked for.
 _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
-# Gradients that change by this share of themselves where all is rounded to 18 bits are rounding errors, which
-# no narrower format can hold. Others change by some hundred thousandths.
-_FINER, _NOISE = Format.ieee("finer", exponent_bits=8, mantissa_bits=18), 0.1
+# Gradients that change by this share of themselves where all is rounded to 20 bits are nothing but rounding
+# errors. Others change by some hundred thousandths.
+_FINER, _NOISE = Format.ieee("finer", exponent_bits=8, mantissa_bits=20), 0.1
 
 
 class Diagnosis:
@@ -136,7 +137,7 @@ def diagnose(
     per batch, and the memory of six more copies of the gradients and one of the activations. Parameters,
     gradients, running statistics, data, the random state and an updater's `counters.fed` are put back
     afterwards; what other arrays of the graph hold (`loss.d`) is of the last pass. Functions with a seed of
-    their own, and those of a GPU, go on from where the passes have left them.
+    their own start again from it in each pass, and those of a GPU go on from where the passes have left them.
 
     Given a list of formats, it tells instead which of them each layer can have, with a pass or two per batch
     for each layer and format: see `PrecisionAdvice`.
@@ -178,7 +179,7 @@ def diagnose(
     if isinstance(storage, Sequence) and not isinstance(storage, str):
         return advise(examined, candidates_of(storage))
     LayerPrecisions(storage)  # is refused before anything is fed
-    with examined.preserved():
+    with examined.preserved(), np.errstate(all="ignore"):
         return Diagnosis(_Examination(examined, storage).numbers())
 
 
@@ -195,29 +196,38 @@ class _Examination:
         self._in_fp32: List[Sight] = []
         self._as_stored: List[Sight] = []
         self._losses: List[Tuple[float, float]] = []
-        # By layer, of what the solver gets.
+        # Names of the functions that compute other numbers in each pass; keys of the gradients for which that
+        # holds, and of the parameters whose gradients are rounding errors.
+        self._random: List[str] = []
+        self._unsteady: Set[int] = set()
+        self._noise: Set[int] = set()
+        # The largest gradient before `on_gradients`; by layer, the share of weights that a step changes, and
+        # the largest gradient for the solver.
+        self._arriving = 0.0
+        self._moved = {layer.name: 0.0 for layer in self._layers}
         self._for_solver = {layer.name: 0.0 for layer in self._layers}
 
     def numbers(self) -> NetworkNumbers:
         """Measure everything that verdicts follow from."""
         examined, unfed = self._examined, self._examined.unfed
         tried: Dict[str, FormatTrial] = {}
-        noise: Set[int] = set()
         layers: List[LayerNumbers] = []
         try:
-            causes = [_unfed(self._network, *unfed)] if unfed else self._observe()
+            causes = [_unfed(examined, self._network, *unfed)] if unfed else []
+            if not self._network.reached_leaves:
+                causes += untrained(examined, self._network)
+            causes = causes or self._observe()
             if not causes:
-                tried, noise = self._compare()
-                layers = [self._numbers(tried[self._storage], layer, noise) for layer in self._layers]
+                tried = self._compare()
+                self._ends = Ends(self._network, self._in_fp32)
+                layers = [self._numbers(tried[self._storage], layer) for layer in self._layers]
                 causes = list(self._of_gradients(layers))
         except NoBackward as error:
-            what = "it has no backward, so that nothing before it can be trained"
-            remedy = "use a function with a gradient, or unlinked() before it"
-            name = self._network.name(error.function)
-            causes = [Cause("no_backward", name, what, remedy)]
+            what, name = "it has no backward, so that nothing before it can be trained", error.function
+            causes = [Cause("no_backward", self._network.name(name), what, remedies.NO_DERIVATIVE)]
         in_fp32, as_stored = (float(np.mean(one)) for one in zip(*self._losses or [(math.nan, math.nan)]))
         formats = {
-            name: {layer.name: one.kept(layer, noise) for layer in self._layers}
+            name: {layer.name: one.kept(layer, self._noise | self._unsteady) for layer in self._layers}
             for name, one in tried.items()
         }
         return NetworkNumbers(
@@ -229,7 +239,7 @@ class _Examination:
             layers=layers,
             causes=causes,
             formats=formats,
-            notes=[text for text in (examined.note, note(examined, self._network)) if text],
+            notes=[text for text in (examined.note, note(examined, self._network), self._note()) if text],
         )
 
     def _observe(self) -> List[Cause]:
@@ -245,31 +255,48 @@ class _Examination:
             forward = partial(examined.forward, examined.loss, index, in_fp32.after_forward)
             passes.with_one_scale(forward, examined.loss, pre=in_fp32.before_backward)
             in_fp32.end()
+            if not index:
+                again = Sight(leaves.values(), examined.kernels, in_fp32)
+                examined.forward(examined.loss, index, again.after_forward)
+                self._random = again.random_functions(self._network)
             loss = float(examined.loss.d)
             if examined.on_gradients is not None:
+                self._arriving = max(self._arriving, largest(in_fp32.gradients.get(key) for key in leaves))
                 examined.on_gradients(examined.solver)
             for layer in self._layers:
-                known = (in_fp32.statistics(v.grad) for v in layer.weights.values())
-                largest = [self._for_solver[layer.name], *(one.abs_max for one in known if one is not None)]
-                self._for_solver[layer.name] = max(largest)
+                own = largest(in_fp32.statistics(v.grad) for v in layer.weights.values())
+                self._for_solver[layer.name] = max(own, self._for_solver[layer.name])
+                self._moved[layer.name] = max(moved(examined.solver, layer), self._moved[layer.name])
             forward = partial(examined.forward, emulation, index, as_stored.after_forward)
             passes.with_one_scale(forward, emulation, pre=as_stored.before_backward, round_gradients=False)
             as_stored.end()
             self._in_fp32.append(in_fp32)
             self._as_stored.append(as_stored)
             self._losses.append((loss, float(examined.loss.d)))
-        return [cause for cause in self._not_finite(self._in_fp32) if cause.fatal]
+        fatal = [cause for cause in self._not_finite(self._in_fp32) if cause.fatal]
+        # What can be seen in forward alone.
+        return [*fatal, *Ends(self._network, self._in_fp32).dead()] if fatal else []
+
+    def _note(self) -> str:
+        """Say what is not judged, as passes cannot be compared."""
+        if not self._random:
+            return ""
+        what = f"Numbers that differ from pass to pass are computed by {listed(self._random)}"
+        return f"{what}: gradients that depend on them are not judged."
 
     def _not_finite(self, sights: Sequence[Sight]) -> List[Cause]:
-        """First cause in forward order of any batch."""
-        found = (Finiteness(self._network, sight).cause() for sight in sights)
-        return sorted((cause for cause in found if cause), key=self._position)[:1]
+        """Causes of any batch in forward order, one of each kind and function."""
+        found: Dict[Tuple[str, str], Cause] = {}
+        for sight in sights:
+            for cause in Finiteness(self._network, sight).causes():
+                found.setdefault((cause.kind, cause.function.partition("#")[0]), cause)
+        return sorted(found.values(), key=self._position)
 
     def _position(self, cause: Cause) -> int:
         return self._network.positions.get(cause.function, -1)
 
-    def _compare(self) -> Tuple[Dict[str, FormatTrial], Set[int]]:
-        """Try each format; return the trials, and keys of the parameters whose gradients are noise."""
+    def _compare(self) -> Dict[str, FormatTrial]:
+        """Try each format; find gradients that are noise, or other ones in each pass."""
         examined, passes, layers = self._examined, self._passes, self._layers
         roots = set(map(hash, self._network.roots))
         seen = [item for sight in self._in_fp32 for item in sight.gradients.items()]
@@ -279,6 +306,7 @@ class _Examination:
         tried = {name: FormatTrial(examined, layers, one, amax) for name, one in emulations.items()}
         finer = FormatEmulation(examined.loss, _FINER)
         noise = {key for layer in layers for key in layer.weights}
+        unsteady = Tally(noise.union(*(layer.outputs for layer in layers)) if self._random else ())
         for index in range(len(examined)):
             forward = partial(examined.forward, examined.loss, index)
             in_fp32 = passes.with_one_scale(forward, examined.loss)
@@ -286,17 +314,18 @@ class _Examination:
             finely = Tally(noise)
             finely.add(rounded, in_fp32)
             noise &= finely.differing(_NOISE) | finely.zeros()
-            if noise:
-                # Not random numbers of every pass.
-                again = Tally(noise)
-                again.add(passes.with_one_scale(forward, examined.loss), in_fp32)
-                noise -= again.differing(_NOISE)
+            if self._random:
+                unsteady.add(passes.with_one_scale(forward, examined.loss), in_fp32)
             for one in tried.values():
                 one.compare(index, in_fp32)
-        return tried, noise
+        self._unsteady = unsteady.differing(REPEATED)
+        self._noise = noise - self._unsteady
+        return tried
 
-    def _numbers(self, tried: FormatTrial, layer: Layer, noise: Set[int]) -> LayerNumbers:
-        keys, kept = [*layer.outputs, *layer.weights], tried.kept(layer, noise)
+    def _numbers(self, tried: FormatTrial, layer: Layer) -> LayerNumbers:
+        noise, unsteady = self._noise, self._unsteady
+        left_out = noise | unsteady
+        keys, kept = [*layer.outputs, *layer.weights], tried.kept(layer, left_out)
         known = (s.gradients[k].abs_max for s in self._in_fp32 for k in keys if k in s.gradients)
         nonzero = tried.floor.nonzero(layer)
         losing = [way for way, one in kept.items() if one.overflow or one.underflow >= 0.01]
@@ -306,12 +335,14 @@ class _Examination:
             type_name=layer.type_name,
             amax=max(known, default=0.0),
             nonzero=nonzero,
-            floor=tried.floor.worst(layer, noise).error,
+            floor=tried.floor.worst(layer, left_out).error,
             kept=kept,
             stored=self._emulation.emulated_storage.precision_of(keys[0]).stored_gradients,
             is_noise=bool(nonzero and layer.weights and layer.weights.keys() <= noise),
+            waits_for="" if nonzero else self._ends.waits_for(layer),
+            is_random=bool(unsteady and unsteady.issuperset(layer.weights or layer.outputs)),
             begins=begins,
-            losing={way: tried.losing(self._network, layer, way, noise) for way in Way},
+            losing={way: tried.losing(self._network, layer, way, left_out) for way in Way},
             cancels={way: tried.cancels(self._network, layer, way) for way in losing if not begins[way]},
         )
 
@@ -319,18 +350,18 @@ class _Examination:
         """Causes in networks that are finite everywhere in fp32."""
         network = self._network
         noisy = [n.name for n in layers if n.is_noise]
-        learning = [n for n in layers if n.nonzero and not n.is_noise]
+        learning = [n for n in layers if n.nonzero and not (n.is_noise or n.is_random)]
         damaged = [n.name for n in learning if not n.floor < USELESS]
         beyond = self._not_finite(self._as_stored)
         yield from beyond
-        ends = Ends(network, self._in_fp32)
-        ended = ends.functions()
+        ended = self._ends.functions()
         once: Dict[Tuple[str, str], Cause] = {}
-        for cause in (*ended.values(), *ends.saturated()):
+        for cause in (*ended.values(), *self._ends.saturated()):
             once.setdefault((cause.kind, cause.function.partition("#")[0]), cause)
         yield from once.values()
-        if noisy:
-            yield _noise(network, noisy, fatal=not learning)
+        told = {name for cause in once.values() for name in cause.spoils}
+        if not told.issuperset(noisy):
+            yield _noise([name for name in noisy if name not in told], fatal=not learning)
         if damaged and not any(cause.fatal for cause in beyond):
             changed = (Finiteness(network, sight).changed(damaged) for sight in self._as_stored)
             found = sorted((cause for cause in changed if cause), key=self._position)
@@ -338,28 +369,28 @@ class _Examination:
             for cause in found[:1]:
                 yield cause._replace(fatal=len(damaged) == len(learning), spoils=tuple(damaged))
         yield from untrained(self._examined, network)
-        yield from epsilon(self._examined, {n: a for n, a in self._for_solver.items() if n not in noisy})
+        yield from spoiled(self._arriving, self._for_solver)
+        for_solver = {n: a for n, a in self._for_solver.items() if n not in noisy}
+        yield from hardly_moved(self._examined, for_solver, self._moved)
 
 
 def _emulated(examined: Subject, storage: StorageLike) -> FormatEmulation:
     return FormatEmulation(examined.loss, storage, float_tail=True, parameters=examined.parameters)
 
 
-def _unfed(network: Network, v: nn.Variable, f: Any) -> Cause:
-    what = f"it reads {input_name(v)}, which nobody has filled, and no layer reads other data"
-    remedy = "fill it, or give a feeder that does"
+def _unfed(examined: Subject, network: Network, v: nn.Variable, f: Any) -> Cause:
+    never = hash(v) in examined.never_filled
+    how = "nobody has filled" if never else "is all 0 in every batch"
+    what = f"it reads {input_name(v)}, which {how}, and no layer reads other data"
+    remedy = remedies.FILL if never else remedies.ZEROS
     if v.need_grad:
         what = f"it reads a variable of shape {v.shape} that is unlinked: nothing computes it in forward"
         remedy = "link it, or run forward of it in the feeder"
-    return Cause("unfed", network.name(f), what, remedy)
+    return Cause("unfed" if never or v.need_grad else "zero_input", network.name(f), what, remedy)
 
 
-def _noise(network: Network, layers: Sequence[str], *, fatal: bool) -> Cause:
+def _noise(layers: Sequence[str], *, fatal: bool) -> Cause:
     """Cause of gradients that are nothing but rounding errors."""
-    single = network.normalization_of_single_numbers()
-    if single:
-        what = "it passes no gradient: it normalises one number at a time"
-        return Cause("constant_input", single, what, "feed larger batches or maps", False)
     what = "its gradient in fp32 is nothing but rounding errors"
     what += f" (one of {len(layers)} layers)" if layers[1:] else ""
     remedy = "check what the loss computes of it: a mean over all classes of a softmax is constant"

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
 from ..core.formats import FLOAT32, Format
 from ..graph.description import type_name_of
+from . import remedies
 from .target import Network
 from .watching import Sight
 
@@ -20,8 +21,6 @@ _LOSS_DEVIATES = 0.02
 _GROWN = 8.0
 # The share of numbers that become 0 that is told.
 _LOST = 0.1
-
-_DIFFERENCE = "take the difference before numbers become large (subtract the mean first), or in fp32"
 
 _SOFTMAX = {"Softmax", "LogSoftmax"}
 # Which input must not be 0.
@@ -52,25 +51,25 @@ class Finiteness:
         self._is_stored = sight.in_fp32 is not None
         self._also = "" if self._is_stored else ", in fp32 too"
 
-    def cause(self) -> Optional[Cause]:
-        """The first function in forward order that is to blame for a loss or a gradient, if there is one."""
+    def causes(self) -> List[Cause]:
+        """The functions that are to blame for a loss or a gradient, in forward order."""
         roots = self._bad(self._network.roots)
-        return self._origin(roots) if roots else self._in_backward() or self._labels()
+        return self._origins(roots) if roots else self._in_backward() or self._labels()
 
     def _bad(self, variables: Iterable[nn.Variable]) -> List[nn.Variable]:
         return [v for v in variables if hash(v) in self._sight.nans]
 
-    def _labels(self) -> Optional[Cause]:
+    def _labels(self) -> List[Cause]:
         """NaNs that a function takes for labels or indices, which harm nothing that can be seen."""
         for v in self._bad(self._network.graph.leaves.values()):
             for f in self._network.readers[hash(v)] if self._sight.nans[hash(v)] else ():
                 if type_name_of(f.info.type_name).endswith(("CrossEntropy", "Embed", "OneHot")):
                     what = f"it takes {self._network.called(v)} for numbers of classes, which holds "
                     what += self._sight.not_finite(v)
-                    return Cause("data_not_finite", self._network.name(f), what, "clean the data", False)
-        return None
+                    return [Cause("data_not_finite", self._network.name(f), what, remedies.CLEAN, False)]
+        return []
 
-    def _in_backward(self) -> Optional[Cause]:
+    def _in_backward(self) -> List[Cause]:
         gradients, network = self._sight.gradients, self._network
         found: List[Tuple[bool, bool, Any]] = []
         for key, node in network.nodes.items():
@@ -83,15 +82,15 @@ class Finiteness:
                 shared = all(len(network.readers[k]) > 1 for k in broken)
                 found.append((shared, not (self._bad(f.inputs) or self._reads(f)), f))
         if not found:
-            return None
+            return []
         f = min(found, key=lambda one: one[:2])[2]
         bad = self._bad((*f.inputs, *f.outputs))
         if bad:
-            return self._origin(bad)
+            return self._origins(bad)
         what = f"its gradient is not finite{self._reads(f)}{self._also}"
-        return Cause("backward_not_finite", network.name(f), what, _remedy(f))
+        return [Cause("backward_not_finite", network.name(f), what, remedies.of(f))]
 
-    def _origin(self, variables: List[nn.Variable]) -> Cause:
+    def _origins(self, variables: List[nn.Variable]) -> List[Cause]:
         """Go back from what is not finite to what is computed from finite numbers."""
         network, waiting, seen = self._network, list(variables), set()
         found: List[Tuple[Any, nn.Variable]] = []
@@ -102,13 +101,21 @@ class Finiteness:
             if not before and hash(v) not in seen:
                 found.append((network.readers[hash(v)][0] if v.parent is None else v.parent, v))
             seen.add(hash(v))
-        f, v = min(found, key=lambda one: network.graph.numbers[hash(one[0])])
-        if v.parent is not None:
-            return self._computed(f, v)
-        others = sum(w.parent is None for _, w in found) - 1
-        return self._leaf(
-            f, v, f" ({others} other inputs or parameters are not finite either)" * (others > 0)
-        )
+        found.sort(key=lambda one: network.graph.numbers[hash(one[0])])
+        leaves = [(f, v) for f, v in found if v.parent is None]
+        others = f" ({len(leaves) - 1} other inputs or parameters are not finite either)" * bool(leaves[1:])
+        causes: Dict[Tuple[str, str], Cause] = {}
+        for f, v in [one for one in found if one[1].parent is not None or one in leaves[:1]]:
+            computed = v.parent is not None and not self._is_mask(v)
+            cause = self._computed(f, v) if computed else self._leaf(f, v, others)
+            causes.setdefault((cause.kind, f.info.type_name), cause)
+        return list(causes.values())
+
+    def _is_mask(self, v: nn.Variable) -> bool:
+        """Whether a variable holds minus infinities that somebody has written there."""
+        if self._sight.nans[hash(v)] or self._sight.infinities[hash(v)]:
+            return False
+        return v.parent is None or -math.inf in v.parent.info.args.values()
 
     def _to_blame(self, v: nn.Variable) -> List[nn.Variable]:
         """Inputs that account for the NaNs and infinities of a variable computed from them."""
@@ -126,22 +133,20 @@ class Finiteness:
     def _leaf(self, f: Any, v: nn.Variable, others: str) -> Cause:
         network, name = self._network, self._network.name(f)
         called, sight = network.called(v), self._sight
-        if self._is_stored:
+        if self._is_stored and v.parent is None:
             what = f"it reads {called}, which reaches {self._beyond(v)}"
-            return Cause("beyond_format", name, what, "bring it into range, or use a wider format")
-        if not (sight.nans[hash(v)] or sight.infinities[hash(v)]):
+            return Cause("beyond_format", name, what, remedies.INTO_RANGE)
+        if self._is_mask(v):
             # A mask: whoever makes NaN of it.
             for g in network.graph.functions:
                 if any(sight.nans.get(hash(w)) for w in g.outputs):
                     what = f"it makes NaN of the minus infinities that {called} holds"
                     what += ": 0 times infinity is NaN" * (g.info.type_name == "Mul2")
-                    return Cause(
-                        "not_finite", network.name(g), what, "mask with a finite number, such as -1e4"
-                    )
+                    return Cause("not_finite", network.name(g), what, remedies.MASK)
         what = f"it reads {called}, which holds {sight.not_finite(v)}{others}"
         if hash(v) in network.names:
-            return Cause("weight_not_finite", name, what, "restore earlier weights")
-        return Cause("data_not_finite", name, what, "clean the data, or leave such samples out")
+            return Cause("weight_not_finite", name, what, remedies.RESTORE)
+        return Cause("data_not_finite", name, what, remedies.CLEAN)
 
     def _computed(self, f: Any, v: nn.Variable) -> Cause:
         network, name, bad = self._network, self._network.name(f), self._bad(f.inputs)
@@ -150,14 +155,18 @@ class Finiteness:
             leaves = [w for g in network.walk([f]) for w in g.inputs if w.parent is None and self._is_stored]
             for mask in [w for w in leaves if self._amax(w) > network.format(w).max][:1]:
                 what += f", as {network.called(mask)} reaches {self._beyond(mask)}"
-            remedy = "a mask must leave one place per row open, and mask with a number that the format holds"
-            return Cause("closed_row", name, what, remedy)
+            return Cause("closed_row", name, what, remedies.OPEN_ROWS)
         if self._is_stored and self._amax(v) > network.format(v).max:
             what = f"it computes numbers up to {self._beyond(v)}{self._reads(f)}{self._grown(f)}"
-            return Cause("overflow", name, what, _remedy(f, too_large=True))
+            return Cause("overflow", name, what, remedies.of(f, too_large=True))
         what = f"it computes {self._sight.not_finite(v)} from finite numbers{self._reads(f)}{self._also}"
         what += self._grown(f)
-        remedy = _DIFFERENCE if f.info.type_name == "PowScalar" and self._difference(f) else _remedy(f)
+        g = remedies.difference_before(f)
+        remedy = remedies.of(g) if g is not None and self._is_stored else remedies.of(f)
+        if math.inf in map(abs, filter(_is_number, f.info.args.values())):
+            remedy = remedies.MASK
+        elif self._negatives(f) and remedy in (remedies.AWAY, remedies.LOG):
+            remedy = remedies.ABOVE
         return Cause("not_finite", name, what, remedy)
 
     def _amax(self, v: nn.Variable) -> float:
@@ -175,9 +184,10 @@ class Finiteness:
         # A square of 0 is nothing to worry about.
         if kind in _NOT_ZERO and power < 1.0:
             v = f.inputs[_NOT_ZERO[kind]]
-            negative = self._sight.negatives.get(hash(f), 0)
-            if negative and power != int(power):
-                return f", as it reads {negative} number{'s' * (negative > 1)} below 0{self._difference(f)}"
+            negative = self._negatives(f)
+            if negative:
+                source = f" from {network.called(v)}{self._difference(f)}"
+                return f", as it reads {negative} number{'s' * (negative > 1)} below 0{source}"
             now, before = (one.data.get(hash(v)) for one in (self._sight, self._in_fp32))
             if now is not None and now.zeros:
                 verb = "divides by" if kind in _DIVISIONS else "reads"
@@ -197,19 +207,22 @@ class Finiteness:
         factor = f", and multiplies by {args['val']:g}" if kind == "MulScalar" else ""
         return f", as it reads numbers up to {size:.3g}{what}{factor}"
 
+    def _negatives(self, f: Any) -> int:
+        """How many numbers below 0 a function reads that is not made for them."""
+        power = f.info.args["val"] if f.info.type_name == "PowScalar" else 0.5
+        return self._sight.negatives.get(hash(f), 0) if power != int(power) else 0
+
     def _difference(self, f: Any) -> str:
         """The difference that is below 0 as stored, and not in fp32."""
-        g = f.inputs[0].parent
-        while g is not None and g.info.type_name in ("AddScalar", "MulScalar", "Reshape", "Broadcast"):
-            g = g.inputs[0].parent
+        g = remedies.difference_before(f)
         in_fp32 = not self._is_stored or self._in_fp32.negatives.get(hash(f))
-        if in_fp32 or g is None or g.info.type_name != "Sub2":
+        if in_fp32 or g is None:
             return ""
         largest = max(map(self._amax, g.inputs))
         return f", and in fp32 none: {self._network.name(g)} subtracts numbers up to {largest:.3g}"
 
     def _grown(self, f: Any) -> str:
-        """Clause about the weight or recurrence that made numbers grow on their way to `f`."""
+        """Clause about the operand or recurrence that made numbers grow on their way to `f`."""
         names = self._network.names
         # Functions, what they read, and what they compute.
         steps: List[Tuple[Any, float, float]] = []
@@ -217,41 +230,75 @@ class Finiteness:
             known = [v for v in f.inputs if hash(v) not in names]
             read = max(known, key=self._amax, default=None)
             size = 0.0 if read is None else self._amax(read)
-            steps.insert(0, (f, size, max(map(self._amax, f.outputs))))
+            # An output that is not finite says nothing about growth.
+            made = max(map(self._amax, f.outputs))
+            steps.insert(0, (f, size, made if made < FLOAT32.max else size))
             f = None if read is None else read.parent
         start = min(range(len(steps)), key=lambda i: steps[i][1] or math.inf)
         uses: Dict[str, List[float]] = {}
         first = ""
         for g, before, size in reversed(steps[start:]):
-            for v in g.inputs[1:]:
-                if v.ndim == 1 and hash(v) in names and 2.0 * self._amax(v) > size > 2.0 * before:
-                    return f"; the bias {names[hash(v)]} reaches {self._amax(v):.3g}"
+            for what, added in self._addends(g):
+                if 2.0 * added > size > 2.0 * before:
+                    return f"; {what} reaches {added:.3g}"
         for g, before, size in steps[start:]:
-            weight = next((names[hash(v)] for v in g.inputs if hash(v) in names and v.ndim > 1), "")
-            if weight and size > before > 0.0:
+            factor = self._factor(g, size / before) if size > before > 0.0 else ""
+            if factor:
                 first = first or self._network.name(g)
-                uses.setdefault(weight, []).append(math.log(size / before))
+                uses.setdefault(factor, []).append(math.log(size / before))
         total = sum(map(sum, uses.values()))
         if total < math.log(_GROWN):
             return ""
-        weight, grown = max(uses.items(), key=lambda one: sum(one[1]))
+        factor, grown = max(uses.items(), key=lambda one: sum(one[1]))
         if sum(grown) < total / 2.0:
             return f"; numbers grow from layer to layer, {math.exp(total):.2g} times from {first} on"
         makes = f"makes numbers {math.exp(sum(grown) / len(grown)):.2g} times larger"
         if len(grown) == 1:
-            return f"; the weight {weight} {makes}"
-        return f"; the weight {weight} is applied {len(grown)} times, and {makes} each time"
+            return f"; {factor} {makes}"
+        return f"; {factor} is applied {len(grown)} times, and {makes} each time"
+
+    def _addends(self, f: Any) -> Iterator[Tuple[str, float]]:
+        """The constants and parameters that a function adds, in words, and their largest magnitudes."""
+        if f.info.type_name == "AddScalar":
+            yield f"the constant of {self._network.name(f)}", abs(f.info.args["val"])
+        for v in f.inputs[1:]:
+            name = self._network.names.get(hash(v), "")
+            if name and (v.ndim == 1 or name.endswith("beta") or f.info.type_name == "Add2"):
+                yield f"the bias {name}", self._amax(v)
+
+    def _factor(self, f: Any, growth: float) -> str:
+        """The operand by which a function makes numbers larger, in words; empty: there is none."""
+        kind, network = f.info.type_name, self._network
+        if kind == "MulScalar":
+            return f"the factor {f.info.args['val']:g} of {network.name(f)}"
+        named = {network.names[hash(v)]: v for v in f.inputs if hash(v) in network.names and v.ndim > 1}
+        if kind.endswith("Normalization"):
+            for name, v in named.items():
+                if name.endswith("gamma") and self._amax(v) ** 2 >= growth:
+                    return f"the weight {name}"
+            return f"the division by a small deviation in {network.name(f)}"
+        weight = max(named, key=lambda name: self._amax(named[name]), default="")
+        if weight:
+            return f"the weight {weight}"
+        if kind == "Div2":
+            return f"the division by {network.called(f.inputs[1])}"
+        return f"the product with {network.called(f.inputs[1])}" if kind == "Mul2" else ""
 
     def changed(self, damaged: Sequence[str]) -> Optional[Cause]:
         """Where forward as stored begins to differ from fp32, if that reaches a loss or a damaged layer."""
         error_of, network = self._sight.error, self._network
         leads: Set[int] = set()
         origins: List[Tuple[Any, nn.Variable]] = []
+        layers = [f for f in network.graph.functions if network.name(f) in damaged]
+        behind = set(map(hash, network.behind(hash(v) for f in layers for v in f.outputs)))
         for f in reversed(network.graph.functions):
             single = (v for v in f.outputs if v.size == 1)
             leads.update(hash(v) for v in single if error_of(v) > _LOSS_DEVIATES)
             changed = not leads.isdisjoint(map(hash, f.outputs))
-            if not (changed or network.name(f) in damaged):
+            # A factor that becomes 0 takes the gradient of the other one.
+            factors = f.inputs if f.info.type_name == "Mul2" and hash(f) in behind else ()
+            vanishes = any(self._sight.lost(v)[0] == 1.0 for v in factors)
+            if not (changed or vanishes or f in layers):
                 continue
             before = [v for v in f.inputs if not error_of(v) < _DEVIATES]
             leads.update(map(hash, before))
@@ -273,7 +320,7 @@ class Finiteness:
         subject = "it computes numbers" if own else f"it reads {network.called(v)}"
         if self._amax(v) > stored.max:
             what = f"{subject} up to {self._beyond(v)}{self._grown(f) if own else ''}"
-            return Cause("overflow", name, what, _remedy(f, too_large=True))
+            return Cause("overflow", name, what, remedies.of(f, too_large=True))
         largest = max(map(self._amax, f.inputs), default=0.0)
         # Rounding errors of what it reads are of the size of what it computes.
         size = math.sqrt(self._in_fp32.data[hash(v)].mean_square)
@@ -281,24 +328,22 @@ class Finiteness:
         if own and cancels and f.info.type_name in ("Add2", "Sub2", "AddScalar", "RSubScalar"):
             what = f"it computes the difference of numbers up to {largest:.3g}, which is so small "
             what += f"beside them that {stored.name} holds it with an error of {error:.0%}"
-            return Cause("precision", name, what, _DIFFERENCE)
-        before = f.inputs[0].parent
+            return Cause("precision", name, what, remedies.of(f))
+        before = f.inputs[0].parent if f.inputs else None
         if own and typical_lost > stored.smallest_subnormal and before is not None:
             # What it reads was not 0, but 1 + 1e-5.
             what = f"it computes numbers, of which {lost:.0%} become 0 in {stored.name}, which "
             what += f"holds too few bits of the numbers up to {largest:.3g} that it reads from "
             what += network.name(before)
-            remedy = "keep small terms apart from large ones, or compute it in fp32"
-            return Cause("precision", name, what, remedy)
+            return Cause("precision", name, what, remedies.SMALL_TERMS)
         if lost > _LOST:
             what = f"{subject}, {'of which' if own else 'of whose numbers'} {lost:.0%} become 0 in "
             what += f"{stored.name}, whose smallest is {stored.smallest_subnormal:.1g}"
             what += factors_in_words(network, list(network.walk([f])))
-            remedy = "bring them into range: divide later, or multiply the mean rather than the elements"
-            return Cause("underflow", name, what, remedy)
+            return Cause("underflow", name, what, remedies.TOO_SMALL)
         what = f"{subject} that come out with an error of {error:.0%} in {stored.name}"
         what += self._reads(f) if own else ""
-        return Cause("precision", name, what, "use a format with more bits there")
+        return Cause("precision", name, what, remedies.MORE_BITS)
 
 
 def factors_in_words(network: Network, functions: List[Any]) -> str:
@@ -321,25 +366,5 @@ def _lost_constant(network: Network, v: nn.Variable, stored: Format) -> str:
     return ""
 
 
-def _is_exponential(f: Any) -> bool:
-    """Whether a function is an exponential, or a sum of such."""
-    while f is not None and f.info.type_name in ("Sum", "Broadcast", "BroadcastTo", "Reshape"):
-        f = f.inputs[0].parent
-    return f is not None and f.info.type_name in ("Exp", "Sigmoid", "Softmax")
-
-
-def _remedy(f: Any, *, too_large: bool = False) -> str:
-    """Remedy for a function whose output or gradient is not finite."""
-    kind = f.info.type_name
-    away = "keep it away from 0 by a number that the format holds, such as 2**-14"
-    remedies = {
-        "Log": f"{away}; for a softmax or sigmoid, use F.log_softmax or F.sigmoid_cross_entropy",
-        "Exp": "bound what it reads, or use F.softmax, which subtracts the largest number first",
-        "Sum": "use F.mean, or sum less at a time",
-        "BatchMatmul": "divide an operand before the product, not the result after it",
-    }
-    if not too_large and not (kind == "PowScalar" and f.info.args["val"] >= 1.0):
-        remedies.update(dict.fromkeys(("Div2", "RDivScalar", "PowScalar", "Pow2"), away))
-    if kind == "Div2" and _is_exponential(f.inputs[1].parent):
-        remedies["Div2"] = "take the exponential of a difference instead, or F.softmax for a share of a sum"
-    return remedies.get(kind, "make its weights or what it reads smaller, normalise, or use a wider format")
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float))

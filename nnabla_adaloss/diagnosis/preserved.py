@@ -14,6 +14,7 @@ import nnabla as nn
 import nnabla.random
 import numpy as np
 
+from ..graph.functions import is_matrix_product
 from ..graph.graph import Graph
 from ..kernels import Kernels
 from ..undo import ArraySnapshot
@@ -33,13 +34,15 @@ def preserved(
     if a signal interrupts it, it is called again.
 
     Yields a function after which forward draws the same random numbers as the last time, from the same
-    leaves if `data` is true, also where forward writes to them.
+    leaves if `data` is true, also where forward writes to them. Functions with a seed start again from it.
     """
     leaves = graph.leaves.values()
     python, parameters = random.getstate(), nnabla.random.prng.get_state()
     of_numpy = np.random.get_state()  # noqa: NPY002  # the global one, which feeders use
     generator = _functions_generator()
     functions = None if generator is None else ctypes.string_at(generator, _TWISTER_BYTES)
+    kinds = zip(graph.functions, graph.described.type_names, graph.described.args)
+    seeded = [f for f, kind, args in kinds if args.get("seed", -1) != -1 and not is_matrix_product(kind)]
     # A leaf that was never written stays so, which shows that nobody has fed it.
     written = ArraySnapshot(kernels, [v for v in leaves if v.data.zeroing or v.data.modification_count])
     gradients = ArraySnapshot(kernels)
@@ -49,17 +52,23 @@ def preserved(
     def again(*, data: bool = False) -> None:
         if data:
             written.restore()
+        for f in seeded:
+            f.setup(f.inputs, f.outputs)
+        restore_generators()
+
+    def restore_generators() -> None:
         if generator is not None and functions is not None:
             ctypes.memmove(generator, functions, _TWISTER_BYTES)
+        # Functions in Python draw from these.
+        random.setstate(python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        nnabla.random.prng.set_state(parameters)
 
     def restore() -> None:
         put_back()
         written.restore()
         gradients.restore()
-        random.setstate(python)
-        np.random.set_state(of_numpy)  # noqa: NPY002
-        nnabla.random.prng.set_state(parameters)
-        again()
+        restore_generators()
 
     try:
         yield again

@@ -9,7 +9,7 @@ import inspect
 import json
 import sys
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Iterator, Optional, Tuple
@@ -21,6 +21,12 @@ from ..graph.loss import LossWrapper
 from ..state.whole_file import check_page
 from .examination import diagnose
 from .target import Feeder
+
+# Printed below the report on a loss.
+_NO_SOLVER = (
+    "A loss does not say which solver trains it. Return the updater, and its learning rate and epsilon are\n"
+    "compared with the gradients, too."
+)
 
 
 class ProgramError(ValueError):
@@ -39,8 +45,10 @@ def analyse(place: str, storage: PrecisionName, batches: int, page: Optional[str
             raise ProgramError(f"there is no folder {Path(page).parent} to write {Path(page).name} to")
         if page is not None:
             check_page(page)
-        loss, feeder = load_program(place)
-        diagnosis = diagnose(loss, storage, feeder, batches)
+        # Standard output is for the JSON object, not for the words of a program or a feeder.
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            loss, feeder = load_program(place)
+            diagnosis = diagnose(loss, storage, feeder, batches)
         if page is not None:
             diagnosis.write_html(page, place)
     # Whatever a network or a feeder of the user's raises, also where it ends the program.
@@ -49,7 +57,10 @@ def analyse(place: str, storage: PrecisionName, batches: int, page: Optional[str
         told = str(error) if own else f"{place}: {_told(error, place.rpartition(':')[0])}"
         print(f"error: {' '.join(told.split())}", file=sys.stderr)
         return 2
-    print(json.dumps(diagnosis.as_dict(), indent=2, allow_nan=False) if as_json else diagnosis)
+    found = diagnosis.as_dict()
+    more = [_NO_SOLVER] if isinstance(loss, (nn.Variable, LossWrapper)) else []
+    found["notes"] += more
+    print(json.dumps(found, indent=2, allow_nan=False) if as_json else "\n".join([str(diagnosis), *more]))
     return 0 if diagnosis.verdict.needs is not None and not diagnosis.verdict.causes else 1
 
 

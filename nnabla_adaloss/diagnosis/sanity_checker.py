@@ -16,6 +16,7 @@ from ..kernels import select_kernels
 from .passes import Passes, Tally, layers_of
 from .preserved import preserved
 from .target import refuse_half
+from .watching import REPEATED
 
 
 class LayerLoss(NamedTuple):
@@ -35,7 +36,9 @@ class SanityChecker:
 
     Call it after each `update()`. It warns once of each layer that loses more than a threshold, and says what
     the layer would lose without scales of layers, as the implementation of Zhao et al. (arXiv 1910.12385)
-    does. A check takes three passes or more on the last batch; training goes on bit for bit as without it.
+    does. A check takes four passes or more on the last batch; training goes on bit for bit as without it,
+    but functions with a seed of their own start again from it. Layers whose gradient is another one in each
+    pass over the same batch, because of a generator that cannot be set back, are left out.
 
     Args:
         updater: an `AdaptiveLossScalingUpdater` with `storage=`.
@@ -111,12 +114,17 @@ class SanityChecker:
             in_fp32 = passes.with_one_scale(forward, scaling.variable)
             without = passes.with_one_scale(forward, scaling.loss, scaling.loss_scale)
             with_alpha = passes.adaptive(forward, scaling, scaling.iteration)
-        tallies = Tally(in_fp32), Tally(in_fp32)
-        for tally, stored in zip(tallies, (with_alpha, without)):
+            again_in_fp32 = passes.with_one_scale(forward, scaling.variable)
+        tallies = [Tally(in_fp32) for _ in range(3)]
+        for tally, stored in zip(tallies, (with_alpha, without, again_in_fp32)):
             tally.add(stored, in_fp32)
         self.last = {}
         for layer in layers:
-            lost = self.last[layer.name] = LayerLoss(*(tally.of(layer).underflow for tally in tallies))
+            *shares, unsteady = (tally.of(layer) for tally in tallies)
+            if unsteady.error > REPEATED:
+                # A function in Python that draws from a generator of its own.
+                continue
+            lost = self.last[layer.name] = LayerLoss(*(kept.underflow for kept in shares))
             if lost.with_alpha > self._threshold and layer.name not in self._told:
                 self._told.add(layer.name)
                 warn(

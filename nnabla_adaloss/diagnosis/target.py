@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from ..core.formats import Format
 from ..core.validation import positive_integer
 from ..emulation.rounded_storage import RoundedStorage
-from ..graph.functions import is_matrix_product, known, written_inputs
+from ..graph.functions import is_matrix_product, written_inputs
 from ..graph.graph import Graph
 from ..graph.hooks import Hook, root_cause
 from ..graph.loss import REDUCE, LossWrapper, variable_of
@@ -26,6 +27,9 @@ from ..updaters.solvers import check_solver
 from .preserved import preserved
 
 Feeder = Callable[[], Any]
+
+_NORMALIZED = ("Batch", "FusedBatch", "SyncBatch", "Layer", "Instance", "Group")
+NORMALIZATIONS = {f"{kind}Normalization" for kind in _NORMALIZED}
 
 # How many names are listed.
 _NAMED = 4
@@ -123,7 +127,12 @@ class Subject:
         never: Set[int] = set()
         for index in range(self._count):
             if self._feeder is not None:
-                self._feeder()
+                try:
+                    self._feeder()
+                except StopIteration:
+                    if not index:
+                        raise ValueError("the feeder ends before its first batch") from None
+                    break
                 if hasattr(counters, "fed"):
                     counters.fed += 1
             loss = self._current_loss()
@@ -148,7 +157,8 @@ class Subject:
         # One element may be 0 on purpose.
         zero = {p for p, first in self._batches[0].items() if first.size > 1 and not first.any()}
         blank = {p for p in own if p in never or (p in zero and not self._changes(p))}
-        # An input that nobody has filled, with its reader, if no layer reads anything else.
+        self.never_filled = {hash(self._inputs[p]) for p in never}
+        # An input that nobody has filled, or with zeros, with its reader, if no layer reads anything else.
         self.unfed = self._unfed({hash(self._inputs[p]) for p in blank})
         notes = []
         if self._feeder is None or not changing:
@@ -254,13 +264,16 @@ class Network:
         """Format that a variable is stored in."""
         return self._storage.data_format(hash(v), v.size)
 
-    def normalization_of_single_numbers(self) -> str:
-        """The name of a batch normalization that has one number of each channel; empty: there is none."""
-        for f in self.graph.functions:
-            is_measured = known(f.info.type_name).writes_statistics and f.info.args["batch_stat"]
-            if is_measured and f.inputs[0].size == f.inputs[1].size:
-                return self.name(f)
-        return ""
+    def normalizes_single_numbers(self, f: Any) -> bool:
+        """Whether a function normalizes one number at a time, which leaves nothing of it."""
+        kind, args = f.info.type_name, f.info.args
+        if kind not in NORMALIZATIONS or not args.get("batch_stat", True):
+            return False
+        axes = [*args.get("batch_axis", args.get("axes", []))]
+        if kind == "InstanceNormalization":
+            axes.append(args["channel_axis"])
+        groups = math.prod(f.inputs[0].shape[axis] for axis in axes) * args.get("num_groups", 1)
+        return bool(f.inputs[0].size == groups)
 
     def behind(self, variables: Iterable[int]) -> Iterator[Any]:
         """All functions that compute variables or depend on them, in forward order."""
@@ -284,7 +297,11 @@ class Network:
 
     def listed(self, functions: Iterable[Any]) -> str:
         """The names of some functions, in forward order, each once."""
-        return listed([self.name(f) for f in sorted({*functions}, key=lambda f: self.graph.numbers[hash(f)])])
+        return listed([self.name(f) for f in self.in_order({*functions})])
+
+    def in_order(self, functions: Iterable[Any]) -> List[Any]:
+        """Functions in forward order."""
+        return sorted(functions, key=lambda f: self.graph.numbers[hash(f)])
 
 
 def _differentiated(f: Any) -> List[nn.Variable]:

@@ -4,13 +4,22 @@
 from __future__ import annotations
 
 import gc
-from typing import AbstractSet, Dict, Iterator, Mapping, Set
+import math
+from typing import AbstractSet, Any, Dict, Iterator, Mapping, Set
 
 import nnabla as nn
+import numpy as np
 
 from ..updaters.solvers import has
+from . import remedies
 from .finite import Cause
+from .passes import Layer
 from .target import Network, Subject, listed
+
+# Their steps are the gradient times the learning rate.
+_BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
+# A smaller share of a weight that changes in an iteration is as good as none.
+_MOVED = 0.01
 
 
 def untrained(examined: Subject, network: Network) -> Iterator[Cause]:
@@ -21,10 +30,11 @@ def untrained(examined: Subject, network: Network) -> Iterator[Cause]:
         yield Cause("empty_solver", "The solver", what, "call solver.set_parameters(nn.get_parameters())")
         return
     missed = _missed(examined, network)
-    if solver is not None and missed:
-        what = f"the loss does not depend on {len(missed)} of the solver's parameters: {listed([*missed])}"
+    if missed and (solver is not None or not network.reached_leaves):
+        whose = "of the solver's parameters" if solver is not None else "parameters"
+        what = f"the loss does not depend on {len(missed)} {whose}: {listed([*missed])}"
         remedy = "link it to the loss: look for an unlinked variable, need_grad=False or an unused output"
-        nothing = len(missed) == len(parameters)
+        nothing = len(missed) == len(parameters) or not network.reached_leaves
         if nothing and network.graph.positions.keys().isdisjoint(missed.values()):
             remedy = "the graph has other parameters: give the solver those that it was built with"
         what += _cut(network, {*missed.values()})
@@ -34,7 +44,7 @@ def untrained(examined: Subject, network: Network) -> Iterator[Cause]:
 
 def note(examined: Subject, network: Network) -> str:
     """Say which parameters are in no solver, or of a loss alone, get no gradient: maybe on purpose."""
-    missed = _missed(examined, network) if examined.solver is None else {}
+    missed = _missed(examined, network) if examined.solver is None and network.reached_leaves else {}
     if missed:
         told = f"The loss does not depend on {len(missed)} parameters: {listed([*missed])}"
         return f"{told}{_cut(network, {*missed.values()})}. Unless that is on purpose, link them to the loss."
@@ -51,20 +61,52 @@ def note(examined: Subject, network: Network) -> str:
     return f"{told}. If this program is to train them, call set_parameters after all layers are built."
 
 
-def epsilon(examined: Subject, gradients: Mapping[str, float]) -> Iterator[Cause]:
-    """The layers whose gradients, by name the largest magnitude, are below the epsilon of the solver."""
+def spoiled(arriving: float, left: Mapping[str, float]) -> Iterator[Cause]:
+    """Gradients that the function of an updater spoils, of layers by name the largest magnitude."""
+    if arriving and math.isfinite(arriving):
+        broken = [name for name, amax in left.items() if not math.isfinite(amax)]
+        if broken:
+            what = f"it makes gradients that are not finite, of {listed(broken)}"
+            yield Cause("on_gradients", "on_gradients", what, remedies.CHECK_DIVISION)
+        elif not any(left.values()):
+            what = f"it makes all gradients 0, of which the largest was {arriving:.1e}"
+            yield Cause("on_gradients", "on_gradients", what, remedies.CLIP_NORM)
+
+
+def moved(solver: Any, layer: Layer) -> float:
+    """Largest share of a parameter, where it has a gradient, that a step of gradient descent changes."""
+    if getattr(solver, "name", "") not in _BY_LEARNING_RATE or not solver.learning_rate():
+        return 1.0
+    rate = solver.learning_rate() / max(1.0 - solver.info.get("momentum", 0.0), 1e-3)
+    shares = [0.0]
+    for v in layer.weights.values():
+        nonzero = v.g != 0.0
+        if v.ndim > 1 and nonzero.any():
+            weights = v.d[nonzero]
+            shares.append(float(np.mean(weights - np.float32(rate) * v.g[nonzero] != weights)))
+    return max(shares) if shares[1:] else 1.0
+
+
+def hardly_moved(
+    examined: Subject, gradients: Mapping[str, float], moved: Mapping[str, float]
+) -> Iterator[Cause]:
+    """The layers whose gradients, by name the largest magnitude, are too small for the solver."""
     solver = examined.solver
     epsilon = float(solver.info.get("eps", 0.0)) if solver is not None and has(solver, "info") else 0.0
     trained = {name: amax for name, amax in gradients.items() if amax}
-    small = [name for name, amax in trained.items() if amax < epsilon]
+    small = [name for name, amax in trained.items() if amax < epsilon or moved[name] < _MOVED]
     if small:
         name = min(small, key=trained.__getitem__)
-        what = f"its gradient reaches {trained[name]:.1e}, below the solver's epsilon of {epsilon:.0e}"
+        kind, remedy = "epsilon", remedies.EPSILON
+        limit = f"below the solver's epsilon of {epsilon:.0e}"
+        if solver is not None and not epsilon:
+            kind, remedy, rate = "small_steps", remedies.LEARNING_RATE, solver.learning_rate()
+            limit = f"and times the learning rate of {rate:g} it is below the last bit of its weights"
+        what = f"its gradient reaches {trained[name]:.1e}, {limit}"
         others = [one for one in small if one != name]
         what += f" (as {'those' if others[1:] else 'that'} of {listed(others)})" * bool(others)
         what += ": it hardly moves, whatever the loss scale, which is undone before the solver"
-        remedy = "make eps smaller, or the loss larger"
-        yield Cause("epsilon", name, what, remedy, len(small) == len(trained), tuple(small))
+        yield Cause(kind, name, what, remedy, len(small) == len(trained), tuple(small))
 
 
 def _missed(examined: Subject, network: Network) -> Dict[str, int]:
@@ -73,6 +115,8 @@ def _missed(examined: Subject, network: Network) -> Dict[str, int]:
     # With `fix_parameters=True` the leaf of the graph needs no gradient, and no solver knows.
     frozen = {hash(v) for v in (*network.graph.leaves.values(), *registered.values()) if not v.need_grad}
     wanted = registered if solver is None else examined.parameters
+    if solver is None and not network.reached_leaves:
+        return {name: key for key, name in network.plan.names.items() if key not in frozen}
     # A solver has them in no order.
     got = network.reached_leaves | frozen
     missed = {name: hash(v) for name, v in sorted(wanted.items()) if hash(v) not in got}
@@ -113,6 +157,11 @@ def _between(network: Network) -> Set[int]:
     return found
 
 
+def _stops(f: Any) -> bool:
+    """Whether a gradient that its inputs need ends at a function, without being asked for."""
+    return any(v.need_grad for v in f.inputs) and not any(v.need_grad for v in f.outputs)
+
+
 def _cut(network: Network, missed: AbstractSet[int]) -> str:
     """Where the gradient stops on its way to these leaves; empty if that is not in the graph."""
     for f in network.graph.functions:
@@ -120,11 +169,13 @@ def _cut(network: Network, missed: AbstractSet[int]) -> str:
             for v in f.inputs:
                 if v.parent is None or hash(v.parent) in network.reached:
                     continue
-                before = list(network.walk([v.parent]))
+                before = network.in_order(network.walk([v.parent]))
                 if any(hash(leaf) in missed for g in before for leaf in g.inputs):
-                    g = next(g for g in before if g.info.type_name != "Unlink")
-                    how = "has need_grad=False" if g is before[0] else "is unlinked"
-                    return f"; the gradient stops at the output of {network.name(g)}, which {how}"
+                    g = next((g for g in before if _stops(g)), before[-1])
+                    is_unlinked = g.info.type_name == "Unlink"
+                    how = "is unlinked" if is_unlinked else "has need_grad=False"
+                    called = network.called(g.inputs[0] if is_unlinked else g.outputs[0])
+                    return f"; the gradient stops at {called}, which {how}"
     for f in network.graph.functions:
         stray = [
             v for v in f.inputs if v.parent is None and v.need_grad and hash(v) in network.reached_leaves

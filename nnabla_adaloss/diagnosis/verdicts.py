@@ -51,6 +51,8 @@ class LayerNumbers(NamedTuple):
         kept: what each way leaves.
         stored: the format of its output gradient.
         is_noise: whether its gradient is 0 but for rounding errors, in fp32 too.
+        is_random: whether its gradient is another one in each pass over the same batch.
+        waits_for: the parameter that is 0 and moves, without which this layer would get a gradient.
         begins: by way, the function in whose backward most of what is lost here is lost; empty: not known.
         losing: by way, the parameters that lose, if others of the layer do not; empty otherwise.
         cancels: by way, the functions whose gradients from several readers cancel as stored, if that and not
@@ -65,6 +67,8 @@ class LayerNumbers(NamedTuple):
     kept: Mapping[Way, Kept]
     stored: Format
     is_noise: bool = False
+    is_random: bool = False
+    waits_for: str = ""
     begins: Mapping[Way, str] = {}
     losing: Mapping[Way, str] = {}
     cancels: Mapping[Way, str] = {}
@@ -135,6 +139,14 @@ _IN_WORDS = {
 }
 
 
+# Where gradients may well be kept, and nothing is learned; others: no loss scale helps.
+_IN_SOLVER = ("untrained", "empty_solver", "epsilon", "small_steps", "on_gradients")
+_HEADLINES = {
+    **dict.fromkeys(("unfed", "zero_input"), "Nothing can be said"),
+    **dict.fromkeys(_IN_SOLVER, "Nothing is learned"),
+}
+
+
 def verdict_of(network: NetworkNumbers) -> Verdict:
     """Judge a network and each of its layers."""
     causes = sorted(network.causes, key=lambda cause: not cause.fatal)
@@ -145,9 +157,11 @@ def verdict_of(network: NetworkNumbers) -> Verdict:
         formats[network.storage] = _least({layer.name: layer.kept for layer in rest})
     layers, needs = [_layer(layer, network, causes) for layer in network.layers], None
     if causes and causes[0].fatal:
-        scaling = "Nothing can be said." if causes[0].kind == "unfed" else "No loss scale helps."
+        scaling = f"{_HEADLINES.get(causes[0].kind, 'No loss scale helps')}."
     elif network.layers and not any(layer.nonzero for layer in network.layers):
         scaling = f"Nothing can be said: no layer gets a gradient, and the loss is {network.loss:g}."
+    elif network.layers and all(layer.is_random for layer in network.layers):
+        scaling = "Nothing can be said: no gradient is the same in two passes over a batch."
     else:
         scaling, needs = _network(network, layers, formats, spoilt), formats[network.storage]
     line = " ".join([scaling, *["But"] * bool(needs and causes), *map(str, causes[:1])])
@@ -190,8 +204,12 @@ def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]
         line = own[0].what
     elif layer.is_noise:
         line = "its gradient in fp32 is nothing but rounding errors"
+    elif layer.is_random:
+        line = "not judged: its gradient is another one in each pass"
     elif not layer.nonzero:
         line = "gets no gradient, not even in fp32"
+        if layer.waits_for:
+            line = f"gets no gradient until {layer.waits_for}, which is 0 and gets one, has moved"
     elif not keeps:
         kind = "activations and weights as stored change it" if layer.floor > USELESS else "no scale keeps it"
         line = f"{_lost(layer, Way.ADAPTIVE)} with any scale: {kind}"

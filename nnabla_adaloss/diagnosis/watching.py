@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 
@@ -15,9 +16,12 @@ from ..graph.functions import written_inputs
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 from ..kernels.interface import RoundingStatistics
+from .target import Network
 
 # A derivative below this share of the largest one is next to nothing.
 _FLAT = 2.0**-10
+# What differs by more in two passes over the same batch is not computed in another order, but another number.
+REPEATED = 1e-4
 # Scores that are so far below the largest one of their row are masked.
 _MASKED = 5e3
 # Error, lost share and lost magnitude of an array that storage has not changed.
@@ -53,6 +57,11 @@ class Sight:
     def error(self, v: nn.Variable) -> float:
         """Error of a variable as stored, relative to fp32; infinite where something is not finite."""
         return self._deviations.get(hash(v), _NONE)[0]
+
+    def random_functions(self, network: Network) -> List[str]:
+        """Names of the functions that compute other numbers than in the pass compared with, of the same."""
+        changed = [f for f in network.graph.functions if any(self.error(v) > REPEATED for v in f.outputs)]
+        return [network.name(f) for f in changed if all(self.error(v) <= REPEATED for v in f.inputs)]
 
     def lost(self, v: nn.Variable) -> Tuple[float, float]:
         """Share of the nonzero elements in fp32 that storage makes 0, and their median magnitude."""
@@ -120,6 +129,11 @@ class Sight:
                 return None
             array = nn.NdArray.from_numpy_array(np.asarray(array.data, FLOAT32))
         return self._kernels.statistics(array)
+
+
+def largest(known: Iterable[Optional[ArrayStatistics]]) -> float:
+    """Largest magnitude in arrays; infinite where something is not finite."""
+    return max((math.inf if one.nonfinite else one.abs_max for one in known if one is not None), default=0.0)
 
 
 def _deviation(stored: NDArray[Any], exact: NDArray[Any]) -> Tuple[float, float, float]:

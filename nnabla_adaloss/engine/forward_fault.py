@@ -16,6 +16,13 @@ from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 
+# An epsilon that float16 does not hold is none.
+_AWAY = "keep what it {} away from 0 by 6e-8 or more"
+_ADVICE = {
+    "Log": f" ({_AWAY.format('reads')}, or use F.log_softmax)",
+    **dict.fromkeys(("Div2", "RDivScalar"), f" ({_AWAY.format('divides by')})"),
+}
+
 
 def find_fault(
     loss: LossLike, graph: Graph, plan: GraphPlan, kernels: Kernels, storage: NativeStorage
@@ -59,7 +66,9 @@ def _fault(
             rounded = storage.data.get(hash(v))
             stored = storage.data_format(hash(v), v.size)
             if rounded is None or stored is None or not rounded.overflowed:
-                return f"computes {_told(bad)} from finite inputs{_where(v)}"
+                return (
+                    f"computes {_told(bad)} from finite inputs{_where(v)}{_ADVICE.get(f.info.type_name, '')}"
+                )
             numbers = "1 number" if rounded.overflowed == 1 else f"{rounded.overflowed} numbers"
             return f"computes {numbers} beyond {stored.name}, which ends at {stored.max:g}{_where(v)}"
     for v in written:

@@ -13,6 +13,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from nnabla_adaloss import GradScaler
+from tests.worlds.tampering import Noise
 from tests.worlds.trainings import updater_of
 
 from .nets import Built, affine, classes, cross_entropy, feeder, hidden, inputs, network
@@ -89,6 +90,32 @@ def group_norm_and_dropout() -> Built:
         return F.dropout(F.relu(PF.group_normalization(h, 4, name="gn")), 0.5)
 
     return network(layers, shape=IMAGES)
+
+
+def augmented_images() -> Built:
+    """Each forward draws a new augmentation, from a generator with a seed."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        x = F.image_augmentation(x, x.shape[1:], pad=(1, 1), angle=0.3, noise=0.2, flip_lr=True, seed=0)
+        return F.relu(conv(F.random_erase(x, prob=0.5, replacements=(0.0, 1.0), seed=1), "c"))
+
+    return network(layers, shape=IMAGES)
+
+
+def seeded_noise() -> Built:
+    """Dropout, shifts and noise with seeds."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = F.random_shift(F.reshape(hidden(x), (32, 4, 4)), (1, 1), seed=3)
+        h = F.dropout(h, 0.3, seed=5) + 0.1 * F.randn(shape=h.shape, seed=3)
+        return F.random_flip(h * F.rand(0.5, 1.0, h.shape, seed=4), seed=2)
+
+    return network(layers)
+
+
+def noise_of_numpy() -> Built:
+    """A function in Python that draws from a generator of numpy that all use."""
+    return network(lambda x: Noise(own=False)(hidden(x)))
 
 
 def fixed_statistics() -> Built:

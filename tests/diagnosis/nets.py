@@ -26,12 +26,20 @@ class Trouble(NamedTuple):
     told: str  # words of the cause
     build: Callable[[bool], Built]  # with True it is mended
     fatal: bool
+    remedy: str  # one of nnabla_adaloss.diagnosis.remedies, if that is to be checked
+    others: Tuple[str, ...]  # the functions of other causes
 
 
 def trouble(
-    kind: str, function: str, told: str, *, fatal: bool = True
+    kind: str,
+    function: str,
+    told: str = "",
+    *,
+    fatal: bool = True,
+    remedy: str = "",
+    others: Tuple[str, ...] = (),
 ) -> Callable[[Callable[[bool], Built]], Trouble]:
-    return lambda build: Trouble(kind, function, told, build, fatal)
+    return lambda build: Trouble(kind, function, told, build, fatal, remedy, others)
 
 
 def affine(x: nn.Variable, size: int, name: str, factor: float = 1.0, bias: float = 0.0) -> nn.Variable:

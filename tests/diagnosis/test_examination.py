@@ -23,14 +23,14 @@ from nnabla_adaloss import FormatEmulation, LossScaleError, Precision, Way, diag
 from nnabla_adaloss.updaters.settings import keep_data
 from tests.worlds.architectures import NETWORKS
 from tests.worlds.interruptions import Interrupt, Moments, Training, differences
-from tests.worlds.tampering import Interrupted
+from tests.worlds.tampering import Interrupted, Noise
 from tests.worlds.trainings import solver_of, updater_of
 from tests.worlds.values import HALF
 
 from . import nets
 from .healthy import mlp
 from .nets import affine, classes, cross_entropy, feeder, hidden, inputs, network, noisy_net, tiny_loss_weight
-from .troubles import a_weight_behind_the_loss, hard_gate, never_fed
+from .troubles import a_weight_behind_the_loss, hard_gate, nan_in_data, never_fed
 
 
 def test_underflow_is_what_the_emulation_loses() -> None:
@@ -290,6 +290,60 @@ def test_whether_a_loss_leaves_parameters_out_on_purpose_is_not_judged(cut: str)
     assert not diagnosis.verdict.causes
 
 
+def test_layers_that_get_a_gradient_when_a_weight_of_zero_has_moved() -> None:
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = affine(x, 16, "stem")
+        alpha = nn.parameter.get_parameter_or_create("alpha", (1, 1), np.zeros((1, 1)))
+        h = h + F.broadcast(alpha, h.shape) * affine(F.tanh(affine(h, 16, "gated1")), 16, "gated2")
+        return h + affine(F.tanh(affine(h, 16, "lora_a")), 16, "lora_b", 0.0)
+
+    loss, feed = network(layers)
+    diagnosis = diagnose(loss, feeder=feed)
+    waiting = {layer.name: layer.waits_for for layer in diagnosis.numbers.layers if layer.waits_for}
+    assert waiting == {
+        "gated1/affine": "alpha",
+        "gated2/affine": "alpha",
+        "lora_a/affine": "lora_b/affine/W",
+    }
+    assert (diagnosis.verdict.needs, diagnosis.verdict.causes) == (Way.NONE, [])
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_layers_that_depend_on_numbers_of_every_pass_are_left_out_of_the_judgement(before: bool) -> None:
+    """A function in Python with a generator of its own: no pass can be repeated."""
+    noise = Noise(own=True)
+    loss, feed = network(lambda x: affine(noise(hidden(x)), 16, "fc2") if before else noise(hidden(x)))
+    diagnosis = diagnose(loss, feeder=feed)
+    assert not diagnosis.verdict.causes
+    assert all(layer.is_random for layer in diagnosis.numbers.layers)
+    (note,) = diagnosis.numbers.notes
+    assert f"{'fc2' if before else 'head'}/affine/Noise" in note
+    assert "Nothing can be said" in diagnosis.verdict.line
+
+
+def test_layers_beside_numbers_of_every_pass_are_judged() -> None:
+    noise, (x, t) = Noise(own=True), inputs()
+    steady, random = (cross_entropy(affine(v, 5, name), t) for v, name in ((x, "a"), (noise(x), "b")))
+    diagnosis = diagnose((steady + random) * 1e-12, feeder=feeder(x, t))
+    found = {layer.name: layer.is_random for layer in diagnosis.numbers.layers}
+    assert found == {"a/affine": False, "b/affine": True}
+    assert diagnosis.verdict.needs is Way.ONE
+
+
+CONSTANTS: Dict[str, Callable[[nn.Variable], nn.Variable]] = {
+    "Randn": lambda h: h + 1e-9 * F.randn(shape=h.shape, seed=3),
+    "Rand": lambda h: h * F.rand(shape=h.shape, seed=3),
+    "Constant": lambda h: h * F.constant(1e-9, h.shape),
+    "Arange": lambda h: h * F.broadcast(F.reshape(F.arange(1, 17, 1), (1, 16)), h.shape) * 1e-9,
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_functions_without_inputs(name: str) -> None:
+    loss, feed = network(lambda x: CONSTANTS[name](hidden(x)))
+    assert all(cause.kind == "underflow" for cause in diagnose(loss, feeder=feed).verdict.causes)
+
+
 def test_other_formats_and_a_loss_of_zero() -> None:
     loss, feed = mlp()
     assert diagnose(loss, "bfloat16", data_feeder=feed).verdict.line == "bfloat16 needs no scaling here."
@@ -298,6 +352,32 @@ def test_other_formats_and_a_loss_of_zero() -> None:
     verdict = diagnose(F.mean(F.relu(affine(x, 1, "score", bias=-100.0))), feeder=feeder(x, t)).verdict
     nothing = "Nothing can be said: no layer gets a gradient, and the loss is 0."
     assert (verdict.needs, verdict.line) == (None, nothing)
+
+
+def test_a_feeder_that_ends() -> None:
+    loss, feed = mlp()
+
+    def batches(count: int) -> Callable[[], None]:
+        left = iter(range(count))
+
+        def next_batch() -> None:
+            next(left)
+            feed()
+
+        return next_batch
+
+    assert diagnose(loss, feeder=batches(2)).numbers.batches == 2
+    with pytest.raises(ValueError, match="the feeder ends before its first batch"):
+        diagnose(loss, feeder=batches(0))
+
+
+def test_numpy_raises_nothing_that_is_told_as_a_cause() -> None:
+    with np.errstate(all="raise"):
+        loss, feed = nan_in_data.build(False)
+        assert diagnose(loss, feeder=feed).verdict.causes[0].kind == "data_not_finite"
+        nn.clear_parameters()
+        loss, feed = tiny_loss_weight()
+        assert diagnose(loss, feeder=feed).verdict.needs is Way.ONE
 
 
 @pytest.mark.parametrize(
@@ -358,7 +438,7 @@ def test_the_graph_that_the_feeder_assigns_is_looked_at_and_those_built_alike(
     feeder.updater = updater
     diagnosis = diagnose(updater)
     assert (feeder.calls, diagnosis.numbers.batches) == (4, batches)
-    assert diagnosis.verdict.needs is Way.CONSTANT, diagnosis
+    assert diagnosis.verdict.formats["float16"] is Way.CONSTANT, diagnosis
     assert updater.loss is before
     updater.update()
 

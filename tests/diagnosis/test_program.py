@@ -48,6 +48,7 @@ def number():
     return 3
 
 def sound():
+    print("words of the program")
     return mlp()
 
 def tiny():
@@ -131,6 +132,13 @@ def test_what_is_wrong_is_said(place: str, message: str) -> None:
 def analyse(name: str, *options: str) -> int:
     nn.clear_parameters()
     return main(["analyze" if "--json" in options else "analyse", f"train.py:{name}", *options])
+
+
+def test_json_alone_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyse("sound", "--json", "--batches", "1") == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["needs"] == "none"
+    assert "words of the program" in printed.err
 
 
 def test_json_and_a_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,12 +13,12 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, DynamicLossScalingUpdater, LossScaleWarning, SanityChecker
 from tests.worlds.interruptions import Interrupt, Moments, Training, differences
-from tests.worlds.tampering import Interrupted
+from tests.worlds.tampering import Interrupted, Noise
 from tests.worlds.trainings import updater_of
 from tests.worlds.values import HALF
 
-from .healthy import mlp
-from .nets import Built, noisy_net, vanishing_sigmoid
+from .healthy import augmented_images, mlp
+from .nets import Built, hidden, network, noisy_net, vanishing_sigmoid
 
 
 def examined(built: Built, **arguments: Any) -> Any:
@@ -86,6 +86,17 @@ def test_a_check_that_is_interrupted_teaches_nothing(turn: int) -> None:
     assert updater.state_dict() == before
     function.factor = 1.0
     assert updater.update().reason == "updated"
+
+
+def test_layers_behind_functions_with_a_seed_lose_nothing() -> None:
+    checker = SanityChecker(examined(augmented_images()), threshold=0.2)
+    assert max(lost.with_alpha for lost in checker.check().values()) < 0.2
+
+
+def test_layers_whose_gradients_no_pass_repeats_are_left_out() -> None:
+    noise = Noise(own=True)
+    checker = SanityChecker(examined(network(lambda x: noise(hidden(x)))), threshold=0.0)
+    assert checker.check() == {}
 
 
 @pytest.mark.parametrize("method", ["approx_range", "amax_history"])

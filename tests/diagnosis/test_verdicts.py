@@ -98,6 +98,20 @@ def test_what_stops_all_learning_comes_first_and_what_does_not_comes_after_the_s
     assert (verdict.needs, verdict.line) == (None, "No loss scale helps. b/Tanh: it is flat. Mend it.")
 
 
+@pytest.mark.parametrize(
+    ("kind", "headline"),
+    [
+        ("dead_relu", "No loss scale helps. "),
+        *((kind, "Nothing is learned. ") for kind in ("untrained", "epsilon", "small_steps", "on_gradients")),
+        *((kind, "Nothing can be said. ") for kind in ("unfed", "zero_input")),
+    ],
+)
+def test_the_headline_fits_the_cause(kind: str, headline: str) -> None:
+    cause = Cause(kind, "a", "it does not move", "mend it")
+    verdict = verdict_of(network(layer("a"), causes=[cause]))
+    assert (verdict.needs, verdict.line) == (None, f"{headline}a: it does not move. Mend it.")
+
+
 def test_what_spoils_one_layer_is_no_reason_to_say_nothing_of_the_others() -> None:
     spoils = Cause("underflow", "b/Mul2", "it computes zeros", "mend it", fatal=False, spoils=("b",))
     verdict = verdict_of(network(layer("a", none=LOST), layer("b", floor=0.9, **ALL), causes=[spoils]))

@@ -11,6 +11,7 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 
+from nnabla_adaloss.diagnosis import remedies
 from tests.worlds.trainings import updater_of
 
 from .nets import Built, affine, classes, cross_entropy, feeder, hidden, inputs, network, trouble
@@ -115,7 +116,7 @@ def log_of_zero(mended: bool) -> Built:
     return network(loss=loss)
 
 
-@trouble("not_finite", "head/affine/Log", "numbers below 0, in fp32 too")
+@trouble("not_finite", "head/affine/Log", "numbers below 0 from the output of head/affine, in fp32 too")
 def log_of_numbers_below_zero(mended: bool) -> Built:
     return network(
         loss=lambda h, t: -F.mean(F.log(affine(h, 5, "head") * 0.1 + 1.0 if mended else affine(h, 5, "head")))
@@ -313,13 +314,13 @@ def mostly_flat_softmax(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("saturated", "head/affine/MinimumScalar", "all of its outputs are where")
+@trouble("saturated", "head/affine/MinimumScalar", "all of its outputs are where", remedy=remedies.BOUND)
 def clipped_away(mended: bool) -> Built:
     bias = 0.0 if mended else 20.0
     return network(lambda x: F.clip_by_value(affine(x, 16, "fc1", 0.5, bias), -1.0, 1.0))
 
 
-@trouble("constant_softmax", "scores/affine/Softmax", "an axis of size 1")
+@trouble("constant_softmax", "scores/affine/Softmax", "an axis of size 1", fatal=False)
 def softmax_over_an_axis_of_one(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         places = F.reshape(affine(x, 32, "places"), (32, 4, 8))
@@ -329,7 +330,7 @@ def softmax_over_an_axis_of_one(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("constant_input", "bn/bn", "one number at a time", fatal=False)
+@trouble("constant_input", "bn/bn", "one number at a time")
 def normalization_of_one_number(mended: bool) -> Built:
     """Each channel has one number, as the batch is one sample."""
     shape = (8 if mended else 1, 16)
@@ -370,7 +371,7 @@ def inverted_mask(mended: bool) -> Built:
     return network(loss=loss, spoil=fill)
 
 
-@trouble("zero_factor", "a/affine/Mul2", "multiplies by the output of a/affine, which is all 0")
+@trouble("zero_weights", "a/affine", others=("b/affine",))
 def two_factors_of_zero(mended: bool) -> Built:
     """Both factors of a bilinear form start from 0: neither gets a gradient."""
 
@@ -381,7 +382,7 @@ def two_factors_of_zero(mended: bool) -> Built:
     return network(layers, lambda y, t: F.mean(F.squared_error(y, t)))
 
 
-@trouble("zero_weights", "fc3/affine", "weights are all 0 and get no gradient", fatal=False)
+@trouble("zero_weights", "fc2/affine", "weights are all 0 and get no gradient")
 def two_layers_of_zeros(mended: bool) -> Built:
     factor = 1.0 if mended else 0.0
     return network(lambda x: F.tanh(affine(F.tanh(affine(hidden(x), 16, "fc2", factor)), 16, "fc3", factor)))
@@ -430,6 +431,36 @@ def hard_gate(mended: bool) -> Built:
     return network(layers)
 
 
+@trouble("no_backward", "head/affine/Max", "no derivative")
+def places_of_maxima(mended: bool) -> Built:
+    """nnabla hands a gradient on from the numbers of places."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        y = affine(h, 5, "head")
+        return F.mean(F.squared_error(F.max(y, axis=1, keepdims=True, only_index=not mended), t))
+
+    return network(loss=loss)
+
+
+@trouble("no_backward", "side/affine/Sort", "no derivative", fatal=False)
+def ranks_beside_classes(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        ranks = F.sort(affine(h, 5, "side"), only_index=not mended)
+        return classes(h, t) + F.mean(ranks**2)
+
+    return network(loss=loss)
+
+
+@trouble("constant_softmax", "head/affine/SoftmaxCrossEntropy", "an axis of size 1")
+def one_class(mended: bool) -> Built:
+    size = 5 if mended else 1
+
+    def first(x: nn.Variable, t: nn.Variable) -> None:
+        t.d = t.d % size
+
+    return network(loss=lambda h, t: cross_entropy(affine(h, size, "head"), t), spoil=first)
+
+
 @trouble("unfed", "fc1/affine", "which nobody has filled")
 def never_fed(mended: bool) -> Built:
     """The feeder fills variables of another build."""
@@ -466,6 +497,29 @@ def generator_cut_off(mended: bool) -> Built:
     built = network(layers)
     own = {name: v for name, v in nn.get_parameters().items() if name.startswith("fc1/")}
     return trained(built, S.Adam(1e-3), own)
+
+
+@trouble("untrained", "fc1/affine", "the gradient stops at the output of head/affine, which has need_grad")
+def cut_off_altogether(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        y = affine(h, 5, "head")
+        y.need_grad = mended
+        return cross_entropy(y, t)
+
+    return network(loss=loss)
+
+
+@trouble("on_gradients", "on_gradients", "makes all gradients 0")
+def gradients_scaled_by_zero(mended: bool) -> Built:
+    loss, feed = network()
+    return updater_of(loss, feed, S.Sgd(0.1), on_gradients=lambda s: s.scale_grad(float(mended))), None
+
+
+@trouble("on_gradients", "on_gradients", "not finite")
+def gradients_divided_by_zero(mended: bool) -> Built:
+    loss, feed = network()
+    factor = 1.0 if mended else float("inf")
+    return updater_of(loss, feed, S.Sgd(0.1), on_gradients=lambda s: s.scale_grad(factor)), None
 
 
 @trouble("untrained", "fc1/affine", "does not depend on 4 of the solver's parameters")
@@ -533,3 +587,262 @@ def variance_by_the_difference_of_squares(mended: bool) -> Built:
         return F.pow_scalar(variance + 1e-3, 0.5) + 0.0 * x
 
     return network(layers)
+
+
+# The cause before its consequences.
+
+
+@trouble("dead_relu", "fc2/affine/ReLU")
+def dead_relu_before_others(mended: bool) -> Built:
+    """The following ones read zeros, and have biases of 0."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        for index, bias in enumerate((0.0, 0.0, 0.0 if mended else -100.0, 0.0, 0.0)):
+            x = F.relu(affine(x, 16, f"fc{index}", bias=bias))
+        return x
+
+    return network(layers)
+
+
+@trouble("dead_relu", "fc1/affine/ReLU", others=("fc3/affine/ReLU",))
+def two_dead_relus(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        for index in range(5):
+            x = F.relu(affine(x, 16, f"fc{index}", bias=-100.0 * (index in (1, 3) and not mended)))
+        return x
+
+    return network(layers)
+
+
+@trouble("dead_relu", "gate/affine/ReLU", fatal=False)
+def factor_of_a_dead_relu(mended: bool) -> Built:
+    """The product is where the gradient ends, and not why."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = affine(x, 16, "stem")
+        gate = F.relu(affine(x, 16, "gate", bias=0.0 if mended else -100.0))
+        return h + F.tanh(affine(h, 16, "inner")) * gate
+
+    return network(layers)
+
+
+@trouble(
+    "zero_factor", "inner/affine/Mul2", "the parameter inner/affine/alpha", fatal=False, remedy=remedies.TRAIN
+)
+def gate_of_zero_that_is_fixed(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = affine(x, 16, "stem")
+        alpha = nn.parameter.get_parameter_or_create(
+            "inner/affine/alpha", (1, 1), np.zeros((1, 1)), need_grad=mended
+        )
+        return h + affine(F.tanh(h), 16, "inner") * F.broadcast(alpha, h.shape)
+
+    return network(layers)
+
+
+@trouble("not_finite", "head/affine/Log", others=("side/affine/ReLU",))
+def log_of_zero_beside_a_dead_relu(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        y = F.softmax(affine(h, 5, "head") * (1.0 if mended else 3000.0))
+        side = F.relu(affine(h, 16, "side", bias=0.0 if mended else -100.0))
+        return -F.mean(F.one_hot(t, (5,)) * F.log(y)) + F.mean(affine(side, 1, "out") ** 2)
+
+    return network(loss=loss)
+
+
+@trouble("not_finite", "a/affine/Log", others=("b/affine/RDivScalar",))
+def two_heads_that_are_not_finite(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        a, b = (F.relu(affine(h, 5, name)) + (0.1 if mended else 0.0) for name in "ab")
+        return -F.mean(F.log(a)) + F.mean(1.0 / b)
+
+    return network(loss=loss)
+
+
+@trouble("overflow", "bn/bn/Exp", "the factor 30 of", remedy=remedies.EXP)
+def factor_before_an_exponential(mended: bool) -> Built:
+    """The parameters that are near are a normalization's, and beta is 0."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        y = PF.batch_normalization(affine(h, 5, "head"), name="bn")
+        return F.mean(F.exp(y * (1.0 if mended else 30.0)))
+
+    return network(loss=loss)
+
+
+def exponential_of_a_normalization(mended: bool, factor: float, gamma: float) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        init = {"gamma": np.full((1, 8), 1.0 if mended else gamma), "beta": np.zeros((1, 8))}
+        y = F.sigmoid(affine(h, 8, "head")) * factor
+        y = PF.batch_normalization(y, eps=1e-5 if mended else 1e-20, name="bn", param_init=init)
+        return F.mean(F.exp(y if mended else y * 4.0))
+
+    return network(loss=loss)
+
+
+@trouble("overflow", "bn/bn/Exp", "the weight bn/bn/gamma")
+def gamma_before_an_exponential(mended: bool) -> Built:
+    return exponential_of_a_normalization(mended, 1.0, 7.0)
+
+
+@trouble("overflow", "bn/bn/Exp", "the division by a small deviation in bn/bn")
+def small_deviation_before_an_exponential(mended: bool) -> Built:
+    return exponential_of_a_normalization(mended, 1e-3, 2.0)
+
+
+@trouble("not_finite", "head/affine/Mul2", "0 times", remedy=remedies.MASK)
+def masked_places_times_the_mask(mended: bool) -> Built:
+    """The constant is right: it is the product that makes NaN of it."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        y, mask = affine(h, 5, "head"), F.one_hot(t, (5,))
+        scores = F.where(mask, y, F.constant(0.0 if mended else -np.inf, y.shape))
+        return F.mean(scores * mask)
+
+    return network(loss=loss)
+
+
+@trouble("not_finite", "MulScalar", remedy=remedies.MASK)
+def mask_times_infinity(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        y, mask = affine(h, 5, "head"), F.one_hot(t, (5,))
+        scores = F.softmax(y + (1.0 - mask) * (-1e4 if mended else -np.inf))
+        return F.mean(F.squared_error(scores, 0.5 * mask)) + classes(h, t)
+
+    return network(loss=loss)
+
+
+def one_number(mended: bool, normalization: Callable[..., nn.Variable]) -> Built:
+    """A normalization of maps, which are of one place unless mended."""
+    size = 3 if mended else 1
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = F.max_pooling(conv(x, "c1"), (8 // size, 8 // size))
+        return F.tanh(normalization(conv(h, "c2")) + h * 0.1)
+
+    return network(layers, shape=IMAGES)
+
+
+@trouble("constant_input", "n/instance_normalization", "one number at a time", fatal=False)
+def instance_normalization_of_one_number(mended: bool) -> Built:
+    return one_number(mended, lambda h: PF.instance_normalization(h, name="n"))
+
+
+@trouble("constant_input", "n/group_normalization", "one number at a time", fatal=False)
+def group_normalization_of_one_number(mended: bool) -> Built:
+    return one_number(mended, lambda h: PF.group_normalization(h, 8, name="n"))
+
+
+@trouble("constant_input", "n/layer_normalization", "one number at a time", fatal=False)
+def layer_normalization_of_one_number(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = affine(x, 16 if mended else 1, "fc1")
+        return affine(F.tanh(PF.layer_normalization(h, name="n")), 16, "fc2") + affine(x, 16, "skip")
+
+    return network(layers)
+
+
+# Remedies that fit.
+
+
+@trouble("not_finite", "head/affine/ACos", remedy=remedies.BELOW_ONE)
+def angle_of_a_cosine_beyond_one(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        y = affine(h, 5, "head")
+        cosine = F.sum(y * y, axis=1) / (F.sum(y * y, axis=1) + 2**-10) * (0.9 if mended else 1.001)
+        return F.mean(F.acos(cosine)) + classes(h, t)
+
+    return network(loss=loss)
+
+
+@trouble("backward_not_finite", "head/affine/ASin", remedy=remedies.BELOW_ONE)
+def angle_of_one(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        y = F.minimum_scalar(F.maximum_scalar(affine(h, 5, "head", 4.0), -1.0), 1.0)
+        return F.mean(F.asin(y * 0.9 if mended else y))
+
+    return network(loss=loss)
+
+
+@trouble("backward_not_finite", "fc1/affine/Norm", remedy=remedies.AWAY)
+def norm_of_zero_rows(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        return F.mean(F.norm(h + 2**-8 if mended else h, p=2, axis=1)) + classes(h, t)
+
+    def padding(x: nn.Variable, t: nn.Variable) -> None:
+        x.d[:4] = 0.0
+
+    return network(loss=loss, spoil=padding)
+
+
+@trouble("not_finite", "head/affine/Log", remedy=remedies.ABOVE)
+def logarithm_of_scores(mended: bool) -> Built:
+    return network(
+        loss=lambda h, t: F.mean(F.log(F.exp(affine(h, 5, "head")) if mended else affine(h, 5, "head")))
+    )
+
+
+def by_hand(h: nn.Variable, size: float) -> nn.Variable:
+    return F.exp(affine(h, 5, "head", size))
+
+
+@trouble("overflow", "head/affine/Exp", remedy=remedies.SOFTMAX)
+def softmax_by_hand(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        y = by_hand(h, 1.0 if mended else 16.0)
+        share = y / F.broadcast(F.sum(y, axis=1, keepdims=True), y.shape)
+        return F.mean(F.squared_error(share, F.one_hot(t, (5,))))
+
+    return network(loss=loss)
+
+
+@trouble("overflow", "head/affine/Exp", remedy=remedies.LOG_SOFTMAX)
+def logarithm_of_a_sum_of_exponentials(mended: bool) -> Built:
+    return network(loss=lambda h, t: F.mean(F.log(F.sum(by_hand(h, 1.0 if mended else 16.0), axis=1))))
+
+
+@trouble("not_finite", "head/affine/Log", remedy=remedies.LOG)
+def epsilon_of_a_logarithm(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        p = F.softmax(affine(h, 5, "head", 1.0 if mended else 40.0))
+        return -F.mean(F.one_hot(t, (5,)) * F.log(p + (2**-14 if mended else 1e-20)))
+
+    return network(loss=loss)
+
+
+# A scale brings gradients to the solver, which must use them.
+
+
+@trouble("small_steps", "fc1/affine", remedy=remedies.LEARNING_RATE)
+def steps_below_the_last_bit(mended: bool) -> Built:
+    loss, feed = network()
+    return trained((loss * 1e-9, feed), S.Sgd(1e8 if mended else 0.1))
+
+
+@trouble("small_steps", "side/affine", fatal=False, remedy=remedies.LEARNING_RATE)
+def small_steps_of_one_head(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        return classes(h, t) + (1.0 if mended else 1e-10) * F.mean(affine(h, 16, "side") ** 2)
+
+    return trained(network(loss=loss), S.Momentum(0.01))
+
+
+@trouble("underflow", "gamma", "the parameter gamma", fatal=False)
+def layer_scale_that_the_format_does_not_hold(mended: bool) -> Built:
+    """The branch adds nothing to speak of, and gets no gradient as stored."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = affine(x, 16, "stem")
+        init = np.full((1, 16), 1e-2 if mended else 1e-8)
+        gamma = nn.parameter.get_parameter_or_create("gamma", (1, 16), init)
+        return h + affine(F.tanh(affine(h, 16, "fc1")), 16, "inner") * gamma
+
+    return network(layers)
+
+
+@trouble("zero_input", "fc1/affine")
+def images_divided_as_integers(mended: bool) -> Built:
+    def zeros(x: nn.Variable, t: nn.Variable) -> None:
+        x.d = x.d if mended else np.floor(np.abs(np.tanh(x.d)))
+
+    return network(spoil=zeros)

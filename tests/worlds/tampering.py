@@ -55,6 +55,20 @@ class Gate(Tampering):
         return result
 
 
+class Noise(Tampering):
+    """Adds noise in forward, from the global generator of numpy or from one of its own."""
+
+    def __init__(self, *, own: bool) -> None:
+        super().__init__()
+        self._draw: Any = np.random.default_rng(0) if own else np.random
+
+    def forward_impl(self, inputs: Any, outputs: Any) -> None:
+        outputs[0].d = inputs[0].d + self._draw.standard_normal(inputs[0].shape)
+
+    def changed(self, g: np.ndarray) -> np.ndarray:
+        return g
+
+
 class Interrupted(Gate):
     """The same; its backward is interrupted when its turn has come: the last of those that are ``left``."""
 

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Remedies for what no loss scale mends, by cause and function."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Iterator, Optional
+
+# Where the gradient ends.
+DEAD = "start again with biases of 0, or use F.leaky_relu"
+DROPOUT = "lower p: it is the share dropped"
+ZERO_FACTOR = "use another factor, or leave this part out"
+SMALL_FACTORS = "take factors out; a solver takes them into the learning rate"
+INITIALISE = "initialise them randomly"
+WHY_ZERO = "check why that is 0"
+FILL = "fill it, or give a feeder that does"
+ZEROS = "check the feeder, such as a division of integers"
+TRAIN = "make it trainable, or start it from another number"
+SOFTMAX_AXIS = "choose the axis of the places that it weighs"
+GAMMA = "start it from 1"
+CONSTANT_INPUT = "check what it reads; feed larger batches or maps"
+SATURATED = "make what it reads smaller, by a normalization or a factor before it"
+BOUND = "shift or widen the bound, or what it reads"
+NO_GRADIENT = "check whether it masks everything or has no derivative"
+NO_DERIVATIVE = "use a function with a gradient, or unlinked() before it"
+EPSILON = "make eps smaller, or the loss larger"
+LEARNING_RATE = "divide the learning rate by the loss weight too"
+CLIP_NORM = "clip at a norm above 0"
+CHECK_DIVISION = "check what it divides by"
+
+# Where numbers are not finite, or not those of fp32.
+CLEAN = "clean the data, or leave such samples out"
+RESTORE = "restore earlier weights"
+INTO_RANGE = "bring it into range, or use a wider format"
+MASK = "mask with a finite number that the format holds, such as -1e4"
+CONSTANT = "choose a constant that the format holds"
+OPEN_ROWS = "leave one place per row open, and mask with a number that the format holds, such as -1e4"
+SMALLER = "make its weights or what it reads smaller, normalise, or use a wider format"
+SMALL_TERMS = "keep small terms apart from large ones, or compute it in fp32"
+TOO_SMALL = "bring them into range: divide later, or multiply the mean rather than the elements"
+MORE_BITS = "use a format with more bits there"
+DIFFERENCE = "take the difference before numbers become large (subtract the mean first), or in fp32"
+VARIANCE = "compute a variance as F.mean((x - F.mean(x)) ** 2), which no rounding makes negative"
+ABOVE = "keep it above 0, such as by F.maximum_scalar(x, 2**-14)"
+AWAY = "keep it away from 0 by a number that the format holds, such as 2**-14"
+LOG = f"{AWAY}; for a softmax or sigmoid, use F.log_softmax or F.sigmoid_cross_entropy"
+BELOW_ONE = "clip what it reads below 1 and above -1, such as by F.clip_by_value(x, -0.999, 0.999)"
+EXP = "subtract the maximum, or bound what it reads, such as by F.minimum_scalar(x, 10.0)"
+SOFTMAX = "use F.softmax, which subtracts the largest number first"
+LOG_SOFTMAX = "subtract the maximum first, as F.log_softmax does"
+MEAN = "use F.mean, or sum less at a time"
+DIVIDE_EARLIER = "divide an operand before the product, not the result after it"
+
+# By function; for numbers that are too large, and for others.
+_TOO_LARGE = {"Exp": EXP, "Sum": MEAN, "BatchMatmul": DIVIDE_EARLIER, "Constant": CONSTANT}
+_UNDEFINED = {
+    **_TOO_LARGE,
+    **dict.fromkeys(("Div2", "RDivScalar", "Pow2", "Norm", "NormNormalization"), AWAY),
+    **dict.fromkeys(("ACos", "ASin", "ATanh"), BELOW_ONE),
+    "Log": LOG,
+    "Sub2": DIFFERENCE,
+}
+# They hand on a number, or shift it.
+_PASSING = ("AddScalar", "MulScalar", "MaximumScalar", "Reshape", "Broadcast", "BroadcastTo")
+
+
+def of(f: Any, *, too_large: bool = False) -> str:
+    """Remedy for a function whose output or gradient is not finite."""
+    kind = f.info.type_name
+    if kind == "Exp":
+        sums = [g for g in _readers(f) if g.info.type_name == "Sum"]
+        behind = {h.info.type_name for g in sums for h in _readers(g)}
+        return SOFTMAX if "Div2" in behind else LOG_SOFTMAX if "Log" in behind else EXP
+    if kind == "Div2" and not too_large and _origin(f.inputs[1], ("Sum", *_PASSING), "Exp") is not None:
+        return SOFTMAX
+    if kind == "Sub2" and _is_variance(f):
+        return VARIANCE
+    if kind == "PowScalar":
+        return SMALLER if too_large or f.info.args["val"] >= 1.0 else AWAY
+    return (_TOO_LARGE if too_large else _UNDEFINED).get(kind, SMALLER)
+
+
+def difference_before(f: Any) -> Optional[Any]:
+    """The difference that a function reads, shifted or not."""
+    return _origin(f.inputs[0], _PASSING, "Sub2") if f.inputs else None
+
+
+def _origin(v: Any, passing: Iterable[str], type_name: str) -> Optional[Any]:
+    """The function of a type that a variable comes from by way of others that pass it on."""
+    f = v.parent
+    while f is not None and f.info.type_name in passing:
+        f = f.inputs[0].parent
+    return f if f is not None and f.info.type_name == type_name else None
+
+
+def _readers(f: Any) -> Iterator[Any]:
+    """The functions that read the outputs of a function, past those that only shift or shape it."""
+    for v in f.outputs:
+        for g in v.function_references:
+            yield from _readers(g) if g.info.type_name in _PASSING else [g]
+
+
+def _is_variance(f: Any) -> bool:
+    """Whether a difference is that of the mean of squares and the square of a mean."""
+    first, second = (v.parent for v in f.inputs)
+    if first is None or second is None:
+        return False
+    return first.info.type_name in ("Mean", "Sum") and second.info.type_name in (
+        "PowScalar",
+        "Mul2",
+        "Square",
+    )
