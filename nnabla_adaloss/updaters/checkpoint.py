@@ -48,7 +48,7 @@ def save_checkpoint(
     That is: the parameters of the current scope (running statistics included), of the solvers and of the
     Modules; the states of solvers, their learning rates included; those of updaters and scalers. Data and
     random generators are yours: derive them from `updater.counters.fed`, or give `extra`. Of several ranks,
-    one saves.
+    one saves; each, to a file of its own, where loss weights differ from rank to rank.
 
     Args:
         path: the file; its folder must exist. An older one is replaced when the new one is complete.

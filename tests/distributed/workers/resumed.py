@@ -22,8 +22,12 @@ from tests.worlds.values import snapshot, solver_states
 SAVED, END = 7, 14
 
 
-def training(comm: MPICommunicator, **options: Any) -> AdaptiveLossScalingUpdater:
-    """A recurrent net on sequences whose length depends on the rank and the batch."""
+def training(
+    comm: MPICommunicator, *, in_logarithms: bool = False, **options: Any
+) -> AdaptiveLossScalingUpdater:
+    """A recurrent net on sequences whose length depends on the rank and the batch; or its loss is a product
+    of logarithms, so that data decide the loss weights.
+    """
     nn.clear_parameters()
 
     def build() -> nn.Variable:
@@ -33,7 +37,11 @@ def training(comm: MPICommunicator, **options: Any) -> AdaptiveLossScalingUpdate
             x = nn.Variable.from_numpy_array(rng.standard_normal((4, 3)).astype(np.float32))
             weights = [np.random.RandomState(seed) for seed in (0, 1)]
             h = F.tanh(PF.affine(x, 3, name="x", rng=weights[0]) + PF.affine(h, 3, name="h", rng=weights[1]))
-        return F.mean(PF.affine(h, 2, name="out", rng=np.random.RandomState(2)) ** 2)
+        losses = []
+        for name in ("out", "other") if in_logarithms else ("out",):
+            y = PF.affine(h, 2, name=name, rng=np.random.RandomState(len(name)))
+            losses.append(F.mean(y**2) * 30.0 ** rng.uniform(-1, 1) if in_logarithms else F.mean(y**2))
+        return F.log(losses[0]) * F.log(losses[1]) if in_logarithms else losses[0]
 
     def feed() -> None:
         updater.loss = build()
@@ -53,7 +61,8 @@ def ended(updater: AdaptiveLossScalingUpdater) -> Dict[str, Any]:
 
 
 def check_each_rank_goes_on_from_its_own_checkpoint_bit_for_bit(comm: MPICommunicator) -> None:
-    for options in ({"storage": "float16"}, {"storage": "float16", "accum_grad": 2}, {"storage": None}):
+    half = {"storage": "float16"}
+    for options in (half, {**half, "accum_grad": 2}, {**half, "in_logarithms": True}, {"storage": None}):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "checkpoint"
             updater = training(comm, **options)
