@@ -126,13 +126,17 @@ class GraphPlan:
     ) -> Optional[GraphPlan]:
         """The plan of a graph that differs in shapes, their arguments and data alone, or None."""
         # Compared in full: a hash alone could take one graph for another. Parameters tell most of them apart.
-        kept, before = described.kept, self.described.kept
-        if options != self.options or kept.keys() != before.keys():
+        kept, before, others = described.kept, self.described.kept, set()
+        if options != self.options or len(kept) != len(before):
             return None
-        # Data whose gradient is wanted are other leaves in each graph. Weights are known by their names.
-        others = [p for p, leaf in kept.items() if leaf != before[p]]
-        factors = {slot.factor for node in self.nodes for slot in node.slots} if others else ()
-        if any(kept[p][1] is not None or before[p][1] is not None or p in factors for p in others):
+        for position, leaf in kept.items() if kept != before else ():
+            own = before.get(position)
+            if own != leaf:
+                # Data whose gradient is wanted are other leaves in each graph. Parameters have names.
+                if own is None or own[1] is not None or leaf[1] is not None:
+                    return None
+                others.add(position)
+        if others and any(slot.factor in others for node in self.nodes for slot in node.slots):
             return None
         if described == self.described:
             return self

@@ -268,6 +268,13 @@ def test_the_gains_of_a_lost_batch_are_remembered_for_2000_iterations() -> None:
     assert not scales.remembers_loss
 
 
+def test_of_two_losses_the_larger_one_is_remembered() -> None:
+    memory = scales_with(1.0, 1.0, 1.0, 1.0).memory
+    for iteration, gain in enumerate([2.0**8, 2.0**7]):
+        memory = memory.after({}, completes_entry=False, lost={"a": gain}, iteration=iteration)
+    assert memory.lost["a"][:2] == (2.0**8, 2001)
+
+
 @pytest.mark.parametrize(("gain", "renewed"), [(2.0, True), (1.99, False)])
 def test_a_batch_that_comes_near_a_lost_one_renews_that(gain: float, renewed: bool) -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0, window=2)
