@@ -12,6 +12,7 @@ import nnabla as nn
 
 from ..core.precision import LayerPrecisions, StorageLike
 from ..core.validation import boolean
+from ..graph.graph import Graph
 from ..graph.hooks import Hook, HookGuard
 from ..graph.loss import LossLike, LossSeed, Seed, check_scale, check_seed, run_backward, variable_of
 from ..graph.names import Parameters, check_parameters, names_of, registered_names
@@ -109,6 +110,11 @@ class FormatEmulation:
     def precisions(self) -> LayerPrecisions:
         """The emulated formats; `precisions.only` is that of all layers, where they have the same."""
         return self.emulated_storage.precisions
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the loss as it was read last; it may have changed since."""
+        return self._plan.graph
 
     def go_on_from(self, before: FormatEmulation) -> None:
         """Share the stream of random numbers with the emulation of the graph `before`, where a graph is built

@@ -18,6 +18,7 @@ from ..core.memory import Memory, Seen
 from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
 from ..core.validation import instance_or_none, integer, strings
+from ..emulation import FormatEmulation
 from ..emulation.rounded_storage import NativeStorage
 from ..errors import GraphChangedError, warn
 from ..graph.float_tail import TailReader
@@ -131,7 +132,8 @@ class AdaptiveLossScaling:
         # It computes nothing: the memory of its output holds anything.
         self._is_sink = known(self.variable.parent.info.type_name).keeps_gradients
         self._reader = TailReader(self.variable, float_tail=float_tail)
-        graph = self._reader.read()
+        # An emulation has usually just read it.
+        graph = self._reader.read(loss.graph if isinstance(loss, FormatEmulation) else None)
         if any(known(type_name).scales for type_name in graph.described.type_names):
             raise ValueError(
                 "loss scales itself already, by nnabla_adaloss.loss_scaling with a tracker: "

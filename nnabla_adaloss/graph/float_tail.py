@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import AbstractSet, Any, Dict, FrozenSet, List, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 import nnabla.function
@@ -84,9 +84,9 @@ class TailReader:
         # What of it forward has to compute again.
         self._missing: List[nn.Variable] = []
 
-    def read(self) -> Graph:
-        """The graph as it is now; a float graph is never changed."""
-        graph = Graph(self._loss)
+    def read(self, known: Optional[Graph] = None) -> Graph:
+        """The graph as it is now; a float graph is never changed. `known`: as somebody else has read it."""
+        graph = known if known is not None and known.is_current and not known.reshaped else Graph(self._loss)
         candidates = graph.described.in_half if self._moves else []
         functions, warning = float_tail(graph, candidates) if candidates else (frozenset(), "")
         if not (functions or warning):

@@ -88,6 +88,11 @@ class Graph:
         """Whether the graph is as it was read, except for shapes, which change with forward."""
         return not (self.rewired or self.marked_otherwise)
 
+    @property
+    def reshaped(self) -> bool:
+        """Whether a variable has another shape than before."""
+        return list(map(_shape, self.variables)) != self.described.shapes
+
     def _marks(self) -> List[bool]:
         marked = chain(self.variables, self.functions)
         return [*map(_need_grad, marked), *map(_recompute, self._written)]

@@ -345,3 +345,21 @@ def test_a_scale_is_tried_where_a_large_loss_weight_is_made_up_for(weight: float
     zero_grads()
     scaling.probe(2.0**4 / min(weight, 1.0))
     assert_close(gradients(), expected, rtol=2e-2, atol=2e-3 * weight)
+
+
+def test_a_graph_that_its_emulation_has_read_is_read_again_where_it_has_changed() -> None:
+    x = nn.Variable((2, 5))
+    loss = two_layers(x)
+    emulation = FormatEmulation(loss, "float16")
+    scaling = AdaptiveLossScaling(emulation)
+    assert scaling.graph is emulation.graph
+    x.reset_shape((4, 5), True)
+    loss.forward()
+    scaling = AdaptiveLossScaling(emulation)
+    assert scaling.graph is not emulation.graph
+    assert (4, 5) in scaling.graph.described.shapes
+    emulation = FormatEmulation(loss, "float16")
+    scaling.graph.leaves[scaling.plan.leaves[0]].need_grad = False
+    scaling = AdaptiveLossScaling(emulation)
+    assert scaling.graph is not emulation.graph
+    assert len(scaling.plan.leaves) == 3
