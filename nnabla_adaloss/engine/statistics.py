@@ -73,8 +73,10 @@ class Statistics:
         # Choices see what was known when the iteration began: the same on all ranks.
         self._answers = self._known
         self._iteration = -1
-        # Measurements of this pass, each with its scale: a ticket, or statistics that are known already.
-        self._running: Dict[_Key, Tuple[Union[int, ArrayStatistics], float]] = {}
+        # Measurements of gradients in this pass, each with its scale, and of data: tickets of results, or those
+        # that are known already.
+        self._running: Dict[int, Tuple[Union[int, ArrayStatistics], float]] = {}
+        self._data: Dict[_Key, Union[int, ArrayStatistics]] = {}
         # What was measured since all ranks exchanged what they know.
         self._new: Set[_Key] = set()
 
@@ -86,9 +88,9 @@ class Statistics:
 
     def go_on_from(self, before: Statistics) -> None:
         """Take over the measurements of weights that have begun with the topology before."""
-        self._running = before._running
-        for key in [key for key in self._running if not isinstance(key, str)]:
-            del self._running[key]
+        self._data = before._data
+        for key in [key for key in self._data if not isinstance(key, str)]:
+            del self._data[key]
 
     def begin(self, iteration: int, *, again: bool) -> None:
         """In a new iteration, or again in one, answer from what is known now."""
@@ -126,20 +128,19 @@ class Statistics:
         found = [*gradients]
         if self._storage.rounds or not are_readable(arrays):
             arrays, found = self._left_to_measure(gradients, arrays)
-        running = self._running
-        unseen = [p for p in data if self._key(p) not in running and not self._has_seen(p)]
+        unseen = [p for p in data if self._key(p) not in self._data and not self._has_seen(p)]
         arrays += self._readable(unseen)
         if not arrays:
             return
-        of_data = [(self._key(position), 1.0) for position in unseen]
         tickets = self._measurements.measure(arrays)
-        running.update((key, (one, scale)) for (key, scale), one in zip([*found, *of_data], tickets))
+        self._running.update((p, (ticket, scale)) for (p, scale), ticket in zip(found, tickets))
+        self._data.update(zip(map(self._key, unseen), tickets[len(found) :]))
 
     def _has_seen(self, position: int) -> bool:
         """Take over what an emulated storage knows of data, as it has rounded it."""
         found = self._storage.data_statistics(self._graph.keys[position])
         if found is not None:
-            self._running[self._key(position)] = found, 1.0
+            self._data[self._key(position)] = found
         return found is not None
 
     def _left_to_measure(
@@ -162,7 +163,7 @@ class Statistics:
         if not positions:
             return
         tickets = self._measurements.measure(self._readable(positions))
-        self._running.update((self._key(p), (ticket, 1.0)) for p, ticket in zip(positions, tickets))
+        self._data.update(zip(map(self._key, positions), tickets))
 
     def _readable(self, positions: Sequence[int]) -> List[nn.NdArray]:
         variables = [self._graph.variables[position] for position in positions]
@@ -179,24 +180,24 @@ class Statistics:
         is infinity.
         """
         # Forgotten first: after an interruption no ticket may be left without a measurement. Graphs of one
-        # topology share both.
-        running = {**self._running}
+        # topology share them.
+        running, data = {**self._running}, {**self._data}
         self._running.clear()
+        self._data.clear()
         results = self._measurements.fetch()
         gradients: Dict[int, Tuple[ArrayStatistics, float]] = {}
         new: Dict[_Key, ArrayStatistics] = {}
-        for key, (one, scale) in running.items():
-            found = results.statistics[one] if isinstance(one, int) else one
-            if isinstance(key, int) and key >= 0:
-                gradients[key] = found, scale
-            if found.nonfinite:
-                continue
-            if not (isinstance(key, int) and key >= 0):
+        for position, (ticket, scale) in running.items():
+            found = results.statistics[ticket] if isinstance(ticket, int) else ticket
+            gradients[position] = found, scale
+            looked_at = position in self.wanted.gradients or position in self.wanted.watched
+            weight = 0.0 if found.nonfinite or not looked_at else weight_of(position)
+            if weight:
+                new[position] = found.scaled(1.0 / (scale * weight))
+        for key, ticket in data.items():
+            found = results.statistics[ticket] if isinstance(ticket, int) else ticket
+            if not found.nonfinite:
                 new[key] = found
-            elif key in self.wanted.gradients or key in self.wanted.watched:
-                weight = weight_of(key)
-                if weight:
-                    new[key] = found.scaled(1.0 / (scale * weight))
         if new:
             self._known = {**self._known, **new}
             self._new.update(new)
@@ -217,9 +218,8 @@ class Statistics:
         """Weights that were measured after an update and are not known before the next pass, by name."""
         statistics = self._measurements.fetch().statistics
         found: Dict[str, List[float]] = {}
-        for key, (ticket, scale) in self._running.items():
-            one = statistics[ticket] if isinstance(ticket, int) else ticket
-            self._running[key] = one, scale
+        for key, ticket in self._data.items():
+            one = self._data[key] = statistics[ticket] if isinstance(ticket, int) else ticket
             if isinstance(key, str):
                 found[key] = [*one]
         return found
@@ -247,8 +247,8 @@ class Statistics:
         found.update(weights)
         self._known, self._answers, self._iteration, self._new = found, {}, -1, set()
         if pending is not None:
-            self._running.clear()
-            self._running.update((name, (one, 1.0)) for name, one in pending.items())
+            self._data.clear()
+            self._data.update(pending)
 
     @property
     def _shared(self) -> Dict[str, _Key]:

@@ -210,6 +210,29 @@ def test_a_state_of_other_topologies_loads_by_name_and_is_saved_again() -> None:
     assert other.state_dict()["topologies"] == []
 
 
+def test_in_another_format_scales_of_all_topologies_are_chosen_again() -> None:
+    losses = [unrolled(2), unrolled(3), unrolled(4)]
+    _, scaling = in_turn([FormatEmulation(loss, "float16") for loss in losses], None, 9, "amax_history")
+    saved = scaling.state_dict()
+    assert all(one["schedule"]["chosen"] for one in saved["topologies"])
+    other = engine_with(saved, FormatEmulation(losses[0], "bfloat16"), "amax_history").state_dict()
+    assert not any(one["schedule"]["chosen"] for one in (*other["topologies"], other))
+    assert other["components"] == saved["components"]
+
+
+def test_topologies_that_wait_are_forgotten_before_those_in_use() -> None:
+    losses = [unrolled(length, unlike) for unlike in (False, True) for length in range(2, 12)]
+    _, scaling = in_turn(losses[:10], None, 10, "amax_history")
+    scaling = engine_with(scaling.state_dict(), losses[10], "amax_history")
+    assert len(scaling.state_dict()["topologies"]) == 10
+    _, scaling = in_turn(losses[10:], scaling, 10, "amax_history")
+    kept = [one["wiring"] for one in scaling.state_dict()["topologies"]]
+    assert len(kept) == 15
+    _, before = in_turn(losses[:10], None, 10, "amax_history")
+    waited = [one["wiring"] for one in (*before.state_dict()["topologies"], before.state_dict())]
+    assert [wiring for wiring in kept if wiring in waited] == waited[-6:]
+
+
 def test_a_damaged_state_of_a_topology_is_as_none_when_its_graph_comes() -> None:
     losses = [unrolled(2), unrolled(3)]
     _, scaling = in_turn(losses, None, 8, "approx_range")
