@@ -73,8 +73,8 @@ class Statistics:
         # Choices see what was known when the iteration began: the same on all ranks.
         self._answers = self._known
         self._iteration = -1
-        # Measurements of gradients in this pass, each with its scale, and of data: tickets of results, or those
-        # that are known already.
+        # Measurements of gradients in this pass, each with its scale, and of data: tickets of results, or
+        # results that are known already.
         self._running: Dict[int, Tuple[Union[int, ArrayStatistics], float]] = {}
         self._data: Dict[_Key, Union[int, ArrayStatistics]] = {}
         # What was measured since all ranks exchanged what they know.
