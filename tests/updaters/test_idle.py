@@ -67,6 +67,21 @@ def test_a_callback_that_asks_for_itself_does_not_hold_up_the_training() -> None
     assert len(called) == 2 * before
 
 
+def test_a_callback_has_the_parameters_for_itself() -> None:
+    """At once, and where it has waited for an update."""
+    idle, free = Idle(), []
+
+    def callback() -> None:
+        in_a_thread(lambda: free.append(idle.turns[0].lock.acquire(blocking=False))).join()
+
+    idle.when_idle(callback)
+    with idle.exclusive, idle.running():
+        idle.when_idle(callback)
+    idle.drain()
+    callback()
+    assert free == [False, False, True]
+
+
 def test_callbacks_do_not_nest() -> None:
     idle, seen = Idle(), []
 
