@@ -181,6 +181,20 @@ def test_weights_that_were_measured_after_an_update_are_not_measured_again_in_th
     ]
 
 
+@pytest.mark.parametrize("other", [{}, {"w": ArrayStatistics(1, 3.0, 9.0, 3.0, 3.0, 0, 0)}])
+def test_what_is_loaded_takes_the_place_of_what_was_measured_after_an_update(other: Any) -> None:
+    arrays = Arrays([1.0])
+    source = arrays.statistics()
+    source._names = dict.fromkeys(arrays.positions, "w")
+    source.measure_weights(arrays.positions)
+    assert source.pending == {"w": [1, 1.0, 1.0, 1.0, 1.0, 0, 0]}
+    source.load({}, {}, other)
+    assert source.pending == {name: [*one] for name, one in other.items()}
+    assert source.weights == {}
+    finish(source)
+    assert source.weights == other
+
+
 def test_what_is_loaded_is_all_that_is_known_in_the_same_iteration_too() -> None:
     arrays = Arrays([1.0], leaves=False)
     source, (position,) = arrays.statistics(), arrays.positions

@@ -120,6 +120,23 @@ def test_nan_in_the_data_lowers_no_scale_and_leaves_nothing_behind() -> None:
     assert n.iterate()
 
 
+def test_a_batch_that_no_scale_helps_teaches_nothing() -> None:
+    """Its gradients are NaN, and the loss is finite: the root of a row of zeros."""
+    x, z, rng = nn.Variable((8, 4)), nn.Variable((8, 4)), np.random.RandomState(0)
+    loss = F.mean(F.sum(PF.affine(x, 6, name="a", rng=rng, with_bias=False) ** 2, axis=1) ** 0.5)
+    loss = loss + F.mean(PF.affine(z, 2, name="z", rng=rng) ** 2)
+    solver = solver_of()
+    scaler = GradScaler(solver, storage="float16")
+    memories = []
+    # The first one lowers scales, until it is known that these do not help.
+    for bad in (False, False, True, False, False, True, False):
+        memories.append(scaler.scaling(loss).components.memory)
+        x.d = rng.uniform(0.5, 1.0, x.shape) * [[float(not bad)], *[[1.0]] * 7]
+        z.d = 8.0 if bad else 1.0
+        assert scaler_step(scaler, solver, loss) != bad
+    assert memories[6] == memories[5]
+
+
 def test_an_iteration_with_nan_in_the_data_of_one_loss_teaches_nothing_about_another() -> None:
     nn.clear_parameters()
     gate, inputs, losses, solvers = Gate(), [data(8, 4, seed=seed) for seed in range(2)], [], []

@@ -296,6 +296,14 @@ def test_a_forward_that_writes_no_state_begins_no_iteration(tmp_path: Path) -> N
         save_checkpoint(tmp_path / "c", scaler, solver)
 
 
+def test_a_forward_that_carries_a_state_in_shared_memory_begins_an_iteration(tmp_path: Path) -> None:
+    updater = carrying(named=True)
+    scaler = GradScaler(updater.solver)
+    scaler.forward(updater.loss)
+    with pytest.raises(RuntimeError, match=r"between forward\(\) and update\(\)"):
+        save_checkpoint(tmp_path / "c", scaler, updater.solver)
+
+
 @pytest.mark.parametrize(
     ("storage", "other"),
     [
