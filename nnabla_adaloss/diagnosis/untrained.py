@@ -75,7 +75,9 @@ def spoiled(arriving: float, left: Mapping[str, float]) -> Iterator[Cause]:
 
 def moved(solver: Any, layer: Layer) -> float:
     """Largest share of a parameter, where it has a gradient, that a step of gradient descent changes."""
-    if getattr(solver, "name", "") not in _BY_LEARNING_RATE or not solver.learning_rate():
+    # In a method that a class in Python inherits, nnabla crashes.
+    known = solver is not None and all(has(solver, one) for one in ("name", "info", "learning_rate"))
+    if not known or solver.name not in _BY_LEARNING_RATE or not solver.learning_rate():
         return 1.0
     rate = solver.learning_rate() / max(1.0 - solver.info.get("momentum", 0.0), 1e-3)
     shares = [0.0]
