@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times the CPU kernels, as ratios that can be compared between machines.
+"""Time the CPU kernels, as ratios that can be compared between machines.
 
     python benchmarks/cpu_kernels.py
 
-A table for each size: every kernel against the memory it has to touch (a pass that only reads, a copy that
-reads and writes).
+A table for each size compares every kernel with its memory traffic (a pass that only reads, a copy that reads
+and writes).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MEMCHR.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 
 
 def read_pass(x: np.ndarray) -> None:
-    """Read all of an array of zeros: the C library looks for a byte that is not there."""
+    """Read an array of zeros completely: the C library searches for a byte that it does not contain."""
     MEMCHR(x.ctypes.data, 1, x.nbytes)
 
 
 def fastest(functions: Sequence[Callable[[], object]], seconds: float) -> List[float]:
-    """The shortest of many runs of each, taken in turns so that whatever disturbs one disturbs the others."""
+    """Measure the shortest run of each, in turns, so that a disturbance affects all."""
     for function in functions:
         function()
     best, stop = [float("inf")] * len(functions), time.perf_counter() + seconds
@@ -54,7 +54,7 @@ def print_passes(megabytes: int, seconds: float) -> None:
     half, half_copy = nd_array(halves), nd_array(halves)
 
     zeros = nd_array(np.zeros_like(values)).data
-    values, copy = x.data, y.data  # the same memory: NumPy's own lies in larger pages, which read faster
+    values, copy = x.data, y.data  # the same memory: NumPy's own has larger pages, which read faster
 
     def read() -> object:
         return read_pass(zeros)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The networks that are trained on a CPU to time it. Nothing here imports the package."""
+"""Networks for timing training on a CPU. Nothing here imports the package."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Case(NamedTuple):
     times: int = 1
 
     def loss(self) -> Callable[[], nn.Variable]:
-        """What builds the loss on one random batch; the parameters are those of the current scope."""
+        """Make a builder of the loss on one random batch, with parameters of the current scope."""
         random = np.random.default_rng(0)
         x = nn.Variable.from_numpy_array(random.standard_normal(self.shape).astype(np.float32))
         t = nn.Variable.from_numpy_array(random.integers(0, 10, (self.shape[0], 1)))
@@ -34,21 +34,21 @@ class Case(NamedTuple):
 
 
 def demo(name: str) -> Case:
-    """A network of samples/demo.py."""
+    """Make a network of samples/demo.py."""
     network = NETWORKS[name]
     shape = (network.batch_size, 1, 8, 8)
     return Case(f"demo's {name}, 8x8, batch {network.batch_size}", shape, network.build, times=8)
 
 
 def chain(h: nn.Variable, layers: int, width: int) -> nn.Variable:
-    """The loss of that many affine layers and tanh."""
+    """Build the loss of a chain of affine layers and tanh."""
     for index in range(layers):
         h = F.tanh(PF.affine(h, width, name=f"layer{index}"))
     return F.mean(h**2)
 
 
 def stochastic_depth(h: nn.Variable, kept: Sequence[bool], width: int) -> nn.Variable:
-    """The loss of a residual network, of which these blocks are kept."""
+    """Build the loss of a residual network with only these blocks."""
     h = PF.affine(h, width, name="first")
     for block in [number for number, one in enumerate(kept) if one]:
         with nn.parameter_scope(f"block{block}"):
@@ -57,7 +57,7 @@ def stochastic_depth(h: nn.Variable, kept: Sequence[bool], width: int) -> nn.Var
 
 
 def messages(h: nn.Variable, edges: Sequence[Sequence[int]], nodes: int, width: int) -> nn.Variable:
-    """The loss of a graph network: each edge leads from one node to another, with the weight of its kind."""
+    """Build the loss of a graph network: each edge connects two nodes, with the weight of its kind."""
     states = F.split(F.reshape(PF.affine(h, nodes * width, name="first"), (-1, nodes, width)), axis=1)
     for _ in range(3):
         arriving: List[List[nn.Variable]] = [[] for _ in states]

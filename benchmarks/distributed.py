@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times training iterations on several MPI ranks that share one batch, and the exchange by itself.
+"""Time training iterations on several MPI ranks that share one batch, and the exchange by itself.
 
   python benchmarks/distributed.py
   mpirun -n 2 python benchmarks/distributed.py
 
-The first column is the time of an update, of the slowest rank; the second that of the exchange alone, after
-a barrier, with all gradients ready: packing, summing and, with delay 1, the statistics. Both are the fastest
-tenth of the repetitions, because other programs on the machine can only make them slower. Both kinds of
-scaling are at their defaults: adaptive measures its global scale, which travels with the gradients. Ranks
-with a core each should take little more than their share of the time of one rank. Set OMP_NUM_THREADS=1 in
-all cases.
+The first column is the time of an update, of the slowest rank; the second that of the exchange alone, after a
+barrier, with all gradients ready: packing, summing and, with delay 1, the statistics. Both are the fastest
+tenth of the repetitions, because disturbances only add time. Both kinds of scaling are at their defaults:
+adaptive measures its global scale, which is exchanged with the gradients. With a core per rank, times should
+be little more than that of one rank divided by the number of ranks. Set OMP_NUM_THREADS=1 in all cases.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def updater_of(kind: str, comm: Optional[MPICommunicator], batch: int, width: in
 
 
 def seconds(comm: MPICommunicator, repeats: int, action: Callable[[], Any]) -> float:
-    """The time of the slowest rank, which a tenth of the repetitions stay below."""
+    """Time of the slowest rank: the 10th percentile over the repetitions."""
     found = []
     for _ in range(repeats):
         comm.barrier()

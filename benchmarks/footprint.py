@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an installation takes: room on disk, time to import and memory."""
+"""Size of an installation: disk space, import time and memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from importlib.metadata import Distribution, distributions
 from typing import List
 
 DESCRIPTION = """\
-Prints the size of the installed packages, how much of the processor's time imports take in a fresh process
-and how much memory they leave it with, and the same for the first update. Run it in an environment that holds
-nothing else: pip install . in an empty one. Nothing is wanted of it but that nobody is surprised.
+Prints the size of the installed packages, the CPU time of imports in a fresh process and the memory after
+them, and the same for the first update. Run it in an environment that contains nothing else: pip install . in
+an empty one.
 """
 
 IMPORTS = (
@@ -24,7 +24,7 @@ IMPORTS = (
     "from nnabla_adaloss import AdaptiveLossScalingUpdater",
 )
 
-# What the process holds after the statement: its own memory and that of the libraries that it reads.
+# Resident memory after the statement, that of libraries included.
 TIMED = """
 import time
 start = time.process_time()
@@ -53,15 +53,15 @@ print(taken, int(held) * 4096 / 1e6)
 
 
 def size(package: Distribution) -> int:
-    """Bytes on disk of all files of an installed package."""
+    """Size on disk of all files of an installed package, in bytes."""
     paths = (package.locate_file(file) for file in package.files or ())
     return sum(os.path.getsize(str(path)) for path in paths if os.path.isfile(str(path)))
 
 
 def least(program: str, rounds: int) -> List[float]:
-    """The least of each of the two numbers that a program prints last, each time in a process of its own."""
+    """Run a program in new processes; return the minimum of each of the two numbers that it prints last."""
     command = [sys.executable, "-W", "ignore", "-c", program]
-    # From elsewhere: a checkout that this is started in is not what is installed.
+    # Another folder, so that a checkout in this one is not imported instead of the installation.
     runs = (
         subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout
         for _ in range(rounds)
@@ -72,7 +72,7 @@ def least(program: str, rounds: int) -> List[float]:
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=DESCRIPTION)
-    parser.add_argument("--rounds", type=int, default=5, help="each is timed so often (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of runs of each (default: 5)")
     rounds = parser.parse_args().rounds
     sizes = {package.metadata["Name"]: size(package) / 1e6 for package in distributions()}
     largest = sorted(sizes, key=lambda name: -sizes[name])

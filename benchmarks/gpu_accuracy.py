@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What adaptive scaling saves on a GPU, in its native half precision.
+"""Accuracy with and without adaptive scaling on a GPU, in its native half precision.
 
 The networks of samples/demo.py on scikit-learn's digits, each trained in fp32 and, in half precision, without
 scaling, with a fixed scale, dynamically and adaptively, at the loss weights of the demo; the table has test
-accuracy and batches thrown away. Dynamic and adaptive are as they come, with nothing set.
+accuracy and batches thrown away. Dynamic and adaptive have their defaults.
 
     python benchmarks/gpu_accuracy.py --json accuracy.json
     python benchmarks/gpu_accuracy.py --context cpu:float --iterations 5    does it work? no GPU needed
@@ -35,7 +35,7 @@ COLUMNS = {
 
 
 def print_accuracies(half: nn.Context, single: nn.Context, iterations: int) -> List[Dict[str, Any]]:
-    """Prints a table; returns its cells."""
+    """Print a table; return its cells."""
     from networks import NETWORKS
 
     cells: List[Dict[str, Any]] = []
@@ -56,7 +56,7 @@ def print_accuracies(half: nn.Context, single: nn.Context, iterations: int) -> L
 def accuracy_of(
     network: Any, weight: float, method: str, context: nn.Context, iterations: int
 ) -> tuple[float, int]:
-    """Train one network; return its test accuracy and how many batches were thrown away."""
+    """Train one network; return its test accuracy and the number of lost batches."""
     from common.digits import BatchFeeder, load
 
     nn.seed(0)
@@ -79,7 +79,7 @@ def main() -> None:
     add("--context", default="cudnn:half", metavar="EXT:TYPE", help="(default: cudnn:half)")
     add("--device", default="0", metavar="N", help="which GPU (default: 0)")
     add("--iterations", type=int, default=300, metavar="N", help="batches for each training (default: 300)")
-    add("--json", type=Path, metavar="FILE", help="write what was found here, too")
+    add("--json", type=Path, metavar="FILE", help="also write the results to this file")
     options = parser.parse_args()
     device = Device(options.context, options.device)
     head = device.versions()

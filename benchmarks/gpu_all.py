@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything there is to check and to measure on a machine with an NVIDIA GPU, in one command.
+"""All checks and measurements on a machine with an NVIDIA GPU, in one command.
 
     pip install '.[cuda120,samples,test]'
     python benchmarks/gpu_all.py                    all of it; build/gpu/index.md grows step by step
     python benchmarks/gpu_all.py --only doctor      this step; or the steps whose names hold the word
     python benchmarks/gpu_all.py --dry-run          what it would run
 
-First what tells most: the doctor, the kernels against float64, their speed, what scaling costs in a training,
-what it saves; then the samples in half precision, and the package's tests on the device.
+The most important come first: the doctor, the kernels against float64, their speed, cost and benefit of
+scaling in a training; then the samples in half precision, and the package's tests on the device.
 
-Each step is a process of its own that ends after ten minutes at most, so that a step that dies or hangs ends
-no other. What the present one prints goes to build/gpu/running.log. After each step, all that was printed and
-measured is written to results.json and index.md there. Run it again to go on: a step that succeeded with the
-same command and the same commit is not repeated; --again repeats it.
+Each step is a process of its own that ends after ten minutes at most, so that a step that crashes or hangs
+does not stop the others. The output of the current one goes to build/gpu/running.log. After each step, all
+output and measurements are written to results.json and index.md there. Run it again to continue: a step that
+succeeded with the same command and commit is not repeated, except with --again.
 
 Without a GPU, to see that it works: python benchmarks/gpu_all.py --context cpu:half --quick
 """
@@ -32,21 +32,21 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 ROOT = Path(__file__).resolve().parents[1]
-# Characters that are kept of a step's output: the end tells how it went.
+# Last characters of a step's output that are kept.
 _MOST_PRINTED = 50_000
 
 
 class Step(NamedTuple):
-    """One thing to run."""
+    """Step to run."""
 
     name: str
     limit: float  # seconds after which it is ended
-    arguments: List[str]  # of Python
+    arguments: List[str]  # for Python
     writes_json: bool = False  # its command takes `--json FILE`
 
 
 def steps(context: str, quick: bool) -> Iterator[Step]:
-    """All there is to run, first what tells most."""
+    """List all steps, the most important first."""
     extension = context.partition(":")[0]
     on_gpu = extension != "cpu"
     yield Step("doctor", 300, ["-m", "nnabla_adaloss", "doctor", *["--gpu"] * on_gpu])
@@ -67,7 +67,7 @@ def steps(context: str, quick: bool) -> Iterator[Step]:
 
 
 def trainings(context: str, quick: bool) -> Iterator[Step]:
-    """What scaling costs."""
+    """List the trainings that measure the cost of scaling."""
     script = ["benchmarks/gpu_training.py", "--context"]
     if quick:
         yield Step("training-quick", 600, [*script, context, "--network", "transformer", "--quick"], True)
@@ -78,7 +78,7 @@ def trainings(context: str, quick: bool) -> Iterator[Step]:
 
 
 def samples(extension: str, type_config: str, quick: bool) -> Iterator[Step]:
-    """The programs of samples/ that take a context."""
+    """List the programs of samples/ that take a context."""
     for program in sorted((ROOT / "samples").glob("*.py")):
         if "common_options.start(" not in program.read_text(encoding="utf-8"):
             continue
@@ -90,12 +90,12 @@ def samples(extension: str, type_config: str, quick: bool) -> Iterator[Step]:
 
 
 def run(step: Step, folder: Path, commit: str) -> Dict[str, Any]:
-    """Run a step; returns what became of it."""
+    """Run a step; return its outcome."""
     command, written = [sys.executable, *step.arguments], folder / "running.json"
     log_file = folder / "running.log"
     if step.writes_json:
         command += ["--json", str(written)]
-    # Not the package that is installed, but the one beside this script; other packages as they were given.
+    # Import the package beside this script, not an installed one; other paths stay.
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     environment.setdefault("CUDA_MODULE_LOADING", "LAZY")  # CUDA 12.0 loads all of every library otherwise
@@ -126,14 +126,14 @@ def run(step: Step, folder: Path, commit: str) -> Dict[str, Any]:
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a step with the processes that it started: they are a session of their own."""
+    """End a step with its processes, which form a session of their own."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def read_json(path: Path) -> Optional[Any]:
-    """What a file holds; None where there is none, or only a part of one."""
+    """Read a JSON file; None if it is missing or incomplete."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -141,7 +141,7 @@ def read_json(path: Path) -> Optional[Any]:
 
 
 def write_page(folder: Path, outcomes: List[Dict[str, Any]]) -> None:
-    """Put everything together: results.json and index.md."""
+    """Write all outcomes to results.json and index.md."""
     (folder / "results.json").write_text(json.dumps(outcomes, indent=2) + "\n", encoding="utf-8")
     lines = ["# nnabla_adaloss on this machine", ""]
     lines += ["| step | outcome | seconds | commit |", "|---|---|---|---|"]
@@ -156,7 +156,7 @@ def write_page(folder: Path, outcomes: List[Dict[str, Any]]) -> None:
 
 
 def commit_of_checkout() -> str:
-    """The commit, with a + where files were changed since; the version where git does not tell."""
+    """Return the commit, with a + if files have changed since; the version without git."""
     command = ["git", "describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+"]
     try:
         return subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout.strip()
@@ -170,9 +170,9 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--context", default="cudnn:half", metavar="EXT:TYPE", help="(default: cudnn:half)")
-    add("--only", default="", metavar="TEXT", help="the step of this name, or steps whose names hold it")
-    add("--quick", action="store_true", help="tiny networks: to see that it works")
-    add("--again", action="store_true", help="repeat what succeeded before, too")
+    add("--only", default="", metavar="TEXT", help="only steps whose names contain this")
+    add("--quick", action="store_true", help="tiny networks, as a smoke test")
+    add("--again", action="store_true", help="also repeat steps that succeeded before")
     add("--dry-run", action="store_true", help="print the commands")
     add("--out", type=Path, default=ROOT / "build/gpu", metavar="FOLDER", help="(default: build/gpu)")
     options = parser.parse_args()

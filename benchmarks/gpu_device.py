@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device of a benchmark: its context, waiting for it, and its memory."""
+"""Device of a benchmark: context, synchronization, memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nnabla_adaloss.kernels.cuda_launcher import CupyLauncher
 
 
 class Device:
-    """A context by its name, such as `cudnn:half`, or an end of the program that says what is missing."""
+    """Context by its name, such as `cudnn:half`; if it is unusable, the program ends with the reason."""
 
     def __init__(self, name: str, number: str = "0") -> None:
         self._extension, _, self.type_config = name.partition(":")
@@ -27,7 +27,7 @@ class Device:
         self.is_gpu = "Cuda" in self.context.array_class
 
     def single(self) -> nn.Context:
-        """The float context of the same device."""
+        """Float context of the same device."""
         return self._context("float")
 
     def _context(self, type_config: str) -> nn.Context:
@@ -35,21 +35,21 @@ class Device:
 
         try:
             return get_extension_context(self._extension, type_config=type_config, device_id=self._number)
-        except Exception as error:  # whatever the extension raises for a missing library, driver or device
+        except Exception as error:  # the extension's errors for a missing library, driver or device
             sys.exit(
                 f"{self._extension}:{type_config} cannot be used here: {error}\n"
                 "`python -m nnabla_adaloss doctor --gpu` says what is missing"
             )
 
     def wait(self) -> None:
-        """Wait until all that was launched is done."""
+        """Wait until all launched kernels have finished."""
         if self.is_gpu:
             import nnabla_ext.cuda
 
             nnabla_ext.cuda.device_synchronize(self._number)
 
     def used_mib(self) -> Optional[float]:
-        """Memory that is in use after what nnabla keeps for later is given back; None on a CPU."""
+        """Memory in use, in MiB, after freeing nnabla's caches; None on a CPU."""
         if not self.is_gpu:
             return None
         import nnabla_ext.cuda
@@ -58,7 +58,7 @@ class Device:
         return self.held_mib()
 
     def held_mib(self) -> Optional[float]:
-        """Memory that is in use, with what nnabla keeps for later; None on a CPU."""
+        """Memory in use, in MiB, with nnabla's caches; None on a CPU."""
         if not self.is_gpu:
             return None
         import cupy
@@ -69,7 +69,7 @@ class Device:
         return (total - free) / 2**20
 
     def versions(self) -> Dict[str, str]:
-        """What a measurement depends on."""
+        """Versions that a measurement depends on."""
         found = {
             "context": self.context.backend[0],
             "nnabla_adaloss": nnabla_adaloss.__version__,
@@ -88,7 +88,7 @@ class Device:
 
 @contextmanager
 def counted() -> Iterator[Dict[str, float]]:
-    """What the package asks of the device: launches, fetches, which wait for it, and seconds of waiting."""
+    """Count the package's launches, fetches (which wait for the device), and seconds of waiting."""
     counts: Dict[str, float] = {"launch": 0, "fetch": 0, "waiting": 0.0}
 
     def counting(name: str) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the CUDA kernels on a GPU against float64, then times them against a device-to-device copy.
+"""Check the CUDA kernels on a GPU against float64, then time them against a device-to-device copy.
 
     python benchmarks/gpu_kernels.py                # checks and timings, about a minute
     python benchmarks/gpu_kernels.py --json results.json
@@ -7,13 +7,12 @@
     compute-sanitizer --tool memcheck  python benchmarks/gpu_kernels.py --checks-only --largest-gib 0
     compute-sanitizer --tool racecheck python benchmarks/gpu_kernels.py --checks-only --largest-gib 0
 
-Needs CuPy and a GPU: the arrays are CuPy's, the launch code is the package's. With NVIDIA's wheels in place
-of a CUDA toolkit, nnabla's CUDA extension must be there as well: pip install nnabla-adaloss[cuda120].
+Needs CuPy and a GPU: the arrays are CuPy's, the launch code is the package's. With NVIDIA's wheels instead of
+a CUDA toolkit, nnabla's CUDA extension is needed as well: pip install nnabla-adaloss[cuda120].
 
-The device is kept busy while kernels are launched, so that what is timed is the device and not Python; "host"
-is what a launch takes of Python's time. From 256 MiB on, where no cache helps, a kernel is "low" below 85 %
-of a copy.
-Exit code 0: all checks passed; 1: one failed; 2: there is nothing to run on.
+The device is kept busy while kernels are launched, so that Python's time does not count; "host" is Python's
+time for a launch. From 256 MiB on, where no cache helps, a kernel is "low" below 85 % of a copy. Exit code 0:
+all checks passed; 1: one failed; 2: there is nothing to run on.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ try:
 except ImportError:
     cupy = None
 
-ENOUGH, FROM_MIB = 0.85, 256  # of the speed of a copy, where no cache holds the arrays
+ENOUGH, FROM_MIB = 0.85, 256  # of the speed of a copy, for arrays beyond the caches
 LENGTHS = [0, 1, 2, 31, 33, 1023, 4097, 1_000_003]
 DTYPES = [np.float32, np.float16]
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, 65504.0, -65520.0, 6e-8, 3e-8, 1e-40, -1e-45, 3.4e38]
@@ -48,7 +47,7 @@ CPU = nn.Context(["cpu:float"], "CpuCachedArray", "0")
 
 
 class GpuArray:
-    """A CuPy array with as much of an NdArray's interface as the kernels ask for."""
+    """CuPy array with the part of NdArray's interface that kernels need."""
 
     def __init__(self, values: Any) -> None:
         self.values, self.dtype, self.size, self.shape = values, values.dtype, values.size, values.shape
@@ -60,7 +59,7 @@ class GpuArray:
 
 
 def on_gpu(values: np.ndarray, offset: int = 0) -> GpuArray:
-    """The values on the GPU, `offset` elements behind an aligned address."""
+    """Copy values to the GPU, `offset` elements after an aligned address."""
     memory = cupy.empty(values.size + offset, values.dtype)[offset:]
     memory[...] = cupy.asarray(values)
     return GpuArray(memory)
@@ -70,7 +69,7 @@ def on_gpu(values: np.ndarray, offset: int = 0) -> GpuArray:
 
 
 class Checks:
-    """Prints a line for each check and remembers whether all passed."""
+    """Prints a line for each check and records whether all passed."""
 
     def __init__(self) -> None:
         self.all_passed = True
@@ -81,7 +80,7 @@ class Checks:
 
 
 def agree(actual: ArrayStatistics, expected: ArrayStatistics, magnitude: float) -> bool:
-    """Everything equal, the sums to 4e-6 of the sum of magnitudes."""
+    """Check that all are equal, sums to 4e-6 of the sum of magnitudes."""
     return (
         abs(actual.sum - expected.sum) <= 4e-6 * magnitude
         and abs(actual.sum_of_squares - expected.sum_of_squares) <= 4e-6 * expected.sum_of_squares
@@ -90,7 +89,7 @@ def agree(actual: ArrayStatistics, expected: ArrayStatistics, magnitude: float) 
 
 
 def same(actual: np.ndarray, expected: np.ndarray) -> bool:
-    """Equal bit for bit, the payloads of NaNs aside."""
+    """Check equality bit for bit, except for the payloads of NaNs."""
     bits = np.uint32 if expected.dtype == np.float32 else np.uint16
     nan = np.isnan(expected)
     return bool(
@@ -150,7 +149,7 @@ def check_values(kernels: CudaKernels, check: Checks, dtype: Any, offset: int) -
 
 
 def check_large(kernels: CudaKernels, check: Checks, gib: float) -> None:
-    """An array with more elements than a 32-bit number can count: zeros with a few planted numbers."""
+    """Check an array with more elements than a 32-bit number can count: zeros and a few other numbers."""
     size = int(gib * 2**30) // 2 + 5
     x = GpuArray(cupy.zeros(size, np.float16))
     positions = [0, size // 3, 2**31 - 1, 2**31, 2**32 - 1, 2**32, size - 6, size - 1]
@@ -183,7 +182,7 @@ extern "C" __global__ void spin(long long cycles) {
 
 
 class Stopwatch:
-    """Times what runs on the GPU, whatever the host takes to launch it."""
+    """Times kernels on the GPU, without the host's time for launching them."""
 
     def __init__(self, runs: int = 5, repeat: int = 20) -> None:
         self._spin = cupy.RawKernel(SPIN, "spin")
@@ -191,11 +190,11 @@ class Stopwatch:
         self._cycles_per_ms = cupy.cuda.Device().attributes["ClockRate"]  # kHz
 
     def milliseconds(self, function: Callable[[], object]) -> Tuple[float, float]:
-        """Of one run: the time on the GPU, and the time that the host took to launch it."""
+        """Time one run: milliseconds on the GPU, and on the host for launching it."""
         start, stop, best, host = cupy.cuda.Event(), cupy.cuda.Event(), math.inf, math.inf
         launching = 1.0
         for _ in range(self._repeat + 3):
-            # Until all is queued the device has this to do.
+            # Keep the device busy until all is queued.
             self._spin((1,), (1,), (int(2 * launching * self._cycles_per_ms),))
             start.record()
             began = time.perf_counter()
@@ -252,7 +251,7 @@ def timings(kernels: CudaKernels, mib: int) -> List[Timing]:
 
 
 def print_timings(kernels: CudaKernels, mib: int) -> List[Dict[str, Any]]:
-    """Prints a table; returns its rows."""
+    """Print a table; return its rows."""
     watch = Stopwatch()
     source, target = cupy.ones(mib * 2**18, np.float32), cupy.empty(mib * 2**18, np.float32)
     copy, _ = watch.milliseconds(lambda: target.data.copy_from_device_async(source.data, source.nbytes))
@@ -279,7 +278,7 @@ def print_timings(kernels: CudaKernels, mib: int) -> List[Dict[str, Any]]:
 
 
 def print_many_arrays(kernels: CudaKernels) -> List[Dict[str, Any]]:
-    """As many arrays as ResNet-50 has parameters, and about as large."""
+    """Time as many arrays as ResNet-50 has parameters, of about their sizes."""
     sizes = [64 * 2**i * 64 * 2**i * k for i in range(4) for k in (1, 9, 4, 4, 9, 1, 4, 9, 4, 2, 4, 9, 4)] + [
         2048000
     ]
@@ -307,7 +306,7 @@ def print_many_arrays(kernels: CudaKernels) -> List[Dict[str, Any]]:
 
 
 def missing() -> Optional[str]:
-    """Why there is nothing to run on, or None."""
+    """Return the reason why no GPU can be used, or None."""
     if cupy is None:
         return "CuPy is not installed. Install the one for your CUDA version, such as cupy-cuda12x==13.6.0."
     try:
@@ -336,7 +335,7 @@ def main() -> int:
         default=[1, 16, 64, 256, 1024],
         help="array sizes (default: 1 16 64 256 1024)",
     )
-    parser.add_argument("--json", type=Path, help="write what was measured here, too")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     reason = missing()
     if reason is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The networks of benchmarks/gpu_training.py, of functions that have a CUDA implementation on every GPU."""
+"""Networks of benchmarks/gpu_training.py, with functions that CUDA implements on every GPU."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
 
 
 class Size(NamedTuple):
-    """How large a network is."""
+    """Size of a network."""
 
     batch: int  # images, or sequences
-    length: int  # sides of an image, or length of a sequence
-    width: int  # maps of the stem, or of a place in the sequence
+    length: int  # side of an image, or length of a sequence
+    width: int  # maps of the stem, or width of a position in the sequence
     depth: int  # blocks of the transformer
     classes: int  # of images, or symbols
 
@@ -30,7 +30,7 @@ QUICK = {"resnet50": Size(2, 32, 2, 0, 4), "transformer": Size(2, 4, 8, 1, 8)}
 
 
 def build(network: str, size: Size) -> nn.Variable:
-    """A loss whose inputs are filled once, so that no batch has to be copied to the device."""
+    """Build a loss whose inputs are filled once, so that batches are not copied to the device."""
     random = np.random.default_rng(0)
     if network == "resnet50":
         from common.resnet import resnet
@@ -48,13 +48,13 @@ def build(network: str, size: Size) -> nn.Variable:
 
 
 def mean(losses: nn.Variable) -> nn.Variable:
-    """Their mean by pooling; on Hopper nnabla-ext-cuda120 1.39's F.mean ends in an illegal instruction."""
+    """Average by pooling; on Hopper nnabla-ext-cuda120 1.39's F.mean ends in an illegal instruction."""
     pooled = F.reshape(losses, (1, 1, losses.size, 1))
     return F.average_pooling(pooled, pooled.shape[2:])
 
 
 def transformer(x: nn.Variable, size: Size, head: int = 64) -> nn.Variable:
-    """Logits of the next symbol, shape (batch * length, classes); blocks that normalize first."""
+    """Build logits of the next symbol, shape (batch * length, classes), from pre-norm blocks."""
     batch, length = x.shape
     width, heads = size.width, max(1, size.width // head)
 

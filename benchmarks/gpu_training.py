@@ -1,26 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What loss scaling costs on a GPU, in its native half precision.
+"""Cost of loss scaling on a GPU, in its native half precision.
 
     python benchmarks/gpu_training.py                                    ResNet-50, batch 64
     python benchmarks/gpu_training.py --batch 256
     python benchmarks/gpu_training.py --network transformer
     python benchmarks/gpu_training.py --context cpu:float --quick        does the script work? no GPU needed
 
-Methods, each with a network of its own: fp32; a fixed scale that nobody checks, which is the floor; nnabla's
-dynamic scaling; adaptive scaling with its defaults, and with scales by the published method (approx_range).
+Methods, each with a network of its own: fp32; an unchecked fixed scale, which is the floor; nnabla's dynamic
+scaling; adaptive scaling with its defaults, and with scales by the published method (approx_range).
 
-They take turns by blocks of 16 iterations: whole cycles of those that measure and those that do not. Within
-a block nobody waits for the device but the method itself; at its end all is waited for. What is printed are
-medians over blocks: of the mean iteration, and of the ratios to the floor and to dynamic (wanted: at most
-1.03 and 1.0).
+They take turns by blocks of 16 iterations, two whole cycles of measurement. Only the method itself waits for
+the device within a block; the block's end waits for all. Printed are medians over blocks: of the mean
+iteration, and of the ratios to the floor and to dynamic (wanted: at most 1.03 and 1.0).
 
-Then, for each method by itself:
-- memory: what its first block adds to what the device had in use, caches of nnabla included; the first method
-  loads libraries besides;
-- where the host is: before forward, in it, after it, before backward, in it, and after it (with the solver's
-  update), and how much of that is waiting for the device. What nnabla's dynamic scaling does between forward
-  and backward counts as "before backward";
-- launches and waits of the package.
+Then, for each method by itself: - memory: growth of the device's used memory in its first block, nnabla's
+caches included; that of the first method includes libraries; - the host's time: before forward, in it, after
+it, before backward, in it, and after it (with the solver's update), and the part spent waiting for the
+device. The work of nnabla's dynamic scaling between forward and backward counts as "before backward"; -
+launches and waits of the package.
 
 Needs nnabla-ext-cuda and CuPy: pip install nnabla-adaloss[cuda120].
 """
@@ -58,7 +55,7 @@ PHASES = ("before forward", "forward", "after forward", "before backward", "back
 
 
 class TimedLoss:
-    """A loss that notes when its forward and its backward begin and end."""
+    """Loss that records when its forward and backward begin and end."""
 
     def __init__(self, variable: nn.Variable, seed: Optional[LossSeed]) -> None:
         self.variable, self._seed = variable, seed
@@ -78,7 +75,7 @@ class TimedLoss:
 
 
 class Training:
-    """One network that is trained with one method."""
+    """Training of one network with one method."""
 
     def __init__(
         self, method: str, variable: Callable[[], nn.Variable], device: Device, timed: bool = False
@@ -112,7 +109,7 @@ class Training:
         self._solver.update()
 
     def block(self, device: Device, iterations: int = BLOCK) -> float:
-        """Milliseconds of an iteration, on average over a block that is waited for at its end."""
+        """Mean milliseconds of an iteration over a block, whose end waits for the device."""
         device.wait()
         start = time.perf_counter()
         for _ in range(iterations):
@@ -121,9 +118,9 @@ class Training:
         return 1e3 * (time.perf_counter() - start) / iterations
 
     def phases(self, device: Device) -> Dict[str, float]:
-        """Milliseconds of the host by phase, launches and waits of an iteration, on average over a block.
+        """Mean milliseconds of the host by phase, launches and waits of an iteration, over a block.
 
-        It has to be `timed`.
+        The loss has to be `timed`.
         """
         taken: Dict[str, List[float]] = {phase: [] for phase in PHASES}
         device.wait()
@@ -148,7 +145,7 @@ class Training:
 
 @contextmanager
 def ends_of_forward() -> Iterator[List[float]]:
-    """When the package's forward ends, which goes on behind nnabla's."""
+    """Record the end of the package's forward, which is later than nnabla's."""
     ends: List[float] = []
     forward = AdaptiveLossScaling.forward
 
@@ -163,7 +160,7 @@ def ends_of_forward() -> Iterator[List[float]]:
 def measure(
     device: Device, methods: List[str], blocks: int, variable: Callable[[], nn.Variable]
 ) -> List[Dict[str, Any]]:
-    """A row for each method."""
+    """Measure a row for each method."""
     trainings, memory = {}, {}
     for method in methods:
         before = device.used_mib()
@@ -188,7 +185,7 @@ def measure(
 
 
 def table(rows: List[Dict[str, Any]]) -> str:
-    """The rows, side by side."""
+    """Write the rows as columns."""
     lines = [("", [row["method"] for row in rows])]
     names = ("ms", f"over {FLOOR}", "over dynamic", "memory_mib", *PHASES)
     for name in (*names, "waiting", "launches", "waits"):
@@ -217,7 +214,7 @@ def main() -> None:
     )
     add("--blocks", type=int, default=6, metavar="N", help="of each method (default: 6)")
     add("--quick", action="store_true", help="a tiny network and one block: to see that it works")
-    add("--json", type=Path, metavar="FILE", help="write what was measured here, too")
+    add("--json", type=Path, metavar="FILE", help="also write the results to this file")
     options = parser.parse_args()
     device = Device(options.context, options.device)
     size = (QUICK if options.quick else SIZES)[options.network]

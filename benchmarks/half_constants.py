@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nnabla's half precision makes of constants in a loss, and what the float tail changes.
+"""Effect of constants in a loss in nnabla's half precision, without and with the float tail.
 
     python benchmarks/half_constants.py
 
 Prints, for each loss, the error of the parameter gradients of its first update against fp32, as the ratio of
 Euclidean norms of the worst parameter, without the float tail and with it (the default): in native half, and
-in emulated float16. Then what native half with the float tail says. 1 is a gradient that is lost.
+in emulated float16. Then the message of native half with the float tail. 1 is a lost gradient.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CASES: Dict[str, Loss] = {
 
 
 class Row(NamedTuple):
-    """One loss: the errors, and the reason of the update in native half where it is not `"updated"`."""
+    """Errors of one loss, and the reason of the update in native half where it is not `"updated"`."""
 
     loss: str
     half_without: float
@@ -69,7 +69,7 @@ class Row(NamedTuple):
 
 
 def network(loss: Loss) -> nn.Variable:
-    """A loss of the positive outputs of two small heads."""
+    """Build a loss of the positive outputs of two small heads."""
     nn.clear_parameters()
     rng = np.random.RandomState(0)
     x = nn.Variable.from_numpy_array(rng.randn(16, 6).astype(np.float32))
@@ -81,7 +81,7 @@ def network(loss: Loss) -> nn.Variable:
 def gradients(
     loss: Loss, context: nn.Context, storage: str, *, float_tail: bool = True
 ) -> Tuple[Gradients, str]:
-    """The parameter gradients of the first update, and what is said about it."""
+    """Compute the parameter gradients of the first update, and its message."""
     with nn.context_scope(context):
         variable = network(loss)
     solver = S.Sgd(0.0)
@@ -107,7 +107,7 @@ def gradients(
 
 
 def error(found: Gradients, exact: Gradients) -> float:
-    """The relative error of the worst parameter; 1 where there are no gradients."""
+    """Relative error of the worst parameter; 1 without gradients."""
     norms = {name: float(np.linalg.norm(g)) for name, g in exact.items()}
     return max(
         (
@@ -132,7 +132,7 @@ def measure(name: str) -> Row:
 
 
 def table(rows: List[Row]) -> str:
-    """The rows as text."""
+    """Write the rows as text."""
     lines = [f"{'loss':38}{'half':>9}{'+ tail':>9}{'emulated':>10}{'+ tail':>9}  said"]
     for row in rows:
         numbers = f"{row.half_without:9.2g}{row.half:9.2g}{row.emulated_without:10.2g}{row.emulated:9.2g}"

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What adaptive scaling takes of the host's time per iteration where a device does the work.
+"""Host time of adaptive scaling per iteration where a device does the work.
 
     OMP_NUM_THREADS=1 python benchmarks/host_time.py
 
-No GPU is needed: the package's kernels are launched on a device that does nothing and has results at hand, so
-that what is left is Python: choosing, preparing launches, reading the table, hooks where there are any. What
-CuPy takes for a launch, some microseconds, is not in it. It is CPU time of the thread, on tiny networks, in a
+No GPU is needed: the package's kernels are launched on a device that does nothing and returns prepared
+results, which leaves Python's work: choosing, preparing launches, reading the table, hooks if any. CuPy's
+time for a launch, some microseconds, is not included. It is CPU time of the thread, on tiny networks, in a
 float and in a half context: a GPU runs half.
 
   nnabla ms  zero_grad, forward, backward and update of nnabla in an adaptive update, which a GPU does itself
@@ -55,19 +55,19 @@ from nnabla_adaloss.kernels.cuda_launcher import Bytes, layout
 sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
 
 
-# Within a factor of two of what is left below the largest float16.
+# Within a factor of two of the limit that headroom leaves below the largest float16.
 _LARGE = 2.0**13.5
 
 
 class IdleMemory:
-    """Host memory in place of a device's."""
+    """Host memory that replaces a device's."""
 
     def __init__(self, size: int) -> None:
         self._bytes = np.zeros(size, np.uint8)
         self.ptr = int(self._bytes.ctypes.data)
 
     def part(self, address: int, dtype: Any) -> Any:
-        """What begins at an address, as numbers; None where that is not in here."""
+        """View the memory from an address on as numbers; None if the address is outside."""
         start = address - self.ptr
         if not 0 <= start < self._bytes.size:
             return None
@@ -76,8 +76,8 @@ class IdleMemory:
 
 
 class IdleDevice:
-    """A `Launcher` that launches nothing; statistics are at hand. In the first pass they differ from array to
-    array; then all arrays are as large as their scales leave room for, so that these stay what they are.
+    """`Launcher` that launches nothing and returns prepared statistics. In the first pass they differ from
+    array to array; later all arrays are as large as their scales allow, so that the scales do not change.
     """
 
     max_blocks = 792
@@ -89,18 +89,18 @@ class IdleDevice:
         row = np.zeros(8, layout("Row"))
         row["count"], row["sum_of_squares"] = 100, 1.0
         row["negated_smallest"] = np.negative(np.full(8, 2.0**-12, np.float32).view(np.uint32))
-        # All gradients of zero would be looked at more closely.
+        # Gradients of zero would be examined further.
         self._at_hand = {"statistics": row, "unscale_add": np.zeros(8, np.float32)}
         self._make(_LARGE * 2.0 ** -np.arange(8.0))
         self._memories: List[IdleMemory] = []
 
     def allocate(self, size: int) -> IdleMemory:
-        """Memory, all zero."""
+        """Allocate zeros."""
         self._memories.append(IdleMemory(size))
         return self._memories[-1]
 
     def clear(self, memory: IdleMemory, size: int) -> None:
-        """Do nothing: all there is stays as it is at hand."""
+        """Do nothing: prepared results stay."""
 
     def launch(self, kernel: str, blocks: int, arguments: Tuple[Any, ...]) -> None:
         """Do nothing but write rows."""
@@ -116,7 +116,7 @@ class IdleDevice:
                 written[rows] = found[rows % 8]
 
     def fetch(self, memory: IdleMemory, size: int) -> Bytes:
-        """What was written."""
+        """Return the written bytes."""
         self.fetches += 1
         found = np.frombuffer(ctypes.string_at(memory.ptr, size), np.uint8)
         self._make(np.full(8, _LARGE))
@@ -128,7 +128,7 @@ class IdleDevice:
 
 
 def chain(x: nn.Variable, layers: int = 100) -> nn.Variable:
-    """Affine layers of two maps."""
+    """Build affine layers of two maps."""
     h = x
     for i in range(layers):
         h = F.tanh(PF.affine(h, 2, name=f"layer{i}"))
@@ -136,14 +136,14 @@ def chain(x: nn.Variable, layers: int = 100) -> nn.Variable:
 
 
 def resnet50(x: nn.Variable) -> nn.Variable:
-    """All its layers, with one map in the stem."""
+    """Build all layers of ResNet-50, with one map in the stem."""
     from common.resnet import resnet
 
     return resnet(x, "resnet50", width=1, classes=2, training=True, last_gamma=1.0)
 
 
 def transformer(x: nn.Variable, blocks: int) -> nn.Variable:
-    """Blocks that normalize first, with two heads, width 4, of two places."""
+    """Build pre-norm blocks with two heads and width 4, on two positions."""
     width, heads = 4, 2
     h = PF.affine(x, width, base_axis=2, name="in")
 
@@ -164,14 +164,14 @@ def transformer(x: nn.Variable, blocks: int) -> nn.Variable:
 
 
 def classified(network: Callable[[nn.Variable], nn.Variable], shape: Tuple[int, ...]) -> nn.Variable:
-    """The cross entropy of a network on inputs of a shape."""
+    """Make a builder of a network's cross entropy on inputs of a shape."""
     x, t = nn.Variable(shape), nn.Variable((shape[0], 1))
     x.d, t.d = 0.1, 0
     return F.mean(F.softmax_cross_entropy(network(x), t))
 
 
 def published(name: str) -> nn.Variable:
-    """The loss of a model of published_models.py."""
+    """Make a builder of the loss of a model of published_models.py."""
     model = MODELS[name]
     found: Any = model.build(*map(constant, model.batch(np.random.default_rng(0))))
     return found
@@ -189,13 +189,13 @@ CONTEXTS = {"float": ["cpu:float"], "half": ["cpu:half", "cpu:float"]}
 
 
 class Native:
-    """The time that nnabla's own calls take."""
+    """Time of nnabla's own calls."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same call, whose time counts as nnabla's."""
+        """Wrap a call so that its time counts as nnabla's."""
 
         def run(*arguments: Any, **options: Any) -> Any:
             began = thread_time()
@@ -207,7 +207,7 @@ class Native:
 
 
 class TimedLoss:
-    """A loss whose forward and backward are timed."""
+    """Loss whose forward and backward are timed."""
 
     def __init__(self, loss: nn.Variable, native: Native) -> None:
         self.variable = loss
@@ -215,12 +215,12 @@ class TimedLoss:
         self.forward, self._backward = native.timed(loss.forward), native.timed(loss.backward)
 
     def backward(self, scale: float = 1.0, *arguments: Any, grad: Any = None) -> None:
-        """Run backward from a seed that is not timed."""
+        """Run backward with a seed whose preparation is not timed."""
         self._backward(self._seed.gradient(scale, grad), *arguments)
 
 
 class TimedSolver:
-    """A solver whose calls on all parameters are timed."""
+    """Solver whose calls on all parameters are timed."""
 
     def __init__(self, solver: Any, native: Native) -> None:
         self._solver = solver
@@ -234,7 +234,7 @@ class TimedSolver:
 def training(
     build: Callable[[], nn.Variable], kind: str
 ) -> Iterator[Tuple[AdaptiveLossScalingUpdater, IdleDevice, Native]]:
-    """Inside, an updater that has chosen its scales; its device, and the time of nnabla's own calls."""
+    """Provide an updater that has chosen its scales, its device, and the time of nnabla's own calls."""
     context, native = nn.Context(CONTEXTS[kind], HOST.array_class, HOST.device_id), Native()
     with idle_device() as device, nn.parameter_scope("", OrderedDict()), nn.context_scope(context):
         loss = build()
@@ -249,7 +249,7 @@ def training(
 
 
 def measure(name: str, kind: str, blocks: int) -> str:
-    """A line of the table: what an iteration takes besides nnabla."""
+    """Measure a line of the table: an iteration's cost besides nnabla."""
     with training(CASES[name], kind) as (updater, device, native):
         before = device.launches, device.fetches, device.addresses
         ours: List[float] = []
@@ -270,12 +270,12 @@ def measure(name: str, kind: str, blocks: int) -> str:
 
 
 def steady_calls(updater: AdaptiveLossScalingUpdater) -> float:
-    """The calls of functions in most updates."""
+    """Count the calls of functions in most updates."""
     return median(count_calls(updater.update) for _ in range(BLOCK))
 
 
 def count_calls(call: Callable[[], Any]) -> int:
-    """The calls of functions that a call makes."""
+    """Count the function calls that a call makes."""
     count = 0
 
     def profile(frame: Any, event: str, argument: Any) -> None:
@@ -292,9 +292,9 @@ def count_calls(call: Callable[[], Any]) -> int:
 
 @contextmanager
 def idle_device() -> Iterator[IdleDevice]:
-    """Inside, scaling chooses the kernels of a device that does nothing."""
+    """Make scaling choose the kernels of a device that does nothing."""
     device = IdleDevice()
-    # Not `HOST` itself, so that addresses are asked for as those on a GPU are: one by one.
+    # Not `HOST` itself, so that addresses are read one by one, as on a GPU.
     kernels = CudaKernels(nn.Context([], HOST.array_class, HOST.device_id), device)
 
     def counted(arrays: Sequence[nn.NdArray], *arguments: Any, **options: Any) -> Any:

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory adaptive loss scaling takes at the peak, besides nnabla.
+"""Peak memory of adaptive loss scaling, besides nnabla.
 
     OMP_NUM_THREADS=1 python benchmarks/memory.py
 
 Eight layers of 2048 x 2048 are trained for some iterations, each way in a process of its own: by nnabla, by
-its DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater. What is told is the largest resident size
-of the process, and how much more that is than with the dynamic updater, in MB and in percent. Added are the
+its DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater. The table has the largest resident size of
+the process, and its difference to the dynamic updater's, in MB and in percent. The difference consists of the
 package, the gradients that an iteration measures, and scaled copies of weights, if layers have scales of
 their own: in the row "every weight scaled" small weights shrink the gradients from layer to layer, and a
-constant scales every weight. Then attention is trained on sentences
-of 400 lengths, with a graph for each.
+constant scales every weight. Then attention is trained on sentences of 400 lengths, with a graph for each.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LENGTHS, LONGEST = 400, 512
 
 
 class Way(NamedTuple):
-    """What is trained, and with what."""
+    """Network, updater and method of a training."""
 
     kind: Optional[str] = None  # of the updater; None: nnabla alone
     method: Optional[str] = None
@@ -62,7 +61,7 @@ def train(way: Way, iterations: int) -> None:
 
     def layers() -> nn.Variable:
         h = nn.Variable.from_numpy_array(rng.standard_normal((BATCH, WIDTH), np.float32))
-        # Half of what keeps gradients as large as they are: each layer has room for a scale of 2.
+        # Half the deviation that preserves gradients: each layer can be scaled by 2.
         small = I.NormalInitializer(0.5 * WIDTH**-0.5) if way.method == "fixed" else None
         for index in range(LAYERS):
             h = F.tanh(PF.affine(h, WIDTH, name=f"layer{index}", w_init=small))
@@ -116,8 +115,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--iterations", type=int, default=20, help="how many are trained (default: 20)")
-    parser.add_argument("--way", choices=WAYS, help="only this one, in this process: its megabytes")
+    parser.add_argument("--iterations", type=int, default=20, help="number of iterations (default: 20)")
+    parser.add_argument("--way", choices=WAYS, help="train only this way, in this process")
     options = parser.parse_args()
     if options.way is not None:
         train(WAYS[options.way], options.iterations)

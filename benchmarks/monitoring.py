@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to watch a training on a CPU.
+"""Cost of recording a training on a CPU.
 
 The networks of `cpu_networks.py` are trained with adaptive loss scaling under emulated fp16 storage. A
-recorder with `every=2` looks at every other iteration, so that those it looks at and those that it does not
-take turns in one training, with the same arrays at the same addresses: the ratio of the two is what looking
-costs, and what machines do to memory cancels out. It is the median over pairs of neighbours. Wanted for
-`every=1`: at most 1.03 on the conv net.
+recorder with `every=2` records every other iteration, so that recorded and other iterations alternate in one
+training, with the same arrays at the same addresses: their ratio is the cost of recording, and effects of
+memory layout cancel. It is the median over pairs of neighbours. Wanted for `every=1`: at most 1.03 on the
+conv net.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def print_training(case: Case, rounds: int, folder: Path) -> None:
 
 
 def take_turns(updater: AdaptiveLossScalingUpdater, rounds: int) -> Tuple[List[Times], List[Times]]:
-    """Iterations that a recorder looks at, and those before them; the first are not counted."""
+    """Time iterations that are recorded, and those before them, without the first."""
     update = without_repeats(updater)
     for _ in range(4):
         update()

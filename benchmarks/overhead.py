@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What adaptive loss scaling takes per iteration besides nnabla: many small layers, few large ones.
+"""Overhead of adaptive loss scaling per iteration: many small layers, few large ones.
 
     OMP_NUM_THREADS=1 python benchmarks/overhead.py
 
 Chains of affine layers and tanh are trained by a bare loop (zero_grad, forward, backward, update), by
 nnabla's DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater with both methods, which take turns
-iteration by iteration. Graphs are static, rebuilt before each iteration, which all four do, or reshaped:
-rebuilt for a batch of one of 32 sizes, as sentences of other lengths are. Or they are static, and the loss
-weight is not: it turns between 1 and 1e-9, or is drawn from 32 powers of two in each iteration. Times and
-ratios are medians over blocks of 16 iterations (`blocks.py`).
+iteration by iteration. Graphs are static; rebuilt before each iteration, by all four; or reshaped: rebuilt
+for a batch of one of 32 sizes, as for sentences of different lengths. Or they are static, and the loss weight
+alternates between 1 and 1e-9, or is drawn from 32 powers of two in each iteration. Times and ratios are
+medians over blocks of 16 iterations (`blocks.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SIZES = 32
 
 
 class Case(NamedTuple):
-    """A chain of layers."""
+    """Chain of layers."""
 
     layers: int
     width: int
@@ -68,7 +68,7 @@ CASES = [
 
 
 def trainer(case: Case, way: str) -> Action:
-    """What trains a chain in one way."""
+    """Make a function that trains a chain in one way."""
     scope: Any = OrderedDict()
     rng = np.random.default_rng(0)
     batches = [case.batch]
@@ -115,7 +115,7 @@ def trainer(case: Case, way: str) -> Action:
 
 
 def measure(case: Case) -> Dict[str, Any]:
-    """Times the four ways on one chain, in turns."""
+    """Time the four ways on one chain, in turns."""
     taken = take_turns({way: trainer(case, way) for way in WAYS}, case.blocks)
     return {
         "ms": {way: 1e3 * median(means(times, "wall")) for way, times in taken.items()},
@@ -130,7 +130,7 @@ HEADER = (
 
 
 def row(case: Case, found: Dict[str, Any]) -> str:
-    """A line of the table: milliseconds of the bare loop and of dynamic, and ratios over dynamic."""
+    """Write a line of the table: milliseconds of the bare loop and of dynamic, and ratios to dynamic."""
     ms, ratios = found["ms"], found["over_dynamic"]
     return (
         f"{case.layers:6}{case.width:7}{case.batch:7}{case.graph:>9}{ms['bare loop']:9.2f} ms"

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it takes per function to plan a graph, and to take the plan over when the graph is built again.
+"""Time per function of planning a graph, and of reusing the plan for a rebuilt graph.
 
     OMP_NUM_THREADS=1 python benchmarks/planning.py
 
-Chains of affine layers and tanh are built anew before each measurement, so that nothing of them is in a cache
-that would not be there in training. *plan*: nothing is known of the graph. *read and bind*: the plan of one
-that was built alike is known. *of another shape*: that of one for a batch of another size is. *floor*: to ask
-nnabla once, and keep it, for what no reading can do without: inputs, outputs and context of each function,
-and what computes each input. *in half*: to read a graph in a half context, move its float tail, and read it
-again; a float graph is read once. Times are medians of the thread's own time.
+Chains of affine layers and tanh are rebuilt before each measurement, so that caches are as in training.
+*plan*: no plan is cached. *read and bind*: the plan of an equal graph is cached. *of another shape*: that for
+a batch of another size is. *floor*: one query to nnabla of the indispensable: inputs, outputs and context of
+each function, and the producer of each input. *in half*: reading a graph in a half context, moving its float
+tail, and reading it again; a float graph is read once. Times are medians of the thread's own time.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _OPTIONS = PlanOptions(LayerSelection(), True, frozenset())
 
 
 def ask(loss: nn.Variable) -> List[Any]:
-    """What no reading of a graph can do without."""
+    """Query the parts of a graph that every reading needs."""
     asked: List[Any] = []
     f = loss.parent
     while f is not None:
@@ -43,7 +42,7 @@ def ask(loss: nn.Variable) -> List[Any]:
 
 
 def measure(layers: int, rounds: int) -> Dict[str, float]:
-    """Microseconds per function."""
+    """Measure microseconds per function."""
     nn.clear_parameters()
     chain(nn.Variable((16, 32)), layers, 32)
     names, known = registered_names(), GraphPlan(chain(nn.Variable((16, 32)), layers, 32))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of the kinds that are published, written for nothing but their shape."""
+"""Small models with the structure of published ones."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from published_batches import (
 )
 
 Losses = Union[nn.Variable, Dict[str, nn.Variable]]
-"""The loss; or, of players in turn, each one's loss by the scope of its parameters."""
+"""The loss; or, for players in turn, each one's loss by the scope of its parameters."""
 
 
 class Model(NamedTuple):
-    """A model to train."""
+    """Model to train."""
 
     title: str
     batch: Callable[[np.random.Generator], Batch]
@@ -41,17 +41,17 @@ class Model(NamedTuple):
 
 
 def constant(array: Any) -> nn.Variable:
-    """A Variable that holds numbers and needs no gradient."""
+    """Make a Variable with values and without gradient."""
     return nn.Variable.from_numpy_array(np.asarray(array, np.float32))
 
 
 def weight(name: str, shape: Sequence[int], sigma: float = 0.1) -> nn.Variable:
-    """A parameter of the current scope."""
+    """Make a parameter of the current scope."""
     return nn.parameter.get_parameter_or_create(name, tuple(shape), I.NormalInitializer(sigma))
 
 
 def classified(h: nn.Variable, t: nn.Variable, axis: int = 1) -> nn.Variable:
-    """The mean cross entropy."""
+    """Compute the mean cross entropy."""
     return F.mean(F.softmax_cross_entropy(h, t, axis=axis))
 
 
@@ -59,7 +59,7 @@ def classified(h: nn.Variable, t: nn.Variable, axis: int = 1) -> nn.Variable:
 
 
 def attention(h: nn.Variable, hidden: nn.Variable, heads: int) -> nn.Variable:
-    """What each place makes of others; `hidden` is added to what they are worth to it."""
+    """Attend from each position to others; `hidden` is added to the logits."""
     batch, length, width = h.shape
 
     def parts(name: str) -> nn.Variable:
@@ -77,7 +77,7 @@ def layer_norm(h: nn.Variable, name: str) -> nn.Variable:
 
 
 def transformer(x: nn.Variable, t: nn.Variable) -> nn.Variable:
-    """A language model of two blocks that normalize first; its last layer has a weight of its own."""
+    """Build a language model of two pre-norm blocks; its last layer has a weight of its own."""
     width, length = 32, x.shape[1]
     hidden = constant(np.triu(np.full((1, 1, length, length), -1e4), 1))
     h = PF.embed(x, 32, width, name="symbols") + weight("places", (1, length, width))
@@ -90,7 +90,7 @@ def transformer(x: nn.Variable, t: nn.Variable) -> nn.Variable:
 
 
 def bert(x: nn.Variable, there: nn.Variable, t: nn.Variable) -> nn.Variable:
-    """An encoder of two blocks that normalize last, with masks of padding; the first place is classified."""
+    """Build an encoder of two post-norm blocks, with padding masks; the first position is classified."""
     width, length = 32, x.shape[1]
     hidden = (there - 1.0) * 1e4
     h = PF.embed(x, 32, width, name="symbols") + weight("places", (1, length, width))
@@ -105,7 +105,7 @@ def bert(x: nn.Variable, there: nn.Variable, t: nn.Variable) -> nn.Variable:
 
 
 def lstm(x: nn.Variable, t: nn.Variable) -> nn.Variable:
-    """A language model of one unrolled LSTM, with a cross entropy of each step."""
+    """Build a language model of one unrolled LSTM, with a cross entropy for each step."""
     (batch, steps), width, symbols = x.shape, 32, 32
     letters = F.split(PF.embed(x, symbols, width, name="symbols"), axis=1)
     following = F.split(t, axis=1)
@@ -123,7 +123,7 @@ def lstm(x: nn.Variable, t: nn.Variable) -> nn.Variable:
 
 
 def rnn(x: nn.Variable, t: nn.Variable) -> nn.Variable:
-    """16 steps of a recurrent net through the rows of an image, from an initial state that is trained."""
+    """Build a recurrent net over the 16 rows of an image, with a trained initial state."""
     batch, width = x.shape[0], 64
     h = F.broadcast(weight("initial", (1, width)), (batch, width))
     for row in F.split(F.reshape(x, (batch, 16, -1)), axis=1):
@@ -132,7 +132,7 @@ def rnn(x: nn.Variable, t: nn.Variable) -> nn.Variable:
 
 
 def unit(h: nn.Variable, maps: int, size: int, name: str) -> nn.Variable:
-    """Batch normalization, ReLU, convolution."""
+    """Apply batch normalization, ReLU and convolution."""
     with nn.parameter_scope(name):
         h = F.relu(PF.batch_normalization(h))
         return PF.convolution(h, maps, (size, size), pad=(size // 2, size // 2))
@@ -145,7 +145,7 @@ def bottleneck(h: nn.Variable, name: str) -> nn.Variable:
 
 
 def hourglass(x: nn.Variable, maps: nn.Variable) -> nn.Variable:
-    """Two stacks of residual blocks, down to one pixel and up again, with a loss each."""
+    """Build two stacks of residual blocks, down to one pixel and up again, with a loss each."""
 
     def down_and_up(h: nn.Variable, level: int) -> nn.Variable:
         with nn.parameter_scope(f"level{level}"):
@@ -168,7 +168,7 @@ def hourglass(x: nn.Variable, maps: nn.Variable) -> nn.Variable:
 
 
 def wavenet(x: nn.Variable, t: nn.Variable, *, normalized: bool) -> nn.Variable:
-    """Ten layers of dilated causal convolutions, with gates, residuals and a sum of skips."""
+    """Build ten dilated causal convolutions, with gates, residuals and a sum of skips."""
     maps, levels = 16, 16
     more: Dict[str, Any] = (
         {"apply_w": PF.weight_normalization, "w_init": I.NormalInitializer(0.1)} if normalized else {}
@@ -194,7 +194,7 @@ def wavenet(x: nn.Variable, t: nn.Variable, *, normalized: bool) -> nn.Variable:
 
 
 def pixelcnn(x: nn.Variable, t: nn.Variable) -> nn.Variable:
-    """Six gated layers of convolutions with masked weights: a pixel sees those above, and to its left."""
+    """Build six gated convolutions with masked weights: a pixel depends on those above and to its left."""
     maps, levels = 16, 4
 
     def masked(h: nn.Variable, outmaps: int, size: int, name: str, *, itself: bool = True) -> nn.Variable:
@@ -216,9 +216,9 @@ def pixelcnn(x: nn.Variable, t: nn.Variable) -> nn.Variable:
 
 
 def vat(x: nn.Variable, t: nn.Variable, free: nn.Variable, direction: nn.Variable) -> nn.Variable:
-    """One network three times: a cross entropy, and how far a small push changes what it says of others.
+    """Build one network three times: a cross entropy, and the effect of a small perturbation on others.
 
-    The push goes in a given direction, where published ones search for the worst: that takes other graphs.
+    The perturbation has a given direction; published models search for the worst, with other graphs.
     """
 
     def network(h: nn.Variable) -> nn.Variable:
@@ -232,7 +232,7 @@ def vat(x: nn.Variable, t: nn.Variable, free: nn.Variable, direction: nn.Variabl
 
 
 def autoencoder(x: nn.Variable) -> nn.Variable:
-    """An autoencoder whose decoder multiplies by the encoder's weights, transposed."""
+    """Build an autoencoder whose decoder has the encoder's weights, transposed."""
     widths = [x.shape[1], 128, 64, 16]
     weights = [
         weight(f"W{layer}", shape, math.sqrt(2.0 / sum(shape)))
@@ -248,7 +248,7 @@ def autoencoder(x: nn.Variable) -> nn.Variable:
 
 
 def siamese(one: nn.Variable, other: nn.Variable, same: nn.Variable) -> nn.Variable:
-    """A convolutional net of two images, and the contrastive loss of how far apart it puts them."""
+    """Build a convolutional net for two images, and the contrastive loss of their distance."""
 
     def network(h: nn.Variable) -> nn.Variable:
         h = F.max_pooling(F.relu(PF.convolution(h, 8, (5, 5), name="conv1")), (2, 2))
@@ -261,7 +261,7 @@ def siamese(one: nn.Variable, other: nn.Variable, same: nn.Variable) -> nn.Varia
 
 
 def gan(real: nn.Variable, noise: nn.Variable) -> Dict[str, nn.Variable]:
-    """A generator and a critic, of convolutions; the critic trains on what the generator has just drawn."""
+    """Build a convolutional generator and critic; the critic trains on the generator's last images."""
 
     def generator() -> nn.Variable:
         with nn.parameter_scope("generator"):
@@ -286,7 +286,7 @@ def gan(real: nn.Variable, noise: nn.Variable) -> Dict[str, nn.Variable]:
 
 
 def unet(x: nn.Variable, t: nn.Variable) -> nn.Variable:
-    """Three levels, each of which is concatenated to what comes up from below."""
+    """Build three levels, each concatenated to the output of the level below."""
 
     def twice(h: nn.Variable, maps: int, name: str) -> nn.Variable:
         for index in range(2):
@@ -307,7 +307,7 @@ def unet(x: nn.Variable, t: nn.Variable) -> nn.Variable:
 
 
 def darts(x: nn.Variable, t: nn.Variable) -> nn.Variable:
-    """Two cells of mixed operations: each is weighted by the softmax of trained weights, which both share."""
+    """Build two cells of mixed operations, weighted by the softmax of trained weights, which both share."""
     maps = 8
 
     def operations(h: nn.Variable) -> List[nn.Variable]:

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What adaptive loss scaling takes beside dynamic, on small models of the kinds that are published.
+"""Cost of adaptive loss scaling relative to dynamic, on small models of published kinds.
 
     OMP_NUM_THREADS=1 python benchmarks/published_shapes.py
     OMP_NUM_THREADS=1 python benchmarks/published_shapes.py lstm darts --graph static --storage float16
     OMP_NUM_THREADS=1 python benchmarks/published_shapes.py --kinds --graph static
 
 Each model is trained by nnabla's DynamicLossScalingUpdater and by AdaptiveLossScalingUpdater, which take
-turns iteration by iteration, on eight batches in a circle. Its graph is static, or rebuilt for each batch;
+turns iteration by iteration, on eight batches in rotation. Its graph is static, or rebuilt for each batch;
 numbers are stored in emulated fp16, or as nnabla stores them (none), with both updaters alike. A ratio is
-that of the processor's times, adaptive over dynamic: the median over blocks of 16 iterations (`blocks.py`).
-Batches that ran again while they were timed are told beside the ratios, whose times hold them.
+adaptive's CPU time over dynamic's: the median over blocks of 16 iterations (`blocks.py`). The ratios include
+batches that ran again, whose number stands beside them.
 
-With `--kinds`, how often the last backward of an update was of which kind: "hookless", "measuring", or why
-single functions had hooks; and how many batches ran again, but for the first one.
+With `--kinds`, it counts the kinds of the last backward of an update: "hookless", "measuring", or the reason
+for hooks around single functions; and the batches that ran again, except the first one.
 
 For another checkout of the package, in which kernels are built, start it from elsewhere with its folder:
 
@@ -50,7 +50,7 @@ _BATCHES = 8
 
 
 class Training:
-    """A training of one model in one way; each instance has parameters of its own."""
+    """Training of one model in one way; each instance has parameters of its own."""
 
     def __init__(self, model: Model, method: str, graph: str, storage: str) -> None:
         self._model, self._storage, self._rebuilt = model, storage, graph == "rebuilt"
@@ -62,7 +62,7 @@ class Training:
         self._batches = cycle(batches)
         self._inputs = [nn.Variable(array.shape) for array in batches[0]]
         self.updates = self.fed = 0
-        # The number of the update, for each time that a batch ran again.
+        # Update number of each repeat of a batch.
         self.repeats: List[int] = []
         losses = self._losses()
         self.functions = sum(map(count_functions, losses.values()))
@@ -72,17 +72,17 @@ class Training:
             with nn.parameter_scope("", self._scope):
                 found = nn.get_parameters()
             solver.set_parameters({name: found[name] for name in found if name.startswith(scope)})
-            # The first one feeds; what others are asked to feed is only counted.
+            # The first updater feeds; calls of the others are only counted.
             feed = self._count if index else self._feed
             make = AdaptiveLossScalingUpdater if method == "adaptive" else DynamicLossScalingUpdater
             self.updaters.append(make(solver, self._stored(loss), feed))
 
     def update(self) -> List[Any]:
-        """One iteration: an update of each player. What their updaters return."""
+        """Train one iteration, an update of each player; return the updaters' results."""
         before = self.fed
         results = [updater.update() for updater in self.updaters]
         self.updates += 1
-        # The dynamic updater takes another batch, and the adaptive one tells.
+        # The dynamic updater takes another batch; the adaptive one reports retries.
         told = [result.retries for result in results if result is not None]
         again = sum(told) if told else self.fed - before - len(self.updaters)
         self.repeats += [self.updates] * again
@@ -90,7 +90,7 @@ class Training:
 
     @property
     def losses(self) -> List[float]:
-        """Those of the last batch."""
+        """Losses of the last batch."""
         found = [updater.loss for updater in self.updaters]
         return [float((loss if isinstance(loss, nn.Variable) else loss.variable).d) for loss in found]
 
@@ -115,14 +115,14 @@ class Training:
 
 
 def count_functions(loss: nn.Variable) -> int:
-    """How many functions compute a loss."""
+    """Count the functions that compute a loss."""
     found: List[Any] = []
     loss.visit(found.append)
     return len(found)
 
 
 class Row(NamedTuple):
-    """What was measured of one model with one graph, by storage."""
+    """Measurements of one model with one graph, by storage."""
 
     functions: int
     ms: Dict[str, float]
@@ -131,7 +131,7 @@ class Row(NamedTuple):
 
 
 def measure(model: Model, graph: str, storages: Sequence[str], blocks: int) -> Row:
-    """Times both updaters in turns, with each storage."""
+    """Time both updaters in turns, with each storage."""
     row = Row(0, {}, {}, {})
     for storage in storages:
         trainings = {way: Training(model, way, graph, storage) for way in ("dynamic", "adaptive")}
@@ -152,7 +152,7 @@ HEADER = (
 
 
 def line(model: Model, graph: str, row: Row) -> str:
-    """A line of the table."""
+    """Write a line of the table."""
     ms = [f"{row.ms[storage]:.2f}" if storage in row.ms else "" for storage in STORAGES]
     return f"{model.title:36}{graph:>9}{row.functions:11}{ms[0]:>11}{ms[1]:>9}{_cells(row.ratios)}" + "".join(
         f"  {count} batches of {way} ran again" for way, count in row.repeats.items() if count
@@ -165,7 +165,7 @@ def _cells(ratios: Dict[str, float]) -> str:
 
 
 def summary(rows: Dict[Tuple[str, str], Row]) -> str:
-    """Median and worst of each column, by graph."""
+    """Write median and worst of each column, by graph."""
     lines = []
     for graph in dict.fromkeys(graph for _, graph in rows):
         found: Dict[str, List[float]] = {}
@@ -179,7 +179,7 @@ def summary(rows: Dict[Tuple[str, str], Row]) -> str:
 
 
 def kinds(model: Model, graph: str, storage: str, updates: int = UPDATES) -> Tuple[Counter[str], int]:
-    """How many updates ended with a backward of which kind, and how many batches ran again."""
+    """Count the updates by kind of their last backward, and the batches that ran again."""
     training = Training(model, "adaptive", graph, storage)
     found: Counter[str] = Counter()
     for _ in range(updates):
@@ -190,7 +190,7 @@ def kinds(model: Model, graph: str, storage: str, updates: int = UPDATES) -> Tup
 
 
 def print_kinds(name: str, graph: str, storage: str) -> None:
-    """Tells the kinds of a model's updates."""
+    """Print the kinds of a model's updates."""
     found, repeats = kinds(MODELS[name], graph, storage)
     again = f"; {repeats} batches ran again" if repeats else ""
     print(f"{name}, {graph}, {storage}{again}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains small networks with every kind of loss scaling, and tells what they learn and what was lost."""
+"""Train small networks with every kind of loss scaling, and compare scores and lost gradients."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ RESULTS = Path(__file__).parent / "results"
 REACH_PICTURE = Path(__file__).parents[1] / "docs" / "images" / "reach.png"
 
 DESCRIPTION = """\
-Trains small networks with the loss scaled in several ways, each at its defaults as a user meets it, and
-writes a table of what became of them. The experiments:
+Trains small networks with the loss scaled in several ways, each at its defaults, and writes a table
+of the results. The experiments:
 
   apart      does it train as well as fp32 where gradients lie far apart: two losses 1 : 1e-10, equations,
              deep nets?
-  reach      two losses 1 : 1 to 1 : 1e-20 on one network: how right are the gradients of each layer?
-  measuring  what is missed where one iteration in 1 to 32 measures?
+  reach      two losses 1 : 1 to 1 : 1e-20 on one network: how accurate are the gradients of each layer?
+  measuring  what is missed if one iteration in 1 to 32 measures?
   advice     do networks train as well as fp32 in the precisions that `diagnose` advises for their layers?
   weights    does it train as well as fp32 where the weights of losses change from batch to batch?
   joined     two versions of the package side by side: does anything train worse, or lose gradients, where
@@ -39,18 +39,18 @@ The ways to scale:
   dynamic        AdaptiveLossScalingUpdater with global_scale="dynamic"
 
 SGD's learning rate is divided by the loss weight, so that it takes the same steps whatever the weight, and
-fp32 comes to the same result with each.
+fp32 has the same result with each.
 """
 
 EPILOG = """\
-Each job is a line of FILE.jsonl as soon as it is done, the table is FILE.md. Stop as you like: the same
-command goes on where it was. To repeat a job, take its line out of the file.
+Each finished job is a line of FILE.jsonl, the table is FILE.md. Stop at any time: the same command
+continues. To repeat a job, remove its line from the file.
 
 Time, on two idle cores: apart 30 minutes, reach 10, weights 10, joined 6 for each version, advice 5,
 measuring 2; with --quick, which has its own files, less than two.
 
 `joined` compares the package with that of another checkout, whose kernels are built (`python -m building`
-there). PYTHONPATH says which one is imported; its lines are labelled `before` if the checkout's directory is
+there). PYTHONPATH selects the imported one; its lines are labelled `before` if the checkout's directory is
 called so, else `now`, or as --label says. All lines go to the same file; fp32 is trained once.
 
 examples:
@@ -64,7 +64,7 @@ examples:
 
 
 def experiments() -> Dict[str, Any]:
-    """By name, what makes an experiment, quick or whole."""
+    """Makers of experiments, quick or whole, by name."""
     from scaling_study import advice, apart, joined, measuring, reach, weights
 
     modules = (apart, reach, measuring, advice, weights, joined)
@@ -85,15 +85,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         nargs="+",
         default=[],
         metavar="FIELD=VALUE,...",
-        help="only these jobs; trainings in fp32 are left out by net= alone",
+        help="only these jobs; net= alone filters trainings in fp32, too",
     )
-    add("--jobs", type=int, default=2, metavar="N", help="how many at a time (default: 2)")
+    add("--jobs", type=int, default=2, metavar="N", help="number of processes (default: 2)")
     add("--results", type=Path, metavar="FILE", help="(default: benchmarks/results/EXPERIMENT.jsonl)")
-    add("--report", action="store_true", help="train nothing: only the table of what is there")
+    add("--report", action="store_true", help="train nothing: only the table of the results so far")
     add(
         "--label", metavar="LABEL", help="of joined: the imported version, before or now (default: see below)"
     )
-    add("--gradients", action="store_true", help="of joined: look at gradients, train nothing")
+    add("--gradients", action="store_true", help="of joined: compare gradients instead of training")
     options = parser.parse_args(arguments)
     if options.jobs < 1:
         parser.error(f"--jobs {options.jobs} must be 1 or more")
@@ -118,7 +118,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         try:
             experiment.run(jobs, whole.work, results, options.jobs)
         except KeyboardInterrupt:
-            print(f"Stopped: what is done is in {results}, and the same command goes on from there.")
+            print(f"Stopped: finished jobs are in {results}; the same command continues.")
             return 130
     lines = list(experiment.lines_of(whole.jobs, experiment.read(results)).values())
     table = whole.table(lines)
@@ -130,7 +130,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def chosen(jobs: Sequence[Any], conditions: Sequence[str]) -> List[Any]:
-    """The jobs that meet conditions such as `net=lenet,mlp8`."""
+    """Select the jobs that meet conditions such as `net=lenet,mlp8`."""
     for condition in conditions:
         field, _, values = condition.partition("=")
         if field not in jobs[0]._fields:

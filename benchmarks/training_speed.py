@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times whole training iterations on a CPU.
+"""Time whole training iterations on a CPU.
 
-Each network is trained in fp32, with nnabla's dynamic loss scaling under emulated fp16 storage (or that
-of `--storage`), and with adaptive loss scaling at its defaults under the same: a measured global scale,
-and no batch that runs twice but the first (an error tells if one does). The three take turns iteration by
-iteration, in changing order. One in eight adaptive iterations looks at arrays, so a ratio is that of the
-means over blocks of 16 iterations, and of all blocks the median (`blocks.py`). The table tells what
-adaptive scaling adds to dynamic (wanted: at most 1.03, 1.08 on the demo's networks of a few milliseconds),
-and what the emulation adds to fp32 (wanted: at most 1.40 in float16, 1.60 in fp8_hybrid).
+Each network is trained in fp32, with nnabla's dynamic loss scaling under emulated fp16 storage (or that of
+`--storage`), and with adaptive loss scaling at its defaults under the same: a measured global scale, and no
+repeated batch except the first (another one is an error). The three take turns iteration by iteration, in
+changing order. One in eight adaptive iterations measures, so a ratio is that of the means over blocks of 16
+iterations, and of all blocks the median (`blocks.py`). The table has the cost of adaptive scaling relative to
+dynamic (wanted: at most 1.03, 1.08 on the demo's networks of a few milliseconds), and of the emulation
+relative to fp32 (wanted: at most 1.40 in float16, 1.60 in fp8_hybrid).
 
-Wall time is what one waits for, and suffers when other processes want the cores; processor time, summed
-over threads, suffers less. On an idle machine the two columns tell the same.
+Other processes affect wall time more than CPU time, which is summed over threads. On an idle machine the two
+columns agree.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nnabla_adaloss import AdaptiveLossScalingUpdater, DynamicLossScalingUpdater
 
 
 def trainer(case: Case, method: str, storage: str) -> Action:
-    """What trains a network of its own on one batch."""
+    """Make a function that trains a network of its own on one batch."""
     nn.seed(0)
     with nn.parameter_scope("", OrderedDict()):
         loss = case.loss()()
@@ -45,7 +45,7 @@ def trainer(case: Case, method: str, storage: str) -> Action:
 
 
 def without_repeats(updater: AdaptiveLossScalingUpdater) -> Action:
-    """Its update, which raises when a batch that is timed ran twice: all but the first, which measures."""
+    """Wrap its update: raise if a timed batch ran twice, except the first, which measures."""
 
     def update() -> None:
         result = updater.update()
@@ -56,7 +56,7 @@ def without_repeats(updater: AdaptiveLossScalingUpdater) -> Action:
 
 
 def print_training(names: Sequence[str], blocks: int, storage: str) -> None:
-    """Times networks, and prints the ratios."""
+    """Time networks, and print the ratios."""
     print(f"storage: {storage}")
     print(f"{'':40}{'adaptive / dynamic':>20}{'emulated / fp32':>18}{'fp32':>13}")
     print(f"{'':40}{'wall':>12}{'cpu':>8}{'wall':>10}{'cpu':>8}{'wall':>13}")
@@ -81,9 +81,7 @@ def main() -> None:
     )
     parser.add_argument("network", nargs="*", help=f"{', '.join(CASES)} (default: all)")
     parser.add_argument("--blocks", type=int, default=3, help="blocks of 16 iterations of each (default: 3)")
-    parser.add_argument(
-        "--storage", default="float16", help="what is emulated (default: float16); none: nothing is"
-    )
+    parser.add_argument("--storage", default="float16", help="emulated format (default: float16), or none")
     options = parser.parse_args()
     unknown = sorted(set(options.network) - {*CASES})
     if unknown or options.blocks < 1:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the package is built: Python as it is, and the CPU kernels compiled from C."""
+"""Build of the package: Python files as they are, CPU kernels compiled from C."""

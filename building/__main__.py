@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the CPU kernels beside their sources: `python -m building` in a checkout."""
+"""Compile the CPU kernels beside their sources: `python -m building` in a checkout."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What setuptools does otherwise for this package."""
+"""Commands of setuptools that differ for this package."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ EXTENSION = Extension(
 
 
 class BuildLibrary(build_ext):
-    """Builds a library that Python opens but that knows nothing of Python."""
+    """Builds a library that Python opens but that does not use Python."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """Without the version of Python in it."""
+        """Name the library without the version of Python."""
         return fullname.replace(".", "/") + ".so"
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile the library beside its sources, and copy it to where setuptools wants it.
+        """Compile the library beside its sources, and copy it to the place that setuptools expects.
 
-        Python started in a checkout imports the package from there, also when it is installed elsewhere.
+        Python started in a checkout imports the package from it, even if it is installed elsewhere.
         """
         build_library(LIBRARY)
         wanted = Path(self.get_ext_fullpath(ext.name)).absolute()
@@ -46,7 +46,7 @@ except ImportError:  # an old setuptools: good enough for build_ext
 else:
 
     class WheelForEveryPython(bdist_wheel):
-        """Names the platform of the library in it, and no version of Python."""
+        """Tags the wheel with the library's platform, for every version of Python."""
 
         def get_tag(self) -> Tuple[str, str, str]:
             """The tag of the wheel, such as py3-none-linux_x86_64."""

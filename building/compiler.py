@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C compiler that the CPU kernels are compiled with."""
+"""Choice of the C compiler for the CPU kernels."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import sys
 from typing import List, Optional
 
 packaged_compiler = "ziglang>=0.13"
-"""A package with a C compiler in it, clang, for machines that have none."""
+"""Package with the C compiler clang, for machines without a compiler."""
 
 
 def system_compiler() -> Optional[List[str]]:
-    """The command of this machine's C compiler: what `CC` says, else cc, gcc or clang; None: it has none."""
+    """Find this machine's C compiler: `CC`, else cc, gcc or clang; None if there is none."""
     if os.environ.get("CC"):
         return shlex.split(os.environ["CC"])
     found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
@@ -24,14 +24,14 @@ def system_compiler() -> Optional[List[str]]:
 
 
 def compiler() -> List[str]:
-    """The command to compile C with.
+    """Choose the command that compiles C.
 
     Raises:
         SystemExit: there is no compiler.
     """
     command = system_compiler()
     if command is None and importlib.util.find_spec("ziglang") is not None:
-        # By default it compiles for this very processor and this very C library.
+        # By default it compiles only for this processor and C library.
         command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{platform.machine()}-linux-gnu.2.17"]
     if command is None:
         raise SystemExit(

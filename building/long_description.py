@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README as a package index shows it: there, files that lie beside it are not at hand.
+"""README for a package index, where the files that it links to are not available.
 
-setup.py calls this while it builds; it needs nothing but Python.
+setup.py calls this during a build; it needs only Python.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]*)\)")
 
 
 def declared_source(pyproject: str) -> str:
-    """The address that a pyproject.toml declares as `Source` in `[project.urls]`.
+    """Read the address that a pyproject.toml declares as `Source` in `[project.urls]`.
 
     Example:
         >>> declared_source('[project.urls]\\nSource = "https://example.org/us/it"\\n')
@@ -26,8 +26,8 @@ def declared_source(pyproject: str) -> str:
 
 
 def long_description(readme: str, source: str) -> str:
-    """A README in Markdown whose links and pictures lead to the repository at `source`, as GitHub and GitLab
-    spell it, wherever the text is shown.
+    """Make the links and pictures of a README in Markdown absolute: they lead to the repository at `source`,
+    in the form of GitHub and GitLab.
 
     Example:
         >>> long_description("![A cat](cat.png) [Why?](why.md#cats)", "https://example.org/us/it")
@@ -41,5 +41,5 @@ def long_description(readme: str, source: str) -> str:
         kind = "raw" if picture else "blob"
         return f"{picture}[{text}]({source}/{kind}/HEAD/{target})"
 
-    parts = _FENCED.split(readme)  # every other one is a program
+    parts = _FENCED.split(readme)  # every other part is a program
     return "".join(part if number % 2 else _LINK.sub(absolute, part) for number, part in enumerate(parts))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the CPU kernels: a level for each kind of processor, and one shared library of them all."""
+"""Compile the CPU kernels once per kind of processor, into one shared library."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LEVELS = {"baseline": []}
 if platform.machine() == "x86_64":
     LEVELS.update(avx2=AVX2, avx512=AVX2 + AVX512)
 
-# Products and sums are rounded one by one, so that results are the same everywhere.
+# No fused multiply-add: results are the same on every processor.
 FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fopenmp-simd", "-fPIC", "-fvisibility=hidden", "-pthread"]
 WARNINGS = ["-Wall", "-Wextra"]
 
 
 def build_library(library: Path) -> None:
-    """Compile the sources into `library`, which is replaced in one step.
+    """Compile the sources into `library`, which is replaced atomically.
 
     Raises:
         SystemExit: there is no compiler, or it failed.

@@ -44,7 +44,7 @@ MAPS = (16, 32, 64)
 
 
 def wide_resnet(x: nn.Variable, training: bool, blocks: int = 2, wider: int = 4) -> nn.Variable:
-    """WideResNet of 6 * blocks + 4 layers: normalization and ReLU before each convolution."""
+    """WideResNet of 6 * blocks + 4 layers, with normalization and ReLU before each convolution."""
 
     def convolved(h: nn.Variable, maps: int, kernel: int, stride: int, name: str) -> nn.Variable:
         pad = kernel // 2, kernel // 2
@@ -77,7 +77,7 @@ NETWORKS = {
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Train and test; returns the exit status."""
+    """Train and test; return the exit status."""
     parser = common_options.parser(__doc__, iterations=220, batch_size=32, lr=0.05)
     add = parser.add_argument
     add("--network", choices=tuple(NETWORKS), default="resnet20", help="(default: resnet20)")
@@ -104,7 +104,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     def fill(number: int) -> None:
         chosen = ranks.share(in_epochs(len(train.x), options.batch_size, options.seed, number))
         random = np.random.default_rng((options.seed, number, ranks.rank))
-        # A mirrored digit is none.
+        # A mirrored digit is not a digit.
         x.d = cifar.shifted(train.x[chosen], random, flip=options.data_dir is not None, most=x.shape[-1] // 8)
         t.d = train.t[chosen]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How loss scaling affects gradients: a table and a picture of scales, underflow and time."""
+"""Effect of loss scaling on gradients: a table and a picture of scales, underflow and time."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ Examples:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run the comparison; returns the exit status."""
+    """Run the comparison; return the exit status."""
     options = parse(arguments)
-    # nnabla is imported late: --help answers at once, and nnabla's announcement of itself can be silenced.
+    # nnabla is imported late: --help is fast, and nnabla's log message can be silenced.
     from parallel import run_all, silence_nnabla
 
     silence_nnabla()
@@ -84,7 +84,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
-    """The options; exits with a message when one is wrong."""
+    """Parse the options; exit with a message if one is wrong."""
     from option_values import positive
 
     parser = argparse.ArgumentParser(

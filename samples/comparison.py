@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains one network with all methods in turn, batch by batch, so that times are comparable."""
+"""Training of one network with all methods in turn, batch by batch, so that times are comparable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from underflow import Underflow, UnderflowProbe, total
 
 from nnabla_adaloss import AdaptiveLossScaling
 
-# In this order in the table.
+# Methods in the order of the table.
 COMPARED = ("fp32", "no scaling", "fixed (128)", "dynamic", "adaptive")
 # A probe costs as much as two batches.
 _PROBES = 12
@@ -22,11 +22,11 @@ _PROBE_INTERVAL = 10
 
 
 class Result(NamedTuple):
-    """How one training went.
+    """Result of one training.
 
     Attributes:
         network: key of `NETWORKS`.
-        loss_weight: what the mean cross entropy is multiplied by.
+        loss_weight: factor of the mean cross entropy.
         method: key of `METHODS`.
         test_accuracy: share of test images that are correct by the fp32 weights at the end.
         final_loss: mean cross entropy over all training images at the end, without the loss weight.
@@ -34,10 +34,10 @@ class Result(NamedTuple):
         underflow: share of all gradient elements that fp16 storage loses to zero, over the whole training.
         underflow_by_layer: the same for each layer.
         milliseconds: mean wall time of one batch.
-        relative_time: the time of all batches that were timed, relative to fp32's in the same turns.
-        iterations: the numbers of the batches `scales` and `global_scale` belong to.
+        relative_time: the time of all timed batches, relative to fp32's in the same turns.
+        iterations: the batches of `scales` and `global_scale`.
         global_scale: the loss scale S0.
-        scales: for each layer the scale that the gradient of its output carries.
+        scales: the scale of each layer's output gradient.
     """
 
     network: str
@@ -62,10 +62,10 @@ def compare_methods(
 
     Args:
         network: key of `NETWORKS`.
-        loss_weight: what the mean cross entropy is multiplied by.
+        loss_weight: factor of the mean cross entropy.
         data: the digits.
-        settings: what all trainings share.
-        progress: called after each turn with the number of trainings that took it.
+        settings: common settings of all trainings.
+        progress: called after each turn with the number of trainings that took part.
     """
     trainees = [Trainee(network, loss_weight, method, data, settings) for method in COMPARED]
     probe_every = min(settings.iterations, max(_PROBE_INTERVAL, settings.iterations // _PROBES))
@@ -80,7 +80,7 @@ def compare_methods(
 
 
 class Trainee(Training):
-    """A training that is watched: how long batches take, which scales layers have, what underflows."""
+    """Training with measurements of times, scales and underflow."""
 
     def __init__(self, network: str, loss_weight: float, method: str, data: Data, settings: Settings) -> None:
         super().__init__(network, loss_weight, method, data, settings)
@@ -120,7 +120,7 @@ class Trainee(Training):
         self._underflow.append(self._probe.measure(self.loop.loss, self.loop.updater.scale))
 
     def result(self, reference: Trainee) -> Result:
-        """How the training went; times are compared with those of `reference`."""
+        """Make the result of the training; times are relative to those of `reference`."""
         shared = sorted(self._seconds.keys() & reference._seconds.keys())
         accuracy, _ = self.evaluate(self.data.test)
         _, final_loss = self.evaluate(self.data.train)

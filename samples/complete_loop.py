@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole training in float16: checkpoints, a schedule, clipping, early stopping, a progress bar."""
+"""Complete training in float16: checkpoints, a schedule, clipping, early stopping, a progress bar."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     solver.set_parameters(nn.get_parameters())
 
     def feed() -> None:
-        # All that is random follows from the number of the batch, which checkpoints hold.
+        # All randomness depends on the number of the batch, which checkpoints contain.
         batch = updater.counters.fed
         epoch, number = divmod(batch, per_epoch)
         order = np.random.default_rng((1, epoch)).permutation(rest)
@@ -76,7 +76,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         feed,
         storage="float16",
         on_gradients=lambda solver: solver.clip_grad_by_norm(1.0),
-        # A batch with NaN changes nothing, and is left out.
+        # A batch with NaN is skipped without any change.
         on_nonfinite_loss="skip",
         on_nonfinite_forward="skip",
     )
@@ -87,7 +87,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     with tqdm(total=options.epochs * per_epoch, initial=updater.counters.fed, unit=" batches") as bar:
         while epoch < options.epochs and epoch - best["epoch"] < options.patience:
             for _ in range(per_epoch):
-                # Updates, not calls: a batch that is skipped does not advance the schedule.
+                # Updates, not calls: a skipped batch does not advance the schedule.
                 done = updater.counters.updates / (options.epochs * per_epoch)
                 solver.set_learning_rate(0.05 * 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0))))
                 result = updater.update()

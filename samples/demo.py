@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one loss scale can do, and what it cannot: a table and a picture in a minute."""
+"""Reach and limits of a single loss scale: a table and a picture in a minute."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ Examples:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run the trainings, print the table, draw the picture; returns the exit status."""
+    """Run the trainings, print the table, draw the picture; return the exit status."""
     options = parse(arguments)
-    # Networks this small gain nothing from threads, and the processes share the cores.
+    # Networks this small do not gain from threads, and the processes share the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # nnabla is imported late: --help answers at once, and nnabla's announcement of itself can be silenced.
+    # nnabla is imported late: --help is fast, and nnabla's log message can be silenced.
     from parallel import run_all, silence_nnabla
 
     silence_nnabla()
@@ -100,7 +100,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
-    """The options; exits with a message when one is wrong."""
+    """Parse the options; exit with a message if one is wrong."""
     from option_values import positive, positive_number
 
     parser = argparse.ArgumentParser(

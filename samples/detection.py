@@ -49,9 +49,9 @@ class Head(NamedTuple):
     """Predictions at one depth.
 
     Attributes:
-        side: of the boxes it looks for, in pixels; its map has a place every half a side.
+        side: of the boxes it detects, in pixels; its map has a position every half a side.
         classes: logits, shape (batch, 11, places, places).
-        boxes: centre of the box from that of its place, in sides, and the logarithm of its size in sides;
+        boxes: offset of the box's centre from its position, in sides, and the logarithm of its size in sides;
             shape (batch, 3, places, places).
     """
 
@@ -61,7 +61,7 @@ class Head(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What a head is to tell: digits, boxes, and 1 where there is a digit."""
+    """Targets of a head: digits, boxes, and 1 where there is a digit."""
 
     classes: nn.Variable
     boxes: nn.Variable
@@ -69,7 +69,7 @@ class Targets(NamedTuple):
 
 
 def detect(x: nn.Variable, training: bool) -> List[Head]:
-    """Heads at a quarter and at an eighth of the resolution."""
+    """Build heads at a quarter and at an eighth of the resolution."""
 
     def layer(h: nn.Variable, maps: int, name: str) -> nn.Variable:
         h = PF.convolution(h, maps, (3, 3), pad=(1, 1), with_bias=False, name=name)
@@ -88,7 +88,7 @@ def detect(x: nn.Variable, training: bool) -> List[Head]:
 
 
 def targets_of(head: Head) -> Targets:
-    """Variables for what a head is to tell."""
+    """Make Variables for the targets of a head."""
     batch, _, places, _ = head.classes.shape
     return Targets(
         nn.Variable((batch, 1, places, places)),
@@ -98,7 +98,7 @@ def targets_of(head: Head) -> Targets:
 
 
 def multibox(head: Head, targets: Targets) -> nn.Variable:
-    """Cross entropy of digits and the hardest backgrounds, and the distance of boxes, by digit."""
+    """Sum the cross entropy of digits and the hardest backgrounds, and the distance of boxes, per digit."""
     there = targets.there
     digits = F.maximum_scalar(F.sum(there), 1.0)
     entropy = F.softmax_cross_entropy(head.classes, targets.classes, axis=1)
@@ -109,7 +109,7 @@ def multibox(head: Head, targets: Targets) -> nn.Variable:
 
 
 def fill_targets(targets: Targets, head: Head, drawn: Sequence[BoxedScene]) -> None:
-    """Each digit is assigned to the place nearest to its centre, in the head of its size."""
+    """Assign each digit to the position nearest to its centre, in the head of its size."""
     classes = np.full(targets.classes.shape, BACKGROUND)
     boxes, there = np.zeros(targets.boxes.shape), np.zeros(targets.there.shape)
     step = head.side / 2
@@ -126,7 +126,7 @@ def fill_targets(targets: Targets, head: Head, drawn: Sequence[BoxedScene]) -> N
 
 
 def boxes_of(head: Head, number: int) -> List[Tuple[float, Box]]:
-    """The boxes that a head tells of one image, with their probabilities."""
+    """Boxes that a head predicts for one image, with their probabilities."""
     logits: npt.NDArray[np.float32] = head.classes.d[number]
     shares = np.exp(logits - logits.max(0))
     shares /= shares.sum(0)
@@ -143,7 +143,7 @@ def boxes_of(head: Head, number: int) -> List[Tuple[float, Box]]:
 
 
 def without_doubles(found: List[Tuple[float, Box]]) -> List[Box]:
-    """Non-maximum suppression: of boxes that overlap, the most probable."""
+    """Suppress non-maxima: keep the most probable of overlapping boxes."""
     kept: List[Box] = []
     for _, box in sorted(found, key=lambda pair: -pair[0]):
         if all(overlap(box, other) < 0.3 for other in kept):
@@ -152,23 +152,23 @@ def without_doubles(found: List[Tuple[float, Box]]) -> List[Box]:
 
 
 def found_in(heads: Sequence[Head], number: int) -> List[Box]:
-    """The boxes of both heads in one image."""
+    """Find the boxes of both heads in one image."""
     return without_doubles([pair for head in heads for pair in boxes_of(head, number)])
 
 
 def is_among(box: Box, others: Sequence[Box]) -> bool:
-    """Whether one is of the same digit and covers at least a half of what both cover."""
+    """True if a box of the same digit has an intersection over union of at least a half."""
     return any(other.digit == box.digit and overlap(other, box) >= 0.5 for other in others)
 
 
 def f_score(found: Sequence[Sequence[Box]], scenes: Sequence[BoxedScene]) -> float:
-    """How many boxes are right: the harmonic mean of precision and recall."""
+    """Score of boxes: the harmonic mean of precision and recall."""
     right = sum(is_among(box, boxes) for boxes, scene in zip(found, scenes) for box in scene.boxes)
     return 2.0 * right / max(1, sum(map(len, found)) + sum(len(scene.boxes) for scene in scenes))
 
 
 def draw(path: Path, found: Sequence[Sequence[Box]], scenes: Sequence[BoxedScene], columns: int = 4) -> None:
-    """Two rows of scenes with the boxes that were found, and those that were missed."""
+    """Draw two rows of scenes with the boxes that were found, and those that were missed."""
     figure, axes = pictures.panels(2, columns, 2.5)
     for panel, boxes, scene in zip(axes.flat, found, scenes):
         pictures.show(panel, scene.pixels)
@@ -183,7 +183,7 @@ def draw(path: Path, found: Sequence[Sequence[Box]], scenes: Sequence[BoxedScene
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Train and test; returns the exit status."""
+    """Train and test; return the exit status."""
     parser = common_options.parser(__doc__, iterations=500, batch_size=16, lr=0.004)
     pictures.add_option(parser, "scenes and the boxes found in them")
     options = common_options.start(parser, arguments)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains on handwritten digits with several processes that share each batch."""
+"""Training on handwritten digits with several processes that share each batch."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ LAUNCH_ENVIRONMENT = {
 
 
 class Row(NamedTuple):
-    """How one training went."""
+    """Result of one training."""
 
     method: str
     accuracy: float
@@ -81,13 +81,13 @@ class Row(NamedTuple):
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Train with each method; returns the exit status."""
+    """Train with each method; return the exit status."""
     options = parse(arguments)
-    # Ranks share the cores of a machine: threads of their own would only get in each other's way.
+    # Ranks share the cores of a machine: more threads would only compete.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if options.ranks is not None:
         launch(options.ranks, sys.argv[1:] if arguments is None else arguments)
-    logging.getLogger("nnabla").setLevel(logging.WARNING)  # it announces itself, once per rank
+    logging.getLogger("nnabla").setLevel(logging.WARNING)  # its message would appear once per rank
     from nnabla_adaloss import MPICommunicator
 
     comm = MPICommunicator(timeout_s=300)
@@ -107,12 +107,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
-    """The options; exits with a message when one is wrong."""
+    """Parse the options; exit with a message if one is wrong."""
     parser = argparse.ArgumentParser(
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # `launch` looks for --ranks, and must not miss it
+        allow_abbrev=False,  # `launch` must find --ranks in its full form
     )
     add = parser.add_argument
     add("--ranks", type=positive, metavar="N", help="start this program with mpirun on N ranks")
@@ -148,8 +148,8 @@ def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
 
 
 def launch(ranks: int, arguments: Sequence[str]) -> None:
-    """Become an mpirun of this program; does not return."""
-    # The environment's own launcher first: that of another MPI would start jobs of one rank each.
+    """Replace this process by mpirun with this program; never return."""
+    # The environment's own launcher first: another MPI's would start jobs of one rank each.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     mpirun = shutil.which("mpirun", path=path)
     if mpirun is None:
@@ -165,11 +165,11 @@ class ShareFeeder:
     """Fills two Variables with this rank's share of the next batch.
 
     Args:
-        examples: what to draw from.
-        x: gets the pixels.
-        t: gets the digits.
-        comm: knows which share is this rank's.
-        seed: decides the order.
+        examples: the source.
+        x: receives the pixels.
+        t: receives the digits.
+        comm: determines this rank's share.
+        seed: determines the order.
     """
 
     def __init__(self, examples: Examples, x: Any, t: Any, comm: MPICommunicator, seed: int) -> None:
@@ -190,7 +190,7 @@ class ShareFeeder:
 
 
 def train(method: str, comm: MPICommunicator, options: argparse.Namespace) -> Row:
-    """Train one network; every rank does the same, on its share of the data."""
+    """Train one network; every rank trains on its share of the data."""
     import nnabla as nn
     import nnabla.functions as F
     import nnabla.solvers as S
@@ -201,13 +201,13 @@ def train(method: str, comm: MPICommunicator, options: argparse.Namespace) -> Ro
     recipe = NETWORKS[options.network]
     data = load()
     nn.clear_parameters()
-    nn.seed(options.seed + comm.rank)  # ranks start different: rank 0 gives its parameters to all
+    nn.seed(options.seed + comm.rank)  # ranks start different: rank 0 broadcasts its parameters
     x = nn.Variable((options.batch_size // comm.size, *data.train.x.shape[1:]))
     t = nn.Variable((x.shape[0], 1))
-    # The sum over the ranks then is the mean over the whole batch.
+    # The sum over the ranks is then the mean over the whole batch.
     weight = options.loss_weight / comm.size
     loss = F.mean(F.softmax_cross_entropy(recipe.build(x), t)) * weight
-    # SGD moves weights by learning rate times gradient: this takes the loss weight out again.
+    # SGD moves weights by learning rate times gradient: this cancels the loss weight.
     learning_rate = recipe.learning_rate / options.loss_weight
     solver = S.Momentum(learning_rate, 0.9)
     solver.set_parameters(nn.get_parameters())
@@ -215,18 +215,18 @@ def train(method: str, comm: MPICommunicator, options: argparse.Namespace) -> Ro
     updater = UPDATERS[method](solver, loss, feeder, comm, options.iterations)
 
     begin, warmed_up = 0.0, 0
-    # mpirun hides from its ranks whether this is a terminal: one bar, rarely updated.
+    # Under mpirun ranks cannot detect a terminal: one bar, rarely updated.
     bar = tqdm(
         range(options.iterations), desc=method, unit=" updates", disable=comm.rank > 0, mininterval=0.5
     )
     for iteration in bar:
         solver.set_learning_rate(learning_rate * (1.0 - iteration / options.iterations))
         updater.update()
-        if iteration == 0:  # which may have compiled kernels
+        if iteration == 0:  # it may have compiled kernels
             begin, warmed_up = time.perf_counter(), feeder.count
     seconds = time.perf_counter() - begin
 
-    # Raises on every rank if the ranks do not hold the same parameters, to the bit.
+    # Raises on every rank unless the ranks have the same parameters, to the bit.
     comm.check_agreement({name: p.data for name, p in nn.get_parameters().items()})
     logits = recipe.build(nn.Variable.from_numpy_array(data.test.x))
     mean = F.mean(F.softmax_cross_entropy(logits, nn.Variable.from_numpy_array(data.test.t)))
@@ -258,7 +258,7 @@ UPDATERS: Dict[str, Any] = {"dynamic": _dynamic, "adaptive": _adaptive}
 
 
 def table(rows: Sequence[Row], ranks: int, batch_size: int) -> str:
-    """The rows below a head."""
+    """Write the rows below a head."""
     plural = "s" if ranks > 1 else ""
     lines: List[str] = [
         "",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GAN that draws handwritten digits: two losses, two solvers, two updaters.
+"""GAN of handwritten digits: two losses, two solvers, two updaters.
 
 Each updater measures its own loss's gradients, so each has its own scale.
 
@@ -41,7 +41,7 @@ NOISE = 16
 
 
 def generator(noise: nn.Variable) -> nn.Variable:
-    """Images of 64 pixels from noise."""
+    """Generate images of 64 pixels from noise."""
     with nn.parameter_scope("generator"):
         h = F.relu(PF.affine(noise, 96, name="fc1"))
         h = F.relu(PF.affine(h, 96, name="fc2"))
@@ -49,7 +49,7 @@ def generator(noise: nn.Variable) -> nn.Variable:
 
 
 def critic(pixels: nn.Variable) -> nn.Variable:
-    """How real images look, as logits."""
+    """Logits of images being real."""
     with nn.parameter_scope("critic"):
         h = F.leaky_relu(PF.affine(pixels, 96, name="fc1"), 0.2)
         h = F.leaky_relu(PF.affine(h, 96, name="fc2"), 0.2)
@@ -57,12 +57,12 @@ def critic(pixels: nn.Variable) -> nn.Variable:
 
 
 def loss_against(logits: nn.Variable, truth: float) -> nn.Variable:
-    """The loss of logits against real (1) or generated (0)."""
+    """Loss of logits against real (1) or generated (0)."""
     return F.mean(F.sigmoid_cross_entropy(logits, F.constant(truth, logits.shape)))
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Train both and compare what is drawn with real digits; returns the exit status."""
+    """Train both and compare generated with real digits; return the exit status."""
     parser = common_options.parser(__doc__, iterations=3000, batch_size=64, lr=0.1)
     pictures.add_option(parser, "64 digits, beside real ones,")
     options = common_options.start(parser, arguments)
@@ -111,10 +111,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def draw(path: Path, *sets: np.ndarray) -> None:
-    """Sheets of 64 images each, generated ones and real ones."""
+    """Draw 64 generated and 64 real images."""
     figure, axes = pictures.panels(1, 2, 4.0)
     for panel, images, title in zip(axes[0], sets, ("generated", "real")):
-        # With a line of paper between them.
+        # A line of paper separates them.
         framed = np.pad(images.reshape(8, 8, 8, 8), ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-1.0)
         pictures.show(panel, framed.transpose(0, 2, 1, 3).reshape(1, 80, 80))
         panel.set_title(title)

@@ -42,7 +42,7 @@ from nnabla_adaloss import AdaptiveLossScalingUpdater
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Train and test; returns the exit status."""
+    """Train and test; return the exit status."""
     parser = common_options.parser(__doc__, iterations=100, batch_size=32, lr=0.05)
     add = parser.add_argument
     add("--network", choices=tuple(BLOCKS), default="resnet18", help="(default: resnet18)")
@@ -64,7 +64,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         image_folder.make_from_digits(folder)
     ranks.wait()
     images, test = image_folder.load(folder)
-    # A mirrored digit is none.
+    # A mirrored digit is not a digit.
     loader = image_folder.Loader(images, size, crop_at_random=True, mirror=options.data_dir is not None)
 
     x = nn.Variable((options.batch_size // ranks.size, 3, size, size))

@@ -70,7 +70,7 @@ from nnabla_adaloss import (
 
 def lenet5(x: nn.Variable) -> nn.Variable:
     """Two convolutions with pooling, then three dense layers, on images of 32x32."""
-    if x.shape[-1] == 28:  # MNIST's
+    if x.shape[-1] == 28:  # MNIST's images
         x = F.pad(x, (2, 2, 2, 2), "constant", -1.0)
     h = F.max_pooling(F.relu(PF.convolution(x, 6, (5, 5), name="conv1")), (2, 2))
     h = F.max_pooling(F.relu(PF.convolution(h, 16, (5, 5), name="conv2")), (2, 2))
@@ -80,7 +80,7 @@ def lenet5(x: nn.Variable) -> nn.Variable:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Train and test; returns the exit status."""
+    """Train and test; return the exit status."""
     parser = common_options.parser(__doc__, iterations=220, batch_size=32, lr=0.01)
     add = parser.add_argument
     add("--data-dir", type=Path, metavar="FOLDER", help="MNIST's files (default: scikit-learn's digits)")
@@ -125,7 +125,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def updater_of(options: Any, solver: Any, loss: nn.Variable, feed: Feeder) -> Any:
-    """The training loop of a manager."""
+    """Make the training loop of a manager."""
     if options.manager == "adaptive":
         return AdaptiveLossScalingUpdater(solver, loss, feed, storage=options.storage)
     stored = loss if options.storage is None else FormatEmulation(loss, options.storage)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways to scale a loss, each as a training loop with `update()`."""
+"""Loss scaling methods, each as a training loop with `update()`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NNABLAS_GROWTH_INTERVAL = 2000
 
 
 class Updater(Protocol):
-    """What all training loops have in common."""
+    """Interface of all training loops."""
 
     scale: float
 
@@ -30,7 +30,7 @@ class Updater(Protocol):
 
 
 class PlainUpdater:
-    """The loop one writes without loss scaling."""
+    """Training loop without loss scaling."""
 
     scale = 1.0
 
@@ -49,13 +49,13 @@ class PlainUpdater:
 
 
 class Job(NamedTuple):
-    """What a training loop is made for.
+    """Arguments of a training loop.
 
     Attributes:
         solver: the solver, with its parameters set.
         loss: the loss in fp32.
         feeder: fills the input with the next batch.
-        growth_interval: after how many updates without overflow dynamic scaling doubles its scale.
+        growth_interval: number of updates without overflow after which dynamic scaling doubles its scale.
     """
 
     solver: Any
@@ -65,7 +65,7 @@ class Job(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """A training loop, and the loss whose `backward(scale, ...)` it calls."""
+    """Training loop, and the loss whose `backward(scale, ...)` it calls."""
 
     updater: Updater
     loss: LossLike
@@ -76,7 +76,7 @@ def _fp32(job: Job) -> Loop:
 
 
 def _stored(job: Job) -> FormatEmulation:
-    # Functions of one element at the loss stay in fp32, as adaptive scaling has it: methods differ in scales.
+    # Scalar functions at the loss stay in fp32, as with adaptive scaling: methods differ only in scales.
     return FormatEmulation(job.loss, STORAGE, float_tail=True)
 
 

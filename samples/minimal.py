@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A complete training in half precision: handwritten digits, a small conv net, nothing to tune.
+"""Complete training in half precision: handwritten digits, a small conv net, nothing to tune.
 
-Copy this file anywhere. It needs nothing but nnabla_adaloss and scikit-learn, which has the digits:
-pip install '.[samples]' in a checkout installs both.
+Copy this file anywhere. It needs only nnabla_adaloss and scikit-learn, which has the digits: pip install
+'.[samples]' in a checkout installs both.
 
   python minimal.py
 
@@ -40,6 +40,6 @@ updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16")  # o
 for _ in range(400):
     result = updater.update()
 
-x.d, t.d = images[:32], labels[:32]  # digits that the network has not seen
+x.d, t.d = images[:32], labels[:32]  # test digits
 y.forward()
 print(f"{(y.d.argmax(axis=1) == t.d[:, 0]).sum()} of 32 correct, loss scale {result.scale:g}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two networks that are compared."""
+"""Networks of the comparison."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 
 
 class Network(NamedTuple):
-    """A network and how it is trained.
+    """Network and its training settings.
 
     Attributes:
-        title: what it is.
+        title: its description.
         build: makes the logits, shape (batch, 10), from images of shape (batch, 1, 8, 8).
-        learning_rate: that of SGD with momentum 0.9 when the loss weight is 1.
+        learning_rate: of SGD with momentum 0.9 and a loss weight of 1.
         batch_size: images per batch.
     """
 
@@ -42,7 +42,7 @@ def tanh_mlp(x: nn.Variable) -> nn.Variable:
     """Eight hidden tanh layers of 128.
 
     Weights start uniform within 1/sqrt(fan-in), a widespread default. It makes gradients shrink by about 0.6
-    per layer on their way to the input, which is what the network is here for.
+    per layer on their way to the input, which is why this network is here.
     """
     h = F.reshape(x, (x.shape[0], -1))
     for index in range(1, 9):

@@ -8,7 +8,7 @@ import math
 
 
 def positive(text: str) -> int:
-    """A whole number of 1 or more."""
+    """Parse an integer of 1 or more."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
@@ -16,7 +16,7 @@ def positive(text: str) -> int:
 
 
 def positive_number(text: str) -> float:
-    """A number above 0."""
+    """Parse a finite number above 0."""
     number = float(text)
     if not 0.0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not positive and finite")

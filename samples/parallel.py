@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs trainings in several processes, behind one progress bar."""
+"""Trainings in several processes with one progress bar."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any, Callable, List, Sequence, Tuple
 def run_all(
     work: Callable[..., Any], cases: Sequence[Tuple[Any, ...]], jobs: int, batches: int, title: str
 ) -> List[Any]:
-    """What `work(*case, progress)` returns for each case, in their order.
+    """Run `work(*case, progress)` for each case and return the results in order.
 
     Args:
         work: a function that other processes can import; it calls `progress(n)` after every `n` batches.
         cases: its arguments.
-        jobs: how many processes.
-        batches: of all cases together: the length of the bar.
+        jobs: number of processes.
+        batches: of all cases together, the length of the bar.
         title: stands before the bar.
     """
     from tqdm import tqdm
 
-    # Spawned, because a fork of a process that has threads may hang.
+    # Spawned, because a fork of a process with threads may hang.
     context = multiprocessing.get_context("spawn")
     with (
         context.Manager() as manager,
@@ -42,5 +42,5 @@ def run_all(
 
 
 def silence_nnabla() -> None:
-    """Keep nnabla from logging that it is being imported, once in every process."""
+    """Keep nnabla from logging its import in every process."""
     logging.getLogger("nnabla").setLevel(logging.WARNING)

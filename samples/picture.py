@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture: each layer's loss scale over the training, and each layer's underflow."""
+"""Picture of each layer's loss scale over the training, and of each layer's underflow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from report import weight_label
 
 _COLORS = {"no scaling": "#b8442f", "fixed (128)": "#d89a1c", "dynamic": "#2e6fb0", "adaptive": "#1a8a5f"}
 _MARKERS = {"no scaling": "X", "fixed (128)": "s", "dynamic": "D", "adaptive": "o"}
-# Dynamic is dashed, small and on top: adaptive shows through where the two are the same.
+# Dynamic is dashed, thin and on top: adaptive stays visible where both are equal.
 _DASHES = {"dynamic": (4.0, 2.0)}
 _SIZES = {"dynamic": 3.5, "adaptive": 7.0}
 _STYLE = {
@@ -65,7 +65,7 @@ def save(path: Path, results: Sequence[Result]) -> None:
 
 def _draw_scales(axes: Any, results: Sequence[Result]) -> None:
     for r in results:
-        # Except under adaptive scaling, the lines of all layers are one.
+        # Only under adaptive scaling do layers have different scales.
         lines = list(r.scales.values()) if r.method == "adaptive" else [r.global_scale]
         for scales in lines:
             exponents = [math.log2(scale) for scale in scales]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the trainings of the demo and of the comparison learn: digits, by one loss or by two."""
+"""Problems of the demo and of the comparison: digits, by one loss or by two."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from networks import NETWORKS, Network
 
 
 class Problem(NamedTuple):
-    """A loss and how it is trained.
+    """Loss and its training settings.
 
     Attributes:
-        title: what is trained.
-        before_weight: what a loss weight is shown behind.
+        title: its description.
+        before_weight: text before a loss weight.
         build: makes the logits of digits, shape (batch, 10), from images of shape (batch, 1, 8, 8).
         loss: makes the loss from images, labels of shape (batch, 1), and the loss weight.
-        solver: makes the solver from the loss weight; it takes the same steps in fp32 with each.
+        solver: makes the solver from the loss weight, with the same steps in fp32 for each.
         batch_size: images per batch.
     """
 
@@ -38,7 +38,7 @@ def _cross_entropy(network: Network, x: nn.Variable, t: nn.Variable, weight: flo
 
 
 def _momentum(learning_rate: float, weight: float) -> Any:
-    # SGD moves weights by learning rate times gradient: this takes the loss weight out again.
+    # SGD moves weights by learning rate times gradient: this cancels the loss weight.
     return S.Momentum(learning_rate / weight, 0.9)
 
 

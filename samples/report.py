@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results as a table and as a file."""
+"""Results as a table and as a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ time per batch   mean, relative to fp32 in the same process; emulation of fp16 s
 
 
 def table(results: Sequence[Result]) -> str:
-    """The table with its caption, one block for each network and loss weight."""
+    """Write the table with its caption, one block for each network and loss weight."""
     lines = []
     for (network, weight), block in groupby(results, key=lambda r: (r.network, r.loss_weight)):
         rows = [_HEAD, *map(_row, block)]
@@ -49,14 +49,14 @@ def _row(r: Result) -> tuple[str, ...]:
 
 
 def weight_label(weight: float) -> str:
-    """A loss weight as one writes it: 1, 1e-4."""
+    """Write a loss weight: 1, 1e-4."""
     if 1.0 <= weight < 1000.0:
         return f"{weight:g}"
     return np.format_float_scientific(weight, trim="-", exp_digits=1).replace("e+", "e")
 
 
 def percent(share: float) -> str:
-    """A share in percent; what is not zero does not look like zero."""
+    """Write a share in percent; a nonzero one does not look like zero."""
     if 0.0 < share < 5e-5:
         return "< 0.01%"
     return f"{share:.2%}"

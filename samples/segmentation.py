@@ -45,7 +45,7 @@ CLASSES, PAPER = 11, 10
 
 
 def segment(x: nn.Variable, cast: str, training: bool) -> nn.Variable:
-    """Logits of 11 classes for each pixel of images with sides that 4 divides."""
+    """Logits of 11 classes for each pixel of images whose sides are multiples of 4."""
 
     def layer(h: nn.Variable, maps: int, name: str) -> nn.Variable:
         h = PF.convolution(h, maps, (3, 3), pad=(1, 1), with_bias=False, name=name)
@@ -62,7 +62,7 @@ def segment(x: nn.Variable, cast: str, training: bool) -> nn.Variable:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Train and test; returns the exit status."""
+    """Train and test; return the exit status."""
     parser = common_options.parser(__doc__, iterations=600, batch_size=16, lr=0.1)
     add = parser.add_argument
     add("--cast", default="float8_e5m2", metavar="FORMAT", help="of the code, or none (default: float8_e5m2)")
@@ -81,7 +81,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     t, weight = nn.Variable(x.shape), nn.Variable(x.shape)
     predicted = segment(x, options.cast, training=True)
     loss = F.sum(F.softmax_cross_entropy(predicted, t, axis=1) * weight) / F.sum(weight) * options.loss_weight
-    # SGD moves weights by learning rate times gradient: this takes the loss weight out again.
+    # SGD moves weights by learning rate times gradient: this cancels the loss weight.
     rate = common_options.cosine(options.lr / options.loss_weight, options.iterations)
     solver = S.Momentum(rate(0))
     solver.set_parameters(nn.get_parameters())
@@ -109,7 +109,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def updater_of(options: Any, solver: Any, loss: nn.Variable, feed: Feeder) -> Any:
-    """The training loop."""
+    """Make the training loop."""
     if options.scaling == "none":
         return FixedLossScalingUpdater(solver, loss, feed, scale=1.0, storage=options.storage)
     return AdaptiveLossScalingUpdater(solver, loss, feed, storage=options.storage)
@@ -124,7 +124,7 @@ def mean_iou(given: np.ndarray, test: Scenes) -> float:
 
 
 def draw(path: Path, given: np.ndarray, test: Scenes, count: int = 8) -> None:
-    """Scenes, the digit at each of their pixels, and the one that is predicted."""
+    """Draw scenes, the digit at each of their pixels, and the predicted one."""
     figure, axes = pictures.panels(3, count)
     for column, (scene, right, predicted) in zip(axes.T, zip(test.pixels, test.ink[:, 0], given)):
         pictures.show(column[0], scene)

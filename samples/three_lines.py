@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three ways to scale a loss that differ in one line: NNabla's, a fixed scale, adaptive.
+"""Three loss scaling methods that differ in one line: NNabla's, a fixed scale, adaptive.
 
-A conv net learns handwritten digits. Its loss is multiplied by 1e-7, like a small term of a sum.
-Copy this file anywhere. It needs nothing but nnabla_adaloss and scikit-learn, which has the digits:
-pip install '.[samples]' in a checkout installs both.
+A conv net learns handwritten digits. Its loss is multiplied by 1e-7, like a small term of a sum. Copy this
+file anywhere. It needs only nnabla_adaloss and scikit-learn, which has the digits: pip install '.[samples]'
+in a checkout installs both.
 
   python three_lines.py --method baseline       NNabla's DynamicLossScalingUpdater with its defaults
   python three_lines.py --method fixed          the loss multiplied by 128
@@ -57,7 +57,7 @@ def network(x):
 
 
 loss = F.mean(F.softmax_cross_entropy(network(x), t)) * options.loss_weight
-# SGD moves weights by learning rate times gradient: this takes the loss weight out again.
+# SGD moves weights by learning rate times gradient: this cancels the loss weight.
 solver = S.Momentum(lr=0.02 / options.loss_weight)
 solver.set_parameters(nn.get_parameters())
 
@@ -67,7 +67,7 @@ def feed():
     x.d, t.d = images[batch], labels[batch]
 
 
-# A CPU computes in fp32, and what a GPU would store in fp16 is rounded. On a GPU in half: the loss itself.
+# On a CPU, arrays that a GPU would store in fp16 are rounded. On a GPU in half: the loss itself.
 updater = UPDATERS[options.method](solver, FormatEmulation(loss, "float16"), feed)
 for _ in range(400):
     updater.update()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One network that is trained on the digits in one way."""
+"""Training of one network on the digits with one method."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from problems import PROBLEMS
 
 
 class Settings(NamedTuple):
-    """What all trainings of a program share.
+    """Common settings of a program's trainings.
 
     Attributes:
-        iterations: batches each method may use, those it throws away included.
-        seed: decides initial weights and the order of batches.
-        growth_interval: after how many updates without overflow dynamic scaling doubles its scale.
+        iterations: batches each method may use, lost ones included.
+        seed: determines initial weights and the order of batches.
+        growth_interval: number of updates without overflow after which dynamic scaling doubles its scale.
     """
 
     iterations: int
@@ -28,11 +28,11 @@ class Settings(NamedTuple):
 
 
 class Training:
-    """One network that is trained with one method; its parameters are its own.
+    """Training of one network with one method and parameters of its own.
 
     Args:
         network: key of `PROBLEMS`.
-        loss_weight: what the mean cross entropy, or the second of two losses, is multiplied by.
+        loss_weight: factor of the mean cross entropy, or of the second of two losses.
         method: key of `METHODS`.
         data: the digits.
         settings: iterations and seed.
@@ -58,25 +58,25 @@ class Training:
         self.updates = 0
 
     def update(self) -> int:
-        """Train on one batch and return how many it took: a method may throw some away before."""
+        """Train on one batch and return the number of batches used: a method may lose some first."""
         before = self.feeder.count
         self._solver.set_learning_rate(self._learning_rate * (1.0 - before / self.settings.iterations))
         self.loop.updater.update()
-        # Whoever skips an update leaves the gradients that made it do so.
+        # A skipped update leaves its nonfinite gradients in place.
         self.updates += not self._solver.check_inf_or_nan_grad()
         return self.feeder.count - before
 
     def parameters(self) -> Any:
-        """The scope in which its parameters are nnabla's, as a context."""
+        """Context with the scope of its parameters."""
         return nn.parameter_scope("", self._parameters)
 
     @property
     def thrown_away(self) -> int:
-        """Batches that no update was made with."""
+        """Number of batches without an update."""
         return self.feeder.count - self.updates
 
     def evaluate(self, examples: Examples) -> tuple[float, float]:
-        """Accuracy and mean cross entropy of the fp32 weights as they are."""
+        """Accuracy and mean cross entropy of the present fp32 weights."""
         with self.parameters():
             logits = self._build(nn.Variable.from_numpy_array(examples.x))
         loss = F.mean(F.softmax_cross_entropy(logits, nn.Variable.from_numpy_array(examples.t)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small language model: a transformer that predicts the next letter of Python's help.
+"""Small language model: a transformer that predicts the next letter of Python's help.
 
   python samples/transformer.py                                      a minute
   python samples/transformer.py --checkpoint build/model.checkpoint             press Ctrl-C any time, then
@@ -37,12 +37,12 @@ from option_values import positive
 from nnabla_adaloss import AdaptiveLossScalingUpdater
 
 TEST_WINDOWS = 256
-# What is not to be seen: as in many published models, and within the range of float16.
+# Logit of masked positions: as in many published models, and within the range of float16.
 HIDDEN = -1e4
 
 
 def logits(x: nn.Variable, symbols: int, width: int, heads: int = 2, blocks: int = 2) -> nn.Variable:
-    """Of the symbol after each, shape (batch, length, symbols); blocks that normalize first."""
+    """Logits of each next symbol, shape (batch, length, symbols), from pre-norm blocks."""
     length = x.shape[1]
     places = nn.parameter.get_parameter_or_create("places", (1, length, width), I.NormalInitializer(0.1))
     h = PF.embed(x, symbols, width, initializer=I.NormalInitializer(0.5), name="letters")
@@ -58,7 +58,7 @@ def logits(x: nn.Variable, symbols: int, width: int, heads: int = 2, blocks: int
 
 
 def attention(h: nn.Variable, heads: int) -> nn.Variable:
-    """What each place makes of those up to itself."""
+    """Causal attention: each position attends up to itself."""
     batch, length, width = h.shape
     size = width // heads
 
@@ -75,7 +75,7 @@ def attention(h: nn.Variable, heads: int) -> nn.Variable:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Train and test; returns the exit status."""
+    """Train and test; return the exit status."""
     parser = common_options.parser(__doc__, iterations=600, batch_size=16, lr=3e-3)
     parser.add_argument("--width", type=positive, default=64, metavar="N", help="(default: 64)")
     parser.add_argument("--heads", type=positive, default=4, metavar="N", help="(default: 4)")
@@ -115,7 +115,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     starts = np.linspace(0, len(test) - length - 2, TEST_WINDOWS).astype(np.int64)
     seen, following = (nn.Variable.from_numpy_array(part) for part in windows(test, starts, length))
     predicted = logits(seen, symbols, *shape)
-    with nn.context_scope(common_options.single(options)):  # a mean of thousands is worth more than 11 bits
+    with nn.context_scope(common_options.single(options)):  # a mean of thousands needs more than 11 bits
         test_loss = F.mean(F.softmax_cross_entropy(predicted, F.reshape(following, (*following.shape, 1))))
     test_loss.forward(clear_buffer=True)
     bits = float(test_loss.d) / math.log(2.0)

@@ -48,7 +48,7 @@ _WIDTH = 64
 
 
 def heads(x: nn.Variable) -> Tuple[nn.Variable, nn.Variable]:
-    """Logits of odd or even, shape (batch, 2), and of which digit, shape (batch, 10), on one trunk."""
+    """Logits of odd or even, shape (batch, 2), and of the digit, shape (batch, 10), on one trunk."""
     h = F.reshape(x, (x.shape[0], -1))
     for index in range(3):
         h = F.tanh(PF.affine(h, _WIDTH, name=f"trunk{index}"))
@@ -68,12 +68,12 @@ def weighted_sum(x: nn.Variable, t: nn.Variable, weight: float) -> nn.Variable:
 
 
 def solver(learning_rate: float = 3e-3) -> Any:
-    """Adam with an eps below what squares to zero: its steps do not depend on the size of gradients."""
+    """Make an Adam with a tiny eps: its steps do not depend on the size of gradients."""
     return S.Adam(learning_rate, eps=1e-30)
 
 
 def updater_of(method: str, made: Any, loss: Any, feed: Feeder) -> Any:
-    """The line that differs."""
+    """Make the updater: the line that differs."""
     if method == "dynamic":
         return DynamicLossScalingUpdater(made, loss, feed, scale=65536.0)
     # "fixed": every layer's own scale stays 1, and the global one is measured.
@@ -82,7 +82,7 @@ def updater_of(method: str, made: Any, loss: Any, feed: Feeder) -> Any:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Train and test both heads; returns the exit status."""
+    """Train and test both heads; return the exit status."""
     parser = common_options.parser(__doc__, iterations=400, batch_size=BATCH_SIZE, lr=3e-3)
     parser.add_argument("--method", choices=("dynamic", "one", "adaptive"), default="adaptive")
     parser.add_argument(
@@ -104,7 +104,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         chosen = in_epochs(len(train.x), options.batch_size, options.seed, number)
         x.d, t.d = train.x[chosen], train.t[chosen]
 
-    # A CPU computes in fp32, and what a GPU would store in fp16 is rounded, but for the sum at the loss.
+    # On a CPU, arrays that a GPU would store in fp16 are rounded, except the sum at the loss.
     stored = loss if options.storage is None else FormatEmulation(loss, options.storage, float_tail=True)
     updater = updater_of(options.method, made, stored, Feeder(fill))
     with Session(options, updater) as session:

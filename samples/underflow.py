@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts which elements of each layer's gradients fp16 storage flushes to zero."""
+"""Counts of the elements of each layer's gradients that fp16 storage flushes to zero."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from nnabla_adaloss import AdaptiveLossScaling, Graph, GraphPlan, LossLike
 
 
 class Underflow(NamedTuple):
-    """Gradient elements that are not zero in fp32, and how many of these are zero as stored."""
+    """Number of gradient elements that are nonzero in fp32, and of those that are zero as stored."""
 
     nonzero: int
     lost: int
 
     @property
     def share(self) -> float:
-        """The share of elements that are lost; 0 when there was none to lose."""
+        """Share of elements that are lost; 0 if all are zero in fp32."""
         return self.lost / self.nonzero if self.nonzero else 0.0
 
 
 def total(parts: Iterable[Underflow]) -> Underflow:
-    """Add counts up."""
+    """Add up counts."""
     nonzero = lost = 0
     for part in parts:
         nonzero += part.nonzero
@@ -36,7 +36,7 @@ def total(parts: Iterable[Underflow]) -> Underflow:
 class UnderflowProbe:
     """Runs the same backward twice, with gradients in fp32 and as a method stores them, and compares.
 
-    Counting what each rounding flushes to zero would miss most: behind a layer whose gradient is all zero
+    Counting the elements that each rounding flushes would miss most: after a layer whose gradient is all zero
     nothing is left to flush. Hence the comparison with fp32, on the same weights and activations.
 
     Args:
@@ -58,17 +58,18 @@ class UnderflowProbe:
             if node.leaves:
                 layer = node.label.split("/")[0]
                 self.outputs[layer] = graph.variables[node.outputs[0]]
-            # A layer's gradients: of its parameters, its output, and what pooling and activation make of it.
+            # A layer's gradients: of its parameters, its output, and the outputs of pooling and activation.
             for position in (*node.leaves, *node.outputs):
                 self._layer_of[graph.keys[position]] = layer
 
     def measure(self, scaled_loss: LossLike, scale: float) -> Dict[str, Underflow]:
-        """The counts per layer for the inputs that are fed now; parameter gradients end up zero.
+        """Count per layer for the present inputs; parameter gradients end up zero.
 
         Args:
-            scaled_loss: what the method calls backward on: an emulation of the loss, or a wrapper of it.
-            scale: the loss scale it calls backward with; not looked at where scales are measured, which
-                learn nothing from this pass.
+            scaled_loss: the object whose backward the method calls: an emulation of the loss, or a wrapper of
+                it.
+            scale: the loss scale of that backward; ignored where scales are measured, which do not learn from
+                this pass.
         """
         scaled_loss.forward()
         in_fp32 = self._nonzero_elements(self.loss, 1.0)

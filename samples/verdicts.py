@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a method trains as fp32 does: the rule, and the table."""
+"""Verdicts on methods: as good as fp32 or not, by a rule, as a table."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ POINTS = 3
 LEARNED = 0.5
 """Test accuracy from which fp32 counts as having learned; chance is 0.1."""
 
-# What is printed where no other marks can be.
+# Marks for encodings without ✓ and ✗.
 _ASCII = {"✓": "+", "✗": "-"}
 
 
 class Score(NamedTuple):
-    """How one training ended.
+    """Result of one training.
 
     Attributes:
         network: key of `PROBLEMS`.
-        loss_weight: what the mean cross entropy, or the second of two losses, is multiplied by.
+        loss_weight: factor of the mean cross entropy, or of the second of two losses.
         method: key of `METHODS`.
-        test_accuracy: share of test images told right by the fp32 weights at the end.
-        thrown_away: batches that no update was made with.
+        test_accuracy: share of test images that the final fp32 weights classify correctly.
+        thrown_away: number of batches without an update.
     """
 
     network: str
@@ -37,7 +37,7 @@ class Score(NamedTuple):
 
 
 class Verdicts:
-    """Scores, and which of them are as good as fp32's with the same network and loss weight.
+    """Comparison of scores with fp32's for the same network and loss weight.
 
     Args:
         scores: one for each method, network and loss weight, fp32 included.
@@ -45,7 +45,7 @@ class Verdicts:
     Attributes:
         methods: in the order of the scores.
         cases: network and loss weight, likewise.
-        compared: the cases in which fp32 has learned: elsewhere there is nothing to come up to.
+        compared: the cases in which fp32 has learned, and a comparison makes sense.
     """
 
     def __init__(self, scores: Sequence[Score]) -> None:
@@ -55,26 +55,26 @@ class Verdicts:
         self.compared = [case for case in self.cases if self.accuracy(REFERENCE, case) >= LEARNED]
 
     def accuracy(self, method: str, case: Tuple[str, float]) -> float:
-        """The test accuracy of a method in a case."""
+        """Test accuracy of a method in a case."""
         return self._scores[method, case[0], case[1]].test_accuracy
 
     def works(self, method: str, case: Tuple[str, float]) -> bool:
-        """Whether that is at most `POINTS` percentage points below fp32's."""
+        """True if that is at most `POINTS` percentage points below fp32's."""
         below = self.accuracy(REFERENCE, case) - self.accuracy(method, case)
         return below <= POINTS / 100 + 1e-9
 
     def mark(self, method: str, case: Tuple[str, float]) -> str:
-        """✓ where a method works, ✗ where not; empty for fp32 itself, and where that has not learned."""
+        """Mark ✓ if a method works, else ✗; empty for fp32 itself, and where that has not learned."""
         if method == REFERENCE or case not in self.compared:
             return ""
         return "✓" if self.works(method, case) else "✗"
 
     def count(self, method: str) -> int:
-        """In how many of the compared cases a method works."""
+        """Number of compared cases in which a method works."""
         return sum(self.works(method, case) for case in self.compared)
 
     def table(self, encoding: str = "utf-8") -> str:
-        """A row for each method, then the rule, then a line for each method with its count."""
+        """Write a row for each method, then the rule, then a line for each method with its count."""
         marks = marks_for(encoding)
         networks = list(dict.fromkeys(network for network, _ in self.cases))
         weights = [case_label(case) for case in self.cases]
@@ -112,13 +112,13 @@ def _row(head: str, cells: Sequence[str], per_network: int) -> str:
 
 
 def case_label(case: Tuple[str, float]) -> str:
-    """The loss weight of a case, or what its losses are to each other."""
+    """Loss weight of a case, or the ratio of its losses."""
     network, weight = case
     return PROBLEMS[network].before_weight + weight_label(weight)
 
 
 def marks_for(encoding: str) -> Dict[str, str]:
-    """How ✓ and ✗ are written in an encoding."""
+    """Choose the marks for ✓ and ✗ in an encoding."""
     try:
         "✓✗".encode(encoding)
     except (UnicodeEncodeError, LookupError):

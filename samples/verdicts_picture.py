@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdicts as a picture: a tile for each training, and how many of each row are good."""
+"""Picture of the verdicts: a tile for each training, and the number of good ones in each row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.patches import FancyBboxPatch
 from problems import PROBLEMS
 from verdicts import POINTS, REFERENCE, Verdicts, case_label
 
-# Blue and orange: told apart whatever one's colour vision, and by lightness too.
+# Blue and orange differ for any colour vision, also in lightness.
 _GOOD, _BAD, _NEUTRAL = "#1f6fb4", "#f2a65a", "#e6e6e6"
 _LABELS = {
     "fp32": "fp32, for comparison",
@@ -24,7 +24,7 @@ _LABELS = {
     "one measured": "one scale, measured",
     "adaptive": "nnabla_adaloss",
 }
-# Columns of the next network stand this far apart, in tiles.
+# Gap between the columns of two networks, in tiles.
 _GAP = 0.25
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that run one checkout of the package each, and answer requests.
+"""Processes that each run a checkout of the package and answer requests.
 
 A request and its answer are a JSON object on a line each, on standard input and output; libraries print to
 standard error. A request that fails is answered by `{"error": "..."}`.
@@ -23,7 +23,7 @@ Message = Dict[str, Any]
 
 
 class Worker:
-    """A process of one thread that runs a script of this folder with a checkout, until it is closed."""
+    """Process of one thread that runs a script of this folder with a checkout, until it is closed."""
 
     def __init__(self, checkout: Path, script: str) -> None:
         self._checkout = checkout
@@ -47,7 +47,7 @@ class Worker:
         """Send a request and return its answer.
 
         Raises:
-            RuntimeError: it failed, or the package was imported from elsewhere.
+            RuntimeError: the request failed, or the package was imported from elsewhere.
         """
         try:
             print(json.dumps(request), file=self._process.stdin, flush=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares how fast two checkouts of the package train, or one checkout with two sets of arguments."""
+"""Compare the training speed of two checkouts of the package, or of one with two sets of arguments."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from tools.checkouts import Worker, checkout
 from tools.speed_worker import WORKLOADS
 
-BLOCK = 16  # iterations: whole cycles of those that measure and those that do not
+BLOCK = 16  # iterations: whole cycles of measuring and other ones
 
 DESCRIPTION = """\
 Trains the same networks with two checkouts, each in a process of its own with one thread, which take turns
 in blocks of iterations: dynamic (nnabla's own DynamicLossScalingUpdater) and adaptive of the old one,
-adaptive and dynamic of the new one, and so on. A block is 16 iterations: whole cycles of those that measure
-and those that do not, so that a dear one in eight counts. Blocks are timed in CPU time of the thread, which
+adaptive and dynamic of the new one, and so on. A block is 16 iterations, two whole cycles of
+measurement, so that the expensive one in eight counts. Blocks are timed in CPU time of the thread, which
 other processes change less than wall time.
 
   adaptive / dynamic  of the old and of the new checkout: the median over the blocks, and its quartiles
   new / old           time of adaptive in the new checkout over that in the old one
-  control             the same for dynamic, which is nnabla's code in both: how far from 1.00 chance goes
+  control             the same for dynamic, nnabla's code in both: its distance from 1.00 is chance
 """
 
 EPILOG = f"""\
 cases: {", ".join(WORKLOADS)}
   chain-40x32 is 40 affine layers of 32 with tanh, batch 16; rebuilt: its graph is built for each iteration.
-  stochastic-depth keeps 10 of 12 blocks in each iteration, others each time; blocks-alike always the same.
-  new-graphs is wired anew in each iteration.
+  stochastic-depth keeps 10 of 12 blocks in each iteration, different ones; blocks-alike the same ones.
+  new-graphs has different edges in each iteration.
   lenet, mlp and resnet20 are trained in fp32, the demo's networks in emulated float16.
 
 examples:
@@ -47,7 +47,7 @@ examples:
 
 
 class Trainer(Worker):
-    """A process that trains with one checkout, until it is closed."""
+    """Process that trains with one checkout, until it is closed."""
 
     def __init__(self, checkout: Path, options: Dict[str, Any]) -> None:
         super().__init__(checkout, "speed_worker.py")
@@ -63,7 +63,7 @@ class Trainer(Worker):
 
 
 class Spread(NamedTuple):
-    """The quartiles of some numbers."""
+    """Quartiles of numbers."""
 
     low: float
     middle: float
@@ -74,7 +74,7 @@ class Spread(NamedTuple):
 
 
 def spread(numbers: Sequence[float]) -> Spread:
-    """The quartiles of numbers; of a single one, itself."""
+    """Compute quartiles; those of one number are the number."""
     if len(numbers) == 1:
         return Spread(numbers[0], numbers[0], numbers[0])
     low, _, high = quantiles(numbers, n=4, method="inclusive")
@@ -85,13 +85,13 @@ Blocks = Dict[Tuple[str, str], List[float]]
 
 
 def take_turns(workers: Dict[str, Trainer], seconds: float, title: str) -> Blocks:
-    """What blocks took, by worker and way, for about so many seconds, and three times each at least.
+    """Measure blocks by worker and way, for about this many seconds and at least three times each.
 
-    The turns change their order from round to round: what comes first would otherwise always come first.
+    The order changes from round to round, so that no worker is always first.
     """
     from tqdm import tqdm
 
-    # What is compared runs one after the other: both ways of a checkout, and the same way of both.
+    # Neighbours in time are compared: both ways of a checkout, and the same way of both.
     old, new = workers
     turns = [(old, "dynamic"), (old, "adaptive"), (new, "adaptive"), (new, "dynamic")]
     warm = sum(workers[name].seconds(way) for name, way in turns)
@@ -105,7 +105,7 @@ def take_turns(workers: Dict[str, Trainer], seconds: float, title: str) -> Block
 
 
 def compared(taken: Blocks) -> Dict[str, Spread]:
-    """The columns of the table."""
+    """Compute the columns of the table."""
 
     def over(a: Tuple[str, str], b: Tuple[str, str]) -> Spread:
         return spread([x / y for x, y in zip(taken[a], taken[b])])
@@ -131,10 +131,10 @@ def row(title: str, columns: Dict[str, Spread], dynamic: float) -> str:
 
 
 def argument(text: str) -> Tuple[str, Any]:
-    """`delay=1` is the number, `on_overflow=next` the word."""
+    """Parse NAME=VALUE: `delay=1` as a number, `on_overflow=next` as a word."""
     name, equals, value = text.partition("=")
     if not (name.isidentifier() and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=VALUE, such as delay=1")
+        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=VALUE, such as delay=1")
     try:
         return name, ast.literal_eval(value)
     except (SyntaxError, ValueError):
@@ -151,7 +151,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     )
     parser.add_argument("old_dir", type=checkout, help="root of a checkout")
     parser.add_argument("new_dir", type=checkout, help="root of another, or the same")
-    parser.add_argument("cases", nargs="*", metavar="CASE", help="what to train (default: all)")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="networks to train (default: all)")
     for side in ("old", "new"):
         parser.add_argument(
             f"--{side}",
@@ -166,7 +166,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     options = parser.parse_intermixed_args(arguments)
     unknown = sorted(set(options.cases) - set(WORKLOADS))
     if unknown:
-        parser.error(f"unknown case: {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
+        parser.error(f"unknown case: {', '.join(unknown)}; choose from {', '.join(WORKLOADS)}")
     print(HEADER)
     try:
         first = Trainer(options.old_dir, dict(options.old))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps a package: a table of its files, and a picture of its folders with the imports between them."""
+"""Map a package: a table of its files, and a picture of its folders with the imports between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DESCRIPTION = """\
 Writes the table of the files of a package into a page, by folder, each with the first line of its docstring.
 Then draws the folders, and the modules beside them, each with the first line of its docstring and its size.
 An arrow goes to a folder that is imported; arrows that follow from others are left out. Imports for type
-checkers and inside functions count as any other.
+checkers and inside functions are included.
 """
 
 EPILOG = """\
@@ -44,7 +44,7 @@ _BEGIN, _END = "<!-- files -->\n", "<!-- end of files -->\n"
 
 
 def with_files(page: str, package: Path) -> str:
-    """A page with the table of the files of a package between its two marks."""
+    """Insert the table of a package's files into a page, between its two marks."""
     if page.count(_BEGIN) != 1 or page.count(_END) != 1:
         raise ValueError(f"the page must have the lines {_BEGIN.strip()} and {_END.strip()}")
     before, _, rest = page.partition(_BEGIN)
@@ -52,7 +52,7 @@ def with_files(page: str, package: Path) -> str:
 
 
 def files_of(package: Path) -> str:
-    """The files of a package in a table of Markdown, by folder, each with the first line of its docstring."""
+    """Table in Markdown of a package's files, by folder, each with the first line of its docstring."""
     lines = ["| file | |", "|---|---|"]
     for folder in sorted({path.parent for path in package.rglob("*.py")}):
         name = folder.relative_to(package.parent).as_posix()
@@ -69,7 +69,7 @@ def _purpose(path: Path) -> str:
 
 
 def graph_of(package: Path) -> str:
-    """The folders of a package and their imports, in Graphviz' language."""
+    """Describe the folders of a package and their imports in Graphviz' language."""
     if not (package / "__init__.py").is_file():
         raise ValueError(f"package={str(package)!r} has no __init__.py: give the folder of a Python package")
     package = package.resolve()
@@ -92,7 +92,7 @@ def graph_of(package: Path) -> str:
 
 
 def _label(package: Path, part: str) -> str:
-    """A part's name, what it is for, and its size."""
+    """A part's name, purpose and size."""
     name = part.rpartition(".")[2]
     folder = package / name
     head = folder / "__init__.py" if folder.is_dir() else package / f"{name}.py"
@@ -109,7 +109,7 @@ def _label(package: Path, part: str) -> str:
 
 
 def draw(graph: str, path: Path) -> None:
-    """Draw a graph into a file; arrows that follow from others are left out."""
+    """Draw a graph into a file, without arrows that follow from others."""
     reduced = subprocess.run(["tred"], input=graph, capture_output=True, text=True, check=True).stdout
     command = ["dot", f"-T{path.suffix.lstrip('.')}", "-o", str(path)]
     subprocess.run(command, input=reduced, text=True, check=True)

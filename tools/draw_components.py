@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the components of a network's gradients and their scales, for the documentation."""
+"""Draw the components of a network's gradients and their scales, for the documentation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tools.draw_ranges import LARGEST, LOSS_WEIGHT, ROOT, SMALLEST, SMALLEST_NOR
 
 DESCRIPTION = """\
 Trains a small network in emulated float16, its loss multiplied by 1e-6, and draws the components of its
-gradients in backward order: of each its largest gradient (amax) and its scale S, and of each layer its alpha,
-the ratio of the scales behind and before it. At the right is what S does: amax without and with it.
+gradients in backward order: the largest gradient (amax) and scale S of each, and the alpha of each layer,
+the ratio of the scales after and before it. At the right is the effect of S on amax.
 
-A component has the name of the function that its first gradient belongs to; MulScalar at the loss is its
-weight. The residual block is inside of one: both its ways end at the same gradient. The last layer starts
-with small weights and the hidden one with large ones, so that scales differ.
+A component is named after the function that its first gradient belongs to; MulScalar at the loss is its
+weight. The residual block is inside one component: both its paths end at the same gradient. The last layer
+starts with small weights and the hidden one with large ones, so that scales differ.
 """
 
 EPILOG = """\
@@ -36,11 +36,11 @@ class Box(NamedTuple):
     name: str
     amax: float
     scale: float
-    single: bool  # whether its gradients have one element each
+    single: bool  # True if its gradients are scalars
 
 
 class Arrow(NamedTuple):
-    """A way from a component, by number, to another one or, beside a skip connection, to itself."""
+    """Path from a component, by number, to another one or, beside a skip connection, to itself."""
 
     before: int
     after: int
@@ -49,7 +49,7 @@ class Arrow(NamedTuple):
 
 
 def train() -> Any:
-    """The engine after 20 updates."""
+    """Train for 20 updates and return the engine."""
     import nnabla as nn
     import nnabla.functions as F
     import nnabla.initializer as I
@@ -82,11 +82,11 @@ def train() -> Any:
 
 
 def read(scaling: Any) -> Tuple[List[Box], List[Arrow]]:
-    """The components of the last pass of an engine, in backward order, and the ways between them."""
+    """Read the components of an engine's last pass, in backward order, and the paths between them."""
     schedule, amaxes = scaling.result.schedule, scaling.components.amaxes()
     graph, scales = schedule.components, [math.log2(scale) for scale in schedule.component_scales]
     boxes = [
-        # The gradient of the loss is 1; nothing has to measure it.
+        # The gradient of the loss is 1 and not measured.
         Box(name, math.log2(amaxes.get(name, 1.0)), scale, index in graph.single)
         for index, (name, scale) in enumerate(zip(graph.names, scales))
     ]
@@ -99,23 +99,23 @@ def read(scaling: Any) -> Tuple[List[Box], List[Arrow]]:
 
 
 def power(exponent: float) -> str:
-    """A power of two as the picture shows it."""
+    """Write a power of two for the picture."""
     return f"$2^{{{round(exponent, 1):g}}}$"
 
 
 def title(box: Box) -> str:
-    """The name of a component; functions at the loss are no part of a layer, and MulScalar is its weight."""
+    """Name of a component; functions at the loss belong to no layer, and MulScalar is the loss weight."""
     return box.name.rpartition("/")[2].replace("MulScalar", "loss weight") if box.single else box.name
 
 
 def told(arrow: Arrow, before: Box) -> str:
-    """What the picture says about an arrow."""
+    """Label of an arrow."""
     factor = power(arrow.factor)
     return f"{arrow.layer}:  alpha = {factor}" if arrow.layer else f"{title(before)}:  × {factor}"
 
 
 def figure_of(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> Any:
-    """The picture: components at the left, the range of float16 at the right."""
+    """Draw the components at the left and the range of float16 at the right."""
     from matplotlib.figure import Figure
     from matplotlib.patches import FancyBboxPatch, Patch
 

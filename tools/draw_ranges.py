@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws where the gradients of a network are, and where float16 has room, for the documentation."""
+"""Draw the ranges of a network's gradients and of float16, for the documentation."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ ROOT = Path(__file__).resolve().parent.parent
 
 DESCRIPTION = """\
 Trains eight dense layers for 40 iterations, their loss multiplied by 1e-6, and draws how many elements of
-each layer's gradient have which binary exponent: as they are, and with the scales that were measured.
+each layer's gradient have each binary exponent, without scaling and with the measured scales.
 """
 
 LAYERS, ITERATIONS, LOSS_WEIGHT = 8, 40, 1e-6
-# Of float16: normal numbers from 2**-14 to 2**15, subnormal ones from 2**-24.
+# Exponents of float16: normal numbers from 2**-14 to below 2**16, subnormal ones from 2**-24.
 SMALLEST, SMALLEST_NORMAL, LARGEST = -24, -14, 16
 EXPONENTS = range(-48, 20)
 
 
 class Spread(NamedTuple):
-    """How the magnitudes of a layer's gradient are spread."""
+    """Distribution of the magnitudes of a layer's gradient."""
 
     shares: npt.NDArray[np.float64]
     scale: int  # its binary logarithm
 
 
 def measure() -> Dict[str, Spread]:
-    """Train, and look at the gradients of the last iteration; the layer next to the loss comes last."""
+    """Train, and measure the gradients of the last iteration; the layer next to the loss comes last."""
     import nnabla as nn
     import nnabla.functions as F
     import nnabla.parametric_functions as PF
@@ -58,7 +58,7 @@ def measure() -> Dict[str, Spread]:
 
     recorder = Recorder(every=ITERATIONS, histograms=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", LossScaleWarning)  # in fp32 nothing is lost: all of it is to be seen
+        warnings.simplefilter("ignore", LossScaleWarning)  # fp32 keeps the full range
         updater = AdaptiveLossScalingUpdater(solver, loss, feed, monitors=[recorder])
     for _ in range(ITERATIONS):
         updater.update()
@@ -76,7 +76,7 @@ def _spread(row: Any) -> Spread:
 
 
 def lost(spread: Spread, scaled: bool) -> float:
-    """The share of elements that float16 would make zero."""
+    """Share of elements that would underflow in float16."""
     shift = 0 if scaled else spread.scale
     return float(sum(share for e, share in zip(EXPONENTS, spread.shares) if e - shift < SMALLEST - 1))
 
@@ -115,7 +115,7 @@ def draw(spreads: Dict[str, Spread], target: Path) -> None:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
-    """Train, draw, and print what is in the picture."""
+    """Train, draw, and print the numbers of the picture."""
     parser = argparse.ArgumentParser(
         description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )

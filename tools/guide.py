@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What MkDocs calls while it builds the guide: adds the API reference, and documents beside `docs/`; makes
-tables and pictures fit for a phone.
+"""Hooks of MkDocs: add the API reference and documents outside `docs/`, and fit tables and pictures to
+phones.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ BESIDE = {
 
 _BADGE = re.compile(r"\[?!\[[^\]]*\]\(https:[^)]*\)(?:\]\([^)]*\))? ?")
 
-# Beside a column with such a word a phone has no room for another one.
+# A column with a longer word fills a phone's width.
 _LONG_WORD = 40
 
 
 def rooms() -> Dict[str, List[str]]:
-    """The public names by the folder or module that they come from, both in alphabetical order."""
+    """Public names by the folder or module that defines them, both in alphabetical order."""
     homes: Dict[str, List[str]] = defaultdict(list)
     for node in ast.parse((PACKAGE / "__init__.pyi").read_text("utf-8")).body:
         if isinstance(node, ast.ImportFrom):
@@ -45,7 +45,7 @@ def purpose(room: str) -> str:
 
 
 def page(room: str, names: List[str]) -> str:
-    """The reference of one folder, in Markdown."""
+    """Reference of one folder, in Markdown."""
     return f"# {room}\n\n{purpose(room)}\n\n" + "\n".join(_entry(name) for name in names)
 
 
@@ -59,7 +59,7 @@ def _entry(name: str) -> str:
 
 
 def contents(by_room: Dict[str, List[str]]) -> str:
-    """The first page of the reference: all names, each with a link."""
+    """First page of the reference: all names, each with a link."""
     lines = ["# API reference", "", "Everything public is imported from `nnabla_adaloss`.", ""]
     for room, names in by_room.items():
         anchors = (f"[`{name}`]({room}.md#{_anchor(name)})" for name in names)
@@ -72,8 +72,8 @@ def _anchor(name: str) -> str:
 
 
 def beside(text: str, folder: str = "") -> str:
-    """A document from beside `docs/`, with links as they are from within; what is no page loses its link, and
-    badges go: the guide fetches nothing.
+    """Adapt a document from outside `docs/`: links lead to pages of the guide or are removed, badges are
+    removed, as the guide loads nothing from elsewhere.
     """
     return re.sub(r"(!?)\[([^\]]*)\]\(([^)]*)\)", lambda found: _link(found, folder), _BADGE.sub("", text))
 
@@ -105,7 +105,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that are no files in `docs/`."""
+    """Add the pages that are not files in `docs/`."""
     from mkdocs.structure.files import File
 
     by_room = rooms()
@@ -118,20 +118,20 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Have links to documents beside `docs/` lead to their pages."""
+    """Redirect links to documents outside `docs/` to their pages."""
     for source, name in BESIDE.items():
         markdown = markdown.replace(f"](../{source}", f"]({name}")
     return markdown
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Make what is wide readable on a phone."""
+    """Make wide tables and pictures readable on a phone."""
     tables = re.sub(r"<table>.*?</table>", lambda found: _labelled(found[0]), html, flags=re.S)
     return re.sub(r"(?<!\">)(<img [^>]*?src=\"([^\"]*)\"[^>]*>)", r'<a href="\2">\1</a>', tables)
 
 
 def _labelled(table: str) -> str:
-    """A table that is wide, in which each cell knows its column: see `guide.css`."""
+    """Label each cell of a wide table with its column, for `guide.css`."""
     heads = [re.sub(r"<[^>]*>", "", head) for head in re.findall(r"<th\b[^>]*>(.*?)</th>", table, re.S)]
     words = re.sub(r"<[^>]*>", "", table).split()
     if len(heads) < 3 and max(map(len, words)) <= _LONG_WORD:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Griffe calls for each docstring of the reference: our section `Example:` is its `Examples:`."""
+"""Extension of Griffe for the reference: our section `Example:` is its `Examples:`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import griffe
 
 
 class OneExample(griffe.Extension):  # type: ignore[misc]
-    """Give the section the name under which Griffe shows programs."""
+    """Rename the section to the one that Griffe shows as a program."""
 
     def on_object(self, *, obj: Any, **kwargs: Any) -> None:
-        """Look at a module, class, function or attribute that was loaded."""
+        """Rename the section of a loaded module, class, function or attribute."""
         if obj.docstring:
             obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.M)

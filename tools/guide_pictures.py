@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Photographs pages of the built guide with a real browser, to be looked at."""
+"""Photograph pages of the built guide with a real browser, for review."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ROOT = Path(__file__).resolve().parent.parent
 GUIDE = ROOT / "build" / "guide"
 
 DESCRIPTION = """\
-Photographs pages of the guide that `make docs` has built, as they look on a desktop (1400 pixels wide) and on
-a phone (390), from top to bottom. Says which of them are wider than that, and which pictures are missing.
+Photographs pages of the guide that `make docs` has built, from top to bottom, on a desktop (1400 pixels wide)
+and on a phone (390). Reports pages that are wider and pictures that are missing.
 """
 
 EPILOG = """\
-It needs a Chromium (Debian: apt install chromium). The exit status is 1 where something was found.
+It needs a Chromium (Debian: apt install chromium). The exit status is 1 if there are faults.
 
 examples:
   python -m tools.guide_pictures                        every page, to build/guide_pictures
@@ -32,7 +32,7 @@ examples:
 WIDTHS = {"desktop": 1400, "phone": 390}
 _TALLEST = 16000  # a Chromium takes no taller pictures
 
-# A headless Chromium has a window of 500 pixels at least: the page stands in a frame of its own width.
+# A headless Chromium's window has at least 500 pixels: the page is in a frame of the wanted width.
 _FRAME = """<!DOCTYPE html><body style="margin:0">
 <iframe src="{page}" style="border:0;width:{width}px;height:{height}px"></iframe>
 <script>
@@ -45,7 +45,7 @@ onload = () => {{
 
 
 class Look(NamedTuple):
-    """What a browser of some width makes of a page."""
+    """Properties of a page in a browser of some width."""
 
     width: int
     height: int
@@ -53,7 +53,7 @@ class Look(NamedTuple):
 
 
 def photograph(page: Path, target: Path, width: int) -> Look:
-    """Write a picture of a page from top to bottom, in a browser of that width; return what it is like."""
+    """Write a picture of a whole page in a browser of that width; return the page's properties."""
     from PIL import Image
 
     frame, sides = target.with_suffix(".html"), max(width, 500)
@@ -74,17 +74,17 @@ def photograph(page: Path, target: Path, width: int) -> Look:
 
 
 def faults(look: Look, width: int) -> List[str]:
-    """What is wrong with a page, in words."""
+    """Faults of a page, as text."""
     wide = [f"it is {look.width} pixels wide, of {width}"] if look.width > width else []
     return wide + [f"{address} is missing" for address in look.missing]
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Photograph what is asked for; returns the exit status."""
+    """Photograph the given pages; return the exit status."""
     parser = argparse.ArgumentParser(
         description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("pages", nargs="*", help="pages without their ending; all if not given")
+    parser.add_argument("pages", nargs="*", help="pages, without suffix (default: all)")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "guide_pictures")
     options = parser.parse_args(arguments)
     names: List[str] = options.pages or sorted(
@@ -95,7 +95,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     for name in names:
         page = GUIDE / f"{name}.html"
         if not page.exists():
-            parser.error(f"{page} is not there: run `make docs`, or is its name another?")
+            parser.error(f"{page} does not exist: run `make docs`, or correct the name")
         for size, width in WIDTHS.items():
             target = options.output / f"{name.replace('/', '_')}_{size}.png"
             found = faults(photograph(page, target, width), width)

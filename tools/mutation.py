@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tries the tests of a room on mutants: copies of the package with one small fault each."""
+"""Try the tests of a folder on mutants: copies of the package with one small fault each."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "mutation"
 
 DESCRIPTION = """\
-Tries the tests of a room on mutants, copies of the package with one small fault each (mutmut makes them), and
-lists the mutants that no test notices. What is found is kept in build/mutation, by room; a second run goes on
-where the first stopped, and tries anew only what was edited since.
+Tries the tests of a folder on mutants, copies of the package with one small fault each (made by mutmut), and
+lists the mutants that no test kills. Results are kept in build/mutation, by folder; a second run continues
+the first, and repeats only edited functions.
 """
 
 EPILOG = """\
 examples:
-  python -m tools.mutation core                          every mutant of a room
+  python -m tools.mutation core                          every mutant of a folder
   python -m tools.mutation core --only '*.overflow.*'    those of one module
   python -m tools.mutation updaters --share 0.3          a share of them, drawn by --seed
-  python -m tools.mutation core --survivors              those that survived, on the tests as they are now
+  python -m tools.mutation core --survivors              survivors, with the tests as they are now
   python -m tools.mutation core --survivors tests/engine tests/updaters
-                                                         those that survived, on other tests
-  python -m tools.mutation --report                      the table, and what survived, of all runs so far
+                                                         survivors, with other tests
+  python -m tools.mutation --report                      the table, and the survivors, of all runs so far
 """
 
 
 class Room(NamedTuple):
-    """Which modules are mutated together, and the tests that are to notice."""
+    """Modules that are mutated together, and the tests that should fail."""
 
     modules: Tuple[str, ...]
     tests: Tuple[str, ...]
@@ -60,12 +60,12 @@ ROOMS = {
     ),
 }
 
-# Exit codes of pytest under mutmut; a minus: the signal that ended it. Any other death is noticed, too.
+# Exit codes of pytest under mutmut; negative: the signal that ended it. Any other counts as killed.
 _OUTCOMES = {0: "survived", 1: "killed", 3: "killed", 33: "no test", 36: "timed out", -24: "timed out"}
 _UNNOTICED = ("survived", "no test")
 _COLUMNS = ("killed", "timed out", "crashed", *_UNNOTICED)
 
-# The tests read documentation, samples and tools. Slow ones start processes, in which mutmut sees nothing.
+# The tests read documentation, samples and tools. Slow ones start processes, which mutmut cannot follow.
 _COPIED = (
     "conftest.py",
     "docs",
@@ -93,9 +93,9 @@ timeout_multiplier = 3.0
 
 
 def prepare(folder: Path, room: Room, tests: Sequence[str]) -> None:
-    """Make a copy of the repository that mutmut can work in, or bring it up to date.
+    """Make or update a copy of the repository for mutmut.
 
-    Files keep their times, by which mutmut knows what was edited.
+    Files keep their times, by which mutmut finds edits.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("nnabla_adaloss", "tests", *_COPIED):
@@ -119,13 +119,13 @@ def _listed(modules: Iterable[str]) -> str:
 
 
 def mutants_of(folder: Path) -> List[str]:
-    """The names of all mutants of the modules that `folder` is prepared for."""
+    """Names of all mutants of the modules that `folder` is prepared for."""
     from mutmut.configuration import config
     from mutmut.mutation.file_mutation import mutate_file_contents
     from mutmut.utils.file_utils import walk_mutatable_files
     from mutmut.utils.format_utils import get_mutant_name
 
-    os.chdir(folder)  # where mutmut looks for its settings
+    os.chdir(folder)  # mutmut reads its settings from here
     config()
     return [
         get_mutant_name(path, name)
@@ -135,24 +135,24 @@ def mutants_of(folder: Path) -> List[str]:
 
 
 def drawn(names: Iterable[str], share: float, seed: int) -> List[str]:
-    """A share of the names, the same whenever names and seed are the same."""
+    """Draw a share of the names, determined by names and seed."""
     ordered = sorted(names)
     return sorted(random.Random(seed).sample(ordered, round(share * len(ordered))))
 
 
 def run(folder: Path, names: Optional[Sequence[str]], jobs: int) -> None:
-    """Try the tests on the named mutants; None: on all that were not tried yet."""
+    """Try the tests on the named mutants; None: on all untried ones."""
     command = [str(Path(sys.executable).with_name("mutmut")), "run", "--max-children", str(jobs)]
     if names is None:
         subprocess.run(command, cwd=folder, check=True)
         return
-    # mutmut compares each name with each mutant, so a call with a thousand names would take minutes to begin.
+    # mutmut compares each name with each mutant: a call with a thousand names would take minutes to start.
     for start in range(0, len(names), 250):
         subprocess.run([*command, *names[start : start + 250]], cwd=folder, check=True)
 
 
 def outcomes(folder: Path) -> Dict[str, str]:
-    """By name of a mutant that was tried, what became of it."""
+    """Outcome of each tried mutant, by name."""
     found = {}
     for path in sorted(folder.glob("mutants/**/*.meta")):
         for name, code in json.loads(path.read_text("utf-8"))["exit_code_by_key"].items():
@@ -162,7 +162,7 @@ def outcomes(folder: Path) -> Dict[str, str]:
 
 
 def report(folders: Iterable[Path]) -> None:
-    """Print a table of what became of the mutants, and the survivors."""
+    """Print a table of the outcomes, and the survivors."""
     print(f"| {'room':<24} | tried | {' | '.join(_COLUMNS)} |")
     print(f"|{'-' * 26}|------:|{'|'.join('-' * (len(c) + 1) + ':' for c in _COLUMNS)}|")
     survivors = []
@@ -175,7 +175,7 @@ def report(folders: Iterable[Path]) -> None:
     for folder, name in survivors:
         print(f"{folder.name}: {name}")
     if survivors:
-        print("\nA survivor's fault is shown by: cd build/mutation/ROOM && mutmut show NAME")
+        print("\nTo show a survivor's fault: cd build/mutation/ROOM && mutmut show NAME")
 
 
 def main() -> None:
@@ -188,22 +188,22 @@ def main() -> None:
     )
     parser.add_argument("rooms", nargs="*", choices=[[], *ROOMS], metavar="ROOM", help=", ".join(ROOMS))
     parser.add_argument("--only", metavar="PATTERN", default="*", help="mutants whose names match")
-    parser.add_argument("--share", type=float, default=1.0, help="how much of them (default: 1)")
-    parser.add_argument("--seed", type=int, default=1, help="of the draw (default: 1)")
-    parser.add_argument("--jobs", type=int, default=1, help="mutants that are tried at a time (default: 1)")
+    parser.add_argument("--share", type=float, default=1.0, help="share of them to try (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the draw (default: 1)")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants tried at a time (default: 1)")
     parser.add_argument("--survivors", nargs="*", metavar="TESTS", help="only mutants that survived")
-    parser.add_argument("--report", action="store_true", help="only print what was found so far")
+    parser.add_argument("--report", action="store_true", help="only print the results so far")
     given = parser.parse_args()
     for name in given.rooms if not given.report else []:
         room, folder = ROOMS[name], WORK / name
         names = None
         if given.survivors is not None:
             names = [mutant for mutant, what in outcomes(folder).items() if what in _UNNOTICED]
-            # mutmut forgets what it knows when the tests are others: they get a folder of their own.
+            # mutmut drops its results when the tests change: other tests get a folder of their own.
             folder = WORK / f"{name}-others" if given.survivors else folder
         prepare(folder, room, given.survivors or room.tests)
         if given.survivors is not None:
-            # mutmut would ask only new tests which functions they run, and old ones may run more than before.
+            # mutmut would trace only new tests, and old ones may run more functions than before.
             (folder / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)
         if names is None and (given.only != "*" or given.share < 1.0):
             names = drawn(fnmatch.filter(mutants_of(folder), given.only), given.share, given.seed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Photographs the page of `python -m nnabla_adaloss report` for the documentation, with a real browser."""
+"""Photograph the page of `python -m nnabla_adaloss report` for the documentation, with a real browser."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import List, Optional, Sequence
 ROOT = Path(__file__).resolve().parent.parent
 
 DESCRIPTION = """\
-Trains a small network that has troubles of several kinds, records it, draws the page, and photographs its top
-on a desktop (1280 pixels wide), and all of it on a phone (390) and on paper.
+Trains a small network with faults of several kinds, records it, renders the page, and photographs its top on
+a desktop (1280 pixels wide), and all of it on a phone (390) and on paper.
 """
 
 EPILOG = """\
@@ -24,16 +24,16 @@ the picture of the paper, pdftoppm (apt install poppler-utils); and Pillow, whic
 
 examples:
   python -m tools.report_pictures                     the pictures in docs/images
-  python -m tools.report_pictures --output /tmp/look  another folder; page and recording stay there, too
+  python -m tools.report_pictures --output /tmp/look  another folder, also for page and recording
 """
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-# Of a desktop what one sees first, of a phone everything: a Chromium takes no taller pictures.
+# The desktop's first screen, and the whole page on a phone: Chromium's limit of height.
 SIZES = {"desktop": (1280, 1370), "phone": (390, 16000)}
 
 
 def record(path: Path) -> None:
-    """Train with one scale that has to grow first, on data some of which is bad."""
+    """Train with a single scale that has to grow first, on partly bad data."""
     import nnabla as nn
     import nnabla.functions as F
     import nnabla.parametric_functions as PF
@@ -46,7 +46,7 @@ def record(path: Path) -> None:
     nn.clear_parameters()
     nn.seed(0)
     x, t = nn.Variable((64, 1, 12, 12)), nn.Variable((64, 1))
-    # A convolutional branch that hardly counts: its gradients are tiny.
+    # A convolutional branch of little weight: its gradients are tiny.
     branch = F.max_pooling(F.tanh(PF.convolution(x, 8, (3, 3), pad=(1, 1), name="conv1")), (2, 2))
     branch = PF.affine(F.tanh(PF.convolution(branch, 16, (3, 3), pad=(1, 1), name="conv2")), 48, name="join")
     h = F.tanh(PF.affine(x, 48, name="fc0") + branch * 2.0**-22)
@@ -70,7 +70,7 @@ def record(path: Path) -> None:
         loss,
         feed,
         N=12,
-        # Underflow is to be seen.
+        # The picture should show underflow.
         config=AdaLossConfig(loss_scale_method="approx_range"),
         storage="float16",
         global_scale="dynamic",
@@ -83,7 +83,7 @@ def record(path: Path) -> None:
 
 
 def browser() -> str:
-    """The first browser there is."""
+    """Find the first installed browser."""
     for name in BROWSERS:
         found = shutil.which(name)
         if found:
@@ -92,7 +92,7 @@ def browser() -> str:
 
 
 def browse(page: Path, *options: str) -> str:
-    """Have a browser without a window look at a page; return what it prints."""
+    """Open a page in a headless browser; return its output."""
     command = [browser(), "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     command += ["--virtual-time-budget=3000", *options, page.as_uri()]
     return subprocess.run(command, check=True, capture_output=True, encoding="utf-8", timeout=120).stdout
@@ -133,7 +133,7 @@ def _side_by_side(sheets: Sequence[Path], target: Path) -> Path:
 
 
 def make_small(path: Path) -> None:
-    """Cut away the empty end of a picture, and keep 200 colours: nobody sees the difference."""
+    """Crop the empty end of a picture, and reduce it to 200 colours, which is not visible."""
     from PIL import Image, ImageChops
 
     picture = Image.open(path).convert("RGB")
@@ -153,7 +153,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     )
     parser.add_argument("--output", type=Path, help="folder for the pictures, the page and the recording")
     options = parser.parse_args(arguments)
-    browser()  # before anything takes time
+    browser()  # fails before the training if there is none
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.output or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells whether a checkout of the package trains as another one did, bit for bit."""
+"""Check that a checkout of the package trains bit for bit as another one did."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ a line for each program: its name, and a hash of each part of its outcome:
   results     of each iteration: updated or not, scale, retries, reason, layers, and the loss
   scales      of each layer in each iteration
   counters    batches and updates
-  state       numbers of the saved state, whatever their keys are called
+  state       numbers of the saved state, whatever their keys
   parameters  with running statistics and solver states
 
-A name is NETWORK/STORAGE/METHOD/LOOP/EXTRA/SOLVER; each pair of options occurs. A program that raises has its
-exception there. Lines that begin with # are comments.
+A name is NETWORK/STORAGE/METHOD/LOOP/EXTRA/SOLVER; each pair of options occurs. A program that raises has the
+exception instead. Lines that begin with # are comments.
 """
 
 EPILOG = """\
 examples:
-  git worktree add ../before main                       what there was before a change
+  git worktree add ../before main                       the state before a change
   (cd ../before && python -m building)
   python -m tools.same ../before > before.txt           four minutes on two idle cores
   python -m tools.same . --against before.txt           programs that differ, and in which parts
@@ -65,13 +65,13 @@ def run(folder: Path, names: Sequence[str], jobs: int) -> Dict[str, str]:
 
 
 def listing(path: str) -> Dict[str, str]:
-    """Hashes by name from a file that holds what was printed."""
+    """Read hashes by name from a printed listing."""
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     return dict(line.split(" ", 1) for line in lines if line and not line.startswith("#"))
 
 
 def differences(found: Dict[str, str], expected: Dict[str, str]) -> List[str]:
-    """A line for each program whose hashes differ: its name, and the parts."""
+    """Line for each program whose hashes differ: its name, and the parts."""
     lines = []
     for name, hashes in found.items():
         before, now = expected.get(name, "").split(), hashes.split()
@@ -86,7 +86,7 @@ def differences(found: Dict[str, str], expected: Dict[str, str]) -> List[str]:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
-    """Train, and print hashes, or what differs."""
+    """Train, and print hashes, or differences."""
     parser = argparse.ArgumentParser(
         prog="same",
         description=DESCRIPTION,
@@ -95,14 +95,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     )
     parser.add_argument("checkout", type=checkout, help="root of a checkout whose kernels are built")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="names of programs, such as 'lstm/*'")
-    parser.add_argument(
-        "--against", type=listing, metavar="FILE", help="print what differs from this listing"
-    )
+    parser.add_argument("--against", type=listing, metavar="FILE", help="print differences from this listing")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default: 2)")
     options = parser.parse_args(arguments)
     names = [name for name in PROGRAMS if fnmatch(name, options.only)]
     if not names:
-        parser.error(f"--only={options.only!r} matches no program; names are as {next(iter(PROGRAMS))}")
+        parser.error(f"--only={options.only!r} matches no program, such as {next(iter(PROGRAMS))}")
     try:
         found = run(options.checkout, names, options.jobs)
     except RuntimeError as error:

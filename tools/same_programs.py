@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short trainings of small networks, chosen so that each pair of options occurs, and a hash of each part.
+"""Short trainings of small networks in which each pair of options occurs, and hashes of their results.
 
-`python -m tools.same` runs this script with the checkout that it is given. Only names that are public and
-here to stay are used, so that checkouts of other versions can be compared.
+`python -m tools.same` runs this script with the given checkout. It uses only public names that will stay, so
+that checkouts of other versions can be compared.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Fill = Callable[[np.random.RandomState, int, Sequence[int]], Any]
 
 
 class Batch:
-    """Inputs of a network, and the numbers in them, which follow from the number of the batch."""
+    """Inputs of a network, and their values, which the number of the batch determines."""
 
     def __init__(self, size: int, number: int) -> None:
         self.size, self.number = size, number
@@ -162,7 +162,7 @@ def recompute(b: Batch) -> nn.Variable:
 
 
 class Cube(PythonFunction):  # type: ignore[misc]  # nnabla has no type hints
-    """x ** 3 by a function of Python."""
+    """x ** 3 as a Python function."""
 
     @property
     def name(self) -> str:
@@ -217,7 +217,7 @@ NETWORKS = {
         *(recompute, python, absent, annealed, scalar),
     )
 }
-# Of "half" the context is nnabla's half precision.
+# "half" is nnabla's half-precision context.
 STORAGES: Dict[str, Any] = {
     **{name: name for name in ("float16", "bfloat16", "fp8_hybrid", "float8_e5m2", "float8_e4m3")},
     "exception": {"*out*": "bfloat16", "*": "float16"},
@@ -260,7 +260,7 @@ SOLVERS: Dict[str, Callable[[], Any]] = {
 
 
 class Program(NamedTuple):
-    """A training, by the name of each option."""
+    """Training, by the name of each option."""
 
     network: str
     storage: str
@@ -274,14 +274,14 @@ class Program(NamedTuple):
 
 
 def programs(count: int = 740) -> Dict[str, Program]:
-    """Programs by name: each is, of some at random, the one with the most pairs and triples that are new."""
+    """Choose programs, by name: each has the most new pairs and triples of random candidates."""
     rng, seen = random.Random(0), set()  # type: random.Random, Set[Any]
     options = (tuple(NETWORKS), tuple(STORAGES), tuple(METHODS), LOOPS, EXTRAS, tuple(SOLVERS))
     found: Dict[str, Program] = {}
 
     def drawn() -> Program:
         one = Program(*map(rng.choice, options))
-        # A third has the default method, and so have those without a configuration.
+        # A third, and those without a configuration, have the default method.
         default = not len(found) % 3 or one.loop in ("fixed", "loss_scaler", "baseline")
         return one._replace(method="amax") if default else one
 
@@ -295,7 +295,7 @@ def programs(count: int = 740) -> Dict[str, Program]:
     return found
 
 
-# Arguments of AdaptiveLossScalingUpdater by loop, and by extra.
+# Arguments of AdaptiveLossScalingUpdater, by loop and by extra.
 UPDATERS: Dict[str, Callable[[], Dict[str, Any]]] = {
     "history": dict,
     "rebuilt": dict,
@@ -310,7 +310,7 @@ SKIP = {"on_nonfinite_loss": "skip", "on_nonfinite_forward": "skip", "on_scale_f
 
 
 class Events:
-    """A monitor that keeps the events, except for their sentences."""
+    """Monitor that keeps the events without their texts."""
 
     def __init__(self) -> None:
         self.received: List[Any] = []
@@ -323,7 +323,7 @@ class Events:
 
 
 class Training:
-    """A program that runs: `step` is an iteration, `parts` what has come of it."""
+    """Running program: `step` is an iteration, `parts` are its results."""
 
     def __init__(self, program: Program) -> None:
         nn.clear_parameters()
@@ -333,7 +333,7 @@ class Training:
         self.storage: Any = STORAGES[program.storage]
         self.fed, self.results, self.scales, self.events = 0, [], [], Events()
         self.build()
-        # With "grad_two" a network of its own for the second solver.
+        # "grad_two" has another network for the second solver.
         groups: Dict[bool, Dict[str, nn.Variable]] = {False: {}, True: {}}
         for name, v in nn.get_parameters().items():
             groups[name.startswith("other/")][name] = v
@@ -391,7 +391,7 @@ class Training:
         return ada.AdaptiveLossScalingUpdater(solver, loss, self.feed, **options)
 
     def stored(self, loss: nn.Variable) -> Any:
-        """The loss in its storage."""
+        """Put the loss into its storage."""
         return loss if self.storage is None else ada.FormatEmulation(loss, self.storage)
 
     def feed(self) -> None:
@@ -422,7 +422,7 @@ class Training:
             self.resume()
 
     def step_by_hand(self) -> Any:
-        """Train in one iteration of a loop of one's own."""
+        """Train in one iteration of a hand-written loop."""
         trainer, solvers = self.trainer, self.solvers
         for solver in solvers:
             solver.zero_grad()
@@ -471,21 +471,21 @@ class Training:
             stored.backward(trainer.scale, clear_buffer=True)
 
     def resume(self) -> None:
-        """Go on with another updater that has loaded the state of the one before."""
+        """Continue with a new updater that has loaded the old one's state."""
         if hasattr(self.trainer, "state_dict"):
             state = json.loads(json.dumps(self.trainer.state_dict()))
             self.trainer = self.make()
             self.trainer.load_state_dict(state)
 
     def engines(self) -> List[Any]:
-        """The engines of the last batch, whose scales are recorded."""
+        """Engines of the last batch, whose scales are recorded."""
         if self.loop.startswith("grad"):
             return [self.trainer.scaling(loss) for loss in self.losses]
         found = self.trainer if self.loop == "engine" else getattr(self.trainer, "scaling", None)
         return [found] if hasattr(found, "layer_scales") else []
 
     def parts(self) -> List[Any]:
-        """What is hashed, in the order of `PARTS`."""
+        """Hashed values, in the order of `PARTS`."""
         trainer = self.trainer
         counters = [getattr(trainer, name, None) for name in COUNTS]
         counters += sorted(asdict(trainer.counters).items()) if hasattr(trainer, "counters") else []
@@ -504,7 +504,7 @@ class Training:
 
 
 def numbers(state: Any) -> Iterator[float]:
-    """Yield the numbers of a saved state, whatever their keys are called, that decide the next steps.
+    """Yield the numbers of a saved state that determine the next steps, whatever their keys.
 
     Settings and versions are left out, and 0 and 1 as well: flags and counts come and go.
     """
@@ -520,7 +520,7 @@ def numbers(state: Any) -> Iterator[float]:
 
 
 def hashes(program: Program) -> str:
-    """Train, and return a hash of each part; of a program that raises, the exception."""
+    """Train, and return a hash of each part, or the exception that the program raises."""
     context = HALF if program.storage == "half" else FLOAT
     try:
         with nn.context_scope(context):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains networks with one checkout of the package and tells how long blocks of iterations take.
+"""Train networks with one checkout of the package and time blocks of iterations.
 
 `python -m tools.compare_speed` starts one such process per checkout. Requests and their answers:
 
     {"case": "chain-40x32", "options": {"delay": 0}}   {"title": "40 layers"}
     {"way": "adaptive", "iterations": 16}              {"seconds": 0.021}
 
-Only the public names of the package are used, so that an older checkout can be asked, too.
+It uses only public names of the package, so that it runs older checkouts, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Action = Callable[[], Any]
 
 
 class Workload(NamedTuple):
-    """What is trained."""
+    """A network to train."""
 
     title: str
     build: Callable[[], nn.Variable]
@@ -45,7 +45,7 @@ def _chain(layers: int, width: int, *, rebuilt: bool = False) -> Workload:
 
 
 def _stochastic_depth(storage: Optional[str] = None, *, drawn: bool = True) -> Workload:
-    """10 of 12 blocks in each iteration: others each time, or always the same ones."""
+    """Network with 10 of 12 blocks in each iteration: different ones each time, or always the same."""
     random = np.random.default_rng(0)
     x = nn.Variable.from_numpy_array(random.standard_normal((16, 16)).astype(np.float32))
 
@@ -58,7 +58,7 @@ def _stochastic_depth(storage: Optional[str] = None, *, drawn: bool = True) -> W
 
 
 def _new_graphs(storage: Optional[str] = None) -> Workload:
-    """10 edges of 3 kinds between 8 nodes, which are others in each iteration."""
+    """Network with 10 edges of 3 kinds between 8 nodes, different ones in each iteration."""
     random = np.random.default_rng(0)
     x = nn.Variable.from_numpy_array(random.standard_normal((16, 16)).astype(np.float32))
 
@@ -98,12 +98,12 @@ WORKLOADS: Dict[str, Callable[[], Workload]] = {
 
 
 def actions(work: Workload, options: Dict[str, Any]) -> Dict[str, Action]:
-    """An iteration of each way, with parameters of its own."""
+    """Make an iteration of each way, with parameters of its own."""
     return {"dynamic": _update(work, None), "adaptive": _update(work, options)}
 
 
 def _update(work: Workload, options: Optional[Dict[str, Any]]) -> Action:
-    """An updater's `update`: that of nnabla's own, or of the adaptive one with these arguments."""
+    """Make an updater's `update`: nnabla's own, or the adaptive one with these arguments."""
     from nnabla_adaloss import (
         AdaLossConfig,
         AdaptiveLossScalingUpdater,
@@ -118,7 +118,7 @@ def _update(work: Workload, options: Optional[Dict[str, Any]]) -> Action:
             return work.build()
 
     def stored() -> Any:
-        """The graph as nnabla's updater takes it; the adaptive one emulates a storage by itself."""
+        """Graph for nnabla's updater; the adaptive one emulates a storage by itself."""
         loss = build()
         return FormatEmulation(loss, work.storage) if work.storage and options is None else loss
 
@@ -143,7 +143,7 @@ def _update(work: Workload, options: Optional[Dict[str, Any]]) -> Action:
 
 
 def train(action: Action, iterations: int) -> float:
-    """Seconds of this thread's CPU time that so many iterations took."""
+    """Measure this thread's CPU time for these iterations, in seconds."""
     start = time.thread_time()
     for _ in range(iterations):
         action()

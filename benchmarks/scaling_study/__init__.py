@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The experiments of `benchmarks/study.py`; data and some networks are those of the samples."""
+"""Experiments of `benchmarks/study.py`; data and some networks are those of the samples."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks trained with the precisions that `diagnose(storage=[...])` advises for their layers."""
+"""Networks trained in the precisions that `diagnose(storage=[...])` advises for their layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SEEDS = range(5)
 
 
 def experiment(quick: bool) -> Experiment:
-    """A seed after the other, in fp32 and as advised."""
+    """Define the jobs: one seed after the other, in fp32 and as advised."""
     nets = ("lenet", "mlp8") if quick else tuple(NETS)
     jobs = [
         Run(net, storage, 1.0, method, seed, NETS[net].iterations)
@@ -56,7 +56,7 @@ def work(run: Run) -> Line:
 
 
 def table(lines: List[Line]) -> str:
-    """A row for each network, beside fp32 in the study."""
+    """Write a row for each network, with fp32's scores of the study."""
     known = references(results_of(lines), NETS)
     body = []
     for net in dict.fromkeys(line["net"] for line in lines):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does it train as well as fp32 where gradients lie far apart?"""
+"""Trainings with gradients far apart, compared with fp32."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NOTE = (
 
 
 def experiment(quick: bool) -> Experiment:
-    """The reference first, then a seed after the other."""
+    """Define the jobs: the reference first, then one seed after the other."""
     return Experiment(list(_runs(quick)), work, table)
 
 
@@ -52,7 +52,7 @@ def work(run: Run) -> Line:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Which cells pass, over all; then networks, cells and counts by storage."""
+    """Write the passing cells in total; then networks, cells and counts by storage."""
     results = results_of(lines)
     found = cells(results, FAR_APART)
     unfinished = sum(len(cell.results) < SEEDS for cell in found.values())

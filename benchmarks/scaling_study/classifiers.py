@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks that tell digits: convolutional, deep and narrow, residual, recurrent."""
+"""Classifiers of digits: convolutional, deep and narrow, residual, recurrent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Logits = Callable[..., nn.Variable]
 
 
 def classifier(logits: Logits, batch_size: int, seed: int) -> Task:
-    """A training that is scored by the accuracy on images that it has not seen."""
+    """Make a training that is scored by the accuracy on test images."""
     train = load().train
     x, t = nn.Variable((batch_size, *train.x.shape[1:])), nn.Variable((batch_size, 1))
     loss = cross_entropy(logits(x, training=True), t)
@@ -32,7 +32,7 @@ def classifier(logits: Logits, batch_size: int, seed: int) -> Task:
 
 
 def lenet(x: nn.Variable, *, training: bool) -> nn.Variable:
-    """That of the samples."""
+    """LeNet of the samples."""
     return networks.lenet(x)
 
 
@@ -50,7 +50,7 @@ def mlp(layers: int, width: int, gain: float, x: nn.Variable, *, training: bool)
 
 
 def sigmoids(layers: int, x: nn.Variable, *, training: bool) -> nn.Variable:
-    """Plain sigmoid layers: each makes gradients several times smaller."""
+    """Plain sigmoid layers, each of which makes gradients several times smaller."""
     h = F.reshape(x, (x.shape[0], -1))
     for index in range(layers):
         deviation = float(np.sqrt(2.0 / h.shape[1]))
@@ -60,7 +60,7 @@ def sigmoids(layers: int, x: nn.Variable, *, training: bool) -> nn.Variable:
 
 
 def conv12(x: nn.Variable, *, training: bool) -> nn.Variable:
-    """Twelve plain convolutions, nothing normalized."""
+    """Twelve plain convolutions without normalization."""
     h = x
     for index in range(1, 13):
         maps = 16 if index < 4 else 24
@@ -77,7 +77,7 @@ def resnet20(x: nn.Variable, *, training: bool) -> nn.Variable:
 
 
 def rnn(steps: int, width: int, x: nn.Variable, *, training: bool) -> nn.Variable:
-    """A recurrent tanh layer that reads an image pixel by pixel, each time with the seven that follow."""
+    """Recurrent tanh layer that reads an image pixel by pixel, each with the next seven."""
     pixels = F.reshape(x, (x.shape[0], -1))
     pixels = F.pad(pixels, (0, 7))
     identity = np.eye(width, dtype=np.float32)

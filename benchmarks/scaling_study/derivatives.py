@@ -51,9 +51,9 @@ def residual(weight: float, seed: int) -> Task:
 
 
 def coefficient(weight: float, seed: int) -> Task:
-    """Data of y = sin(pi x), and `weight` times the residual of y'' = -c pi^2 y, from which c is learned.
+    """Data of y = sin(pi x), and `weight` times the residual of y'' = -c pi^2 y, to learn c.
 
-    Scored by minus the error of c, which is 1; it starts at 0. Only the small loss knows of it.
+    Scored by minus the error of c, which is 1; it starts at 0. Only the small loss depends on it.
     """
     x = nn.Variable((_POINTS, 1), need_grad=True)
     wanted = nn.Variable((_POINTS, 1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an experiment is made of, and a file of results with which it can be stopped and resumed."""
+"""Experiments, with files of results from which they can be resumed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Line = Dict[str, Any]
 
 
 class Experiment(NamedTuple):
-    """A list of jobs, and what to make of their results."""
+    """List of jobs, and the table of their results."""
 
     jobs: Sequence[Any]  # NamedTuples, whose fields come first in each line of results
-    work: Callable[[Any], Line]  # the rest of the line of a job; a function of a module
+    work: Callable[[Any], Line]  # computes the rest of the line of a job; a function of a module
     table: Callable[[List[Line]], str]
     draw: Optional[Callable[[Path, List[Line]], None]] = None
 
 
 def read(path: Path) -> List[Line]:
-    """The objects of all whole lines; a line that a kill cut off does not count."""
+    """Read the objects of all complete lines; skip a truncated one."""
     found = []
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         with contextlib.suppress(json.JSONDecodeError):
@@ -37,19 +37,19 @@ def read(path: Path) -> List[Line]:
 
 
 def lines_of(jobs: Sequence[Any], lines: Sequence[Line]) -> Dict[Any, Line]:
-    """By job, its line; jobs without one are missing."""
+    """Map jobs to their lines; jobs without one are missing."""
     known = {tuple(line.get(field) for field in jobs[0]._fields): line for line in lines} if jobs else {}
     return {job: known[tuple(job)] for job in jobs if tuple(job) in known}
 
 
 def run(jobs: Sequence[Any], work: Callable[[Any], Line], path: Path, processes: int) -> None:
-    """Do the jobs that have no line in the file of results, and add a line for each as soon as it is done."""
+    """Run the jobs without a line in the file of results, and append each one's line when it is done."""
     path.parent.mkdir(parents=True, exist_ok=True)
     done = lines_of(jobs, read(path))
     missing = [job for job in jobs if job not in done]
     # Small networks are no faster with two threads.
     os.environ["OMP_NUM_THREADS"] = "1"
-    # Spawned, because a fork of a process that has threads may hang.
+    # Spawned, because a fork of a process with threads may hang.
     pool = multiprocessing.get_context("spawn").Pool(processes, _be_quiet)
     with path.open("a", encoding="utf-8") as file, pool:
         if file.tell() and not path.read_bytes().endswith(b"\n"):

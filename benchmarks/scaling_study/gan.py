@@ -16,7 +16,7 @@ _DRAWN = 720
 
 
 def gan(seed: int) -> Task:
-    """A training that is scored by minus the distance between the distributions of drawn and real digits.
+    """Make a training scored by minus the distance between the distributions of drawn and real digits.
 
     The distance is the maximum mean discrepancy (Gretton et al. 2012) in the space of pixels, with Gaussian
     kernels of a half, one and two times the median distance of real digits, to those of the test set.

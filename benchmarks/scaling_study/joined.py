@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does anything train worse, or lose gradients, where more of the network has one scale?
+"""Trainings and gradients with fewer scales per network, in two versions of the package.
 
-One version of the package is imported at a time: its lines have a label, and the table puts two side by side.
+One version of the package is imported at a time: its lines have a label; the table compares two.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Gradients = Dict[str, Array]
 
 
 class JoinedJob(NamedTuple):
-    """One training, or the gradients of one batch."""
+    """A training, or the gradients of one batch."""
 
     part: str
     net: str
@@ -59,7 +59,7 @@ class JoinedJob(NamedTuple):
 
 
 def experiment(quick: bool) -> Experiment:
-    """The trainings of all labels and in fp32, then the gradients; `selected` takes those of one version."""
+    """Define the trainings of all labels and in fp32, then the gradients; `selected` filters one version."""
     return Experiment(list(_jobs(quick)), work, table)
 
 
@@ -80,7 +80,7 @@ def _jobs(quick: bool) -> Iterator[JoinedJob]:
 
 
 def default_label() -> str:
-    """`before` where the package is that of a checkout of this name, else `now`."""
+    """Return `before` if the package is in a checkout of this name, else `now`."""
     return LABELS[0] if _checkout() == LABELS[0] else LABELS[1]
 
 
@@ -89,13 +89,13 @@ def _checkout() -> str:
 
 
 def selected(jobs: Iterable[JoinedJob], label: str, *, gradients: bool) -> List[JoinedJob]:
-    """The trainings that a version is to do, or its passes over single batches."""
+    """Select the trainings of a version, or its passes over single batches."""
     part = GRADIENTS if gradients else TRAINING
     return [job for job in jobs if job.part == part and job.method in (label, REFERENCE)]
 
 
 def work(job: JoinedJob) -> Line:
-    """Train, or look at the gradients of a batch."""
+    """Train, or compare the gradients of a batch."""
     nn.seed(job.seed)
     with nn.parameter_scope("", OrderedDict()), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -142,7 +142,7 @@ def _trained(program: Program, job: JoinedJob) -> Line:
 
 
 def _gradients(program: Program, job: JoinedJob) -> Line:
-    """Train in fp32, then compare the gradients of one batch, when scales have settled, with exact ones."""
+    """Train in fp32, then compare the gradients of one batch with exact ones, once scales are stable."""
     built = program.build(job.seed)
     (player,) = built.players
     # Small steps, after which gradients still vanish or explode.
@@ -154,7 +154,7 @@ def _gradients(program: Program, job: JoinedJob) -> Line:
     leaves = {**player.parameters, **built.inputs}
     player.feed()
     exact = _backward(player.loss, leaves)
-    # With the activations of the format, and gradients as good as in fp32.
+    # Activations of the format, and gradients as in fp32.
     of_rounded = _backward(
         FormatEmulation(player.loss, _WITH_EXACT_GRADIENTS[job.storage], float_tail=True), leaves
     )
@@ -163,7 +163,7 @@ def _gradients(program: Program, job: JoinedJob) -> Line:
     trainee = Trainee(player.loss, still, lambda: None)
     updater = AdaptiveLossScalingUpdater(still, player.loss, storage=job.storage, monitors=[trainee])
     kinds: List[str] = []
-    # The last one is to be of the common kind, which measures nothing.
+    # The last pass must be of the usual kind, without measurement.
     while len(kinds) < job.iterations or (
         updater.scaling.result.kind == "measuring" and len(kinds) < job.iterations + _UPDATES_MORE
     ):
@@ -187,7 +187,7 @@ def _gradients(program: Program, job: JoinedJob) -> Line:
     }
 
 
-# One format is for activations and gradients: float16 with the exponents of float32 loses no gradient.
+# A single format serves activations and gradients; with float32's exponents no gradient is lost.
 _WIDE_FLOAT16 = Format.ieee("wide_float16", exponent_bits=8, mantissa_bits=10)
 _WITH_EXACT_GRADIENTS = {
     "float16": Precision("float16", "float32"),
@@ -199,7 +199,7 @@ _WITH_EXACT_GRADIENTS = {
 
 
 def _backward(loss: Any, leaves: Mapping[str, nn.Variable]) -> Gradients:
-    """The gradients of a loss without scaling."""
+    """Compute the gradients of a loss without scaling."""
     for leaf in leaves.values():
         leaf.grad.zero()
     loss.forward(clear_no_need_grad=True)
@@ -212,8 +212,8 @@ def _short(number: Any) -> float:
 
 
 def _error(found: Array, exact: Array) -> Optional[float]:
-    """The relative error; None where there is nothing that may be wrong."""
-    # Squares of what float32 holds are no smaller than float64's.
+    """Relative error; None if the exact value is 0."""
+    # Squares of float32 numbers do not underflow in float64.
     norm = float(np.linalg.norm(exact))
     if not norm:
         return None
@@ -222,27 +222,27 @@ def _error(found: Array, exact: Array) -> Optional[float]:
 
 
 def _flushed(emulation: FormatEmulation, variables: Iterable[nn.Variable]) -> List[int]:
-    """How many elements of gradients were not zero, and how many of them became zero when stored."""
+    """Count nonzero elements of gradients, and those that became zero when stored."""
     told = [emulation.gradient_rounding(variable) for variable in variables]
     return [sum(one.nonzero for one in told if one), sum(one.underflowed for one in told if one)]
 
 
 def _outputs(loss: nn.Variable) -> List[Tuple[str, nn.Variable]]:
-    """What functions write, from the inputs on, and who does."""
+    """List the outputs of functions, from the inputs on, with their functions."""
     found: List[Tuple[str, nn.Variable]] = []
     loss.visit(lambda f: found.extend((f"{len(found)} {f.info.type_name}", o) for o in f.outputs))
     return found
 
 
 def _by_depth(emulation: FormatEmulation, loss: nn.Variable) -> List[List[int]]:
-    """The same of all outputs, in equal parts from the inputs to the loss."""
+    """Count the same over all outputs, in equal parts from the inputs to the loss."""
     variables = [variable for _, variable in _outputs(loss)]
     ends = [round(len(variables) * part / DEPTHS) for part in range(DEPTHS + 1)]
     return [_flushed(emulation, variables[start:end]) for start, end in zip(ends, ends[1:])]
 
 
 def _flushed_most(emulation: FormatEmulation, loss: nn.Variable) -> List[Any]:
-    """The output of which most was lost, by number and function, and the share; of so many outputs."""
+    """Find the output with the largest lost share, by number and function; and the number of outputs."""
     outputs = _outputs(loss)
     shares = []
     for name, variable in outputs:

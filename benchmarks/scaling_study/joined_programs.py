@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks in which components are joined: transformers, recurrent ones, and others that share weights."""
+"""Networks with merged components: transformers, recurrent ones, and others that share weights."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ Array = NDArray[Any]
 
 
 class Built(NamedTuple):
-    """A network that is ready to be trained."""
+    """Network that is ready to be trained."""
 
     players: Sequence[Player]
     score: Callable[[], float]  # from 0 to 1, the best
-    inputs: Mapping[str, nn.Variable]  # leaves whose gradients are looked at, beside those of parameters
+    inputs: Mapping[str, nn.Variable]  # leaves whose gradients are compared, besides parameters
 
 
 def _adam(learning_rate: float) -> Any:
-    """Adam that takes the same steps down to gradients of 1e-18; the squares of smaller ones are zero."""
+    """Make an Adam with equal steps down to gradients of 1e-18; the squares of smaller ones are zero."""
     return S.Adam(learning_rate, eps=1e-18)
 
 
 class Program(NamedTuple):
-    """A network and how it is trained."""
+    """Network and its training settings."""
 
     title: str
     build: Callable[[int], Built]
@@ -57,7 +57,7 @@ def _normal(scale: float, *shape: int) -> Array:
 def _dense(
     h: nn.Variable, width: int, name: str, scale: float = 1.0, *, with_bias: bool = True
 ) -> nn.Variable:
-    """A dense layer of the last axis, whose outputs are `scale` times as large as its inputs."""
+    """Apply a dense layer to the last axis, with outputs `scale` times as large as inputs."""
     weight = _normal(scale / np.sqrt(h.shape[-1]), h.shape[-1], width)
     return PF.affine(h, width, base_axis=h.ndim - 1, w_init=weight, with_bias=with_bias, name=name)
 
@@ -67,7 +67,7 @@ def _attention(h: nn.Variable, out: float) -> nn.Variable:
     each = width // _ATTENTIONS
 
     def part(name: str) -> nn.Variable:
-        # What is added to all keys changes nothing.
+        # Keys have no bias: softmax would cancel it.
         apart = F.reshape(_dense(h, width, name, with_bias=name != "key"), (batch, length, _ATTENTIONS, each))
         return F.transpose(apart, (0, 2, 1, 3))
 
@@ -77,7 +77,7 @@ def _attention(h: nn.Variable, out: float) -> nn.Variable:
 
 
 def _block(h: nn.Variable, name: str, out: float, *, normalized: bool) -> nn.Variable:
-    """Attention and two dense layers, each with a shortcut around it, and outputs `out` times as large."""
+    """Apply attention and two dense layers, each with a shortcut, and outputs `out` times as large."""
 
     def ready(h: nn.Variable, name: str) -> nn.Variable:
         return PF.layer_normalization(h, batch_axis=(0, 1), name=name) if normalized else h
@@ -106,7 +106,7 @@ def _transformer(blocks: int, seed: int, *, normalized: bool = True) -> Built:
 
     def drawn(random: Any, count: int) -> Tuple[Array, Array]:
         symbols = random.randint(0, _SYMBOLS, (count, _LENGTH))
-        # The first place has none before it, and tells its own.
+        # The first position has no predecessor and predicts itself.
         told = np.concatenate([symbols[:, :1], symbols[:, :-1]], axis=1)
         return _one_hot(symbols, _SYMBOLS), told[:, :, np.newaxis]
 
@@ -122,7 +122,7 @@ def _transformer(blocks: int, seed: int, *, normalized: bool = True) -> Built:
 
 
 def _right(logits: nn.Variable, wanted: Array) -> Callable[[], float]:
-    """What tells how often the largest logit is the wanted one."""
+    """Make a function that computes the share of correct largest logits."""
 
     def score() -> float:
         logits.forward(clear_buffer=True)
@@ -131,7 +131,7 @@ def _right(logits: nn.Variable, wanted: Array) -> Callable[[], float]:
     return score
 
 
-# Recurrent nets: a symbol that is shown at one step is told at the end. ------------------------------------
+# Recurrent nets: a symbol that is shown at one step is classified at the end. -------------------------------
 
 _STATE, _CLASSES, _NOISE = 24, 4, 0.1
 
@@ -150,7 +150,7 @@ def _tanh_cell(x: nn.Variable, state: Sequence[nn.Variable], gain: float) -> Seq
 
 
 def _lstm_cell(x: nn.Variable, state: Sequence[nn.Variable], gain: float) -> Sequence[nn.Variable]:
-    """A cell whose forget gate is half closed, with recurrent weights times `gain`."""
+    """LSTM cell with a half-closed forget gate, and recurrent weights times `gain`."""
     h, c = state
     weights = np.concatenate([_orthogonal(gain, _STATE) for _ in range(4)], axis=1)
     recurrent = PF.affine(h, 4 * _STATE, w_init=weights, with_bias=False, name="recurrent")
@@ -161,7 +161,7 @@ def _lstm_cell(x: nn.Variable, state: Sequence[nn.Variable], gain: float) -> Seq
 
 
 def _recurrent(cell: Step, states: int, steps: int, gain: float, shown_at: int, seed: int) -> Built:
-    """A net whose state begins as a parameter; the symbol is shown `shown_at` steps from either end."""
+    """Build a net with a trained initial state; the symbol is shown `shown_at` steps from either end."""
     batch = 32
 
     def net(inputs: Sequence[nn.Variable]) -> nn.Variable:
@@ -202,7 +202,7 @@ _lstm = partial(_recurrent, _lstm_cell, 2)
 
 
 def _siamese(seed: int) -> Built:
-    """Whether two images show the same digit."""
+    """Decide whether two images show the same digit."""
     batch, (examples, test) = 32, load()
 
     def tower(x: nn.Variable) -> nn.Variable:
@@ -243,7 +243,7 @@ def _siamese(seed: int) -> Built:
 
 
 def _autoencoder(seed: int) -> Built:
-    """Digits through 16 numbers; the decoder has the encoder's weights, transposed."""
+    """Compress digits to 16 numbers; the decoder has the encoder's weights, transposed."""
     batch, widths, (examples, test) = 32, (64, 48, 16), load()
     x, digit = nn.Variable((batch, 1, 8, 8)), nn.Variable((batch, 1))
 
@@ -276,7 +276,7 @@ def _autoencoder(seed: int) -> Built:
 
 
 def _gan(seed: int) -> Built:
-    """Points of a normal distribution; scored by how near mean and covariance are."""
+    """Generate points of a normal distribution; scored by the errors of mean and covariance."""
     batch = 64
     middle, mix = np.array([1.0, -0.5]), np.array([[0.8, 0.0], [0.5, 0.4]])
 
@@ -325,7 +325,7 @@ def _gan(seed: int) -> Built:
 
 
 def _mixed_cell(seed: int) -> Built:
-    """Three cells of mixed operations, with the same architecture weights in each."""
+    """Build three cells of mixed operations, with shared architecture weights."""
     batch, nodes, (examples, test) = 32, 3, load()
     x, digit = nn.Variable((batch, 1, 8, 8)), nn.Variable((batch, 1))
 
@@ -366,7 +366,7 @@ def _mixed_cell(seed: int) -> Built:
 
 
 def _tied_embedding(seed: int) -> Built:
-    """The word that follows two others, in a language of 24; one matrix embeds words and tells them."""
+    """Predict the word after two others, in a language of 24; one matrix embeds and predicts words."""
     batch, words, width = 64, 24, 16
     following = np.random.RandomState(99).permutation(words)
     x, t = nn.Variable((batch, 2)), nn.Variable((batch, 1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of two versions side by side, where more of the network has one scale."""
+"""Tables of two versions side by side, with fewer scales per network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEEDS = 3
 TRAINING, GRADIENTS = "training", "gradients"
 UPDATES_BEFORE, UPDATES_TO_SETTLE = 20, 20
 
-_RESOLUTION = 0.02  # a difference of scores that means nothing
+_RESOLUTION = 0.02  # insignificant difference of scores
 DEPTHS = 8
 _TIMES, _TINY_ERROR = 2.0, 1e-6
 
@@ -58,7 +58,7 @@ _SUMMARY_NOTE = (
 
 
 def table(lines: List[Line]) -> str:
-    """Trainings, then gradients, each with the versions side by side."""
+    """Write trainings, then gradients, with the versions side by side."""
     trainings = [line for line in lines if line["part"] == TRAINING]
     gradients = [line for line in lines if line["part"] == GRADIENTS]
     made = {
@@ -83,7 +83,7 @@ def table(lines: List[Line]) -> str:
 
 
 class Cell(NamedTuple):
-    """What the seeds of a training came to."""
+    """Results of a training's seeds."""
 
     scores: Mapping[int, Optional[float]]
     underflow: float
@@ -91,7 +91,7 @@ class Cell(NamedTuple):
 
     @property
     def mean(self) -> Optional[float]:
-        """The mean score; None where a training failed."""
+        """Mean score; None if a training failed."""
         known = [score for score in self.scores.values() if score is not None]
         return mean(known) if known and len(known) == len(self.scores) else None
 
@@ -159,13 +159,13 @@ def _mark(cell: Cell, reference: Cell, *, failed: bool) -> str:
 
 
 def _differences(before: Cell, now: Cell) -> List[float]:
-    """What seeds that both have came to now, less what they came to before."""
+    """Differences, now minus before, of the scores of common seeds."""
     pairs = [(before.scores.get(seed), score) for seed, score in now.scores.items()]
     return [new - old for old, new in pairs if old is not None and new is not None]
 
 
 def _change(before: Optional[Cell], now: Optional[Cell]) -> str:
-    """Whether training became worse or better, or "" for neither."""
+    """Return "worse" or "better", or "" for neither."""
     if before is None or now is None or before.mean is None:
         return ""
     if now.mean is None:
@@ -228,7 +228,7 @@ def _leaves(of: Mapping[str, Line]) -> List[str]:
 
 
 def _shown(of: Mapping[str, Line]) -> List[str]:
-    """The leaves of which the table tells: of each block the one with the greatest error, and the others."""
+    """Leaves in the table: of each block the one with the largest error, and those outside blocks."""
     worst: Dict[str, str] = {}
     for leaf in _leaves(of):
         first = leaf.split("/")[0]

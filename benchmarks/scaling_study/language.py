@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small language model: a transformer that tells the next letter."""
+"""Small language model: a transformer that predicts the next letter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TEST_WINDOWS = 256
 
 
 def transformer(seed: int) -> Task:
-    """A training that is scored by minus the mean loss of a letter that it has not seen, in nats."""
+    """Make a training that is scored by minus the mean loss of a test letter, in nats."""
     train, test, symbols = text()
     x, t = nn.Variable((_BATCH, _LENGTH)), nn.Variable((_BATCH, _LENGTH, 1))
     loss = F.mean(F.softmax_cross_entropy(logits(x, symbols, _WIDTH), t))

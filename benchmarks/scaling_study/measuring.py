@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is missed where only one iteration in n measures: underflow, and overflows."""
+"""Underflow and overflows where only one iteration in n measures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MeasuringJob(NamedTuple):
 
 
 def experiment(quick: bool) -> Experiment:
-    """All distances of a network after each other."""
+    """Define the jobs: all intervals of a network after each other."""
     iterations = 32 if quick else _ITERATIONS
     cells = [(net, storage) for storage in _STORAGES for net in _NETS]
     jobs = [MeasuringJob(*cell, every, 0, iterations) for cell in cells for every in EVERY]
@@ -40,14 +40,14 @@ def experiment(quick: bool) -> Experiment:
 
 
 def work(job: MeasuringJob) -> Line:
-    """Train with the defaults but for the distance."""
+    """Train with the defaults except the interval."""
     run = Run(job.net, job.storage, _WEIGHT, "amax_history", job.seed, job.iterations)
     method = adaptive(config=AdaLossConfig(measure_every=job.every))
     return train(run, NETS[job.net], method)._asdict()
 
 
 def table(lines: List[Line]) -> str:
-    """A row for each distance."""
+    """Write a row for each interval."""
     text = (
         "Made by `python benchmarks/study.py measuring`: `AdaLossConfig(measure_every=n)` on LeNet and an "
         f"MLP of eight layers, {_ITERATIONS} iterations, loss weight {_WEIGHT:g}. Underflow is the share "

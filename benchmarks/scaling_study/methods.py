@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The storages and the ways to scale a loss that are compared, each with its defaults."""
+"""Storages and loss scaling methods to compare, each with its defaults."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STORAGE_TITLES = {
 
 
 class Trainee:
-    """A loss and what trains it, and what becomes of its batches; also a monitor of its updater."""
+    """Loss with its trainer and counts of its batches; also a monitor of its updater."""
 
     def __init__(self, loss: nn.Variable, solver: Any, feed: Callable[[], Any]) -> None:
         self.loss, self.solver, self._feed = loss, solver, feed
@@ -63,7 +63,7 @@ class Trainee:
 
 
 class Loop(NamedTuple):
-    """A training loop."""
+    """Training loop."""
 
     update: Callable[[], Any]
     emulation: Optional[FormatEmulation] = None
@@ -75,7 +75,7 @@ Method = Callable[[Trainee, Any], Loop]
 
 
 def plain(on_gradients: Callable[[Any], Any] = lambda solver: None) -> Method:
-    """The loop one writes without loss scaling; gradients may be clipped before the solver updates."""
+    """Make a loop without loss scaling; gradients may be clipped before the solver updates."""
 
     def make(trainee: Trainee, storage: Any) -> Loop:
         def update() -> None:
@@ -92,7 +92,7 @@ def plain(on_gradients: Callable[[Any], Any] = lambda solver: None) -> Method:
 
 
 def without_monitors(updater: Any, **arguments: Any) -> Method:
-    """An updater that does not say how many batches it throws away.
+    """Make a loop of an updater that does not report lost batches.
 
     The loss gets the float tail that the package's updaters give it by default, so that only scales differ.
     """
@@ -104,7 +104,7 @@ def without_monitors(updater: Any, **arguments: Any) -> Method:
         def update() -> None:
             before = trainee.fed
             made.update()
-            # After a skipped update, the gradients that caused it are still there.
+            # After a skipped update, its gradients are still stored.
             lost = trainee.fed - before - 1 + bool(trainee.solver.check_inf_or_nan_grad())
             trainee.lost += lost
             trainee.overflows += lost
@@ -115,7 +115,7 @@ def without_monitors(updater: Any, **arguments: Any) -> Method:
 
 
 def adaptive(**arguments: Any) -> Method:
-    """An adaptive loop with these arguments of its updater."""
+    """Make an adaptive loop with these arguments of its updater."""
 
     def make(trainee: Trainee, storage: Any) -> Loop:
         updater = AdaptiveLossScalingUpdater(
@@ -128,7 +128,7 @@ def adaptive(**arguments: Any) -> Method:
 
 
 def grad_scaler(on_gradients: Callable[[Any], Any] = lambda solver: None) -> Method:
-    """The loop one writes with a `GradScaler`, which skips the step of a batch that overflows."""
+    """Make a loop with a `GradScaler`, which skips the step of a batch that overflows."""
 
     def make(trainee: Trainee, storage: Any) -> Loop:
         scaler = GradScaler(trainee.solver, storage=storage)
@@ -179,23 +179,23 @@ def train(
     before: Callable[[int], Any] = lambda batch: None,
     after: Callable[[int, Sequence[Loop]], Any] = lambda batch, loops: None,
 ) -> None:
-    """Train on so many batches of each loss, in turn."""
+    """Train on this many batches of each loss, in turn."""
     loops = [method(trainee, storage) for trainee in trainees]
     for batch in range(1, batches + 1):
         before(batch)
         for trainee, loop in zip(trainees, loops):
-            # An update that threw batches away has used up later ones.
+            # An update that lost batches has consumed later ones.
             if trainee.fed < batch:
                 loop.update()
         after(batch, loops)
 
 
 def rounded(emulation: FormatEmulation) -> Any:
-    """How many elements of gradients the last backward stored, and how many of them it lost to zero."""
+    """Count the elements of gradients in the last backward, and those that became zero."""
     elements = flushed = 0
     for found in emulation.emulated_storage.gradients.values():
         count, zeros = found.statistics.count, found.statistics.zeros
         elements += count
-        # Behind a gradient that was lost whole, nothing is left to be flushed.
+        # After a gradient that was lost entirely, no later one can be flushed.
         flushed += count if zeros == count else found.underflowed
     return elements, flushed

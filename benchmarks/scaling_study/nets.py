@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All networks of the experiments, the fast ones of each list first."""
+"""Networks of the experiments, the fast ones of each list first."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _TINY = 1e-30
 
 
 def adam(learning_rate: float) -> object:
-    """Adam with an eps so small that it takes the same steps however small gradients are."""
+    """Make an Adam with a tiny eps: its steps do not depend on the size of gradients."""
     return S.Adam(learning_rate, eps=_TINY)
 
 
 def lars(learning_rate: float) -> object:
-    """LARS: a step is a share of the weight's norm, however small the gradient is."""
+    """Make LARS: its step is a share of the weight's norm for any gradient."""
     return S.Lars(learning_rate, 0.9, 0.02, _TINY)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far each way of scaling reaches: two losses 1 : r on one network, and the error of each gradient."""
+"""Reach of each scaling method: two losses 1 : r on one network, and the error of each gradient."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Gradients = Dict[str, NDArray[np.float64]]
 
 
 class ReachJob(NamedTuple):
-    """One ratio."""
+    """Job of one ratio."""
 
     net: str
     storage: str
@@ -56,7 +56,7 @@ class ReachJob(NamedTuple):
 
 
 def experiment(quick: bool) -> Experiment:
-    """All ratios of a format and method after each other."""
+    """Define the jobs: all ratios of a format and method after each other."""
     jobs = [
         ReachJob(net, storage, method, float(f"1e{exponent}"))
         for net in (("heads",) if quick else PAIRS)
@@ -68,7 +68,7 @@ def experiment(quick: bool) -> Experiment:
 
 
 def work(job: ReachJob) -> Line:
-    """Run batches without changing the parameters, so that scales settle, and compare the last gradients."""
+    """Run batches without updates until scales are stable, and compare the last gradients."""
     nn.seed(0)
     with nn.parameter_scope("", OrderedDict()):
         losses = terms(PAIRS[job.net], load(), 0)
@@ -84,7 +84,7 @@ def work(job: ReachJob) -> Line:
 
 
 def combined(losses: Terms, parameters: Dict[str, nn.Variable], ratio: float) -> Gradients:
-    """The gradients of the weighted sum, from those of both losses in float, added in float64."""
+    """Combine the gradients of both losses in float to those of the weighted sum, in float64."""
     of_terms: List[Gradients] = []
     for loss in (losses.large, losses.small):
         for parameter in parameters.values():
@@ -97,18 +97,18 @@ def combined(losses: Terms, parameters: Dict[str, nn.Variable], ratio: float) ->
 
 
 def _error(found: NDArray[np.float32], exact: NDArray[np.float64]) -> float:
-    """The relative error; 1, that of a gradient that is lost, where what was found is not finite."""
+    """Relative error; 1, as of a lost gradient, if the gradient is not finite."""
     error = float(np.linalg.norm(found.astype(np.float64) - exact) / np.linalg.norm(exact))
     return error if np.isfinite(error) else 1.0
 
 
 def of_small_loss(line: Line) -> float:
-    """The error of the worst layer that only the small loss trains."""
+    """Error of the worst layer that only the small loss trains."""
     return float(max(error for name, error in line["errors"].items() if name.startswith("small")))
 
 
 def table(lines: List[Line]) -> str:
-    """The smallest ratio that each method reaches, and errors by layer at some."""
+    """Write the smallest ratio that each method reaches, and errors by layer at some ratios."""
     parts = [
         "# How far one scale reaches\n",
         "Made by `python benchmarks/study.py reach` (`--report` makes it again from what is there).\n",
@@ -166,9 +166,9 @@ def _panel(axes: Any, lines: List[Line]) -> None:
         mine = sorted((r for r in lines if r["method"] == method), key=lambda r: -float(r["ratio"]))
         color, marker, dashes, label = _LINES[method]
         ratios, errors = [r["ratio"] for r in mine], [of_small_loss(r) for r in mine]
-        # Markers take turns, so that lines which coincide are all seen.
+        # Markers alternate, so that coinciding lines are visible.
         turns = {"marker": marker, "markevery": (index, len(WAYS)), "markersize": 6.0, "clip_on": False}
-        # Dots show the line beneath them.
+        # The line beneath is visible between dots.
         width, on_top = (1.2, 3.0) if dashes == ":" else (2.4, 2.0)
         axes.plot(ratios, errors, color=color, ls=dashes, lw=width, label=label, zorder=on_top, **turns)
     axes.set(xscale="log", yscale="log", ylim=(3e-4, 3.0), xlim=(1.0, 1e-20))

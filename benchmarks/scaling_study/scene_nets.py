@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks that look at scenes: a detector with heads at two depths, and a segmentation."""
+"""Networks for scenes: a detector with heads at two depths, and a segmentation."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _BATCH = 16
 _TEST_SCENES = 128
 _CLASSES = 11
 _SMALL_WEIGHT = 1e-4
-# Scenes that are drawn once and then trained on in turn: drawing takes as long as training.
+# Number of scenes, drawn once and used in rotation: drawing takes as long as training.
 _STOCK = 40
 
 
 def detector(seed: int) -> Task:
-    """Which digit is in which cell (loss weight 1), and, from further down, where there is ink (1e-4).
+    """Detect the digit in each cell (loss weight 1), and, from a lower layer, the ink (1e-4).
 
-    The score is the mean of two: the share of digits that are told right, and the overlap of the ink that
-    was told with that which is there (intersection over union).
+    The score is the mean of two: the share of correct digits, and the intersection over union of predicted
+    and true ink.
     """
     grid, cell, density, noise = 2, 10, 0.7, 0.1
     size = grid * cell
@@ -62,8 +62,8 @@ def detector(seed: int) -> Task:
 def _detect(x: nn.Variable) -> Tuple[nn.Variable, nn.Variable]:
     h = F.max_pooling(_conv(x, 12, "conv1"), (2, 2))
     h = F.max_pooling(_conv(h, 16, "conv2"), (2, 2))
-    # The branch of the small loss weight. Its layer is multiplied by 100, so that it learns at the pace of
-    # the others: by 100 less of the loss weight's gradient, and by 100 times the effect of each step.
+    # The branch with the small loss weight. Its layer's output is multiplied by 100, so that it learns as
+    # fast as the others: gradients and effects of steps are 100 times as large.
     limit = 0.01 * float(np.sqrt(3.0 / 16))
     inked = 100.0 * PF.convolution(
         h, 1, (1, 1), w_init=I.UniformInitializer((-limit, limit)), with_bias=False, name="ink"
@@ -74,17 +74,17 @@ def _detect(x: nn.Variable) -> Tuple[nn.Variable, nn.Variable]:
 
 
 def _coarse(ink: Integers) -> Floats:
-    """Whether there is any ink in each square of 4 x 4 pixels."""
+    """Find the squares of 4 x 4 pixels with ink."""
     n, _, size, _ = ink.shape
     squares = (ink < 10).reshape(n, 1, size // 4, 4, size // 4, 4)
     return squares.any(axis=(3, 5)).astype(np.float32)  # type: ignore[no-any-return]
 
 
 def segmentation(seed: int) -> Task:
-    """Where there is ink under strong noise; the loss is the mean over the pixels of a mask.
+    """Segment ink under strong noise; the loss is the mean over the pixels of a mask.
 
-    The mask leaves out pixels of paper, so that there are about as many as there are of ink. The score is the
-    intersection over union of the ink that was told with that which is there, on all pixels.
+    The mask keeps about as many pixels of paper as of ink. The score is the intersection over union of
+    predicted and true ink, on all pixels.
     """
     grid, cell, density, noise = 2, 8, 0.7, 0.8
     pool = _Stock(seed, grid, cell, density, noise)
@@ -127,7 +127,7 @@ def _conv(h: nn.Variable, maps: int, name: str) -> nn.Variable:
 
 
 class _Stock:
-    """Batches of scenes, drawn when they are needed for the first time."""
+    """Batches of scenes, drawn at first use."""
 
     def __init__(self, seed: int, grid: int, cell: int, density: float, noise: float) -> None:
         self._random = np.random.RandomState(seed)

@@ -26,7 +26,7 @@ def _dense(h: nn.Variable, width: int, name: str) -> nn.Variable:
 
 
 def trunk(x: nn.Variable, name: str = "trunk") -> nn.Variable:
-    """Three dense layers."""
+    """Apply three dense layers."""
     h = F.reshape(x, (x.shape[0], -1))
     for index in range(3):
         h = _dense(h, _WIDTH, f"{name}{index}")
@@ -34,7 +34,7 @@ def trunk(x: nn.Variable, name: str = "trunk") -> nn.Variable:
 
 
 def head(h: nn.Variable, classes: int, name: str) -> nn.Variable:
-    """The logits of a classifier with one hidden layer."""
+    """Compute the logits of a classifier with one hidden layer."""
     return PF.affine(_dense(h, _WIDTH // 2, f"{name}/hidden"), classes, name=f"{name}/out")
 
 
@@ -45,7 +45,7 @@ def _heads(x: nn.Variable) -> Variables:
 
 
 def _towers(x: nn.Variable) -> Variables:
-    """Two networks that share nothing but their input."""
+    """Two networks that share only their input."""
     return head(trunk(x, "large"), 2, "large"), head(trunk(x, "small"), 10, "small")
 
 
@@ -65,7 +65,7 @@ PAIRS: Dict[str, Pair] = {"heads": _heads, "towers": _towers}
 
 
 class Terms(NamedTuple):
-    """Two losses on the same batches."""
+    """Losses of two tasks on the same batches."""
 
     large: nn.Variable
     small: nn.Variable
@@ -74,7 +74,7 @@ class Terms(NamedTuple):
 
 
 def terms(pair: Pair, data: Data, seed: int) -> Terms:
-    """Two losses of a network."""
+    """Make two losses of a network."""
     train, test = data
     x = nn.Variable((BATCH, *train.x.shape[1:]))
     digit, odd = nn.Variable((BATCH, 1)), nn.Variable((BATCH, 1))
@@ -90,19 +90,19 @@ def terms(pair: Pair, data: Data, seed: int) -> Terms:
 
 
 def two_losses(net: str, weight: float, seed: int) -> Task:
-    """Odd or even, and `weight` times which digit; scored by the latter's accuracy."""
+    """Train odd or even, and `weight` times the digit; scored by the latter's accuracy."""
     large, small, feed, score = terms(PAIRS[net], load(), seed)
     return Task([Player(large + small * weight, nn.get_parameters(), feed)], score)
 
 
 def lenet_heads(weight: float, seed: int) -> Task:
-    """The same on a LeNet of the usual size, whose images have 32 x 32 pixels."""
+    """Train the same on a LeNet of the usual size, on images of 32 x 32 pixels."""
     large, small, feed, score = terms(lenet_pair, enlarged(32), seed)
     return Task([Player(large + small * weight, nn.get_parameters(), feed)], score)
 
 
 def annealed(start: float, end: float, iterations: int, seed: int) -> Task:
-    """Two heads; the weight of the scored one is 0 for a tenth of the training, then rises from `start`."""
+    """Train two heads; the weight of the scored one is 0 for the first tenth, then rises from `start`."""
     large, small, feed, score = terms(PAIRS["heads"], load(), seed)
     weight, count = nn.Variable.from_numpy_array(np.zeros((), np.float32)), 0
 
@@ -117,7 +117,7 @@ def annealed(start: float, end: float, iterations: int, seed: int) -> Task:
 
 
 def auxiliary(weight: float, seed: int) -> Task:
-    """A conv net that tells digits, and from its middle where their ink is, that loss times `weight`.
+    """Train a conv net on digits, and its middle on their ink, with that loss times `weight`.
 
     Scored by the share of the pixels' ink that the auxiliary head explains: 1 less its squared error, divided
     by the variance.
@@ -154,9 +154,9 @@ def auxiliary(weight: float, seed: int) -> Task:
 
 
 def vae(weight: float, seed: int) -> Task:
-    """A variational autoencoder: mean error of a pixel, and the KL divergence times `weight`.
+    """Train a variational autoencoder: mean error of a pixel, and the KL divergence times `weight`.
 
-    Scored by minus the logarithm of the squared error, and of one and the KL divergence: what is lost of
+    Scored by minus the logarithms of the squared error and of one plus the KL divergence, so that a loss of
     either shows.
     """
     train, test = load()

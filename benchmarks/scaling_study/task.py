@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training is made of, whatever it trains."""
+"""Parts of a training of any network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.digits import Examples, load
 
 
 class Player(NamedTuple):
-    """A loss and what it trains; a GAN has two, everything else one."""
+    """Loss with its parameters; a GAN has two, all others one."""
 
     loss: nn.Variable
     parameters: Dict[str, nn.Variable]
@@ -20,33 +20,33 @@ class Player(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A network that is ready to be trained."""
+    """Network that is ready to be trained."""
 
     players: Sequence[Player]
     score: Callable[[], float]
 
 
 def momentum(learning_rate: float) -> Any:
-    """SGD with momentum, as most networks are trained."""
+    """Make SGD with momentum, the usual solver."""
     return S.Momentum(learning_rate, 0.9)
 
 
 class Net(NamedTuple):
-    """A network and how it is trained."""
+    """Network and its training settings."""
 
     title: str
     measure: str
     build: Callable[[int], Task]
-    learning_rate: float  # when the loss weight is 1
+    learning_rate: float  # for a loss weight of 1
     iterations: int  # batches of each player
-    resolution: float  # a difference of scores that means nothing
+    resolution: float  # insignificant difference of scores
     solver: Callable[[float], Any] = momentum
 
 
 def accuracy(
     logits: Callable[[nn.Variable], nn.Variable], test: Optional[Examples] = None
 ) -> Callable[[], float]:
-    """What tells the accuracy on images that are not trained on."""
+    """Make a function that computes the accuracy on test images."""
     x, t = test or load().test
     told = logits(nn.Variable.from_numpy_array(x))
 
@@ -58,5 +58,5 @@ def accuracy(
 
 
 def cross_entropy(logits: nn.Variable, t: nn.Variable) -> nn.Variable:
-    """The mean cross entropy."""
+    """Compute the mean cross entropy."""
     return F.mean(F.softmax_cross_entropy(logits, t))

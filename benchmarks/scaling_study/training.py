@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training, from nothing to its score."""
+"""Training of a network, from initialization to score."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SAMPLE_EVERY = 20
 
 
 class Run(NamedTuple):
-    """Which training; its key in the results."""
+    """Key of a training in the results."""
 
     net: str
     storage: str
@@ -29,9 +29,9 @@ class Run(NamedTuple):
 
 
 class Result(NamedTuple):
-    """How a training went."""
+    """Outcome of a training."""
 
-    score: Optional[float]  # None: it ended with an error, or the score is no number
+    score: Optional[float]  # None: it ended with an error, or the score is not finite
     batches: int  # over all players
     lost: int  # batches that changed nothing
     repeats: int
@@ -42,10 +42,10 @@ class Result(NamedTuple):
 
 
 def train(run: Run, net: Net, method: Optional[Method] = None) -> Result:
-    """Train a network and return how that went.
+    """Train a network and return its outcome.
 
-    The learning rate is divided by the loss weight, which takes it out of the steps of SGD again, and falls
-    to zero linearly.
+    The learning rate is divided by the loss weight, which cancels in the steps of SGD, and falls to zero
+    linearly.
     """
     nn.seed(run.seed)
     error, elements, flushed = "", 0, 0
@@ -90,7 +90,7 @@ def train(run: Run, net: Net, method: Optional[Method] = None) -> Result:
 
 
 def results_of(lines: Sequence[Dict[str, Any]]) -> Dict[Run, Result]:
-    """The trainings that lines of results tell of."""
+    """Read the trainings from lines of results."""
     return {
         Run(*(line[field] for field in Run._fields)): Result(*(line[field] for field in Result._fields))
         for line in lines

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cells pass: those whose mean score is within the spread of single precision's."""
+"""Verdict on cells: a pass needs a mean score within the spread of fp32's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RULE = (
 
 
 class Key(NamedTuple):
-    """A cell of the table."""
+    """Cell of the table."""
 
     net: str
     storage: str
@@ -26,7 +26,7 @@ class Key(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """What single precision comes to."""
+    """Scores of single precision."""
 
     mean: float
     deviation: float
@@ -35,23 +35,23 @@ class Reference(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What the seeds of a cell came to."""
+    """Results of a cell's seeds."""
 
     passes: bool
     score: Optional[float]
     results: List[Result]
 
     def total(self, field: str) -> float:
-        """The sum of a field of all results."""
+        """Sum a field over all results."""
         return float(sum(getattr(result, field) for result in self.results))
 
     def per_batch(self, field: str) -> float:
-        """The same, divided by the number of batches."""
+        """Sum a field over all results, divided by the number of batches."""
         return self.total(field) / self.total("batches")
 
     @property
     def underflow(self) -> float:
-        """The mean of the results'."""
+        """Mean underflow of the results."""
         return mean(result.underflow for result in self.results)
 
 
@@ -59,7 +59,7 @@ Results = Mapping[Run, Result]
 
 
 def references(results: Results, nets: Mapping[str, Net]) -> Dict[str, Reference]:
-    """What each network comes to in single precision; of networks with two seeds or more."""
+    """Compute the scores of each network in fp32, for networks with two seeds or more."""
     found: Dict[str, Reference] = {}
     for net, description in nets.items():
         of_net = [r.score for run, r in results.items() if (run.net, run.method) == (net, REFERENCE)]
@@ -72,7 +72,7 @@ def references(results: Results, nets: Mapping[str, Net]) -> Dict[str, Reference
 
 
 def cells(results: Results, nets: Mapping[str, Net]) -> Dict[Key, Cell]:
-    """All cells of which there is a training and a reference."""
+    """List all cells with a training and a reference."""
     known = references(results, nets)
     grouped: Dict[Key, List[Result]] = {}
     for run, result in results.items():
@@ -88,6 +88,6 @@ def _cell(results: List[Result], wanted: float) -> Cell:
 
 
 def count(found: Mapping[Key, Cell], storage: str, method: str) -> Tuple[int, int]:
-    """How many cells of a storage and method pass, and how many there are."""
+    """Count the passing cells of a storage and method, and all of them."""
     mine = [cell for key, cell in found.items() if (key.storage, key.method) == (storage, method)]
     return sum(cell.passes for cell in mine), len(mine)

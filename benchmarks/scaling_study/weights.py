@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does it train as well as fp32 where the weights of losses change from batch to batch?"""
+"""Trainings with loss weights that change from batch to batch, compared with fp32."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _QUICK_ITERATIONS = 48
 
 Targets = NDArray[np.int64]
 Weights = Callable[[int], Sequence[float]]
-"""The weight of each head's loss in a batch, whose number counts from 0."""
+"""Weight of each head's loss in a batch, by number from 0."""
 
 
 class Head(NamedTuple):
-    """What a head tells of a digit."""
+    """Task of a head."""
 
     classes: int
     target: Callable[[Targets], Targets]
@@ -59,20 +59,20 @@ SOLVERS: Dict[str, Tuple[Callable[[float], Any], float]] = {"sgd": (S.Sgd, 0.3),
 
 
 class Program(NamedTuple):
-    """Losses, and how their weights change."""
+    """Losses and the changes of their weights."""
 
     title: str
     weights: Weights
     iterations: int = 600
     solvers: Sequence[str] = tuple(SOLVERS)
-    place: str = "loss"  # what a weight multiplies: a head's loss, the losses of its examples, or its logits
+    place: str = "loss"  # factor of: a head's loss, the losses of its examples, or its logits
     divided: bool = False  # SGD's learning rate is divided by the greatest weight of the batch
     clipped: bool = False  # the gradient of each parameter has a norm of 1 at most
     dynamic: bool = False  # trained with `global_scale="dynamic"` as well
 
 
 def _in_turn(weights: Sequence[float], order: Sequence[int]) -> Weights:
-    """In each batch only one head has a loss; `order` says which, over and over."""
+    """Give one head a loss in each batch, in the repeated `order`."""
 
     def of(batch: int) -> Sequence[float]:
         turn = order[batch % len(order)]
@@ -111,7 +111,7 @@ def _programs() -> Iterator[Tuple[str, Program]]:
             yield f"turns_{label}_{name}", Program(title, weights, iterations, divided=True)
     for start in (0, 1, 50):
         for label, weight in small.items():
-            # SGD would need a learning rate of its own for the small head.
+            # SGD would need another learning rate for the small head.
             title = f"second loss of {label} from batch {start} on"
             yield f"late_{label}_from_{start}", Program(title, _late(weight, start), solvers=["adam"])
     three = _in_turn((1.0, 1e-5, 1e-10), range(3))
@@ -134,7 +134,7 @@ PROGRAMS = dict(_programs())
 
 
 class WeightsJob(NamedTuple):
-    """One training."""
+    """Key of a training."""
 
     net: str
     solver: str
@@ -144,7 +144,7 @@ class WeightsJob(NamedTuple):
 
 
 def experiment(quick: bool) -> Experiment:
-    """A seed after the other; of each program the reference first."""
+    """Define the jobs: one seed after the other; of each program the reference first."""
     return Experiment(list(_jobs(quick)), work, table)
 
 
@@ -160,7 +160,7 @@ def _jobs(quick: bool) -> Iterator[WeightsJob]:
 
 
 def work(job: WeightsJob) -> Line:
-    """Train, and tell the accuracy of each head, and what became of the batches."""
+    """Train, and return the accuracy of each head and the counts of batches."""
     program, error = PROGRAMS[job.net], ""
     nn.seed(job.seed)
     with nn.parameter_scope("", OrderedDict()), warnings.catch_warnings(record=True) as caught:
@@ -184,7 +184,7 @@ def work(job: WeightsJob) -> Line:
 
 
 def _made(program: Program, job: WeightsJob) -> Tuple[Trainee, Sequence[Callable[[], float]]]:
-    """A loss that is ready to be trained, and what tells the accuracy of each head."""
+    """Build a loss that is ready to be trained, and a function for the accuracy of each head."""
     (examples, test), heads = load(), list(HEADS.items())[: len(program.weights(0))]
     x, digit = nn.Variable((BATCH, *examples.x.shape[1:])), nn.Variable((BATCH, 1))
     h, batches, loss = trunk(x), BatchFeeder(examples, x, digit, job.seed), 0.0
@@ -217,7 +217,7 @@ def _logits(name: str, x: nn.Variable) -> nn.Variable:
 
 
 def _method(name: str, program: Program) -> Method:
-    """A way to train, which clips where the program does."""
+    """Make a way to train, with clipping if the program clips."""
     arguments: Dict[str, Any] = {"on_gradients": _clip} if program.clipped else {}
     made: Dict[str, Callable[[], Method]] = {
         REFERENCE: lambda: plain(**arguments),
@@ -234,7 +234,7 @@ def _clip(solver: Any) -> None:
 
 
 class Key(NamedTuple):
-    """A cell of the table."""
+    """Cell of the table."""
 
     net: str
     solver: str
@@ -242,10 +242,10 @@ class Key(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What the seeds of a cell came to."""
+    """Results of a cell's seeds."""
 
     passes: bool
-    differences: Sequence[float]  # of each head's accuracy to that of fp32; empty where a training failed
+    differences: Sequence[float]  # each head's accuracy minus that of fp32; empty if a training failed
     counts: Mapping[str, int]
 
 
@@ -262,7 +262,7 @@ _NOTE = (
 
 
 def table(lines: List[Line]) -> str:
-    """How many cells pass, then a row for each program and solver."""
+    """Write the number of passing cells, then a row for each program and solver."""
     found: Dict[Key, List[Line]] = {}
     for line in lines:
         found.setdefault(Key(line["net"], line["solver"], line["method"]), []).append(line)
@@ -303,7 +303,7 @@ def _summary(cells: Mapping[Key, Cell]) -> str:
 
 
 def _cell(lines: Sequence[Line], references: Mapping[int, Line]) -> Cell:
-    """What the seeds of a cell came to, beside those of fp32."""
+    """Compare the results of a cell's seeds with those of fp32."""
     wanted = {seed: one["scores"] for seed, one in references.items() if one["scores"]}
     each = [
         np.subtract(line["scores"], wanted[line["seed"]])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of processes, which compare their calls and their values."""
+"""Groups of processes that compare their calls and their values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RankDisagreementError(RuntimeError):
 
 
 class Call(NamedTuple):
-    """A collective call as every rank must make it."""
+    """A collective call, which must be the same on every rank."""
 
     operation: str
     options: Tuple[Tuple[str, Hashable], ...] = ()
@@ -57,7 +57,7 @@ class ProcessGroup:
         return values
 
     def compare_calls(self, call: Call) -> None:
-        """Wait until all members make a call; a CollectiveMismatchError on all unless it is the same."""
+        """Wait until all members make a call; raise CollectiveMismatchError on all unless it is the same."""
         own = call_number(call)
         # One reduction gives both bounds.
         lower, upper = self.reduce_ints(np.array([own, -own]), self.mpi.MIN)
@@ -65,7 +65,7 @@ class ProcessGroup:
             raise CollectiveMismatchError(describe_mismatch(self.ranks, self.comm.allgather(call)))
 
     def compare_values(self, values: Mapping[str, NDArray[Any]], what: str) -> None:
-        """A RankDisagreementError on all members unless arrays have the same bits on all."""
+        """Raise RankDisagreementError on all members unless the arrays have the same bits on all."""
         checksums = list(map(checksum, values.values()))
         of_each = zip(*self.comm.allgather(checksums))
         different = [position for position, held in enumerate(of_each) if len({*held}) > 1]

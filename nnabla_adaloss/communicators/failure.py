@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ending an MPI job when one of its processes cannot go on.
+"""End of an MPI job when one of its processes cannot go on.
 
 A rank that raises, exits or stalls would leave the other ranks waiting forever.
 """
@@ -18,8 +18,8 @@ from typing import Callable, Iterator, Optional, Tuple, Type
 
 
 class Watchdog:
-    """Calls `on_expiry(description, timeout_s)`, which ends the process, when a block takes longer than that;
-    never, if that is None.
+    """Calls `on_expiry(description, timeout_s)`, which ends the process, when a block takes longer than
+    `timeout_s` seconds; never if that is None.
     """
 
     def __init__(self, timeout_s: Optional[float], on_expiry: Callable[[str, float], None]) -> None:
@@ -36,7 +36,7 @@ class Watchdog:
         if self._thread is None and self._timeout_s is not None:
             self._thread = threading.Thread(target=self._patrol, args=[self._timeout_s], daemon=True)
             self._thread.start()
-        # This costs a microsecond. The thread looks at it four times per timeout.
+        # One assignment costs a microsecond; the thread reads it four times per timeout.
         self._watched = (time.monotonic(), describe)
         try:
             yield
@@ -52,7 +52,7 @@ class Watchdog:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The status with which Python exits after an exception: 0 only after `sys.exit()` without error."""
+    """Exit status of Python after an exception: 0 only after `sys.exit()` without error."""
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
         return error.code or 0
     return 1
@@ -66,7 +66,7 @@ def report(rank: int, message: str) -> None:
 
 
 def on_uncaught_exception(function: Callable[[BaseException], None]) -> None:
-    """Call a function before the process ends with an uncaught exception, after any hook that is there."""
+    """Call a function, after existing hooks, when an uncaught exception ends the process."""
     previous = sys.excepthook
 
     def hook(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:

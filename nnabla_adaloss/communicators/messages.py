@@ -21,7 +21,7 @@ MESSAGE = 1 << 20
 
 
 def array_list(data: Union[NdArray, Sequence[NdArray]], *, floating: bool = False) -> List[NdArray]:
-    """The NdArrays of an argument that is one or a sequence of them; integers are refused if `floating`."""
+    """List the NdArrays of an argument, one or a sequence; with `floating`, refuse integer arrays."""
     arrays = [data] if isinstance(data, NdArray) else list(data)
     for position, array in enumerate(arrays):
         if not isinstance(array, NdArray):
@@ -43,7 +43,7 @@ def shapes_of(arrays: Sequence[NdArray]) -> Tuple[Tuple[int, ...], ...]:
 
 
 def host_values(value: Union[NdArray, npt.ArrayLike]) -> npt.NDArray[Any]:
-    """The values of an NdArray, NumPy array or number, for reading; a lazily zero NdArray stays so."""
+    """Read the values of an NdArray, NumPy array or number; a lazily zero NdArray stays so."""
     if not isinstance(value, NdArray):
         return np.asarray(value)
     return np.zeros(value.size, np.float32) if value.zeroing else host_view(value)
@@ -51,13 +51,13 @@ def host_values(value: Union[NdArray, npt.ArrayLike]) -> npt.NDArray[Any]:
 
 @lru_cache(maxsize=64)
 def plan_messages(sizes: Tuple[int, ...], pack: bool) -> Tuple[Tuple[int, ...], ...]:
-    """The positions of the arrays in each message, in the order of the first of each; empty ones are in none.
+    """Plan the messages: positions of the arrays in each, ordered by the first; empty arrays are skipped.
 
-    The plan depends on the sizes alone, so every rank makes the same one without asking the others.
+    The plan depends on the sizes alone, so every rank makes the same one without communication.
     """
     messages: List[List[int]] = []
     packed: List[int] = []
-    filled = MESSAGE  # so that the first small array begins one
+    filled = MESSAGE  # makes the first small array begin a message
     for position, size in enumerate(sizes):
         if size > SMALL_ARRAY or (size and not pack):
             messages.append([position])
@@ -71,7 +71,7 @@ def plan_messages(sizes: Tuple[int, ...], pack: bool) -> Tuple[Tuple[int, ...], 
 
 
 class Packer:
-    """Applies an exchange to the values of NdArrays, through one buffer that is kept between calls."""
+    """Applies an exchange to the values of NdArrays through a buffer that is kept between calls."""
 
     def __init__(self) -> None:
         self._buffer = np.empty(0, np.float32)
@@ -80,7 +80,7 @@ class Packer:
         self, arrays: List[NdArray], function: Callable[[npt.NDArray[np.float32]], object], *, pack: bool
     ) -> None:
         """Apply `function`, which changes a flat array in place, to all arrays in float32; with `pack`, the
-        small ones share messages. What exceeds an array's dtype becomes an infinity, without a warning.
+        small ones share messages. A sum beyond an array's dtype becomes an infinity without a warning.
         """
         for positions in plan_messages(tuple(array.size for array in arrays), pack):
             views = [host_view(arrays[position]) for position in positions]

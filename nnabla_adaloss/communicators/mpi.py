@@ -43,22 +43,22 @@ Arrays = Union[NdArray, Sequence[NdArray]]
 class MPICommunicator:
     """nnabla's communicator over MPI: gradients of CPU processes, summed in float32.
 
-    It replaces `nnabla.communicators.MultiProcessCommunicator` on hosts without GPUs, as far as training on
-    shares of a batch needs it: `bcast`, `all_reduce`, `barrier` and groups. Every exchange is collective: all
-    ranks of the group make the same calls in the same order, or it is a `CollectiveMismatchError` on every
-    rank: they compare a fingerprint of the call and its arrays' shapes.
+    It replaces `nnabla.communicators.MultiProcessCommunicator` on hosts without GPUs for data-parallel
+    training: `bcast`, `all_reduce`, `barrier` and groups. Every exchange is collective: all ranks of the
+    group must make the same calls in the same order. If their calls or shapes differ, all raise
+    `CollectiveMismatchError`.
 
     Sums are computed in float32, whatever the arrays' dtypes, and have the same bits on all ranks. Not
     thread-safe.
 
     Args:
-        comm: the mpi4py communicator of the processes that train together. Default: all of the job.
-        timeout_s: seconds that one exchange may wait. Then the process reports where it waits and ends, and
-            the job with it. It must exceed the longest time that a rank works alone between exchanges, such
-            as a validation on rank 0. Default None: wait forever.
+        comm: the mpi4py communicator of the training's processes. Default: all of the job.
+        timeout_s: seconds that one exchange may wait. After that the process reports where it waits and ends
+            the job. It must exceed the longest time that a rank works alone between exchanges, such as a
+            validation on rank 0. Default None: wait forever.
 
     Attributes:
-        iteration: the training iteration, which a timeout names; None: unknown. The training loop sets it.
+        iteration: the training iteration, set by the loop and named by a timeout; None: unknown.
 
     Raises:
         ImportError: mpi4py or an MPI library is missing.
@@ -97,10 +97,10 @@ class MPICommunicator:
         self.iteration: Optional[int] = None
 
     def init(self) -> None:
-        """Set up the exchange; to be called on every rank before anything else.
+        """Set up the exchange; every rank must call this before anything else.
 
-        From then on an uncaught exception on one rank ends all of them (`sys.excepthook`), which would wait
-        for it forever.
+        From then on an uncaught exception on one rank ends the others (`sys.excepthook`), which would
+        otherwise wait forever.
         """
         if self._groups:
             return
@@ -111,7 +111,7 @@ class MPICommunicator:
         if self.size > 1:
             failure.on_uncaught_exception(self._end)
 
-    # Who takes part
+    # Participants
 
     @property
     def rank(self) -> int:
@@ -140,7 +140,7 @@ class MPICommunicator:
             name_ranks: the name, which is returned, and the ranks in the order of their numbers in the group.
 
         Raises:
-            ValueError: the name is taken, or the ranks are none, repeated or out of range.
+            ValueError: the name exists already, or the ranks are missing, repeated or out of range.
         """
         name, ranks = name_ranks[0], tuple(map(int, name_ranks[1]))
         if name in self._groups:
@@ -156,7 +156,7 @@ class MPICommunicator:
         return name
 
     def find_group(self, group: str) -> List[int]:
-        """The ranks of a group; none when there is no such group."""
+        """The ranks of a group; empty when there is no such group."""
         return self.list_groups().get(group, [])
 
     def list_groups(self) -> Dict[str, List[int]]:
@@ -193,14 +193,15 @@ class MPICommunicator:
     ) -> None:
         """Replace every array, on every rank, by its sum over the ranks.
 
-        The sum keeps infinities and NaNs, so all ranks see an overflow on one of them. An array that is
+        The sum keeps infinities and NaNs, so all ranks see an overflow on any of them. An array that is
         lazily zero (`NdArray.zero`, not written since) on all ranks stays so: a solver skips a parameter with
         such a gradient.
 
         Args:
             data: NdArray or sequence of them, of floating point dtypes, which do not change.
             division: divide the sum by the number of ranks, before it is rounded to a narrower dtype.
-            inplace: send each array by itself: no packing buffer of 4 MB, but slower for many small arrays.
+            inplace: send each array by itself: saves the packing buffer of 4 MB, slower for many small
+                arrays.
             group: name of the group.
 
         Raises:
@@ -243,7 +244,7 @@ class MPICommunicator:
         """
         own = np.array(values, np.float64, order="C")
         with self._exchange("all_reduce_max_float", shape=own.shape) as world:
-            # Gathered: MPI's own maximum of floats loses a NaN that is on one rank only.
+            # Gather: MPI's own maximum of floats loses a NaN that is on one rank only.
             everybody = np.empty((world.size, *own.shape))
             world.comm.Allgather(own, everybody)
             return np.asarray(everybody.max(axis=0))
@@ -266,7 +267,8 @@ class MPICommunicator:
             what: a noun for the error.
 
         Raises:
-            RankDisagreementError: on every rank, naming the first value that differs, and it on each rank.
+            RankDisagreementError: on every rank, with the name of the first value that differs, and its value
+                on each rank.
 
         Example:
             >>> from nnabla_adaloss import MPICommunicator
@@ -317,7 +319,7 @@ class MPICommunicator:
 
     @property
     def _on_this_host(self) -> MPI.Comm:
-        self._group("world")  # which `init` makes
+        self._group("world")  # made by `init`
         return self._local_comm
 
     def _group(self, name: str) -> ProcessGroup:
@@ -335,8 +337,8 @@ class MPICommunicator:
     def _exchange(
         self, operation: str, group: str = "world", entries: Iterable[Hashable] = (), **options: Hashable
     ) -> Iterator[ProcessGroup]:
-        """A watched block that begins once all members of a group have made the same call, with the same
-        `options` and `entries` (the shapes or names of the data).
+        """Watch a block that begins once all members of a group have made the same call, with the same
+        `options` and `entries` (shapes or names of the data).
         """
         members = self._group(group)
         self._exchanges += 1

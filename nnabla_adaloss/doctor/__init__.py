@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Examination of an installation: what is there, what is missing, and what to do about it."""
+"""Examination of an installation: working parts, missing parts, and how to add them."""
 
 from .checks import examine as examine
 from .findings import AREAS as AREAS

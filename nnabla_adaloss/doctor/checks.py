@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examination: what is tried for which use, in what order."""
+"""Order of an examination: the trials for each use of the package."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .probes import Answer, call_isolated
 from .trials import blamed, findings_of, try_functions
 
 _TYPE_CONFIGS = ("float", "half")
-# What nnabla's functions compute with.
+# Packages that nnabla's functions compute with.
 _PACKAGES = "nnabla|nnabla-ext-cuda.*|numpy|nvidia-(cublas|cudnn)-.*"
 
 
 def examine(*, gpu_functions: bool = False) -> List[Finding]:
-    """Findings about the CPU, GPU and MPI parts of this machine, in that order; takes some seconds.
+    """Examine the CPU, GPU and MPI parts of this machine, in that order; takes some seconds.
 
     With `gpu_functions`, nnabla's functions are tried on the GPU, too.
     """
-    with ThreadPoolExecutor() as pool:  # they wait for processes
+    with ThreadPoolExecutor() as pool:  # the threads only wait for processes
         cpu, mpi = pool.submit(_examine_cpu), pool.submit(_examine_mpi)
         gpu = pool.submit(_examine_gpu, with_functions=gpu_functions)
         return [*cpu.result(), *gpu.result(), *mpi.result()]
@@ -97,12 +97,12 @@ def _examine_mpi() -> List[Finding]:
 
 
 def _examine_functions(area: Area, extension: str, scaled: List[Finding], *machine: str) -> List[Finding]:
-    """Findings of trials of nnabla's functions in each type, which tell whose fault a failure is."""
+    """Try nnabla's functions in each type, to see whether a failure is nnabla's or this package's."""
     packages = _installed_packages().items()
     machine += tuple(f"{name} {version}" for name, version in packages if re.fullmatch(_PACKAGES, name))
-    # A card that dies of many functions takes a process for each of them.
+    # A GPU that crashes in a function needs a new process for the rest.
     processes = 1 if area == "CPU" else 4
-    with ThreadPoolExecutor() as pool:  # they wait for processes
+    with ThreadPoolExecutor() as pool:  # the threads only wait for processes
         tried = list(pool.map(lambda kind: try_functions(extension, kind, processes), _TYPE_CONFIGS))
     found: List[Finding] = []
     for kind, tried_in_it in zip(_TYPE_CONFIGS, tried):
@@ -122,7 +122,7 @@ def _examine_cuda_libraries(cuda_version: str) -> Iterable[Finding]:
 
 
 def _examine_rivals(area: Area, *prefixes: str) -> Iterable[Finding]:
-    """Packages of which an environment can have only one, because they hold the same files."""
+    """Find packages that exclude each other because they install the same files."""
     rivals = [name for name in _installed_packages() if name.startswith(prefixes)]
     if len(rivals) > 1:
         cure = f"pip uninstall {' '.join(rivals)}; then install the one you want"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings of an examination: errors in plain words, all of it as text and as JSON."""
+"""Findings of an examination: errors explained, with text and JSON output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Status = Literal["works", "missing", "broken", "not tried"]
 
 
 class Finding(NamedTuple):
-    """One examined part, what it is needed for, and a cure where there is one."""
+    """One examined part, its state, the area that needs it, and a remedy if known."""
 
     area: Area
     status: Status
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
 _INSTALL_GPU = "pip install 'nnabla-adaloss[cuda120]'   (or cuda116, to match your nnabla-ext-cuda)"
 _INSTALL_MPI = "pip install 'nnabla-adaloss[mpi]'   (includes Open MPI)"
 
-# Errors of nnabla, its CUDA extension, CuPy and MPI: what they mean, and a cure. The first match counts.
+# Errors of nnabla, its CUDA extension, CuPy and MPI: meaning and remedy. The first match counts.
 _MISSING = {
     r"libcuda\.so": (
         "the NVIDIA driver is not installed, or not visible inside this container (libcuda.so.1)",
@@ -101,7 +101,7 @@ _ERRORS: Dict[Status, Dict[str, Tuple[str, str]]] = {"missing": _MISSING, "broke
 
 
 def failure(area: Area, subject: str, error: str) -> Finding:
-    """The finding that an error amounts to; one that is not known means itself and has no cure."""
+    """Explain an error as a finding; an unknown one is quoted, without a remedy."""
     for status, known in _ERRORS.items():
         for pattern, (meaning, cure) in known.items():
             match = re.search(pattern, error)
@@ -111,18 +111,18 @@ def failure(area: Area, subject: str, error: str) -> Finding:
 
 
 def area_works(findings: Sequence[Finding], area: Area) -> bool:
-    """Whether every part that an area needs works."""
+    """True if every part that an area needs works."""
     return all(finding.status == "works" for finding in findings if finding.area == area)
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """For programs: a JSON object with `works`, a boolean per area, and `findings`, a list of objects."""
+    """Write a JSON object with `works`, a boolean per area, and `findings`, a list of objects."""
     works = {area: area_works(findings, area) for area in AREAS}
     return json.dumps({"works": works, "findings": [finding._asdict() for finding in findings]}, indent=2)
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """For people: by area, a verdict, a line per part, and below it, or below all that share it, the cure."""
+    """Write the findings as text: per area a verdict, a line per part, and each remedy once."""
     lines: List[str] = []
     margin = " " * 13
     for area in AREAS:

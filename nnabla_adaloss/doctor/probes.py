@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attempts to use what is installed; each returns what it found, and raises if it fails.
+"""Attempts to use installed parts; each returns a description, and raises if it fails.
 
-Native libraries that do not fit together crash the process that loads them, and what was loaded once stays:
-so each attempt has a process of its own. That imports this package, which loads the CUDA libraries of
-NVIDIA's wheels beforehand.
+Each attempt has a process of its own, as incompatible native libraries crash it, and a loaded one stays
+loaded. It imports this package, which loads the CUDA libraries of NVIDIA's wheels first.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from typing import Any, Callable, List, Sequence, Tuple
 from nnabla_adaloss.cuda_libraries import find_extension_library, namespace_folders
 
 # Largest accepted difference from nnabla's own gradients, relative to the largest of them. A float16 gradient
-# is a sum of a few numbers with 11 significant bits each.
+# sums a few numbers of 11 significant bits.
 _TOLERANCE = {"float": 1e-5, "half": 1e-2}
-# Open MPI refuses root and more processes than cores unless told otherwise; others ignore these.
+# Open MPI refuses root and more processes than cores without these; other libraries ignore them.
 MPI_PERMISSIONS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -32,7 +31,7 @@ MPI_PERMISSIONS = {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
 Answer = Tuple[Any, str]
-"""Value of a call, and its error: empty, an exception, or how the process ended."""
+"""Value of a call, and its error: empty, an exception, or the way the process ended."""
 
 # Seconds; leaves room for compilers.
 _TIME_LIMIT = 120.0
@@ -57,10 +56,10 @@ for arguments in calls:
 def call_isolated(
     function: Callable[..., Any], *calls: Sequence[Any], time_limit: float = _TIME_LIMIT
 ) -> List[Answer]:
-    """Call a module-level function, which returns what JSON can represent, in a new process: once with each
-    of some lists of arguments. Exceptions, crashes and silence are answers.
+    """Call a module-level function, whose result JSON can represent, in a new process, once per list of
+    arguments. Exceptions, crashes and timeouts are answers, too.
     """
-    # After one of these the next process goes on: what a GPU's context does after an error says nothing.
+    # A new process continues after a failure: a GPU's context is unreliable after an error.
     found: List[Answer] = []
     while len(found) < len(calls):
         waiting = [json.dumps(arguments) for arguments in calls[len(found) :]]
@@ -84,7 +83,7 @@ def _how_it_ended(process: subprocess.CompletedProcess[bytes]) -> str:
 
 
 def package_versions() -> str:
-    """Import the packages that everything is built on."""
+    """Import the packages that all uses need."""
     modules = map(importlib.import_module, ("nnabla", "numpy"))
     return ", ".join(f"{module.__name__} {module.__version__}" for module in modules)
 
@@ -100,7 +99,7 @@ def adaptive_backward(extension: str, type_config: str) -> str:
     from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, Method, Needs
 
     class Sixteen(Method):
-        """Scales every layer of which something is known."""
+        """Method that scales every measured layer by 16."""
 
         needs = Needs.STATISTICS
 
@@ -120,7 +119,7 @@ def adaptive_backward(extension: str, type_config: str) -> str:
         parameters = list(nn.get_parameters().values())
         native = gradients(loss)
         scaling = AdaptiveLossScaling(loss, AdaLossConfig(loss_scale_method=Sixteen(), delay=0))
-        for _ in range(3):  # on a GPU the first knows nothing, so that no kernel scales a weight
+        for _ in range(3):  # on a GPU the first pass has no measurements, so no kernel scales a weight
             difference = np.abs(gradients(scaling, 8.0) - native).max() / np.abs(native).max()
             if not difference <= _TOLERANCE[type_config]:
                 raise ArithmeticError(f"gradients differ from nnabla's by {difference:.1e} of the largest")
@@ -130,7 +129,7 @@ def adaptive_backward(extension: str, type_config: str) -> str:
 
 
 def array_addresses() -> str:
-    """Say whether addresses of many arrays take one call; everything works without, but slower."""
+    """Find out whether one call returns the addresses of many arrays; without it, all works but slower."""
     from nnabla_adaloss.kernels.addresses import DirectAddresses
 
     try:
@@ -158,7 +157,7 @@ def driver(needed_by: str = "") -> str:
     call("cuInit", 0)
     served = integer("cuDriverGetVersion")
     detail = f"serves CUDA {served // 1000}.{served % 1000 // 10}"
-    # Within a major version of CUDA, newer libraries run on older drivers.
+    # Newer libraries run on older drivers within a major version of CUDA.
     if served // 1000 < int(needed_by[:2] or 0):
         raise RuntimeError(f"driver version is insufficient: {detail}")
     for device in range(integer("cuDeviceGetCount")):
@@ -171,10 +170,10 @@ def driver(needed_by: str = "") -> str:
 
 
 def loaded_from(soname: str, path: str) -> str:
-    """Load a library, and find the file that it comes from."""
+    """Load a library and return the name of its file."""
     ctypes.CDLL(path)
     mapped = (line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text("utf-8").splitlines())
-    # A system's file names are longer than the sonames: libcublas.so.12.0.2.224.
+    # File names may be longer than sonames: libcublas.so.12.0.2.224.
     return next(file for file in mapped if Path(file).name.startswith(soname))
 
 
@@ -183,7 +182,7 @@ def cuda_extension() -> str:
     import nnabla
     from nnabla.ext_utils import get_extension_context
 
-    # By itself first: the extension's own retries turn the loader's message into a RecursionError.
+    # Loaded alone first: the extension's retries turn the loader's message into a RecursionError.
     ctypes.CDLL(str(find_extension_library(namespace_folders("nnabla_ext"))))
     context = get_extension_context("cudnn", type_config="half")
     return f"version {nnabla.__version__}, context {context.backend[0]}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trials of nnabla's own functions: small programs, one for each that training needs.
+"""Trials of nnabla's own functions: a small program for each one that training needs.
 
-nnabla is not imported before a program runs: the examination must not depend on what it examines.
+nnabla is imported only when a program runs: the examination must work without it.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import numpy as np
 from .findings import Area, Finding, failure
 from .probes import Answer, call_isolated
 
-# Largest accepted difference, relative to the largest number of the array. Half of the CPU adds up in half.
+# Largest accepted difference, relative to the largest number of the array. The CPU sums float16 in float16.
 _TOLERANCE = {"float": 1e-3, "half": 5e-2}
-# An array whose numbers are all this small beside those of others holds what rounding left.
+# An array this small beside the others holds rounding errors only.
 _NOTHING = 1e-2
-# Seconds; longer than all trials of a process take on a GPU whose libraries load slowly.
+# Seconds; exceeds the time of all trials of a process on a GPU whose libraries load slowly.
 _TIME_LIMIT = 60.0
 
 
 def _dropout(n: Any, x: Any) -> Any:
-    # Whatever it drops: what is kept is twice as large, so that the first term is zero.
+    # Kept elements are doubled and dropped ones are 0, so the first term is 0 for any mask.
     y = n.F.dropout(x, 0.5)
     return (y - 2.0 * x) * y + x
 
 
 _SQUARE, _IMAGES, _STATE = (64, 64), (8, 16, 8, 8), (1, 1, 4, 8)
 
-# Programs that make their output of nnabla's `F` and `PF`, of `labels`, which makes integers, and of inputs,
-# with the shapes of these. Reductions are so large that they take the way of large ones on a GPU.
+# Programs of nnabla's `F` and `PF`, of `labels`, which makes integers, and of inputs, with the inputs'
+# shapes. Reductions are large enough for the kernels of large ones on a GPU.
 Trials = Dict[str, Tuple[Callable[..., Any], Sequence[Tuple[int, ...]]]]
-# NumPy's functions as `F` give the right output.
+# Programs that NumPy, as `F`, computes the expected output of.
 LIKE_NUMPY: Trials = {
     "sum": (lambda n, x: n.F.sum(x), [(64, 512)]),
     "sum, of rows": (lambda n, x: n.F.sum(x, axis=1), [(64, 128)]),
@@ -53,7 +53,7 @@ LIKE_NUMPY: Trials = {
     "transpose": (lambda n, x: n.F.transpose(x, (2, 0, 1)), [(8, 4, 6)]),
     "slice": (lambda n, x: x[:, :4], [(8, 8)]),
 }
-# For the others, the CPU's output in float is taken for right.
+# Programs whose expected output is the CPU's in float.
 TRIALS: Trials = {
     **LIKE_NUMPY,
     "norm": (lambda n, x: n.F.norm(x), [_SQUARE]),
@@ -93,9 +93,9 @@ Answers = Mapping[str, Answer]
 
 
 def try_function(extension: str, type_config: str, name: str) -> List[str]:
-    """Compare a function's output with NumPy's, and its gradients with the CPU's in float: ArithmeticError.
+    """Compare a function's output with NumPy's and its gradients with the CPU's in float; ArithmeticError.
 
-    What is returned are the types of functions that run on the host though the context is a GPU's.
+    Return the types of functions that run on the host in a GPU's context.
     """
     from nnabla.ext_utils import get_extension_context
 
@@ -117,7 +117,7 @@ def try_function(extension: str, type_config: str, name: str) -> List[str]:
 
 
 def _results(program: Callable[..., Any], inputs: Sequence[Any], context: Any) -> Tuple[List[Any], List[Any]]:
-    """Output and gradients in a context, in float64; and the functions that ran."""
+    """Compute output and gradients in a context, as float64; and list the functions that ran."""
     import nnabla as nn
     import nnabla.functions as F
     import nnabla.parametric_functions as PF
@@ -142,7 +142,7 @@ def _results(program: Callable[..., Any], inputs: Sequence[Any], context: Any) -
 
 
 def try_functions(extension: str, type_config: str, processes: int) -> Answers:
-    """Run the trials, with a process for each part of them."""
+    """Run the trials, divided among processes."""
 
     def try_part(part: Sequence[str]) -> List[Answer]:
         calls = [(extension, type_config, name) for name in part]
@@ -151,14 +151,14 @@ def try_functions(extension: str, type_config: str, processes: int) -> Answers:
     found: Dict[str, Answer] = {}
     names = list(TRIALS)
     parts = [names[first::processes] for first in range(processes)]
-    with ThreadPoolExecutor() as pool:  # they wait for processes
+    with ThreadPoolExecutor() as pool:  # the threads only wait for processes
         for part, answers in zip(parts, pool.map(try_part, parts)):
             found.update(zip(part, answers))
     return {name: found[name] for name in names}
 
 
 def findings_of(area: Area, type_config: str, tried: Answers, machine: str) -> List[Finding]:
-    """Findings of trials: one for all that work, and one for all that fail in the same way on `machine`."""
+    """Findings of trials: one for all that work, one for each way of failing on `machine`."""
     subject = f"nnabla's functions, {type_config}"
     works = [value for value, error in tried.values() if not error]
     found = []
@@ -179,7 +179,7 @@ def findings_of(area: Area, type_config: str, tried: Answers, machine: str) -> L
 
 
 def _failed(area: Area, subject: str, error: str) -> Finding:
-    """Finding without the parts of an error that differ from function to function."""
+    """Explain an error without its parts that differ between functions, so that equal failures merge."""
     finding = failure(area, subject, error)
     detail = "wrong numbers" if "wrong numbers" in error else " ".join(finding.detail.split())[:200]
     if area == "CPU":
@@ -192,7 +192,7 @@ def _failed(area: Area, subject: str, error: str) -> Finding:
 
 
 def blamed(finding: Finding, tried: Answers) -> Finding:
-    """A finding that this package is broken, with whose fault that is by nnabla's functions; or any other."""
+    """Extend a finding that this package fails by the culprit: nnabla, if its own functions fail, too."""
     if finding.status != "broken":
         return finding
     broken = ", ".join(name for name, (_, error) in tried.items() if error)

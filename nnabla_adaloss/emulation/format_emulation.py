@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Half-precision storage on a float context: what a GPU would store as fp16 is rounded to fp16."""
+"""Half-precision storage in a float context: arrays that a GPU would store as fp16 are rounded to fp16."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class GradientRounding(NamedTuple):
 
     Attributes:
         elements: number of elements.
-        nonzero: how many were not zero before rounding.
-        underflowed: how many of these became zero.
-        overflowed: how many finite ones became infinite.
+        nonzero: number of nonzero elements before rounding.
+        underflowed: number of those that became zero.
+        overflowed: number of finite elements that became infinite.
     """
 
     elements: int
@@ -40,25 +40,24 @@ class GradientRounding(NamedTuple):
 
 
 class FormatEmulation:
-    """A loss whose activations, gradients and weights are stored in a low-precision format.
+    """Loss whose activations, gradients and weights are stored in a low-precision format.
 
-    nnabla computes in float, as tensor cores accumulate in fp32. What a half-precision GPU would store is
-    rounded half to even, with overflow to infinity and gradual underflow: outputs after each function's
-    forward, gradients after its backward, weights at use (the fp32 masters stay as they are). Softmax, cross
-    entropy, batch normalization's statistics, beta and gamma, labels and indices stay fp32, except for those
-    functions that read them in half, and so does what `recompute` computes again. Arrays of one element are
-    stored in 16 bits or more.
+    nnabla computes in float, as tensor cores accumulate in fp32. Arrays that a half-precision GPU would store
+    are rounded half to even, with overflow to infinity and gradual underflow: outputs after each function's
+    forward, gradients after its backward, weights at use (the fp32 masters do not change). Softmax, cross
+    entropy, batch normalization's statistics, beta and gamma, labels and indices stay fp32, except for
+    functions that read them in half, and so do the results of `recompute`. Scalars have 16 bits or more.
 
     Args:
         loss: the loss Variable.
         storage: `"float16"` (default), `"bfloat16"`, `"float8_e5m2"`, `"float8_e4m3"`, or a `Format` of your
             own; a `Precision`, where gradients have another format or numbers saturate; `"fp8_hybrid"`, where
-            only matrix products read 8 bits and the rest is stored in float16; or a mapping that gives each
-            layer its own, such as `{"head/*": "float16", "*": "fp8_hybrid"}`: the first pattern that matches
-            the layer's name decides, and layers that none matches are computed in fp32.
-        float_tail: keep in fp32 what functions of one element at the loss compute, and functions that have a
-            constant which the format cannot hold, as the updaters of this package do in a half context.
-            False: as nnabla does by itself, apart from constants, which are never rounded here.
+            only matrix products read 8 bits and the rest is stored in float16; or a mapping by layer, such as
+            `{"head/*": "float16", "*": "fp8_hybrid"}`: the first pattern that matches the layer's name
+            decides, and layers without a match are computed in fp32.
+        float_tail: compute scalar functions at the loss, and functions with a constant beyond the format, in
+            fp32, as this package's updaters do in a half context. False: as nnabla does by itself, apart from
+            constants, which are never rounded here.
         parameters: parameters by name, as `AdaptiveLossScaling` takes them, where nnabla does not know their
             names; only a mapping asks for names.
 
@@ -95,7 +94,7 @@ class FormatEmulation:
         self._pool = ScratchPool()
         self._float_tail = boolean("float_tail", float_tail)
         self._parameters = check_parameters("parameters", parameters)
-        # Names are those that the scope shows in which the loss is wrapped.
+        # Names come from the parameter scope in which the loss is wrapped.
         self._registered = registered_names() if precisions.only is None else {}
         self.emulated_storage = RoundedStorage(precisions, kernels)
         self._plan = self._make_plan()
@@ -108,7 +107,7 @@ class FormatEmulation:
 
     @property
     def precisions(self) -> LayerPrecisions:
-        """The emulated formats; `precisions.only` is that of all layers, where they have the same."""
+        """The emulated formats; `precisions.only` is the one that all layers have, if any."""
         return self.emulated_storage.precisions
 
     @property
@@ -117,8 +116,8 @@ class FormatEmulation:
         return self._plan.graph
 
     def go_on_from(self, before: FormatEmulation) -> None:
-        """Share the stream of random numbers with the emulation of the graph `before`, where a graph is built
-        anew in each iteration. The updaters do so when another loss is assigned.
+        """Share the stream of random numbers with the emulation of the graph `before`, for graphs rebuilt in
+        each iteration. The updaters call this when another loss is assigned.
         """
         self.emulated_storage.drawn = before.emulated_storage.drawn
 
@@ -138,7 +137,7 @@ class FormatEmulation:
     ) -> None:
         """Run forward as `Variable.forward` does, in the emulated format.
 
-        Hooks see arrays as they are stored, not what a matrix product reads in their place.
+        Hooks see arrays as stored, not their copies for matrix products.
         """
         if not self._plan.graph.is_current:
             self._plan = self._make_plan()
@@ -172,19 +171,19 @@ class FormatEmulation:
         """Run backward as `Variable.backward` does, in the emulated format.
 
         Args:
-            scale: what the loss gradient is multiplied by; the gradients come out scaled.
+            scale: factor of the loss gradient; all gradients carry it.
             clear_buffer: free what backward no longer needs.
             communicator_callbacks: nnabla's.
             function_pre_hook: called before each function's backward.
             function_post_hook: called after each function's backward, when its gradients are rounded.
             grad: seed gradient of the loss's shape; None for one.
-            round_gradients: False: gradients stay in fp32, and only what forward has stored is in the format.
+            round_gradients: False: gradients stay in fp32; only arrays stored by forward are rounded.
 
         Raises:
-            ValueError: `scale` is not finite or less than 2**-126, or a loss of several elements came without
+            ValueError: `scale` is not finite or less than 2**-126, or a loss of several elements has no
                 `grad`, or `grad` has another shape.
         """
-        # An engine gives the same float each time; of anything else, the type may be wrong.
+        # The engine passes the same float each time; anything else is checked.
         if type(scale) is not float or scale != self._checked_scale:
             self._checked_scale = check_scale(scale)
         check_seed(self._loss, grad)
@@ -194,7 +193,7 @@ class FormatEmulation:
             self._round_weights()
         self.emulated_storage.gradients.clear()
         guard = HookGuard()
-        # What the engine has swapped by then is rounded where a product reads it.
+        # Products read a rounded copy of arrays that the engine has swapped, too.
         swaps = partial(self._swap_operands, backward=True, fitted=round_gradients)
         reads = swaps if self._plan.backward_reads else None
         pre = guard.chain(function_pre_hook, reads)
@@ -224,9 +223,9 @@ class FormatEmulation:
         }
 
     def _run(self, guard: HookGuard, call: Callable[[], None]) -> None:
-        """Call `call` while rounded weights are in the places of the masters."""
+        """Call `call` while rounded weights replace the masters."""
         leaves = [leaf for _, leaf in self._plan.leaves]
-        # One call into C that runs no line of Python: no signal can interrupt it halfway.
+        # One call into C without a line of Python: no signal can interrupt it halfway.
         masters = map(setattr, leaves, repeat("data"), [leaf.data for leaf in leaves])
         operands = starmap(setattr, self._operands.swapped)
         put_back: Callable[[], Any] = partial(deque, chain(operands, masters), 0)
@@ -272,11 +271,11 @@ class FormatEmulation:
 def with_storage(
     loss: LossLike, storage: Optional[StorageLike], *, float_tail: bool = False, parameters: Parameters = None
 ) -> LossLike:
-    """`loss`, emulating `storage` unless that is None; TypeError where it is wrapped already."""
+    """Wrap `loss` to emulate `storage` unless that is None; TypeError if it is wrapped already."""
     if storage is None:
         return loss
     if not isinstance(loss, nn.Variable):
-        variable_of(loss)  # unless it is no loss at all
+        variable_of(loss)  # raises if it is not a loss
         raise TypeError(
             f"storage={storage!r} emulates a format around a Variable, but loss is a {type(loss).__name__}; "
             "leave storage out"

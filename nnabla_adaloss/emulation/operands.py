@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operands: rounded copies in place of arrays, while the function that reads them runs."""
+"""Operands: rounded copies that replace arrays while the function that reads them runs."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from .rounded_storage import RoundedStorage
 
 
 class Operand(NamedTuple):
-    """An array that a function reads as a rounded copy."""
+    """Array that a function reads as a rounded copy."""
 
     key: int  # of the variable
     variable: nn.Variable
     attribute: str  # "data" or "grad"
-    holds_gradient: bool  # whether it is read in the format of gradients
+    holds_gradient: bool  # read in the format of gradients
     position: int  # tells the operands of one function apart
-    is_leaf: bool  # whether it stays the same from forward to backward
+    is_leaf: bool  # unchanged from forward to backward
     precision: Precision  # that of the function
-    fitted: bool = True  # whether it has a power of two of its own, as what a matrix product reads
+    fitted: bool = True  # scaled by a power of two of its own, as for a matrix product
 
     @property
     def format(self) -> Format:
-        """The format that data is read in."""
+        """Format in which data is read."""
         return self.precision.forward if self.fitted else self.precision.data_format(self.variable.size)
 
 
 def operands_of(
     f: Any, precision: Precision, unrounded: Collection[nn.Variable] = ()
 ) -> Tuple[List[Operand], List[Operand]]:
-    """Operands of `f` in forward and in backward: those of a matrix product, and `unrounded` variables."""
+    """List the operands of `f` in forward and backward: those of a matrix product, and `unrounded` inputs."""
     function, inputs = known(f.info.type_name), f.inputs
     is_product = precision.operands_only and function.product is not None
     factors = range(len(inputs)) if function.operands is None else function.operands
@@ -46,7 +46,7 @@ def operands_of(
     forward: Dict[int, Operand] = {}
     backward: Dict[int, Operand] = {}
     for i, v in enumerate(inputs):
-        # A single element is not worth 8 bits.
+        # A scalar is not worth 8 bits.
         fitted = is_product and i in factors and v.size > 1
         if fitted or v in unrounded:
             holds_gradient = i == 0 and function.multiplies_gradient and fitted
@@ -80,36 +80,36 @@ def operands_of(
 
 
 class OperandSwap:
-    """Puts rounded copies in the place of a function's operands before it runs, and the arrays back after it.
+    """Replaces a function's operands by rounded copies before it runs, and restores the arrays after it.
 
-    A leaf is rounded once in a forward pass, and used in backward as well, unless somebody has put another
-    array in its place by then.
+    A leaf is rounded once in a forward pass and used in backward as well, unless its array has been replaced
+    by then.
     """
 
     def __init__(self, storage: RoundedStorage, pool: ScratchPool) -> None:
-        # What is to be put back, for `setattr`.
+        # Arrays to restore, as arguments of `setattr`.
         self.swapped: List[Tuple[nn.Variable, str, nn.NdArray]] = []
         self._storage = storage
         self._pool = pool
         self._leaves: Dict[Tuple[int, Format], Tuple[nn.NdArray, nn.NdArray]] = {}
 
     def begin_forward(self) -> None:
-        """Forget the leaves of the forward pass before."""
+        """Forget the leaves of the last forward pass."""
         self._leaves.clear()
 
     def swap(self, found: Sequence[Operand], *, remember: bool) -> None:
-        """Put rounded copies in the place of arrays; `remember` keeps those of leaves for later products."""
+        """Replace arrays by rounded copies; `remember` keeps those of leaves for later products."""
         for operand in found:
             source = getattr(operand.variable, operand.attribute)
             rounded = self._rounded(operand, source, remember)
             if rounded is not None:
-                # Noted before it is swapped: a signal may interrupt us between any two lines.
+                # Noted before the swap: a signal may interrupt between any two lines.
                 self.swapped.append((operand.variable, operand.attribute, source))
                 setattr(operand.variable, operand.attribute, rounded)
 
     def put_back(self) -> None:
-        """Put the arrays back; harmless when none is away."""
-        # One call into C that runs no line of Python: no signal can interrupt it halfway.
+        """Restore the replaced arrays, if any."""
+        # One call into C without a line of Python: no signal can interrupt it halfway.
         deque(starmap(setattr, self.swapped), 0)
         self.swapped.clear()
 

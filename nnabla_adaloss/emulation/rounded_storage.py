@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A storage that rounds what is written to it, and knows what it flushed, and one that rounds nothing."""
+"""Storage that rounds arrays and counts their underflow and overflow, and one that leaves them unchanged."""
 
 from __future__ import annotations
 
@@ -18,69 +18,69 @@ from ..kernels.interface import Kernels, RoundingStatistics
 
 @dataclass
 class Draws:
-    """How many streams of random bits were drawn from; those who share this never draw from the same."""
+    """Number of streams of random bits used; those who share this never use the same stream."""
 
     undone: ClassVar = ("count",)
     count: int = 0
 
 
 class NativeStorage:
-    """Stores arrays as they are: it has nothing to tell of them."""
+    """Stores arrays unchanged, without statistics."""
 
     rounds = False
-    """Whether arrays are rounded, and looked at, as they are stored."""
+    """True if arrays are rounded and measured when stored."""
 
     narrowest: Optional[Precision] = None
-    """The narrowest precision that anything is stored in, if that is not the context's."""
+    """Narrowest precision of any array, if that is not the context's."""
 
     largest_weight = math.inf
-    """The largest magnitude that the scaled copy of any weight may hold."""
+    """Largest magnitude that the scaled copy of any weight may hold."""
 
     largest_single = 0.0
-    """The largest magnitude of a gradient of one element, where that has a format of its own."""
+    """Largest magnitude of a scalar's gradient, if that has a format of its own."""
 
     def __init__(self) -> None:
-        # Rounded copies that stand in for leaves while the graph runs.
+        # Rounded copies that replace leaves while the graph runs.
         self.weights: Dict[int, nn.NdArray] = {}
-        # What rounding last did to gradients, and to weights and activations.
+        # Statistics of the last rounding of gradients, and of weights and activations.
         self.gradients: Dict[int, RoundingStatistics] = {}
         self.data: Dict[int, RoundingStatistics] = {}
-        # What to do when the gradients of a function have been rounded, by its key.
+        # Called after the gradients of a function have been rounded, by its key.
         self.after: Mapping[int, Callable[[], None]] = {}
-        # Storages of one training share it.
+        # Shared by all storages of a training.
         self.drawn = Draws()
-        # Tells the keys of the variables whose gradients are stored in the format.
+        # Returns the keys of variables whose gradients are stored in the format.
         self.rounded_gradients: Callable[[], FrozenSet[int]] = frozenset
 
     def data_format(self, key: int, size: int) -> Optional[Format]:
-        """The format that the data of a variable of `size` elements is rounded to, or None."""
+        """Format to which the data of a variable of `size` elements is rounded, or None."""
         return None
 
     def gradient_format(self, key: int, size: int) -> Optional[Format]:
-        """The format that the gradient of a variable of `size` elements is rounded to, or None."""
+        """Format to which the gradient of a variable of `size` elements is rounded, or None."""
         return None
 
     def copy_format(self, key: int, size: int) -> Optional[Format]:
-        """The format that the scaled copy of a weight of `size` elements is rounded to, or None."""
+        """Format to which the scaled copy of a weight of `size` elements is rounded, or None."""
         return None
 
     def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
-        """The statistics of a gradient as last rounded, or None."""
+        """Statistics of a gradient as last rounded, or None."""
         known = self.gradients.get(key)
         return known and known.statistics
 
     def data_statistics(self, key: int) -> Optional[ArrayStatistics]:
-        """The statistics of a weight or activation as last rounded, or None."""
+        """Statistics of a weight or activation as last rounded, or None."""
         known = self.data.get(key)
         return known and known.statistics
 
     def rounds_gradient(self, leaf: nn.Variable) -> bool:
-        """Whether the gradient of a leaf is rounded after each function that writes it."""
+        """True if the gradient of a leaf is rounded after each function that writes it."""
         stored = self.gradient_format(hash(leaf), leaf.size)
         return stored is not None and stored.rounds_float32
 
     def store_gradient(self, key: int, array: nn.NdArray) -> None:
-        """Store a gradient again that was scaled in place."""
+        """Store a gradient again after it was scaled in place."""
 
     def store(self, key: int, array: nn.NdArray) -> None:
         """Store the scaled copy of the weight `key`."""
@@ -96,43 +96,43 @@ class RoundedStorage(NativeStorage):
         self.precisions = precisions
         self.narrowest = precisions.narrowest
         self.largest_weight = precisions.narrowest.stored_data.max
-        # Gradients of one element are never stored in 8 bits.
+        # Scalar gradients are never stored in 8 bits.
         self.largest_single = precisions.narrowest.gradient_format(1).max
         self.kernels = kernels
-        # The precision of each variable, by key, where layers differ.
+        # Precision of each variable, by key, where layers differ.
         self.of_variables: Mapping[int, Precision] = {}
-        # That of variables which a graph does not know is the most careful one.
+        # Variables outside the graph get the narrowest precision, to be safe.
         self._default = precisions.only or precisions.narrowest
 
     def precision_of(self, key: int) -> Precision:
-        """The precision of a variable."""
+        """Precision of a variable."""
         return self.of_variables.get(key, self._default)
 
     def data_format(self, key: int, size: int) -> Format:
-        """The format that the data of a variable of `size` elements is stored in."""
+        """Storage format of the data of a variable of `size` elements."""
         return self.precision_of(key).data_format(size)
 
     def gradient_format(self, key: int, size: int) -> Format:
-        """The format that the gradient of a variable of `size` elements is stored in."""
+        """Storage format of the gradient of a variable of `size` elements."""
         return self.precision_of(key).gradient_format(size)
 
     def copy_format(self, key: int, size: int) -> Optional[Format]:
-        """The format that the scaled copy of a weight is stored in; None where its reader rounds operands."""
+        """Storage format of the scaled copy of a weight; None where its reader rounds operands."""
         precision = self.precision_of(key)
         return None if precision.operands_only else precision.data_format(size)
 
     def round_gradient(self, key: int, array: nn.NdArray) -> None:
-        """Round the gradient of the variable `key`; unwritten and non-float32 arrays stay as they are."""
+        """Round the gradient of the variable `key`; unwritten and non-float32 arrays do not change."""
         if stored_dtype(array) == FLOAT32:
             precision = self.of_variables.get(key, self._default)
             storage, random_key = precision.gradient_format(array.size), None
-            # With `operands_only`, `backward` is what operands have, not what is stored.
+            # With `operands_only`, `backward` is the format of operands, not of storage.
             if storage is precision.backward and not precision.operands_only:
                 random_key = self._random_key(precision)
             self.gradients[key] = self.kernels.round_to_format(array, array, storage, random_key=random_key)
 
     def round_data(self, key: int, source: nn.NdArray, target: nn.NdArray) -> nn.NdArray:
-        """Round the data of `key` into `target`; returns that, or `source` if there is nothing to round."""
+        """Round the data of `key` into `target`; return that, or `source` if it is not rounded."""
         readable = _as_float32(source, target)
         if readable is None:
             return source
@@ -149,7 +149,7 @@ class RoundedStorage(NativeStorage):
         holds_gradient: bool,
         fitted: bool = True,
     ) -> Optional[RoundingStatistics]:
-        """Write what a function reads of an array to `target`; None when nothing was written."""
+        """Write a function's rounded copy of an array to `target`; None when nothing was written."""
         readable = _as_float32(source, target)
         if readable is None:
             return None
@@ -159,7 +159,7 @@ class RoundedStorage(NativeStorage):
         return self.kernels.round_to_format(readable, target, format, fitted=fitted, random_key=random_key)
 
     def store_gradient(self, key: int, array: nn.NdArray) -> None:
-        """Round a gradient again, if it was, that was scaled in place; the counts of the first time stay."""
+        """Round a rounded gradient again after it was scaled in place, and add the counts to those before."""
         before = self.gradients.get(key)
         if before is not None:
             self.round_gradient(key, array)
@@ -182,9 +182,9 @@ class RoundedStorage(NativeStorage):
 
 
 def _as_float32(source: nn.NdArray, copy: nn.NdArray) -> Optional[nn.NdArray]:
-    """`source` if it holds float32, else `copy` with its values; None when there is nothing to round."""
+    """Return `source` if it is float32, else `copy` with its values; None if it must not be rounded."""
     stored = stored_dtype(source)
-    # Indices stay as they are.
+    # Indices are not rounded.
     if stored is None or (source is copy and stored.kind != "f"):
         return None
     return source if stored == FLOAT32 else float32_copy(source, copy)

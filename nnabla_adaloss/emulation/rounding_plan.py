@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan of rounding: arrays that a half-precision GPU would store in half, when, and in which precision."""
+"""Rounding plan: arrays that a half-precision GPU would store in half, and when, and how."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from .operands import Operand, operands_of
 Keyed = List[Tuple[int, nn.Variable]]
 
 Names = Callable[[], Mapping[int, str]]
-"""Tells the names of parameters, by variable key."""
+"""Returns the names of parameters, by variable key."""
 
 
 class Rounding(NamedTuple):
     """Arrays that are rounded for one function."""
 
-    outputs: Keyed  # when it has run
-    gradients: Keyed  # of its inputs, when its backward has run
+    outputs: Keyed  # after it has run
+    gradients: Keyed  # of its inputs, after its backward
     reads: Sequence[Operand]  # before it runs
     backward_reads: Sequence[Operand]  # before its backward runs
 
 
 class RoundingPlan:
-    """The roundings of every function of the graph behind `loss`, by function key.
+    """Roundings of every function of the graph of `loss`, by function key.
 
-    `names` is asked where layers differ. With `float_tail`, functions at the loss compute in float; see
-    `graph/float_tail.py`. ValueError where a function computes in half already, or a pattern decides about no
-    layer.
+    `names` is called if layers differ. With `float_tail`, functions at the loss compute in float; see
+    `graph/float_tail.py`. ValueError if a function computes in half already, or a pattern matches no layer.
     """
 
     def __init__(
@@ -52,19 +51,19 @@ class RoundingPlan:
         of_functions = _function_precisions(graph, precisions, names)
         self._default = precisions.only or precisions.narrowest
         self._of: Dict[int, Precision] = dict(zip(map(hash, functions), of_functions))
-        # Empty where all layers have the same.
+        # Empty if all layers have the same precision.
         self.of_variables: Dict[int, Precision] = {}
         if precisions.only is None:
             self.of_variables = _variable_precisions(graph, of_functions)
         self._in_float: Set[int] = set()
         for precision in dict.fromkeys(of_functions if float_tail else ()):
             candidates = [index for index, of_one in enumerate(of_functions) if of_one == precision]
-            # A single element is stored in the format that constants are cast to.
+            # Scalars are stored in the format that constants are cast to.
             in_float, _ = find_tail(graph, candidates, precision.data_format(1))
             self._in_float.update(hash(functions[i]) for i in in_float)
-        # Outputs are no leaves, also where they are read cut off from the graph.
+        # Outputs are not leaves, also when they are read cut off from the graph.
         others = {graph.keys[position] for position in described.outputs.positions}
-        # Variables that are in the format before a function reads them.
+        # Variables that are already in the format when a function reads them.
         self._rounded = {graph.keys[position] for position in graph.leaves} - others
         self.roundings: Dict[int, Rounding] = {}
         half: Dict[int, nn.Variable] = {}
@@ -87,7 +86,7 @@ class RoundingPlan:
         for f in functions if apart else ():
             if not apart.isdisjoint(map(hash, f.inputs)):
                 self.roundings[hash(f)] = self.rounding_of(f)
-        # Operands of functions, by their keys, in forward and in backward.
+        # Operands in forward and in backward, by function key.
         found = self.roundings.items()
         self.reads = {key: rounding.reads for key, rounding in found if rounding.reads}
         self.backward_reads = {
@@ -98,7 +97,7 @@ class RoundingPlan:
     def rounded_gradients(self) -> FrozenSet[int]:
         """Keys of the variables whose gradients are stored in the format."""
         found = {key for rounding in self.roundings.values() for key, _ in rounding.gradients}
-        # Nothing rounds that of the loss, but its scale may not be more than the format holds.
+        # The loss's gradient is never rounded, but its scale must fit the format.
         function, loss = self._loss
         return frozenset(found if function in self._in_float else found | {loss})
 
@@ -107,7 +106,7 @@ class RoundingPlan:
         precision = self._of.get(hash(f), self._default)
         outputs, gradients = half_outputs(f), half_gradients(f)
         if hash(f) in self._in_float:
-            # Gradients that go on in half are half; outputs that are read in half, their readers round.
+            # Gradients that leave the float tail are half; its outputs are rounded by readers in half.
             outputs, before = [], ((v, v.parent) for v in gradients if v.parent is not None)
             gradients = [v for v, g in before if hash(g) not in self._in_float and not _keeps_fp32(g)]
         read = self._half_inputs(f) if read is None else read
@@ -116,7 +115,7 @@ class RoundingPlan:
         return Rounding([(hash(v), v) for v in outputs], [(hash(v), v) for v in gradients], *reads)
 
     def _half_inputs(self, f: Any) -> List[nn.Variable]:
-        """The inputs that `f` reads in half precision."""
+        """Inputs that `f` reads in half precision."""
         if hash(f) in self._in_float:
             return []
         # An attention mask of -10000 would be NaN in E4M3; no hardware casts it to that.
@@ -125,14 +124,14 @@ class RoundingPlan:
 
 
 def _function_precisions(graph: Graph, precisions: LayerPrecisions, names: Names) -> List[Precision]:
-    """The precision of each function, in forward order: patterns match layers, which read a parameter or are
-    products, and what comes before all layers. Others have the widest precision of the layers they follow.
+    """Precision of each function, in forward order: patterns match layers, which read a parameter or are
+    products, and functions before all layers. Others have the widest precision of the layers they follow.
     """
     if precisions.only is not None:
         return [precisions.only] * len(graph.functions)
     described = graph.description(graph.completed_names(names()))
     labels = function_names(described)
-    # What each function hands on; None before all layers.
+    # Precision that each function passes on; None before all layers.
     followed: List[Optional[Precision]] = []
     found: List[Precision] = []
     matched: List[str] = []
@@ -154,7 +153,7 @@ def _function_precisions(graph: Graph, precisions: LayerPrecisions, names: Names
 
 
 def _variable_precisions(graph: Graph, of_functions: Sequence[Precision]) -> Dict[int, Precision]:
-    """The precision of each variable, by key: its function's, or the widest of those that read a leaf."""
+    """Precision of each variable, by key: its function's, or the widest of a leaf's readers."""
     described, keys = graph.described, graph.keys
     found: Dict[int, Precision] = {}
     for positions, precision in zip(described.outputs.by_function(), of_functions):
@@ -169,7 +168,7 @@ def _variable_precisions(graph: Graph, of_functions: Sequence[Precision]) -> Dic
 
 
 def half_outputs(f: Any) -> List[nn.Variable]:
-    """The outputs of `f` that are stored in half precision."""
+    """Outputs of `f` that are stored in half precision."""
     function = known(f.info.type_name)
     # An output that aliases its input was rounded with it, or is an fp32 master.
     if function.keeps_fp32 or _is_view(f):
@@ -179,13 +178,13 @@ def half_outputs(f: Any) -> List[nn.Variable]:
 
 
 def half_inputs(f: Any, *, casts_data: bool = True) -> List[nn.Variable]:
-    """The inputs that `f` reads in half; `casts_data`: arithmetic casts data without gradient, too."""
+    """Inputs that `f` reads in half; with `casts_data`, arithmetic casts data without gradient, too."""
     function = known(f.info.type_name)
-    # Functions with references of their own read through them: no swap reaches these.
+    # Functions that hold references of their own would not read swapped arrays.
     if function.keeps_fp32 or function.own_references or _is_view(f):
         return []
     inputs = f.inputs
-    # Others without a gradient may be labels or indices, which a half GPU keeps as they are.
+    # Inputs of other functions without gradient may be labels or indices, which are not cast.
     casts = function.product is not None or (casts_data and function.casts_data)
     # Writes to a copy would be lost.
     written = [inputs[i] for i in function.writes if i < len(inputs)]
@@ -193,12 +192,12 @@ def half_inputs(f: Any, *, casts_data: bool = True) -> List[nn.Variable]:
 
 
 def half_gradients(f: Any) -> List[nn.Variable]:
-    """The inputs of `f` whose gradients are stored in half precision when `f` has run."""
+    """Inputs of `f` whose gradients are stored in half precision after its backward."""
     function = known(f.info.type_name)
-    # Rounding an unscaled gradient would undo what scaling saved.
+    # Rounding an unscaled gradient would lose the bits that scaling saved.
     if function.unscales:
         return []
-    # A gradient is half when the function that writes it or the one that reads it is.
+    # Half if the function that writes the gradient or the one that reads it is.
     found = [
         v
         for v in function.in_half(f.inputs)
@@ -208,10 +207,10 @@ def half_gradients(f: Any) -> List[nn.Variable]:
 
 
 def _keeps_fp32(f: Any) -> bool:
-    """Whether outputs of `f` stay fp32 until a half function reads them."""
+    """True if outputs of `f` stay fp32 until a half function reads them."""
     return known(f.info.type_name).keeps_fp32
 
 
 def _is_view(f: Any) -> bool:
-    """Whether the output of `f` is the memory that it reads, in whatever format."""
+    """True if the output of `f` shares the memory of its input, in whatever format."""
     return hands_memory_on(f.info.type_name, f.info.args)

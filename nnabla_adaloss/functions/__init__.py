@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss scaling by hand: functions in a graph, and the scale of one layer by itself, as the paper has it."""
+"""Loss scaling by hand: functions in a graph, and the scale of a single layer, as in the paper."""
 
 from .ada_loss import AdaLoss as AdaLoss
 from .ada_loss import NNablaAdaLoss as NNablaAdaLoss

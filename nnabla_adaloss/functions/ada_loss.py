@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scale of one layer by itself, kept between iterations, for functions that scale by hand.
+"""Scale of a single layer, kept between iterations, for functions that scale by hand.
 
 unbounded = method(g, W, range, K)              when it is due, else the last one
 scale     = min(unbounded, scale_upper_bound, accum_upper_bound / S)      never from above 1 to below
@@ -37,16 +37,16 @@ class LayerState(NamedTuple):
     computed_at: int = -1  # iteration of the last call of the method; -1 before the first
     unbounded: float = 1.0  # result of that call
     accumulated_limit: float = math.inf  # overflow limit of S * alpha; unlike that of alpha, it outlives S
-    alpha: float = 1.0  # the scale that was last applied
+    alpha: float = 1.0  # the last applied scale
     history: History = ()  # for methods with `Needs.HISTORY`
 
     def as_list(self) -> List[Any]:
-        """The state as plain numbers and lists, for saving."""
+        """State as plain numbers and lists, for saving."""
         return [*self[:4], *([[list(g) for _, g in self.history]] if self.history else [])]
 
     @classmethod
     def from_list(cls, values: List[Any]) -> LayerState:
-        """The state that `as_list` returned; TypeError or ValueError when its numbers come from no layer."""
+        """Restore the state from `as_list`; TypeError or ValueError if no layer can have its numbers."""
         computed_at, unbounded, accumulated_limit, alpha, *rest = values
         if not number("accumulated_limit", accumulated_limit) > 0.0:
             raise ValueError(f"accumulated_limit={accumulated_limit!r} must be positive")
@@ -60,10 +60,10 @@ class LayerState(NamedTuple):
 
 
 class AdaLoss:
-    """The loss scale of every layer, computed every `update_per_n_iteration` iterations and kept in between.
+    """Loss scale of every layer, computed every `update_per_n_iteration` iterations and kept in between.
 
-    It reads NumPy arrays; a subclass defines how the arrays of a framework are reduced to statistics and
-    brought to NumPy.
+    It reads NumPy arrays; a subclass for a framework defines the statistics of its arrays and their
+    conversion to NumPy.
 
     Args:
         config: method, range, bounds. None: the defaults.
@@ -89,12 +89,12 @@ class AdaLoss:
         return statistics_of(array)
 
     def to_numpy(self, array: Any) -> NDArray[Any]:
-        """One of the framework's arrays as a NumPy array; it is only read."""
+        """Convert one of the framework's arrays to a NumPy array for reading."""
         return np.asarray(array)
 
     @property
     def layer_scales(self) -> Dict[str, float]:
-        """Per layer name the scale that was last applied."""
+        """The last applied scale of each layer, by name."""
         return {layer: state.alpha for layer, state in self._layers.items()}
 
     def loss_scale(
@@ -111,11 +111,11 @@ class AdaLoss:
         weight_statistics: Optional[ArrayStatistics] = None,
         weight_max: float = math.inf,
     ) -> float:
-        """The scale to multiply a layer's input gradient by.
+        """Scale that multiplies a layer's input gradient.
 
         The method is called again when the layer's scale is `update_per_n_iteration` iterations old. The
-        bounds and the overflow guard apply each time; the guard takes the statistics that are given, or else
-        the last ones. Those that are not given are computed when the method is called, if it needs anything.
+        bounds and the overflow guard apply each time; the guard takes the given statistics, or else the last
+        ones. Statistics that are not given are computed when the method is called, if it needs any.
 
         Args:
             layer: name of the layer; its state is kept under this name.
@@ -134,7 +134,7 @@ class AdaLoss:
             infinity or a NaN.
 
         Raises:
-            ValueError: a method of the user's own returned a scale that is not positive and finite.
+            ValueError: a user-defined method returned a scale that is not positive and finite.
         """
         state, config = self._layers.get(layer, LayerState()), self.config
         needs, age = config.method.needs, iteration - state.computed_at
@@ -145,10 +145,10 @@ class AdaLoss:
             if weight_statistics is None and W is not None:
                 weight_statistics = self.statistics(W)
         if any(known is not None and known.nonfinite for known in (g_statistics, weight_statistics)):
-            # Not kept: the layer's scale is computed from the next gradient that is finite.
+            # Not stored: the next finite gradient determines the layer's scale.
             alpha, unbounded, reason = 1.0, 1.0, Reason.NONFINITE
         else:
-            # From statistics of no element nothing is computed, and nothing is kept.
+            # Statistics of an empty array determine no scale.
             if due and (needs is Needs.NOTHING or (g_statistics is not None and g_statistics.count)):
                 inputs: Tuple[Any, Any] = g_statistics, weight_statistics
                 if needs is Needs.ARRAYS:
@@ -190,11 +190,11 @@ class AdaLoss:
         return alpha
 
     def state_dict(self) -> Dict[str, Dict[str, Any]]:
-        """Everything that decides the next scales, as plain lists by layer name."""
+        """State that determines the next scales, as plain lists by layer name."""
         return {"layers": {name: state.as_list() for name, state in self._layers.items()}}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take over what `state_dict` returned; nothing changes when it raises.
+        """Load a state of `state_dict`; nothing changes if this raises.
 
         Raises:
             KeyError, TypeError, ValueError: `state` was not returned by `state_dict`.
@@ -202,12 +202,12 @@ class AdaLoss:
         self._layers = {str(name): LayerState.from_list(values) for name, values in state["layers"].items()}
 
     def forget(self) -> None:
-        """Drop what was computed from gradients and weights, as after loading other weights."""
+        """Drop all measurements of gradients and weights, as after loading other weights."""
         self._layers = {}
 
 
 class NNablaAdaLoss(AdaLoss):
-    """Computes the scale of each layer from NNabla arrays.
+    """Loss scale of each layer, computed from NNabla arrays.
 
     Args:
         config: how scales are computed and bounded.

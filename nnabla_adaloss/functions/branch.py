@@ -16,7 +16,7 @@ from .scale_tracker import ScaledFunction, ScaleTracker
 def branch(
     x: Array, n: int, tracker: Optional[ScaleTracker] = None, *, ctx: Optional[nn.Context] = None
 ) -> Tuple[Array, ...]:
-    """`n` times `x`, one for each function that it feeds.
+    """Copy `x` `n` times, once for each function that it feeds.
 
     In backward the gradients of the branches, each with the scale S of its own, are brought to one common
     scale before they are added: the largest of theirs at which the sum stays within `config.range`. They are
@@ -26,17 +26,17 @@ def branch(
         x: Variable or NdArray of any shape, float32 or float16 (others are copied as float32). An NdArray is
             copied: there is no backward.
         n: number of branches, 1 or more.
-        tracker: the tracker of the graph. None: nobody tracks scales, and gradients are added as they are.
+        tracker: the tracker of the graph. None: scales are not tracked, and gradients are added unchanged.
         ctx: context to run in; None for the current one.
 
     Returns:
-        A tuple of length `n`, of the type, shape and dtype of `x`. Outputs that are not used do no harm.
+        A tuple of length `n`, of the type, shape and dtype of `x`. Outputs may stay unused.
 
     Raises:
-        TypeError: `x` is no Variable or NdArray, `n` no integer, or `tracker` neither
-            a `ScaleTracker` nor None.
+        TypeError: `x` is not a Variable or NdArray, `n` not an integer, or `tracker` neither a `ScaleTracker`
+            nor None.
         ValueError: `n` is less than 1.
-        RuntimeError: backward did not start at the tracker's loss; nnabla hides it behind a SystemError.
+        RuntimeError: backward did not start at the tracker's loss; nnabla raises a SystemError instead.
 
     Source: Zhao et al. 2019 (arXiv 1910.12385), on networks with branches.
 
@@ -79,12 +79,12 @@ class Branch(ScaledFunction):
 
 
 def common_scale(branches: Sequence[Tuple[float, float]], *, u_max: float) -> float:
-    """The largest of the branches' scales at which their sum cannot overflow: of the scales s of `branches`,
-    each with its max|g| as stored, the largest with sum_i max|g_i| * (s / scale_i) <= u_max; the smallest
-    when none fits. A branch whose max|g| is not finite does not count: its update is skipped anyway.
+    """Choose the largest of the branches' scales at which their sum cannot overflow: the largest s of
+    `branches`, pairs (scale_i, max|g_i| as stored), with sum_i max|g_i| * (s / scale_i) <= u_max, or the
+    smallest s. A branch whose max|g| is not finite does not count: its update is skipped anyway.
     """
     scales = {scale for scale, _ in branches}
     smallest = min(scales)
-    # A sum is in proportion to its scale, so it is formed once, at the smallest, where no term grew.
+    # The sum is proportional to s, so one sum suffices, at the smallest s, where no term is enlarged.
     total = sum(abs_max * (smallest / scale) for scale, abs_max in branches if math.isfinite(abs_max))
     return max((scale for scale in scales if total * (scale / smallest) <= u_max), default=smallest)

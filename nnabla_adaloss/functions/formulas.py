@@ -44,13 +44,13 @@ def get_loss_scale_by_approx_range(
     Args:
         g: gradient of the layer's output, any shape, float16, float32 or float64; computed in float64.
         W: the layer's weight, (C, M) or (C_out, C_in, k...). None for a function without weight, e.g. a cast:
-            then sigma = std(g), and max|g| alone must not overflow.
+            then sigma = std(g), and only max|g| must not overflow.
         config: gives p (`n_uf_threshold`), u_min and u_max.
         fan_in: K, number of products summed into one element of the input gradient. None: sigma takes K from
-            the shape of `W` (C, or C_out * k...), and the overflow limit looks at single products.
-        lognormal: only without `W`: take |g| for lognormally distributed. With m and s the mean and deviation
-            of ln|g| over the non-zero elements, the lower value is exp(ln u_min - m - s sqrt(2) erfinv(2p -
-            1)).
+            the shape of `W` (C, or C_out * k...), and the overflow limit is that of single products.
+        lognormal: only without `W`: assume that |g| is lognormally distributed. With m and s the mean and
+            deviation of ln|g| over the non-zero elements, the lower value is exp(ln u_min - m - s sqrt(2)
+            erfinv(2p - 1)).
 
     Returns:
         0-dim float64 array, positive and finite; 1 when `g` or `W` holds an infinity or NaN, or only zeros.
@@ -146,7 +146,7 @@ def _scale_by(
 
 
 def _with_statistics(g: Any, W: Any) -> Tuple[Any, Any, ArrayStatistics, Optional[ArrayStatistics]]:
-    """Gradient and weight as arrays, and their statistics."""
+    """Convert gradient and weight to arrays, and compute their statistics."""
     g, W = array_of_numbers("g", g), None if W is None else array_of_numbers("W", W)
     return g, W, statistics_of(g), None if W is None else statistics_of(W)
 
@@ -154,7 +154,7 @@ def _with_statistics(g: Any, W: Any) -> Tuple[Any, Any, ArrayStatistics, Optiona
 def bound_loss_scale_by_heuristics(
     scale: Union[float, NDArray[Any]], *, config: AdaLossConfig, prev_scale: float = 1.0
 ) -> NDArray[np.float64]:
-    """A layer's scale within `scale_upper_bound`, and within `accum_upper_bound` with the scales before it.
+    """Bound a layer's scale by `scale_upper_bound`, and its accumulated scale by `accum_upper_bound`.
 
     min(scale, scale_upper_bound, accum_upper_bound / prev_scale), except that a bound never turns a scale of
     1 or more into one below 1. A scale below 1 was demanded by overflow and stays.
@@ -189,7 +189,7 @@ def get_loss_scale(
     fan_in: float,
     prev_scale: float = 1.0,
 ) -> NDArray[np.float64]:
-    """The scale a layer multiplies its input gradient by.
+    """Scale that multiplies a layer's input gradient.
 
     `config.loss_scale_method`, then `bound_loss_scale_by_heuristics` (if `use_bound`), then the overflow
     guard (u_max / K) / (max|g| max|W|), which holds for every method, then `get_power_of_two_scale` (if
@@ -208,8 +208,8 @@ def get_loss_scale(
         0-dim float64 array, positive and finite; 1 when `g` or `W` holds an infinity or a NaN.
 
     Raises:
-        ValueError: `fan_in` or `prev_scale` is not positive and finite, or a method of the user's own
-            returned such a scale.
+        ValueError: `fan_in` or `prev_scale` is not positive and finite, or a user-defined method returned
+            such a scale.
 
     Example:
         >>> import numpy as np

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of functions that hand their input on as it is and do something to its gradient."""
+"""Base of functions that are the identity in forward and change the gradient in backward."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Gradients = Sequence[nn.NdArray]
 
 
 def check_array(name: str, value: object) -> None:
-    """TypeError, naming the argument, unless `value` is a Variable or an NdArray."""
+    """Raise TypeError, with the argument's name, unless `value` is a Variable or an NdArray."""
     if not isinstance(value, (nn.Variable, nn.NdArray)):
         raise TypeError(f"{name} must be an nnabla.Variable or nnabla.NdArray, not {type(value).__name__}")
 
 
 class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no type hints
-    """A function of one input whose outputs are copies of it; subclasses write `pass_back`.
+    """Function of one input whose outputs are copies of it; subclasses implement `pass_back`.
 
-    nnabla lets no function written in Python share memory between input and output.
+    nnabla does not let Python functions share memory between input and output.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no t
             self.pass_back([output.grad for output in outputs], inputs[0].grad, accum[0])
 
     def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
-        """Add the gradients of the outputs up in that of the input, `target`."""
+        """Sum the gradients of the outputs into that of the input, `target`."""
         for gradient in gradients:
             self.pass_gradient(gradient, target, 1.0, accumulate=accumulate)
             accumulate = True
@@ -81,7 +81,7 @@ class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no t
     def pass_gradient(
         self, source: nn.NdArray, target: nn.NdArray, factor: float, *, accumulate: bool
     ) -> None:
-        """Write factor * source to `target`, or add it, which makes that float32; lazy zeros stay so."""
+        """Write factor * source to `target`, or add it, in float32; lazy zeros stay so."""
         if stored_dtype(source) is None:
             if not accumulate:
                 target.zero()
@@ -94,7 +94,7 @@ class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no t
             self.kernels.unscale_add(readable, target, 1.0 / factor, accumulate=True)
 
     def statistics(self, array: nn.NdArray) -> ArrayStatistics:
-        """Statistics of `array`, which stays lazily zero if it is."""
+        """Statistics of `array`; a lazily zero one stays so."""
         if stored_dtype(array) is None:
             return ArrayStatistics.of_zeros(array.size)
         return self.kernels.statistics(array)

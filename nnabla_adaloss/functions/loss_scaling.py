@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loss scale as a function of the graph, and its inverse, for the gradients of parameters."""
+"""Loss scaling as a function of the graph, and its inverse for the gradients of parameters."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .scale_tracker import UNSCALED, Points, Redirected, ScaledFunction, ScaleTr
 
 
 def loss_scaling(x: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[nn.Context] = None) -> Array:
-    """`x`, whose gradient is multiplied by a scale in backward.
+    """Return `x`, with its gradient multiplied by a scale in backward.
 
-    With a number, everything behind `x` gets a gradient `scale` times as large; `unscale(w, scale)` takes it
-    back. With a `ScaleTracker`, `x` is the loss, its gradient becomes the tracker's S0, and the graph behind
-    is checked and connected.
+    With a number, all gradients before `x` in the graph are `scale` times as large; `unscale(w, scale)`
+    undoes it. With a `ScaleTracker`, `x` is the loss, its gradient becomes the tracker's S0, and the graph is
+    checked and connected.
 
     Args:
         x: Variable or NdArray of any shape, float32 or float16 (others are copied as float32). An NdArray is
@@ -30,13 +30,13 @@ def loss_scaling(x: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[n
         ctx: context to run in; None for the current one.
 
     Returns:
-        Of the type, shape and dtype of `x`.
+        A value of the type, shape and dtype of `x`.
 
     Raises:
-        TypeError: `x` is no Variable or NdArray, or `scale` neither a number nor a tracker.
-        ValueError: `scale` is not positive and finite. With a tracker also: some parameter is used without
+        TypeError: `x` is not a Variable or NdArray, or `scale` neither a number nor a tracker.
+        ValueError: `scale` is not positive and finite. With a tracker also: a parameter is used without
             `unscale`, a variable feeds functions at different scales without `branch`, or a function on the
-            way (clipping, Sink) does not hand a scale through.
+            way (clipping, Sink) does not pass a scale on.
 
     Source: Zhao et al. 2019 (arXiv 1910.12385), on loss scaling with one scale.
 
@@ -60,25 +60,25 @@ def loss_scaling(x: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[n
 
 
 def unscale(w: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[nn.Context] = None) -> Array:
-    """`w`, whose gradient is divided by its scale in backward, in float32.
+    """Return `w`, with its gradient divided by its scale in backward, in float32.
 
-    In float16 a small gradient would underflow again: that of `w` is float32, whatever the context.
+    The gradient of `w` is float32 in every context: in float16 a small one would underflow again.
 
     Args:
         w: parameter, or input whose gradient is wanted: Variable or NdArray of any shape, float32 or float16
             (others are copied as float32). An NdArray is copied: there is no backward.
-        scale: what to divide by, positive and finite. Or the tracker of the graph, which knows S where the
-            result is used; then uses of a parameter at different S need an `unscale` each.
+        scale: the divisor, positive and finite. Or the tracker of the graph, which knows S where the result
+            is used; then uses of a parameter at different S need an `unscale` each.
         ctx: context to run in; None for the current one.
 
     Returns:
-        Of the type, shape and dtype of `w`. With `nnabla.parametric_functions` it is given as
+        A value of the type, shape and dtype of `w`. With `nnabla.parametric_functions`, pass
         `apply_w=lambda w: unscale(w, tracker)`, and likewise `apply_b`.
 
     Raises:
-        TypeError: `w` is no Variable or NdArray, or `scale` neither a number nor a tracker.
+        TypeError: `w` is not a Variable or NdArray, or `scale` neither a number nor a tracker.
         ValueError: `scale` is not positive and finite.
-        RuntimeError: backward did not start at the tracker's loss; nnabla hides it behind a SystemError.
+        RuntimeError: backward did not start at the tracker's loss; nnabla raises a SystemError instead.
 
     Source: Zhao et al. 2019 (arXiv 1910.12385), algorithm 1.
 
@@ -104,7 +104,7 @@ def unscale(w: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[nn.Con
 
 
 class LossScaling(ScaledFunction):
-    """Identity where a backward pass of its tracker starts: it multiplies the gradient by S0."""
+    """Identity at the start of a tracker's backward pass: multiplies the gradient by S0."""
 
     def connect(self, arriving: Points, node: NodeStructure, graph: Graph, plan: GraphPlan) -> Redirected:
         if arriving:
@@ -125,15 +125,15 @@ class Unscale(ScaledFunction):
     def __init__(self, tracker: ScaleTracker, context: Optional[nn.Context] = None) -> None:
         super().__init__(tracker, context)
         self.passed = UNSCALED
-        self.factor = 1.0  # the copy holds this times the weight
-        self.taken = False  # whether a layer scales the copy
+        self.factor = 1.0  # ratio of the copy to the weight
+        self.taken = False  # True if a layer scales the copy
 
     def forward_impl(self, inputs: List[Any], outputs: List[Any]) -> None:
         self.factor = 1.0
         super().forward_impl(inputs, outputs)
 
     def scale_copy(self, copy: nn.NdArray, factor: float) -> None:
-        """Let the copy hold factor times the weight."""
+        """Set the copy to factor times the weight."""
         if factor != self.factor:
             self.kernels.scale_(copy, factor / self.factor)
             self.factor = factor
@@ -148,5 +148,5 @@ class Unscale(ScaledFunction):
             largest = self.kernels.unscale_add(source, target, scale, accumulate=accumulate)
             self.tracker.found_inf |= not math.isfinite(largest)
         elif not accumulate:
-            # It stays lazily zero: a solver passes over a parameter that no gradient has reached.
+            # Keep it lazily zero: solvers skip a parameter without gradient.
             target.zero()

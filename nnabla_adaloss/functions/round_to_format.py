@@ -22,26 +22,26 @@ def round_to_format(
     *,
     ctx: Optional[nn.Context] = None,
 ) -> Array:
-    """`x` rounded to the numbers that `storage` can hold, and its gradient likewise.
+    """Round `x` to the numbers that `storage` can hold, and its gradient likewise.
 
     Rounding is that of IEEE 754: half to even, with gradual underflow, and overflow to infinity (to NaN in a
-    format without infinities, to the largest number in one that saturates). The gradient passes through the
-    rounding of `x` as if there was none. A precision with `operands_only` rounds as a matrix product reads:
-    with a power of two for the array, and infinities stay.
+    format without infinities, to the largest number in one that saturates). The gradient ignores the rounding
+    of `x` (straight-through). A precision with `operands_only` rounds as for a matrix product: scaled by a
+    power of two for the whole array, and infinities stay.
 
     Args:
         x: Variable or NdArray of any shape and dtype.
         storage: `"float16"`, `"bfloat16"`, `"float8_e5m2"`, `"float8_e4m3"`, `"float32"`, `"fp8_hybrid"`, or
             a `Format`; or a `Precision`, where gradients have another format than values.
-        forward: round the values; False hands them on as they are.
-        backward: round the gradient; False hands it on as it is.
+        forward: round the values; False leaves them unchanged.
+        backward: round the gradient; False leaves it unchanged.
         ctx: context to run in; None for the current one.
 
     Returns:
-        Of the type and shape of `x`, float32.
+        A value of the type and shape of `x`, float32.
 
     Raises:
-        TypeError: `x` is no Variable or NdArray, or `forward` or `backward` no boolean.
+        TypeError: `x` is not a Variable or NdArray, or `forward` or `backward` not a boolean.
         ValueError: `storage` is unknown.
 
     Example:
@@ -79,7 +79,7 @@ class RoundToFormat(IdentityFunction):
     def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
         source = gradients[0]
         if self._backward:
-            # A gradient that is added to is not rounded again: what arrived here is.
+            # When accumulating, round the arriving gradient only, not the sum.
             rounded = nn.NdArray(source.shape) if accumulate else target
             self._draws += 1
             key = self._precision.random_key(self._draws)

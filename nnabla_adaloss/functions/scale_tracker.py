@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The accumulated scale S of every gradient in a graph that scales itself, and where each S comes from.
+"""Accumulated scale S of every gradient in a graph with scaling functions, and the origin of each S.
 
 S changes only at scaling functions. Between them it passes through all other functions, since an input
 gradient is proportional to the output gradient.
@@ -27,39 +27,39 @@ from .ada_loss import AdaLoss
 from .identity import IdentityFunction
 
 Points = Dict[int, int]
-"""Where S is set, by output of a function or by position of a variable: a number for each function."""
+"""Points at which S is set, by output of a function or by position of a variable."""
 
 Redirected = Dict[Tuple[int, int], int]
-"""Points of gradients that another function than the next writes, by its number and by position."""
+"""Points of gradients that a function other than the next writes, by its number and by position."""
 
-# Making a configuration takes longer than making a function.
+# Shared, because creating a configuration takes longer than creating a function.
 _DEFAULT = AdaLossConfig().stored_in(None)
 
-# The point of all gradients that carry no scale any more.
+# Point of all unscaled gradients.
 UNSCALED = 0
 
 
 class ScaleTracker:
     """Shared state of the scaling functions of one graph: configuration, S0, and each gradient's scale S.
 
-    `loss_scaling(loss, tracker)` ends the graph. It finds for each scaling function where its S comes from,
-    and refuses a graph whose gradients would come out wrong: a parameter without `unscale`, a variable that
-    feeds functions at different scales without `branch`.
+    `loss_scaling(loss, tracker)` ends the graph. It finds the origin of S for each scaling function, and
+    refuses a graph whose gradients would be wrong: a parameter without `unscale`, a variable that feeds
+    functions at different scales without `branch`.
 
-    A tracker serves one loss at a time; a graph that is built anew in each iteration keeps its tracker.
+    A tracker serves one loss at a time; a graph that is rebuilt in each iteration keeps its tracker.
 
     Args:
         config: how scales are computed and bounded; None for `AdaLossConfig()`.
-        scale: S0, what the loss gradient is multiplied by. May be set between iterations.
+        scale: S0, the factor of the loss gradient. May be set between iterations.
         monitors: `on_layer_scaled` receives the scale of each layer; its `look` shows no arrays.
 
     Attributes:
         config: the configuration.
-        found_inf: whether the last backward met an infinity or a NaN in a parameter's gradient. Such an
-            update is to be skipped, and `scale` lowered.
+        found_inf: True if the last backward found an infinity or a NaN in a parameter's gradient; then skip
+            the update and lower `scale`.
 
     Raises:
-        TypeError: `config` is no `AdaLossConfig`, or `scale` is not a number.
+        TypeError: `config` is not an `AdaLossConfig`, or `scale` is not a number.
         ValueError: `scale` is not positive and finite, or `config.delay` is 1.
 
     Example:
@@ -86,20 +86,19 @@ class ScaleTracker:
         self.scale = scale
         self._audience = audience_of(monitors) or ()
         self.found_inf = False
-        self.is_shared = True  # False: it belongs to one function
-        self.iteration = -1  # number of the last backward pass that has started
+        self.is_shared = True  # False: it belongs to a single function
+        self.iteration = -1  # number of the last backward pass
         self.new_point = count(UNSCALED + 1).__next__
-        # By point, S of the last backward pass.
+        # S of the last backward pass, by point.
         self._scales: Dict[int, float] = {}
         # Alpha and S * alpha of the last backward pass, by layer name.
         self.applied: Dict[str, Tuple[float, float]] = {}
-        # By the hash of the graph's function that runs it. Weak, since a graph that is gone leaves its
-        # addresses to the next one.
+        # By hash of the graph's function. Weak, since a later graph may reuse the addresses of a deleted one.
         self.functions: WeakValueDictionary[int, ScaledFunction] = WeakValueDictionary()
 
     @property
     def scale(self) -> float:
-        """S0, what the loss gradient is multiplied by (together with `config.init_scale`)."""
+        """S0, the factor of the loss gradient (together with `config.init_scale`)."""
         return self._scale
 
     @scale.setter
@@ -118,17 +117,17 @@ class ScaleTracker:
 
     @cached_property
     def ada_loss(self) -> AdaLoss:
-        """The state of layers whose alpha the method of `config` computes."""
+        """State of layers whose alpha the method of `config` computes."""
         return AdaLoss(self.config, self._audience)
 
     @cached_property
     def lognormal_ada_loss(self) -> AdaLoss:
-        """The state of casts whose gradient is taken for lognormally distributed."""
+        """State of casts whose gradient is assumed to be lognormally distributed."""
         lognormal = replace(self.config, loss_scale_method=LognormalRange(self.config.n_uf_threshold))
         return AdaLoss(lognormal, self._audience)
 
     def start_pass(self) -> float:
-        """Start a backward pass at the loss; returns S0."""
+        """Start a backward pass at the loss and return S0."""
         self.iteration += 1
         self._scales = {UNSCALED: 1.0}
         self.applied = {}
@@ -154,12 +153,12 @@ class ScaleTracker:
         self._scales[point] = value
 
     def connect(self, loss: nn.Variable) -> None:
-        """Follow S from the result of `loss_scaling` to the parameters, and tell each scaling function where
-        its S comes from; ValueError where some gradient would be wrong.
+        """Follow S from the result of `loss_scaling` to the parameters and connect each scaling function to
+        the origin of its S; ValueError if a gradient would be wrong.
         """
         graph = Graph(loss)
         plan = GraphPlan(graph, self.config.selection)
-        # Of variables whose function comes next, in the order in which backward has reached them.
+        # Points of the variables whose functions come next, in the order in which backward reached them.
         points: Points = {}
         redirected: Redirected = {}
         for node in plan.nodes:
@@ -191,9 +190,7 @@ class ScaleTracker:
 def tracker_of(
     scale: Union[float, ScaleTracker], config: Optional[AdaLossConfig] = None, monitors: Sequence[Any] = ()
 ) -> ScaleTracker:
-    """The tracker that a function is given; with a number one of its own, for which each of its backwards is
-    a pass.
-    """
+    """Return the given tracker, or make one for a number: then each backward of the function is a pass."""
     if isinstance(scale, ScaleTracker):
         return scale
     own = ScaleTracker(config, scale, monitors)
@@ -202,7 +199,7 @@ def tracker_of(
 
 
 def _passed_on(node: NodeStructure, arriving: List[int]) -> int:
-    """The point of the gradients that a function passes on as they arrive."""
+    """Point of the gradients that a function passes on unchanged."""
     if any(point != arriving[0] for point in arriving):
         raise ValueError(
             f"the gradients of the outputs of {node.type_name} ({node.label}) carry different scales: "
@@ -217,7 +214,7 @@ def _passed_on(node: NodeStructure, arriving: List[int]) -> int:
 
 
 class ScaledFunction(IdentityFunction):
-    """An identity function that uses the scale S of the gradient that arrives, or changes it."""
+    """Identity function that uses or changes the scale S of the arriving gradient."""
 
     def __init__(
         self,
@@ -230,12 +227,12 @@ class ScaledFunction(IdentityFunction):
         self.tracker = tracker
         # Points of the gradient to which this function's scale applies, and of its own input gradient.
         self.point = self.passed = tracker.new_point()
-        self.label = self.name  # the name under which its scale is reported
-        # By output the point of its gradient, in the order of backward; only outputs that lead to the loss.
+        self.label = self.name  # the name for reports of its scale
+        # Point of the gradient of each output that leads to the loss, in the order of backward.
         self.arriving: Points = {}
 
     def connect(self, arriving: Points, node: NodeStructure, graph: Graph, plan: GraphPlan) -> Redirected:
-        """Learn where S comes from; a function whose scale another one applies returns where."""
+        """Store the origin of S; a function whose scale another one applies returns the place."""
         self.arriving, self.label = arriving, node.label
         return {}
 
@@ -245,7 +242,7 @@ class ScaledFunction(IdentityFunction):
         return tracker.scale_at(self.arriving.get(0)) if tracker.is_shared else tracker.start_pass()
 
     def apply(self, x: Any) -> Any:
-        """The output, or outputs, for `x`; with a Variable, the function is added to the shared tracker."""
+        """Compute the output or outputs for `x`; with a Variable, add the function to the shared tracker."""
         y = self(x)
         if self.tracker.is_shared and isinstance(x, nn.Variable):
             self.tracker.functions[hash((y[0] if isinstance(y, tuple) else y).parent)] = self

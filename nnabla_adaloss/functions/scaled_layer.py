@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that get a scale of their own, computed in backward: a layer's input gradient, a cast's."""
+"""Scales of their own for single gradients, computed in backward: of a layer's input, of a cast."""
 
 from __future__ import annotations
 
@@ -36,41 +36,40 @@ def adaptive_loss_scaling(
     monitors: Sequence[Any] = (),
     ctx: Optional[nn.Context] = None,
 ) -> Array:
-    """`x`, the output of a layer with weight `w`, whose input gradient is scaled in backward.
+    """Return `x`, the output of a layer with weight `w`, with the layer's input gradient scaled in backward.
 
-    It stands behind the layer, where the output gradient g arrives first:
+    It follows the layer, where the output gradient g arrives first:
 
         v = unscale(w, tracker)
         y = adaptive_loss_scaling(F.affine(h, v, unscale(b, tracker)), v, tracker)
 
-    In backward alpha is computed from g and `w` by `tracker.config`, and the layer is left with alpha * w to
-    multiply g by: the input gradient is scaled before it is stored. The gradients of weight and bias come
-    from g without alpha; they carry S, the input gradient S * alpha. Alpha goes to the copy of the weight
-    that `unscale` made.
+    In backward `tracker.config` computes alpha from g and `w`, and the layer multiplies g by alpha * w: the
+    input gradient is scaled before it is stored. The gradients of weight and bias come from g without alpha;
+    they carry S, the input gradient S * alpha. Alpha is applied to the copy of the weight that `unscale`
+    made.
 
-    With a configuration in place of a tracker nothing is tracked: `w` is any array, and the gradient that
-    arrives is multiplied by alpha and handed on. `monitors` receive each alpha.
+    With a configuration instead of a tracker nothing is tracked: `w` is any array, and the arriving gradient
+    is multiplied by alpha. `monitors` receive each alpha.
 
     Args:
         x: output of Affine, a convolution or a deconvolution that was given `w`; any shape, float32 or
-            float16. Use what is returned in its place, and `x` for nothing else. An NdArray is copied: there
-            is no backward.
-        w: what `unscale(weight, tracker)` returned, one for each layer, also where layers share a weight.
-        config: the tracker of the graph. It tells K, the layer's fan-in, by the layer's shapes, and S. Or an
-            `AdaLossConfig`, see above; then K is that of the layer that computed `x` with `w`, or the
-            product of w's dimensions but the first where there is none.
-        monitors: with a configuration, `on_layer_scaled` of these receives each alpha. A tracker has its own.
+            float16. Use the result instead of `x` everywhere. An NdArray is copied: there is no backward.
+        w: the result of `unscale(weight, tracker)`, one for each layer, also where layers share a weight.
+        config: the tracker of the graph. It provides S, and K, the fan-in, from the layer's shapes. Or an
+            `AdaLossConfig`, see above; then K is that of the layer that computed `x` with `w`, or the product
+            of w's dimensions except the first where there is none.
+        monitors: with a configuration, their `on_layer_scaled` receives each alpha. A tracker has its own.
         ctx: context to run in; None for the current one.
 
     Returns:
-        Of the type, shape and dtype of `x`.
+        A value of the type, shape and dtype of `x`.
 
     Raises:
-        TypeError: `x` or `w` is no Variable or NdArray, one is this and the other that, or `config` is
-            neither a `ScaleTracker` nor an `AdaLossConfig`.
+        TypeError: `x` and `w` are not both Variables or both NdArrays, or `config` is neither a
+            `ScaleTracker` nor an `AdaLossConfig`.
         ValueError: `w` is not such an output, or is another layer's too, or `x` is not the output of a layer
             with it, or monitors are given besides a tracker.
-        RuntimeError: backward did not start at the tracker's loss; nnabla hides it behind a SystemError.
+        RuntimeError: backward did not start at the tracker's loss; nnabla raises a SystemError instead.
 
     Source: Zhao et al. 2019 (arXiv 1910.12385), algorithm 1.
 
@@ -111,26 +110,26 @@ def adaptive_loss_scaling(
 def cast_loss_scaling(
     x: Array, tracker: ScaleTracker, *, lognormal: bool = False, ctx: Optional[nn.Context] = None
 ) -> Array:
-    """`x`, whose gradient is multiplied in backward by a scale computed from that gradient alone.
+    """Return `x`, with its gradient multiplied in backward by a scale computed from that gradient alone.
 
-    It stands where a gradient is about to be stored in fewer bits. The scale joins S, so that every `unscale`
-    behind takes it back.
+    Use it where a gradient is about to be stored in fewer bits. The scale becomes part of S, so that
+    `unscale` removes it.
 
     Args:
         x: Variable or NdArray of any shape, float32 or float16 (others are copied as float32). An NdArray is
             copied: there is no backward.
-        tracker: the tracker of the graph; its `config` says how the scale is computed.
-        lognormal: take the magnitudes of the gradient for lognormally distributed, in place of
-            `config.loss_scale_method`. The logarithms are taken in NumPy: on a GPU this copies the gradient
-            to the host.
+        tracker: the tracker of the graph; its `config` determines how the scale is computed.
+        lognormal: assume lognormally distributed gradient magnitudes, instead of `config.loss_scale_method`.
+            The logarithms are taken in NumPy: on a GPU this copies the gradient to the host.
         ctx: context to run in; None for the current one.
 
     Returns:
-        Of the type, shape and dtype of `x`.
+        A value of the type, shape and dtype of `x`.
 
     Raises:
-        TypeError: `x` is no Variable or NdArray, `tracker` no `ScaleTracker`, or `lognormal` no boolean.
-        RuntimeError: backward did not start at the tracker's loss; nnabla hides it behind a SystemError.
+        TypeError: `x` is not a Variable or NdArray, `tracker` not a `ScaleTracker`, or `lognormal` not a
+            boolean.
+        RuntimeError: backward did not start at the tracker's loss; nnabla raises a SystemError instead.
 
     Source: Zhao et al. 2019 (arXiv 1910.12385); `get_loss_scale_by_approx_range` without a weight.
 
@@ -156,8 +155,8 @@ def cast_loss_scaling(
 
 
 def _layout_of(x: nn.Variable, w: nn.Variable, or_affine: bool = False) -> Layout:
-    """The layout of the layer that computed `x` whose gradient is the output gradient times `w`; without such
-    a layer that of an affine layer, or ValueError.
+    """Layout of the layer that computed `x` and multiplies the output gradient by `w`; without such a layer
+    that of an affine layer, or ValueError.
     """
     layer = x.parent
     if layer is not None:
@@ -185,7 +184,7 @@ _NO_WEIGHT: Layout = GemmSlot(0, 1, 1.0, 1.0), _as_they_are
 
 
 class GradientScaling(ScaledFunction):
-    """Identity that multiplies the gradient by alpha, computed from it and from a weight, if it has one."""
+    """Identity that multiplies the gradient by alpha, computed from it and from a weight, if any."""
 
     def __init__(
         self,
@@ -208,7 +207,7 @@ class GradientScaling(ScaledFunction):
     def alpha(
         self, layer: str, g: nn.NdArray, weight: Optional[nn.NdArray], weight_max: float = math.inf
     ) -> float:
-        """Alpha of a layer, which is reported; nothing is multiplied yet."""
+        """Compute and report alpha of a layer; nothing is multiplied yet."""
         scale, arrays = self.arriving_scale(), (g, weight)
         if self._ada_loss.config.method.needs is Needs.ARRAYS:
             arrays = self._matrices(g.data, None if weight is None else weight.data)
@@ -249,7 +248,7 @@ class ScaledLayer(GradientScaling):
         self._x, self._v, self._copier, self._layer = x, w, copier, ""
 
     def connect(self, arriving: Points, node: NodeStructure, graph: Graph, plan: GraphPlan) -> Redirected:
-        """Learn the layer's name; a layer that needs no input gradient, or is excluded, has none."""
+        """Store the layer's name; a layer without input gradient, or an excluded one, has none."""
         super().connect(arriving, node, graph, plan)
         for name, v, remedy in (
             ("x", self._x, "use what adaptive_loss_scaling returns"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watching a training: events, monitors that take them, and recordings that answer questions."""
+"""Events of a training, monitors that receive them, and recordings that can be queried."""
 
 from .audience import Audience as Audience
 from .audience import audience_of as audience_of

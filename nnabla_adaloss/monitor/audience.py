@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The monitors of a training: each receives the events that it has methods for, whatever it raises."""
+"""Delivery of events to the monitors that have methods for them; exceptions in monitors are contained."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ logger = logging.getLogger("nnabla_adaloss")
 
 
 class Audience:
-    """All monitors of a training; TypeError or ValueError if one is none."""
+    """All monitors of a training; TypeError or ValueError if one cannot receive events."""
 
     def __init__(self, monitors: Sequence[Any]) -> None:
-        # For each kind of event: monitors, their methods, and in every how many iterations these are called.
+        # For each kind of event: monitor, its method, and the period of the calls in iterations.
         self._listeners: Dict[Type[Any], List[Tuple[Any, Callable[[Any], Any], int]]] = {
             kind: [] for kind in METHODS
         }
@@ -43,39 +43,39 @@ class Audience:
             )
         if not found:
             raise TypeError(
-                f"monitors contains {monitor!r}, which has none of the methods {', '.join(METHODS.values())}"
+                f"monitors contains {monitor!r}: it must have a method of {', '.join(METHODS.values())}"
             )
 
     def begins(self) -> bool:
-        """True at the first call: nothing has been told yet."""
+        """True at the first call: no event has been delivered yet."""
         began, self._began = self._began, True
         return not began
 
     def wants(self, kind: Type[Any], iteration: int) -> bool:
-        """Whether a monitor wants events of this kind in this iteration."""
+        """True if a monitor wants events of this kind in this iteration."""
         return any(not iteration % every for _, _, every in self._listeners[kind])
 
     def looks(self, iteration: int) -> bool:
-        """Whether a monitor looks at the arrays of layers in this iteration."""
+        """True if a monitor reads the arrays of layers in this iteration."""
         listeners = self._listeners[LayerScaled]
         return any(not iteration % every and getattr(one, "looks", True) for one, _, every in listeners)
 
     def tell(self, event: Event) -> None:
-        """Call the monitors that want the event. Each one's first exception is reported."""
+        """Call the monitors that want the event; of each, log only the first exception."""
         for monitor, method, every in self._listeners[type(event)]:
             if event.iteration % every:
                 continue
             try:
                 method(event)
             except Exception as error:
-                # A monitor must not end a training of days.
+                # A monitor must not stop a training that has run for days.
                 if id(monitor) not in self._failed:
                     self._failed.add(id(monitor))
                     message = (
                         f"monitor {type(monitor).__name__} raised an exception for {type(event).__name__} "
                         f"in iteration {event.iteration}"
                     )
-                    # Not its repr(), which may raise, too; nor may the log.
+                    # Not repr(error), which may raise, too; the log may raise as well.
                     told = traceback.format_exception_only(type(error), error)[-1].strip()
                     warn(f"{message}: {told}; training goes on")
                     with suppress(Exception):

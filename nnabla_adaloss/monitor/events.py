@@ -18,7 +18,7 @@ _BIAS = 127  # bin e of an exponent histogram counts magnitudes from 2**(e - 127
 
 
 class Event(Protocol):
-    """An event, or the row of one in a recording: a tuple with the iteration in which it happened."""
+    """Protocol of an event, or of its row in a recording: a tuple with the iteration number."""
 
     @property
     def iteration(self) -> int:
@@ -28,27 +28,27 @@ class Event(Protocol):
 
 
 class GradientSeen(NamedTuple):
-    """A gradient as stored, accumulated scale included; or a weight or an activation."""
+    """Statistics of a gradient as stored, accumulated scale included; or of a weight or an activation."""
 
     statistics: ArrayStatistics
-    # How many elements have each binary exponent, shape (256,): bin 0 holds zeros and what is smaller than
-    # 2^-126, bin 255 infinities and NaN.
+    # Number of elements with each binary exponent, shape (256,): bin 0 counts magnitudes below 2^-126, zeros
+    # included, bin 255 infinities and NaN.
     exponents: NDArray[np.int64]
-    format: Format  # in which it is stored
-    # How many elements became zero, and infinite, when stored. None: only emulated storage counts them.
+    format: Format  # storage format
+    # Numbers of elements that became zero, and infinite, when stored; counted by emulated storage only.
     underflowed: Optional[int] = None
     overflowed: Optional[int] = None
 
     @property
     def subnormals(self) -> int:
-        """How many elements are not zero and below the format's normal range: they have lost precision."""
+        """Number of nonzero elements below the format's normal range, which have lost precision."""
         first_normal = math.frexp(self.format.smallest_normal)[1] - 1 + _BIAS
         return int(self.exponents[:first_normal].sum()) - self.statistics.zeros
 
     @property
     def headroom(self) -> float:
-        """Bits between the largest magnitude and the end of the format: 0 where one is not finite, else
-        infinity where all are zero.
+        """Bits between the largest magnitude and the format's maximum: 0 if an element is not finite,
+        infinity if all are zero.
         """
         if self.statistics.nonfinite:
             return 0.0
@@ -57,8 +57,8 @@ class GradientSeen(NamedTuple):
 
 
 class LayerLook:
-    """A look at a layer's arrays while the monitor is called, right after its backward ran. Each is read when
-    it is first asked for, which on a GPU waits for the device. Of a layer scaled by hand it shows none.
+    """Access to a layer's arrays during the monitor's call, right after the layer's backward. Each is read at
+    its first use, which synchronizes a GPU. Empty for a layer scaled by hand.
     """
 
     def __init__(
@@ -83,24 +83,24 @@ class LayerLook:
 
     @cached_property
     def input(self) -> Optional[GradientSeen]:
-        """The factor of the weight; None where nothing is stored any more."""
+        """The array that the weight is multiplied by; None where it is no longer stored."""
         return self._seen("input")
 
     def arrays(self) -> Dict[str, NDArray[np.float32]]:
         """Copies of the arrays that are still stored: `"output_gradient"` and `"input_gradient"`, accumulated
-        scale included, `"weight"`, without the layer's scale, and `"input"`, the weight's factor.
+        scale included, `"weight"`, without the layer's scale, and `"input"`, its other operand.
         """
         return self._arrays()
 
 
 class TrainingBegan(NamedTuple):
-    """An updater is about to train for the first time, in this process.
+    """An updater is about to train for the first time in this process.
 
     Attributes:
         iteration: number of its first iteration.
-        date: when, in ISO 8601, with the offset of the time zone.
+        date: start in ISO 8601, with the offset of the time zone.
         version: version of nnabla_adaloss.
-        settings: what the updater was made with, the solver and its learning rate included, in words.
+        settings: the updater's arguments, the solver and its learning rate included, as text.
     """
 
     iteration: int
@@ -113,8 +113,8 @@ class LayerScaled(NamedTuple):
     """A layer's backward ran with a scale of its own.
 
     Attributes:
-        record: the scale, what held it there, and what was known when it was chosen.
-        look: what the layer's arrays hold now.
+        record: the scale, its reason, and the measurements that it was chosen from.
+        look: access to the layer's arrays.
     """
 
     record: LayerRecord
@@ -134,10 +134,10 @@ class Overflowed(NamedTuple):
         attempt: number of the pass within it.
         cause: `"overflow"` (a lower scale may help), `"nonfinite_loss"`, `"nonfinite_forward"`.
         layers: functions whose gradients were not finite, the first in backward order first.
-        component: the part of the network where it began, by the name of the function that its first
-            gradient belongs to; empty where that is not known.
+        component: the part of the network where it began, named after the function that its first gradient
+            belongs to; empty if unknown.
         scale: the global scale S0 of the pass.
-        detail: what in forward was not finite, in words; empty when nothing was.
+        detail: the values in forward that were not finite, as text; empty if there were none.
     """
 
     iteration: int
@@ -155,8 +155,8 @@ class BatchRepeated(NamedTuple):
     Attributes:
         iteration: number of the iteration.
         attempt: number of the pass that failed.
-        cause: `"overflow"`, or `"first measurement"`: the pass has measured a part of the network for the
-            first time, and its scale was far too low for it.
+        cause: `"overflow"`, or `"first measurement"`: the pass measured a part of the network for the first
+            time, with a scale that was far too low.
         layers: functions whose gradients were not finite, the first in backward order first.
     """
 
@@ -171,11 +171,11 @@ class BatchThrownAway(NamedTuple):
 
     Attributes:
         iteration: number of the iteration.
-        cause: `"overflow"`; `"hopeless"` (gradients overflow at any scale); `"retries"` (repeated as often as
-            may be); `"nonfinite_loss"`; `"nonfinite_forward"`.
+        cause: `"overflow"`; `"hopeless"` (gradients overflow at any scale); `"retries"` (the limit of repeats
+            is reached); `"nonfinite_loss"`; `"nonfinite_forward"`.
         layers: functions whose gradients were not finite, the first in backward order first.
         batches: how many batches were lost.
-        detail: what in forward was not finite, in words; empty when nothing was.
+        detail: the values in forward that were not finite, as text; empty if there were none.
     """
 
     iteration: int
@@ -186,7 +186,7 @@ class BatchThrownAway(NamedTuple):
 
 
 class ScaleChanged(NamedTuple):
-    """The global loss scale S0 is another one than before the update.
+    """An update changed the global loss scale S0.
 
     Attributes:
         iteration: number of the iteration.
@@ -200,7 +200,7 @@ class ScaleChanged(NamedTuple):
 
 
 class UpdateEnded(NamedTuple):
-    """A call of `update()` is over.
+    """A call of `update()` ended.
 
     Attributes:
         iteration: number of the iteration.
@@ -220,16 +220,16 @@ class UpdateEnded(NamedTuple):
 
 
 class Monitor:
-    """Methods that do nothing: override those whose events you want.
+    """Base class whose methods do nothing: override those of the events that you want.
 
-    Any object with some of these methods is a monitor, of this class or not. An exception in a monitor is
-    reported once, and training goes on.
+    Any object with some of these methods is a monitor, also without this base class. An exception in a
+    monitor is reported once, and training goes on.
 
     Attributes:
-        every: `on_layer_scaled` and `on_update_ended` are called in iterations whose number is a multiple of
-            this. In the others they cost nothing. 1. Other methods are called at every event.
+        every: `on_layer_scaled` and `on_update_ended` are called only in iterations whose number is a
+            multiple of this, and cost nothing in others. Default 1. Other methods are called at every event.
         looks: whether `on_layer_scaled` uses `event.look`, which takes hooks around the network's functions.
-            True; with False the pass runs as ever, and its layers are reported when it has run.
+            Default True; with False the pass runs without hooks and its layers are reported afterwards.
 
     Example:
         >>> from nnabla_adaloss import Monitor
@@ -245,34 +245,34 @@ class Monitor:
     looks: bool = True
 
     def on_event(self, event: Event) -> None:
-        """An event whose own method, below, the monitor does not have."""
+        """Receive every event for which the monitor lacks a method of its own, of those below."""
 
     def on_training_began(self, event: TrainingBegan) -> None:
-        """The first update is about to begin."""
+        """Called before the first update."""
 
     def on_layer_scaled(self, event: LayerScaled) -> None:
-        """A layer's backward ran with a scale of its own; several times per iteration if batches repeat."""
+        """Called after a layer's backward with a scale of its own, in every pass of a repeated batch."""
 
     def on_overflowed(self, event: Overflowed) -> None:
-        """Gradients were not finite after a pass."""
+        """Called after a pass with gradients that were not finite."""
 
     def on_batch_repeated(self, event: BatchRepeated) -> None:
-        """A batch is going to be run again."""
+        """Called before a batch is repeated."""
 
     def on_batch_thrown_away(self, event: BatchThrownAway) -> None:
-        """A batch, or a window of them, was lost."""
+        """Called after a batch, or a window of them, was lost."""
 
     def on_scale_changed(self, event: ScaleChanged) -> None:
-        """The global loss scale is another one than before the update."""
+        """Called after an update that changed the global loss scale."""
 
     def on_update_ended(self, event: UpdateEnded) -> None:
-        """An update is over."""
+        """Called after each update."""
 
 
 METHODS: Dict[Type[Any], str] = {
     get_type_hints(method)["event"]: name for name, method in vars(Monitor).items() if name.startswith("on_")
 }
-"""The method for each kind of event; that of `Event` is for all that have no other."""
+"""The method for each kind of event; that of `Event` receives the kinds without one."""
 
 RECORDED: Tuple[Type[Any], ...] = tuple(kind for kind in METHODS if kind not in (Event, LayerScaled))
 """Kinds of events that are recorded as they are; a `LayerScaled` becomes a `LayerRow`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Monitors that look for faults: one writes to the log, one keeps the arrays of the layer where it began."""
+"""Monitors for finding faults: a log, and dumps of the layer where a gradient first was not finite."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .events import BatchRepeated, BatchThrownAway, LayerScaled, Monitor, ScaleC
 
 logger = logging.getLogger("nnabla_adaloss")
 
-_LONGEST = 50  # characters of a layer's name; each takes up to four bytes, and names of files may have 255
+_LONGEST = 50  # characters of a layer's name: up to four bytes each, and a file name has at most 255
 
 
 class LogMonitor(Monitor):
-    """Writes to `logging.getLogger("nnabla_adaloss")` what happens: layers and changes of the scale at level
-    INFO, batches that are repeated or lost at level WARNING.
+    """Logs to `logging.getLogger("nnabla_adaloss")`: layers and changes of the scale at level INFO, batches
+    that are repeated or lost at level WARNING.
 
     Args:
-        level: 0 for nothing about layers, 1 for one line per iteration, written when the next begins, 2 for
-            one per layer as well. 1.
-        every: layers are written about in iterations whose number is a multiple of this. 1.
+        level: 0 logs no layers, 1 one line per iteration, written when the next begins, 2 one per layer as
+            well. Default 1.
+        every: layers are logged in iterations whose number is a multiple of this. Default 1.
 
     Raises:
         TypeError, ValueError: an argument is not as described.
@@ -50,7 +50,7 @@ class LogMonitor(Monitor):
         self._records: List[LayerRecord] = []  # of the iteration that is not logged yet
 
     def on_layer_scaled(self, event: LayerScaled) -> None:
-        """Write about a layer, or keep it for the line about its iteration."""
+        """Log a layer, or keep it for the line of its iteration."""
         record, before = event.record, self._records
         if before and before[0].iteration != record.iteration:
             alphas, scales = [one.alpha for one in before], [one.accumulated_scale for one in before]
@@ -66,17 +66,17 @@ class LogMonitor(Monitor):
             )
 
     def on_batch_repeated(self, event: BatchRepeated) -> None:
-        """Write why."""
+        """Log a repeated batch, with the cause."""
         logger.warning("iteration %d, attempt %d: batch repeated: %s%s", *event[:3], _first_of(event.layers))
 
     def on_batch_thrown_away(self, event: BatchThrownAway) -> None:
-        """Write why."""
+        """Log a lost batch, with the cause."""
         batches = "1 batch is" if event.batches == 1 else f"{event.batches} batches are"
         why = f"{event.cause}{_first_of(event.layers)}" + (f"; {event.detail}" if event.detail else "")
         logger.warning("iteration %d: %s lost: %s", event.iteration, batches, why)
 
     def on_scale_changed(self, event: ScaleChanged) -> None:
-        """Write it."""
+        """Log the old and the new loss scale."""
         logger.info("iteration %d: loss scale %g -> %g", *event)
 
 
@@ -87,19 +87,19 @@ def _first_of(layers: Sequence[str]) -> str:
 class NanDump(Monitor):
     """Saves the arrays of the first layer, in backward order, whose input gradient holds an infinity or NaN.
 
-    A file each, `iteration-attempt-layer.npz`, with `output_gradient`, `input_gradient`, `weight` and `input`
-    (where they still are), `layer`, `iteration`, `attempt`, `alpha` and `scale`; gradients carry their scale.
-    Each layer's input gradient is read once in each pass for that, so use it to look for a fault.
+    Each file, `iteration-attempt-layer.npz`, holds `output_gradient`, `input_gradient`, `weight` and `input`
+    (those still stored), `layer`, `iteration`, `attempt`, `alpha` and `scale`; gradients carry their scale.
+    Every pass reads each layer's input gradient once, which costs time: use it for debugging.
 
     Args:
-        path: the folder; it is made when the first file is.
-        limit: how many files are written; then it looks no more. 10.
+        path: the folder, created with the first file.
+        limit: number of files after which it stops reading gradients. Default 10.
 
     Attributes:
-        files: the files that were written.
+        files: paths of the written files.
 
     Raises:
-        TypeError, ValueError: `limit` is no positive integer.
+        TypeError, ValueError: `limit` is not a positive integer.
 
     Example:
         >>> from nnabla_adaloss import NanDump
@@ -112,7 +112,7 @@ class NanDump(Monitor):
         self.files: List[str] = []
 
     def on_layer_scaled(self, event: LayerScaled) -> None:
-        """Save the arrays of a layer, if they are wanted."""
+        """Save the layer's arrays if its input gradient is the first that is not finite."""
         record = event.record
         attempt = record.iteration, record.attempt
         if attempt == self._last or len(self.files) >= self._limit:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A monitor that records events."""
+"""Monitor that records events."""
 
 from __future__ import annotations
 
@@ -17,35 +17,33 @@ from .tensorboard import TensorBoardFile
 
 
 class Recorder(Monitor):
-    """Records a training: each layer's scales and gradient statistics, and everything that went wrong.
+    """Records each layer's scales and gradient statistics, and all overflows, repeats and lost batches.
 
     Args:
         path: a file to which each row is appended as it happens, as JSON lines. It survives a crash, and a
-            training that goes on with the same path goes on in it. On several ranks, each needs its own. None
-            for memory only.
+            resumed training with the same path appends to it. Each rank needs its own. None for memory only.
         every: layers and losses are recorded in iterations whose number is a multiple of this; the others
-            cost nothing. Overflows, lost batches and changes of the scale are recorded whenever they happen.
-            1.
-        layers: names of the layers to record, as `fnmatch` patterns. All. A pattern that matches none of the
-            layers in the first iteration that is recorded is warned of, once.
-        limit: how many rows are kept in memory, the last ones; a row takes about half a kilobyte. The file
-            holds all. 20000.
-        histograms: record how many elements have each binary exponent, for TensorBoard. False: it doubles
-            the size of a row.
-        data: look at each layer's weight and input, too: their largest magnitude, and how much of them is
-            below the format's normal range. False: it reads two more arrays per layer.
+            cost nothing. Overflows, lost batches and changes of the scale are always recorded. Default 1.
+        layers: names of the layers to record, as `fnmatch` patterns. Default: all. A warning names the
+            patterns that match no layer in the first recorded iteration.
+        limit: number of latest rows kept in memory, about half a kilobyte each; the file holds all. Default
+            20000.
+        histograms: record how many elements have each binary exponent, for TensorBoard; doubles the size of a
+            row. Default False.
+        data: also record each layer's weight and input: the largest magnitude, and the share of elements
+            below the format's normal range; reads two more arrays per layer. Default False.
         tensorboard: a folder for an event file of TensorBoard, written while training: scales, shares of
             underflow and overflow, and headroom of each layer, the loss, the loss scale, repeats and lost
             batches. None for no such file.
 
     In a `with` statement the files are closed at its end. A file that cannot be written, as on a full disk,
-    is warned of once. It misses what happens until it can be written again; memory and the other file do not.
+    causes one warning and lacks the rows until it can be written again; memory and the other file do not.
 
     Attributes:
-        recording: what was recorded and is in memory.
+        recording: the rows in memory.
 
     Raises:
-        TypeError, ValueError: an argument is not as described; `path` is no recording, or another recorder
+        TypeError, ValueError: an argument is not as described; `path` is not a recording, or another recorder
             has it open.
         OSError: `path` or `tensorboard` cannot be written.
         ImportError: `tensorboard` is given, and tensorboardX is not installed.
@@ -84,7 +82,7 @@ class Recorder(Monitor):
         self._histograms, self._data = boolean("histograms", histograms), boolean("data", data)
         self._selection = LayerSelection(strings("layers", layers, "patterns of layer names"))
         self._selected: Dict[str, bool] = {}
-        self._patterns: Tuple[str, ...] = self._selection.include  # that are to be looked at
+        self._patterns: Tuple[str, ...] = self._selection.include  # matched no layer yet
         self.recording = Recording(limit=positive_integer("limit", limit))
         self._files: List[Union[RowFile, TensorBoardFile]] = []
         self._unwritten: Set[str] = set()  # names of files that could not be written
@@ -100,16 +98,16 @@ class Recorder(Monitor):
         self.close()
 
     def close(self) -> None:
-        """Close the files; nothing can be recorded to them any more. That of `path` is whole at any time."""
+        """Close the files: recording ends. The file of `path` is complete at any time."""
         for file in self._files:
             self._do(file, file.close)
 
     def on_layer_scaled(self, event: LayerScaled) -> None:
-        """Record a layer, if it is one of those that are recorded."""
+        """Record a layer if the patterns select it."""
         layer = event.record.layer
         if layer not in self._selected:
             self._selected[layer] = self._selection.selects(layer)
-        elif self._patterns:  # all layers have been seen; in a loop of one's own, nothing else tells it
+        elif self._patterns:  # all layers have been seen; a hand-written loop has no other sign of it
             self._warn_of_patterns()
         if self._selected[layer]:
             self.on_event(row_of(event, histograms=self._histograms, data=self._data))
@@ -121,24 +119,24 @@ class Recorder(Monitor):
             self._do(file, file.append_row, event)
 
     def _do(self, file: Union[RowFile, TensorBoardFile], action: Callable[..., None], *rows: Event) -> None:
-        """Write to a file; the first time that it cannot be, warn."""
+        """Write to a file; warn the first time that it fails."""
         try:
             action(*rows)
         except Exception as error:
             if file.name not in self._unwritten:
                 self._unwritten.add(file.name)
                 warn(
-                    f"Recorder: {file.name} cannot be written: {error}. Training goes on; until it can be, "
-                    "what happens is missing from it"
+                    f"Recorder: {file.name} cannot be written: {error}. Training continues; its rows are "
+                    "lost until it can be written again"
                 )
 
     def on_update_ended(self, event: UpdateEnded) -> None:
-        """Record the end of an update; now the layers are known."""
+        """Record the end of an update, and check the patterns: all layers have been seen."""
         self._warn_of_patterns()
         self.on_event(event)
 
     def _warn_of_patterns(self) -> None:
-        """Warn of patterns that match no layer, now that the layers are known; the first time only."""
+        """Warn once of patterns that match no layer; call when all layers have been seen."""
         patterns, self._patterns = unmatched(self._patterns, list(self._selected)), ()
         if patterns:
             warn(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded training, and queries on it."""
+"""Recorded training, and queries on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tensorboard import TensorBoardFile
 
 _Kind = TypeVar("_Kind")
 
-# Of a table of the layers.
+# Columns of a table of the layers.
 _COLUMNS = (*(name for name in LayerRow._fields if name != "exponents"), "underflow", "overflow")
 
 
@@ -28,13 +28,13 @@ class Underflow(NamedTuple):
 
     Attributes:
         layer: name of the layer.
-        since: the first iteration of the last stretch in most of whose iterations it was so: a gap, or a lost
-            batch, does not end a stretch.
-        until: the iteration in which it was last so; None: it is so in the last one that was recorded.
-        worst: the largest share of elements that were lost in one pass.
+        since: start of the last stretch of iterations most of which underflowed; a gap or a lost batch does
+            not end a stretch.
+        until: the last iteration that underflowed; None if that is the last recorded one.
+        worst: the largest share of elements lost in one pass.
         last: the share in the last pass.
-        share: in how many of the iterations that were recorded from `since` to `until` it was so.
-        iterations: how many were recorded from `since` to `until`.
+        share: fraction of the iterations recorded from `since` to `until` that underflowed.
+        iterations: number recorded from `since` to `until`.
     """
 
     layer: str
@@ -47,11 +47,11 @@ class Underflow(NamedTuple):
 
 
 class Recording:
-    """What a `Recorder` has kept, or what stands in its file: rows in the order in which things happened.
+    """Rows of a `Recorder`, or of its file, in chronological order.
 
     Args:
         rows: the rows.
-        limit: how many rows are kept, the last ones; None for all.
+        limit: number of latest rows to keep; None for all.
 
     Attributes:
         rows: `TrainingBegan`, `LayerRow`, `Overflowed`, `BatchRepeated`, `BatchThrownAway`, `ScaleChanged`,
@@ -76,16 +76,16 @@ class Recording:
     def load(cls, path: PathLike) -> Recording:
         """Read the file of a `Recorder(path)`, also while it is being written, or after a crash.
 
-        A last line that was cut off is passed over. Iterations that were done twice, because a training went
-        on from a checkpoint, are there once.
+        A truncated last line is skipped. Iterations that ran twice, because a training resumed from a
+        checkpoint, appear once.
 
         Raises:
-            ValueError: the file is no recording, of a newer version, or damaged before its end.
+            ValueError: the file is not a recording, of a newer version, or damaged before its end.
         """
         return cls(read_rows(path))
 
     def of(self, kind: Type[_Kind]) -> List[_Kind]:
-        """All rows of one kind: `recording.of(Overflowed)`."""
+        """Rows of one kind: `recording.of(Overflowed)`."""
         return [row for row in self.rows if isinstance(row, kind)]
 
     @property
@@ -94,7 +94,7 @@ class Recording:
         return list(dict.fromkeys(row.layer for row in self.of(LayerRow)))
 
     def by_layer(self) -> Dict[str, List[LayerRow]]:
-        """The rows of each layer, of each iteration the last pass: what the update was made with."""
+        """Rows of each layer: of each iteration the last pass, whose gradients the update used."""
         found: Dict[str, Dict[int, LayerRow]] = {}
         for row in self.of(LayerRow):
             found.setdefault(row.layer, {})[row.iteration] = row
@@ -109,8 +109,8 @@ class Recording:
         return rows
 
     def at(self, layer: str, iteration: int) -> LayerRow:
-        """What is known of a layer at an iteration: the last pass of it, or of the last one recorded before.
-        KeyError if nothing of the layer was recorded up to then.
+        """Row of a layer's last pass in an iteration, or in the last recorded one before it. KeyError if the
+        layer was not recorded up to then.
         """
         rows = self.of_layer(layer)
         for row in reversed(rows):
@@ -122,14 +122,14 @@ class Recording:
         """Layers whose input gradients lose more than a share of their elements, the worst first.
 
         Args:
-            above: the share of elements that are not zero until they are stored, and zero then. 0.01. Layers
-                whose storage does not count underflow are left out.
+            above: the share of nonzero elements that become zero when stored. Default 0.01. Layers whose
+                storage does not count underflow are left out.
         """
         found = (_underflow(rows, above) for rows in self.by_layer().values())
         return sorted((u for u in found if u is not None), key=lambda u: -u.worst)
 
     def lost_batches(self) -> Dict[str, int]:
-        """How many batches were thrown away, by cause."""
+        """Number of lost batches, by cause."""
         lost: Dict[str, int] = {}
         for row in self.of(BatchThrownAway):
             lost[row.cause] = lost.get(row.cause, 0) + row.batches
@@ -156,10 +156,10 @@ class Recording:
         return pandas.DataFrame({name: [getattr(row, name) for row in rows] for name in _COLUMNS})
 
     def to_monitor_series(self, path: PathLike) -> None:
-        """Write what changes over iterations as nnabla's `MonitorSeries`, a file each, to a folder."""
+        """Write each curve over the iterations to a folder, as a file of nnabla's `MonitorSeries`."""
         from nnabla.monitor import Monitor, MonitorSeries
 
-        # Of the passes of one iteration, a layer's last one.
+        # Of each layer, only the last pass of an iteration.
         others = (row for row in self.rows if not isinstance(row, LayerRow))
         curves: Dict[str, Dict[int, float]] = {}
         for row in chain(others, *self.by_layer().values()):
@@ -172,7 +172,7 @@ class Recording:
                 series.add(iteration, value)
 
     def to_tensorboard(self, path: PathLike) -> None:
-        """Write what `Recorder(tensorboard=path)` writes; ImportError if tensorboardX is not installed."""
+        """Write the event file of `Recorder(tensorboard=path)`; ImportError without tensorboardX."""
         with closing(TensorBoardFile(path)) as file:
             for row in self.rows:
                 file.append_row(row)
@@ -183,7 +183,7 @@ def _underflow(rows: List[LayerRow], above: float) -> Optional[Underflow]:
     bad = [index for index, (_, share) in enumerate(shares) if share > above]
     if not bad:
         return None
-    # `bad[-n:]` are n bad ones of all from its first to its last: the longest stretch that is mostly bad.
+    # The longest stretch up to the last bad iteration in which more than half are bad.
     most = max(n for n in range(1, len(bad) + 1) if 2 * n > bad[-1] - bad[-n] + 1)
     first, last = bad[-most], bad[-1]
     return Underflow(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows in a file of JSON lines, each written at once and readable up to the last one.
+"""Rows in a file of JSON lines, written one by one and readable after a crash.
 
 A line is one `write` to the operating system, so a killed process leaves whole lines, and perhaps a truncated
 one at the end. The next writer removes that one, readers skip it.
@@ -19,7 +19,7 @@ from ..state.whole_file import PathLike, special_kind
 from . import events
 from .rows import LayerRow
 
-# Words in a file for rows; an event that is not here goes by the name of its class.
+# Names of the kinds of rows in a file; other events go by the name of their class.
 _WORDS: Dict[Type[Any], str] = {
     LayerRow: "layer",
     events.TrainingBegan: "began",
@@ -34,7 +34,7 @@ _KINDS = {name: kind for kind, name in _NAMES.items()}
 
 
 def _check(name: str, hint: Any) -> Callable[[Any], bool]:
-    """Whether a value of JSON can be that of a field. Counts are not negative, scales are positive, and
+    """Check that a JSON value is valid for a field. Counts are not negative, scales are positive, and
     integers have at most 64 bits, also in a float field.
     """
     kind, of = get_origin(hint), get_args(hint)
@@ -72,8 +72,8 @@ _LONGEST = 2**20  # bytes of a line
 
 
 class AppendedFile(FileIO):
-    """A file that grows by whole pieces. Each goes to the operating system at once, so that it outlives the
-    process; of one that does not fit on the disk nothing stays.
+    """File that grows by whole pieces. Each is handed to the operating system at once, so that it outlives
+    the process; a piece that does not fit on the disk is removed entirely.
     """
 
     name: str
@@ -82,17 +82,17 @@ class AppendedFile(FileIO):
         name = os.fsdecode(path)
         if os.path.exists(name):
             kind = special_kind(os.stat(name))
-            if kind:  # which one might wait for
+            if kind:  # opening or reading it could block
                 raise ValueError(f"{name} is {kind}: give the path of a file")
         super().__init__(name, "a+")
 
     def append(self, piece: bytes) -> None:
-        """Write all of it, or raise OSError; ValueError when the file is closed."""
+        """Write the whole piece or raise OSError; ValueError when the file is closed."""
         if self.closed:
             raise ValueError(f"{self.name} is closed: nothing can be recorded to it any more")
         size = os.fstat(self.fileno()).st_size
         try:
-            while piece:  # a disk that is nearly full takes the beginning; then the rest tells what is wrong
+            while piece:  # a nearly full disk takes the beginning; writing the rest then raises the cause
                 piece = piece[self.write(piece) :]
         except BaseException:
             with suppress(OSError):
@@ -101,7 +101,7 @@ class AppendedFile(FileIO):
 
 
 class RowFile(AppendedFile):
-    """Appends rows to a file; ValueError if it is not ours alone."""
+    """Appends rows to a file; ValueError if it is not a recording or is open in another recorder."""
 
     def __init__(self, path: PathLike) -> None:
         super().__init__(path)
@@ -122,7 +122,7 @@ class RowFile(AppendedFile):
             raise
 
     def append_row(self, row: events.Event) -> None:
-        """Write a row: the next reader sees it."""
+        """Write a row, which the next reader sees."""
         self.append(_line(row))
 
 
@@ -138,7 +138,7 @@ def _end_of_whole_lines(name: str) -> int:
 
 
 def read_rows(path: PathLike) -> List[events.Event]:
-    """The rows of a file; of what was done again after a crash, the second time."""
+    """Read the rows of a file; of iterations that ran again after a crash, the second run's."""
     name = os.fsdecode(path)
     rows: List[events.Event] = []
     began_anew = False
@@ -163,13 +163,13 @@ def read_rows(path: PathLike) -> List[events.Event]:
 
 
 def write_rows(path: PathLike, rows: Iterable[events.Event]) -> None:
-    """Write rows to a new file; one that is there is replaced."""
+    """Write rows to a new file, replacing an existing one."""
     with open(path, "wb") as file:
         file.writelines([_HEADER, *map(_line, rows)])
 
 
 def _line(row: events.Event) -> bytes:
-    """A row as a JSON object: its kind, and its fields without those that are None."""
+    """Write a row as a JSON object: its kind, and its fields that are not None."""
     fields = {name: value for name, value in row._asdict().items() if value is not None}
     return json.dumps({"event": _NAMES[type(row)], **fields}, separators=(",", ":")).encode() + b"\n"
 

@@ -19,29 +19,28 @@ class LayerRow(NamedTuple):
 
     Attributes:
         iteration: number of the iteration.
-        attempt: number of the pass within it, from 0: batches that are repeated, and micro-batches of
-            `accum_grad`, count on.
+        attempt: number of the pass within it, from 0, over repeats and micro-batches of `accum_grad`.
         layer: name of the layer.
         alpha: the layer's own scale.
         scale: S, the accumulated scale that the gradient carries: from the loss to here.
-        reason: what determined alpha, a value of `Reason`.
+        reason: the limit that determined alpha, a value of `Reason`.
         elements: number of elements.
-        zeros: how many are zero.
-        subnormals: how many are not, but below the format's normal range, so that they have lost precision.
-        underflowed: how many became zero when stored; None where the storage does not count it.
-        overflowed: how many became infinite when stored, likewise.
-        nonfinite: how many are infinite or NaN.
+        zeros: number of zeros.
+        subnormals: number of nonzero elements below the format's normal range, which have lost precision.
+        underflowed: number that became zero when stored; None where the storage does not count it.
+        overflowed: number that became infinite when stored, likewise.
+        nonfinite: number of infinities and NaNs.
         abs_max: the largest finite magnitude, S included.
-        headroom: bits between that and the end of the format; None when all are zero.
-        exponents: of how many elements the binary exponent is so: the least exponent, then the counts from
-            there on. None unless histograms are recorded.
-        weight_max: the largest finite magnitude of the weight, without scale. This and what follows is None
-            unless data is recorded.
+        headroom: bits between `abs_max` and the format's maximum; None when all are zero.
+        exponents: histogram of binary exponents: the least one, then the counts from it on. None unless
+            histograms are recorded.
+        weight_max: the largest finite magnitude of the weight, without scale. This and the next three are
+            None unless data is recorded.
         weight_subnormal: share of the weight's nonzero elements that are below the format's normal range.
-        input_max: the largest finite magnitude of what the weight is multiplied by.
+        input_max: the largest finite magnitude of the array that the weight is multiplied by.
         input_subnormal: share of its nonzero elements that are below the normal range.
-        loss_weight: what the loss is multiplied by on the way to the layer, which S makes up for; None in the
-            recordings of older versions.
+        loss_weight: factor of the loss on the way to the layer, which S compensates; None in recordings of
+            older versions.
     """
 
     iteration: int
@@ -85,7 +84,7 @@ _OF_LAYER = (
     *("alpha", "scale", "underflow", "overflow", "nonfinite", "headroom"),
     *("weight_max", "weight_subnormal", "input_max", "input_subnormal"),
 )
-# Which fields of a row are drawn over iterations, by the name of the curve.
+# Fields of a row that are drawn over iterations, by the name of the curve.
 _CURVES: Dict[Type[Any], Dict[str, str]] = {
     LayerRow: dict(zip(_OF_LAYER, _OF_LAYER)),
     UpdateEnded: {"loss": "loss", "retries": "retries", "loss_scale": "scale"},
@@ -95,7 +94,7 @@ _CURVES: Dict[Type[Any], Dict[str, str]] = {
 
 
 def points_of(row: Event) -> Dict[str, float]:
-    """Numbers of a row that are drawn over iterations, by the name of the curve: `conv/scale`, or `loss`."""
+    """Values of a row that are drawn over iterations, by the name of the curve: `conv/scale`, or `loss`."""
     layer = f"{row.layer}/" if isinstance(row, LayerRow) else ""
     fields = _CURVES.get(type(row), {}).items()
     known = ((layer + name, getattr(row, field)) for name, field in fields)
@@ -103,7 +102,7 @@ def points_of(row: Event) -> Dict[str, float]:
 
 
 def row_of(event: LayerScaled, *, histograms: bool, data: bool) -> LayerRow:
-    """The row of a layer that has just been scaled; `data`: look at its weight and input as well."""
+    """Make the row of a layer that has just been scaled; with `data`, from its weight and input as well."""
     record, gradient = event.record, event.look.gradient
     known: Dict[str, Any] = {}
     if gradient is not None:
@@ -138,7 +137,7 @@ def row_of(event: LayerScaled, *, histograms: bool, data: bool) -> LayerRow:
 
 
 def _compact(exponents: Any) -> List[int]:
-    # Zeros are counted in the row, and so is what is not finite.
+    # The row has counts of its own for zeros and for infinities and NaNs.
     (present,) = np.nonzero(exponents[1:255])
     if not present.size:
         return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows in an event file of TensorBoard, while a training runs or afterwards."""
+"""Event file of TensorBoard with a recording's rows, during a training or afterwards."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .rows import LayerRow, points_of
 
 
 class TensorBoardFile:
-    """Writes rows to a new event file in a folder: of a layer, the last pass of an iteration that is over."""
+    """Writes rows to a new event file in a folder: of each layer, the last pass of an iteration."""
 
-    # tensorboardX's own writer has a queue and a thread: a training waits for them for ever on a full disk.
+    # tensorboardX's own writer is not used: its thread blocks a training forever on a full disk.
 
     def __init__(self, path: PathLike) -> None:
         try:
@@ -58,7 +58,7 @@ class TensorBoardFile:
         self._file.append(b"".join(records))
 
     def close(self) -> None:
-        """Write what is left, and close the file; harmless when it is closed."""
+        """Write the remaining rows and close the file; may be called twice."""
         try:
             if self._last_passes:
                 self._file.append(b"".join(self._layers()))
@@ -66,7 +66,7 @@ class TensorBoardFile:
             self._file.close()
 
     def _layers(self) -> List[bytes]:
-        """The layers of the iteration that is over."""
+        """Records of the layers of the iteration that has ended."""
         rows, self._last_passes = self._last_passes.values(), {}
         return [record for row in rows for record in self._points(row)]
 
@@ -82,7 +82,7 @@ class TensorBoardFile:
         return self._record(summary=summary, step=row.iteration)
 
     def _record(self, **fields: Any) -> bytes:
-        """An event as event files hold it: its length, the checksum of that, the event, its checksum."""
+        """Serialize an event for an event file: length, checksum of the length, event, its checksum."""
         event: bytes = self._event(wall_time=time.time(), **fields).SerializeToString()
         length = struct.pack("<Q", len(event))
         checksums = [struct.pack("<I", self._checksum(part)) for part in (length, event)]
@@ -90,7 +90,7 @@ class TensorBoardFile:
 
 
 def _histogram(exponents: List[int]) -> Dict[str, Any]:
-    """A histogram of binary exponents as TensorBoard takes it: an exponent lies in the middle of its bin."""
+    """Histogram of binary exponents in TensorBoard's form, each exponent in the middle of its bin."""
     first, *counts = exponents
     present = range(first, first + len(counts))
     return {

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded training as one HTML page, which needs neither network nor scripts."""
+"""Recorded training as one HTML page without scripts or network access."""

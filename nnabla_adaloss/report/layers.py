@@ -24,13 +24,13 @@ from .pieces import (
     table,
 )
 
-# A smaller share of underflow harms no training, and is drawn as none.
+# A smaller share of underflow harms no training and is drawn as zero.
 _HARMLESS = 1e-3
 # Bits from the darkest to the lightest colour of scales; even.
 _LEAST_SPAN = 10
-# From this share on, "mostly".
+# Share above which a gradient counts as mostly subnormal.
 _MOSTLY = 0.5
-# Bits above the largest element that are worth using.
+# Unused bits of headroom from which advice is worth giving.
 _UNUSED = 2.0
 _MOST_ADVICE = 3
 _WIDER = "store gradients in a wider format, such as bfloat16"
@@ -48,12 +48,12 @@ _MEANINGS: Mapping[str, str] = {
     "alpha": "the layer's own scale, by which it multiplies its input gradient; 1 leaves it as it is",
     "S": "the scale that the input gradient is stored with: alpha times the S that arrives; in brackets its "
     "range over the iterations",
-    "loss weight": "what the loss is multiplied by on the way to the layer, as a power of two; the smaller "
-    "it is, the larger is S",
-    Reason.SCALE_LIMIT: "alpha leads to the largest scale that the layer's input gradients leave room for",
-    Reason.EQUALIZED: "the gradients before and behind the layer have nearly the same limit, and share the "
+    "loss weight": "factor of the loss on the way to the layer, as a power of two; the smaller it is, the "
+    "larger is S",
+    Reason.SCALE_LIMIT: "alpha leads to the scale limit of the layer's input gradients",
+    Reason.EQUALIZED: "the gradients before and after the layer have nearly the same limit, and share the "
     "smaller one",
-    Reason.BRANCHES: "another function adds to the same gradient, and decides about its scale",
+    Reason.BRANCHES: "another function adds to the same gradient and determines its scale",
     Reason.METHOD: "loss_scale_method asks for this alpha",
     Reason.SCALE_BOUND: "scale_upper_bound allows no larger alpha",
     Reason.ACCUMULATED_BOUND: "accum_upper_bound allows no larger product of alphas",
@@ -76,7 +76,7 @@ Layers = Mapping[str, Sequence[LayerRow]]
 
 
 def underflow_map(layers: Layers, timeline: Timeline) -> str:
-    """Section with the underflow of each layer: a heat map, if it is worth one."""
+    """Section with the underflow of each layer: a heat map unless all of it is harmless."""
     counted = _lines(layers, "underflow")
     worst = max((share for points in counted.values() for _, share in points), default=None)
     if worst is None:
@@ -106,8 +106,7 @@ def scale_maps(layers: Layers, timeline: Timeline) -> List[str]:
         ),
         section(
             "Layer scales alpha",
-            "What each layer multiplies its input gradient by, besides the S that arrives: 1 leaves it as it "
-            "is.",
+            "The factor that each layer multiplies its input gradient by; 1 leaves it as it is.",
             _scales(_lines(layers, "alpha"), timeline),
         ),
     ]
@@ -131,7 +130,7 @@ def _scales(lines: Lines, timeline: Timeline) -> str:
             (scale, ", ".join(names)) for scale, names in constant.items()
         )
     low, high = math.floor(math.log2(min(scales))), math.ceil(math.log2(max(scales)))
-    # Scales that hardly differ look alike, and the middle is a power of two.
+    # A least span keeps nearly equal scales alike; an even one puts a power of two in the middle.
     missing = max(_LEAST_SPAN, high - low + (high - low) % 2) - (high - low)
     low, high = low - missing // 2, high + missing - missing // 2
     labels = [scale_text(2.0**end) for end in (low, (low + high) // 2, high)]
@@ -139,7 +138,7 @@ def _scales(lines: Lines, timeline: Timeline) -> str:
 
 
 def worst_underflow(rows: Sequence[LayerRow]) -> Optional[float]:
-    """The largest share of elements that a layer lost in one pass; None where it is not known."""
+    """The largest share of elements that a layer lost in one pass; None if unknown."""
     return max(_known(rows, "underflow"), default=None)
 
 
@@ -148,12 +147,12 @@ def _known(rows: Sequence[LayerRow], field: str) -> List[float]:
 
 
 def why(rows: Sequence[LayerRow]) -> Optional[str]:
-    """The reason of a layer's scale when it was last measured; None where no such iteration was recorded."""
+    """Reason of a layer's scale at its last recorded measurement; None if none was recorded."""
     return next((row.reason for row in reversed(rows) if row.reason != Reason.HELD), None)
 
 
 def all_advice(layers: Layers) -> str:
-    """What to do about layers whose gradients are mostly subnormal, as a list; empty where there is none."""
+    """List of advice for layers whose gradients are mostly subnormal; may be empty."""
     found = [text for text in map(advice, layers.values()) if text]
     shown, rest = found[:_MOST_ADVICE], found[_MOST_ADVICE:]
     more = folded(f"{len(rest)} more", bullets(rest)) if rest else ""
@@ -161,7 +160,7 @@ def all_advice(layers: Layers) -> str:
 
 
 def advice(rows: Sequence[LayerRow]) -> Optional[str]:
-    """Advice for a layer whose gradient is mostly below the normal range; None for any other."""
+    """Advice for a layer whose gradient is mostly subnormal; None for any other."""
     last = rows[-1]
     nonzero = (last.elements or 0) - (last.zeros or 0)
     if not nonzero or last.subnormals is None or last.subnormals < _MOSTLY * nonzero:
@@ -180,7 +179,7 @@ def _stretch(rows: Sequence[LayerRow]) -> str:
 
 
 def stretch(under: Underflow, what: str = "") -> str:
-    """In how many iterations a layer lost more than 1 %, and in which."""
+    """Number of iterations in which a layer lost more than 1 %, and their range, as text."""
     until = "on" if under.until is None else f"to {under.until:,}"
     when = f"from {under.since:,} {until}" if under.until != under.since else f"in {under.since:,}"
     return f"{round(under.share * under.iterations):,} of {under.iterations:,}{what}, {when}"
@@ -224,7 +223,7 @@ _DATA_COLUMNS: Columns = {
 
 
 def layer_tables(layers: Layers) -> List[str]:
-    """Sections with the layers in numbers, and with weights and inputs if recorded."""
+    """Sections with a table of the layers, and one of weights and inputs if recorded."""
     if not layers:
         return []
     numbers = section(
@@ -239,15 +238,15 @@ def layer_tables(layers: Layers) -> List[str]:
     weights = section(
         "Weights and activations",
         "The largest magnitude over all iterations, and the share of the nonzero elements that are below the "
-        "format's normal range at the last one. Weights are without scale; a layer's input is what its "
-        "weight is multiplied by.",
+        "format's normal range at the last one. Weights are without scale; a layer's input is the "
+        "array that its weight is multiplied by.",
         _table("Weights and inputs of the layers, from the loss backwards", _DATA_COLUMNS, data),
     )
     return [numbers, weights]
 
 
 def _table(caption: str, columns: Columns, layers: Layers) -> str:
-    """A table of the columns in which something stands, and the meanings of its words."""
+    """Table of the nonempty columns, with explanations of its words."""
     cells = {name: [written(rows) for rows in layers.values()] for name, written in columns.items()}
     told = {name: column for name, column in cells.items() if set(column) != {"–"}}
     words = {*told, *told.get("why this alpha", ())}

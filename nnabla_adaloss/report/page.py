@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recording as a page, and two on one page, what differs between them first."""
+"""Page of one recording, and page that compares two, differences first."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from .pieces import (
     time_line,
 )
 
-# Of a table.
+# Rows of a table.
 _MOST_ROWS = 60
 _MOST_CHANGES = 10
 
 
 def page_of(recording: Recording, name: str, title: Optional[str] = None) -> str:
-    """One HTML page about a recorded training, which needs nothing else, by the name of its file."""
+    """Render a recorded training, by the name of its file, as one self-contained HTML page."""
     timeline, layers = Timeline.of(recording), recording.by_layer()
     settings = _settings_of(recording)
     precision = settings.get("storage", "None").replace("None", settings.get("context", ""))
@@ -62,18 +62,18 @@ def page_of(recording: Recording, name: str, title: Optional[str] = None) -> str
 
 
 def _began(recording: Recording) -> List[str]:
-    """When the recorded training began, or was resumed last; empty if it is not recorded."""
+    """Date on which the recorded training began or was last resumed; empty if not recorded."""
     return [f"{began.date[:10]} {began.date[11:16]}" for began in recording.of(TrainingBegan)][-1:]
 
 
 def _settings_of(recording: Recording) -> Dict[str, str]:
-    """The settings of the recorded training; empty if they are not recorded."""
+    """Settings of the recorded training; empty if not recorded."""
     began = recording.of(TrainingBegan)
     return {"nnabla_adaloss": began[-1].version, **began[-1].settings} if began else {}
 
 
 def _loss_scales(recording: Recording) -> Points:
-    """Iterations and the global loss scale S0 after them, wherever it is known."""
+    """Iterations and the global loss scale S0 after each, where known."""
     found = {
         row.iteration: row.scale if isinstance(row, UpdateEnded) else row.after
         for row in recording.rows
@@ -127,7 +127,7 @@ def _incidents(recording: Recording, timeline: Timeline) -> str:
     caption = f"Repeated and lost batches: {len(incidents)}"
     if len(incidents) > _MOST_ROWS:
         caption += f", of which these are the last {_MOST_ROWS}"
-    head = ("iteration", "what", "why", "first bad layer", "what was wrong in forward")
+    head = ("iteration", "what", "why", "first bad layer", "not finite in forward")
     return section(
         "Overflows, repeats, lost batches",
         "A batch whose gradients overflow runs again with a lower scale, and is lost if that does not help. "
@@ -177,7 +177,7 @@ def _changes(scales: Points) -> str:
 
 
 def comparison_of(runs: Dict[str, Recording], title: str) -> str:
-    """One HTML page that shows two recorded trainings, by their names, beside each other."""
+    """Render two recorded trainings side by side, by their names, as one HTML page."""
     timeline = Timeline.of(Recording(row for recording in runs.values() for row in recording.rows))
     rows = {name: recording.by_layer() for name, recording in runs.items()}
     layers = _by_difference(*rows.values())
@@ -186,8 +186,8 @@ def comparison_of(runs: Dict[str, Recording], title: str) -> str:
     return document(
         title,
         [": ".join([name, *_began(run)]) for name, run in runs.items()],
-        section("What differs", "– is not recorded, or not in use.", *_whole_runs(runs, same=False)),
-        folded("What is the same", *alike) if alike else "",
+        section("Differences", "– is not recorded, or not in use.", *_whole_runs(runs, same=False)),
+        folded("Equal in both", *alike) if alike else "",
         *_scale_and_loss(runs, timeline),
         _layers(layers, rows) if layers else "",
         underflow_map(beside, timeline) if layers else "",
@@ -229,7 +229,7 @@ def _facts(recording: Recording) -> Dict[str, str]:
 
 
 def _by_difference(first: Dict[str, List[LayerRow]], second: Dict[str, List[LayerRow]]) -> List[str]:
-    """All layers: those of one run alone, then by what differs most in underflow, and in alpha."""
+    """Layers of both runs: those of one run alone, then by difference in underflow, then in alpha."""
 
     def difference(name: str) -> Tuple[bool, float, float]:
         if name not in first or name not in second:

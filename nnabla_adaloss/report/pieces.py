@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page and its pieces: numbers, tables, pictures over iterations. All that is given is escaped."""
+"""Pieces of a page: numbers, tables, pictures over iterations. All arguments are escaped."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ..monitor import LayerRow, Recording
 _MOST_COLUMNS = 240
 
 Points = Sequence[Tuple[int, float]]
-"""Iterations with a value each."""
+"""Pairs of an iteration and a value."""
 Lines = Mapping[str, Points]
 """Lines of a picture, by name."""
 
-# Columns of a table.
+# Columns of a table that a phone shows side by side.
 _FIT_A_PHONE = 2
 
-# Places of a picture that show their values where the mouse is.
+# Places of a picture that show their values under the mouse.
 _MOST_TIPS = 48
 
-# So that colours do not matter.
+# Shapes tell the kinds of marks apart without colour.
 _SHAPES = {
     "triangle": "M-5 5L0-5L5 5Z",
     "ring": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
@@ -36,8 +36,8 @@ _SHAPES = {
 }
 
 
-# Viridis at 17 places (S. van der Walt and N. Smith, CC0): its lightness rises evenly, also for those who
-# see few colours, and in print without any.
+# Viridis at 17 places (S. van der Walt and N. Smith, CC0): its lightness rises evenly, also for colour-blind
+# readers and in grey print.
 _VIRIDIS = bytes.fromhex(
     "440154 48186a 472d7b 424086 3b528b 33638d 2c728e 26828e 21918c "
     "1fa088 28ae80 3fbc73 5ec962 84d44b addc30 d8e219 fde725"
@@ -45,12 +45,12 @@ _VIRIDIS = bytes.fromhex(
 
 
 def extent(values: Sequence[float], written: Callable[[float], str] = scale_text) -> str:
-    """The smallest and the largest value, once if they are the same."""
+    """Write the smallest and the largest value, once if they are equal."""
     return " to ".join(dict.fromkeys(map(written, (min(values), max(values)))))
 
 
 def percent(share: Optional[float]) -> str:
-    """A share; one that is not zero does not look like zero, nor does one that nobody has counted."""
+    """Write a share in percent; neither a small nor an unknown one looks like zero."""
     if share is None:
         return "not counted"
     if 0.0 < share < 1e-4:
@@ -59,17 +59,17 @@ def percent(share: Optional[float]) -> str:
 
 
 def in_words(name: str) -> str:
-    """A cause or a reason, without underscores."""
+    """Write a cause or a reason without underscores."""
     return name.replace("_", " ").replace("nonfinite", "non-finite")
 
 
 def by_cause(lost: Mapping[str, int]) -> str:
-    """How many batches were lost for which cause: `2 overflow, 1 non-finite loss`."""
+    """Number of lost batches by cause: `2 overflow, 1 non-finite loss`."""
     return ", ".join(f"{number} {in_words(cause)}" for cause, number in lost.items())
 
 
 class Timeline(NamedTuple):
-    """The columns that all pictures of a page share: how many, and their first and last iteration."""
+    """Common columns of all pictures of a page: their number, and the first and last iteration."""
 
     first: int
     last: int
@@ -77,7 +77,7 @@ class Timeline(NamedTuple):
 
     @classmethod
     def of(cls, recording: Recording) -> Timeline:
-        """The columns for a recording: one for each recorded iteration, if these are not too many."""
+        """Make the columns of a recording: one per recorded iteration, if these are not too many."""
         iterations = [row.iteration for row in recording.rows]
         first, last = min(iterations), max(iterations)
         looked_at = sorted({row.iteration for row in recording.of(LayerRow)})
@@ -95,11 +95,11 @@ class Timeline(NamedTuple):
         return first, behind - 1
 
     def place(self, iteration: int) -> float:
-        """Where an iteration lies, from 0 (the first) to 1 (the last)."""
+        """Position of an iteration, from 0 (the first) to 1 (the last)."""
         return (iteration - self.first) / max(self.last - self.first, 1)
 
     def cells(self, points: Iterable[Tuple[int, float]]) -> List[Optional[float]]:
-        """The largest value in each column; None where there is none."""
+        """The largest value in each column; None for an empty column."""
         found: Dict[int, float] = {}
         for iteration, value in points:
             column = self.column(iteration)
@@ -113,7 +113,7 @@ class Timeline(NamedTuple):
 
 
 def document(title: str, about: Sequence[str], *contents: str) -> str:
-    """A whole page, which needs nothing else; `about` (names, dates, versions) stands above its title."""
+    """Self-contained page; `about` (names, dates, versions) stands above its title."""
     page = Template(Path(__file__).with_name("page.html").read_text("utf-8"))
     facts = "".join(f"<li>{escape(fact)}</li>" for fact in about)
     return page.substitute(title=escape(title), about=facts, contents="".join(contents))
@@ -125,7 +125,7 @@ def section(title: str, explanation: str, *contents: str) -> str:
 
 
 def paragraph(text: str, kind: str = "told") -> str:
-    """A paragraph; none without words."""
+    """A paragraph; nothing for an empty text."""
     return f'<p class="{kind}">{escape(text)}</p>\n' if text else ""
 
 
@@ -135,13 +135,13 @@ def bullets(texts: Iterable[str]) -> str:
 
 
 def definitions(pairs: Iterable[Tuple[str, str]], kind: str = "words") -> str:
-    """Names and what belongs to them, one below the other; `facts`: in as many columns as fit."""
+    """Names with their definitions, one below the other; `facts`: in as many columns as fit."""
     rows = (f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>\n" for name, text in pairs)
     return f'<dl class="{kind}">\n{"".join(rows)}</dl>\n'
 
 
 def folded(summary: str, *contents: str) -> str:
-    """Contents that are shown on a click."""
+    """Contents that a click shows."""
     return f"<details>\n<summary>{escape(summary)}</summary>\n{''.join(contents)}</details>\n"
 
 
@@ -154,7 +154,7 @@ def viridis(value: Optional[float]) -> str:
 
 
 def strip(values: Sequence[Optional[float]]) -> str:
-    """Colours side by side, one for each value, as a picture of CSS."""
+    """Colours side by side, one for each value, as a CSS image."""
     stops, end = [], 0.0
     for colour, run in groupby(map(viridis, values)):
         start, end = end, end + 100.0 * len(list(run)) / len(values)
@@ -170,7 +170,7 @@ def heat_map(
     labels: Sequence[str],
 ) -> str:
     """A strip of colours for each line, by the logarithm of its values between two `ends`; `labels` stand
-    beneath the colours, evenly from one end to the other.
+    evenly beneath the key.
     """
     low, high = map(math.log, ends)
     strips = []
@@ -235,7 +235,7 @@ def curve(
 
 
 def _axis(low: float, high: float, *, whole: bool) -> Tuple[float, float]:
-    """The ends of an axis of heights, which differ; `whole`: they and their middle are integers."""
+    """Distinct ends of an axis of heights; with `whole`, they and their middle are integers."""
     if not whole:
         return (low, high) if low < high else (low - (abs(low) / 10.0 or 1.0), low + (abs(low) / 10.0 or 1.0))
     low, high = math.floor(low), math.ceil(high)
@@ -245,12 +245,12 @@ def _axis(low: float, high: float, *, whole: bool) -> Tuple[float, float]:
 
 
 def _power(exponent: float) -> float:
-    """A power of two, or the nearest that a float holds."""
+    """A power of two, or the nearest finite float."""
     return float(2.0 ** max(-1074.0, min(exponent, 1023.0)))
 
 
 def _tips(lines: Lines, written: Callable[[float], str], timeline: Timeline) -> str:
-    """Values of a picture where the mouse is, once for neighbours that are the same."""
+    """Values that a picture shows under the mouse; equal neighbours are merged."""
     width = -(-timeline.columns // _MOST_TIPS)
     told: List[List[str]] = [[] for _ in range(0, timeline.columns, width)]
     for name, points in lines.items():
@@ -272,7 +272,7 @@ def _tips(lines: Lines, written: Callable[[float], str], timeline: Timeline) -> 
 
 def _path(places: Iterable[Tuple[float, float]], *, steps: bool) -> str:
     found: List[str] = []
-    # No more than some points for each column of pixels.
+    # A few points per column of pixels are enough.
     for _, group in groupby(places, key=lambda place: int(place[0])):
         column = list(group)
         heights = [y for _, y in column]
@@ -280,7 +280,7 @@ def _path(places: Iterable[Tuple[float, float]], *, steps: bool) -> str:
         for x, y in (column[index] for index in sorted(kept)):
             line = f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f} {y:.1f}"
             found.append(line if found else f"M{x:.1f} {y:.1f}")
-    # A value that holds is seen to hold; a single point is seen at all.
+    # Extend the last step, or a lone point, which would be invisible, to the right edge.
     return "".join([*found, "H1000"] if found and (steps or len(found) == 1) else found)
 
 

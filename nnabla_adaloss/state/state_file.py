@@ -21,7 +21,7 @@ _LARGEST = 2**28  # bytes: hundreds of thousands of layers
 
 
 class StateFileError(ValueError):
-    """A file does not hold a state that can be loaded."""
+    """The file does not hold a state that can be loaded."""
 
 
 def write_state(path: PathLike, state: Mapping[str, Any]) -> None:
@@ -38,18 +38,18 @@ def write_state(path: PathLike, state: Mapping[str, Any]) -> None:
 
 
 def read_state(path: PathLike) -> Dict[str, Any]:
-    """Read what `write_state` wrote; StateFileError if the file is damaged, of a newer version, or none."""
+    """Read a file of `write_state`; StateFileError if it is damaged, of a newer version or not a state."""
     name = os.fsdecode(path)
     kind = special_kind(os.stat(name))
     if kind:
-        raise StateFileError(f"{name} is {kind}, no state file of nnabla_adaloss: give the path of a file")
+        raise StateFileError(f"{name} is {kind}, not a state file of nnabla_adaloss: give the path of a file")
     damaged, instead = f"{name} is damaged", "use an earlier checkpoint"
     with open(name, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         first = file.readline(_LONGEST_HEADER)
-        header = _parse(first, f"{name} is no state file: its first line is not JSON")
+        header = _parse(first, f"{name} is not a state file: its first line is not JSON")
         if not isinstance(header, dict) or header.get("kind") != _KIND:
-            raise StateFileError(f"{name} is no state file of nnabla_adaloss")
+            raise StateFileError(f"{name} is not a state file of nnabla_adaloss")
         version = header.get("version")
         if not isinstance(version, int) or version < 1:
             raise StateFileError(f"{damaged}: its header has version {version!r}; {instead}")
@@ -60,7 +60,7 @@ def read_state(path: PathLike) -> Dict[str, Any]:
             )
         if size > _LARGEST:
             raise StateFileError(
-                f"{damaged}: it has {size} bytes, and no state file more than {_LARGEST}; {instead}"
+                f"{damaged}: it has {size} bytes, a state file at most {_LARGEST}; {instead}"
             )
         body, end, more = file.read(size).partition(b"\n")
     if not first.endswith(b"\n") or not end or more:
@@ -69,7 +69,7 @@ def read_state(path: PathLike) -> Dict[str, Any]:
         raise StateFileError(f"{damaged}: its checksum does not match; {instead}")
     state = _parse(body, damaged)
     if not isinstance(state, dict):
-        raise StateFileError(f"{damaged}: it holds no state")
+        raise StateFileError(f"{damaged}: it does not hold a state")
     return state
 
 

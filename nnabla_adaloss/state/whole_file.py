@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Atomic replacement of a file: at any moment there is the old one or the new one.
+"""Atomic replacement of a file: at any moment the path holds the old or the new content.
 
 The content goes to a temporary file in the same folder, which is renamed to the old one once it is on disk.
-Its writer keeps it locked, and a lock ends with its process: a temporary file without one was left by a
-writer that was killed. On network file systems without locks between machines, the temporary file of a living
-writer may be removed; it then writes another.
+Its writer keeps it locked, and a lock ends with its process: an unlocked temporary file was left by a writer
+that was killed. On network file systems without locks between machines, the temporary file of a living writer
+may be removed; it then writes another.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Optional, Union
 PathLike = Union[str, "os.PathLike[str]"]
 
 _SUFFIX = ".adaloss.tmp"
-# Characters of the file's name that a temporary one begins with: each takes up to four bytes, of 255.
+# Characters of the file's name at the start of a temporary name: up to four bytes each, of 255.
 _KEPT = 50
-# One is enough, unless another writer looks at the temporary file in the moment before it is locked.
+# One is enough unless another writer removes the temporary file before it is locked.
 _ATTEMPTS = 20
-_PAGE = b"<!DOCTYPE html>"  # with which our pages begin
+_PAGE = b"<!DOCTYPE html>"  # start of every page of this package
 _SPECIAL = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
@@ -57,25 +57,25 @@ def replace_file(path: PathLike, content: bytes) -> None:
 
 
 def replace_page(path: PathLike, page: str) -> None:
-    """Write an HTML page as `replace_file` writes, where `check_page` lets it."""
+    """Write an HTML page by `replace_file` after `check_page`."""
     check_page(path)
     replace_file(path, page.encode("utf-8", "replace"))
 
 
 def check_page(path: PathLike) -> None:
-    """Raise ValueError if a page would replace what is no page, such as the file that it is made from."""
+    """Raise ValueError if `path` holds something other than a page, such as the recording itself."""
     name = os.fsdecode(path)
     if os.path.isfile(name):
         with open(name, "rb") as file:
             before = file.read(len(_PAGE))
         if before not in (b"", _PAGE):
-            raise ValueError(f"{name} is no HTML page, and is not replaced: choose another name for the page")
+            raise ValueError(f"{name} is not an HTML page and is not replaced: choose another name")
 
 
 def _write_and_rename(target: str, content: bytes) -> bool:
-    # Returns False when the temporary file was gone before it could get its name.
+    # False if the temporary file was removed before it could be renamed.
     old = _status(target)
-    # In the same folder, for os.replace. Until it has the permissions of the old one, it has fewer.
+    # os.replace needs the same folder. The mode is strict until the old file's permissions are copied.
     mode = 0o666 if old is None else 0o600
     folder, name = os.path.split(target)
     temporary = os.path.join(folder, f"{name[:_KEPT]}.{secrets.token_hex(8)}{_SUFFIX}")
@@ -114,7 +114,7 @@ def _status(target: str) -> Optional[os.stat_result]:
 
 
 def _sync_folder(folder: str) -> None:
-    # The new name is on disk only when its folder is. Some may not be opened, some file systems sync none.
+    # The new name is on disk once its folder is. Not every folder can be opened or synced.
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -131,7 +131,7 @@ def _remove_left_overs(target: str) -> None:
             path = os.path.join(folder, found)
             with suppress(OSError):
                 if stat.S_ISREG(os.lstat(path).st_mode):
-                    # For reading and writing: NFS locks no file otherwise.
+                    # NFS locks only files opened for reading and writing.
                     with open(path, "r+b") as file:
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: its writer lives
                         os.unlink(path)

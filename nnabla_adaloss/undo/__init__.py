@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of what a batch changes, so that it can be undone."""
+"""Snapshots for undoing a batch."""
 
 from .batch_guard import BatchGuard as BatchGuard
 from .forward_state import ForwardState as ForwardState

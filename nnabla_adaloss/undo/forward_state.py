@@ -15,36 +15,36 @@ from .shared_memory import SharedMemory, shared_memory_of
 from .snapshot import ArraySnapshot, Contents, contents_of, put_back
 
 Moment = Dict[ArraySnapshot, ArraySnapshot]
-"""The state at a later moment: for each snapshot of the start of the window, one taken then."""
+"""State at a later moment: for each snapshot of the window's start, one taken at that moment."""
 
 
 class ForwardState:
-    """Leaves that forward writes, but for data of a feeder. What is known of parameters outlives graphs."""
+    """Leaves that forward writes, except a feeder's data. Findings about parameters outlive graphs."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._graph: Optional[Graph] = None
-        # By parameter, the snapshot that it is part of, perhaps with others; and the snapshots of this graph.
+        # The snapshot that each parameter is part of, by key; and the snapshots of this graph.
         self._snapshots: Dict[int, ArraySnapshot] = {}
         self._present: List[ArraySnapshot] = []
         self._saved: List[ArraySnapshot] = []
-        # Of this graph: what may share memory with outputs, and the snapshot of what was carried last.
+        # Leaves of this graph that may share memory with outputs, and the last snapshot of carried ones.
         self._shared = SharedMemory([], [])
         self._carried = ArraySnapshot(kernels, [])
         self._examined: Set[int] = set()
         self.written: List[nn.Variable] = []
-        # Parameters of which the first forward will show whether it writes them.
+        # Parameters that the first forward may turn out to write.
         self.candidates: List[nn.Variable] = []
-        # Contents of the candidates before the first forward; kept no longer than that.
+        # Contents of the candidates before the first forward, kept during it only.
         self._before: List[Contents] = []
 
     def drop(self) -> None:
-        """Forget what was saved: the batch before is over."""
+        """Drop the saved state of the previous batch."""
         self._saved.clear()
         self._before = []
 
     def save(self, graph: Graph, plan: GraphPlan) -> None:
-        """Save what forward through `graph` is going to write, unless this window has saved it already."""
+        """Save the leaves that forward through `graph` will write, unless this window has saved them."""
         if graph is not self._graph:
             self._find(graph, plan)
         outputs, carried = self._shared.find()
@@ -55,7 +55,7 @@ class ForwardState:
                     "freed, so its values are lost: share the data before the first update, or set "
                     "persistent = True of the output, and assign the input its initial value"
                 )
-        # `clear_buffer` must not free these.
+        # Keep `clear_buffer` from freeing these.
         for output in outputs:
             output.persistent = True
         if carried != self._carried.variables:
@@ -68,7 +68,7 @@ class ForwardState:
             self._before = [contents_of(leaf.data) for leaf in self.candidates]
 
     def note_changes(self) -> None:
-        """After the first forward, find the parameters that it has changed; they are saved from now on."""
+        """After the first forward, find the parameters that it changed; they are saved from now on."""
         for leaf, before in self._changed():
             self.written.append(leaf)
             snapshot = self._add([leaf])
@@ -78,9 +78,9 @@ class ForwardState:
         self.candidates, self._before = [], []
 
     def restore(self, moment: Optional[Moment] = None) -> None:
-        """Restore the state of a moment, by default that before the window; what was met later, as it was."""
+        """Restore the state of a moment, by default the window's start, or as leaves were first saved."""
         moment = moment or {}
-        # After a forward that was interrupted, it is not known what all of it writes.
+        # An interrupted forward may have written any candidate.
         for leaf, before in list(self._changed()):
             put_back(leaf.data, before)
         self._before = []
@@ -89,7 +89,7 @@ class ForwardState:
             moment.get(snapshot, snapshot).restore()
 
     def now(self, reused: Optional[Moment] = None) -> Moment:
-        """Save the present state, too, for one batch of several; the memory of `reused` is used again."""
+        """Save the present state, too, for a later batch of a window; reuse the memory of `reused`."""
         reused, moment = reused or {}, {}
         for saved in self._saved:
             moment[saved] = reused.get(saved) or ArraySnapshot(self._kernels, saved.variables)
@@ -98,12 +98,12 @@ class ForwardState:
 
     @property
     def arrays(self) -> List[nn.NdArray]:
-        """The float32 and float16 arrays that forward writes, as they are now."""
+        """The present float32 and float16 arrays that forward writes."""
         arrays = [leaf.data for leaf in self.written]
         return arrays if are_readable(arrays) else list(filter(is_readable, arrays))
 
     def _changed(self) -> Iterator[Tuple[nn.Variable, Contents]]:
-        """The candidates that the first forward has changed, with their contents before it."""
+        """Candidates that the first forward changed, with their contents before it."""
         for leaf, before in zip(self.candidates, self._before):
             now = contents_of(leaf.data)
             if (None if now is None else now.tobytes()) != (None if before is None else before.tobytes()):
@@ -133,13 +133,13 @@ class ForwardState:
         if lasting:
             self._add(lasting)
         if passing:
-            # No parameters: they may be gone with this graph.
+            # Not parameters: they may disappear with this graph.
             self._present.append(ArraySnapshot(self._kernels, passing))
-        # At last: a signal may interrupt us between any two lines.
+        # Assigned last: a signal may interrupt between any two lines.
         self._graph = graph
 
     def _add(self, leaves: List[nn.Variable]) -> ArraySnapshot:
-        """A snapshot of these parameters, used from now on."""
+        """Make a snapshot of these parameters, used from now on."""
         snapshot = ArraySnapshot(self._kernels, leaves)
         self._snapshots.update(dict.fromkeys(map(hash, leaves), snapshot))
         self._present.append(snapshot)

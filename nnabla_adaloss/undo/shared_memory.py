@@ -13,7 +13,7 @@ from ..graph.plan import GraphPlan
 
 _references = attrgetter("get_number_of_references")
 
-# How often a search is begun again because other Variables were dropped meanwhile.
+# Number of restarts of a search because other Variables were dropped meanwhile.
 _ATTEMPTS = 8
 
 Use = Tuple[nn.Variable, int]
@@ -31,10 +31,10 @@ class SharedMemory:
         self._marks: List[nn.Variable] = []
 
     def find(self) -> Tuple[List[nn.Variable], List[nn.Variable]]:
-        """Outputs that share memory with a leaf now, and leaves whose contents go on to the next forward."""
-        # nnabla does not tell addresses without allocating memory, but it counts the Python Variables that
-        # refer to a memory. All that share it have the same count, and a mark, which is one Variable more,
-        # raises it. The garbage collector and other threads lower counts, too, but not within one call.
+        """Find outputs that now share memory with a leaf, and leaves that the next forward reads so."""
+        # nnabla returns addresses only by allocating memory, but it counts the Python Variables that refer to
+        # a memory. All that share it have the same count, which a mark, one more Variable, raises. The
+        # garbage collector and other threads lower counts, but not within one call.
         for _ in range(_ATTEMPTS):
             counts = list(map(_references, self._variables))
             of_leaves, of_outputs = counts[: len(self._reads)], counts[len(self._reads) :]
@@ -53,13 +53,13 @@ class SharedMemory:
             if list(map(_references, self._variables)) == counts:
                 break
         found = set(shared)
-        # The next time, their counts tell these leaves from the outputs.
+        # In the next search, their counts distinguish these leaves from the outputs.
         self._marks += _marks([read for read in reads if read not in found])
         return [v for v, _ in writes], [v for v, _ in carried]
 
 
 def shared_memory_of(graph: Graph, plan: GraphPlan) -> SharedMemory:
-    """The search in a graph with this plan."""
+    """Prepare the search in a graph with this plan."""
     variables, uses = graph.variables, plan.memory_uses
     return SharedMemory(
         [(variables[p], index) for p, index in uses.leaves.items()],
@@ -68,7 +68,7 @@ def shared_memory_of(graph: Graph, plan: GraphPlan) -> SharedMemory:
 
 
 def _overwriting(reads: List[Use], writes: List[Use]) -> List[Use]:
-    """Those of `writes` whose memory some of `reads` reads before, or the same function does."""
+    """Elements of `writes` whose memory an earlier function, or the same, reads by `reads`."""
     before, found, marks = _counts(writes), [], []
     waiting = sorted(reads, key=itemgetter(1), reverse=True)
     for write, count in zip(writes, before):
@@ -80,7 +80,7 @@ def _overwriting(reads: List[Use], writes: List[Use]) -> List[Use]:
 
 
 def _sharing(some: List[Use], others: List[Use]) -> List[Use]:
-    """Those of `some` that share memory with one of `others`."""
+    """Elements of `some` that share memory with one of `others`."""
     before = _counts(some)
     marks = _marks(others)
     found = [use for use, count, then in zip(some, before, _counts(some)) if count != then]
@@ -93,5 +93,5 @@ def _counts(uses: List[Use]) -> List[int]:
 
 
 def _marks(uses: List[Use]) -> List[nn.Variable]:
-    """One Variable more that refers to the memory of each."""
+    """Make another Variable that refers to the memory of each."""
     return [v.get_unlinked_variable() for v, _ in uses]

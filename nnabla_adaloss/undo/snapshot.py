@@ -15,29 +15,29 @@ from ..kernels.arrays import are_readable, is_readable
 _data = attrgetter("data")
 
 Contents = Optional[NDArray[Any]]
-"""A copy of an array in host memory; None of one that is lazily zero."""
+"""Copy of an array in host memory; None for a lazily zero one."""
 
 
 class ArraySnapshot:
-    """The contents of arrays, each in its own dtype, or lazily zero; or of the data of variables, which other
-    arrays may hold by the time that it is restored. A kernel copies float32 and float16.
+    """Contents of arrays, each in its own dtype or lazily zero; or of the data of variables, which may be in
+    other arrays when restored. A kernel copies float32 and float16.
     """
 
     def __init__(self, kernels: Kernels, variables: Sequence[nn.Variable] = ()) -> None:
         self._kernels, self.variables = kernels, list(variables)
         self._arrays: Sequence[nn.NdArray] = ()
         self._packed = PackedArrays()
-        # Whether `_packed` is in use, and, by index, the contents of the arrays that are not in it.
+        # True if `_packed` is in use; contents of the arrays that are not in it, by index.
         self._holds = False
         self._others: Dict[int, Contents] = {}
 
     def save(self, arrays: Optional[Sequence[nn.NdArray]] = None, *, all_zero: bool = False) -> None:
-        """Copy the contents of `arrays`, or of the variables' data; of lazy zeros nothing."""
+        """Copy the contents of `arrays`, or of the variables' data; lazy zeros are only noted."""
         arrays = list(map(_data, self.variables)) if arrays is None else arrays
         if all_zero:
             self._arrays, self._holds, self._others = arrays, False, dict.fromkeys(range(len(arrays)))
             return
-        # What is saved counts when all of it is: a signal may interrupt us between any two lines.
+        # Valid only when all is saved: a signal may interrupt between any two lines.
         self._arrays, self._holds, self._others = (), False, {}
         others: Dict[int, Contents] = {}
         if not are_readable(arrays):
@@ -51,7 +51,7 @@ class ArraySnapshot:
         self._holds, self._others = False, dict(enumerate(contents))
 
     def restore(self, arrays: Optional[Sequence[nn.NdArray]] = None) -> None:
-        """Write the contents back, or to as many other `arrays`; do nothing before they are saved."""
+        """Write the contents back, or to the same number of other `arrays`; do nothing before `save`."""
         if arrays is None:
             arrays = list(map(_data, self.variables)) or self._arrays
         if self._holds:
@@ -65,12 +65,12 @@ def _without(arrays: Sequence[nn.NdArray], others: Mapping[int, Contents]) -> Se
 
 
 def contents_of(array: nn.NdArray) -> Contents:
-    """A copy of the contents of `array`, which stays where it is; None when it is lazily zero."""
+    """Copy the contents of `array` without moving it; None when it is lazily zero."""
     return None if array.zeroing else array.get_data("r").copy()
 
 
 def put_back(array: nn.NdArray, contents: Contents) -> None:
-    """Write what `contents_of` has returned to `array`."""
+    """Write a result of `contents_of` to `array`."""
     if contents is None:
         array.zero()
     else:
@@ -78,9 +78,9 @@ def put_back(array: nn.NdArray, contents: Contents) -> None:
 
 
 def savepoint(objects: Sequence[Any]) -> Callable[[], None]:
-    """A function that brings back the present values of the attributes that objects list as `undone`."""
-    # These are replaced, never changed; after an interruption it may be called again.
-    # To copy all attributes takes less time than to pick some.
+    """Make a function that restores the present values of the attributes that objects list as `undone`."""
+    # Values are replaced, never changed in place, so it may be called again after an interruption. Copying
+    # all attributes is faster than selecting some.
     saved: List[Dict[str, Any]] = list(map(dict, map(vars, objects)))
 
     def restore() -> None:

@@ -14,7 +14,7 @@ PAPER = -1.0
 
 
 class Box(NamedTuple):
-    """Where a digit is, in pixels; `x` and `y` are its centre's."""
+    """Position of a digit, in pixels; `x` and `y` are its centre's."""
 
     digit: int
     x: float
@@ -23,7 +23,7 @@ class Box(NamedTuple):
 
 
 class BoxedScene(NamedTuple):
-    """A canvas and what is on it.
+    """Canvas and its digits.
 
     Attributes:
         pixels: float32, shape (1, size, size), from -1 to 1 and noise.
@@ -37,7 +37,7 @@ class BoxedScene(NamedTuple):
 def boxed_scene(
     source: Examples, random: np.random.Generator, size: int, digits: int, noise: float
 ) -> BoxedScene:
-    """Up to so many digits where there is room: half of them as scanned, half twice as large."""
+    """Draw up to `digits` digits without overlap: half of them as scanned, half twice as large."""
     pixels = np.full((1, size, size), PAPER, np.float32)
     taken = np.zeros((size, size), bool)
     boxes: List[Box] = []

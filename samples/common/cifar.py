@@ -13,16 +13,16 @@ from .data_files import DataError, read
 from .digits import Data, Examples
 
 _BYTES = 1 + 3 * 32 * 32
-# Of the pixels of the 50000 training images, for each colour.
+# Mean and deviation of the 50000 training images, for each colour.
 _MEAN = np.array([125.3, 123.0, 113.9], np.float32).reshape(1, 3, 1, 1)
 _DEVIATION = np.array([63.0, 62.1, 66.7], np.float32).reshape(1, 3, 1, 1)
 
 
 def load(folder: Path) -> Data:
-    """CIFAR-10 from data_batch_1.bin to data_batch_5.bin and test_batch.bin: x of shape (n, 3, 32, 32).
+    """Load CIFAR-10 from data_batch_1.bin to data_batch_5.bin and test_batch.bin: x of shape (n, 3, 32, 32).
 
     Raises:
-        DataError: a file is missing, or is not of CIFAR-10's binary version.
+        DataError: a file is missing, or is not in CIFAR-10's binary version.
     """
     train = _examples([folder / f"data_batch_{number}.bin" for number in range(1, 6)])
     return Data(train, _examples([folder / "test_batch.bin"]))
@@ -35,7 +35,7 @@ def _examples(files: Sequence[Path]) -> Examples:
 
 
 def _rows(file: Path) -> npt.NDArray[np.uint8]:
-    """A label and the pixels of an image in each row, shape (n, 3073)."""
+    """Read rows of a label and the pixels of an image, shape (n, 3073)."""
     content = read(file, f"images of CIFAR-10's binary version, {_BYTES} bytes each")
     if not content or len(content) % _BYTES:
         raise DataError(
@@ -49,7 +49,7 @@ def _rows(file: Path) -> npt.NDArray[np.uint8]:
 
 
 def shifted(x: np.ndarray, random: np.random.Generator, *, flip: bool, most: int = 4) -> np.ndarray:
-    """Images moved by up to `most` pixels each way, and half of them mirrored, as is usual for CIFAR."""
+    """Shift images by up to `most` pixels each way and mirror half of them, as usual for CIFAR."""
     padded = np.pad(x, ((0, 0), (0, 0), (most, most), (most, most)), mode="edge")
     moved = np.empty_like(x)
     size = x.shape[-1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of data that may be missing, cut short, or of another kind."""
+"""Files of data that may be missing, truncated, or of another kind."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 
 class DataError(SystemExit):
-    """A file is not what it should be; a program that does not catch this ends with its message."""
+    """A data file is missing or wrong; a program that does not catch this ends with the message."""
 
 
 def read(path: Path, what: str) -> bytes:
-    """What is in a file, or in one of that name and `.gz`, which is packed.
+    """Read a file, or unpack the one with `.gz` after its name.
 
     Args:
         path: the file.
-        what: what it holds, for the message.
+        what: its contents, for the message.
 
     Raises:
-        DataError: it is not there, cannot be read, or is not packed as it should be.
+        DataError: it is missing, cannot be read, or is not a gzip file.
     """
     packed = path.with_name(path.name + ".gz")
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handwritten digits: 1797 scans of 8x8 pixels that come with scikit-learn, so nothing is downloaded."""
+"""Handwritten digits: 1797 scans of 8x8 pixels that come with scikit-learn, without a download."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sklearn.datasets import load_digits
 
 _TEST_IMAGES = 360
-# Which images are tested on must not depend on the seed of a training.
+# The choice of test images must not depend on the seed of a training.
 _SPLIT_SEED = 0
 
 
@@ -29,7 +29,7 @@ class Examples(NamedTuple):
 
 
 class Data(NamedTuple):
-    """What to train on, and what to test on."""
+    """Examples for training and for testing."""
 
     train: Examples
     test: Examples
@@ -37,7 +37,7 @@ class Data(NamedTuple):
 
 @cache
 def load() -> Data:
-    """The digits: 1437 images to train on, 360 to test on, always the same ones."""
+    """Load the digits: 1437 images for training, 360 for testing, always the same ones."""
     bunch = load_digits()
     x = (bunch.images[:, np.newaxis] / 8.0 - 1.0).astype(np.float32)
     t = bunch.target[:, np.newaxis].astype(np.int64)
@@ -47,7 +47,7 @@ def load() -> Data:
 
 
 def enlarged(size: int) -> Data:
-    """The digits with `size` x `size` pixels, each from the four scanned ones around it."""
+    """Load the digits with `size` x `size` pixels, by bilinear interpolation."""
     at = np.clip((np.arange(size) + 0.5) * 8 / size - 0.5, 0.0, 7.0)
     below = np.minimum(at.astype(np.int64), 6)
     share = (at - below).astype(np.float32)
@@ -61,13 +61,13 @@ def enlarged(size: int) -> Data:
 
 
 class BatchFeeder:
-    """Fills two Variables with the next batch each time it is called; the order depends on the seed alone.
+    """Fills two Variables with the next batch at each call; the order depends on the seed alone.
 
     Args:
-        examples: what to draw from; each epoch in a new order, its incomplete last batch left out.
-        x: gets the inputs; its first axis is the batch size.
-        t: gets the targets.
-        seed: decides the order.
+        examples: the source; each epoch in a new order, without its incomplete last batch.
+        x: receives the inputs; its first axis is the batch size.
+        t: receives the targets.
+        seed: determines the order.
     """
 
     def __init__(self, examples: Examples, x: nn.Variable, t: nn.Variable, seed: int) -> None:
@@ -92,6 +92,6 @@ class BatchFeeder:
         return int(self._x.shape[0])
 
     def feed(self, indices: npt.NDArray[np.int64]) -> None:
-        """Fill the Variables with the examples of these indices, which does not count as a batch."""
+        """Fill the Variables with the examples of these indices, without counting a batch."""
         self._x.d = self._examples.x[indices]
         self._t.d = self._examples.t[indices]

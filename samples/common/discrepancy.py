@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far two samples are from being of one distribution."""
+"""Distance between the distributions of two samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .scenes import Floats
 
 
 def discrepancy(a: Floats, b: Floats) -> float:
-    """The maximum mean discrepancy of two samples (Gretton et al. 2012); 0 where their distribution is one.
+    """Maximum mean discrepancy of two samples (Gretton et al. 2012); 0 for equal distributions.
 
     Args:
         a: shape (n, k): vectors.
@@ -21,14 +21,14 @@ def discrepancy(a: Floats, b: Floats) -> float:
 
     if not np.isfinite(a).all():
         return float("nan")
-    a, b = a.astype(np.float32), b.astype(np.float32)  # the sums below do not fit into float16
+    a, b = a.astype(np.float32), b.astype(np.float32)  # the sums below exceed float16
     median = float(np.median(squares(b, b)[np.triu_indices(len(b), 1)]))
 
     def mean_kernel(p: Floats, q: Floats, *, same: bool) -> float:
         distances = squares(p, q)
         kernel = sum(np.exp(-distances / (2.0 * width**2 * median)) for width in (0.5, 1.0, 2.0)) / 3.0
         if same:
-            # Without the distance of each to itself the estimate is unbiased.
+            # The estimate is unbiased without the distance of each vector to itself.
             return float((kernel.sum() - np.trace(kernel)) / (len(p) * (len(p) - 1)))
         return float(kernel.mean())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches that follow from their number alone, so that a training can go on where it was."""
+"""Batches that depend on their number alone, so that a training can be resumed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Indices = npt.NDArray[np.int64]
 
 
 class Feeder:
-    """A data feeder that knows how many batches it has fed.
+    """Data feeder that counts its batches.
 
     Args:
         fill: puts the batch of this number, from 0, into the input Variables.
 
     Attributes:
-        count: batches that were fed; the number of the next one.
+        count: number of fed batches, and the number of the next one.
     """
 
     def __init__(self, fill: Callable[[int], Any]) -> None:
@@ -34,10 +34,10 @@ class Feeder:
 
 
 def batches(examples: int, size: int) -> int:
-    """How many batches an epoch has.
+    """Number of batches in an epoch.
 
     Raises:
-        DataError: not one can be filled.
+        DataError: not even one can be filled.
     """
     if size > examples:
         raise DataError(f"a batch of {size} cannot be filled: there are {examples} examples to train on")
@@ -45,7 +45,7 @@ def batches(examples: int, size: int) -> int:
 
 
 def in_epochs(examples: int, size: int, seed: int, number: int) -> Indices:
-    """Which examples are in a batch: each epoch in a new order, its incomplete last batch left out."""
+    """Choose the examples of a batch: each epoch in a new order, without its incomplete last batch."""
     epoch, batch = divmod(number, batches(examples, size))
     return _order(examples, seed, epoch)[batch * size : (batch + 1) * size]
 

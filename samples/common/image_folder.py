@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of images by class, the layout of ImageNet: train/CLASS/*.jpg and val/CLASS/*.jpg."""
+"""Folder of images by class, the layout of ImageNet: train/CLASS/*.jpg and val/CLASS/*.jpg."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
 
 _SUFFIXES = {".jpg", ".jpeg", ".png"}
-# Of ImageNet's training images, for each colour from 0 to 1.
+# Mean and deviation of ImageNet's training images, for each colour from 0 to 1.
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32).reshape(3, 1, 1)
 _DEVIATION = np.array([0.229, 0.224, 0.225], np.float32).reshape(3, 1, 1)
 
@@ -32,7 +32,7 @@ class ImageFolder(NamedTuple):
 
 
 def load(folder: Path) -> Tuple[ImageFolder, ImageFolder]:
-    """What to train on, and what to test on: the images in `train` and in `val`, of the same classes.
+    """Find the images for training in `train` and those for testing in `val`, of the same classes.
 
     Raises:
         DataError: there are none, or their classes differ.
@@ -45,7 +45,7 @@ def load(folder: Path) -> Tuple[ImageFolder, ImageFolder]:
 
 
 def find(folder: Path) -> ImageFolder:
-    """The images below a folder.
+    """Find the images below a folder.
 
     Raises:
         DataError: there are none.
@@ -66,14 +66,14 @@ def find(folder: Path) -> ImageFolder:
 
 
 class Loader:
-    """Reads batches in threads; the next one while the network is busy with this one.
+    """Reads batches in threads; the next one while the network processes this one.
 
     Args:
-        images: what to read from.
-        size: pixels of each side of what the network sees.
-        crop_at_random: a part of the image, half of them mirrored, in place of its middle.
-        mirror: whether the mirror image of a class is of that class.
-        threads: how many.
+        images: the files.
+        size: side of the network's input, in pixels.
+        crop_at_random: crop a random part, mirroring half of them, instead of the middle.
+        mirror: True if mirrored images keep their class.
+        threads: number of threads.
     """
 
     def __init__(
@@ -84,18 +84,18 @@ class Loader:
         self._pool = ThreadPoolExecutor(threads)
 
     def start(self, chosen: Sequence[int], seed: Tuple[int, ...] = ()) -> List[Future[Floats]]:
-        """Begin to read these images."""
+        """Start reading these images."""
         return [self._pool.submit(self._read, int(index), (*seed, int(index))) for index in chosen]
 
     def batches(self, size: int) -> Iterator[Tuple[Floats, Indices]]:
-        """All images in whole batches."""
+        """Yield all images in whole batches."""
         count = len(self._images.files)
         for start in range(0, count - size + 1, size):
             chosen = range(start, start + size)
             yield finished(self.start(chosen)), self.classes(chosen)
 
     def classes(self, chosen: Sequence[int]) -> Indices:
-        """The classes of these images, shape (n, 1)."""
+        """Classes of these images, shape (n, 1)."""
         return np.array([[self._images.classes[index]] for index in chosen])
 
     def _read(self, index: int, seed: Tuple[int, ...]) -> Floats:
@@ -103,7 +103,7 @@ class Loader:
         try:
             with Image.open(path) as file:
                 image = file.convert("RGB")
-        except (OSError, SyntaxError) as error:  # as Pillow tells of what is cut short, or no image
+        except (OSError, SyntaxError) as error:  # Pillow's errors for truncated files and other formats
             raise DataError(
                 f"{path} cannot be read as an image ({error}): take it away, or fetch it again"
             ) from None
@@ -122,7 +122,7 @@ class Loader:
 
 
 def finished(started: Sequence[Future[Floats]]) -> Floats:
-    """The images whose reading was begun, when they are there."""
+    """Wait for the images whose reading was started."""
     return np.stack([future.result() for future in started])
 
 
@@ -133,7 +133,7 @@ def _random_box(image: Image.Image, random: np.random.Generator) -> Tuple[float,
 
 
 def make_from_digits(folder: Path, size: int = 72) -> None:
-    """Write scikit-learn's digits as such a folder, unless it is there."""
+    """Write scikit-learn's digits as such a folder, unless it exists."""
     if folder.exists():
         return
     unfinished = folder.with_name(folder.name + ".unfinished")

@@ -16,7 +16,7 @@ _IMAGE = 28, 28
 
 
 def load(folder: Path) -> Data:
-    """MNIST from its four files, compressed or not: x of shape (n, 1, 28, 28), from -1 to 1.
+    """Load MNIST from its four files, compressed or not: x of shape (n, 1, 28, 28), from -1 to 1.
 
     Raises:
         DataError: a file is missing, or is not in MNIST's format.
@@ -38,7 +38,7 @@ def _examples(folder: Path, part: str) -> Examples:
 
 
 def _array(path: Path, item: Tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """The bytes of a file in IDX format, shape (n, *item)."""
+    """Read the bytes of a file in IDX format, shape (n, *item)."""
     content = read(path, "bytes in MNIST's IDX format (.gz will do)")
     axes = 1 + len(item)
     # Two zeros, 8 for bytes, the number of axes; then the length of each in four bytes.

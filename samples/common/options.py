@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options that the samples share."""
+"""Common options of the samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nnabla_adaloss import FormatEmulation
 
 
 def parser(head: Optional[str], *, iterations: int, batch_size: int, lr: float) -> argparse.ArgumentParser:
-    """A parser with the options of every sample.
+    """Make a parser with the options of every sample.
 
     Args:
         head: the docstring of the sample, which --help prints.
@@ -59,10 +59,10 @@ def parser(head: Optional[str], *, iterations: int, batch_size: int, lr: float) 
 
 
 def start(made: argparse.ArgumentParser, arguments: Optional[Sequence[str]]) -> argparse.Namespace:
-    """Parse the options, choose the context, and seed nnabla; exits with a message when an option is wrong.
+    """Parse the options, choose the context, and seed nnabla; exit with a message if an option is wrong.
 
     Returns:
-        The options; `storage` is None where nothing is emulated.
+        The options; `storage` is None without emulation.
     """
     options = made.parse_args(arguments)
     if options.resume and options.checkpoint is None:
@@ -73,14 +73,14 @@ def start(made: argparse.ArgumentParser, arguments: Optional[Sequence[str]]) -> 
         _check_storage(made, options.storage)
     if options.context != "cpu" and getattr(options, "distributed", False):
         from mpi4py import MPI  # noqa: F401  nnabla's extension finds Open MPI only where it is loaded already
-    if (options.context, options.type_config) != ("cpu", "float"):  # which nnabla starts with
+    if (options.context, options.type_config) != ("cpu", "float"):  # nnabla's default
         try:
             nn.set_default_context(
                 get_extension_context(
                     options.context, type_config=options.type_config, device_id=options.device_id
                 )
             )
-        except Exception as error:  # whatever the extension raises for a missing library, driver or device
+        except Exception as error:  # the extension's errors for a missing library, driver or device
             made.error(
                 f"-c {options.context} -t {options.type_config} cannot be used here: {error}\n"
                 "`python -m nnabla_adaloss doctor --gpu` says what is missing"
@@ -90,7 +90,7 @@ def start(made: argparse.ArgumentParser, arguments: Optional[Sequence[str]]) -> 
 
 
 def single(options: argparse.Namespace) -> nn.Context:
-    """The float context of the device that the options name."""
+    """Float context of the device in the options."""
     return get_extension_context(options.context, type_config="float", device_id=options.device_id)
 
 
@@ -102,5 +102,5 @@ def _check_storage(made: argparse.ArgumentParser, storage: str) -> None:
 
 
 def cosine(lr: float, iterations: int) -> Callable[[int], float]:
-    """Learning rates that fall from `lr` to zero along half a cosine."""
+    """Make learning rates that fall from `lr` to zero along half a cosine."""
     return lambda iteration: 0.5 * lr * (1.0 + math.cos(math.pi * iteration / iterations))

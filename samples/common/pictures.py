@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of predictions, drawn into a file; no display is needed."""
+"""Pictures of predictions, drawn into a file without a display."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def _file(text: str) -> Path:
 
 
 def panels(rows: int, columns: int, side: float = 1.5) -> Tuple[Figure, Any]:
-    """A figure, and its panels as an array of shape (rows, columns), with thin frames and no numbers.
+    """Make a figure and its panels, an array of shape (rows, columns), with thin frames and without ticks.
 
     Args:
-        rows: how many.
-        columns: how many.
+        rows: number of rows.
+        columns: number of columns.
         side: of each panel, in inches.
     """
     figure = Figure(figsize=(side * columns + 0.4, side * rows + 0.6), layout="constrained")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several processes that train together."""
+"""Data-parallel training by several processes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, Optional
 
 
 class Ranks(NamedTuple):
-    """The processes of a training.
+    """Processes of a training.
 
     Attributes:
-        comm: the communicator, for the updater; None where there is one process.
+        comm: the communicator, for the updater; None for a single process.
         rank: the number of this process.
-        size: how many there are.
+        size: number of processes.
     """
 
     comm: Optional[Any]
@@ -21,11 +21,11 @@ class Ranks(NamedTuple):
     size: int
 
     def share(self, batch: Any) -> Any:
-        """What of a batch is this process's."""
+        """Slice of a batch for this process."""
         return batch[self.rank :: self.size]
 
     def wait(self) -> None:
-        """Wait until all are here."""
+        """Wait until all processes are here."""
         if self.comm is not None:
             self.comm.barrier()
 
@@ -43,7 +43,7 @@ def add_option(made: argparse.ArgumentParser) -> None:
 
 
 def join(options: argparse.Namespace) -> Ranks:
-    """Meet the other processes, where there are some; call it before anything of the network is made."""
+    """Connect to the other processes, if any; call it before building the network."""
     if not options.distributed:
         return ALONE
     comm = _mpi() if options.context == "cpu" else _nccl(options)
@@ -65,7 +65,7 @@ def _nccl(options: argparse.Namespace) -> Any:
     from nnabla.communicators import MultiProcessCommunicator
     from nnabla.ext_utils import get_extension_context
 
-    # Of float: a communicator of half would make half of the fp32 gradients that it sums.
+    # A communicator of half would round the fp32 gradients that it sums to half.
     comm = MultiProcessCommunicator(get_extension_context(options.context, type_config="float"))
     comm.init()
     own = get_extension_context(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The residual networks of CIFAR-10 and of ImageNet, in any width."""
+"""Residual networks of CIFAR-10 and of ImageNet, in any width."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def resnet(
         x: images, shape (batch, 3, height, width).
         network: a key of `BLOCKS`.
         width: maps of the stem; 64 in the paper.
-        classes: how many logits each image gets.
+        classes: number of logits of each image.
         training: normalize by the statistics of the batch.
-        last_gamma: with which the last normalization of each block starts. 0: a block begins as its
-            shortcut (Goyal et al. 2017).
+        last_gamma: initial gamma of each block's last normalization. 0: a block starts as its shortcut (Goyal
+            et al. 2017).
     """
     bottleneck = network == "resnet50"
 

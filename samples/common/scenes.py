@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scenes that are composed of handwritten digits."""
+"""Scenes composed of handwritten digits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .digits import Examples, load
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
-# What is tested on must not depend on the seed of a training.
+# The test scenes must not depend on the seed of a training.
 _TEST_SEED = 1
 
 
@@ -23,8 +23,8 @@ class Scenes(NamedTuple):
 
     Attributes:
         pixels: shape (n, 1, size, size), from -1 to 1.
-        cells: the digit whose corner was drawn in each cell of a grid, 10 where there is none.
-        ink: the digit that has put ink on a pixel, 10 where there is none; shape (n, 1, size, size).
+        cells: the digit whose corner was drawn in each cell of a grid, 10 for none.
+        ink: the digit whose ink is on a pixel, 10 for none; shape (n, 1, size, size).
     """
 
     pixels: Floats
@@ -41,7 +41,7 @@ def scenes(
     density: float,
     noise: float,
 ) -> Scenes:
-    """Canvases of `grid` x `grid` cells of `cell` pixels, a digit in a share `density` of them, and noise."""
+    """Draw canvases of `grid` x `grid` cells of `cell` pixels, a share `density` with a digit, and noise."""
     size = grid * cell
     pixels = np.full((count, 1, size, size), -1.0, np.float32)
     cells = np.full((count, 1, grid, grid), 10, np.int64)
@@ -60,5 +60,5 @@ def scenes(
 
 @cache
 def test_scenes(count: int, grid: int, cell: int, density: float, noise: float) -> Scenes:
-    """Always the same scenes, of digits that no training has seen."""
+    """Draw always the same scenes, of digits that no training uses."""
     return scenes(load().test, np.random.RandomState(_TEST_SEED), count, grid, cell, density, noise)

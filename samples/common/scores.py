@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good a trained network is, and what its scales did."""
+"""Accuracy of a trained network, and a summary of its scales."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .digits import Examples
 
 
 def accuracy(logits: Callable[[nn.Variable], nn.Variable], examples: Examples) -> float:
-    """The share of examples that are classified correctly."""
+    """Share of examples that are classified correctly."""
     size = whole_batches(len(examples.x))
     batches = (
         (examples.x[at : at + size], examples.t[at : at + size]) for at in range(0, len(examples.x), size)
@@ -22,14 +22,14 @@ def accuracy(logits: Callable[[nn.Variable], nn.Variable], examples: Examples) -
 
 
 def whole_batches(examples: int, most: int = 120) -> int:
-    """The size of batches that leave no example out; one that divides `most`."""
+    """Largest batch size that divides both `most` and the number of examples."""
     return math.gcd(examples, most)
 
 
 def accuracy_of_batches(
     logits: Callable[[nn.Variable], nn.Variable], batches: Iterator[Tuple[Any, Any]]
 ) -> float:
-    """The same over batches of inputs and targets, all of one size."""
+    """Accuracy over batches of inputs and targets, all of one size."""
     told, right = None, []
     for x, t in batches:
         if told is None:
@@ -42,7 +42,7 @@ def accuracy_of_batches(
 
 
 def fate(updater: Any) -> str:
-    """What became of the loss scale of an adaptive updater, in words."""
+    """Summary of an adaptive updater's loss scale, as text."""
     lost, repeats = sum(updater.counters.lost.values()), updater.counters.repeats
     return f"loss scale {updater.scale:g} at the end, {repeats} batches repeated, {lost} lost"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The iterations of a training, behind a progress bar, with checkpoints to go on from."""
+"""Iterations of a training with a progress bar and checkpoints."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .ranks import ALONE, Ranks
 
 
 class Session:
-    """Counts the iterations of a training; goes on where it was, and saves where it is.
+    """Counts the iterations of a training; resumes it, and saves its state.
 
     Ctrl-C ends the training after the running iteration, with a checkpoint; twice, at once.
 
     Args:
         options: those of `common.options`.
         updaters: the updaters that take turns; their data feeders are `Feeder`s.
-        ranks: the processes that train together; the first one draws the bar and saves.
+        ranks: the training's processes; the first one draws the bar and saves.
 
     Example:
         with Session(options, updater) as session:
@@ -37,7 +37,7 @@ class Session:
         self._total, self._every = options.iterations, options.checkpoint_every
         self._ranks = ranks
         self._updaters, self._file = updaters, options.checkpoint
-        # nnabla's own updater has no state to save, but for its scale.
+        # nnabla's own updater has no state except its scale.
         self._parts = [each if hasattr(each, "state_dict") else each.solver for each in updaters]
         self._done = self._load() if options.resume and self._file.exists() else 0
         self._stopped = False
@@ -51,7 +51,7 @@ class Session:
             mininterval=0.5,
             unit=" updates",
         )
-        if self._ranks.size == 1:  # others would wait for a rank that stops by itself
+        if self._ranks.size == 1:  # other ranks would wait for a rank that stops by itself
             self._handler = signal.signal(signal.SIGINT, self._stop)
         return self
 
@@ -77,7 +77,7 @@ class Session:
             sys.exit(f"Stopped after {self._done} of {self._total} updates: {saved}.")
 
     def show(self, scale: float, loss: nn.Variable) -> None:
-        """Put loss scale and loss beside the bar. Not each time: on a GPU, reading the loss waits for it."""
+        """Show loss scale and loss beside the bar, not each time: reading the loss synchronizes a GPU."""
         if self._done % 10 == 0 or self._done == self._total - 1:
             self._bar.set_postfix_str(f"loss {float(loss.d):.4g}, scale {scale:.4g}", refresh=False)
 
@@ -114,13 +114,13 @@ class Session:
 def run(
     options: argparse.Namespace, updater: Any, rate: Callable[[int], float], ranks: Ranks = ALONE
 ) -> None:
-    """Train with one updater from where it is to the end.
+    """Train with one updater from its present state to the end.
 
     Args:
         options: those of `common.options`.
         updater: an adaptive one; its data feeder is a `Feeder`.
         rate: the learning rate of an iteration.
-        ranks: the processes that train together.
+        ranks: the training's processes.
     """
     with Session(options, updater, ranks=ranks) as session:
         for iteration in session:

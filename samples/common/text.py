@@ -18,12 +18,12 @@ _TEST_LENGTH = 20_000
 
 @cache
 def text() -> Tuple[Integers, Integers, int]:
-    """Python's own help on the language as numbers of symbols: to train on, to test on, how many symbols."""
+    """Load Python's help on the language as symbol numbers: training text, test text, number of symbols."""
     from pydoc_data.topics import topics
 
     whole = "\n".join(topics[name] for name in sorted(topics))[: _TEXT_LENGTH + _TEST_LENGTH]
     letters, counts = np.unique(list(whole), return_counts=True)
-    # What is rare is one symbol.
+    # All rare characters are one symbol.
     common = letters[np.argsort(-counts, kind="stable")][: _SYMBOLS - 1]
     number = {letter: index for index, letter in enumerate(common)}
     tokens = np.array([number.get(letter, _SYMBOLS - 1) for letter in whole], np.int64)
@@ -31,6 +31,6 @@ def text() -> Tuple[Integers, Integers, int]:
 
 
 def windows(tokens: Integers, starts: Integers, length: int) -> Tuple[Integers, Integers]:
-    """Pieces of a text, and the symbol that follows each of theirs."""
+    """Cut pieces of a text, and the successor of each symbol."""
     at = starts[:, np.newaxis] + np.arange(length)
     return tokens[at], tokens[at + 1]

@@ -175,7 +175,7 @@ def test_what_is_found_and_the_exit_code(
         (["several_elements"], "train.py:several_elements: loss has shape (32, 1), not one"),
         (["sound", "--batches", "0"], "batches=0 must be 1 or more"),
         (["sound", "-o", "no/such/folder.html"], "there is no folder no/such to write folder.html to"),
-        (["sound", "-o", "../{folder}/train.py"], "train.py is no HTML page, and is not replaced"),
+        (["sound", "-o", "../{folder}/train.py"], "train.py is not an HTML page and is not replaced"),
         (["starving"], "error: train.py:starving: KeyError: 'batch' (line "),
         (["ends"], "error: train.py:ends raised SystemExit: 3 (line "),
     ],

@@ -123,8 +123,8 @@ def test_no_monitors_are_no_audience() -> None:
 @pytest.mark.parametrize(
     ("monitors", "error", "message"),
     [
-        ([print], TypeError, "has none of the methods on_event, on_training_began, on_layer_scaled"),
-        ([Monitor()], TypeError, "has none of the methods"),
+        ([print], TypeError, "must have a method of on_event, on_training_began, on_layer_scaled"),
+        ([Monitor()], TypeError, "must have a method of"),
         (Listening(), TypeError, "monitors must be a list of monitors, got Listening"),
         ([Listening(every=0)], ValueError, "every of Listening=0 must be 1 or more"),
         ([Listening(every=1.5)], TypeError, "every of Listening=1.5 must be an integer"),

@@ -36,7 +36,7 @@ def test_what_differs_comes_first() -> None:
     assert differ["layers recorded"] == ["3", "2"]
     assert ["loss at the end", "0.25", "0.25"] in page.tables["Results that are the same"]
     assert page.folded == ["Results that are the same"]
-    assert page.texts("h2")[:3] == ["What differs", "Loss scale S0", "Loss"]
+    assert page.texts("h2")[:3] == ["Differences", "Loss scale S0", "Loss"]
     head, *rows = page.tables["The layers"]
     assert head[1:] == [
         f"{what}, {run}" for what in ("alpha", "S", "worst underflow") for run in ("one", "two")

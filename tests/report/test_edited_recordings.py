@@ -132,7 +132,7 @@ def test_a_page_never_replaces_what_it_is_made_from(recorded: bytes, link: Any, 
         link(run, page)
     code, _, err = told(str(other), str(run), "-o", str(page))
     assert code == 1
-    assert "is no HTML page, and is not replaced: choose another name for the page" in err
+    assert "is not an HTML page and is not replaced: choose another name" in err
     assert run.read_bytes() == recorded
 
 

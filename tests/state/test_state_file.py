@@ -88,7 +88,7 @@ def nested(depth: int) -> bytes:
     return b'{"a": ' + b"[" * depth + b"]" * depth + b"}"
 
 
-NO_STATE = "state is no state file"
+NO_STATE = "state is not a state file"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ NO_STATE = "state is no state file"
         (content_of(kind="something else"), f"{NO_STATE} of nnabla_adaloss$"),
         (content_of(sha256="0" * 64), "damaged: its checksum does not match; use an earlier checkpoint$"),
         (content_of(more=b"more\n"), "something was added to it; use an earlier checkpoint$"),
-        (content_of(b"[1, 2]"), "state is damaged: it holds no state$"),
+        (content_of(b"[1, 2]"), "state is damaged: it does not hold a state$"),
         (content_of(nested(2_000)), "state is damaged"),
         (content_of(nested(1_000_000)), "state is damaged"),
         (nested(1_000_000), NO_STATE),
@@ -327,7 +327,7 @@ def test_what_is_no_regular_file_is_neither_read_nor_replaced(
     for name, kind in (("fifo", "a FIFO"), ("socket", "a socket"), ("link", "a character device")):
         path = tmp_path / name
         before = path.stat()
-        with pytest.raises(StateFileError, match=f"{name} is {kind}, no state file"):
+        with pytest.raises(StateFileError, match=f"{name} is {kind}, not a state file"):
             read_state(path)
         with pytest.raises(OSError, match=f"is {kind}: give the path of a file") as caught:
             write_state(path, STATE)

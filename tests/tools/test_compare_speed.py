@@ -44,7 +44,7 @@ def test_columns_are_ratios_of_blocks_that_ran_side_by_side() -> None:
     [
         (["tests", "."], "tests holds no nnabla_adaloss"),
         ([".", ".", "lenett"], "unknown case: lenett"),
-        ([".", ".", "--new", "delay"], "'delay' is no NAME=VALUE"),
+        ([".", ".", "--new", "delay"], "'delay' must be NAME=VALUE"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_runs(

@@ -43,7 +43,7 @@ def test_differences_name_the_parts() -> None:
 def test_no_such_program(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([str(ROOT), "--only", "vgg/*"])
-    assert "--only='vgg/*' matches no program; names are as " in capsys.readouterr().err
+    assert "--only='vgg/*' matches no program, such as " in capsys.readouterr().err
 
 
 @pytest.mark.slow
