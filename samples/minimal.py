@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Complete training in half precision: handwritten digits, a small conv net, nothing to tune.
 
-Copy this file anywhere. It needs only nnabla_adaloss and scikit-learn, which has the digits: pip install
-'.[samples]' in a checkout installs both.
+Copy this file anywhere. It needs only nnabla_adaloss and scikit-learn, which has the digits:
+pip install '.[samples]' in a checkout installs both.
 
   python minimal.py
 
