@@ -27,7 +27,7 @@ LENGTHS, LONGEST = 400, 512
 class Way(NamedTuple):
     """Network, updater and method of a training."""
 
-    kind: Optional[str] = None  # of the updater; None: nnabla alone
+    kind: Optional[str] = None  # kind of the updater; None: nnabla alone
     method: Optional[str] = None
     storage: Optional[str] = None
     lengths: bool = False  # attention is trained, on sentences of many lengths

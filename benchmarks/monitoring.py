@@ -50,7 +50,7 @@ def print_training(case: Case, rounds: int, folder: Path) -> None:
         )
         print(f"  {name:50}{walls:10.4f}{cpus:10.4f}", flush=True)
     iteration = median(times.wall for times in rest)
-    print(f"  one iteration that is not looked at: {1e3 * iteration:.1f} ms\n", flush=True)
+    print(f"  one iteration without recording: {1e3 * iteration:.1f} ms\n", flush=True)
 
 
 def take_turns(updater: AdaptiveLossScalingUpdater, rounds: int) -> Tuple[List[Times], List[Times]]:

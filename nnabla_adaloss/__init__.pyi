@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The public names and where each lives: type checkers read it, and `__init__.py` imports by it what is used.
+# Public names and their modules, for type checkers and for the lazy imports of `__init__.py`.
 
 from .communicators import CollectiveMismatchError as CollectiveMismatchError
 from .communicators import MPICommunicator as MPICommunicator

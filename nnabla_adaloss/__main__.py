@@ -19,10 +19,10 @@ from nnabla_adaloss.doctor import AREAS, area_works, as_json, as_text, examine
 
 _ANALYSE = """\
 Runs a network on a few batches, in fp32 and with a narrow storage format (emulated, on a CPU). Reports which
-way of scaling trains the loss (none, a constant of 65536, one measured scale, one per component), and which
-share of its gradients each layer loses, from where on. What no scale mends is named with the function: where
-forward or backward is first not finite or beyond the format, and where the gradient ends. Not judged are
-learning rates, labels, initial weights, weight decay, the architecture, signs.
+scaling trains the loss (none, a constant of 65536, one measured scale, one per component), and the share of
+gradients that each layer loses. Names the functions with faults that no scale can fix: forward or backward is
+first not finite or beyond the format, or the gradient ends. Learning rates, labels, initial weights, weight
+decay, the architecture and signs are not judged.
 
 FILE.py contains a function without arguments that builds the network and returns its loss, a Variable of one
 element, or the loss and a function that feeds the next batch:
@@ -42,9 +42,9 @@ return an updater."""
 
 _ANALYSE_END = """\
 exit codes:
-  0  some way of scaling, or none, keeps the gradients of all layers, and nothing else was found
-  1  something was found that no loss scale mends; the report says what
-  2  the network could not be examined; the message says why
+  0  some way of scaling, or none, keeps the gradients of all layers, and no other fault was found
+  1  a fault was found that no loss scale can fix; see the report
+  2  the network could not be examined; see the message
 
 examples:
   python -m nnabla_adaloss analyse train.py:network
@@ -76,7 +76,7 @@ The exit code is 0 if the page was written, 1 if there is nothing to draw, and 2
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run a command; return its exit code: 0 when all that was asked for works, else what its help says."""
+    """Run a command; return its exit code: 0 for success, others as in its help."""
     parser = argparse.ArgumentParser(
         prog="python -m nnabla_adaloss", description="Adaptive loss scaling for NNabla."
     )
@@ -90,7 +90,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         code: int = options.run(options)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Nobody reads on, as in a pipe into `head`; Python must not flush again when it exits.
+        # The reader has closed the pipe, like `head`; Python must not flush again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
@@ -100,7 +100,7 @@ def _add_doctor(commands: Any) -> None:
     doctor = commands.add_parser(
         "doctor",
         help="examine this installation",
-        description="Report what is installed, what is missing and what to do about it. The exit code is 0 "
+        description="Report installed and missing parts, and how to install them. The exit code is 0 "
         "if training on the CPU works, and everything the options require.",
     )
     doctor.add_argument(
@@ -122,7 +122,7 @@ def _add_analyse(commands: Any) -> None:
     analyse = commands.add_parser(
         "analyse",
         aliases=["analyze"],
-        help="which way of scaling a network needs, and where its gradient is lost, not finite or ends",
+        help="which scaling a network needs, and where its gradient is lost, not finite or ends",
         description=_ANALYSE,
         epilog=_ANALYSE_END,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -145,7 +145,7 @@ def _add_analyse(commands: Any) -> None:
 
 
 def _analyse(options: argparse.Namespace) -> int:
-    # nnabla is needed from here on; the doctor does without.
+    # Imported here, because the doctor must work without nnabla.
     from nnabla_adaloss.diagnosis.program import analyse
 
     return analyse(options.network, options.storage, options.batches, options.output, as_json=options.json)
@@ -159,7 +159,7 @@ def _add_report(commands: Any) -> None:
         epilog=_REPORT_END,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("recording", type=Path, metavar="RUN.jsonl", help="what Recorder('RUN.jsonl') wrote")
+    parser.add_argument("recording", type=Path, metavar="RUN.jsonl", help="the file of Recorder('RUN.jsonl')")
     parser.add_argument(
         "other", type=Path, nargs="?", metavar="OTHER.jsonl", help="a second recording, to compare it with"
     )
@@ -178,7 +178,7 @@ def _add_report(commands: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    # What only asks for help or for another command does not wait for these.
+    # Imported late, to keep help and other commands fast.
     from nnabla_adaloss.monitor import Recording
     from nnabla_adaloss.report.page import comparison_of, page_of
     from nnabla_adaloss.state.whole_file import replace_page

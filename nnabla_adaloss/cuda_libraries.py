@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA libraries that nnabla's GPU extension needs, found in NVIDIA's wheels and loaded from there.
+"""CUDA libraries of nnabla's GPU extension, found in NVIDIA's wheels and loaded from there.
 
 nnabla-ext-cuda expects its CUDA libraries where the dynamic loader looks. Wheels put them into
 `site-packages/nvidia/<package>/lib`, where it does not. A library that is already in the process under the
@@ -16,11 +16,11 @@ from typing import Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 
 class CudaLibrary(NamedTuple):
-    """A shared library that the extension needs."""
+    """Shared library that the extension needs."""
 
-    package: str  # folder below `nvidia/` that NVIDIA's wheels keep it in
+    package: str  # folder below `nvidia/` in NVIDIA's wheels
     soname: str
-    path: Optional[Path] = None  # None where no wheel holds it
+    path: Optional[Path] = None  # None if no wheel has it
 
 
 _PACKAGES = {
@@ -35,7 +35,7 @@ _PACKAGES = {
     "cudnn": "cudnn",
 }
 _CUDA_11 = "cudart.so.11.0 cublasLt.so.11 cublas.so.11 curand.so.10 cufft.so.10 cudnn.so.8"
-# A library comes after those that it is linked to itself: cuSOLVER and cuDNN need both parts of cuBLAS.
+# A library comes after its dependencies: cuSOLVER and cuDNN need both parts of cuBLAS.
 _LOADED = {
     "110": f"{_CUDA_11} cusolver.so.10 nvrtc.so.11.0",
     "116": f"{_CUDA_11} cusolver.so.11 nvrtc.so.11.2",
@@ -47,11 +47,11 @@ LIBRARIES_BY_CUDA_VERSION: Mapping[str, Sequence[CudaLibrary]] = {
     version: [CudaLibrary(_PACKAGES[name.partition(".")[0]], f"lib{name}") for name in names.split()]
     for version, names in _LOADED.items()
 }
-"""What nnabla-ext-cuda and CuPy load, in loading order, by the CUDA version in the extension's name."""
+"""Libraries of nnabla-ext-cuda and CuPy, in loading order, by the CUDA version in the extension's name."""
 
 
 def find_extension_library(nnabla_ext_folders: Iterable[Path]) -> Optional[Path]:
-    """`libnnabla_cuda-<CUDA version>_<cuDNN version>.so` in the folders of `nnabla_ext`, if it is there."""
+    """Find `libnnabla_cuda-<CUDA version>_<cuDNN version>.so` in the folders of `nnabla_ext`, if any."""
     found = (library for folder in nnabla_ext_folders for library in folder.glob("cuda/libnnabla_cuda-*.so"))
     return next(found, None)
 
@@ -62,7 +62,7 @@ def cuda_version_of(extension_library: Path) -> str:
 
 
 def find_cuda_libraries(nvidia_folders: Sequence[Path], cuda_version: str) -> List[CudaLibrary]:
-    """The libraries of a CUDA version in the folders of `nvidia`, in loading order; none if it is unknown."""
+    """Find a CUDA version's libraries in the folders of `nvidia`, in loading order; none if unknown."""
 
     def located(library: CudaLibrary) -> CudaLibrary:
         candidates = (folder / library.package / "lib" / library.soname for folder in nvidia_folders)
@@ -72,7 +72,7 @@ def find_cuda_libraries(nvidia_folders: Sequence[Path], cuda_version: str) -> Li
 
 
 def namespace_folders(package: str) -> List[Path]:
-    """Folders of an installed package, without importing it; empty when it is not installed."""
+    """Folders of an installed package, without importing it; empty if it is not installed."""
     spec = importlib.util.find_spec(package)
     return [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
 
@@ -80,15 +80,15 @@ def namespace_folders(package: str) -> List[Path]:
 def preload_cuda_libraries() -> List[CudaLibrary]:
     """Load the CUDA libraries of NVIDIA's wheels, so that `nnabla_ext.cuda` and CuPy find them.
 
-    Importing nnabla_adaloss calls this. It does nothing where nnabla's CUDA extension is not installed. What
-    no wheel holds, or cannot be loaded, is left to whoever needs it. Returns those that were loaded.
+    Importing nnabla_adaloss calls this. It does nothing without nnabla's CUDA extension. Missing or
+    unloadable libraries are skipped: their users will report them. Returns the loaded ones.
     """
     extension_library = find_extension_library(namespace_folders("nnabla_ext"))
     if extension_library is None:
         return []
     loaded = []
     for library in find_cuda_libraries(namespace_folders("nvidia"), cuda_version_of(extension_library)):
-        # Local: their symbols are found through the extension's own links and get in nobody else's way.
+        # Local: the extension's own links find the symbols, which stay hidden from others.
         with suppress(OSError):
             if library.path:
                 ctypes.CDLL(str(library.path), mode=ctypes.RTLD_LOCAL)

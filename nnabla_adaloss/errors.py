@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors and warnings of their own."""
+"""Errors and warnings of this package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GraphChangedError(RuntimeError):
 
     @classmethod
     def at(cls, type_name: str) -> GraphChangedError:
-        """The error for a function, of this type, that backward did not expect."""
+        """Make the error for an unexpected function of this type in backward."""
         return cls(
             f"{type_name} is not where it was when the loss was wrapped: the graph was rewired. "
             "These gradients are not valid; the next backward will be"
@@ -30,13 +30,13 @@ class LossScaleWarning(UserWarning):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of nnabla, of CuPy or of NumPy says that there is no memory left."""
+    """True if an error of nnabla, CuPy or NumPy reports that there is no memory left."""
     said = re.search("out of memory|failed to allocate", str(error), re.IGNORECASE)
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and said is not None)
 
 
 def warn(message: str, category: Type[Warning] = LossScaleWarning) -> None:
-    """Warn at the line outside of this package that led here: something can be done about it there."""
+    """Warn at the calling line outside of this package, where the user can act."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
         level, frame = level + 1, frame.f_back

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts by which the memory of arrays is reached, on the host or where it is, and views of it."""
+"""Contexts for access to arrays' memory, on the host or in place, and views of it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ HOST = nn.Context([], "CpuCachedArray", "0")
 
 
 def array_context(context: nn.Context) -> nn.Context:
-    """A context for `NdArray.data_ptr` that reaches arrays where functions of `context` leave them."""
-    # nnabla's default context names no array class; a cast wants one.
+    """Context for `NdArray.data_ptr` that accesses arrays where functions of `context` leave them."""
+    # nnabla's default context names no array class; a cast needs one.
     return _context_of(context.array_class or HOST.array_class, context.device_id)
 
 
 def is_on_host(context: nn.Context) -> bool:
-    """Whether arrays that `context` reaches are in the host's memory."""
-    # So are all of its classes called, and one that is not given is the host's. nnabla gives such a class to
-    # functions that have no implementation for a GPU, whatever the context that they were made in.
+    """True if arrays of `context` are in the host's memory."""
+    # The names of all host classes begin so, and the default is the host. nnabla gives such a class to
+    # functions without a GPU implementation, in any context.
     return not context.array_class or context.array_class.startswith("Cpu")
 
 
 def dtype_of(array: nn.NdArray) -> np.dtype[Any]:
-    """The dtype of an NdArray; float32 for one without memory, which has none yet."""
+    """Dtype of an NdArray; float32 for one without memory."""
     try:
         return np.dtype(array.dtype)
     except RuntimeError:
@@ -41,10 +41,10 @@ def dtype_of(array: nn.NdArray) -> np.dtype[Any]:
 def host_view(
     array: nn.NdArray, dtype: Optional[np.dtype[Any]] = None, *, write_only: bool = False
 ) -> NDArray[Any]:
-    """A flat, writable NumPy view of an NdArray's memory, which is made to hold `dtype`; valid until nnabla
-    next uses the array. Clears the lazy-zero flag.
+    """Make a flat, writable NumPy view of an NdArray's memory, converted to `dtype`; valid until nnabla next
+    uses the array. Clears the lazy-zero flag.
     """
-    # `NdArray.data` gives the same at 15 times the cost: it builds a context each time.
+    # `NdArray.data` takes 15 times as long: it builds a context each time.
     dtype = dtype_of(array) if dtype is None else dtype
     address = array.data_ptr(dtype, HOST, write_only)
     return np.frombuffer(_bytes_type(array.size * dtype.itemsize).from_address(address), dtype)

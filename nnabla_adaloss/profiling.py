@@ -16,7 +16,7 @@ from .graph.graph import Graph
 from .graph.hooks import Hook
 from .graph.plan import GraphPlan
 
-# Which field of `LayerTimes` a kernel's time belongs to.
+# Field of `LayerTimes` of each kernel's time.
 _KERNELS: Dict[str, str] = {
     **dict.fromkeys(("statistics", "statistics_all", "exponent_histogram"), "statistics"),
     **dict.fromkeys(("all_finite", "all_zero", "mark_nonfinite"), "statistics"),
@@ -30,27 +30,27 @@ _INPUTS, _BETWEEN = "(at the inputs)", "(between passes)"
 
 
 class LayerTimes(NamedTuple):
-    """Milliseconds per update of one layer and of the functions behind it, up to the next layers."""
+    """Milliseconds per update of one layer and of the functions after it, up to the next layers."""
 
-    statistics: float = 0.0  # looking at gradients and weights
-    scaling: float = 0.0  # scaled copies of weights, gradients that are brought to another scale
+    statistics: float = 0.0  # measuring gradients and weights
+    scaling: float = 0.0  # scaled copies of weights, rescaled gradients
     unscaling: float = 0.0  # dividing the gradients of parameters
     rounding: float = 0.0  # emulating the storage
-    rest: float = 0.0  # nnabla's own functions, and what Python does around them
+    rest: float = 0.0  # nnabla's own functions, and Python around them
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Sum of all fields."""
         return sum(self)
 
 
 class Profile(NamedTuple):
-    """Times that `profile` has measured; `print` it.
+    """Times measured by `profile`; `print` it.
 
     Attributes:
-        layers: the times of each layer, by name, in forward order, and an entry for what happens between two
+        layers: the times of each layer, by name, in forward order, and an entry for the time between two
             passes: feeder, solver, checks.
-        milliseconds: how long an update takes in all.
+        milliseconds: total time of an update.
     """
 
     layers: Dict[str, LayerTimes]
@@ -58,11 +58,11 @@ class Profile(NamedTuple):
 
     @property
     def sum(self) -> LayerTimes:
-        """Over all layers."""
+        """Sum over all layers."""
         return LayerTimes(*(sum(column) for column in zip(*self.layers.values())))
 
     def as_dict(self) -> Dict[str, Any]:
-        """Milliseconds per update, in all and by layer."""
+        """Milliseconds per update, in total and by layer."""
         layers = {name: times._asdict() for name, times in self.layers.items()}
         return {"milliseconds": self.milliseconds, "layers": layers}
 
@@ -79,17 +79,17 @@ class Profile(NamedTuple):
 def profile(updater: Any, iterations: int = 20) -> Profile:
     """Time updates layer by layer, while training goes on.
 
-    The time of every pass over memory that loss scaling makes is taken where it is made, on a CPU. Looking at
-    the clock takes time as well: compare parts with each other, not with an update that is not profiled.
+    Every pass of loss scaling over memory is timed by itself, on a CPU. Reading the clock takes time as well:
+    compare parts with each other, not with an update without profiling.
 
     Args:
         updater: an `AdaptiveLossScalingUpdater`.
-        iterations: how many updates are timed, after one that is not. 20.
+        iterations: number of timed updates, after one that is not timed. Default 20.
 
     Raises:
         TypeError: `updater` has no `scaling`.
         ValueError: `iterations` is less than 1; or the network is on a GPU, for which there are NVIDIA's
-            profilers. Functions that run on the host all the same are named.
+            profilers; functions that run on the host anyway are named.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
@@ -113,13 +113,13 @@ def profile(updater: Any, iterations: int = 20) -> Profile:
         on_host = scaling.plan.on_host or "no function"
         raise ValueError(
             "the network is on a GPU, which goes on while Python does: use NVIDIA's profilers. "
-            f"On the host, for want of a CUDA implementation, runs {on_host}"
+            f"On the host, for lack of a CUDA implementation, runs {on_host}"
         )
     updater.update()
     loss, clock = scaling.loss, _Clock(scaling.graph, scaling.plan)
     all_kernels = {scaling.kernels}
     if isinstance(loss, FormatEmulation):
-        all_kernels.add(loss.emulated_storage.kernels)  # mostly the same ones
+        all_kernels.add(loss.emulated_storage.kernels)  # usually the same ones
     timed: List[Tuple[Any, str, Callable[..., Any]]] = [
         (kernels, name, clock.timed(field, getattr(kernels, name)))
         for kernels in all_kernels
@@ -136,7 +136,7 @@ def profile(updater: Any, iterations: int = 20) -> Profile:
 
 
 class _Clock:
-    """Sums up times by layer; what was timed since the last look belongs to the function looked at."""
+    """Sums times by layer; the time since the last reading belongs to the function just run."""
 
     def __init__(self, graph: Graph, plan: GraphPlan) -> None:
         self._layers = _nearest_layers(graph, plan)
@@ -147,7 +147,7 @@ class _Clock:
         self._start = self._last = perf_counter()
 
     def timed(self, field: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """A kernel whose time is noted; those that it calls itself are part of it."""
+        """Wrap a kernel to record its time, including kernels that it calls."""
 
         def run(*arguments: Any, **keywords: Any) -> Any:
             if self._nested:
@@ -163,7 +163,7 @@ class _Clock:
         return run
 
     def with_hooks(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """`forward` or `backward`, with looks at the clock before and after each function."""
+        """Wrap `forward` or `backward` to read the clock before and after each function."""
 
         def run(*arguments: Any, **keywords: Any) -> Any:
             self._look(_BETWEEN)
@@ -187,7 +187,7 @@ class _Clock:
         self._last = now
 
     def profile(self, iterations: int) -> Profile:
-        """The times per iteration, up to now."""
+        """Times per iteration so far."""
         self._look(_BETWEEN)
         layers = {
             name: LayerTimes(**{field: 1e3 * seconds / iterations for field, seconds in sums.items()})
@@ -197,7 +197,7 @@ class _Clock:
 
 
 def _nearest_layers(graph: Graph, plan: GraphPlan) -> Dict[int, str]:
-    """The layer that each function is or comes after, by function key."""
+    """Layer that each function is or follows, by function key."""
     found: Dict[int, str] = {}
     for number, f in enumerate(graph.functions):
         node = plan.by_number.get(number)

@@ -20,8 +20,8 @@ Trains two networks on scikit-learn's handwritten digits in five ways:
   dynamic      nnabla's DynamicLossScalingUpdater: one scale, doubled periodically, halved on overflow
   adaptive     AdaptiveLossScalingUpdater at its defaults: a measured scale for each component
 
-All but fp32 emulate fp16 storage: nnabla computes in fp32, and what a half-precision GPU would store in fp16
-(activations, gradients, weights at use) is rounded to fp16.
+All but fp32 emulate fp16 storage: nnabla computes in fp32, and arrays that a half-precision GPU would store
+in fp16 (activations, gradients, weights at use) are rounded to fp16.
 """
 
 EPILOG = """\

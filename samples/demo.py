@@ -24,11 +24,11 @@ LOSS_WEIGHTS = {
 DESCRIPTION = """\
 Trains networks on scikit-learn's handwritten digits, each with four loss weights and in five ways:
 
-  fp32             everything in single precision: what the others are measured against
+  fp32             everything in single precision: the reference
   dynamic          nnabla's DynamicLossScalingUpdater: one scale, 8 at first, halved on overflow
   dynamic (65536)  the same from 65536, where torch.amp.GradScaler starts
-  one measured     one scale again, but one that follows from how large gradients are
-  adaptive         AdaptiveLossScalingUpdater as it comes: each part of a network has a scale of its own
+  one measured     one scale again, derived from the size of gradients
+  adaptive         AdaptiveLossScalingUpdater with its defaults: a scale for each part of a network
 
 All but fp32 run under emulated fp16 storage: nnabla computes in fp32, and what a half-precision GPU
 would store in fp16 (activations, gradients, weights at use) is rounded to fp16.
@@ -36,22 +36,22 @@ would store in fp16 (activations, gradients, weights at use) is rounded to fp16.
 
 EPILOG = """\
 One loss, weighted. A loss is often one small term of several, or a mean over many pixels: its gradients are
-tiny, and fp16 turns what is smaller than about 6e-8 to zero. LeNet's loss is multiplied by 1e4 to
+tiny, and fp16 turns numbers below about 6e-8 into zero. LeNet's loss is multiplied by 1e4 to
 1e-11, and the learning rate is divided by the same number. SGD with momentum then takes the same steps: in
-fp32 nothing changes but for rounding. What changes in the other rows is fp16's doing.
+fp32 only rounding changes. All changes in the other rows are due to fp16.
 
-Two losses. One network tells whether a digit is odd, and which it is; the second loss is multiplied by 1 to
-1e-12, and what is shown is how well it is learned. Adam with a tiny eps takes the same steps whatever the
-weight. At 1e-10 one scale can hold both if it is chosen well, at 1e-12 none can: what lifts the small
-gradients makes the large ones overflow.
+Two losses. One network classifies odd and even digits, and the digit; the second loss is multiplied by 1 to
+1e-12, and the table shows its accuracy. Adam with a tiny eps takes the same steps for any weight. At 1e-10 a
+well-chosen single scale serves both, at 1e-12 none can: a scale that lifts the small gradients makes the
+large ones overflow.
 
 Fairness. All start from the same weights and get the same number of batches in the same order. A batch that
-a method throws away because its gradients overflowed is gone for it. The dynamic ones double their scale
-after 2000 updates, nnabla's default; no training here lasts so long, so that only their starts count. All
-compute functions of one element at the loss in fp32, which by itself only adaptive scaling would do.
+a method loses because its gradients overflowed is not repeated. The dynamic ones double their scale after
+2000 updates, nnabla's default; no training here lasts that long, so only their starts matter. All compute
+scalar functions at the loss in fp32, which by default only adaptive scaling does.
 
-How to read the table. A mark tells whether a training came to what fp32 came to, by the rule below the table.
-One test image is 0.28 points: small differences are chance, and --seed shows how much. The last lines count
+How to read the table. A mark shows whether a training is as good as fp32, by the rule below the table.
+One test image is 0.28 points: small differences are chance, and --seed shows how large. The last lines count
 marks, and the batches that a method threw away.
 
 Files, written into --out:
@@ -120,7 +120,7 @@ def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
         nargs="+",
         type=positive_number,
         metavar="W",
-        help="what the loss is multiplied by (default: 1e4 1 1e-6 1e-11; of two losses 1 1e-6 1e-10 1e-12)",
+        help="factors of the loss (default: 1e4 1 1e-6 1e-11; of two losses 1 1e-6 1e-10 1e-12)",
     )
     add("--seed", type=int, default=0, help="decides initial weights and batches (default: 0)")
     add("--out", type=Path, default=Path("build/demo"), help="folder for the picture (default: build/demo)")

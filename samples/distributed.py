@@ -35,7 +35,7 @@ Start it on any number of ranks:
 """
 
 EPILOG = """\
-What happens. Each rank has the whole network and a share of each batch. After backward, gradients are
+How it works. Each rank has the whole network and a slice of each batch. After backward, gradients are
 summed over the ranks, and every rank makes the same update. The loss is divided by the number of ranks, so
 the sum is the gradient of the whole batch's mean: up to fp16's rounding, the training equals that of one
 process.
@@ -138,7 +138,7 @@ def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
         type=float,
         default=1e-6,
         metavar="W",
-        help="what the loss is multiplied by: small ones underflow in fp16 (default: 1e-6)",
+        help="factor of the loss: small ones underflow in fp16 (default: 1e-6)",
     )
     add("--seed", type=int, default=0, help="decides initial weights and batches (default: 0)")
     options = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two losses on one network, the second 1e-12 of the first: no single scale holds the gradients of both.
 
-One head tells whether a digit is odd, the other which it is. Its loss is weighted by 1e-12, as a penalty or
+One head classifies odd and even digits, the other the digit. Its loss is weighted by 1e-12, as a penalty or
 an auxiliary loss may be. Adam with a tiny eps takes the same steps however small gradients are, so that fp32
 learns both.
 
@@ -16,8 +16,8 @@ These printed, in emulated fp16 on one CPU core, 5 seconds each:
   one: odd or even 97.5%, which digit 4.4% told right
   adaptive: odd or even 97.5%, which digit 93.9% told right
 
-So does fp32 (--storage none): 97.5% and 93.9%. With --loss-weight 1e-10 the second head came to 84.2%, 88.6%
-and 93.9%: by then one scale begins to lose it.
+So does fp32 (--storage none): 97.5% and 93.9%. With --loss-weight 1e-10 the second head reached 84.2%, 88.6%
+and 93.9%: at this ratio one scale begins to lose it.
 """
 
 from __future__ import annotations

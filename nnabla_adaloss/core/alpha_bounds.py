@@ -10,26 +10,26 @@ from .formats import Format
 from .layer_alpha import largest_alpha
 from .power_of_two import floor_power_of_two
 
-# Shares of the exponents of a format, of float16's at most: how far above the smallest normal number the
-# largest element of a scaled weight is to stay, how far scales are lowered for that, and how much further
-# where hardly a bit of the weight would be left.
+# Shares of a format's exponents, at most of float16's: distance of a scaled weight's amax above the smallest
+# normal number, limit of lowering scales for it, and further limit if the weight would lose nearly all its
+# bits.
 _ENOUGH, _SPARE, _FURTHER = 0.27, 0.4, 0.27
 _EXPONENTS = 30.0
 
-# Of a scaled weight with fewer bits nothing can be kept.
+# A scaled weight with fewer bits is not worth lowering scales.
 _FEWEST_BITS = 4
 
 
 class AlphaBounds(NamedTuple):
     """Bounds of the alpha of layers with one weight: powers of two, so that equal choices compare equal."""
 
-    highest: float  # the largest with which the scaled copy stays in range
-    enough: float = 0.0  # the smallest with which nearly all of it keeps its bits
-    least: float = 0.0  # the smallest with which its largest element keeps a few bits
-    further: float = 1.0  # how far scales are lowered beyond their floors for these few
+    highest: float  # the largest that keeps the scaled copy in range
+    enough: float = 0.0  # the smallest that keeps nearly all bits of it
+    least: float = 0.0  # the smallest that keeps a few bits of its largest element
+    further: float = 1.0  # factor of lowering scales beyond their floors for these few
 
     def within(self, other: AlphaBounds) -> AlphaBounds:
-        """The alphas that both allow."""
+        """Intersection of both bounds."""
         highest, *others = zip(self, other)
         return AlphaBounds(min(highest), *map(max, others))
 
@@ -47,7 +47,7 @@ def alpha_bounds(weight_amax: float, u_max: float, stored: Optional[Format]) -> 
 
 
 def spare_of(stored: Format) -> float:
-    """How far below its limit a scale may be: gradients of this format have their bits there, too."""
+    """Factor by which a scale may stay below its limit while gradients of this format keep their bits."""
     return _share(_SPARE, stored)
 
 

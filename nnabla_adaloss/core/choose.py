@@ -1,37 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """The algorithm: one scale for each component of the gradients, chosen before every backward pass.
 
-A component is a set of gradients that functions connect which only pass a scale on. Edges lead from one
-component to the next: layers, which multiply by a weight, scalar functions at the loss, and functions whose
-gradient is not linear. In backward order, with S the scale that the gradients of a component carry:
+A component is a set of gradients that are connected by functions which only pass a scale on. Edges lead from
+one component to the next: layers, which multiply by a weight, scalar functions at the loss, and functions
+whose gradient is not linear. In backward order, with S the scale that the gradients of a component carry:
 
-    S(root) = the end of the range, as the loss gradient is 1; S0 where it is given
-    S(c)    = min(limit(c), S(before) * alpha_m)                  the first edge that leads to c decides
-    S(c)    = S(before) * alpha_m * size(before) / size           behind a layer, where nothing was measured
-    S(c)    = start scale / (gain(before) * weight(c))            at the loss, where nothing was measured;
-                                                                  divided by u_min if that has shown zeros
+    S(root) = the end of the range, as the loss gradient is 1; S0 if given
+    S(c)    = min(limit(c), S(before) * alpha_m)                  by the first edge that leads to c
+    S(c)    = S(before) * alpha_m * size(before) / size           after a layer, if unmeasured
+    S(c)    = start scale / (gain(before) * weight(c))            at the loss, if unmeasured;
+                                                                  divided by u_min if only zeros were measured
     S(c)    = lowered, until alpha * max|W| stays in range for every layer that leads to c
-    S(before) = lowered, at most to limit(before) / spare, until the copies alpha * W of the layers behind it
-                keep their bits; not at the root, nor where a given S0 decides
+    S(before) = lowered, at most to limit(before) / spare, until the copies alpha * W of the layers after it
+                keep their bits; not at the root, nor with a given S0
     alpha   = S(c) / S(before)         of a layer: a power of two
 
-    weight(c) = the loss weight of a component, as it is read from the graph before the pass
-    gain(c)   = the largest remembered gradient of c, divided by the loss weight of its batch; 1 without any
+    weight(c) = loss weight of a component, read from the graph before the pass
+    gain(c)   = unit amax: largest remembered gradient of c, divided by its batch's loss weight; 1 if none
     size(c)   = gain(c) * weight(c); size: the largest of those before the layers that lead to a component
-    limit(c)  = the largest power of two with S * gain(c) * weight(c) <= u_max / margin; where S0 is given,
+    limit(c)  = the largest power of two with S * gain(c) * weight(c) <= u_max / margin; with a given S0,
                 at most S0 / weight(c) for components that no layer leads to: at the loss, no scale times its
                 loss weight exceeds S0
-    alpha_m   = the alpha that the loss scale method gives the layer; infinite for "amax_history"
+    alpha_m   = the layer's alpha from the loss scale method; infinite for "amax_history"
     equalized : limits of components that follow each other, at most two bits apart, count as the smallest;
-                so do those behind several losses, at most four bits apart
-    merged    : components that only hooks could tell apart are one, with the smallest of their limits, unless
+                so do those after several losses, at most four bits apart
+    merged    : components that only hooks could split are one, with the smallest of their limits, unless
                 the gradient of a leaf would underflow
     spare     : 2^12 for float16: gradients that far below their limit keep their bits, too; 2^20 where
-                the copy would have hardly a bit otherwise
+                the copy would lose nearly all bits otherwise
     inactive  : with a loss weight of 0, c limits nothing, and takes the scale of its successor, so that its
                 layers have alpha 1
 
-Everything here is pure.
+All functions here are pure.
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ from .scale_history import equalized
 # The largest scale: float32 holds its reciprocal, too.
 _LARGEST = 2.0**100
 
-# How much larger a gradient must be with a scale of its own, for hooks to be worth it.
+# Gain in scale from which hooks for an own scale are worth their time.
 _WORTH_HOOKS = 2.0**6
 
-# Scales of several losses within this factor of each other are replaced by the smallest of them.
+# Scales of several losses within this factor of each other are equalized.
 _LOSSES_APART = 16.0
 
 MethodAlpha = Callable[[str, float, float], Tuple[float, Reason]]
-"""The alpha that a method gives a layer, and what limits it; given the layer, S, and S without what makes up
-for a small loss.
+"""Alpha of a layer from a method, and its reason; called with the layer, S, and S without compensation of a
+small loss.
 """
 
 
 class ScaleLimits(NamedTuple):
-    """The largest scale of each component, by index, and what it follows from."""
+    """Largest scale of each component, by index, and its causes."""
 
-    limits: Sequence[Optional[float]]  # None: nothing was measured, or nothing but zeros
+    limits: Sequence[Optional[float]]  # None: unmeasured, or only zeros measured
     provisional: Mapping[int, float]  # limits after an overflow
     loss_weights: Tuple[float, ...]  # 0: inactive in this batch
-    gains: Sequence[Optional[float]]  # None: nothing was measured
-    underflowed: AbstractSet[int] = frozenset()  # all zeros so far, unlike what they follow from
-    equalize: bool = True  # whether components that follow each other may share a scale
-    bounds: Mapping[int, AlphaBounds] = {}  # of alphas, by position of the weight
-    floors: Mapping[int, float] = {}  # how low a scale may become for a weight; missing: not lowered
+    gains: Sequence[Optional[float]]  # None: unmeasured
+    underflowed: AbstractSet[int] = frozenset()  # measured as zero, although predecessors are not
+    equalize: bool = True  # True if successive components may share a scale
+    bounds: Mapping[int, AlphaBounds] = {}  # bounds of alphas, by position of the weight
+    floors: Mapping[int, float] = {}  # lower bounds of scales for a weight; missing: not lowered
 
     def with_s0(self, components: Components, scale: float) -> ScaleLimits:
         """Limit the components at the loss by a given S0, divided by their loss weights."""
@@ -92,8 +92,8 @@ class ScaleLimits(NamedTuple):
         start: Start,
         largest: float,
     ) -> float:
-        """Scale that an edge leads to with the limit `own`, where a method wants `before` times `wanted` and
-        edges bring at most `largest`.
+        """Scale after an edge with the limit `own`, for a method that requests `before` times `wanted`, and
+        gradients of at most `largest` from all edges.
         """
         if own is not None:
             return min(before * wanted, own)
@@ -105,23 +105,23 @@ class ScaleLimits(NamedTuple):
         return arriving * self._size(edge) / largest
 
     def largest(self, components: Components) -> Dict[int, float]:
-        """The largest gradient that the edges into a component bring, where one is not measured."""
+        """Largest gradient from the edges into an unmeasured component."""
         sizes: Dict[int, float] = {}
         for edge in components.edges if None in self.limits else ():
             sizes[edge.after] = max(self._size(edge), sizes.get(edge.after, 0.0))
         return sizes
 
     def _size(self, edge: Edge) -> float:
-        """The largest gradient that an edge brings with the present loss weights, as far as it is known."""
+        """Largest gradient from an edge with the present loss weights, if known."""
         if edge.layer is None:
             return self.loss_weights[edge.after]
         return self.loss_weights[edge.before] * (self.gains[edge.before] or 1.0)
 
     def first(self, index: int, start: float, before: float, u_min: float) -> float:
-        """Scale of a component that was not measured yet: `start`, divided by its loss weight."""
+        """Scale of an unmeasured component: `start`, divided by its loss weight."""
         scale = start / (self.loss_weights[index] or 1.0)
         if index in self.underflowed:
-            # It is measured once more, with the largest scale at which nothing can be larger than 1.
+            # Measure again, with the largest scale at which no gradient can exceed 1.
             scale = max(scale, min(scale, before) / u_min)
         return within_float32(scale)
 
@@ -155,22 +155,22 @@ class ScaleLimits(NamedTuple):
         )
 
     def of_root(self, base: float, u_min: float) -> float:
-        """The scale of a loss gradient that is measured as any other."""
+        """Scale of a loss gradient that is measured like any other."""
         own = self.first(0, base, math.inf, u_min) if self.limits[0] is None else self.limits[0]
         return min(own, self.provisional.get(0, math.inf))
 
 
 class Start(NamedTuple):
-    """The scales that a pass starts from."""
+    """Scales from which a choice starts."""
 
     root_scale: float  # of the loss gradient
-    start_scale: float  # S0 of a loss that is not small: the reference of `accum_upper_bound`
+    start_scale: float  # S0 of a loss of normal size: the reference of `accum_upper_bound`
     u_min: float  # the smallest magnitude of the storage format
-    power_of_two: bool = True  # whether every other scale is the root's times a power of two
+    power_of_two: bool = True  # True if every other scale is the root's times a power of two
 
 
 class Choice(NamedTuple):
-    """The scales of a pass."""
+    """Scales of a pass."""
 
     scales: List[float]  # by component
     reasons: Dict[str, Reason]  # by layer, for its alpha
@@ -181,7 +181,7 @@ def choose(
 ) -> Choice:
     """Choose the scale of each component."""
     limit, weights = _equalized(components, limits), limits.loss_weights
-    found, alphas = {components.root: start.root_scale}, {components.root: 1.0}  # the products of alphas
+    found, alphas = {components.root: start.root_scale}, {components.root: 1.0}  # products of alphas
     nonzero = {components.root}  # components that receive a nonzero gradient
     reasons: Dict[str, Reason] = {}
     largest = limits.largest(components)
@@ -196,20 +196,20 @@ def choose(
             reason = Reason.SCALE_LIMIT if own == limits.limits[edge.after] else Reason.EQUALIZED
         scale = min(scale, limits.provisional.get(edge.after, math.inf))
         scale = before * floor_power_of_two(scale / before) if start.power_of_two else scale
-        # Several edges may lead to a component that was never measured: the first that brings a nonzero
-        # gradient decides its scale.
+        # Of several edges into an unmeasured component, the first with a nonzero gradient determines its
+        # scale.
         arrives = edge.before in nonzero
         if edge.after not in found or (own is None and arrives and edge.after not in nonzero):
             found[edge.after] = scale
             alphas[edge.after] = alphas[edge.before] * (1.0 if layer is None else scale / before)
         elif scale != found[edge.after]:
             reason = Reason.BRANCHES
-        # A scalar that is zero is inactive in the batch; of several elements all may have underflowed.
+        # A scalar zero is inactive in the batch; of an array all elements may have underflowed.
         if own is not None or (arrives and edge.after not in components.single):
             nonzero.add(edge.after)
         if layer is not None:
             reasons[layer] = reason
-    # A component that nothing leads to gets no gradient.
+    # A component without incoming edges gets no gradient.
     scales = [found.get(index, start.root_scale) for index in range(len(limit))]
     _fit_weights(components, scales, limits, reasons)
     _set_inactive(components, scales, weights, start.root_scale)
@@ -223,7 +223,7 @@ def choose_merged(
     choice_of: Callable[[Components, ScaleLimits], Choice],
     spread: float,
 ) -> Optional[Choice]:
-    """Choose one scale for all components that only hooks could tell apart; None: a leaf would underflow."""
+    """Choose one scale for all components that only hooks could split; None: a leaf would underflow."""
     choice = choice_of(joined.components, limits.merged(joined.of, len(joined.components.names)))
     choice = choice._replace(scales=[choice.scales[index] for index in joined.of])
     own = limits.limits
@@ -242,7 +242,7 @@ def choose_merged(
 
 
 def _in_order(components: Components, loss_weights: Sequence[float]) -> Iterator[Edge]:
-    """Yield the edges between active components, each after one that leads to where it begins."""
+    """Yield the edges between active components, each after one that reaches its start."""
     # The first edge to a trunk may come from an inactive head.
     reached = {components.root}
     waiting = [edge for edge in components.edges if loss_weights[edge.before] and loss_weights[edge.after]]
@@ -258,8 +258,8 @@ def _in_order(components: Components, loss_weights: Sequence[float]) -> Iterator
 
 
 def _equalized(components: Components, limits: ScaleLimits) -> Sequence[Optional[float]]:
-    """Make limits equal that are close, as each change of scale costs a copied weight. Scalars keep their
-    own: to multiply one is free. Several losses are equalized, too: each would be multiplied by itself.
+    """Equalize close limits, as each change of scale costs a copied weight. Scalars keep their own, as
+    multiplying one is free. Close limits of several losses are equalized, too.
     """
     found = list(limits.limits)
     if limits.equalize:
@@ -277,7 +277,7 @@ def _equalized(components: Components, limits: ScaleLimits) -> Sequence[Optional
 
 
 def within_float32(scale: float) -> float:
-    """`scale`, or the nearest one that float32 can multiply and divide by."""
+    """Clamp `scale` to the range in which float32 can multiply and divide by it."""
     return min(max(scale, 1.0 / _LARGEST), _LARGEST)
 
 
@@ -288,7 +288,7 @@ def _set_inactive(
     edges = [edge for edge in reversed(components.edges) if not loss_weights[edge.before]]
     for edge in edges:
         scales[edge.before] = 0.0
-    # Scales only increase, to values already present, so the loop terminates.
+    # Scales only increase, to present values, so the loop terminates.
     risen = True
     while risen:
         risen = False
@@ -305,7 +305,7 @@ def _fit_weights(
     """Lower scales until the scaled copy of every weight stays in range, and then until it keeps its bits."""
     weights, bounds = limits.loss_weights, limits.bounds
     edges = [edge for edge in components.edges if edge.factor in bounds and weights[edge.before]]
-    # Scales only fall, so both loops end.
+    # Scales only decrease, so both loops terminate.
     lowered = True
     while lowered:
         lowered = False
@@ -314,7 +314,7 @@ def _fit_weights(
             if scales[edge.after] > highest:
                 scales[edge.after], lowered = highest, True
                 reasons[edge.layer or ""] = Reason.WEIGHT_RANGE
-    # From the leaves on: where one scale is lowered, those before it may have to be. Never the root.
+    # From the leaves on: lowering a scale may require lowering its predecessors, except the root.
     floors = limits.floors
     edges = [e for e in reversed(edges) if e.before in floors and e.before != components.root]
     lowered = True
@@ -324,7 +324,7 @@ def _fit_weights(
             before, after, own = scales[edge.before], scales[edge.after], bounds[edge.factor]
             if after >= before * own.enough:
                 continue
-            # With the scale before it, the alphas of all its layers rise.
+            # Lowering the scale before raises the alphas of all its layers.
             beside = [scales[e.after] / bounds[e.factor].highest for e in edges if e.before == edge.before]
             least, wanted = max(floors[edge.before], *beside), after / own.enough
             if after < least * own.least:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Components: gradients that carry one scale, because functions that only pass a scale on connect them."""
+"""Components: gradients with a common scale, connected by functions that only pass a scale on."""
 
 from __future__ import annotations
 
@@ -23,91 +23,91 @@ from typing import (
 
 
 class GemmSlot(NamedTuple):
-    """An input of a matrix product whose gradient can be scaled, by index."""
+    """Input of a matrix product whose gradient can be scaled, by index."""
 
     input: int
-    factor: int  # the input that the output gradient is multiplied by: the weight
+    factor: int  # input that multiplies the output gradient: the weight
     fan_in: float  # K, the mean number of products summed into one element of the input gradient
-    fan_in_bound: float  # the largest number in any element, for overflow bounds
+    fan_in_bound: float  # largest such number of any element, for overflow bounds
 
 
 class LayerSlot(NamedTuple):
-    """A layer: an input of a function whose gradient is scaled; variables go by position."""
+    """Layer: an input of a function whose gradient is scaled; variables are given by position."""
 
     layer: str
     gemm: GemmSlot
     target: int  # the input whose gradient is scaled
     factor: int  # the weight
-    to_leaf: bool  # whether the target is a leaf, whose gradient is kept unscaled in an array of its own
-    half: bool  # whether the function reads the factor in half precision
+    to_leaf: bool  # True if the target is a leaf, whose gradient is kept unscaled in an array of its own
+    half: bool  # True if the function reads the weight in half precision
 
 
 class NodeStructure(NamedTuple):
-    """A function of a graph, as far as it decides about scales; variables go by position."""
+    """Properties of a function that matter for scales; variables are given by position."""
 
     number: int  # in forward order
     type_name: str
     args: Mapping[str, Any]
     label: str
     outputs: Tuple[int, ...]
-    inputs: Tuple[int, ...]  # those that need a gradient, but for leaves, each once
-    leaves: Tuple[int, ...]  # the leaves among them
+    inputs: Tuple[int, ...]  # inputs with a gradient that are not leaves, each once
+    leaves: Tuple[int, ...]  # leaves with a gradient among the inputs
     slots: Tuple[LayerSlot, ...]
-    loss_section: bool  # whether it lies between the loss and the first layer
-    non_homogeneous: bool  # whether its gradient is not proportional to the output gradient
-    own_references: bool  # whether it keeps references of its own to arrays of its parameters
+    loss_section: bool  # True between the loss and the first layer
+    non_homogeneous: bool  # True if its gradient is not proportional to the output gradient
+    own_references: bool  # True if it keeps references to arrays of its parameters
     half: bool
-    separates: bool  # whether input gradients may carry another scale than the output's, with no layer
+    separates: bool  # True if input gradients may carry another scale than the output's, without a layer
 
 
 class Edge(NamedTuple):
-    """A function that leads from one component to another, whatever the shapes."""
+    """Function that leads from one component to another, for any shapes."""
 
-    before: int  # nearer to the loss
-    after: int  # behind it: backward comes to it later
-    layer: Optional[str]  # None: it is no layer
+    before: int  # predecessor, nearer to the loss
+    after: int  # successor, reached later by backward
+    layer: Optional[str]  # None if it is not a layer
     factor: int  # position of the layer's weight; -1 without one
 
 
 class Components(NamedTuple):
-    """The connected components of a graph's gradients. Variables go by position, functions by number."""
+    """Components of a graph's gradients, with variables by position and functions by number."""
 
-    of: Dict[int, int]  # of each variable that gets a gradient, but for leaves that no layer scales
-    names: List[str]  # of the function whose output gradient is the first of the component in backward order
+    of: Dict[int, int]  # of each variable with a gradient, except leaves that no layer scales
+    names: List[str]  # of the function whose output gradient is the component's first in backward order
     producers: Dict[int, int]  # of each function's output gradient
-    single: FrozenSet[int]  # those in which every gradient has one element
-    next: Sequence[AbstractSet[int]]  # of each, those that its gradients are turned into
-    leaves: Mapping[int, FrozenSet[int]]  # of all that is written to the gradient of each leaf
+    single: FrozenSet[int]  # components of scalars only
+    next: Sequence[AbstractSet[int]]  # successors of each
+    leaves: Mapping[int, FrozenSet[int]]  # components of all contributions to the gradient of each leaf
     edges: Sequence[Edge]  # in backward order
-    before_layers: FrozenSet[int]  # those that no layer leads to: a given S0 limits their scales
+    before_layers: FrozenSet[int]  # components that no layer leads to: a given S0 limits their scales
 
     @property
     def root(self) -> int:
-        """That of the loss gradient: the first in backward order."""
+        """Component of the loss gradient: the first in backward order."""
         return 0
 
     def behind(self, first: int) -> Set[int]:
-        """A component, and all that backward computes from its gradients."""
+        """A component and its descendants."""
         return _reachable(self.next, {first})
 
     def renamed(self, names: Mapping[str, str]) -> Components:
-        """The components of functions and layers with other names."""
+        """Copy for other names of functions and layers."""
         ends = {f"{old}:input": f"{new}:input" for old, new in names.items()}
         edges = [edge._replace(layer=edge.layer and names[edge.layer]) for edge in self.edges]
         return self._replace(names=[names.get(name) or ends[name] for name in self.names], edges=edges)
 
     @property
     def computed(self) -> List[int]:
-        """All but that of a loss of one element, whose gradient backward is given."""
+        """All components, except that of a scalar loss, whose gradient is given."""
         root = self.root if self.root in self.single else -1
         return [index for index in range(len(self.names)) if index != root]
 
 
 class Joined(NamedTuple):
-    """Components of which some are joined: those that only hooks around single functions could part."""
+    """Components merged where only hooks around single functions could split them."""
 
     components: Components
-    of: Sequence[int]  # the joined component of each component, by index
+    of: Sequence[int]  # merged component of each component, by index
 
 
 def components_of(
@@ -115,10 +115,10 @@ def components_of(
     sizes: Sequence[int],
     *,
     by_layer: bool,
-    one_gradient: Mapping[int, int] = MappingProxyType({}),  # of leaves whose gradients are one array
+    one_gradient: Mapping[int, int] = MappingProxyType({}),  # first of the leaves that share a gradient array
 ) -> Components:
-    """The components of a graph's gradients; of `sizes`, 2 stands for several elements."""
-    # By position the number that it was given, and by number one that it is connected with.
+    """Find the components of a graph's gradients; a size of 2 stands for several elements."""
+    # Number of each position, and, by number, a connected one (union-find).
     given: Dict[int, int] = {}
     parents: List[int] = []
 
@@ -136,7 +136,7 @@ def components_of(
         else:
             others += [given.setdefault(position, first) for position in passed_on]
         _connect(parents, (first, *others))
-        # The gradients of leaves, too, which are kept in arrays of their own.
+        # Includes gradients of leaves that are kept in arrays of their own.
         for position in targets.intersection([*node.inputs, *(s.target for s in node.slots if s.to_leaf)]):
             number(position)
     return _numbered(nodes, sizes, one_gradient, given, [_root(parents, one) for one in range(len(parents))])
@@ -149,7 +149,7 @@ def joined(
     swappable: AbstractSet[int],
     one_gradient: Mapping[int, int] = MappingProxyType({}),
 ) -> Joined:
-    """Join components that only hooks could part; `swappable` weights can be swapped for a whole pass."""
+    """Merge components that only hooks could split; `swappable` weights can be swapped for a whole pass."""
     parents = list(range(len(components.names)))
     for alike in _only_hooks_part(nodes, one_gradient, swappable):
         _connect(parents, map(components.of.__getitem__, alike))
@@ -167,7 +167,7 @@ def joined(
 def _only_hooks_part(
     nodes: Sequence[NodeStructure], one_gradient: Mapping[int, int], swappable: AbstractSet[int]
 ) -> Iterable[List[int]]:
-    """Positions of gradients that carry one scale in a pass without hooks."""
+    """Groups of positions whose gradients have a common scale in a pass without hooks."""
     alike: DefaultDict[Tuple[str, int], List[int]] = defaultdict(list)
     for node in nodes:
         own = node.outputs[0]
@@ -190,7 +190,7 @@ def _numbered(
     given: Mapping[int, int],
     roots: Sequence[int],
 ) -> Components:
-    """Number the components in backward order; those that are connected have the same of `roots`."""
+    """Number the components in backward order; connected positions have the same of `roots`."""
     names: List[str] = []
     numbers: Dict[int, int] = {}
 
@@ -206,13 +206,13 @@ def _numbered(
         for slot in node.slots:
             if slot.target in given:
                 number(slot.target, f"{slot.layer}:input")
-        # Computed by a function that backward does not visit, and wanted all the same, as nn.grad does.
+        # A gradient of an output of a function that backward does not visit, as with nn.grad.
         for position in node.inputs:
             number(position, f"{node.label}:input")
     of = {position: numbers[roots[one]] for position, one in given.items()}
     several = {component for position, component in of.items() if sizes[position] != 1}
     single = frozenset(range(len(names))) - several
-    # All other functions hand their scale on.
+    # All other functions pass their scale on.
     parting = [node for node in nodes if node.slots or node.separates]
     edges = [edge for node in parting for edge in _edges(node, of, producers[node.number])]
     following: List[Set[int]] = [set() for _ in names]
@@ -238,7 +238,7 @@ def _numbered(
 
 
 def _edges(node: NodeStructure, of: Mapping[int, int], before: int) -> Iterable[Edge]:
-    """The edges of a function, to components other than that of its output."""
+    """Edges of a function to components other than that of its output."""
     scaled = {slot.target for slot in node.slots if of.get(slot.target, before) != before}
     for slot in node.slots:
         if slot.target in scaled:
@@ -249,7 +249,7 @@ def _edges(node: NodeStructure, of: Mapping[int, int], before: int) -> Iterable[
 
 
 def _reachable(following: Sequence[AbstractSet[int]], first: AbstractSet[int]) -> Set[int]:
-    """Some components, and all that lie behind them."""
+    """Some components and their descendants."""
     found, waiting = {*first}, [*first]
     while waiting:
         new = following[waiting.pop()] - found
@@ -259,7 +259,7 @@ def _reachable(following: Sequence[AbstractSet[int]], first: AbstractSet[int]) -
 
 
 def _root(parents: List[int], key: int) -> int:
-    """The number that stands for all that are connected with `key`: the root of a union-find tree."""
+    """Find the root of `key` in a union-find tree, with path compression."""
     while parents[key] != key:
         parents[key] = key = parents[parents[key]]
     return key

@@ -21,7 +21,7 @@ from .validation import (
     strings,
 )
 
-# What "amax_history" does not use.
+# Settings that "amax_history" does not use.
 _OF_PUBLISHED_METHODS = "n_uf_threshold", "scale_upper_bound", "accum_upper_bound", "use_bound", "u_min"
 
 
@@ -34,34 +34,35 @@ class AdaLossConfig:
     Attributes:
         loss_scale_method: how a layer's scale (alpha) is computed. A built-in name (`"approx_range"`,
             `"amax_history"`, `"abs_range"`, `"element_wise_range"`, `"fixed"`), or `"package.module:name"`
-            (which type checkers refuse: give them the object itself), or a `Method`, or a function
-            `f(g, W, *, config, fan_in) -> float` of NumPy arrays (`W` may be None). `"approx_range"` assumes
-            normal distributions (section 3.3 of the paper). `"amax_history"` gives each part of the network
-            (component) the largest scale that its gradients leave room for. None: `"amax_history"` in a
-            network; `"approx_range"` for a layer by itself.
+            (which type checkers refuse: give them the object itself), or a `Method`, or a function `f(g, W,
+            *, config, fan_in) -> float` of NumPy arrays (`W` may be None). `"approx_range"` assumes normal
+            distributions (section 3.3 of the paper). `"amax_history"` gives each part of the network
+            (component) the largest scale that its gradients allow. None: `"amax_history"` in a network;
+            `"approx_range"` for a single layer.
         fixed_loss_scale: the scale of every layer when the method is `"fixed"`.
-        init_scale: factor the loss gradient is multiplied by, on top of the global loss scale.
+        init_scale: additional factor of the loss gradient, besides the global loss scale.
         n_uf_threshold: for `"approx_range"`: p, accepted share of input gradient elements that underflow;
             between 0 and 1. The published experiments use 1e-3.
         u_min: smallest magnitude to keep from underflow. None: taken from `dtype` (6e-8 for float16).
         u_max: largest magnitude to keep from overflow. None: largest finite number of `dtype` (65504 for
             float16).
         dtype: the format that gradients are stored in: the name of one, a dtype of NumPy's, or a `Format`.
-            None: that of the storage (`storage=`, or a half context), float16 where there is none. One that
-            disagrees with the storage is an error.
-        update_per_n_iteration: a layer's scale is recomputed every so many iterations.
-        measure_every: scales are chosen in one of so many iterations (or of `update_per_n_iteration`, if that
-            is more), and reused in between. With `delay=1` each of them measures another slice of the arrays,
-            and keeps the gradients of that slice until its backward ends: more iterations, less memory. An
-            overflow is seen in every iteration, and has everything measured again. 8: no more
-            underflows in float16 than with 1, and more save little time (benchmarks/results/measuring.md).
-        scale_upper_bound: largest scale of one layer, for all methods but `"amax_history"`.
+            None: that of the storage (`storage=`, or a half context), else float16. A conflict with the
+            storage is an error.
+        update_per_n_iteration: number of iterations after which a layer's scale is recomputed.
+        measure_every: scales are chosen in one of this many iterations (or of `update_per_n_iteration`, if
+            that is more), and reused in between. With `delay=1` each iteration measures another slice of the
+            arrays, and keeps the gradients of that slice until its backward ends: more iterations, less
+            memory. An overflow is detected in every iteration, and causes a new measurement of everything.
+            Default 8: underflow in float16 is as with 1, and more save little time
+            (benchmarks/results/measuring.md).
+        scale_upper_bound: largest scale of one layer, for all methods except `"amax_history"`.
         accum_upper_bound: largest accumulated scale, i.e. product of the scales from the loss to a layer;
             likewise. Both are as published.
-        use_bound: whether the two upper bounds apply. What was measured limits scales in any case.
+        use_bound: True if the two upper bounds apply. Measurements limit scales in any case.
         power_of_two: round scales down to powers of two, so that scaling never rounds a gradient.
-        max_rescue_ratio: for `"element_wise_range"`: share of the products, largest first, that is to be kept
-            from underflow; in (0, 1]. None: all of them, which lets one tiny product decide.
+        max_rescue_ratio: for `"element_wise_range"`: share of the products, largest first, to keep from
+            underflow; in (0, 1]. None: all of them, so that one tiny product determines the scale.
         include: names of the layers to scale, as `fnmatch` patterns. One that matches no layer is an error
             when the first backward runs.
         exclude: names of layers not to scale, likewise; wins over `include`.
@@ -70,7 +71,7 @@ class AdaLossConfig:
             paper does. None: 1, or 0 for a method that needs arrays.
 
     Raises:
-        TypeError: an argument is of the wrong type; a boolean is not taken for a number.
+        TypeError: an argument is of the wrong type; a boolean is not a number.
         ValueError: an argument is out of range, or the method or dtype is unknown.
 
     Example:
@@ -121,7 +122,7 @@ class AdaLossConfig:
             raise ValueError(f"delay={self.delay!r} must be 0, 1 or None")
         for name in ("include", "exclude"):
             self._set(name, strings(name, getattr(self, name), "patterns of layer names"))
-        # Each method checks its own parameters, also those of methods that were not chosen.
+        # Every method checks its parameters, also if it was not chosen.
         for name in METHODS:
             resolve_method(name, self)
         resolve_method(self.method)
@@ -131,17 +132,17 @@ class AdaLossConfig:
 
     @cached_property
     def method(self) -> Method:
-        """`loss_scale_method` as a value with its parameters; of None, that of a layer scaled by hand."""
+        """`loss_scale_method` as a value with its parameters; for None, that of a layer scaled by hand."""
         given = self.loss_scale_method
         return resolve_method("approx_range" if given is None else given, self)
 
     @cached_property
     def range(self) -> Range:
-        """(u_min, u_max), what was left None filled in from `dtype`."""
+        """(u_min, u_max), with None replaced by values of `dtype`."""
         return self.range_in(get_format("float16" if self.dtype is None else self.dtype, argument="dtype"))
 
     def range_in(self, stored: Format) -> Range:
-        """(u_min, u_max) of gradients that are stored in a format, what was given here put in its place."""
+        """(u_min, u_max) of gradients that are stored in a format, unless given here."""
         return Range(
             stored.u_min if self.u_min is None else self.u_min,
             stored.max if self.u_max is None else self.u_max,
@@ -149,7 +150,7 @@ class AdaLossConfig:
 
     @property
     def iterations_per_measurement(self) -> int:
-        """Of so many iterations one measures."""
+        """Number of iterations of which one measures."""
         return max(self.measure_every, self.update_per_n_iteration)
 
     @property
@@ -184,12 +185,12 @@ class AdaLossConfig:
         return {*set().union(*of_all) - of_method, *unused}
 
     def for_network(self) -> AdaLossConfig:
-        """The configuration for the gradients of a network: with `loss_scale_method` filled in."""
+        """Configuration for the gradients of a network: with `loss_scale_method` filled in."""
         return replace(self, loss_scale_method="amax_history") if self.loss_scale_method is None else self
 
     def stored_in(self, precision: Optional[Precision]) -> AdaLossConfig:
-        """The configuration with `dtype` filled in from a storage; None: nothing is known of it. ValueError
-        if `dtype` is another format than that of the gradients.
+        """Configuration with `dtype` filled in from a storage; None: unknown storage. ValueError if `dtype`
+        differs from the format of the gradients.
         """
         if precision is None:
             return self if self.dtype is not None else replace(self, dtype="float16")
@@ -208,8 +209,8 @@ class AdaLossConfig:
 
 _GONE = {
     "planned_bytes": "scaled copies of weights take as much memory as they need; leave it out",
-    "recorder": "give monitors=[...] of what is scaled an object with on_layer_scaled(event): "
+    "recorder": "give the updater or scaler monitors=[...] with an object that has on_layer_scaled(event): "
     "event.record is the LayerRecord",
-    "debug_level": "give what is scaled monitors=[LogMonitor(level)]",
+    "debug_level": "give the updater or scaler monitors=[LogMonitor(level)]",
 }
 AdaLossConfig.__init__ = explains_keywords(_GONE)(AdaLossConfig.__init__)  # type: ignore[method-assign]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floating point storage formats: the numbers that each one holds."""
+"""Floating point storage formats: their ranges and rounding."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .validation import boolean, integer, number, positive_number
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating point format with subnormals, no wider than float32; it can be given wherever a name
-    can. `Format.ieee` makes one from the widths of its fields.
+    """Binary floating point format with subnormals, at most as wide as float32; accepted wherever a name is.
+    `Format.ieee` makes one from the widths of its fields.
 
     Attributes:
-        name: what it is called in messages and saved states.
+        name: its name in messages and saved states.
         exponent_bits: width of the exponent field.
         mantissa_bits: width of the stored significand, without the implicit leading bit.
         max: largest finite number.
@@ -32,7 +32,7 @@ class Format:
 
     Raises:
         TypeError: an argument is of the wrong type.
-        ValueError: it is out of range, or float32 cannot hold the format's numbers.
+        ValueError: an argument is out of range, or float32 cannot hold the format's numbers.
 
     Example:
         >>> from nnabla_adaloss import Format
@@ -78,7 +78,7 @@ class Format:
 
     @classmethod
     def ieee(cls, name: str, exponent_bits: int, mantissa_bits: int, *, u_min: float = 0.0) -> Format:
-        """A format laid out as IEEE 754 does: the highest exponent is kept for infinity and NaN."""
+        """Make a format as in IEEE 754: the highest exponent is reserved for infinity and NaN."""
         integer("mantissa_bits", mantissa_bits)
         bias = 2 ** (integer("exponent_bits", exponent_bits) - 1) - 1
         return cls(
@@ -94,27 +94,27 @@ class Format:
 
     @cached_property
     def beyond_max(self) -> float:
-        """What positive numbers beyond `max` become: an infinity, NaN, or `max` itself."""
+        """Result of rounding numbers beyond `max`: infinity, NaN, or `max` itself."""
         if self.saturates:
             return self.max
         return math.inf if self.has_infinity else math.nan
 
     @property
     def rounds_float32(self) -> bool:
-        """Whether float32 holds numbers that this format does not."""
+        """True if float32 has numbers that this format lacks."""
         return (self.max, self.smallest_subnormal) != (FLOAT32.max, FLOAT32.smallest_subnormal)
 
     @property
     def bits(self) -> int:
-        """How wide a number is."""
+        """Width of a number."""
         return 1 + self.exponent_bits + self.mantissa_bits
 
     def saturating(self, saturates: bool = True) -> Format:
-        """The same numbers, with conversions that saturate, or that do not."""
+        """The same format with or without saturating conversions."""
         return self if saturates == self.saturates else replace(self, saturates=saturates)
 
     def nearest(self, value: float) -> float:
-        """What `value` becomes when it is rounded to the format, half to even."""
+        """Round `value` to the format, half to even."""
         if value == 0.0 or not math.isfinite(value):
             return value
         exponent = math.frexp(value)[1] - 1 - self.mantissa_bits
@@ -123,9 +123,9 @@ class Format:
         return math.copysign(self.beyond_max if abs(rounded) > self.max else rounded, value)
 
     def fitted_to(self, abs_max: float) -> Format:
-        """The format's numbers times the power of two that brings `max` to `abs_max`, or just above it; the
-        format itself for 0. Rounding an array to it is the same as scaling the array, rounding, and dividing
-        again. Numbers stay in the normal range of float32, where that is exact.
+        """Scale the format by the power of two that brings `max` to `abs_max` or just above it; by 1 for 0.
+        Rounding an array to it equals scaling the array, rounding, and dividing again. Numbers stay in the
+        normal range of float32, where that is exact.
 
         Example:
             >>> from nnabla_adaloss import Format
@@ -138,7 +138,7 @@ class Format:
         _, normal_exponent = math.frexp(self.smallest_normal)
         dropped = 23 - self.mantissa_bits
         power = given_exponent - own_exponent + (given > own)
-        # The kernels round by adding a number that is 2**dropped times as large as what they round.
+        # The kernels round a number by adding one that is 2**dropped times as large.
         power = min(power, 128 - own_exponent, 128 - dropped - normal_exponent)
         power = max(power, -125 - normal_exponent)
         if power == 0:
@@ -157,10 +157,10 @@ _FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
 # 6e-8 as published, 0.7 % above 2**-24.
 FLOAT16 = Format.ieee("float16", exponent_bits=5, mantissa_bits=10, u_min=6e-8)
 BFLOAT16 = Format.ieee("bfloat16", exponent_bits=8, mantissa_bits=7)
-# Far above 2**-149, so that squares of what is kept do not underflow either.
+# Far above 2**-149, so that squares of kept numbers do not underflow either.
 FLOAT32 = Format.ieee("float32", exponent_bits=8, mantissa_bits=23, u_min=1e-23)
 FLOAT8_E5M2 = Format.ieee("float8_e5m2", exponent_bits=5, mantissa_bits=2)
-# The "fn" variant (arXiv 2209.05433): the highest exponent holds numbers too, only its last pattern is NaN.
+# The "fn" variant (arXiv 2209.05433): the highest exponent has numbers too, only its last pattern is NaN.
 FLOAT8_E4M3 = Format(
     name="float8_e4m3",
     exponent_bits=4,
@@ -188,7 +188,7 @@ FormatName = Literal[
     "e4m3",
     "float8_e4m3fn",
 ]
-"""The names of formats: this package's, and those of nnabla, torch, papers and people."""
+"""Names of formats: this package's, and those of nnabla, torch and papers."""
 
 _ALIASES: Dict[str, str] = {
     "half": "float16",
@@ -203,16 +203,16 @@ _ALIASES: Dict[str, str] = {
 
 
 DTypeLike = Union[FormatName, "np.dtype[Any]", Type[np.generic]]
-"""What names a format: a name, or a dtype of NumPy's."""
+"""A name of a format, or a dtype of NumPy's."""
 
 
 def canonical_name(name: str) -> str:
-    """The name that this package uses for what nnabla, torch, papers and people call otherwise."""
+    """This package's name for a format named as in nnabla, torch or papers."""
     return _ALIASES.get(name, name)
 
 
 def name_of(given: object) -> str:
-    """The name of a format that is given by a name or as a dtype of NumPy's; empty where it is neither."""
+    """Name of a format given by a name or as a dtype of NumPy's; empty for anything else."""
     if isinstance(given, np.dtype):
         return given.name
     if isinstance(given, type) and issubclass(given, np.generic):
@@ -221,7 +221,7 @@ def name_of(given: object) -> str:
 
 
 def get_format(name_or_format: Union[DTypeLike, Format], argument: str = "storage") -> Format:
-    """A `Format` as it is, or that of a name or a dtype; ValueError, naming `argument`, otherwise."""
+    """Return a `Format`, or look it up by name or dtype; ValueError, naming `argument`, if unknown."""
     if isinstance(name_or_format, Format):
         return name_or_format
     found = FORMATS.get(name_of(name_or_format))

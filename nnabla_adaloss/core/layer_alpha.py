@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The alpha that a method gives a layer: from a history if it needs one, checked, and within its bounds."""
+"""Alpha of a layer from a method: from a history if needed, checked, and bounded."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from .power_of_two import floor_power_of_two
 from .statistics import ArrayStatistics
 
 History = Tuple[Tuple[int, ArrayStatistics], ...]
-"""Statistics of a layer's gradient by iteration, newest last, divided by the scale that it carried."""
+"""Statistics of a layer's gradient by iteration, newest last, divided by its scale."""
 
 
 def with_newest(history: History, iteration: int, g: ArrayStatistics, config: AdaLossConfig) -> History:
-    """`history` with the gradient of `iteration`, in place of an earlier one of it; as long as the window."""
+    """Add the gradient of `iteration` to `history`, replacing an earlier one of it; cut to the window."""
     older = history[:-1] if history and history[-1][0] == iteration else history
     return (*older, (iteration, g))[-(config.method.window or 1) :]
 
 
 def scaled_history(history: History, scale: float) -> Tuple[ArrayStatistics, ...]:
-    """The gradients of a history, as if all of them carried `scale`."""
+    """Gradients of a history, multiplied by `scale`."""
     return tuple(g.scaled(scale) for _, g in history)
 
 
 def unbounded_alpha(config: AdaLossConfig, g: Any, W: Any, range: Range, fan_in: float) -> float:
-    """Alpha from the method of a configuration; ValueError unless it is positive and finite."""
+    """Compute alpha by the method of a configuration; ValueError unless it is positive and finite."""
     given = config.method.scale(g, W, range=range, fan_in=fan_in)
     alpha = float(given)
     if not 0.0 < alpha < math.inf:
@@ -40,7 +40,7 @@ def unbounded_alpha(config: AdaLossConfig, g: Any, W: Any, range: Range, fan_in:
 
 
 def bounded(alpha: float, previous_scale: float, config: AdaLossConfig) -> Tuple[float, Reason]:
-    """Alpha under the bounds of a configuration, if it uses them; they never turn it below 1."""
+    """Bound alpha by a configuration, if it uses bounds; they never move it from 1 or more to below 1."""
     if not config.use_bound or alpha <= 1.0:
         return alpha, Reason.METHOD
     # Comparisons instead of min and max, which are several times slower: this runs per layer and iteration.

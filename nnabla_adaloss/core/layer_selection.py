@@ -8,17 +8,17 @@ from typing import List, NamedTuple, Sequence, Tuple
 
 
 class LayerSelection(NamedTuple):
-    """Patterns of layer names, as `fnmatch` knows them; `exclude` wins. A name as printed matches itself."""
+    """Patterns of layer names, as in `fnmatch`; `exclude` wins. A name as printed matches itself."""
 
     include: Tuple[str, ...] = ("*",)
     exclude: Tuple[str, ...] = ()
 
     def selects(self, *names: str) -> bool:
-        """True when the layer that goes by these names is to be scaled."""
+        """True if the layer with these names is to be scaled."""
         return _any_matches(self.include, names) and not _any_matches(self.exclude, names)
 
     def check(self, layers: Sequence[str]) -> None:
-        """ValueError unless every pattern matches one of the `layers`, or is made to match everything."""
+        """Raise ValueError unless every pattern matches one of the `layers` or everything."""
         for argument, patterns in zip(self._fields, self):
             for pattern in unmatched(patterns, layers):
                 names = ", ".join(layers) if layers else "none: it has no matrix product that can be scaled"
@@ -29,17 +29,17 @@ class LayerSelection(NamedTuple):
 
 
 def unmatched(patterns: Sequence[str], layers: Sequence[str]) -> List[str]:
-    """The patterns that match none of the names `layers`, but for those made to match everything."""
+    """List the patterns that match none of the names `layers`, except those for every name."""
     return [one for one in patterns if not (matches_all(one) or _any_matches((one,), layers))]
 
 
 def matches_all(pattern: str) -> bool:
-    """Whether a pattern is made to match every name."""
+    """True if a pattern matches every name."""
     return bool(pattern) and not pattern.strip("*")
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a name matches a pattern."""
+    """True if a name matches a pattern."""
     return name == pattern or fnmatchcase(name, pattern)
 
 

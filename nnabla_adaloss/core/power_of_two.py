@@ -24,26 +24,26 @@ def floor_power_of_two(value: float) -> float:
 
 
 def is_power_of_two(value: float) -> bool:
-    """Whether multiplying by `value` is exact; False for 0, negative numbers, infinities and NaN."""
+    """True if multiplying by `value` is exact; False for 0, negative numbers, infinities and NaN."""
     return math.frexp(value)[0] == 0.5
 
 
 def scale_text(scale: float) -> str:
-    """A scale for people: a small or large power of two with its exponent (2^11), others in digits."""
+    """Write a scale: a small or large power of two with its exponent (2^11), others in digits."""
     if is_power_of_two(scale) and not 1.0 <= scale <= 16.0:
         return f"2^{math.frexp(scale)[1] - 1}"
     return f"{scale:g}"
 
 
 def clamp_scale(scale: float) -> float:
-    """`scale`, or the nearest positive normal finite number where arithmetic under- or overflowed."""
+    """Clamp `scale` to positive normal finite numbers, after under- or overflow in arithmetic."""
     if _SMALLEST <= scale <= _LARGEST:
         return scale
     return _SMALLEST if scale < _SMALLEST else _LARGEST
 
 
 def get_power_of_two_scale(scale: Union[float, NDArray[Any]]) -> NDArray[np.float64]:
-    """A scale rounded down to a power of two.
+    """Round a scale down to a power of two.
 
     Args:
         scale: a positive finite number, or a NumPy scalar or 0-dim array of any dtype.

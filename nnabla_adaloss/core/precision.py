@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats that each layer stores its numbers in, and that its matrix products read."""
+"""Formats of each layer: those that it stores, and those that its matrix products read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .formats import FLOAT16, FORMATS, DTypeLike, Format, FormatName, get_format
 from .layer_selection import matches, matches_all
 from .validation import boolean, integer
 
-# Bits of the narrowest format that an array of one element is stored in.
+# Bits of the narrowest format of scalars.
 NARROWEST_SCALAR = 16
 
 _64_BITS = 2**64 - 1
@@ -19,25 +19,24 @@ _64_BITS = 2**64 - 1
 
 @dataclass(frozen=True, init=False)
 class Precision:
-    """The formats of what forward and what backward stores; it can be given wherever `storage=` is.
+    """Formats that forward and backward store; accepted wherever `storage=` is.
 
     Args:
         forward: the format of activations, and of weights where they are used; a name or a `Format`.
         backward: the format of gradients. None: the same as `forward`.
-        saturate: numbers that are too large for these two become the largest one instead of an infinity or
-            NaN.
-        operands_only: only what matrix products read is rounded to `forward` (activations and weights) and
-            `backward` (output gradients), as is usual in 8 bits: with a power of two for each array that
-            brings its largest magnitude just below the format's. Everything else is stored in `otherwise`.
-            Infinities and NaNs are read as what they are, also with `saturate`.
+        saturate: numbers beyond these two become the largest one instead of an infinity or NaN.
+        operands_only: only operands of matrix products are rounded, to `forward` (activations and weights)
+            and `backward` (output gradients), as usual in 8 bits: scaled by a power of two for each array
+            that brings its largest magnitude just below the format's. Everything else is stored in
+            `otherwise`. Infinities and NaNs stay, also with `saturate`.
         otherwise: the format of the rest: everything but operands with `operands_only`; else arrays of a
             single element (a loss, a loss weight's product) where the other format has less than 16 bits. It
             has 16 bits or more.
-        stochastic_seed: gradients are rounded to `backward` up or down at random, so that the expected value
-            is the gradient; the same seed gives the same numbers. None: half to even.
+        stochastic_seed: round gradients to `backward` up or down at random, so that the expected value is the
+            gradient, reproducibly by seed. None: half to even.
 
     Raises:
-        TypeError: `saturate` or `operands_only` is no boolean, or `stochastic_seed` no integer.
+        TypeError: `saturate` or `operands_only` is not a boolean, or `stochastic_seed` not an integer.
         ValueError: a format is unknown, or `otherwise` has less than 16 bits.
 
     Example:
@@ -71,11 +70,11 @@ class Precision:
         rest = get_format(otherwise, "otherwise")
         if rest.bits < NARROWEST_SCALAR:
             raise ValueError(
-                f"otherwise={rest.name!r} has {rest.bits} bits: what is not stored in 8 bits needs 16 or more"
+                f"otherwise={rest.name!r} has {rest.bits} bits: it must have {NARROWEST_SCALAR} or more"
             )
         if stochastic_seed is not None:
             integer("stochastic_seed", stochastic_seed)
-        # Where only operands saturate, an overflow stays to be seen in what is stored.
+        # If only operands saturate, stored arrays still show an overflow.
         saturates = saturate and not operands_only
         vars(self).update(
             forward=stored.saturating() if saturate else stored,
@@ -87,28 +86,28 @@ class Precision:
 
     @cached_property
     def stored_data(self) -> Format:
-        """The format that activations are stored in."""
+        """Storage format of activations."""
         return self.otherwise if self.operands_only else self.forward
 
     @cached_property
     def stored_gradients(self) -> Format:
-        """The format that gradients are stored in: what loss scales must keep them in the range of."""
+        """Storage format of gradients, whose range loss scales respect."""
         return self.otherwise if self.operands_only else self.backward
 
     def data_format(self, size: int) -> Format:
-        """The format that an activation of `size` elements is stored in."""
+        """Storage format of an activation of `size` elements."""
         return self.stored_data if size != 1 else self._single(self.stored_data)
 
     def gradient_format(self, size: int) -> Format:
-        """The format that a gradient of `size` elements is stored in."""
+        """Storage format of a gradient of `size` elements."""
         return self.stored_gradients if size != 1 else self._single(self.stored_gradients)
 
     def random_key(self, count: int) -> Optional[int]:
-        """The key of stream number `count` of random bits; None where nothing is rounded at random."""
+        """Key of stream number `count` of random bits; None without random rounding."""
         return None if self.stochastic_seed is None else stream_key(self.stochastic_seed, count)
 
     def _single(self, stored: Format) -> Format:
-        # A loss weight of 1e-10 would underflow in 8 bits, and a single element saves nothing.
+        # A loss weight of 1e-10 would underflow in 8 bits, and a scalar saves no memory.
         return self.otherwise if stored.bits < NARROWEST_SCALAR else stored
 
     def __str__(self) -> str:
@@ -120,24 +119,24 @@ class Precision:
 
 FP8_HYBRID = Precision("float8_e4m3", "float8_e5m2", saturate=True, operands_only=True, otherwise=FLOAT16)
 
-# Everything that `storage=` knows by name.
+# Precisions that `storage=` accepts by name.
 PRECISIONS: Dict[str, Precision] = {
     **{name: Precision(stored) for name, stored in FORMATS.items()},
     "fp8_hybrid": FP8_HYBRID,
 }
 
 PrecisionName = Literal[FormatName, "fp8_hybrid"]
-"""What `storage=` takes by name."""
+"""Names that `storage=` accepts."""
 
 PrecisionLike = Union[PrecisionName, DTypeLike, Format, Precision]
-"""What one precision can be given as."""
+"""Types that stand for one precision."""
 
 StorageLike = Union[PrecisionLike, Mapping[str, PrecisionLike]]
-"""What `storage=` takes: one precision, or one for each pattern of layer names."""
+"""Types that `storage=` accepts: one precision, or one for each pattern of layer names."""
 
 
 def get_precision(storage: PrecisionLike, argument: str = "storage") -> Precision:
-    """The precision that something stands for; ValueError, naming `argument`, where it is unknown."""
+    """Look up a precision; ValueError, naming `argument`, if it is unknown."""
     if isinstance(storage, Precision):
         return storage
     if isinstance(storage, Format):
@@ -148,18 +147,18 @@ def get_precision(storage: PrecisionLike, argument: str = "storage") -> Precisio
     return found
 
 
-# The precision of layers that no pattern matches.
+# Precision of layers that no pattern matches.
 FP32 = Precision("float32")
 
 
 class LayerPrecisions:
-    """Which precision each layer has: that of the first pattern which matches its name, or else fp32."""
+    """Precision of each layer: that of the first pattern that matches its name, else fp32."""
 
     def __init__(self, storage: StorageLike, argument: str = "storage") -> None:
         given = storage if isinstance(storage, Mapping) else {"*": storage}
         if not given:
             raise ValueError(f"{argument} is an empty mapping: name a pattern of layers, such as '*'")
-        # The precisions by pattern, in order; one precision for all is that of "*".
+        # Precisions by pattern, in order; one for all has the pattern "*".
         self.storage: Dict[str, Precision] = {}
         all_layers = None
         for pattern, precision in given.items():
@@ -167,7 +166,7 @@ class LayerPrecisions:
                 raise TypeError(f"{argument} has the key {pattern!r}; patterns of layer names are strings")
             if all_layers is not None:
                 raise ValueError(
-                    f"{argument} has the pattern {pattern!r} behind {all_layers!r}, which matches every "
+                    f"{argument} has the pattern {pattern!r} after {all_layers!r}, which matches every "
                     f"layer; the first pattern that matches decides, so put {all_layers!r} last"
                 )
             named = f"{argument}[{pattern!r}]" if given is storage else argument
@@ -176,26 +175,26 @@ class LayerPrecisions:
 
     @cached_property
     def only(self) -> Optional[Precision]:
-        """The precision of all layers; None where they differ."""
+        """Common precision of all layers; None if they differ."""
         first, precision = next(iter(self.storage.items()))
         return precision if matches_all(first) else None
 
     @cached_property
     def narrowest(self) -> Precision:
-        """Of the given precisions the one in which gradients have the smallest largest number."""
+        """Given precision with the smallest range of gradients."""
         return min(self.storage.values(), key=lambda p: p.stored_gradients.max)
 
     @property
     def operands_only(self) -> bool:
-        """Whether any layer rounds what its matrix product reads."""
+        """True if any layer rounds operands of its matrix product."""
         return any(p.operands_only for p in self.storage.values())
 
     def of(self, layer: str) -> Precision:
-        """The precision of a layer."""
+        """Precision of a layer."""
         return next((p for pattern, p in self.storage.items() if matches(pattern, layer)), FP32)
 
     def check(self, layers: Sequence[str]) -> None:
-        """ValueError unless every pattern decides about a layer, or is made to match everything."""
+        """Raise ValueError unless every pattern is the first match of a layer, or matches everything."""
         left = list(layers)
         for pattern in self.storage:
             decided = [layer for layer in left if matches(pattern, layer)]
@@ -214,12 +213,12 @@ class LayerPrecisions:
 
 
 def widest(precisions: Sequence[Precision]) -> Precision:
-    """The precision that stores data in the most bits, of equally wide ones that of the largest range."""
+    """Precision that stores data in the most bits; of equally wide ones, that of the largest range."""
     return max(precisions, key=lambda p: (p.stored_data.bits, p.stored_data.max))
 
 
 def stream_key(seed: int, count: int) -> int:
-    """64 bits that tell the stream number `count` of `seed` from all others (SplitMix64)."""
+    """Derive 64 bits that identify the stream number `count` of `seed` (SplitMix64)."""
     return _mixed((_mixed(seed & _64_BITS) + count * 0x9E3779B97F4A7C15) & _64_BITS)
 
 

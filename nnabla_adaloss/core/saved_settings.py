@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings in a saved state: how they are written, and how those of another version are read.
+"""Settings in a saved state: writing, and reading those of another version.
 
-A state holds every setting, and names those that are not at their defaults. A version that lacks a setting
-can tell by these names whether it was used: if not, that version does the same without it, and says so. A
-setting that is newer than the state was not used either; at its default nothing is said about it.
+A state has every setting, and the names of those that are not at their defaults. A version that lacks a
+setting sees by these names whether it was used: if not, it ignores the setting with a warning. A setting that
+is newer than the state was not used either; its default is accepted silently.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .validation import integer
 
 
 class Given(NamedTuple):
-    """A setting, and what it is unless it is given."""
+    """Setting and its default."""
 
     value: Any
     default: Any = dataclasses.MISSING
 
 
 def fields_of(value: Any) -> Dict[str, Given]:
-    """The fields of a dataclass as settings; none of anything else."""
+    """Fields of a dataclass as settings; empty for anything else."""
     found: Dict[str, Given] = {}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
@@ -36,7 +36,7 @@ def fields_of(value: Any) -> Dict[str, Given]:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON gives it back; NumPy's numbers cannot be saved, and tuples become lists."""
+    """Convert `value` as JSON would: NumPy's numbers cannot be saved, and tuples become lists."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         parameters = {name: plain(parameter) for name, parameter in dataclasses.asdict(value).items()}
         return {"type": _name(type(value)), **parameters}
@@ -49,7 +49,7 @@ def plain(value: Any) -> Any:
 
 
 def as_plain(settings: Mapping[str, Given]) -> Dict[str, Any]:
-    """Values of settings as JSON gives them back."""
+    """Values of settings after a round trip through JSON."""
     return {name: plain(given.value) for name, given in settings.items()}
 
 
@@ -66,8 +66,8 @@ def not_default(settings: Mapping[str, Given]) -> List[str]:
 def with_known_names(
     saved: Mapping[str, Any], settings: Mapping[str, Given], chosen: Optional[Collection[str]], path: str = ""
 ) -> Tuple[Dict[str, Any], List[str]]:
-    """`saved` with the names of `settings`, and the names that only the state has: ValueError where one that
-    only one of both has is not at its default, or may not be, as in states without `chosen`.
+    """Match `saved` to the names of `settings`, and list the names that only the state has. ValueError if a
+    setting that one of them lacks is not at its default, or may not be, as in states without `chosen`.
     """
     read: Dict[str, Any] = {}
     foreign: List[str] = []
@@ -98,7 +98,7 @@ def with_known_names(
 
 
 def of_another_version(foreign: Collection[str]) -> str:
-    """The warning for settings of a state that this version does not have, all at their defaults."""
+    """Warning for settings of a state that this version lacks, all at their defaults."""
     return (
         f"state was saved by another version, which has the settings {', '.join(foreign)}: "
         "they were at their defaults, and are ignored"
@@ -117,7 +117,7 @@ def _is_default(given: Given) -> bool:
 
 
 def _is_same_class(saved: Any, kind: str) -> bool:
-    """Whether both name one class; those of this package may have moved within it since."""
+    """True if both name the same class; those of this package may have moved within it."""
     within = all(str(name).startswith("nnabla_adaloss.") for name in (saved, kind))
     return bool(saved == kind or (within and saved.rpartition(":")[2] == kind.rpartition(":")[2]))
 

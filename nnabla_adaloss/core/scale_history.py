@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loss scale from what was measured: the largest one that the last iterations leave room for.
+"""Loss scale from measured amaxes: the largest with a margin over the last iterations.
 
 entry = largest magnitude of an iteration, as stored, divided by its scale
 amax  = largest entry of the last `window` iterations that measured one
 scale = largest power of two with scale * amax <= u_max / margin
-after an overflow at scale s:  entry >= u_max / s, tried again with s / (4 * margin);
-                               so is what is behind it, until a finite pass over the batch has measured it
+after an overflow at scale s:  entry >= u_max / s, next try with s / (4 * margin), for its descendants, too,
+                               until a finite pass over the batch has measured them
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any, List, NamedTuple, Sequence, Tuple
 from .power_of_two import floor_power_of_two
 from .validation import integer, number, positive_integer, positive_number
 
-# How much further than to a margin below the overflow a scale goes down for the next try.
+# Factor of lowering a scale for the next try, beyond the margin below the overflow.
 _STEP = 4.0
 
-# How far apart scales may be that are equalized. Each layer that changes the scale copies its weight; and
-# scales that change less often are chosen anew less often.
+# Factor within which scales are equalized. Each layer that changes the scale copies its weight, and scales
+# that change less often are chosen less often.
 _APART = 4.0
 
-# Fewer measurements than these show too little of how large gradients become.
+# Fewer measurements do not show the range of gradients.
 _LEAST_MEASUREMENTS = 16
 
 
 def equalized(scales: Sequence[float]) -> List[float]:
-    """Scales that follow each other; the smallest replaces as many as are at most two bits apart."""
+    """Equalize successive scales: the smallest replaces neighbours that are at most two bits apart."""
     found: List[float] = []
     alike = 0
     smallest = largest = 0.0
@@ -47,15 +47,15 @@ def equalized(scales: Sequence[float]) -> List[float]:
 
 
 class AmaxWindow(NamedTuple):
-    """The largest magnitude of the last iterations: a sliding maximum."""
+    """Sliding maximum of magnitudes over the last iterations."""
 
-    pushed: int = 0  # how many entries there were in all
-    # By number; those that are smaller and older than another one are dropped, so that magnitudes fall.
+    pushed: int = 0  # total number of entries
+    # By number; an entry that is smaller and older than another is dropped, so magnitudes decrease.
     entries: Tuple[Tuple[int, float], ...] = ()
-    amax: float = 0.0  # the largest entry: the first, as those before a larger one are dropped
+    amax: float = 0.0  # the largest entry, which is the first
 
     def push(self, magnitude: float, length: int) -> AmaxWindow:
-        """The window after one more iteration, of which the last `length` count."""
+        """Window after another iteration, of which the last `length` count."""
         pushed = self.pushed + 1
         entries, start, end = self.entries, 0, len(self.entries)
         while start < end and entries[start][0] <= pushed - length:
@@ -66,39 +66,39 @@ class AmaxWindow(NamedTuple):
         return AmaxWindow(pushed, entries, entries[0][1])
 
     def as_list(self) -> List[Any]:
-        """The window as plain numbers and lists, for saving."""
+        """Window as plain numbers and lists, for saving."""
         return [self.pushed, [list(entry) for entry in self.entries]]
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> AmaxWindow:
-        """The window that `as_list` returned; TypeError or ValueError when that cannot be."""
+        """Restore the window from `as_list`; TypeError or ValueError if it is invalid."""
         pushed, found = values
         entries = tuple((integer("entry", i), number("amax", x)) for i, x in found)
         window = cls(integer("pushed", pushed), entries, entries[0][1] if entries else 0.0)
         numbers = [0, *(i for i, _ in window.entries), window.pushed + 1]
         magnitudes = [x for _, x in window.entries]
-        # The last entry is that of the last iteration, and none is negative, infinite or NaN.
+        # The last entry is that of the last iteration, and all are finite and not negative.
         in_order = all(a < b for a, b in zip(numbers, numbers[1:])) and numbers[-2] == window.pushed
         falling = all(a > b for a, b in zip([math.inf, *magnitudes], magnitudes))
         if not (in_order and falling and (not magnitudes or magnitudes[-1] >= 0.0)):
-            raise ValueError(f"entries={found!r} are none of a window of {pushed} iterations")
+            raise ValueError(f"entries={found!r} cannot be those of a window of {pushed} iterations")
         return window
 
 
 @dataclass(frozen=True)
 class HistoryPolicy:
-    """The largest scale at which what was measured stays a margin below the end of the range.
+    """Policy of the largest scale that keeps measured gradients a margin below the range's end.
 
-    What `global_scale="history"` stands for in `AdaptiveLossScalingUpdater`, with settings of one's own.
+    The meaning of `global_scale="history"` in `AdaptiveLossScalingUpdater`, with custom settings.
 
     Attributes:
-        margin: how many times larger than anything in the window a gradient may be before it overflows. 4.0:
-            two bits.
-        window: how many iterations are remembered, whether gradients are measured in each of them or not, but
-            16 measurements at least (see `measured_every`). 64.
-        start_scale: what the loss gradient starts with while nothing is known. 8.0.
-        min_scale: no scale is lower. 2**-24.
-        max_scale: no scale is higher. 2**100: float32 holds its reciprocal, too.
+        margin: factor by which a gradient may exceed all in the window before it overflows. Default 4.0: two
+            bits.
+        window: number of remembered iterations, measured or not, but at least 16 measurements (see
+            `measured_every`). Default 64.
+        start_scale: scale of the loss gradient before the first measurement. Default 8.0.
+        min_scale: the lowest scale. Default 2**-24.
+        max_scale: the highest scale. Default 2**100, whose reciprocal float32 holds, too.
 
     Raises:
         TypeError: an argument is not a number.
@@ -132,9 +132,9 @@ class HistoryPolicy:
             )
 
     def measured_every(self, iterations: int) -> HistoryPolicy:
-        """The same policy where one in so many iterations measures: `window` then counts measurements.
+        """The same policy if one in this many iterations measures: `window` then counts measurements.
 
-        These are as many as there are in `window` iterations, but 16 at least, or `window` if that is fewer.
+        Their number is that in `window` iterations, but at least 16, or `window` if that is fewer.
 
         Example:
             >>> from nnabla_adaloss import HistoryPolicy
@@ -145,22 +145,22 @@ class HistoryPolicy:
         return self if window == self.window else _with_window(self, window)
 
     def scale(self, amax: float, *, u_max: float) -> float:
-        """The scale for gradients of magnitude `amax` at most, which is positive; a power of two."""
+        """Scale limit of gradients of at most `amax`, a positive number; a power of two."""
         room = u_max / self.margin / amax
         # It may be zero or infinite.
         inside = self.min_scale < room < 2.0 * self.max_scale
         return self._within(floor_power_of_two(room) if inside else room)
 
     def after_overflow(self, scale: float) -> float:
-        """The scale to try next where `scale` was too large."""
+        """Scale of the next try after `scale` was too large."""
         return self._within(scale / (_STEP * floor_power_of_two(self.margin)))
 
     def assumed(self, scale: float, *, u_max: float) -> float:
-        """The magnitude for which `scale` is the one to take: the inverse of `scale`."""
+        """Magnitude whose scale limit is `scale`: the inverse of the method `scale`."""
         return u_max / self.margin / scale
 
     def at_floor(self, scale: float) -> bool:
-        """True when a further overflow will not lower the scale: the cause is not the scale."""
+        """True if a further overflow cannot lower the scale: the cause is not the scale."""
         return scale <= self.min_scale
 
     def _within(self, scale: float) -> float:
@@ -169,7 +169,7 @@ class HistoryPolicy:
         return self.max_scale if scale > self.max_scale else scale
 
 
-# To make one and check it takes as long as to read ten functions of a graph that is built anew.
+# Making and checking one takes as long as reading ten functions of a rebuilt graph.
 @lru_cache(maxsize=16)
 def _with_window(policy: HistoryPolicy, window: int) -> HistoryPolicy:
     return replace(policy, window=window)

@@ -5,8 +5,7 @@
     after an update:    if counter > N:  scale = scale * scaling_factor;  counter = 0
                         counter = counter + 1
 
-With the defaults these are the transitions of nnabla's `DynamicLossScalingUpdater`. `LossScaler` has a factor
-for each direction.
+The defaults equal nnabla's `DynamicLossScalingUpdater`. `LossScaler` has a factor for each direction.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ SMALLEST_SCALE = 2.0**-126
 
 
 def global_scale(name: str, value: object) -> float:
-    """`value` as a Python float; ValueError unless gradients can carry it, and be unscaled again."""
+    """Convert a scale to float; ValueError unless gradients can be scaled and unscaled by it."""
     result = positive_number(name, value)
     if result < SMALLEST_SCALE:
         raise ValueError(
@@ -31,7 +30,7 @@ def global_scale(name: str, value: object) -> float:
 
 
 def growth_factor(name: str, value: object) -> float:
-    """`value` as a Python float; ValueError unless a scale that is multiplied by it stays or grows."""
+    """Convert `value` to float; ValueError unless it is 1 or more."""
     result = positive_number(name, value)
     if result < 1.0:
         raise ValueError(f"{name}={value!r} must be 1 or more")
@@ -39,7 +38,7 @@ def growth_factor(name: str, value: object) -> float:
 
 
 def backoff_factor(name: str, value: object) -> float:
-    """`value` as a Python float; ValueError unless a scale that is multiplied by it stays or falls."""
+    """Convert `value` to float; ValueError unless it is at most 1."""
     result = positive_number(name, value)
     if result > 1.0:
         raise ValueError(f"{name}={value!r} must not be larger than 1")
@@ -51,22 +50,22 @@ class ScaleState(NamedTuple):
 
     scale: float  # S0
     counter: int  # good updates since the scale last changed, as nnabla counts them
-    hysteresis_left: int  # how many more overflows it takes to lower the scale; 1: the next one does
+    hysteresis_left: int  # number of further overflows that lower the scale; 1: the next one does
 
 
 @dataclass(frozen=True)
 class ScalePolicy:
     """Transitions of the global loss scale.
 
-    A scale that starts outside of [min_scale, max_scale] is not moved inside; it only goes no further.
+    A scale that starts outside of [min_scale, max_scale] is not moved inside; it only moves no further.
     """
 
-    scaling_factor: float = 2.0  # the scale is multiplied or divided by it; 1 keeps it constant
-    N: float = 2000  # it grows when more than so many updates succeeded in a row; math.inf: never
+    scaling_factor: float = 2.0  # factor of the scale's changes; 1 keeps it constant
+    N: float = 2000  # it grows after more than this many successful updates in a row; math.inf: never
     min_scale: float = 2.0**-24  # the smallest positive float16: below, the loss gradient itself underflows
     max_scale: float = 2.0**64  # far beyond use, and far from float32's limit
-    hysteresis: int = 1  # this many batches in a row that overflow lower the scale
-    backoff_factor: Optional[float] = None  # an overflow multiplies the scale by it; None: divides, see above
+    hysteresis: int = 1  # number of overflowing batches in a row that lowers the scale
+    backoff_factor: Optional[float] = None  # factor after an overflow; None: 1 / scaling_factor
 
     def __post_init__(self) -> None:
         growth_factor("scaling_factor", self.scaling_factor)
@@ -81,11 +80,11 @@ class ScalePolicy:
         positive_integer("hysteresis", self.hysteresis)
 
     def initial(self, scale: float) -> ScaleState:
-        """The state to start with; ValueError unless `scale` is finite, and 2**-126 or more."""
+        """Make the initial state; ValueError unless `scale` is finite, and 2**-126 or more."""
         return ScaleState(global_scale("scale", scale), 0, self.hysteresis)
 
     def checked(self, state: ScaleState) -> ScaleState:
-        """`state` with its numbers checked; ValueError or TypeError when they cannot come from a policy."""
+        """Check a state's numbers; ValueError or TypeError if a policy cannot have made them."""
         if integer("counter", state.counter) < 0:
             raise ValueError(f"counter={state.counter!r} must be 0 or more")
         if not 1 <= integer("hysteresis_left", state.hysteresis_left) <= self.hysteresis:
@@ -93,13 +92,13 @@ class ScalePolicy:
         return state._replace(scale=global_scale("scale", state.scale))
 
     def after_overflow(self, state: ScaleState) -> ScaleState:
-        """The state after gradients with an infinity or a NaN."""
+        """State after gradients with an infinity or a NaN."""
         if state.hysteresis_left > 1:
             return ScaleState(state.scale, 0, state.hysteresis_left - 1)
         return ScaleState(self._lowered(state.scale), 0, state.hysteresis_left)
 
     def after_update(self, state: ScaleState, *, overflowed: bool = False) -> ScaleState:
-        """The state after a good update; `overflowed`: a batch of it had overflowed before, and ran again."""
+        """State after a good update; `overflowed`: a batch of it had overflowed before, and ran again."""
         left = state.hysteresis_left if overflowed else self.hysteresis
         if state.counter > self.N:
             highest = max(self.max_scale, state.scale)
@@ -107,11 +106,11 @@ class ScalePolicy:
         return ScaleState(state.scale, state.counter + 1, left)
 
     def at_floor(self, state: ScaleState) -> bool:
-        """True when a further overflow will not lower the scale: the cause is not the scale."""
+        """True if a further overflow cannot lower the scale: the cause is not the scale."""
         return self._lowered(state.scale) == state.scale
 
     def _lowered(self, scale: float) -> float:
-        """The scale after it backed off."""
+        """Scale after an overflow."""
         factor = self.backoff_factor
         lower = scale / self.scaling_factor if factor is None else scale * factor
         return max(lower, min(self.min_scale, scale))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scales of one backward pass, one per component, and how they are applied around its functions."""
+"""Schedule of a backward pass: a scale per component, and steps around functions."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ from .choose import within_float32
 from .components import Components, Joined, NodeStructure
 from .layer_record import Reason
 
-# The scale of a single element in float32 may differ from that of its component by this much. 16 bits hold
-# the element at the component's scale, so that the factor between two such scales fits float32.
+# The scale of a float32 scalar may differ from that of its component by this factor. 16 bits hold the element
+# at the component's scale, so that the factor between two such scales fits float32.
 _FLOAT_FACTOR = 2.0**60
 
 
 class Rescale(NamedTuple):
-    """A gradient that is multiplied in place, between two functions."""
+    """Gradient that is multiplied in place, between two functions."""
 
     position: int
     factor: float
 
 
 class Step(NamedTuple):
-    """What is done around the backward of one function."""
+    """Work around the backward of one function."""
 
     before: Tuple[Rescale, ...]  # before it runs
-    scale: float  # what its contributions carry, except those that have an alpha
+    scale: float  # scale of its contributions, except those with an alpha
     alphas: Tuple[float, ...]  # of its layers, in the order of `NodeStructure.slots`
-    after: Tuple[Rescale, ...] = ()  # when it has run
+    after: Tuple[Rescale, ...] = ()  # after it has run
 
     def targets(self, node: NodeStructure) -> Dict[int, float]:
-        """The scales that the input gradients of the layers of `node` carry, by position."""
+        """Scales of the input gradients of the layers of `node`, by position."""
         return {slot.target: self.scale * alpha for slot, alpha in zip(node.slots, self.alphas)}
 
 
 @dataclass(frozen=True)
 class ScaleSchedule:
-    """The scales of one pass, for any graph of the same topology."""
+    """Scales of one pass, for any graph of the same topology."""
 
     nodes: Sequence[NodeStructure]  # in backward order
     components: Components
     component_scales: Sequence[float]
     given_scale: Optional[float]  # S0, where it was given; None: it was measured
-    loss_weights: Tuple[float, ...]  # the loss weight of each component, for which it was chosen
-    reasons: Mapping[str, Reason] = field(default_factory=dict)  # by layer: what decided about its alpha
-    unbounded: Mapping[str, float] = field(default_factory=dict)  # by layer: what the method said
-    joined: Optional[Joined] = None  # which components had to share a scale; None: none
-    # The functions of one element that are given gradients in float32, and hand them on so.
+    loss_weights: Tuple[float, ...]  # loss weight of each component for which it was chosen
+    reasons: Mapping[str, Reason] = field(default_factory=dict)  # reason of alpha, by layer
+    unbounded: Mapping[str, float] = field(default_factory=dict)  # result of the method, by layer
+    joined: Optional[Joined] = None  # merged components; None: none had to share a scale
+    # Scalar functions that receive and pass on gradients in float32.
     in_float: FrozenSet[int] = frozenset()
 
     @cached_property
     def seed_scale(self) -> float:
-        """What the loss gradient starts with."""
+        """Scale of the seed gradient."""
         return self.scales[self.nodes[0].outputs[0]]
 
     @cached_property
     def loss_scale(self) -> float:
-        """S0; where it is measured, the scale behind the scalar functions at the loss."""
+        """S0; if measured, the scale after the scalar functions at the loss."""
         single, before_layers = self.components.single, self.components.before_layers
         if self.given_scale is None:
             for edge in self.components.edges:
@@ -68,12 +68,12 @@ class ScaleSchedule:
         return self.component_scales[self.components.root]
 
     def loss_weight_of(self, position: int) -> float:
-        """The loss weight of a gradient."""
+        """Loss weight of a gradient."""
         index = self.components.of.get(position)
         return 1.0 if index is None else self.loss_weights[index]
 
     def moved_to(self, weights: Tuple[float, ...], max_scale: float) -> Optional[ScaleSchedule]:
-        """The same alphas for loss weights that have all moved by one power of two; None: they have not."""
+        """Schedule with the same alphas, if all loss weights moved by one power of two; else None."""
         if [old > 0.0 for old in self.loss_weights] != [new > 0.0 for new in weights]:
             return None
         by = [old / new if new else None for old, new in zip(self.loss_weights, weights)]
@@ -82,20 +82,20 @@ class ScaleSchedule:
         if len(moves) != 1:
             return None
         (one,) = moves
-        # What is absent moves with the others.
+        # Inactive components move with the others.
         scales = [scale * (one if move is None else move) for scale, move in zip(self.component_scales, by)]
         if within_float32(min(scales)) != min(scales) or max(scales) > max_scale:
             return None
         return replace(self, component_scales=scales, loss_weights=weights)
 
     def is_applied_as(self, other: ScaleSchedule) -> bool:
-        """Whether a pass does the same with another schedule of a graph of the same topology."""
+        """True if another schedule of the same topology results in the same pass."""
         return self.component_scales == other.component_scales
 
     @cached_property
     def arriving(self) -> Mapping[int, float]:
-        """Scale that each gradient carries when all of it has arrived, by position."""
-        # Single elements in float32 have that of their successors, so that nothing multiplies in between.
+        """Scale of each completely accumulated gradient, by position."""
+        # Float32 scalars have the scale of their successors, without a multiplication in between.
         found = {position: self.component_scales[index] for position, index in self.components.of.items()}
         for node in reversed(self.nodes) if self.in_float else ():
             if node.number in self.in_float and node.inputs:
@@ -124,17 +124,17 @@ class ScaleSchedule:
 
     @property
     def steps(self) -> Mapping[int, Step]:
-        """By number of the function; functions that only pass a scale on have none."""
+        """Steps by number of the function; functions that only pass a scale on have none."""
         return self._steps[0]
 
     @cached_property
     def scales(self) -> Mapping[int, float]:
-        """What each gradient carries in the end, by position."""
+        """Final scale of each gradient, by position."""
         return self._steps[1]
 
     @cached_property
     def layers(self) -> Dict[str, Tuple[float, float]]:
-        """Of each layer, in backward order, the scale of its output gradient and its alpha."""
+        """Scale of the output gradient, and alpha, of each layer, in backward order."""
         return {
             slot.layer: (step.scale, alpha)
             for node in self.nodes
@@ -145,16 +145,16 @@ class ScaleSchedule:
 
 
 def _boundary(node: NodeStructure, scales: Mapping[int, float], reached: Set[int], *, first: bool) -> Step:
-    """Step around a function that changes the scale, but is no layer; the `first` gets its scale given."""
-    # As much as the array of one element holds is multiplied before it runs, the rest after it.
+    """Step around a function that changes the scale but is not a layer; the `first` starts with its scale."""
+    # Multiply before it runs as far as a scalar's format allows, and by the rest after it.
     own, behind = scales[node.outputs[0]], [scales[p] for p in node.inputs]
     if node.non_homogeneous:
-        through = 1.0  # it sees gradients without a scale
+        through = 1.0  # it receives unscaled gradients
     elif not behind:
         through = own
     else:
         through = min(behind[0], own)
-    # What other branches have added to its inputs carries their scale already.
+    # Contributions of other branches to its inputs carry the inputs' scale already.
     arrived = [(p, scale) for p, scale in zip(node.inputs, behind) if p in reached]
     outputs = [(p, scales[p]) for p in node.outputs if not first]
     before = [Rescale(p, through / scale) for p, scale in (*outputs, *arrived) if scale != through]

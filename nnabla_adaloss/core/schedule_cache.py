@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schedules in use, and in which iterations they are measured and chosen again."""
+"""Schedules in use, and the cycle of measuring and choosing."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from .validation import integer, number
 # Number of loss-weight tuples with a cached schedule.
 _KEPT = 64
 
-# Start of a cycle that no iteration goes on with.
+# Start of a cycle that has ended.
 _ENDED = -(2**31)
 
 
 @dataclass(frozen=True)
 class ScheduleCache:
-    """The schedules in use, one for each set of loss weights, and the cycle of measuring for the next ones.
+    """Schedules in use, one for each set of loss weights, and the cycle of measuring for the next ones.
 
-    With `delay=1` each iteration measures another slice of the arrays: when scales are chosen anew, all have
-    been measured once. The topologies of a network share this cycle. With `delay=0` the iteration that
-    chooses measures all of them.
+    With `delay=1` each iteration measures another slice of the arrays: at the next choice, all have been
+    measured once. The topologies of a network share this cycle. With `delay=0` the iteration that chooses
+    measures all of them.
     """
 
-    iterations: int  # a schedule is used in so many
-    constant: bool  # whether layers have one scale for good, so that where S0 is given nothing is measured
+    iterations: int  # number of iterations that use a schedule
+    constant: bool  # True if scales of layers are constant, so that a given S0 needs no measurement
     delayed: bool
-    # By loss weights, each with the iteration in which it was chosen, and the origin of the choice if it can
-    # be compared; the last one chosen is the last.
+    # By loss weights, with the iteration of the choice, and its origin if that can be compared; the latest is
+    # last.
     chosen: Mapping[Tuple[float, ...], Tuple[int, ScaleSchedule, Any]] = field(default_factory=dict)
     since: int = _ENDED  # the iteration that measured the first slice
 
     def last(self, weights: Tuple[float, ...]) -> Optional[ScaleSchedule]:
-        """The schedule that was chosen last for these loss weights, whether it is still in use or not."""
+        """Latest schedule for these loss weights, in use or not."""
         return self.chosen[weights][1] if weights in self.chosen else None
 
     def current(
         self, iteration: int, given_scale: Optional[float], weights: Tuple[float, ...]
     ) -> Optional[ScaleSchedule]:
-        """The schedule for this iteration; None: it is to be chosen."""
+        """Schedule for this iteration; None: it must be chosen."""
         chosen_in, schedule, _ = self.chosen.get(weights, (0, None, None))
         if schedule is None or schedule.given_scale != given_scale:
             return None
@@ -53,23 +53,23 @@ class ScheduleCache:
     def moved(
         self, iteration: int, given_scale: Optional[float], weights: Tuple[float, ...], max_scale: float
     ) -> Optional[ScaleSchedule]:
-        """The schedule that was chosen last, if it only has to be moved to these loss weights."""
+        """Latest schedule, if it only has to be moved to these loss weights."""
         before = next(reversed([*self.chosen]), None)
         if before is None or self.current(iteration, given_scale, before) is None:
             return None
         found, known = self.chosen[before][1].moved_to(weights, max_scale), self.last(weights)
-        # Mostly it is what it was.
+        # Reuse the cached one if equal, as usual.
         return known if found is not None and known is not None and known.is_applied_as(found) else found
 
     def slice_number(self, iteration: int) -> Optional[int]:
-        """Number of the slice of the arrays that an iteration measures, of `iterations`; None: nothing."""
+        """Number of the slice of the arrays, of `iterations`, that an iteration measures; None: nothing."""
         if not (self.delayed and self.chosen):
             return None
-        # Each cycle begins with another slice, so that of batches that take turns all are measured in time.
+        # Each cycle begins with another slice, so that of alternating batches all are measured in time.
         return (iteration - self.since - self.since // self.iterations) % self.iterations
 
     def keep(self, schedule: ScaleSchedule, iteration: int, origin: Any = None) -> ScheduleCache:
-        """Use the schedule that was chosen in this iteration."""
+        """Store the schedule chosen in this iteration."""
         since = self.since if 0 <= iteration - self.since < self.iterations else iteration
         chosen = {weights: one for weights, one in self.chosen.items() if weights != schedule.loss_weights}
         if len(chosen) == _KEPT:
@@ -81,20 +81,20 @@ class ScheduleCache:
         return replace(self, chosen=chosen, since=since)
 
     def drop(self) -> ScheduleCache:
-        """Have scales chosen again, with which another cycle begins."""
+        """Request a new choice of scales, which begins another cycle."""
         return replace(self, chosen={}, since=_ENDED)
 
     def within(self, cycle: int) -> ScheduleCache:
-        """These schedules in the cycle, by its `since`, of another topology of the network."""
-        # With delay=0, where nothing is measured by slices, each choice ends a cycle.
+        """Move these schedules to the cycle of another topology of the network, given by its `since`."""
+        # With delay=0, without slices, each choice ends a cycle.
         return replace(self, since=cycle) if self.delayed else self
 
     def for_good(self, given_scale: Optional[float]) -> bool:
-        """Whether nothing is measured: neither layers nor S0."""
+        """True if nothing is measured: neither layers nor S0."""
         return self.constant and given_scale is not None
 
     def state_dict(self) -> Dict[str, Any]:
-        """The schedules and their age, as plain numbers and lists."""
+        """Schedules and their age, as plain numbers and lists."""
         chosen = [
             {
                 "iteration": iteration,
@@ -110,24 +110,25 @@ class ScheduleCache:
     def loaded(
         self, state: Mapping[str, Any], make: Callable[..., ScaleSchedule], *, power_of_two: bool = False
     ) -> ScheduleCache:
-        """Restore the result of `state_dict`, with schedules that `make` makes; KeyError, TypeError or
-        ValueError if it is damaged, as where scales must be powers of two and are not.
+        """Restore the result of `state_dict`, with schedules made by `make`; KeyError, TypeError or
+        ValueError if it is damaged, for example if scales must be powers of two and are not.
         """
         chosen: Dict[Tuple[float, ...], Tuple[int, ScaleSchedule, Any]] = {}
         for saved in state["chosen"]:
             given = saved["fixed_scale"]
             key = tuple([number("weight", weight) for weight in saved["weights"]])
             given = None if given is None else _scale(given)
-            # States of before have no joined components.
+            # Older states have no merged components.
             schedule = make(list(map(_scale, saved["scales"])), given, key, saved.get("joined", False))
             counts = {len(schedule.component_scales), len(key), len(schedule.components.names)}
             if len(counts) != 1:
                 raise ValueError(f"{len(key)} components; the network has {len(schedule.components.names)}")
             root = schedule.component_scales[schedule.components.root]
             for scale in schedule.component_scales if power_of_two else ():
-                # A given S0 need be none; a scale at the end of float32's range is one itself.
+                # A given S0 may be any number; a scale at the end of float32's range is a power of two
+                # itself.
                 if not (is_power_of_two(scale / root) or is_power_of_two(scale)):
-                    raise ValueError(f"scale={scale!r} is no power of two, as with power_of_two=True all are")
+                    raise ValueError(f"scale={scale!r} must be a power of two, as power_of_two is True")
             chosen[key] = integer("iteration", saved["iteration"]), schedule, None
         return replace(self, chosen=chosen, since=integer("since", state["since"]))
 

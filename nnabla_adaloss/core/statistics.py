@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of an array, as loss scale methods need them."""
+"""Statistics of an array for loss scale methods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .validation import number
 class ArrayStatistics(NamedTuple):
     """Sums and extremes of an array's finite elements, as Python numbers.
 
-    Infinities and NaNs are counted in `nonfinite`, and left out of everything else.
+    Infinities and NaNs count in `nonfinite` only.
 
     Attributes:
         count: number of elements, non-finite ones included.
@@ -43,18 +43,18 @@ class ArrayStatistics(NamedTuple):
 
     @classmethod
     def of_zeros(cls, count: int) -> ArrayStatistics:
-        """Statistics of an array of `count` zeros; of an array of no element for 0."""
+        """Statistics of an array of `count` zeros, which may be 0."""
         return cls(count, 0.0, 0.0, 0.0, 0.0, count, 0)
 
     @classmethod
     def loaded(cls, values: Sequence[Any]) -> ArrayStatistics:
-        """Statistics from a saved list; TypeError or ValueError where they are those of no array."""
+        """Load statistics from a saved list; TypeError or ValueError if no array can have them."""
         loaded = cls(*values) if len(values) == len(cls._fields) else None
         if loaded is None or not (
             number("sum", loaded.sum) <= math.inf
             and all(number("statistics", v) >= 0.0 for v in loaded._replace(sum=0.0))
         ):
-            raise ValueError(f"statistics {values} are those of no array")
+            raise ValueError(f"statistics {values} cannot be those of an array")
         return loaded
 
     @property
@@ -77,7 +77,7 @@ class ArrayStatistics(NamedTuple):
     @property
     def std(self) -> float:
         """Population standard deviation of the finite elements; below 1e-8 of the mean it has no digits."""
-        # The squares of float64 elements may overflow, and so may that of their mean.
+        # Squares of float64 elements, and of their mean, may overflow.
         if self.mean_square == math.inf:
             return math.inf
         return math.sqrt(max(self.mean_square - self.mean**2, 0.0))
@@ -99,7 +99,7 @@ class ArrayStatistics(NamedTuple):
 
 
 def pool(parts: Sequence[ArrayStatistics]) -> Optional[ArrayStatistics]:
-    """Statistics of several arrays put together; None when there is no array."""
+    """Combine the statistics of several arrays; None for no arrays."""
     if not parts:
         return None
     return ArrayStatistics(
@@ -114,8 +114,8 @@ def pool(parts: Sequence[ArrayStatistics]) -> Optional[ArrayStatistics]:
 
 
 def statistics_of(x: NDArray[Any]) -> ArrayStatistics:
-    """Statistics of a NumPy array, accumulated in float64: what compiled kernels are tested against."""
-    with np.errstate(invalid="ignore"):  # some NaNs raise that flag when they are widened; they are counted
+    """Statistics of a NumPy array, accumulated in float64: the reference for compiled kernels."""
+    with np.errstate(invalid="ignore"):  # widening some NaNs raises that flag
         values = np.asarray(x, dtype=np.float64).ravel()
     magnitudes = np.abs(values)
     finite = np.isfinite(values)
@@ -123,7 +123,7 @@ def statistics_of(x: NDArray[Any]) -> ArrayStatistics:
     if nonfinite:
         values, magnitudes = values[finite], magnitudes[finite]
     nonzero = magnitudes[magnitudes > 0]
-    # Only sums of float64 inputs can overflow: to infinity, which is what they are for whoever reads them.
+    # Sums of float64 inputs may overflow to infinity, which is a valid result.
     with np.errstate(over="ignore"):
         total, total_of_squares = float(values.sum()), float(np.dot(values, values))
     return ArrayStatistics(

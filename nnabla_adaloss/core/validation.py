@@ -20,7 +20,7 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def number(name: str, value: object) -> float:
-    """`value` as a Python float; TypeError unless it is a real number other than a boolean."""
+    """Convert `value` to float; TypeError unless it is a real number other than a boolean."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}={value!r} must be a number, not {type(value).__name__}")
     try:
@@ -30,7 +30,7 @@ def number(name: str, value: object) -> float:
 
 
 def positive_number(name: str, value: object) -> float:
-    """`value` as a Python float; ValueError unless it is positive and finite."""
+    """Convert `value` to float; ValueError unless it is positive and finite."""
     result = number(name, value)
     if not (math.isfinite(result) and result > 0.0):
         raise ValueError(f"{name}={value!r} must be a positive finite number")
@@ -38,7 +38,7 @@ def positive_number(name: str, value: object) -> float:
 
 
 def nonnegative_number(name: str, value: object) -> float:
-    """`value` as a Python float; ValueError unless it is finite, and 0 or more."""
+    """Convert `value` to float; ValueError unless it is finite, and 0 or more."""
     result = number(name, value)
     if not (math.isfinite(result) and result >= 0.0):
         raise ValueError(f"{name}={value!r} must be a finite number, 0 or more")
@@ -46,7 +46,7 @@ def nonnegative_number(name: str, value: object) -> float:
 
 
 def integer(name: str, value: object) -> int:
-    """`value` as a Python int; TypeError unless it is an integer other than a boolean."""
+    """Convert `value` to int; TypeError unless it is an integer other than a boolean."""
     if type(value) is int:
         return value
     if isinstance(value, bool) or not isinstance(value, Integral):
@@ -55,7 +55,7 @@ def integer(name: str, value: object) -> int:
 
 
 def positive_integer(name: str, value: object) -> int:
-    """`value` as a Python int; TypeError or ValueError unless it is an integer from 1 on."""
+    """Convert `value` to int; TypeError or ValueError unless it is an integer from 1 on."""
     found = integer(name, value)
     if found < 1:
         raise ValueError(f"{name}={value!r} must be 1 or more")
@@ -63,7 +63,7 @@ def positive_integer(name: str, value: object) -> int:
 
 
 def nonnegative_integer(name: str, value: object) -> int:
-    """`value` as a Python int; TypeError or ValueError unless it is an integer from 0 on."""
+    """Convert `value` to int; TypeError or ValueError unless it is an integer from 0 on."""
     found = integer(name, value)
     if found < 0:
         raise ValueError(f"{name}={value!r} must be 0 or more")
@@ -71,14 +71,14 @@ def nonnegative_integer(name: str, value: object) -> int:
 
 
 def boolean(name: str, value: object) -> bool:
-    """`value` as a Python bool; TypeError unless it is True or False, or one of NumPy's."""
+    """Convert `value` to bool; TypeError unless it is True or False, or one of NumPy's."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}={value!r} must be True or False, not {type(value).__name__}")
     return bool(value)
 
 
 def choice(name: str, value: object, words: Any, otherwise: str = "") -> str:
-    """`value` itself; ValueError unless it is one of the words of a `Literal`."""
+    """Return `value`; ValueError unless it is one of the words of a `Literal`."""
     if not isinstance(value, str) or value not in get_args(words):
         known = ", ".join(map(repr, get_args(words)))
         raise ValueError(f"{name}={value!r} must be one of {known}{otherwise}")
@@ -86,7 +86,7 @@ def choice(name: str, value: object, words: Any, otherwise: str = "") -> str:
 
 
 def instance(name: str, value: _Any, kind: Type[Any], otherwise: str = "") -> _Any:
-    """`value` itself; TypeError unless it is a `kind`."""
+    """Return `value`; TypeError unless it is a `kind`."""
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         raise TypeError(f"{name} must be {article} {kind.__name__}{otherwise}, got {type(value).__name__}")
@@ -94,18 +94,18 @@ def instance(name: str, value: _Any, kind: Type[Any], otherwise: str = "") -> _A
 
 
 def instance_or_none(name: str, value: _Any, kind: Type[Any]) -> _Any:
-    """`value` itself; TypeError unless it is a `kind`, or None."""
+    """Return `value`; TypeError unless it is a `kind`, or None."""
     return value if value is None else instance(name, value, kind, " or None")
 
 
 def callable_with(*arguments: Any, what: str, instead: str) -> Callable[[str, Any], Any]:
-    """A check that a value can be called with these arguments, as far as its signature shows."""
+    """Make a check that a value can be called with these arguments, according to its signature."""
 
     def check(name: str, value: Any) -> Any:
         if not callable(value):
             raise TypeError(f"{name} must be {what}, got {type(value).__name__}: give {instead}")
         function = value if isinstance(value, (FunctionType, MethodType)) else value.__call__
-        # A function in C, or one that hands its arguments on, may take others than its signature shows.
+        # A C function, or one that passes its arguments on, may accept others than its signature shows.
         if isinstance(value, type) or not isinstance(getattr(function, "__func__", function), FunctionType):
             return value
         signature = inspect.signature(function, follow_wrapped=False)
@@ -120,12 +120,12 @@ def callable_with(*arguments: Any, what: str, instead: str) -> Callable[[str, An
 
 
 def optional(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-    """A check that lets None pass, and leaves other values to `check`."""
+    """Make a check that accepts None, and applies `check` to other values."""
     return lambda name, value: None if value is None else check(name, value)
 
 
 def array_of_numbers(name: str, value: Any) -> NDArray[Any]:
-    """`value` as an array; TypeError unless it is an array of real numbers, or what NumPy makes one of."""
+    """Convert `value` to an array; TypeError unless its elements are real numbers."""
     array = np.asarray(value)
     if array.dtype.kind not in "fiu":
         raise TypeError(f"{name} must be an array of numbers, got {type(value).__name__} of {array.dtype}")
@@ -133,12 +133,12 @@ def array_of_numbers(name: str, value: Any) -> NDArray[Any]:
 
 
 def scalar(value: Any) -> Any:
-    """The element of an array without dimensions; anything else as it is."""
+    """Return the element of a 0-dim array; anything else unchanged."""
     return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
 def strings(name: str, value: Iterable[str], what: str) -> Tuple[str, ...]:
-    """`value` as a tuple; TypeError unless it is a sequence of strings, which are `what`."""
+    """Convert `value` to a tuple; TypeError unless it is a sequence of strings; `what` describes them."""
     if isinstance(value, str):
         raise TypeError(f"{name}={value!r} must be a sequence of {what}; write ({value!r},)")
     try:
@@ -152,7 +152,7 @@ def strings(name: str, value: Iterable[str], what: str) -> Tuple[str, ...]:
 
 
 def path_name(name: str, value: Union[str, os.PathLike[str]]) -> str:
-    """`value` as a string; TypeError unless it is a path."""
+    """Convert a path to a string; TypeError for anything else."""
     try:
         return os.fsdecode(value)
     except TypeError:
@@ -160,7 +160,7 @@ def path_name(name: str, value: Union[str, os.PathLike[str]]) -> str:
 
 
 def explains_keywords(instead: Mapping[str, str]) -> Callable[[_Init], _Init]:
-    """A decorator of `__init__`: an unknown keyword is a TypeError that says what to use `instead`."""
+    """Make a decorator of `__init__`: the TypeError for an unknown keyword explains what to use `instead`."""
 
     def decorated(init: _Init) -> _Init:
         known = list(inspect.signature(init).parameters)[1:]

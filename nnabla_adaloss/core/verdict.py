@@ -2,14 +2,14 @@
 """Verdict on a pass, `judge`: its gradients are used, it runs again, is examined, or is lost.
 
     gradients finite           GOOD; AGAIN while scales were found far too low
-    not finite                 LOWER what overflowed, and run it AGAIN
-      several times            CHECK_FORWARD for what is not finite, and PROBE the smallest scale
-      where none is repeated   MEASURE which scales it needs, and CHECK_FORWARD; then it is lost
+    not finite                 LOWER the scales that overflowed, and run it AGAIN
+      several times            CHECK_FORWARD, and PROBE the smallest scale
+      without repeats          MEASURE the scales that it needs, and CHECK_FORWARD; then it is lost
 
-A batch that is not finite at the smallest scale is HOPELESS and lowers no scale. Before a batch is lost, that
-is tried only while another loss is remembered: a single one lowers scales by one step.
+A batch that is not finite at the smallest scale is HOPELESS and lowers no scale. Before a batch is lost, the
+smallest scale is tried only while another loss is remembered: a single loss lowers scales by one step.
 
-The loop that does what a verdict asks for is in `nnabla_adaloss.engine.batch_loop`.
+`nnabla_adaloss.engine.batch_loop` carries verdicts out.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from enum import Enum
 from typing import NamedTuple, Optional
 
 CHECK_AFTER = 3
-"""After so many repeats it is asked whether forward is finite."""
+"""Number of repeats after which forward is checked."""
 
 
 class PassVerdict(Enum):
-    """The last six are final."""
+    """Verdict on a pass; the last six are final."""
 
     AGAIN = "run the batch again"
     MEASURE = "run it once more, and measure every gradient"
@@ -39,42 +39,42 @@ class PassVerdict(Enum):
 
     @property
     def of_forward(self) -> bool:
-        """Whether forward was not finite, so that no loss scale is the cause."""
+        """True if forward was not finite, so that no loss scale is the cause."""
         return self in (PassVerdict.NONFINITE_LOSS, PassVerdict.NONFINITE_FORWARD)
 
     @property
     def lowers_nothing(self) -> bool:
-        """Whether no scale helps, so that the scales stay as they were before the batch."""
+        """True if no scale helps, so that the scales stay as before the batch."""
         return self.of_forward or self is PassVerdict.HOPELESS
 
 
 class Rules(NamedTuple):
-    """What is done with batches that overflow."""
+    """Policy for batches that overflow."""
 
-    repeat: bool  # whether they run again; else they are lost
+    repeat: bool  # True if they run again; else they are lost
     max_repeats: int
     check_after: int = CHECK_AFTER
-    update_lost: bool = False  # whether a batch before it has lost the update that this one is part of
+    update_lost: bool = False  # True if an earlier batch has lost the update that this one belongs to
 
 
 class Facts(NamedTuple):
-    """Facts about a batch after its last pass; None: not found out yet."""
+    """Facts about a batch after its last pass; None: unknown yet."""
 
     repeats: int = 0
-    settled: bool = True  # whether its scales were not far too low
-    overflowed: bool = False  # whether gradients that the solver uses are not finite, or the loss is NaN
-    can_measure_more: bool = False  # whether a pass that measures may tell more
+    settled: bool = True  # False if its scales were far too low
+    overflowed: bool = False  # True if gradients that the solver uses are not finite, or the loss is NaN
+    can_measure_more: bool = False  # True if a pass that measures may add information
     loss_finite: bool = True
-    suspect: bool = False  # whether something in forward is known not to be finite
-    lost_before: bool = False  # whether scales are low already because of a batch that was lost
-    fits: Optional[bool] = None  # whether it is finite with scales of its own
-    lowered: Optional[bool] = None  # whether a scale was left to lower
-    fault: Optional[str] = None  # the first function of forward that is not finite, in words; empty: none
-    fits_smallest: Optional[bool] = None  # whether gradients are finite at the smallest scale
+    suspect: bool = False  # True if a value in forward is known not to be finite
+    lost_before: bool = False  # True if scales are low already because of a lost batch
+    fits: Optional[bool] = None  # True if it is finite with scales of its own
+    lowered: Optional[bool] = None  # True if a scale could be lowered
+    fault: Optional[str] = None  # first function of forward that is not finite, in words; empty: none
+    fits_smallest: Optional[bool] = None  # True if gradients are finite at the smallest scale
 
 
 def judge(facts: Facts, rules: Rules) -> PassVerdict:
-    """What is to be done with a batch, or what has become of it."""
+    """Decide what to do next with a batch, or its final outcome."""
     last = facts.repeats >= rules.max_repeats
     if not facts.overflowed:
         return PassVerdict.GOOD if facts.settled or last or rules.update_lost else PassVerdict.AGAIN
@@ -84,7 +84,7 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
     if rules.update_lost:
         return PassVerdict.OVERFLOW
     if facts.fits:
-        # Its scales were those of the batches before.
+        # Its scales came from earlier batches.
         return (
             PassVerdict.AGAIN if may_repeat else PassVerdict.RETRIES if rules.repeat else PassVerdict.OVERFLOW
         )
@@ -93,7 +93,7 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
     if not facts.loss_finite:
         return PassVerdict.NONFINITE_LOSS
     if facts.fault:
-        # An attention mask of minus infinity is no fault: gradients are finite behind it.
+        # An attention mask of minus infinity is not a fault: gradients after it are finite.
         if facts.fits_smallest is None:
             return PassVerdict.PROBE
         if not facts.fits_smallest:

@@ -24,7 +24,7 @@ class Operand(NamedTuple):
     variable: nn.Variable
     attribute: str  # "data" or "grad"
     holds_gradient: bool  # read in the format of gradients
-    position: int  # tells the operands of one function apart
+    position: int  # distinguishes the operands of a function
     is_leaf: bool  # unchanged from forward to backward
     precision: Precision  # that of the function
     fitted: bool = True  # scaled by a power of two of its own, as for a matrix product

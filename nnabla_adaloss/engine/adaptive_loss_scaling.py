@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive loss scaling around one loss: what the updater is made of."""
+"""Adaptive loss scaling of one loss, on which the updater is built."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ from .passes import BackwardOptions, run_pass, steps_for
 from .report import PassReport
 from .saved_state import load_state, state_of
 
-# The loop that divides by the scale: an updater with a loop of its own, though derived from it, may not.
+# The loop that divides by the scale: derived updaters with another loop may not.
 _DIVIDING_LOOP = DynamicLossScalingUpdater.update.__code__
 
 _gradient, _zeroing = attrgetter("grad"), attrgetter("zeroing")
 
-# What ranks tell each other: whether scales are chosen anew, and whether an entry of the windows ends; gains,
-# those of lost batches, and statistics of layers, by name.
+# Keys of messages between ranks: whether scales are chosen again and an entry of the windows ends; gains,
+# gains of lost batches, and statistics of layers, by name.
 _ENDS, _COMPONENT, _LOST, _LAYER = "ends", "component ", "lost ", "layer "
 
 
 class AdaptiveLossScaling:
     """Runs backward with one loss scale per layer (Zhao et al. 2019, arXiv 1910.12385, algorithm 1).
 
-    The graph stays as it is. After backward every parameter gradient is unscaled, in fp32, and added to what
-    it held before; gradients of inputs and of variables that stay readable (persistent, or
+    The graph stays unchanged. After backward every parameter gradient is unscaled, in fp32, and added to its
+    former contents; gradients of inputs and of variables that stay readable (persistent, or
     `clear_buffer=False`) are unscaled too.
 
     Args:
@@ -66,23 +66,23 @@ class AdaptiveLossScaling:
             output gradient. They see unscaled gradients.
         parameters: parameters by name, for layers whose parameters nnabla does not know by name; or a
             function that returns them, such as `solver.get_parameters`.
-        history: how scales follow from what was measured; None for `HistoryPolicy()`.
-        forward_state: what is known of parameters that forward writes, from other graphs.
+        history: the policy that derives scales from measurements; None for `HistoryPolicy()`.
+        forward_state: findings from other graphs about parameters that forward writes.
         monitors: objects with some of the methods of `Monitor`.
-        float_tail: in a half context, replace functions of one element at the loss, and functions with a
-            constant that half precision cannot hold, by the same in float: in half `loss * 1e-8` is 0. True;
-            False leaves the graph as it is.
+        float_tail: in a half context, replace scalar functions at the loss, and functions with a constant
+            that half precision cannot hold, by the same in float: in half `loss * 1e-8` is 0. Default True;
+            False leaves the graph unchanged.
 
     Attributes:
-        audience: these monitors; None for none.
+        audience: the monitors; None for none.
         config: the configuration, with `loss_scale_method` and `dtype` filled in.
-        components: what is remembered of the network, and what this iteration has shown: `amaxes()`.
+        components: the memory of the network and measurements of this iteration, such as `amaxes()`.
         delay: 0 when scales come from the statistics of the same iteration, 1 when from the one before.
-        guard: what a training loop asks about single batches.
-        in_half: whether any function of the graph computes in half precision.
+        guard: undoing of single batches for a training loop.
+        in_half: True if any function of the graph computes in half precision.
         iteration: number of the next iteration.
-        kernels: what reads and scales arrays.
-        loss: what forward and backward are called on: the Variable, or its emulation.
+        kernels: the kernels that read and scale arrays.
+        loss: the object that runs forward and backward: the Variable, or its emulation.
         variable: the wrapped loss Variable.
 
     Raises:
@@ -120,7 +120,7 @@ class AdaptiveLossScaling:
                 "loss is scaled already: it is an AdaptiveLossScaling; give the loss that was wrapped in it, "
                 "or its FormatEmulation"
             )
-        # Before the graph is read, which may move functions of it to float.
+        # Before the graph is read, which may move its functions to float.
         instance_or_none("config", config, AdaLossConfig)
         instance_or_none("history", history, HistoryPolicy)
         instance_or_none("forward_state", forward_state, ForwardState)
@@ -129,7 +129,7 @@ class AdaptiveLossScaling:
         further = strings("non_homogeneous", non_homogeneous, "type names of functions")
         self._storage: NativeStorage = getattr(loss, "emulated_storage", NativeStorage())
         self.loss, self.variable = loss, variable_of(loss)
-        # It computes nothing: the memory of its output holds anything.
+        # A Sink does not compute: its output is uninitialized memory.
         self._is_sink = known(self.variable.parent.info.type_name).keeps_gradients
         self._reader = TailReader(self.variable, float_tail=float_tail)
         # An emulation has usually just read it.
@@ -143,13 +143,13 @@ class AdaptiveLossScaling:
         self.config = _config_for(config, self._storage, in_half=self.in_half)
         self.kernels = select_kernels(context)
         method_alphas = MethodAlphas(self.config)
-        # Statistics of earlier iterations need no second pass.
+        # Statistics of earlier iterations avoid a second pass.
         asked = self.config.delay
         self.delay = int(method_alphas.look is None) if asked is None else asked
         if self.delay and method_alphas.look is not None:
             raise ValueError(
                 "delay=1 keeps statistics, not arrays, and "
-                f"loss_scale_method={self.config.loss_scale_method!r} looks at arrays; "
+                f"loss_scale_method={self.config.loss_scale_method!r} needs arrays; "
                 "choose delay=0 or another method"
             )
         self._chooser = Chooser(self.config, method_alphas, delayed=bool(self.delay))
@@ -183,10 +183,10 @@ class AdaptiveLossScaling:
         return [self, self._chooser.method_alphas, *self._graph.undoable, self._storage.drawn]
 
     def go_on_from(self, before: AdaptiveLossScaling) -> None:
-        """Take over what was learned with another graph of the network, for one rebuilt in each iteration.
+        """Take over the state of the network's previous graph, for one rebuilt in each iteration.
 
         Raises:
-            ValueError: that scales layers in another way.
+            ValueError: it scales layers in another way.
         """
         if before.config is not self.config and before.config != self.config:
             raise ValueError(
@@ -208,35 +208,35 @@ class AdaptiveLossScaling:
         self.components = before.components.without_iteration()
 
     def share_with(self, other: AdaptiveLossScaling) -> None:
-        """Share random numbers, and the knowledge of gradients that are not finite, with another loss."""
+        """Share random numbers, and the record of nonfinite gradients, with another loss."""
         self._storage.drawn, self._nonfinite = other._storage.drawn, other._nonfinite
 
     @property
     def plan(self) -> GraphPlan:
-        """Every function in backward order with its role, as the graph is at the first use; `print` it."""
+        """All functions in backward order with their roles, in the present graph; `print` it."""
         return self._graph.current().plan
 
     @property
     def graph(self) -> Graph:
-        """The functions and variables that the plan refers to."""
+        """Functions and variables that the plan refers to."""
         return self._graph.current().graph
 
     @property
     def written(self) -> Dict[int, str]:
-        """Leaves that forward writes in graphs of this loss, in words, by the key of their data."""
+        """Descriptions of leaves that forward writes in graphs of this loss, by the key of their data."""
         return self._graph.written
 
     @property
     def layers(self) -> List[str]:
-        """Names of the layers that are scaled, in backward order."""
+        """Names of the scaled layers, in backward order."""
         return list(self.plan.layers)
 
     @property
     def result(self) -> PassReport:
-        """What the last backward has found.
+        """Report of the last backward.
 
         Raises:
-            RuntimeError: there was none.
+            RuntimeError: backward has not run.
         """
         if self._result is None:
             raise RuntimeError("result before backward(): nothing was found yet")
@@ -250,7 +250,7 @@ class AdaptiveLossScaling:
 
     @property
     def accumulated_scales(self) -> Dict[str, float]:
-        """The scale S on each layer's input gradient in the last backward, by layer name."""
+        """Scale S on each layer's input gradient in the last backward, by layer name."""
         layers = {} if self._result is None else self._result.schedule.layers
         return {layer: scale * alpha for layer, (scale, alpha) in layers.items()}
 
@@ -268,48 +268,48 @@ class AdaptiveLossScaling:
 
     @property
     def settled(self) -> bool:
-        """False when the last backward has found its scales far too low: run the batch again."""
+        """False if the last backward found its scales far too low: run the batch again."""
         return self.components.settled
 
     @property
     def can_measure_more(self) -> bool:
-        """Whether the last batch, run again with every gradient measured, may tell more."""
+        """True if repeating the last batch with all gradients measured may add information."""
         constant = self._graph.current().schedules.for_good(self.result.schedule.given_scale)
         return not (self.result.measurements.measured_all or constant)
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing in the last pass has to be judged: it was finite, and its scales do."""
+        """True if the last pass was finite and its scales suffice, so that no verdict is needed."""
         result = self._result
         return (
             result is not None and not result.found_inf and self.components.settled and not result.loss_is_nan
         )
 
     def has_nothing_to_learn(self) -> bool:
-        """Whether the loss of the last batch is zero, or every loss weight is."""
+        """True if the loss of the last batch, or every loss weight, is zero."""
         if self._result is not None and self._result.is_absent:
             return True
-        # Rounded to zero by the storage, it is not zero.
+        # A loss that the storage rounded to zero is not zero.
         rounded = self._storage.data.get(hash(self.variable))
         return not self.variable.d.any() and not (rounded is not None and rounded.underflowed)
 
     @property
     def forward_is_suspect(self) -> bool:
-        """Whether running statistics, or data that an emulated storage has rounded, are not finite."""
+        """True if running statistics, or data rounded by an emulated storage, are not finite."""
         stored = self._storage.data.values()
         return not self.result.state_finite or any(seen.statistics.nonfinite for seen in stored)
 
     def find_fault(self) -> str:
-        """The first function that is not finite on the present inputs, in words; forward runs once more."""
+        """Find the first function that is not finite on the present inputs, as text; forward runs again."""
         self.guard.rewind()
         prepared = self._graph.current(wiring=True)
         return find_fault(self.loss, prepared.graph, prepared.plan, self.kernels, self._storage)
 
     def scale_of(self, variable: nn.Variable) -> float:
-        """The scale S that the gradient of `variable` carried in the last backward.
+        """Scale S that the gradient of `variable` carried in the last backward.
 
         Raises:
-            KeyError: the last backward did not reach `variable`, or there was none.
+            KeyError: the last backward did not reach `variable`, or has not run.
         """
         scales = {} if self._result is None else self._result.schedule.scales
         position = self.graph.positions.get(hash(variable), -1)
@@ -318,9 +318,9 @@ class AdaptiveLossScaling:
         return scales[position]
 
     def after_overflow(self) -> bool:
-        """Lower the scale that made the last backward overflow; False: only a lower S0 can help, or nothing.
+        """Lower the scale that made the last backward overflow; False if only a lower S0 can help, or none.
 
-        Call it when gradients that matter are not finite: behind a mask they do no harm.
+        Call it when gradients that matter are not finite: those behind a mask do no harm.
         """
         self._graph.drop_schedules()
         report, schedules = self._result, self._graph.current().schedules
@@ -330,11 +330,11 @@ class AdaptiveLossScaling:
         return lowered
 
     def raise_again(self) -> None:
-        """Raise scales again that were lowered for a batch that no scale helps."""
+        """Restore scales that were lowered for a batch that no scale helps."""
         self.components = self.components._replace(assumed={}, began=frozenset())
 
     def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
-        """What the next scales will be computed from, for other ranks; None: nothing."""
+        """Measurements for the next scales, for other ranks; None: no new ones."""
         prepared, report = self._graph.current(), self._result
         if report is None or prepared.schedules.for_good(report.schedule.given_scale):
             return None
@@ -352,7 +352,7 @@ class AdaptiveLossScaling:
         prepared = self._graph.current()
         dropped, entry_complete = (any(flags) for flags in zip(*(one[_ENDS] for one in told)))
         if dropped:
-            # A rank chooses anew, such as after an overflow: all do, and come to the same.
+            # If one rank chooses again, as after an overflow, all do, with equal results.
             prepared.schedules = prepared.schedules.drop()
         gains: Dict[str, float] = {}
         lost: Dict[str, float] = {}
@@ -380,37 +380,37 @@ class AdaptiveLossScaling:
         self.components = self.components.after_iteration()
 
     def drop_iteration(self) -> None:
-        """Forget the measurements of this iteration."""
+        """Drop the measurements of this iteration."""
         self.components = self.components.without_iteration()
 
     def drop_batch(self) -> None:
-        """Forget the measurements of this iteration, except of batches that were lost before."""
+        """Drop the measurements of this iteration, except of batches lost before."""
         self.components = self.components.without_batch()
 
     def lose_batch(self) -> None:
-        """Remember what was assumed since an overflow, as the batch is lost."""
+        """Remember the provisional gains after an overflow, as the batch is lost."""
         self.components = self.components.after_lost_batch()
 
     def forget(self) -> None:
-        """Drop what was learned of gradients and weights: call it after loading other weights."""
+        """Drop all measurements of gradients and weights: call it after loading other weights."""
         self._chooser.method_alphas.load({})
         self.components = Seen(Memory(self.components.policy))
         self._graph.forget()
 
     def restart(self, start_scale: float) -> None:
-        """Forget what was measured of the network's components, and start with another scale."""
+        """Drop the measurements of the network's components, and start with another scale."""
         self.components = Seen(Memory(replace(self.components.policy, start_scale=start_scale)))
         self._graph.drop_schedules()
 
     def state_dict(self) -> Dict[str, Any]:
-        """Everything that decides the next scales, as plain numbers, strings, lists and dicts."""
+        """State that determines the next scales, as plain numbers, strings, lists and dicts."""
         prepared, method_alphas = self._graph.current(), self._chooser.method_alphas
         iteration, draws = self.iteration, self._storage.drawn.count
         return state_of(prepared, self._graph.others, self.components, method_alphas, iteration, draws)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned; ValueError, and no change, if that cannot be. Topologies of
-        which there is no graph yet wait for their first one.
+        """Load a result of `state_dict`; ValueError, without any change, if that fails. Topologies without a
+        graph wait for their first one.
         """
         prepared = self._graph.current()
         prepared.schedules, memory, self.iteration, self._storage.drawn.count, others = load_state(
@@ -449,28 +449,28 @@ class AdaptiveLossScaling:
         again: bool = False,
         wired: bool = False,
     ) -> None:
-        """Run backward; every parameter gradient comes out unscaled, in fp32; what it finds is `result`.
+        """Run backward; all parameter gradients are unscaled afterwards, in fp32; `result` is its report.
 
         With `delay=0` the first pass over a batch measures it, and leaves `settled` False: run forward and
-        backward once more, with `again=True`. An updater and `GradScaler` do that by themselves.
+        backward again, with `again=True`. An updater and `GradScaler` do that by themselves.
 
         Args:
-            scale: S0, what the loss gradient is multiplied by. None: chosen from what was measured before, so
-                that nothing has to be tuned; see `settled` and `after_overflow`.
+            scale: S0, the factor of the loss gradient. None: chosen from earlier measurements, without
+                tuning; see `settled` and `after_overflow`.
             clear_buffer: free what backward no longer needs.
-            communicator_callbacks: nnabla's; called after each function, when its gradients are unscaled.
+            communicator_callbacks: nnabla's; called after each function, with unscaled gradients.
             function_pre_hook: called before each function's backward, after the engine's own hook.
             function_post_hook: called after each function's backward, after the engine's own hook.
             grad: seed gradient of the loss's shape; None for one.
             iteration: number of the iteration, which its batches and retries share. None counts calls.
-            again: this is the batch of the last backward once more: use what that has found.
+            again: the batch is that of the last backward: use its measurements.
             wired: no graph can have been rewired since `guard.begin_batch`; False checks that.
 
         Raises:
             RuntimeError: forward did not run since functions were moved to float (see `float_tail`).
             TypeError: nnabla's `DynamicLossScalingUpdater` called it, which divides by the scale itself.
-            ValueError: `scale` is not finite or less than 2**-126, or a loss of several elements came without
-                `grad`, or `grad` has another shape, or the loss needs no gradient any more.
+            ValueError: `scale` is not finite or less than 2**-126, or a loss of several elements has no
+                `grad`, or `grad` has another shape, or the loss no longer needs a gradient.
             GraphChangedError: the graph was rewired while backward ran.
         """
         # Loops of this package number their iterations.
@@ -483,15 +483,15 @@ class AdaptiveLossScaling:
         if scale is not None:
             self._chooser.start_scale(scale)
         check_seed(self.variable, grad)
-        # Also after the guard has looked before forward: that is when nnabla finds out who needs a gradient.
+        # Checked again after forward, in which nnabla updates the need for gradients.
         prepared = self._graph.current(wiring=not wired, marks=True)
         if not prepared.plan.nodes:
-            # `need_grad = False` in the middle of the graph, which nnabla applies with the next forward.
+            # `need_grad = False` inside the graph, which nnabla applies with the next forward.
             raise ValueError(NEEDS_NO_GRADIENT)
         if self._reader.moved:
             self._reader.before_backward()
         leaves = prepared.leaves
-        # Read once: nnabla makes a new object each time.
+        # Read once: nnabla makes a new object for each access.
         masters = list(map(_gradient, leaves.values()))
         all_zero = all(map(_zeroing, masters))
         self.guard.before_backward(masters, all_zero=all_zero)
@@ -539,7 +539,7 @@ class AdaptiveLossScaling:
                     report.measurements,
                     completes_entry=decided.slice is None or decided.slice.last,
                     informative=report.measurements.has_gradients or not self.has_nothing_to_learn(),
-                    # These statistics are what the batch is to be scaled by.
+                    # These statistics determine the scales of the batch.
                     again=decided.measure and not (self.delay or again),
                 )
         except GraphChangedError:
@@ -551,7 +551,7 @@ class AdaptiveLossScaling:
         self.iteration = iteration + 1
 
     def probe(self, scale: float) -> None:
-        """Run backward once more with S0 = `scale` and no layer scales, and learn nothing from it."""
+        """Run backward again with S0 = `scale` and without layer scales, and keep no measurements."""
         prepared = self._graph.current()
         check_scale(scale)
         weights = prepared.loss_weights(scale)
@@ -573,7 +573,7 @@ def _of_kind(kind: str, told: Mapping[str, Sequence[float]]) -> Dict[str, Sequen
 
 
 def _config_for(config: Optional[AdaLossConfig], storage: NativeStorage, *, in_half: bool) -> AdaLossConfig:
-    """The configuration for a network, with method and dtype filled in."""
+    """Complete a configuration for a network: method and dtype."""
     if config is not None and config.unused:
         ignored = " and ".join(config.unused)
         warn(f'{ignored} change nothing with the default method; give loss_scale_method="approx_range", too')

@@ -17,26 +17,25 @@ class Outcome(NamedTuple):
     """Outcome of a batch, or of its last pass, on this rank."""
 
     verdict: PassVerdict = PassVerdict.GOOD
-    facts: Facts = Facts()  # that the verdict follows from
-    # All functions whose gradients were not finite, also where the solver does not use them, in backward
-    # order.
+    facts: Facts = Facts()  # basis of the verdict
+    # All functions whose gradients were not finite, also those unused by the solver, in backward order.
     layers: Tuple[str, ...] = ()
-    component: str = ""  # the part of the network where that began; empty: not known
-    attempt: int = 0  # the number of the pass in its iteration
+    component: str = ""  # part of the network where that began; empty if unknown
+    attempt: int = 0  # number of the pass in its iteration
 
     @property
     def lowered(self) -> bool:
-        """Whether a scale was lowered for the batch."""
+        """True if a scale was lowered for the batch."""
         return bool(self.facts.lowered or self.facts.fits)
 
     @property
     def fault(self) -> str:
-        """The function of forward that was not finite, where that is the cause, in words; empty: none."""
+        """Function of forward that was not finite, if that is the cause, in words; else empty."""
         return (self.facts.fault or "") if self.verdict.of_forward else ""
 
     @property
     def where(self) -> str:
-        """The first layer that was not finite, and the component where that began, in words."""
+        """First layer that was not finite, and the component where that began, in words."""
         if not self.layers:
             return "on another rank"
         return f"{self.layers[0]} (component {self.component})" if self.component else self.layers[0]
@@ -50,12 +49,12 @@ class BatchLoop(NamedTuple):
     """Runs the batches of one loss."""
 
     scaling: AdaptiveLossScaling
-    run_pass: Callable[[bool], Any]  # runs forward and backward; told whether over the same batch again
-    parameters: Callable[[], Iterable[nn.Variable]]  # those whose gradients matter
+    run_pass: Callable[[bool], Any]  # runs forward and backward; True: the same batch again
+    parameters: Callable[[], Iterable[nn.Variable]]  # parameters whose gradients matter
     smallest_scale: float
-    lower: Callable[[], bool] = _nothing  # lowers what else there is, where no scale of the network helps
+    lower: Callable[[], bool] = _nothing  # lowers other scales, if no scale of the network helps
     on_overflow: Callable[[Outcome], Any] = _nothing  # after each pass that overflowed
-    on_repeat: Callable[[Outcome], Any] = _nothing  # before each pass over the same batch again
+    on_repeat: Callable[[Outcome], Any] = _nothing  # before each repeated pass
 
     def run(self, rules: Rules) -> Outcome:
         """Run a batch until its gradients can be used, or no rule allows another pass."""
@@ -63,7 +62,7 @@ class BatchLoop(NamedTuple):
         return self.go_on(rules)
 
     def go_on(self, rules: Rules) -> Outcome:
-        """Go on with a batch after its first pass."""
+        """Continue a batch after its first pass."""
         repeats = 0
         while True:
             found = self.judge(self._facts(repeats), rules)
@@ -115,7 +114,7 @@ class BatchLoop(NamedTuple):
         return self.overflow(repeats)
 
     def overflow(self, repeats: int = 0, *, may_run: bool = True) -> Facts:
-        """Facts about a batch whose gradients were not finite, or whose loss was NaN."""
+        """Collect facts about a batch whose gradients were not finite, or whose loss was NaN."""
         scaling = self.scaling
         loss_finite = bool(np.isfinite(scaling.variable.d).all())
         suspect = not loss_finite or scaling.forward_is_suspect
@@ -129,7 +128,7 @@ class BatchLoop(NamedTuple):
         )
 
     def _fits_smallest(self) -> bool:
-        """Whether gradients are finite at the smallest scale. They are none to train with."""
+        """Check whether gradients are finite at the smallest scale. They must not be used for an update."""
         scaling = self.scaling
         scaling.guard.rewind()
         scaling.forward(clear_no_need_grad=True)

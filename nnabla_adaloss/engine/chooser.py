@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choice of the schedule of a pass, new or still in use, and of the arrays that it measures."""
+"""Choice of a pass's schedule, new or in use, and of the arrays that it measures."""
 
 from __future__ import annotations
 
@@ -25,48 +25,48 @@ _NORMAL_SPAN = 2.0**8
 
 
 class Asked(NamedTuple):
-    """What scales are asked for."""
+    """Request for the scales of a pass."""
 
     iteration: int
-    scale: Optional[float]  # S0, where it is given
-    weights: Tuple[float, ...]  # the loss weight of each component
-    again: bool = False  # for the batch of the last pass once more
-    seeded: bool = False  # for a seed gradient of the caller's own
+    scale: Optional[float]  # S0, if given
+    weights: Tuple[float, ...]  # loss weight of each component
+    again: bool = False  # True for a repeat of the last pass's batch
+    seeded: bool = False  # True for a seed gradient given by the caller
 
 
 class Decided(NamedTuple):
-    """What a pass runs with."""
+    """Decision about a pass."""
 
     schedule: ScaleSchedule
-    schedules: ScheduleCache  # in use from then on
-    chosen: bool = False  # whether the schedule is another one than before
-    measure: bool = False  # whether every gradient is measured
-    slice: Optional[Slice] = None  # arrays that are measured otherwise; None: none
+    schedules: ScheduleCache  # in use from now on
+    chosen: bool = False  # True if the schedule has changed
+    measure: bool = False  # True if every gradient is measured
+    slice: Optional[Slice] = None  # arrays to measure otherwise; None: none
 
 
 class Chooser:
-    """Decides about the passes of one loss."""
+    """Makes the decisions about the passes of one loss."""
 
     def __init__(self, config: AdaLossConfig, method_alphas: MethodAlphas, *, delayed: bool) -> None:
         self.method_alphas = method_alphas
         self._config, self._delayed = config, delayed
-        # The largest gradient of a leaf may be this much below the end of the range: gradients `_NORMAL_SPAN`
-        # times smaller are still normal numbers then.
+        # Allowed distance of a leaf's amax below the end of the range: gradients `_NORMAL_SPAN` times smaller
+        # are then still normal numbers.
         stored = get_format(config.dtype or "float16")
         self._spread = min(config.range.u_max, stored.max) / (_NORMAL_SPAN * stored.smallest_normal)
         self._spare = spare_of(stored)
-        # A start scale that was checked, and what comes of it.
+        # The last checked start scale and its result.
         self._checked: Tuple[Optional[float], float] = None, 0.0
 
     def start_scale(self, given: float) -> float:
-        """What the loss gradient starts with, of S0 or of the scale with which an engine starts."""
+        """Initial scale of the loss gradient, from S0 or from an engine's start scale."""
         if type(given) is not float or given != self._checked[0]:
             check_scale(given)
             self._checked = given, check_scale(given * self._config.init_scale, "scale * init_scale")
         return self._checked[1]
 
     def go_on(self, prepared: PreparedGraph, seen: Seen, asked: Asked) -> Optional[Decided]:
-        """Go on with a schedule in use; None: scales are to be chosen."""
+        """Continue with a schedule in use; None: scales must be chosen."""
         iteration, scale, weights, again, _ = asked
         in_use = prepared.schedules
         schedule = None if again else in_use.current(iteration, scale, weights)
@@ -85,10 +85,10 @@ class Chooser:
         limits = seen.limits(prepared.components, weights, prepared.limits)
         unmeasured = any(weights[i] and limits.gains[i] is None for i in prepared.components.computed)
         unknown = unmeasured or prepared.statistics.is_incomplete
-        # Nothing is known of a seed gradient of the caller's own.
+        # The caller's seed gradient is unknown.
         measure = (again or unknown or not self._delayed or seeded) and not in_use.for_good(scale)
-        # A schedule that an overflow holds down is not kept. With delay=1, nor is one of an iteration in
-        # which single batches were measured: other ranks do not know of that yet.
+        # A schedule lowered by an overflow is not kept. With delay=1, nor is one from an iteration that
+        # measured single batches without the other ranks.
         kept = not (measure or seen.not_exchanged) if self._delayed else again or not measure
         # A pass that measures has hooks anyway.
         schedule, origin = self._next(prepared, limits, policy, asked, split=measure and not kept)
@@ -106,7 +106,7 @@ class Chooser:
         *,
         split: bool,
     ) -> Tuple[ScaleSchedule, Any]:
-        """The next schedule, perhaps the one in use, and its origin; `split`: no component shares a scale."""
+        """Choose the next schedule, or keep the present one, and its origin; `split`: merge nothing."""
         components, plan, scale = prepared.components, prepared.plan, asked.scale
         weights, of = asked.weights, components.of
         method_alpha = self.method_alphas.about(
@@ -129,8 +129,8 @@ class Chooser:
             if present.nodes is not plan.nodes:
                 present = None
         if method_alpha is None:
-            # Usually nothing new is known, and the choice would be the same: its origins are compared. Gains
-            # only matter while some limit is unknown; that of a scalar loss always is.
+            # Usually the choice would be the same: compare its origins. Gains matter only if some limit is
+            # unknown; that of a scalar loss always is.
             gains = limits.gains if None in limits.limits[1:] else ()
             origin = limits._replace(gains=gains), scale, asked.seeded, split
             if present is not None and before == origin:
@@ -144,7 +144,7 @@ class Chooser:
 
         joined = None if split else prepared.joined
         if joined is not None and scale is not None:
-            # The loss gradient itself has S0.
+            # The loss gradient itself has the scale S0.
             merged = joined.components
             joined = joined if merged.root in merged.before_layers else None
         choice = joined and choose_merged(components, joined, limits, choice_of, self._spread / policy.margin)
@@ -159,7 +159,7 @@ class Chooser:
     def _start(
         self, components: Components, limits: ScaleLimits, u_max: float, policy: HistoryPolicy, asked: Asked
     ) -> Start:
-        """The scale that a pass starts with; `u_max`: how large the loss gradient can be."""
+        """Start of a pass's scales; `u_max`: the largest magnitude of the loss gradient."""
         start_scale = self.start_scale(policy.start_scale if asked.scale is None else asked.scale)
         u_min = self._config.range.u_min
         if asked.scale is not None:
@@ -174,7 +174,7 @@ class Chooser:
 
 def _bounds(prepared: PreparedGraph, config: AdaLossConfig) -> Mapping[int, AlphaBounds]:
     """Bounds of alphas, by position of the weight."""
-    # Scaled copies of weights are stored as weights are.
+    # Scaled copies of weights are stored like weights.
     plan, storage, ranges = prepared.plan, prepared.storage, prepared.ranges
     largest = min(config.range.u_max, storage.largest_weight)
     found: Dict[int, AlphaBounds] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search for the first function of a forward pass that is not finite."""
+"""Search for the first function of a forward pass that is not finite."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 
-# An epsilon that float16 does not hold is none.
+# An epsilon below float16's range has no effect.
 _AWAY = "keep what it {} away from 0 by 6e-8 or more"
 _ADVICE = {
     "Log": f" ({_AWAY.format('reads')}, or use F.log_softmax)",
@@ -29,8 +29,8 @@ def find_fault(
 ) -> str:
     """Run forward, and name the first function that reads or computes an infinity or a NaN, if any."""
     found: List[str] = []
-    # Leaves that forward may write, such as running statistics, and those of them that held an infinity or a
-    # NaN before a function did.
+    # Leaves that forward may write, such as running statistics, and those of them that were nonfinite before
+    # a function was.
     state = {graph.keys[position] for position in plan.fixed}
     held: Set[int] = set()
 
@@ -52,9 +52,9 @@ def find_fault(
 def _fault(
     f: Any, plan: GraphPlan, kernels: Kernels, storage: NativeStorage, written: Sequence[nn.Variable]
 ) -> str:
-    """The first array that is not finite around a function that has just run, in words; empty if none is.
+    """Describe the first nonfinite array around a function that has just run; empty if all are finite.
 
-    Of `written` leaves, it is the function that has made them so.
+    A nonfinite `written` leaf counts as an output of the function.
     """
     for v in f.inputs:
         bad = 0 if v.parent is not None or v in written else _nonfinite(v, kernels)
@@ -88,7 +88,7 @@ def _told(bad: int) -> str:
 
 
 def _where(v: nn.Variable) -> str:
-    """The index of the first element that is not finite: which sample of a batch it is."""
+    """Index of the first nonfinite element, which shows the sample of the batch."""
     if v.size == 1:
         return ""
     first = np.argwhere(~np.isfinite(v.data.get_data("r")))[0]
@@ -96,11 +96,11 @@ def _where(v: nn.Variable) -> str:
 
 
 def _nonfinite(v: nn.Variable, kernels: Kernels) -> int:
-    # Functions without gradients may have had their inputs freed.
+    # Inputs of functions without gradients may be freed.
     stored = None if v.data.clear_called else stored_dtype(v.data)
     if stored is None:
         return 0
     if stored in (FLOAT32, FLOAT16):
         return kernels.statistics(v.data).nonfinite
-    # What was assigned as float64 stays so until it is read; integers are finite.
+    # Assigned float64 stays so until it is read; integers are finite.
     return int(np.count_nonzero(~np.isfinite(v.data.data))) if stored.kind == "f" else 0

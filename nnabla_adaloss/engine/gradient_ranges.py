@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The range of each gradient, where layers are stored in different formats."""
+"""Range of each gradient, where layers have different formats."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ..graph.plan import GraphPlan
 
 
 class GradientRanges:
-    """What each gradient may reach in its format, unless the user gave a range."""
+    """Range of each gradient in its format, unless the user gave a range."""
 
     def __init__(self, config: AdaLossConfig, storage: RoundedStorage, graph: Graph, plan: GraphPlan) -> None:
         self._config, self._storage = config, storage
         self._keys, self._shapes = graph.keys, plan.described.shapes
 
     def of(self, position: int) -> Range:
-        """The range of the gradient of a variable of several elements."""
+        """Range of the gradient of an array."""
         return self._config.range_in(self._storage.precision_of(self._keys[position]).stored_gradients)
 
     def u_max_single(self, position: int) -> float:
-        """The largest magnitude of the gradient of a variable of one element."""
+        """Largest magnitude of the gradient of a scalar."""
         return max(self.of(position).u_max, self._storage.gradient_format(self._keys[position], 1).max)
 
     def of_components(self, components: Components) -> Dict[int, float]:
-        """The largest magnitude that a gradient of each component can have, by index."""
+        """Largest magnitude of gradients of each component, by index."""
         found: Dict[int, float] = {}
         for position, index in components.of.items():
             u_max = self.u_max_single(position) if index in components.single else self.of(position).u_max
@@ -38,7 +38,7 @@ class GradientRanges:
         return found
 
     def of_weight(self, slot: LayerSlot) -> float:
-        """The largest magnitude that the scaled copy of a layer's weight may hold."""
+        """Largest magnitude of the scaled copy of a layer's weight."""
         size = math.prod(self._shapes[slot.factor])
         weight_max = self._storage.data_format(self._keys[slot.factor], size).max
         return min(self.of(slot.target).u_max, weight_max)

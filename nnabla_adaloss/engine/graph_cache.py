@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The graph of a loss, prepared again whenever it is built again, and the topologies that it had before."""
+"""Prepared graph of a loss, updated when the graph is rebuilt, and states of earlier topologies."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from .saved_state import Saved, load_topology, of_topology, topology_state, with
 from .shared_gradients import SharedGradients
 from .statistics import Statistics, Wanted
 
-# Both losses of an adversarial network, or recurrent networks of so many lengths.
+# Enough for both losses of an adversarial network, or recurrent networks of 16 lengths.
 _REMEMBERED = 16
 
 
 class Topology(NamedTuple):
-    """State of the graphs that are wired in one way; it holds no graph, nor an array."""
+    """State of one topology, without graph and arrays."""
 
-    plan: GraphPlan  # with the shapes of the last one
+    plan: GraphPlan  # with the shapes of its last graph
     schedules: ScheduleCache
     statistics: Sequence[Any]  # from `Statistics.state`
-    # From `PreparedGraph.written`, for leaves that no name leads to: of the last graph.
+    # From `PreparedGraph.written` of the last graph, for leaves without a name.
     written: Mapping[int, str] = MappingProxyType({})
 
 
 class GraphCache:
-    """Prepares the graph of one loss, and again when it has changed."""
+    """Prepares the graph of one loss, and prepares it again when it has changed."""
 
     undone = "_present", "_before", "_others", "_waiting"
 
@@ -56,27 +56,27 @@ class GraphCache:
         watched: bool,
     ) -> None:
         self._reader, self._config, self._parameters = reader, config, parameters
-        # As it was read first, before anything was prepared.
+        # The first graph, until it is prepared.
         self._read: Optional[Graph] = graph
         self._kernels, self._storage = kernels, storage
         needs = config.method.needs
         self._options = PlanOptions(config.selection, needs is not Needs.NOTHING, frozenset(non_homogeneous))
-        # Names are those that the scope shows in which the loss is wrapped.
+        # Names come from the parameter scope in which the loss is wrapped.
         self._names = registered_names()
-        # Whether all layers have one scale for good, so that where S0 is given nothing is measured.
+        # True if scales of layers are constant, so that a given S0 needs no measurement.
         constant = isinstance(config.method, Fixed) and config.method.fixed_loss_scale == 1.0
         self._no_schedules = ScheduleCache(
             config.iterations_per_measurement, constant=constant, delayed=delayed
         )
-        # Whether the method looks at statistics of layers, and whether somebody else does.
+        # True if the method uses statistics of layers; True if a monitor does.
         self._looked_at, self._watched = needs in (Needs.STATISTICS, Needs.HISTORY), watched
         self.pool = ScratchPool()
         self._shared_gradients = SharedGradients()
-        # Other topologies of the network, the last one last.
+        # Other topologies of the network, the latest last.
         self._others: Tuple[Topology, ...] = ()
-        # Saved states of topologies from before these, of which there was no graph yet.
+        # Saved states of older topologies that had no graph yet.
         self._waiting: Tuple[Saved, ...] = ()
-        # The graph as it was when it was last checked; and the graph before it, perhaps of another loss.
+        # The last checked graph; and the one before it, perhaps of another loss.
         self._present: Optional[PreparedGraph] = None
         self._before: Optional[PreparedGraph] = None
 
@@ -86,7 +86,7 @@ class GraphCache:
         return [self] if last is None else [self, last, last.statistics]
 
     def current(self, *, wiring: bool = False, marks: bool = False) -> PreparedGraph:
-        """The prepared graph; `wiring`, or `marks` and shapes of data, are checked where asked for."""
+        """Return the prepared graph; `wiring`, or `marks` and shapes of data, are checked on request."""
         found = self._present
         if (
             found is None
@@ -101,13 +101,13 @@ class GraphCache:
         self._present = None
 
     def go_on_from(self, before: GraphCache) -> None:
-        """Take over the state of the network's graph before, or of one that was wired alike."""
+        """Take over the state of the network's previous graph, or of one with the same topology."""
         self.pool, self._others, self._waiting = before.pool, before._others, before._waiting
         self._shared_gradients = before._shared_gradients
         self._present, self._before = None, before._present or before._before
 
     def drop_schedules(self) -> None:
-        """Have scales chosen again, for graphs of any topology."""
+        """Request a new choice of scales, for all topologies."""
         self._others = tuple([one._replace(schedules=one.schedules.drop()) for one in self._others])
         self._waiting = tuple(map(without_schedule, self._waiting))
         for one in (self._present, self._before):
@@ -116,7 +116,7 @@ class GraphCache:
 
     @property
     def others(self) -> List[Saved]:
-        """The states of other topologies, the last one last."""
+        """States of other topologies, the latest last."""
         return [
             *self._waiting,
             *(topology_state(one.plan, one.statistics, one.schedules) for one in self._others),
@@ -124,7 +124,7 @@ class GraphCache:
 
     @property
     def written(self) -> Dict[int, str]:
-        """Leaves that forward writes, in words, by the key of their data: in graphs of all topologies."""
+        """Descriptions of leaves that forward writes, by the key of their data, in all topologies."""
         found = self.current().written()
         for one in self._others:
             found.update(one.written)
@@ -135,7 +135,7 @@ class GraphCache:
         self._others, self._waiting = (), tuple(states)
 
     def forget(self) -> None:
-        """Drop what was measured, and have scales chosen again."""
+        """Drop all measurements, and request a new choice of scales."""
         self.load_others(())
         self.drop_schedules()
         self.current().statistics.load({}, {}, {})
@@ -177,7 +177,7 @@ class GraphCache:
         return found
 
     def _load_waiting(self, prepared: PreparedGraph) -> None:
-        """Go on from the saved state of this topology, if one waits; damaged, it is as if there were none."""
+        """Load the waiting saved state of this topology, if any; ignore a damaged one."""
         own = of_topology(prepared.plan, self._waiting)
         self._waiting = tuple([one for one in self._waiting if one not in own])
         for one in own:
@@ -187,7 +187,7 @@ class GraphCache:
                 prepared.statistics.load(statistics, prepared.statistics.weights)
 
     def _take_other(self, graph: Graph, described: GraphDescription) -> Optional[Topology]:
-        """Take the topology of a graph out of the others."""
+        """Remove the topology of a graph from the others."""
         for other in self._others[::-1]:
             alike = other.plan.of_alike(graph, described, self._options)
             if alike is not None:
@@ -198,7 +198,7 @@ class GraphCache:
     def _prepared(self, graph: Graph, topology: Topology, before: Optional[PreparedGraph]) -> PreparedGraph:
         plan, pool, storage = topology.plan, self.pool, self._storage
         shared = before if before is not None and before.kernels is self._kernels else None
-        # Per variable its gradient, as it arrives and as one branch, and its data.
+        # Per variable its gradient, complete and of one branch, and its data.
         rows = 3 * len(plan.gradients) + 64
         measurements = measurements_by(self._kernels, rows) if shared is None else shared.measurements
         statistics = Statistics(graph, plan, measurements, pool, storage, self._wanted(plan))
@@ -218,14 +218,14 @@ class GraphCache:
         )
 
     def _wanted(self, plan: GraphPlan) -> Wanted:
-        """What is measured besides what counts for components."""
+        """Choose the arrays to measure besides those for components."""
         slots = plan.layer_slots.values()
         outputs = frozenset(node.outputs[0] for node, _ in slots)
-        # Scaled copies of weights are stored as they are, and must not leave the range.
+        # Scaled copies of weights are stored like weights, and must stay in range.
         stored = self._looked_at or self._storage.rounds
         return Wanted(
             outputs if self._looked_at else frozenset(),
-            # What backward computes again is not there before it; to read it makes nnabla believe that it is.
+            # Recomputed activations do not exist before backward; reading one would mark it as existing.
             frozenset(
                 slot.factor
                 for node, slot in slots
@@ -235,7 +235,7 @@ class GraphCache:
         )
 
     def _names_for(self, graph: Graph, before: Optional[PreparedGraph]) -> ParameterNames:
-        """Names of the parameters of a graph: those of this loss, and what they were called before."""
+        """Names of a graph's parameters: those of this loss, and their former names."""
         names: ParameterNames = {}
         for plans in ((before.plan,), [other.plan for other in self._others]) if before is not None else ():
             for plan in plans:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of a pass without hooks, planned once for a schedule; or the reason why a graph needs hooks."""
+"""Steps of a pass without hooks, planned once per schedule; or the reason for hooks."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _GRAD = repeat("grad")
 
 
 class LeafList:
-    """Leaves with one contribution each and masters that are lazily zero, so that a few calls serve them all.
-    nnabla writes to the masters themselves, or, in half precision, to scratch arrays.
+    """Leaves with one contribution each and lazily zero masters, which a few calls process together. nnabla
+    writes to the masters, or, in half precision, to scratch arrays.
 
     Args:
         leaves: the first contributions of all leaves of the graph.
-        places: which of them are in the list.
-        swapped: whether scratch arrays take the place of the masters.
+        places: the indices of those in the list.
+        swapped: True if scratch arrays replace the masters.
     """
 
     def __init__(self, leaves: Sequence[Contribution], places: Sequence[int], *, swapped: bool) -> None:
@@ -43,17 +43,17 @@ class LeafList:
         self._variables = [leaf.variable for leaf in self._leaves]
         self._scales = [leaf.scale for leaf in self._leaves]
         self._swapped = swapped
-        # Kept from pass to pass, with the sizes that it is for.
+        # Kept from pass to pass, with its sizes.
         self._gradients = UnscalingList([], [])
         self._sizes: Sequence[int] = ()
 
     def masters_among(self, masters: List[nn.NdArray]) -> List[nn.NdArray]:
-        """The masters of these leaves, of those of all leaves."""
+        """Select the masters of these leaves from all masters."""
         return masters if self._places is None else [masters[place] for place in self._places]
 
     def begin(self, masters: List[nn.NdArray], pool: ScratchPool) -> None:
-        """Have nnabla write where these gradients are unscaled from."""
-        # Kernels trust the sizes, and `reset_shape` may have changed them.
+        """Direct nnabla's writes to the arrays that are unscaled."""
+        # Kernels rely on the sizes, which `reset_shape` may have changed.
         sizes = list(map(_size, masters))
         if self._sizes != sizes:
             sources = masters
@@ -63,21 +63,21 @@ class LeafList:
             self._gradients, self._sizes = UnscalingList(sources, self._scales), sizes
         if self._swapped:
             self._gradients.masters = masters
-            # A deque of no length runs an iterator in C.
+            # A deque of length 0 runs an iterator in C.
             deque(map(nn.NdArray.zero, self._gradients.sources), 0)
             deque(map(setattr, self._variables, _GRAD, self._gradients.sources), 0)
         else:
             self._gradients.sources = masters
 
     def put_back(self, masters: List[nn.NdArray]) -> None:
-        """Give the leaves their masters again."""
+        """Restore the masters of the leaves."""
         if self._swapped:
             deque(map(setattr, self._variables, _GRAD, masters), 0)
 
     def written(self) -> Tuple[Sequence[Contribution], UnscalingList]:
-        """Contributions that were written, and their gradients for unscaling."""
+        """List the written contributions, and their gradients for unscaling."""
         gradients = self._gradients
-        # An array that is still zeroing was not written.
+        # A still lazily zero array was not written.
         if not any(map(_zeroing, gradients.sources)):
             return self._leaves, gradients
         kept = [index for index, source in enumerate(gradients.sources) if not source.zeroing]
@@ -92,16 +92,16 @@ class HooklessSteps:
     """Steps before, between and after the functions of a pass without hooks."""
 
     factors: SwappedFactors  # weights to be swapped for all of the pass
-    leaves: Sequence[Contribution]  # leaves that get a gradient, each with its first contribution
-    # Where contributions are unscaled one by one: by number of a function, contributions to leaves that it
-    # has written and that the next one writes.
+    leaves: Sequence[Contribution]  # leaves with a gradient, each with its first contribution
+    # By number of a function: contributions to leaves that it wrote and a later function writes, to be
+    # unscaled one by one.
     following: Mapping[int, Sequence[Contribution]]
-    between: Mapping[int, Tuple[Rescale, ...]]  # rescales to run after a function, by its number
-    _written: Optional[WrittenLeaves] = None  # by the last pass
+    between: Mapping[int, Tuple[Rescale, ...]]  # rescales after a function, by its number
+    _written: Optional[WrittenLeaves] = None  # of the last pass
 
     @cached_property
     def lists(self) -> Tuple[List[LeafList], List[Contribution]]:
-        """Leaves that go as lists where all masters are lazily zero, and the others."""
+        """Leaves that can be lists if all masters are lazily zero, and the others."""
         several = {after.leaf for contributions in self.following.values() for after in contributions}
         direct, swapped, others = [], [], []
         for place, leaf in enumerate(self.leaves):
@@ -117,14 +117,14 @@ class HooklessSteps:
     def written(
         self, contributions: Sequence[Contribution], plan: GraphPlan, components: Components
     ) -> WrittenLeaves:
-        """Contributions of a pass as written leaves, those of the pass before where they are the same."""
+        """Make written leaves of a pass's contributions, reusing equal ones of the last pass."""
         last = self._written
         if last is None or last.components is not components or last.contributions != contributions:
             self._written = last = WrittenLeaves(contributions, plan, components)
         return last
 
     def hold_for(self, plan: GraphPlan) -> bool:
-        """Return whether a graph of this plan has the same weights and leaves, for which the steps hold."""
+        """True if a graph of this plan has the same weights and leaves, so that the steps are valid."""
         return plan.kept_keys.issuperset(self._kept_keys)
 
     @cached_property
@@ -135,7 +135,7 @@ class HooklessSteps:
 def plan_steps(
     graph: Graph, plan: GraphPlan, schedule: ScaleSchedule, storage: NativeStorage
 ) -> Union[HooklessSteps, str]:
-    """Plan the steps of a pass without hooks; where it needs hooks, return the reason."""
+    """Plan the steps of a pass without hooks; if it needs hooks, return the reason."""
     if plan.recomputes:
         return "activations are computed again in backward"
     steps = schedule.steps
@@ -159,21 +159,21 @@ def _factors(nodes: _Nodes, graph: Graph, plan: GraphPlan) -> Union[SwappedFacto
     swapped = [(slot, alpha) for slot, alpha in found.values() if alpha != 1.0]
     for slot, _ in swapped:
         if slot.factor not in plan.swappable:
-            return f"others read what {slot.layer} is multiplied by"
+            return f"others read the weight of {slot.layer}"
     return SwappedFactors(graph, swapped)
 
 
 def _leaves(
     nodes: _Nodes, graph: Graph, plan: GraphPlan, storage: NativeStorage
 ) -> Tuple[List[Contribution], Dict[int, List[Contribution]]]:
-    """First contributions of all leaves, and those that follow and are unscaled one by one."""
+    """Find first contributions of all leaves, and later ones, which are unscaled one by one."""
     found: Dict[int, List[Contribution]] = {leaf: [] for leaf in plan.leaves}
     for node, step in nodes:
         for leaf in contributions_of(graph, plan, node, step):
             found[leaf.leaf].append(leaf)
     following: Dict[int, List[Contribution]] = {}
     for writers in [writers for writers in found.values() if len(writers) > 1]:
-        # nnabla adds up what is exact; what is rounded, or carries another scale, is no sum yet.
+        # nnabla sums exact contributions; rounded ones, or those of another scale, are kept apart.
         exact = all(is_exact(leaf, storage) for leaf in writers)
         if not (exact and {leaf.scale for leaf in writers} == {writers[0].scale}):
             for leaf, after in zip(writers, writers[1:]):
@@ -182,7 +182,7 @@ def _leaves(
 
 
 def _between(schedule: ScaleSchedule) -> Dict[int, Tuple[Rescale, ...]]:
-    """Rescales to run after each function, by its number; none is due before the first one."""
+    """Rescales after each function, by its number; none is needed before the first one."""
     found: Dict[int, Tuple[Rescale, ...]] = {}
     before = -1
     for node in schedule.nodes:

@@ -20,7 +20,7 @@ from .prepared_graph import PreparedGraph
 
 
 class LayerWatch:
-    """Reports the layers of one pass: as they run, or after it where no monitor `looks` at their arrays."""
+    """Reports the layers of one pass: as they run, or after it if no monitor reads their arrays."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class LayerWatch:
         self._records = {record.layer: record for record in records}
 
     def ran(self, node: NodeStructure) -> None:
-        """Report the layers of a function that has run, once each."""
+        """Report each layer of a function that has run, once."""
         for slot in node.slots:
             record = self._records.pop(slot.layer, None)
             if record is not None:
                 self._audience.tell(LayerScaled(record, self._look(node, slot)))
 
     def finish(self) -> None:
-        """Report the layers of a pass that has run, where none was looked at."""
+        """Report the layers of a finished pass, unless reported one by one."""
         for record in () if self.looks else self._records.values():
             self._audience.tell(LayerScaled(record, LayerLook()))
 
@@ -87,7 +87,7 @@ class LayerWatch:
 def watch_layers(
     audience: Audience, prepared: PreparedGraph, decided: Decided, iteration: int, attempt: int
 ) -> Optional[LayerWatch]:
-    """Return the watch of the layers of a pass; None in an iteration in which no monitor wants them."""
+    """Make the watch of a pass's layers; None if no monitor wants them in this iteration."""
     if not audience.wants(LayerScaled, iteration):
         return None
     records, format = records_of(prepared, decided, iteration, attempt), prepared.config.dtype or "float16"
@@ -95,7 +95,7 @@ def watch_layers(
 
 
 def records_of(prepared: PreparedGraph, decided: Decided, iteration: int, attempt: int) -> List[LayerRecord]:
-    """A record of each layer in a pass, by iteration and attempt."""
+    """Make a record of each layer in a pass."""
     plan, statistics, schedule, chosen = prepared.plan, prepared.statistics, decided.schedule, decided.chosen
     found = []
     for layer, (scale, alpha) in schedule.layers.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameter gradients: where nnabla writes them, and how they get into the fp32 masters unscaled."""
+"""Parameter gradients: targets of nnabla's writes, and unscaling into the fp32 masters."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ..kernels.scratch import ScratchPool
 class Contribution(NamedTuple):
     """Part of a leaf's gradient that one function writes, or several with one scale."""
 
-    leaf: int  # position of the parameter, or other leaf; the first one of those that share the gradient
-    function: int  # number, or of the first one
+    leaf: int  # position of the leaf; for shared gradients, of the first one
+    function: int  # number of the (first) function
     variable: nn.Variable  # that the function writes to
-    scale: float  # that the part carries
-    half: bool  # whether a function of half precision writes it
-    own_references: bool  # whether a function does that keeps references of its own to its gradient
-    others: Tuple[nn.Variable, ...] = ()  # further ones that it writes, and whose gradient is the same array
-    alone: bool = True  # whether it was written to an array that holds nothing else
+    scale: float  # scale of the part
+    half: bool  # True if a half-precision function writes it
+    own_references: bool  # True if a function keeps references to the gradient's array
+    others: Tuple[nn.Variable, ...] = ()  # further variables with the same gradient array
+    alone: bool = True  # True if it was written to an array of its own
 
 
 def contributions_of(graph: Graph, plan: GraphPlan, node: NodeStructure, step: Step) -> List[Contribution]:
-    """Contributions of a function to the gradients of leaves."""
+    """List the contributions of a function to the gradients of leaves."""
     scales = step.targets(node) if any(slot.to_leaf for slot in node.slots) else {}
     found: Dict[int, Contribution] = {}
     for position in node.leaves:
@@ -54,20 +54,20 @@ def contributions_of(graph: Graph, plan: GraphPlan, node: NodeStructure, step: S
 
 
 def is_exact(contribution: Contribution, storage: NativeStorage) -> bool:
-    """Whether nnabla adds a contribution to a scaled gradient bit for bit as to an unscaled one."""
+    """True if nnabla adds a contribution to a scaled gradient bit for bit as to an unscaled one."""
     half, scale = contribution.half, contribution.scale
     return not half and is_power_of_two(scale) and not storage.rounds_gradient(contribution.variable)
 
 
 class Written(NamedTuple):
-    """A gradient that a function writes: into its master, or into a scratch array swapped in for it."""
+    """Gradient written by a function: into its master, or into a scratch array that replaces it."""
 
     contribution: Contribution
-    target: nn.NdArray  # what nnabla writes to
-    master: nn.NdArray  # what it is added to: the leaf's own gradient, or what that held
-    # Whether `target` is the leaf's own gradient, which `master` holds a copy of.
+    target: nn.NdArray  # array that nnabla writes
+    master: nn.NdArray  # array that it is added to: the leaf's own gradient, or its former contents
+    # True if `target` is the leaf's own gradient, and `master` a copy of it.
     master_is_copy: bool = False
-    of_others: Tuple[nn.NdArray, ...] = ()  # the gradients of `contribution.others`
+    of_others: Tuple[nn.NdArray, ...] = ()  # gradients of `contribution.others`
 
 
 def _put_back(entry: Written) -> None:
@@ -90,16 +90,16 @@ class LeafGradients:
     ) -> None:
         self._kernels, self._pool, self._measurements = kernels, pool, measurements
         self._storage = storage
-        # One call for all of a pass, unless somebody takes each gradient right after its function.
+        # One call for the whole pass, unless each gradient is needed right after its function.
         self._waits = not unscale_each
         self._written: List[Contribution] = []
-        # By leaf, as what waits is.
+        # By leaf, like `_waiting`.
         self._running: Dict[int, Written] = {}
         self._waiting: Dict[int, List[Written]] = {}
 
     def take(self, *leaves: Contribution) -> None:
-        """Direct the gradients of leaves to where they can be unscaled, for one function or all of a pass."""
-        # A second use of a leaf must find its master as the first one leaves it.
+        """Redirect the gradients of leaves for unscaling, for one function or a whole pass."""
+        # A second use of a leaf must find the first one's result in its master.
         self._unscale([entry for one in leaves for entry in self._waiting.pop(one.leaf, ())])
         for one in leaves:
             self._take(one)
@@ -110,16 +110,16 @@ class LeafGradients:
         master = target = variable.grad
         master_is_copy = False
         prepare_master(master, self._kernels.context)
-        # What is lazily zero holds nothing to be scaled, also where a function of half precision adds to it.
+        # A lazily zero array needs no scaling, even if a half-precision function adds to it.
         if master.zeroing and (own_references or not half):
             pass
         elif own_references and half:
-            # It writes to the leaf's gradient whatever is swapped, and would add in half precision.
+            # It writes to the leaf's gradient despite any swap, and would add in half precision.
             master_is_copy, master = True, self._scratch(contribution)
             self._kernels.scaled_copy(target, master, 1.0)
             target.fill(-0.0)
         elif own_references or is_exact(contribution, self._storage):
-            # Exact both ways, and nnabla adds as it does without the engine.
+            # Exact in both directions, and nnabla adds as without the engine.
             self._kernels.scale_(master, contribution.scale)
             contribution = contribution._replace(alone=False)
         else:
@@ -127,9 +127,9 @@ class LeafGradients:
             if master.zeroing:
                 target.zero()
             else:
-                # nnabla has looked at the master by now, and may add: to -0.0, which changes not even a sign.
+                # nnabla has already read the master's state and may add: to -0.0, which preserves even signs.
                 target.fill(-0.0)
-        # Noted before it is swapped: a signal may interrupt us between any two lines.
+        # Noted before the swap: a signal may interrupt between any two lines.
         of_others = tuple([other.grad for other in contribution.others])
         self._running[contribution.leaf] = Written(contribution, target, master, master_is_copy, of_others)
         if target is not master and not master_is_copy:
@@ -141,7 +141,7 @@ class LeafGradients:
         return self._pool.get(contribution.variable.shape, "gradient", contribution.leaf)
 
     def hand_on(self, following: Sequence[Contribution]) -> None:
-        """Unscale what a function has written to leaves that others write next."""
+        """Unscale a function's contributions to leaves that later functions write."""
         before = [self._running[contribution.leaf] for contribution in following]
         for contribution, entry in zip(following, before):
             last = entry.contribution
@@ -151,14 +151,14 @@ class LeafGradients:
                     self._give_back(one)
                 self.take(*following)
                 return
-        # Scratch arrays stay where they are.
+        # Scratch arrays stay in place.
         self._unscale([entry for entry in before if not entry.target.zeroing])
         for contribution, entry in zip(following, before):
             self._running[contribution.leaf] = Written(contribution, entry.target, entry.master)
             entry.target.fill(-0.0)
 
     def give_back(self) -> None:
-        """Put the masters back after the function ran, and unscale what it wrote."""
+        """Restore the masters after the function ran, and unscale its contributions."""
         for entry in [*self._running.values()]:
             self._give_back(entry)
         if not self._waits:
@@ -167,7 +167,7 @@ class LeafGradients:
     def _give_back(self, entry: Written) -> None:
         if entry.target is not entry.master and not entry.master_is_copy:
             _put_back(entry)
-        # An array that is still zeroing was not written: its master keeps what it has.
+        # A still lazily zero array was not written: its master stays.
         if not entry.target.zeroing:
             self._waiting.setdefault(entry.contribution.leaf, []).append(entry)
         del self._running[entry.contribution.leaf]
@@ -180,7 +180,7 @@ class LeafGradients:
         return self._written
 
     def restore(self) -> None:
-        """Put the masters back when a pass is given up; harmless when none is away."""
+        """Restore the masters, if replaced, when a pass is given up."""
         for entry in self._running.values():
             if entry.master_is_copy:
                 self._kernels.scaled_copy(entry.master, entry.target, 1.0)
@@ -208,24 +208,24 @@ class LeafGradients:
     def _task(self, entry: Written) -> Unscaling:
         in_place = entry.target is entry.master
         if in_place:
-            # nnabla may have turned it into half precision.
+            # nnabla may have converted it to half precision.
             prepare_master(entry.master, self._kernels.context)
         accumulate = not in_place and not entry.master.zeroing
         return (entry.target, entry.master, entry.contribution.scale, accumulate)
 
 
 class NonfiniteGradients:
-    """Sets apart, while a pass runs, gradients that a batch has left not finite and nobody zeroes."""
+    """Sets aside, during a pass, nonfinite gradients of an earlier batch that are not zeroed."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self.keys: AbstractSet[int] = frozenset()
-        # Those of them that are leaves of other losses alone.
+        # Those among them that are leaves of other losses only.
         self._others: AbstractSet[int] = frozenset()
         self._aside: List[Tuple[int, nn.NdArray, nn.NdArray]] = []
 
     def set_aside(self, leaves: Mapping[int, nn.Variable]) -> bool:
-        """Zero the gradients that are still not finite, and keep what they hold; False when none is."""
+        """Zero the gradients that are still not finite, and keep their contents; False if there are none."""
         self._others = self.keys - leaves.keys()
         for key in self.keys & leaves.keys():
             gradient = leaves[key].grad
@@ -238,7 +238,7 @@ class NonfiniteGradients:
         return bool(self._aside)
 
     def put_back(self, nonfinite: AbstractSet[int]) -> None:
-        """Add what was set apart to what the pass has written."""
+        """Add the contents set aside to the pass's gradients."""
         for _, gradient, held in self._aside:
             self._kernels.unscale_add(held, gradient, 1.0, accumulate=not gradient.zeroing)
         self.keys = nonfinite | self._others | {key for key, _, _ in self._aside}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The alpha that a method gives each layer of a network, before the room limits it."""
+"""Alpha of each layer from a method, before scale limits."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class MethodAlphas:
         self._config, self._needs = config, config.method.needs
         # Called for each function in a pass that measures, if the method needs arrays.
         self.look = self.look_at if self._needs is Needs.ARRAYS else None
-        # By layer, for `Needs.HISTORY`: gradients are divided by their loss weight, too.
+        # By layer, for `Needs.HISTORY`: gradients are also divided by their loss weight.
         self._histories: Dict[str, History] = {}
         # By layer, for `Needs.ARRAYS`: unscaled gradient, and weight, in the last pass that measured.
         self._arrays: Dict[str, Tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
-        # By layer, alpha before bounds as the last choice got it.
+        # Alpha before bounds of the last choice, by layer.
         self.unbounded: Dict[str, float] = {}
 
     def look_at(self, graph: Graph, node: NodeStructure, scale: float) -> None:
@@ -61,11 +61,11 @@ class MethodAlphas:
         *,
         fixed: bool,
     ) -> Optional[MethodAlpha]:
-        """Alpha as a function of the layer and its scale; None: all the room there is."""
+        """Make alpha a function of the layer and its scale; None: up to the scale limit."""
         self.unbounded = {}
         if self._needs is Needs.COMPONENTS:
             return None
-        # A measured S0 leaves room for the gradients of all layers.
+        # A measured S0 accounts for the gradients of all layers.
         lowest = 0.0 if fixed else 1.0
 
         def method_alpha(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
@@ -84,7 +84,7 @@ class MethodAlphas:
     def _inputs(
         self, layer: str, g: _Known, w: _Known, scale: float, weighted: float, iteration: int
     ) -> Optional[Tuple[Any, Any]]:
-        """Arguments of the method for a layer, with its scale and its weighted one; None: not measured."""
+        """Arguments of the method for a layer, with its scale and its weighted one; None if unmeasured."""
         if self._needs is Needs.NOTHING:
             return None, None
         if self._needs is Needs.ARRAYS:
@@ -106,12 +106,12 @@ class MethodAlphas:
 
     @staticmethod
     def loaded(state: Mapping[str, Sequence[Any]]) -> Dict[str, History]:
-        """Histories from a `state_dict`, for `load`."""
+        """Read histories from a `state_dict`, for `load`."""
         return {
             str(layer): tuple((integer("iteration", i), ArrayStatistics.loaded(g)) for i, g in history)
             for layer, history in state.items()
         }
 
     def load(self, histories: Dict[str, History]) -> None:
-        """Replace all that was computed from gradients and weights."""
+        """Replace all state computed from gradients and weights."""
         self._histories, self._arrays = histories, {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The graph of a loss as passes need it: its plan, and what is measured of its arrays."""
+"""Graph of a loss, prepared for passes: its plan and the measurements of its arrays."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _shape = attrgetter("shape")
 
 @dataclass
 class PreparedGraph:
-    """A graph with its components, and the schedules in use."""
+    """Graph with its components and the schedules in use."""
 
     undone: ClassVar = ("schedules",)
     graph: Graph
@@ -57,17 +57,17 @@ class PreparedGraph:
     pool: ScratchPool
     measurements: Measurements
     statistics: Statistics
-    storage: NativeStorage  # an emulated one sees every gradient
+    storage: NativeStorage  # an emulated one measures every gradient
     schedules: ScheduleCache
     # Keys of the parameters whose gradients are zeroed in each iteration; None: of all leaves.
     zeroed: Optional[AbstractSet[int]] = None
-    # By loss weights a schedule, and how it can be applied at once, or why not.
+    # By loss weights: schedule, and its steps without hooks or the reason for hooks.
     steps: Mapping[Tuple[float, ...], Tuple[ScaleSchedule, Union[HooklessSteps, str]]] = _NO_STEPS
     _slices: Sequence[Optional[Slice]] = ()
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> PreparedGraph:
-        """The same for another graph of this topology."""
-        # Steps that do not hold for another graph are made again.
+        """Adapt to another graph of this topology."""
+        # Steps that are invalid for the graph are made again.
         steps = {
             weights: known
             for weights, known in self.steps.items()
@@ -85,13 +85,13 @@ class PreparedGraph:
 
     @cached_property
     def leaves(self) -> Dict[int, nn.Variable]:
-        """The leaves that get a gradient, by variable key."""
+        """Leaves with a gradient, by variable key."""
         return self.graph.by_key(self.plan.leaves)
 
     @cached_property
     def uncounted(self) -> AbstractSet[int]:
-        """Leaves that hold sums of batches, to which nnabla adds in place, so that the largest magnitude of a
-        batch is not known: it would be in the first pass after a resume, and in no other.
+        """Leaves that accumulate batches, to which nnabla adds in place, so that the amax of a batch is
+        unknown: it would be known only in the first pass after a resume.
         """
         if self.zeroed is None:
             return frozenset()
@@ -104,25 +104,25 @@ class PreparedGraph:
 
     @cached_property
     def variables(self) -> List[nn.Variable]:
-        """The variables that get a gradient, except leaves."""
+        """Variables with a gradient, except leaves."""
         return [self.graph.variables[p] for p in self.plan.gradients]
 
     @property
     def reshaped(self) -> bool:
-        """Whether data have another shape than they had."""
+        """True if data have changed their shape."""
         data, shapes = self._data
         return list(map(_shape, data)) != shapes
 
     @cached_property
     def _data(self) -> Tuple[List[nn.Variable], List[Tuple[int, ...]]]:
-        # A leaf without a name is no parameter: `reset_shape` gives it batches of another size.
+        # A leaf without a name is not a parameter: `reset_shape` may change its batch size.
         kept, leaves = self.plan.described.kept, self.graph.leaves
         data = [p for p in leaves if kept.get(p, _NAMELESS)[1] is None]
         return [leaves[p] for p in data], [self.plan.described.shapes[p] for p in data]
 
     @cached_property
     def components(self) -> Components:
-        """The parts of the network that get a scale each."""
+        """Components of the network."""
         return self.plan.components(by_layer=not self.schedules.constant)
 
     @cached_property
@@ -131,7 +131,7 @@ class PreparedGraph:
 
     @property
     def joined(self) -> Optional[Joined]:
-        """Which components share a scale in passes without hooks; None: each has one of its own."""
+        """Merged components for passes without hooks; None: none are merged."""
         if self.config.method.needs is not Needs.COMPONENTS:
             return None
         found = self.plan.joined
@@ -139,13 +139,14 @@ class PreparedGraph:
 
     @cached_property
     def in_float(self) -> FrozenSet[int]:
-        """The functions of one element that are given gradients in float32, and hand them on so."""
+        """Scalar functions that receive and pass on gradients in float32."""
         plan, keys, rounded = self.plan, self.graph.keys, self.storage.rounded_gradients()
         nodes = [n for n in plan.nodes if n.separates and not (n.non_homogeneous or n.half)]
         exact = {node.number for node in nodes}
         found = set()
         for node in nodes:
-            # What hands it on to others as it is, as a stack of losses does, would hand on that scale.
+            # A function that passes its gradient on unchanged, as a stack of losses, would pass on that
+            # scale.
             output = node.outputs[0]
             if keys[output] not in rounded and exact.issuperset(plan.readers.get(output, ())):
                 found.add(node.number)
@@ -153,7 +154,7 @@ class PreparedGraph:
 
     @cached_property
     def ranges(self) -> Optional[GradientRanges]:
-        """What each gradient may reach, where layers are stored in different formats."""
+        """Range of each gradient, where layers have different formats."""
         storage = self.storage
         if not isinstance(storage, RoundedStorage) or storage.precisions.only is not None:
             return None
@@ -161,7 +162,7 @@ class PreparedGraph:
 
     @cached_property
     def limits(self) -> Sequence[float]:
-        """The largest magnitude that a gradient of each component can have."""
+        """Largest magnitude of gradients of each component."""
         count = len(self.components.names)
         if self.ranges is not None:
             found = self.ranges.of_components(self.components)
@@ -171,12 +172,12 @@ class PreparedGraph:
         return [of_single if i in self.components.single else u_max for i in range(count)]
 
     def before_forward(self, context: nn.Context) -> None:
-        """Let loss weights be read after a forward in the device's `context` without a wait for it."""
+        """Prepare reading loss weights after a forward in the device's `context` without waiting for it."""
         if not self.schedules.constant:
             self._weights.before_forward(self.graph.variables, context)
 
     def loss_weights(self, given_scale: Optional[float]) -> Tuple[float, ...]:
-        """The loss weight of each component, as the graph is now; 1 where all scales are S0 for good."""
+        """Present loss weight of each component; 1 if all scales are a constant S0."""
         if self.schedules.for_good(given_scale):
             return (1.0,) * len(self.components.names)
         on_host = not self.kernels.asynchronous
@@ -191,7 +192,7 @@ class PreparedGraph:
         reasons: Mapping[str, Reason] = _NO_STEPS,
         unbounded: Mapping[str, float] = _NO_STEPS,
     ) -> ScaleSchedule:
-        """A schedule of the components of this graph, with these scales and for these loss weights."""
+        """Make a schedule of this graph's components, with these scales, for these loss weights."""
         return ScaleSchedule(
             nodes=self.plan.nodes,
             components=self.components,
@@ -205,7 +206,7 @@ class PreparedGraph:
         )
 
     def written(self, *, named: bool = True) -> Dict[int, str]:
-        """Leaves that forward writes, such as running statistics, in words, by the key of their data."""
+        """Descriptions of leaves written by forward, such as running statistics, by key of their data."""
         plan, leaves = self.plan, self.graph.leaves
         found: Dict[int, str] = {}
         for position, written in plan.fixed.items():
@@ -217,7 +218,7 @@ class PreparedGraph:
         return found
 
     def keep_steps(self, schedule: ScaleSchedule, steps: Union[HooklessSteps, str]) -> None:
-        """Keep what was planned for a schedule, for as many as there are in use."""
+        """Store the planned steps of a schedule, for as many schedules as are in use."""
         others = self.steps
         if schedule.loss_weights not in others:
             others = {
@@ -230,7 +231,7 @@ class PreparedGraph:
     def slice(
         self, schedules: ScheduleCache, iteration: int, given_scale: Optional[float]
     ) -> Optional[Slice]:
-        """Arrays that an iteration measures with one of these schedules, or this S0; None: nothing."""
+        """Arrays that an iteration measures with one of these schedules, or this S0; None: none."""
         number = schedules.slice_number(iteration)
         if number is None:
             return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Report of a backward pass: magnitudes of components, and where an overflow began."""
+"""Report of a backward pass: magnitudes of components, and the origin of an overflow."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _position = attrgetter("leaf")
 
 @dataclass(frozen=True)
 class PassReport:
-    """What a backward pass has found: `result` of an `AdaptiveLossScaling`.
+    """Report of a backward pass: `result` of an `AdaptiveLossScaling`.
 
     Attributes:
         found_inf: functions, by name, whose gradients are not finite, first in backward order first.
-        kind: `"hookless"`; `"measuring"`: every gradient was measured; or why there were hooks around single
+        kind: `"hookless"`; `"measuring"`: every gradient was measured; or the reason for hooks around single
             functions.
-        state_finite: whether running statistics, and whatever else forward has written, are finite.
-        loss_is_nan: whether the loss holds a NaN.
+        state_finite: True if running statistics, and all else that forward has written, are finite.
+        loss_is_nan: True if the loss is NaN.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
@@ -48,8 +48,8 @@ class PassReport:
 
     graph: Graph
     measurements: PassMeasurements
-    leaves: Sequence[Contribution]  # those whose gradients were written
-    largest: Sequence[float]  # of each, divided by its scale; infinity where it is not finite
+    leaves: Sequence[Contribution]  # contributions whose gradients were written
+    largest: Sequence[float]  # of each, divided by its scale; infinity if it is not finite
     found_inf: Sequence[str]
     kind: str
     state_finite: bool
@@ -63,26 +63,26 @@ class PassReport:
 
     @property
     def schedule(self) -> ScaleSchedule:
-        """The scales of the pass, and the components that they are for."""
+        """Schedule of the pass: scales and components."""
         return self.measurements.schedule
 
     @property
     def is_absent(self) -> bool:
-        """Whether no part of the network has a loss weight in the batch."""
+        """True if no component has a nonzero loss weight in the batch."""
         single, weights = self.schedule.components.single, self.schedule.loss_weights
         return not any(weight for index, weight in enumerate(weights) if index not in single)
 
     @property
     def component(self) -> Optional[str]:
-        """The first part of the network, in backward order, that was not finite, by the name of the function
-        that its first gradient belongs to; None: all were.
+        """The first component, in backward order, that was not finite, named after the function that its
+        first gradient belongs to; None: all were finite.
         """
         first = self.measurements.overflowed
         return None if first is None else self.schedule.components.names[first]
 
     @property
     def nonzero(self) -> Iterator[int]:
-        """Keys of the leaves whose gradients are not all zeros; usually the first one is enough."""
+        """Keys of the leaves whose gradients are not all zeros; usually reading the first one is enough."""
         positions = compress(map(_position, self.leaves), self.largest)
         return map(self.graph.keys.__getitem__, positions)
 
@@ -130,10 +130,10 @@ def report_of(
             node.label
             for node in plan.nodes
             if not bad.isdisjoint(node.outputs)
-            # All uses of a weight share its master: where output gradients were seen, they tell more.
+            # All uses of a weight share its master: measured output gradients are more specific.
             or (not bad_leaves.isdisjoint(map(plan.leaf, node.leaves)) and not (bad and node.slots))
         ]
-        # Where the gradient of a layer is not finite, that of its weight is not; not all functions have one.
+        # A nonfinite gradient of a layer makes that of its weight nonfinite; not all functions have one.
         if first is not None and not (prepared.storage.rounds or measure_all):
             suspected = unseen_before(components, first, finite - {first})
     measurements = PassMeasurements(
@@ -162,18 +162,18 @@ def report_of(
 def _magnitudes(
     prepared: PreparedGraph, schedule: ScaleSchedule, gradients: GradientStatistics
 ) -> List[Tuple[int, float]]:
-    """Measured gradients that count for their components, each with its largest magnitude, unscaled."""
+    """Unscaled largest magnitudes of the measured gradients that count for their components."""
     if not (gradients or prepared.storage.rounds):
         return []
     plan, keys, components = prepared.plan, prepared.graph.keys, schedule.components
     storage, single, limiting = prepared.storage, plan.single, plan.limiting_gradients
     measured = [(p, found.abs_max / scale) for p, (found, scale) in gradients.items() if p in limiting]
-    # Gradients that functions in float hand on among themselves are not stored in the format. Scalars count
-    # anyway where they are a component by themselves.
+    # Gradients between functions in float are not stored in the format. Scalars that are a component by
+    # themselves count anyway.
     apart = {p for p in single if p in components.of and components.of[p] in components.single}
     if not storage.rounds:
         return [one for one in measured if one[0] in apart or one[0] not in plan.in_float]
-    # Of scalars only what was measured counts: some are rounded only where there are hooks.
+    # Scalars count only if measured: some are rounded only in passes with hooks.
     rounded, scales = storage.gradients, schedule.scales
     found = [one for one in measured if one[0] in apart or keys[one[0]] in rounded]
     found += [
@@ -185,7 +185,7 @@ def _magnitudes(
 
 
 def _rounded_nonfinite(prepared: PreparedGraph, schedule: ScaleSchedule) -> Set[int]:
-    """Positions of the gradients, except those of leaves, that an emulated storage has seen not finite."""
+    """Positions of nonfinite gradients in an emulated storage, except leaves."""
     keys, rounded = prepared.graph.keys, prepared.storage.gradients
     bad = {p for p in schedule.scales if keys[p] in rounded and rounded[keys[p]].statistics.nonfinite}
     return bad.difference(prepared.plan.leaves)
@@ -194,7 +194,7 @@ def _rounded_nonfinite(prepared: PreparedGraph, schedule: ScaleSchedule) -> Set[
 def _components_of_leaves(
     plan: GraphPlan, written: WrittenLeaves, largest: Sequence[float], bad_leaves: AbstractSet[int]
 ) -> Tuple[Dict[int, int], Set[int]]:
-    """By number of a function the component of its leaf that is not finite; and those with a finite leaf."""
+    """Component of the nonfinite leaf of each function, by number; and components with a finite leaf."""
     counted = written.counted
     leaves = [(one.function, component, largest[place] == math.inf) for one, place, component in counted]
     seen = {one.contribution.leaf for one in counted}
@@ -218,8 +218,8 @@ def first_overflow(
     bad_functions: Mapping[int, int],
     raised: AbstractSet[int] = frozenset(),
 ) -> Optional[int]:
-    """The first component, in backward order, that was not finite; `bad_functions`: with that of their leaf;
-    `raised`: what overflowed only on the way to the scale of the component behind.
+    """Find the first component, in backward order, that was not finite; `bad_functions`: with the component
+    of their leaf; `raised`: overflowed only when raised to the scale of the successor.
     """
     for node in plan.nodes:
         if not bad.isdisjoint(node.outputs):
@@ -232,8 +232,8 @@ def first_overflow(
 
 
 def unseen_before(components: Components, overflowed: int, seen: AbstractSet[int]) -> FrozenSet[int]:
-    """The components before an overflow that may have handed it on: nothing finite was seen of them."""
-    # Scalars do not overflow before what follows them.
+    """Predecessors that may have passed the overflow on: no finite gradient of theirs was measured."""
+    # Scalars do not overflow before their successors.
     found: Set[int] = set()
     waiting = [overflowed]
     while waiting:

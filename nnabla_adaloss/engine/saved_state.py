@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The saved state of an engine: which network it is of, and what was measured of it."""
+"""Saved state of an engine: identity of the network, and measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .statistics import Statistics
 
 SCHEMA = 2
 
-# The schema of versions that remembered magnitudes, whatever loss weight they had come with.
+# Schema of versions that remembered magnitudes without their loss weights.
 _MAGNITUDES = 1
 
 Saved = Mapping[str, Any]
@@ -35,9 +35,9 @@ def state_of(
     iteration: int,
     draws: int,
 ) -> Dict[str, Any]:
-    """State that decides the next scales; `others`: states of other topologies, the last one last."""
+    """State that determines the next scales; `others`: states of other topologies, the latest last."""
     statistics = prepared.statistics.state(prepared.plan.measured)
-    # Training may go on with graphs of other topologies, which read these measurements.
+    # Training may continue with graphs of other topologies, which read these measurements.
     weights = prepared.statistics.weights if others else {}
     return {
         "schema": SCHEMA,
@@ -54,7 +54,7 @@ def state_of(
 
 
 def topology_state(plan: GraphPlan, statistics: Sequence[Any], schedules: ScheduleCache) -> Dict[str, Any]:
-    """The part of a state that belongs to one topology, which `of_topology` finds again."""
+    """Part of a state that belongs to one topology, for `of_topology`."""
     return {
         "network": fingerprint(plan),
         "wiring": _wiring(plan),
@@ -66,7 +66,7 @@ def topology_state(plan: GraphPlan, statistics: Sequence[Any], schedules: Schedu
 def load_state(
     state: Saved, prepared: PreparedGraph, memory: Memory, method_alphas: MethodAlphas
 ) -> Tuple[ScheduleCache, Memory, int, int, List[Saved]]:
-    """Take over a `state_of`, and return the engine's part of it; a ValueError leaves all unchanged."""
+    """Load a `state_of`, and return the engine's part of it; a ValueError leaves all unchanged."""
     try:
         before = integer("schema", state["schema"]) == _MAGNITUDES
         if not before:
@@ -85,33 +85,34 @@ def load_state(
         if before:
             warn(
                 "the state was saved by an earlier version, which did not remember with which loss weights "
-                "it had measured: scales are measured anew, with the next batch"
+                "it had measured: scales are measured again, with the next batch"
             )
         else:
             others = [one for one in topologies if one not in own]
             for one in own:
                 statistics, schedules = load_topology(one, prepared)
             schedules = schedules.within(integer("since", state["schedule"]["since"]))
-            # In older states they are in those of topologies alone.
+            # Older states have them only in topologies.
             weights, pending = (
                 {str(name): ArrayStatistics.loaded(one) for name, one in state.get(kind, {}).items()}
                 for kind in ("weights", "pending")
             )
             histories = MethodAlphas.loaded(state["layers"])
             memory = memory.loaded(state["components"])
-            # Gains do not depend on the format; scales do, and are chosen again. Older states do not have it.
+            # Gains do not depend on the format; scales do, and are chosen again. Older states lack the
+            # format.
             dtype = plain(prepared.config.dtype)
             if state.get("dtype", dtype) != dtype:
                 schedules, others = schedules.drop(), [*map(without_schedule, others)]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
+        raise ValueError(f"state is damaged, or not of an AdaptiveLossScaling: {error!r}") from error
     prepared.statistics.load(statistics, weights, pending)
     method_alphas.load(histories)
     return schedules, memory, iteration, draws, others
 
 
 def load_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, ArrayStatistics], ScheduleCache]:
-    """Statistics and schedules of a `topology_state`, which may be damaged."""
+    """Load statistics and schedules of a `topology_state`, which may be damaged."""
     return Statistics.loaded(prepared.plan.measured, saved["statistics"]), prepared.schedules.loaded(
         saved["schedule"],
         lambda scales, given_scale, weights, together: prepared.schedule(
@@ -122,8 +123,8 @@ def load_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, Arra
 
 
 def topologies_of(state: Saved) -> List[Saved]:
-    """Each `topology_state` in a state, which may be damaged; that of the last graph is last."""
-    # States of earlier versions have one, and do not tell how its functions are wired.
+    """List each `topology_state` in a state, which may be damaged; that of the last graph is last."""
+    # States of earlier versions have one, without its wiring.
     return [
         {
             "network": list(one["network"]),
@@ -136,18 +137,18 @@ def topologies_of(state: Saved) -> List[Saved]:
 
 
 def without_schedule(saved: Saved) -> Saved:
-    """A `topology_state` with which scales are chosen again."""
+    """Remove the schedules of a `topology_state`, so that scales are chosen again."""
     return {**saved, "schedule": {**saved["schedule"], "chosen": []}}
 
 
 def of_topology(plan: GraphPlan, states: Sequence[Saved]) -> List[Saved]:
-    """States that are of graphs with this plan."""
+    """Select the states of graphs with this plan."""
     network, wiring = fingerprint(plan), _wiring(plan)
     return [one for one in states if one["network"] == network and one["wiring"] in (None, wiring)]
 
 
 def fingerprint(plan: GraphPlan) -> List[str]:
-    """Type, name, and shapes of the parameters of each function; batches of other sizes are no matter."""
+    """Type, name, and parameter shapes of each function; independent of batch sizes."""
     shapes = plan.described.shapes
     return [
         " ".join([node.type_name, node.label, *("x".join(map(str, shapes[leaf])) for leaf in node.leaves)])
@@ -156,13 +157,13 @@ def fingerprint(plan: GraphPlan) -> List[str]:
 
 
 def _wiring(plan: GraphPlan) -> int:
-    """The CRC-32 of the variables that each function reads and writes, and of which are scalars."""
+    """CRC-32 of the variables that each function reads and writes, and of the positions of scalars."""
     described = plan.described
     return crc32(repr((described.inputs, described.outputs, sorted(plan.single))).encode())
 
 
 def _check_network(plan: GraphPlan, topologies: Sequence[Saved]) -> None:
-    """Raise ValueError unless this may be another topology: it shares layers, with the same parameters."""
+    """Raise ValueError unless this may be another topology: with common layers of the same parameters."""
     ours, network = fingerprint(plan), topologies[-1]["network"]
     theirs = {line for one in topologies for line in one["network"]}
     own = {line: f"{node.type_name} {node.label} " for line, node in zip(ours, plan.nodes) if node.leaves}

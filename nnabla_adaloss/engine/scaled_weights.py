@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that a pass multiplies: weights, swapped for scaled copies, and gradients, in place."""
+"""Multiplication of arrays in a pass: weights, replaced by scaled copies, and gradients, in place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rescale(rescales: Sequence[Rescale], graph: Graph, kernels: Kernels, storage
 
 
 class SwappedFactors:
-    """The factors that are swapped for all of a pass, with one schedule."""
+    """Weights that are swapped for a whole pass, with one schedule."""
 
     def __init__(self, graph: Graph, scaled: Sequence[Tuple[LayerSlot, float]]) -> None:
         self.variables = [graph.variables[slot.factor] for slot, _ in scaled]
@@ -37,22 +37,22 @@ class SwappedFactors:
 
 
 class ScaledWeights:
-    """Hands functions alpha times a weight in place of the weight, and puts the weight back."""
+    """Replaces weights by alpha times the weight for functions, and restores them."""
 
     def __init__(self, kernels: Kernels, pool: ScratchPool, storage: NativeStorage) -> None:
         self._kernels = kernels
         self._pool = pool
         self._storage = storage
         self._swapped: List[Tuple[nn.Variable, nn.NdArray, nn.NdArray]] = []
-        # Copies that an emulation swaps in by itself, in place of its rounded weights.
+        # Copies that an emulation itself swaps in, instead of its rounded weights.
         self._stand_ins: List[Tuple[int, nn.NdArray]] = []
 
     def swap(self, graph: Graph, slot: LayerSlot, alpha: float, index: int) -> None:
-        """Swap the factor of one layer, for the function that runs next."""
+        """Swap the weight of one layer, for the next function."""
         factor = graph.variables[slot.factor]
         source = factor.data
         scaled = self._pool.get(factor.shape, "factor", index)
-        # In the type that the function reads: nnabla would convert it, with another pass over it.
+        # In the dtype that the function reads: nnabla's conversion would take another pass over it.
         self._kernels.scaled_copy(self._readable(source, 0), scaled, alpha, half=slot.half)
         self._store(graph.keys[slot.factor], scaled, alpha)
         self._swapped.append((factor, source, scaled))
@@ -77,14 +77,14 @@ class ScaledWeights:
                 self._stand_ins.append((key, array))
                 storage.weights[key] = swapped[2]
             else:
-                # Noted before it is swapped: a signal may interrupt us between any two lines.
+                # Noted before the swap: a signal may interrupt between any two lines.
                 self._swapped.append(swapped)
                 swapped[0].data = swapped[2]
 
     def restore(self) -> None:
-        """Put everything back; harmless when nothing is swapped."""
-        # Forgotten after it is put back: a signal may interrupt us between any two lines. What somebody else
-        # put back already (an emulation, to its own master) stays.
+        """Restore all swapped arrays, if any."""
+        # Dropped after restoring: a signal may interrupt between any two lines. An array that was restored
+        # already (by an emulation, to its own master) stays.
         while self._swapped:
             variable, source, scaled = self._swapped[-1]
             if variable.data == scaled:

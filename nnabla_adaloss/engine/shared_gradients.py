@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaves whose gradients are one array, as those of a weight and of its reshaped view."""
+"""Leaves that share a gradient array, such as a weight and its reshaped view."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ..kernels.arrays import places_of
 
 
 class SharedGradients:
-    """Finds the leaves whose gradients are one array; ValueError where two overlap otherwise."""
+    """Finds leaves that share a gradient array; ValueError if two overlap otherwise."""
 
     def __init__(self) -> None:
-        # Keys of the leaves that were compared last, and the result by index.
+        # Keys of the last compared leaves, and the result by index.
         self._keys: List[int] = []
         self._first: Mapping[int, int] = {}
-        # Parameters of all graphs so far, by key, and where their gradients were at one moment.
+        # Parameters of all graphs so far, by key, and addresses of their gradients at one moment.
         self._parameters: Dict[int, nn.Variable] = {}
         self._places: Dict[int, Tuple[int, int]] = {}
 
     def find(self, graph: Graph, names: ParameterNames, context: nn.Context) -> Dict[int, int]:
-        """By position of a leaf, the first one whose gradient is the same array."""
+        """Map positions of leaves to the first leaf with the same gradient array."""
         positions = sorted(graph.needed, key=lambda p: (graph.keys[p] not in names, p))
         keys = [graph.keys[p] for p in positions]
         if keys != self._keys:
             leaves = [graph.leaves[p] for p in positions]
             places = self._places
             if not places.keys() >= {*keys}:
-                # Memory that is free is used again, so that places of two moments tell nothing.
+                # Freed memory is reused, so addresses of different moments cannot be compared.
                 known = {**self._parameters, **dict(zip(keys, leaves))}
                 places = dict(zip(known, places_of([leaf.grad for leaf in known.values()], context)))
                 self._parameters = {key: leaf for key, leaf in known.items() if key in names}
@@ -45,7 +45,7 @@ class SharedGradients:
 
 
 def _one_array(places: Sequence[Tuple[int, int]], name_of: Callable[[int], str]) -> Dict[int, int]:
-    """By index of an array, the first one at the same place."""
+    """Map indices of arrays to the first one at the same address."""
     first = {place: index for index, place in reversed([*enumerate(places)]) if place[0] < place[1]}
     ordered = sorted(first)
     for before, after in zip(ordered, ordered[1:]):

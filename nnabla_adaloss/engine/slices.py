@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slices of the arrays of a graph: each iteration measures one, so that few gradients stay in memory."""
+"""Slices of a graph's arrays: each iteration measures one, so that few gradients stay in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import AbstractSet, FrozenSet, List, NamedTuple, Optional, Sequence
 from ..graph.plan import GraphPlan
 from .statistics import Wanted
 
-# Elements that a slice holds at least, if there are as many.
+# Minimum number of elements of a slice, if there are as many.
 _LEAST = 2**16
 
 
@@ -18,18 +18,18 @@ class Slice(NamedTuple):
 
     gradients: Sequence[int]
     weights: Sequence[int]
-    activations: Sequence[int]  # that layers multiply by: nnabla frees them in backward
-    leaves: FrozenSet[int]  # whose gradients, which every pass unscales, count for the components
-    last: bool  # whether everything has been measured when the pass ends
+    activations: Sequence[int]  # factors of layers, which nnabla frees in backward
+    leaves: FrozenSet[int]  # leaves whose gradients, unscaled in every pass, count for the components
+    last: bool  # True if everything has been measured after this pass
 
 
 def slices_of(
     plan: GraphPlan, wanted: Wanted, count: int, *, rounds: bool, uncounted: AbstractSet[int] = frozenset()
 ) -> List[Optional[Slice]]:
-    """Divide the arrays that are measured into `count` slices, one for each iteration; None: nothing.
+    """Divide the arrays to measure into `count` slices, one for each iteration; None: nothing.
 
-    Leaves that functions in half write count in every pass, so that of batches in turns none is missed:
-    all, where an emulated storage `rounds`; those that are `uncounted` never.
+    Leaves written by functions in half count in every pass, so that no batch of alternating ones is missed:
+    all, if an emulated storage `rounds`; the `uncounted` never.
     """
     sizes = [math.prod(shape) for shape in plan.described.shapes]
     measured = {*plan.largest_gradients} | wanted.gradients | wanted.watched
@@ -53,8 +53,8 @@ def slices_of(
 
 
 def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:
-    """Divide positions into `count` lists: empty ones, then those that have about the same size."""
-    # A call takes longer than to measure small arrays.
+    """Divide positions into `count` lists: empty ones, then some of about the same size."""
+    # A call takes longer than measuring small arrays.
     used = min(count, max(1, sum(sizes[position] for position in positions) // _LEAST))
     lists: List[List[int]] = [[] for _ in range(used)]
     filled = [0] * used

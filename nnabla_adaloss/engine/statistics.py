@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of the arrays of a graph: what they were last, for the next choice of scales."""
+"""Latest statistics of a graph's arrays, for the next choice of scales."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ..kernels.scratch import ScratchPool
 _Key = Union[int, str]
 
 GradientStatistics = Mapping[int, Tuple[ArrayStatistics, float]]
-"""Statistics of gradients that a pass has measured, by position, each with the scale that it carried."""
+"""Statistics of the gradients measured in a pass, by position, each with its scale."""
 
 
 # Suffix of the names of weights in messages between ranks.
@@ -41,9 +41,9 @@ _WEIGHT = " weight"
 
 
 class Wanted(NamedTuple):
-    """Positions of the variables whose statistics are asked for."""
+    """Positions of the variables whose statistics are needed."""
 
-    gradients: AbstractSet[int]  # those that methods look at
+    gradients: AbstractSet[int]  # gradients that methods use
     data: AbstractSet[int]
     watched: AbstractSet[int]  # gradients that are only reported
 
@@ -65,40 +65,40 @@ class Statistics:
         self._graph, self._plan, self._storage = graph, plan, storage
         self._measurements, self._pool = measurements, pool
         self.wanted = wanted
-        # Names of parameters, by position, except those that two parameters have.
+        # Names of parameters, by position, except ambiguous ones.
         counts = Counter(name for _, name in plan.described.kept.values())
         self._names = {p: n for p, (_, n) in plan.described.kept.items() if n is not None and counts[n] == 1}
-        # Of parameters by name, as graphs of other topologies read them, too; of other data by `~position`.
+        # Parameters by name, as graphs of other topologies read them, too; other data by `~position`.
         self._known: Dict[_Key, ArrayStatistics] = {}
-        # Choices see what was known when the iteration began: the same on all ranks.
+        # Choices use the statistics at the start of the iteration, equal on all ranks.
         self._answers = self._known
         self._iteration = -1
         # Measurements of gradients in this pass, each with its scale, and of data: tickets of results, or
-        # results that are known already.
+        # finished results.
         self._running: Dict[int, Tuple[Union[int, ArrayStatistics], float]] = {}
         self._data: Dict[_Key, Union[int, ArrayStatistics]] = {}
-        # What was measured since all ranks exchanged what they know.
+        # Keys measured since the last exchange between ranks.
         self._new: Set[_Key] = set()
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> Statistics:
-        """The same for another graph of the topology."""
+        """Adapt to another graph of the topology."""
         found = copy(self)
         found._graph, found._plan, found._storage = graph, plan, storage
         return found
 
     def go_on_from(self, before: Statistics) -> None:
-        """Take over the measurements of weights that have begun with the topology before."""
+        """Take over the measurements of weights that were started with the previous topology."""
         self._data = before._data
         for key in [key for key in self._data if not isinstance(key, str)]:
             del self._data[key]
 
     def begin(self, iteration: int, *, again: bool) -> None:
-        """In a new iteration, or again in one, answer from what is known now."""
+        """Answer from the present statistics, in a new iteration or for a repeat."""
         if again or iteration != self._iteration:
             self._iteration, self._answers = iteration, self._known
 
     def gradient(self, position: int) -> Optional[ArrayStatistics]:
-        """What is known of a gradient, divided by its scale and its loss weight."""
+        """Statistics of a gradient, divided by its scale and its loss weight; None if unknown."""
         return self._answers.get(position)
 
     def data(self, position: int) -> Optional[ArrayStatistics]:
@@ -109,7 +109,7 @@ class Statistics:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether a weight that is wanted was not measured, or none of the gradients that methods look at."""
+        """True if a needed weight, or all gradients that methods use, are unmeasured."""
         kept, known, gradients = self._plan.described.kept, self._answers, self.wanted.gradients
         return any(p in kept and self._key(p) not in known for p in self.wanted.data) or (
             bool(gradients) and gradients.isdisjoint(known)
@@ -121,7 +121,7 @@ class Statistics:
         return {key: found for key, found in self._known.items() if isinstance(key, str)}
 
     def measure(self, gradients: Sequence[Tuple[int, float]], data: Sequence[int]) -> None:
-        """Start to measure arrays as they are now, all in one call; gradients go with their scales."""
+        """Start measuring the arrays' present contents, all in one call; gradients with their scales."""
         if not (gradients or data):
             return
         arrays = [self._graph.variables[position].grad for position, _ in gradients]
@@ -137,7 +137,7 @@ class Statistics:
         self._data.update(zip(map(self._key, unseen), tickets[len(found) :]))
 
     def _has_seen(self, position: int) -> bool:
-        """Take over what an emulated storage knows of data, as it has rounded it."""
+        """Take over an emulated storage's statistics of data that it has rounded."""
         found = self._storage.data_statistics(self._graph.keys[position])
         if found is not None:
             self._data[self._key(position)] = found
@@ -146,7 +146,7 @@ class Statistics:
     def _left_to_measure(
         self, gradients: Sequence[Tuple[int, float]], arrays: Sequence[nn.NdArray]
     ) -> Tuple[List[nn.NdArray], List[Tuple[int, float]]]:
-        """The gradients but for those that a storage has seen, and those that backward has left at zero."""
+        """Gradients to measure: neither measured by a storage nor left at zero by backward."""
         keys, storage = self._graph.keys, self._storage
         left, found = [], []
         for (position, scale), array in zip(gradients, arrays):
@@ -159,7 +159,7 @@ class Statistics:
         return left, found
 
     def measure_weights(self, positions: Sequence[int]) -> None:
-        """Start to measure data as it is now, whatever an emulated storage makes of it."""
+        """Start measuring the present data, before rounding by an emulated storage."""
         if not positions:
             return
         tickets = self._measurements.measure(self._readable(positions))
@@ -170,16 +170,16 @@ class Statistics:
         return [as_float32(v.data, self._pool.get(v.shape, "float32", i)) for i, v in enumerate(variables)]
 
     def watch(self, arrays: Sequence[nn.NdArray], loss: Optional[nn.NdArray]) -> None:
-        """Start looking whether arrays are finite, and whether the loss holds a NaN."""
+        """Start checking that arrays are finite, and that the loss is not NaN."""
         self._measurements.watch(arrays, loss)
 
     def finish(self, weight_of: Callable[[int], float]) -> Tuple[GradientStatistics, Results]:
         """Wait for all measurements of a pass, and remember them, except gradients with a loss weight of 0.
 
-        Return the measured gradients, and all results; the largest magnitude of a gradient that is not finite
-        is infinity.
+        Return the measured gradients, and all results; a nonfinite gradient has the largest magnitude
+        infinity.
         """
-        # Forgotten first: after an interruption no ticket may be left without a measurement. Graphs of one
+        # Cleared first: after an interruption no ticket may remain without a measurement. Graphs of one
         # topology share them.
         running, data = {**self._running}, {**self._data}
         self._running.clear()
@@ -204,7 +204,7 @@ class Statistics:
         return gradients, results
 
     def state(self, positions: Sequence[int]) -> List[Any]:
-        """Per variable its index in `positions`, and what is known of its gradient and its data."""
+        """Index in `positions`, and statistics of gradient and data, of each variable."""
         found = []
         for index, position in enumerate(positions):
             gradient = self._known.get(position) if position in self.wanted.gradients else None
@@ -215,7 +215,7 @@ class Statistics:
 
     @property
     def pending(self) -> Dict[str, List[float]]:
-        """Weights that were measured after an update and are not known before the next pass, by name."""
+        """Weights measured after an update, which become known with the next pass, by name."""
         statistics = self._measurements.fetch().statistics
         found: Dict[str, List[float]] = {}
         for key, ticket in self._data.items():
@@ -226,7 +226,7 @@ class Statistics:
 
     @staticmethod
     def loaded(positions: Sequence[int], state: Sequence[Any]) -> Dict[int, ArrayStatistics]:
-        """Statistics from a `state` of here or of another process, for `load`."""
+        """Read statistics from a `state` of this or another process, for `load`."""
         return {
             key: ArrayStatistics.loaded(values)
             for index, gradient, data in state
@@ -240,8 +240,8 @@ class Statistics:
         weights: Mapping[str, ArrayStatistics],
         pending: Optional[Mapping[str, ArrayStatistics]] = None,
     ) -> None:
-        """Replace all statistics; those of `weights`, by name, are newer, and those that are `pending` count
-        after the next pass; None: the ones that have begun.
+        """Replace all statistics; those of `weights`, by name, are newer, and the `pending` ones count after
+        the next pass; None: keep the started ones.
         """
         found = {self._key(~key) if key < 0 else key: one for key, one in known.items()}
         found.update(weights)
@@ -252,7 +252,7 @@ class Statistics:
 
     @property
     def _shared(self) -> Dict[str, _Key]:
-        """What ranks tell each other, by name: they have the same weights, but not the same activations."""
+        """Statistics to exchange, by name: ranks have equal weights, but not equal activations."""
         weights = self._plan.described.kept
         found: Dict[str, _Key] = {}
         for layer, (node, slot) in self._plan.layer_slots.items():
@@ -263,21 +263,21 @@ class Statistics:
         return found
 
     def shared(self) -> Dict[str, Sequence[float]]:
-        """What was measured since the last `adopt`, by names that mean the same on all ranks."""
+        """Measurements since the last `adopt`, by names that are common to all ranks."""
         shared = self._shared
         found: Dict[str, Sequence[float]] = {
             n: list(self._known[k]) for n, k in shared.items() if k in self._new
         }
         weights = [name for name in self._new if isinstance(name, str)]
-        # Where graphs differ, other ranks may not have measured them.
+        # If graphs differ, other ranks may not have measured them.
         if weights and not self.weights.keys() <= {*self._names.values()}:
             found.update((name + _WEIGHT, list(self._known[name])) for name in sorted(weights))
         return found
 
     def adopt(self, told: Sequence[Mapping[str, Sequence[float]]]) -> None:
-        """Know the statistics of the arrays of all ranks, as if they were one array each."""
+        """Take over the statistics of all ranks, combined as if the arrays were one."""
         self._known, self._new = {**self._known}, set()
-        # All ranks have the same weights: the last that is told wins, on each of them.
+        # All ranks have the same weights: the last one wins, on each of them.
         weights = {name: row for one in told for name, row in one.items() if name.endswith(_WEIGHT)}
         for name, values in weights.items():
             self._known[name[: -len(_WEIGHT)]] = ArrayStatistics._make(values)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaf gradients that a pass has written, and their largest magnitudes by component."""
+"""Leaf gradients written by a pass, and their largest magnitudes by component."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .leaf_gradients import Contribution
 
 
 class CountedLeaf(NamedTuple):
-    """A contribution that holds nothing but this batch's gradient."""
+    """Contribution that consists of this batch's gradient only."""
 
     contribution: Contribution
-    place: int  # of its largest magnitude, among those of all contributions
-    component: int  # that its gradient belongs to
+    place: int  # index of its largest magnitude, among those of all contributions
+    component: int  # component of its gradient
 
 
 class _Groups(NamedTuple):
-    """Places of magnitudes, sorted by component, and where the places of each component begin."""
+    """Places of magnitudes, sorted by component, and the start of each component's places."""
 
     places: NDArray[np.intp]
     starts: NDArray[np.intp]
@@ -32,7 +32,7 @@ class _Groups(NamedTuple):
 
 
 class WrittenLeaves:
-    """Contributions of a pass, in the order of unscaling; passes that write the same ones share it."""
+    """Contributions of a pass, in the order of unscaling; shared by passes with equal ones."""
 
     def __init__(
         self, contributions: Sequence[Contribution], plan: GraphPlan, components: Components
@@ -49,14 +49,14 @@ class WrittenLeaves:
         ]
 
     def component(self, leaf: int, function: int) -> int:
-        """The component that the gradient of a leaf belongs to, which a function writes."""
+        """Component of the gradient that a function writes to a leaf."""
         of = self.components.of
         if leaf in of and any(slot.target == leaf for slot in self._plan.by_number[function].slots):
             return of[leaf]
         return self.components.producers[function]
 
     def amax_of_components(self, largest: Sequence[float], leaves: FrozenSet[int]) -> Dict[int, float]:
-        """The largest finite magnitude that these leaves show of each component, of the `largest` of all."""
+        """Largest finite magnitude of each component in these leaves, from the `largest` of all."""
         groups = self._groups.get(leaves)
         if groups is None:
             groups = self._groups[leaves] = _grouped(
@@ -79,8 +79,8 @@ def _grouped(counted: Sequence[CountedLeaf]) -> _Groups:
 
 
 def places_of_contributions(written: Sequence[Contribution]) -> List[Tuple[Contribution, int]]:
-    """Contributions that hold nothing but this batch's, each with the place of its magnitude."""
-    # Those that were added up at one scale, as in a pass without hooks, are one.
+    """Contributions of only this batch, each with the place of its magnitude."""
+    # Contributions summed at one scale, as in a pass without hooks, are one.
     found: List[Tuple[Contribution, int]] = []
     places: Dict[int, int] = {}
     for index, contribution in enumerate(written):

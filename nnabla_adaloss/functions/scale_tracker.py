@@ -203,12 +203,12 @@ def _passed_on(node: NodeStructure, arriving: List[int]) -> int:
     if any(point != arriving[0] for point in arriving):
         raise ValueError(
             f"the gradients of the outputs of {node.type_name} ({node.label}) carry different scales: "
-            "put the same adaptive_loss_scaling layers, or none, behind all of them"
+            "put the same adaptive_loss_scaling layers, or none, after all of them"
         )
     if arriving[0] != UNSCALED and node.non_homogeneous:
         raise ValueError(
             f"{node.type_name} ({node.label}) would clip or replace a scaled gradient: "
-            "apply it to what unscale is given, or let AdaptiveLossScaling run the graph"
+            "apply it before unscale, or let AdaptiveLossScaling run the graph"
         )
     return arriving[0]
 

@@ -98,7 +98,7 @@ def adaptive_loss_scaling(
     if isinstance(x, nn.NdArray):
         return IdentityFunction(ctx)(x)
     if isinstance(w, nn.NdArray):
-        raise TypeError("w must be an nnabla.Variable, as x is: what unscale(weight, tracker) returned")
+        raise TypeError("w must be an nnabla.Variable, like x: the result of unscale(weight, tracker)")
     if isinstance(config, ScaleTracker):
         return ScaledLayer(x, w, config, ctx).apply(x)
     # Nothing is tracked: the gradient arrives with S = 1.
@@ -237,7 +237,7 @@ class ScaledLayer(GradientScaling):
         copier = None if w.parent is None else tracker.functions.get(hash(w.parent))
         if not isinstance(copier, Unscale):
             raise ValueError(
-                "w must be what unscale(weight, tracker) returned, with this tracker: the scale is applied "
+                "w must be the result of unscale(weight, tracker), with this tracker: the scale is applied "
                 "to a copy of the weight"
             )
         if copier.taken:
@@ -251,7 +251,7 @@ class ScaledLayer(GradientScaling):
         """Store the layer's name; a layer without input gradient, or an excluded one, has none."""
         super().connect(arriving, node, graph, plan)
         for name, v, remedy in (
-            ("x", self._x, "use what adaptive_loss_scaling returns"),
+            ("x", self._x, "use the result of adaptive_loss_scaling"),
             ("w", self._v, "call unscale for each use of a weight"),
         ):
             if len(plan.readers.get(graph.positions[hash(v)], ())) > 1:

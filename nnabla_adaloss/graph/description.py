@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph described by values, in which two that are built alike are equal."""
+"""Description of a graph by values; equal for graphs built in the same way."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ _parent = attrgetter("parent")
 
 
 def is_half(backends: Sequence[str]) -> bool:
-    """Whether the first of the `backends` of a context is one of half precision."""
+    """True if the first of a context's `backends` is a half-precision one."""
     return bool(backends) and backends[0].endswith((":half", ":mixed_half"))
 
 
 def type_name_of(name: Any) -> str:
-    """Name of a function's type, as its `info` holds it: a PythonFunction may have a method for it."""
+    """Name of a function's type from its `info`; a PythonFunction may have a method for it."""
     return name if isinstance(name, str) else str(name() if callable(name) else name)
 
 
 class Uses(NamedTuple):
-    """What the functions of a graph read or write, one entry after the other for all of them."""
+    """Variables that the functions of a graph read or write, concatenated."""
 
-    ends: List[int]  # where those of each function end
-    positions: List[int]  # which variables they are
+    ends: List[int]  # end of each function's entries
+    positions: List[int]  # positions of the variables
 
     def part(self, index: int) -> slice:
-        """Where the entries of one function are."""
+        """Slice of one function's entries."""
         return slice(self.ends[index - 1] if index else 0, self.ends[index])
 
     def by_function(self, of_each: Optional[List[Any]] = None) -> List[List[Any]]:
-        """The positions that belong to each function, or what `of_each` holds in their places."""
+        """Positions by function, or the corresponding elements of `of_each`."""
         values = self.positions if of_each is None else of_each
         return [values[start:end] for start, end in zip([0, *self.ends], self.ends)]
 
 
 class GraphDescription(NamedTuple):
-    """All that plans ask of a graph, by value: functions in forward order, variables by position."""
+    """Properties of a graph that plans need, by value: functions in forward order, variables by position."""
 
     type_names: List[str]
     args: List[Mapping[str, Any]]
     backends: List[List[str]]
-    need_grads: List[bool]  # whether backward visits them
+    need_grads: List[bool]  # True if backward visits the function
     inputs: Uses
-    needs: List[bool]  # whether each of the inputs needs a gradient
-    producers: List[Optional[int]]  # the function that each of the inputs comes from; None for leaves
+    needs: List[bool]  # True if the input needs a gradient
+    producers: List[Optional[int]]  # function that computes the input; None for leaves
     outputs: Uses
     shapes: List[Tuple[int, ...]]
-    recomputed: List[bool]  # whether what is in a variable is computed again in backward
-    # By position the key and the name of leaves that are the same in the next graph: those that need a
-    # gradient, and those that have a name.
+    recomputed: List[bool]  # True if the variable is recomputed in backward
+    # Key and name, by position, of leaves that are the same in the next graph: those with a gradient or a
+    # name.
     kept: Dict[int, Tuple[int, Optional[str]]]
-    # Of leaves whose gradients are one array, as of a weight and its reshaped view: the first one, which
-    # stands for all of them.
+    # First of the leaves that share a gradient array, as a weight and its reshaped view do; it represents
+    # them all.
     one_gradient: Mapping[int, int] = MappingProxyType({})
 
     def reads(self, f: Any, index: int, position: int) -> bool:
-        """Whether backward of the function with this index, `f`, reads what one of its variables holds."""
+        """True if backward of the function `f` with this index reads the data of one of its variables."""
         inputs, outputs = self.inputs.part(index), self.outputs.part(index)
         read = [i for i, p in enumerate(self.inputs.positions[inputs]) if p == position]
         written = [o for o, p in enumerate(self.outputs.positions[outputs]) if p == position]
@@ -81,7 +81,7 @@ class GraphDescription(NamedTuple):
 
 
 def may_depend(depends: Callable[[int, int], bool], of: int, on: int) -> bool:
-    """Whether a gradient depends on an array, as nnabla tells; in a function that does not tell it may."""
+    """True if nnabla reports that a gradient depends on an array, or does not know."""
     try:
         return depends(of, on)
     except (NotImplementedError, SystemError):
@@ -89,14 +89,14 @@ def may_depend(depends: Callable[[int, int], bool], of: int, on: int) -> bool:
 
 
 def visited(loss: nn.Variable) -> Tuple[List[Any], List[List[nn.Variable]], List[List[Any]]]:
-    """The functions behind `loss` in forward order, their inputs, and the producers of these or None."""
+    """List the functions of `loss` in forward order, their inputs, and the producers of these or None."""
     # `Variable.visit` would keep its argument, and so the graph, in a reference cycle.
     functions: List[Any] = []
     inputs: List[List[nn.Variable]] = []
     parents: List[List[Any]] = []
     seen: Set[Any] = set()
     waiting: List[Any] = [loss.parent]
-    # What a function reads comes before it, first inputs first.
+    # Producers come before their readers, first inputs first.
     while waiting:
         f = waiting.pop()
         if type(f) is tuple:

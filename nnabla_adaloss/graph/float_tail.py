@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The float tail: functions of a half-precision graph that have to compute in float.
+"""Float tail: functions of a half-precision graph that must compute in float.
 
-In half precision, nnabla's functions cast their constants to half: `loss * 1e-8` is `loss * 0`. So the
-functions of one element at the loss compute in float, as losses do under PyTorch's autocast, and so do
-functions with a constant that half cannot hold. They are replaced by the same functions in a float context.
+In half precision, nnabla's functions cast their constants to half: `loss * 1e-8` is `loss * 0`. So scalar
+functions at the loss compute in float, as losses do under PyTorch's autocast, and so do functions with a
+constant beyond half's range or precision. They are replaced by the same functions in a float context.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ logger = logging.getLogger("nnabla_adaloss")
 # Arguments that nnabla's functions cast to the type of their arrays (`(T)a0` in its sources).
 _CONSTANTS = frozenset({"val", "alpha", "beta", "delta", "epsilon"})
 
-# What nnabla calls the implementation of every function that is written in Python.
+# nnabla's name for the implementation of every Python function.
 _PYTHON = "Callback"
 
 
 def float_tail(
     graph: Graph, candidates: Sequence[int], storage: Format = FLOAT16
 ) -> Tuple[FrozenSet[int], str]:
-    """The half-precision functions, of `candidates`, that have to compute in float: scalar ones at the loss,
-    and those with a constant that `storage` changes by more than its precision. And a warning of constants
-    that stay rounded, because functions in Python come after them; empty if there are none.
+    """Find half-precision functions, of `candidates`, that must compute in float: scalar ones at the loss,
+    and those with a constant that `storage` changes by more than its precision. Also return a warning of
+    constants that stay rounded because Python functions follow them, or "".
     """
     described = graph.described
     half = set(candidates)
@@ -53,7 +53,7 @@ def float_tail(
 
 
 def _warning(graph: Graph, functions: List[int], storage: Format) -> str:
-    """Which constants of these functions half precision changes, and how to keep them."""
+    """Warning that names the constants that half precision changes, and how to keep them."""
     described = graph.description(registered_names())
     labels = function_names(described)
     changes = [
@@ -76,16 +76,16 @@ class TailReader:
 
     def __init__(self, loss: nn.Variable, *, float_tail: bool) -> None:
         self._loss, self._moves = loss, boolean("float_tail", float_tail)
-        # Numbers of the functions that were moved to float last, and the warning about others.
+        # Numbers of the functions last moved to float, and the warning about others.
         self.functions: FrozenSet[int] = frozenset()
         self.warning = ""
-        # Whether something was moved since `before_backward`, and whether that was ever reported.
+        # True if functions were moved since `before_backward`; True once this was reported.
         self.moved = self._reported = False
-        # What of it forward has to compute again.
+        # Outputs of moved functions that forward must recompute.
         self._missing: List[nn.Variable] = []
 
     def read(self, known: Optional[Graph] = None) -> Graph:
-        """The graph as it is now; a float graph is never changed. `known`: as somebody else has read it."""
+        """Read the present graph, with its float tail moved; `known`: a graph read by another reader."""
         graph = known if known is not None and known.is_current and not known.reshaped else Graph(self._loss)
         candidates = graph.described.in_half if self._moves else []
         functions, warning = float_tail(graph, candidates) if candidates else (frozenset(), "")
@@ -98,21 +98,21 @@ class TailReader:
         return graph
 
     def go_on_from(self, before: TailReader) -> None:
-        """What was reported for the graph before is not reported again."""
+        """Take over from the previous graph which messages were reported."""
         self._reported = before._reported
 
     def before_backward(self) -> None:
-        """Report what was `moved`, once; RuntimeError when forward has to run again before that."""
+        """Report the moved functions once; RuntimeError if forward must run again first."""
         if not all(map(_is_written, self._missing)):
             raise RuntimeError(
                 "forward has to run again before backward: functions at the loss compute in float now, and "
-                "what they read was cleared. Call forward of this object, in the place of loss.forward()"
+                "their inputs were cleared. Call forward of this object instead of loss.forward()"
             )
         if self.moved and not self._reported:
             self._reported = True
             if self.functions:
                 logger.info(
-                    "%d functions compute in float: those of one element at the loss, and those with a "
+                    "%d functions compute in float: scalar ones at the loss, and those with a "
                     "constant that half precision cannot hold. float_tail=False leaves the graph as it is",
                     len(self.functions),
                 )
@@ -122,13 +122,13 @@ class TailReader:
 
 
 def float_context(context: nn.Context) -> nn.Context:
-    """The context that computes in float where `context` computes in half precision."""
+    """Context that computes in float where `context` computes in half precision."""
     backends = [f"{name.partition(':')[0]}:float" if is_half([name]) else name for name in context.backend]
     return nn.Context(list(dict.fromkeys(backends)), context.array_class, context.device_id)
 
 
 def constants(described: GraphDescription, index: int) -> List[float]:
-    """The constants that a function casts to the type of its arrays; for a mean, 1/N."""
+    """Constants that a function casts to the type of its arrays; for a mean, 1/N."""
     args = described.args[index]
     found = [float(args[name]) for name in _CONSTANTS & args.keys()]
     if known(described.type_names[index]).averages:
@@ -138,7 +138,7 @@ def constants(described: GraphDescription, index: int) -> List[float]:
 
 
 def compute_in_float(graph: Graph, functions: AbstractSet[int]) -> List[nn.Variable]:
-    """Replace functions by float ones, and compute them again; return outputs whose inputs are gone."""
+    """Replace functions by float ones and recompute them; return outputs whose inputs were freed."""
     described = graph.described
     missing: List[nn.Variable] = []
     for index in sorted(functions):
@@ -164,8 +164,8 @@ def _is_lost(constant: float, storage: Format) -> bool:
 
 
 def _before_python(functions: List[Any]) -> Set[Any]:
-    """Functions that lead to one in Python, and those between, in this graph or another one."""
-    # All that a rewired variable leads to is set up again, and nnabla crashes there at functions in Python.
+    """Functions with a Python function among their descendants, in this graph or another."""
+    # Rewiring a variable sets up all its descendants again, where nnabla crashes at Python functions.
     readers: Dict[Any, List[Any]] = {}
     writers: Dict[Any, List[Any]] = {}
     waiting = list(functions)
@@ -187,7 +187,7 @@ def _before_python(functions: List[Any]) -> Set[Any]:
 
 
 def _at_the_loss(described: GraphDescription) -> Set[int]:
-    """The functions at the loss that compute one element, or compute from single elements."""
+    """Functions at the loss with a scalar output or only scalar inputs."""
     found: Set[int] = set()
     waiting = [len(described.type_names) - 1]
     while waiting:
@@ -202,7 +202,7 @@ def _at_the_loss(described: GraphDescription) -> Set[int]:
 
 
 def is_computed(variable: nn.Variable) -> bool:
-    """Whether a function has written to `variable`, and what it wrote is still there."""
+    """True if a function has written `variable`, and its data was not cleared."""
     return _is_written(variable) and not variable.data.clear_called
 
 
@@ -215,14 +215,14 @@ def _is_written(variable: nn.Variable) -> bool:
 
 
 def _can_be_replaced(described: GraphDescription, index: int) -> bool:
-    """Whether a function is nnabla's own and has no weight, statistics or random numbers to lose."""
+    """True if a function is nnabla's own, without weight, statistics or random numbers to lose."""
     type_name, args = described.type_names[index], described.args[index]
     keeps = is_matrix_product(type_name) or known(type_name).own_references or written_inputs(type_name, args)
     return not keeps and "seed" not in args and hasattr(nnabla.function, type_name)
 
 
 def _sizes(described: GraphDescription, index: int) -> Tuple[List[int], List[int]]:
-    """How many elements each input and each output of a function has."""
+    """Sizes of the inputs and outputs of a function."""
     read, written = (
         [math.prod(described.shapes[p]) for p in uses.positions[uses.part(index)]]
         for uses in (described.inputs, described.outputs)

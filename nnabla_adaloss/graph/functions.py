@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table of nnabla's functions: one row each; the defaults hold for a function without a row."""
+"""Table of nnabla's functions, one row each; a function without a row has the defaults."""
 
 from __future__ import annotations
 
@@ -25,52 +25,52 @@ from .matrix_products import (
 
 
 class Derivative(NamedTuple):
-    """Derivative of a function of scalars by one of its inputs, as far as a loss weight counts it."""
+    """Derivative of a scalar function by one of its inputs, for loss weights."""
 
-    # Of its arguments, the number of elements of that input, and the values that it reads.
+    # Called with the arguments, the size of that input, and the values that it reads.
     of: Callable[..., complex]
     # Indices of the inputs that it reads; -1: the output.
     reads: Tuple[int, ...] = ()
-    # Where these cannot be read: the power with which a factor of that input counts.
+    # Exponent of that input's factor if the values cannot be read.
     degree: Callable[[Args], float] = lambda args: 1.0
 
 
 class Function(NamedTuple):
-    """What is special about a function of nnabla."""
+    """Properties of a function of nnabla."""
 
-    # A product with a weight, and how its input gradient gets a scale of its own, or that it gets none.
+    # Product with a weight: how its input gradient is scaled, or that it cannot be.
     product: Optional[Product] = None
-    # Whether swapping arrays of its parameters has no effect, as it keeps references of its own.
+    # True if it keeps references to its parameters' arrays, so that swapping has no effect.
     own_references: bool = False
-    # Whether its gradient is proportional to the output gradient: neither clipped nor ignored.
+    # True if its gradient is proportional to the output gradient: neither clipped nor ignored.
     linear: bool = True
-    # Whether no element of an input gradient of the same size is larger than the largest it gets.
+    # True if an input gradient of the same size has at most the output gradient's amax.
     never_enlarges: bool = False
-    # By input, the derivative at the loss; of an input without one, and where data choose, it counts as 1.
+    # Derivative at the loss, by input; missing or data-dependent ones count as 1.
     derivatives: Tuple[Derivative, ...] = ()
-    # Whether the gradients of its inputs stay when backward clears buffers.
+    # True if the gradients of its inputs stay when backward clears buffers.
     keeps_gradients: bool = False
-    # Whether it scales gradients by hand; whether it leaves an unscaled fp32 gradient in a leaf.
+    # True if it scales gradients by hand; True if it leaves an unscaled fp32 gradient in a leaf.
     scales: bool = False
     unscales: bool = False
-    # Whether backward reads more than `Function.grad_depends_input_data` says.
+    # True if backward reads more than `Function.grad_depends_input_data` reports.
     reads_more: bool = False
-    # The inputs that forward or backward writes; none, where an argument in `_SWITCHES` is false.
+    # Inputs that forward or backward writes, unless an argument in `_SWITCHES` is false.
     writes: FrozenSet[int] = frozenset()
-    # Whether its output is its input's memory, unless its argument `inplace` is false.
+    # True if its output shares its input's memory, unless its argument `inplace` is false.
     hands_memory_on: bool = False
-    # Whether it touches no memory of an array on the host: all its work is done by others, if there is any.
+    # True if it never accesses arrays on the host, because others do all its work.
     moves_nothing: bool = False
-    # In half precision: whether it computes and writes in fp32; whether all but its first output are fp32;
-    # whether it casts all data that it reads; which inputs it reads in half precision.
+    # In half precision: True if it computes and writes in fp32; if all outputs except the first are fp32; if
+    # it casts all data that it reads; and the inputs that it reads in half precision.
     keeps_fp32: bool = False
     writes_statistics: bool = False
     casts_data: bool = False
-    # Whether it multiplies by the number of outputs per input, cast to the type of its arrays.
+    # True if it multiplies by the ratio of output to input size, cast to the type of its arrays.
     averages: bool = False
     in_half: Callable[[Sequence[nn.Variable]], Sequence[nn.Variable]] = list
-    # In 8 bits: which inputs a product multiplies (None: all); whether the first is an output gradient; and
-    # whether between its output's gradient and the product lies more.
+    # In 8 bits: inputs that a product multiplies (None: all); True if the first is an output gradient; True
+    # if other operations lie between its output's gradient and the product.
     operands: Optional[Tuple[int, ...]] = (0, 1)
     multiplies_gradient: bool = False
     more_behind: bool = False
@@ -84,7 +84,7 @@ _BATCH_NORMALIZATION = Function(
     in_half=lambda inputs: [inputs[0], *inputs[5:]],
 )
 
-# They compute in float in cudnn:half: what they write stays fp32 until a half function reads it.
+# They compute in float in cudnn:half: their outputs stay fp32 until a half function reads them.
 _IN_FP32 = Function(keeps_fp32=True)
 
 _RECURRENT = Function(UNSCALED, own_references=True, operands=(), more_behind=True)
@@ -125,15 +125,15 @@ _ROWS: List[Tuple[str, Function]] = [
             )  # from (in, k...)
         ),
     ),
-    # Taken for one large product: its matrices pair every batch element with every other.
+    # Treated as one large product: its matrices pair every batch element with every other.
     ("BatchMatmul", Function(Product(slots_of_activations, summed_axis, shared_axis, of_activations=True))),
-    # Products without: the weight is a gradient or activation that others read, too.
+    # Products without a scale: the weight is a gradient or activation that others read, too.
     ("AdaptiveSeparableConvolution", Function(UNSCALED, operands=(0, 1, 2))),
     ("DeformableConvolution PatchCorrelation", Function(UNSCALED)),
-    # It keeps references of its own to its inputs, and ignores a copy that is swapped in.
+    # It keeps references to its inputs and ignores a swapped copy.
     ("Einsum", Function(UNSCALED, operands=None)),
-    # It multiplies by its weight again within backward, under `nn.recompute()`. Inputs are x, weight, and a
-    # bias or what batch normalization needs, never both.
+    # It multiplies by its weight again within backward, under `nn.recompute()`. Inputs are x, weight, and
+    # either a bias or batch normalization's parameters.
     (
         "FusedConvolution",
         Function(
@@ -156,13 +156,13 @@ _ROWS: List[Tuple[str, Function]] = [
     ("INQAffine INQConvolution", Function(UNSCALED, writes=frozenset({1, 2}), operands=(0,))),
     ("LSTM GRU RNN", _RECURRENT),
     ("SpectralNorm", Function(own_references=True, writes=frozenset({1}))),
-    # What nn.grad makes of layers.
+    # Functions that nn.grad creates for layers.
     (
         "AffineDataGrad AffineFilterGrad ConvolutionDataGrad ConvolutionFilterGrad DeconvolutionDataGrad "
         "DeconvolutionFilterGrad",
         Function(UNSCALED, multiplies_gradient=True),
     ),
-    # Gradients.
+    # Clipping of gradients.
     ("ClipGradByNorm ClipGradByValue", Function(linear=False)),
     ("Sink", Function(linear=False, keeps_gradients=True, moves_nothing=True)),
     # Backward writes the output gradient into its second input, for the user to read.
@@ -183,7 +183,7 @@ _ROWS: List[Tuple[str, Function]] = [
         Function(casts_data=True),
     ),
     ("MulScalar", _scalar(Derivative(lambda args, size: args["val"]))),
-    # All of its elements count.
+    # The sum has as many terms as elements.
     ("Sum", _scalar(Derivative(lambda args, size: size))),
     ("Mul2", _scalar(*_FACTORS)),
     ("Div2", _scalar(Derivative(lambda args, size, b: 1.0 / b, (1,)), _DIVISOR)),
@@ -209,46 +209,46 @@ _ROWS: List[Tuple[str, Function]] = [
     ),
     ("Softmax LogSoftmax SoftmaxCrossEntropy CumSum CumProd Unique", _IN_FP32),
     ("Shape", _IN_FP32._replace(moves_nothing=True)),
-    # Memory.
+    # Views and copies of memory.
     ("Assign", Function(writes=frozenset({0}))),
     ("BoolScatter ScatterNd", Function(writes=frozenset({2}))),
     ("Constant", Function(moves_nothing=True)),
     ("Unlink", Function(hands_memory_on=True, moves_nothing=True)),
-    # Those of this package.
+    # Functions of this package.
     ("ScaledLoss", Function(scales=True)),
     ("Unscale", Function(unscales=True)),
 ]
 
 FUNCTIONS: Dict[str, Function] = {name: row for names, row in _ROWS for name in names.split()}
-"""By the type name of a function, its row."""
+"""Row of each function, by type name."""
 
 _ORDINARY = Function()
 
-# Arguments of functions that write nothing where these are false.
+# Arguments that, if false, keep a function from writing inputs.
 _SWITCHES = ("batch_stat", "update_running_mean")
 
 
 def known(type_name: str) -> Function:
-    """What is known of a function."""
+    """Look up the row of a function."""
     return FUNCTIONS.get(type_name, _ORDINARY)
 
 
 def is_matrix_product(type_name: str) -> bool:
-    """Whether functions of this type multiply by weights, with a scale of their own or without."""
+    """True if functions of this type multiply by weights, with a scale of their own or without."""
     return known(type_name).product is not None
 
 
 def gemm_slots(type_name: str, args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
-    """The inputs of a function whose gradients can carry a scale of their own; none where there is none."""
+    """Inputs of a function whose gradients can have a scale of their own; may be empty."""
     product = known(type_name).product
     return product.slots(args, inputs, output) if product else []
 
 
 def written_inputs(type_name: str, args: Mapping[str, Any]) -> FrozenSet[int]:
-    """Indices of the inputs that a function writes, as far as it is known."""
+    """Indices of the inputs that a function writes, by the table."""
     return known(type_name).writes if all(args.get(name, True) for name in _SWITCHES) else frozenset()
 
 
 def hands_memory_on(type_name: str, args: Mapping[str, Any]) -> bool:
-    """Whether a function's output is its input's memory, which it neither reads nor writes in forward."""
+    """True if a function's output shares its input's memory, without access in forward."""
     return known(type_name).hands_memory_on and bool(args.get("inplace", True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph as it was read: its functions and variables, and whether it is still wired like that."""
+"""Graph as read from nnabla: its functions and variables, and a check for changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _outputs, _shape, _recompute = attrgetter("outputs"), attrgetter("shape"), attrg
 
 
 class Graph:
-    """The graph behind `loss` as it is now; a `GraphPlan` has its roles, and names functions by number and
+    """Present graph of `loss`; a `GraphPlan` has its roles, and refers to functions by number and to
     variables by position.
 
     Attributes:
@@ -30,17 +30,17 @@ class Graph:
         keys: their keys, nnabla's hashes.
         leaves: the variables that no function computes, by position.
         needed: positions of the leaves that need a gradient.
-        described: the graph as values, without the leaves that it keeps from graph to graph.
+        described: the graph by value, without the leaves that stay from graph to graph.
     """
 
     def __init__(self, loss: nn.Variable) -> None:
-        # No attribute is read twice: nnabla makes a new object for each answer.
+        # Each attribute is read once: nnabla makes a new object for each access.
         functions, inputs, parents = visited(loss)
         outputs = list(map(_outputs, functions))
         read, written = list(chain.from_iterable(inputs)), list(chain.from_iterable(outputs))
         read_keys, written_keys = list(map(hash, read)), list(map(hash, written))
         by_key = dict(zip(read_keys, read))
-        # A variable that is read cut off from the graph is known better by the function that writes it.
+        # For a variable that is also read cut off from the graph, keep the object with its producer.
         by_key.update(zip(written_keys, written))
         position = dict(zip(by_key, range(len(by_key)))).__getitem__
         positions = list(map(position, read_keys))
@@ -74,23 +74,23 @@ class Graph:
 
     @property
     def rewired(self) -> bool:
-        """Whether a Variable stands for another one than before, as after `Variable.rewire_on`."""
+        """True if a Variable refers to a different one than before, as after `Variable.rewire_on`."""
         return list(map(hash, self.variables)) != self.keys
 
     @property
     def marked_otherwise(self) -> bool:
-        """Whether another variable needs a gradient or is computed again in backward than before."""
-        # The effects of `need_grad = ...` on others show after the next forward.
+        """True if `need_grad` or `recompute` of a variable has changed."""
+        # `need_grad = ...` affects other variables after the next forward.
         return self._marks() != self._marked
 
     @property
     def is_current(self) -> bool:
-        """Whether the graph is as it was read, except for shapes, which change with forward."""
+        """True if the graph is unchanged since it was read, except for shapes, which change with forward."""
         return not (self.rewired or self.marked_otherwise)
 
     @property
     def reshaped(self) -> bool:
-        """Whether a variable has another shape than before."""
+        """True if a variable has changed its shape."""
         return list(map(_shape, self.variables)) != self.described.shapes
 
     def _marks(self) -> List[bool]:
@@ -100,7 +100,7 @@ class Graph:
     def description(
         self, names: ParameterNames, one_gradient: Mapping[int, int] = MappingProxyType({})
     ) -> GraphDescription:
-        """Description with the names of parameters, and the leaves whose gradients are one array."""
+        """Describe the graph with names of parameters, and leaves that share a gradient array."""
         kept = {}
         for position in self.leaves:
             name = names.get(self.keys[position])
@@ -109,21 +109,21 @@ class Graph:
         return self.described._replace(kept=kept, one_gradient=one_gradient)
 
     def completed_names(self, names: Optional[ParameterNames] = None) -> ParameterNames:
-        """`names`, and those of nnabla's current scope if a leaf that needs a gradient has none."""
+        """Complete `names` by those of nnabla's current scope if a leaf with a gradient has no name."""
         if names is not None and all(self.keys[position] in names for position in self.needed):
             return names
         return {**registered_names(), **(names or {})}
 
     def by_key(self, positions: Iterable[int]) -> Dict[int, nn.Variable]:
-        """Leaves by key, of their positions."""
+        """Leaves at the given positions, by key."""
         return {self.keys[p]: self.leaves[p] for p in positions}
 
     @cached_property
     def positions(self) -> Dict[int, int]:
-        """The position of each variable, by its key."""
+        """Position of each variable, by key."""
         return {key: position for position, key in enumerate(self.keys)}
 
     @cached_property
     def numbers(self) -> Dict[int, int]:
-        """The number of each function, by its key."""
+        """Number of each function, by key."""
         return {hash(f): number for number, f in enumerate(self.functions)}

@@ -11,7 +11,7 @@ Hook = Callable[[Any], None]
 
 class HookGuard:
     """Runs hooks until one raises, keeps its exception as `error`, and calls `on_error` at once: nnabla runs
-    the remaining functions all the same, and raises a SystemError that hides the cause.
+    the remaining functions anyway, and raises a SystemError that hides the cause.
     """
 
     def __init__(self, on_error: Optional[Callable[[], None]] = None) -> None:
@@ -19,7 +19,7 @@ class HookGuard:
         self._on_error = on_error
 
     def chain(self, *hooks: Optional[Hook]) -> Optional[Hook]:
-        """One hook that calls `hooks` in order; None when there is none."""
+        """Combine `hooks` into one that calls them in order; None for none."""
         present = [hook for hook in hooks if hook is not None]
         if not present:
             return None
@@ -38,7 +38,7 @@ class HookGuard:
         return guarded
 
     def run(self, call: Callable[[], None]) -> None:
-        """Call `call` and raise what a hook raised, as it was."""
+        """Run `call` and raise the original exception of a hook."""
         try:
             call()
         except BaseException as error:
@@ -48,7 +48,7 @@ class HookGuard:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """What a SystemError raised by nnabla hides: a signal may arrive between two of our lines."""
+    """Cause of a SystemError raised by nnabla, such as a signal that arrived in a hook."""
     while isinstance(error, SystemError) and error.__cause__ is not None:
         error = error.__cause__
     return error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of a network on a GPU that run on the host: nnabla has no CUDA implementation for them."""
+"""Functions of a network on a GPU that run on the host for lack of a CUDA implementation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _GPU = "cuda", "cudnn"
 
 
 def runs_on_host(context: nn.Context) -> bool:
-    """Whether a function that was made for a GPU runs on the host, by its context after nnabla's setup."""
+    """True if a function made for a GPU runs on the host, by its context after nnabla's setup."""
     return any(name.startswith(_GPU) for name in context.backend) and is_on_host(context)
 
 
 def numbers_on_host(described: GraphDescription, functions: Sequence[Any]) -> FrozenSet[int]:
-    """Numbers of the functions that run on the host though their context is a GPU's."""
+    """Numbers of the functions that run on the host although their context is a GPU's."""
     # Most graphs have a single context.
     if not any(name.startswith(_GPU) for name in {*chain.from_iterable(described.backends)}):
         return frozenset()
@@ -31,8 +31,8 @@ def numbers_on_host(described: GraphDescription, functions: Sequence[Any]) -> Fr
 
 def host_functions(described: GraphDescription, on_host: AbstractSet[int]) -> Dict[int, int]:
     """Bytes that an iteration moves between host and GPU, for each function that runs on the host."""
-    # Arrays are moved in the type of the implementation. What goes from one such function to the next is not
-    # moved. Not counted are gradients that go to the host because another branch has written them before.
+    # Arrays move in the implementation's dtype, but not between two such functions. Not counted: gradients
+    # that move to the host because another branch has written them.
     read, written = described.inputs.by_function(), described.outputs.by_function()
     producers = described.inputs.by_function(described.producers)
     needs = described.inputs.by_function(described.needs)
@@ -42,12 +42,12 @@ def host_functions(described: GraphDescription, on_host: AbstractSet[int]) -> Di
     for index in sorted(on_host):
         if known(described.type_names[index]).moves_nothing:
             continue
-        # What has no producer and no gradient is data: it comes from the host.
+        # Inputs without producer and gradient are data, which come from the host.
         read_here = {*zip(read[index], producers[index], needs[index])}
         moved = [(p, need) for p, g, need in read_here if (need if g is None else g not in on_host)]
         moved += [(p, described.need_grads[index]) for p in written[index] if p not in stays]
         elements = sum(math.prod(described.shapes[p]) * (2 if need else 1) for p, need in moved)
-        # Those of the host's implementation, the first that the context has.
+        # The host's implementation: the first one in the context.
         first = next((name for name in described.backends[index] if name.startswith("cpu")), "")
         found[index] = elements * (2 if first.endswith(":half") else 4)
     return found

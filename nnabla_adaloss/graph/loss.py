@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss, a Variable or a wrapper of one, and the gradient that its backward starts from."""
+"""Loss, a Variable or a wrapper of one, and the seed gradient of its backward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .description import visited
 from .hooks import Hook
 
 Seed = Union[NDArray[Any], nn.NdArray]
-"""The seed gradient of a loss that a user gives."""
+"""Seed gradient given by a user."""
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -26,7 +26,7 @@ NEEDS_NO_GRADIENT = (
     "loss needs no gradient: it is not computed from any variable with need_grad=True; "
     "pass the output of the network's loss function"
 )
-"""Message of the error for a loss that trains nothing."""
+"""Error message for a loss without trained variables."""
 
 REDUCE = (
     "reduce it with nnabla.functions.sum, as nnabla's backward of several elements does, or with "
@@ -37,11 +37,11 @@ REDUCE = (
 
 @runtime_checkable
 class LossWrapper(Protocol):
-    """A loss with the two methods of a Variable, around a Variable."""
+    """Wrapper of a Variable with its methods forward and backward."""
 
     @property
     def variable(self) -> nn.Variable:
-        """The wrapped loss itself."""
+        """The wrapped loss Variable."""
 
     def forward(
         self,
@@ -66,11 +66,11 @@ class LossWrapper(Protocol):
 
 
 LossLike = Union[nn.Variable, LossWrapper]
-"""A Variable of one element, or what wraps one and acts like it."""
+"""A scalar Variable, or a wrapper that behaves like one."""
 
 
 def variable_of(loss: LossLike) -> nn.Variable:
-    """The Variable behind `loss`; TypeError when there is none, ValueError when it needs no gradient."""
+    """Unwrap the Variable of `loss`; TypeError without one, ValueError if it needs no gradient."""
     if isinstance(loss, nn.Variable):
         variable = loss
     elif isinstance(loss, LossWrapper):
@@ -80,7 +80,7 @@ def variable_of(loss: LossLike) -> nn.Variable:
         raise TypeError(
             f"loss must be an nnabla.Variable or a wrapper of one, got {type(loss).__name__}{instead}"
         )
-    # nnabla finds out in the next forward what a leaf that needs a gradient means for a rewired graph.
+    # nnabla updates the need for gradients of a rewired graph in the next forward.
     if variable.parent is None or not (
         variable.need_grad
         or any(v.need_grad and v.parent is None for read in visited(variable)[1] for v in read)
@@ -90,7 +90,7 @@ def variable_of(loss: LossLike) -> nn.Variable:
 
 
 def check_scale(scale: Any, name: str = "scale") -> float:
-    """`scale` as a Python float; TypeError or ValueError unless gradients can be unscaled in float32."""
+    """Convert `scale` to float; TypeError or ValueError unless gradients can be unscaled in float32."""
     if isinstance(scale, AdaLossConfig):
         raise TypeError(
             f"{name} must be a number; AdaptiveLossScalingUpdater takes an AdaLossConfig as config="
@@ -114,27 +114,27 @@ def check_seed(loss: nn.Variable, grad: Optional[Seed]) -> None:
 
 
 class LossSeed:
-    """Makes the gradient that backward starts from, on the device: the GPU would wait for one of the host.
+    """Makes the seed gradient on the device: one from the host would make the GPU wait.
 
     Args:
         loss: the loss.
-        scaled: writes an array of any dtype, times a scale, to another one as float32, where both are.
+        scaled: writes an array of any dtype, times a scale, to another one as float32, on their device.
     """
 
     def __init__(self, loss: nn.Variable, scaled: Callable[[nn.NdArray, nn.NdArray, float], None]) -> None:
         self._loss, self._scaled = loss, scaled
-        # nnabla frees what is in it when buffers are cleared, and leaves the array to us.
+        # nnabla frees its memory when buffers are cleared; the array object stays.
         self._array: Optional[nn.NdArray] = None
         self._context: Optional[nn.Context] = None
 
     def gradient(self, scale: float, grad: Optional[Seed] = None) -> Union[nn.NdArray, NDArray[np.float32]]:
-        """`scale * grad`, ones when `grad` is None; an array that is handed out is used again next time."""
+        """Compute `scale * grad` (ones if `grad` is None), in an array that the next call reuses."""
         if grad is not None or self._array is None:
             check_seed(self._loss, grad)
         if grad is not None and not isinstance(grad, nn.NdArray):
             return np.asarray(grad, dtype=np.float32).reshape(self._loss.shape) * np.float32(scale)
         if self._array is None:
-            # The array last: a signal may interrupt us between any two lines.
+            # The array last: a signal may interrupt between any two lines.
             self._context = array_context(self._loss.parent.context)
             self._array = nn.NdArray(self._loss.shape)
         if grad is not None:
@@ -155,7 +155,7 @@ def run_backward(
     post: Optional[Hook],
     seed: LossSeed,
 ) -> None:
-    """Call `loss.backward` with the seed gradient `scale * grad` (ones when `grad` is None)."""
+    """Call `loss.backward` with the seed gradient `scale * grad` (ones if `grad` is None)."""
     if not isinstance(loss, nn.Variable):
         loss.backward(scale, clear_buffer, communicator_callbacks, pre, post, grad=grad)
         return

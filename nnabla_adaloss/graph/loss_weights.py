@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss weight of each component: how scalars at the loss scale its gradients, known before backward.
+"""Loss weight of each component: the factor by which scalars at the loss scale its gradients.
 
     weight(root) = 1
-    weight(v)    = sum over the functions of one element that lead from the loss to v: weight(output) * factor
+    weight(v)    = sum over scalar functions from the loss to v: weight(output) * factor
     factor       = magnitude of the derivative in the table of functions, where it can be read; else 1
-    weight(c)    = the largest of its variables; of a component behind a layer: of those before it
+    weight(c)    = the largest of its variables; after a layer: the largest of those before it
 
-What cannot be read counts as 1: what is computed or learned on a GPU, what backward computes again, NaN,
-infinity, a division by zero. Behind a function of degree p without a factor, others count as factor ** p: w
-counts as 1 in log(w * loss), and as w ** p in (w * loss) ** p. Behind a function that is not linear in its
-gradient weights begin at 1. They are rounded down to powers of two, so that to divide by them changes no bit.
+A factor that cannot be read counts as 1: computed or learned on a GPU, recomputed in backward, NaN, infinity,
+division by zero. After a function of degree p without a factor, others count as factor ** p: w counts as 1 in
+log(w * loss), and as w ** p in (w * loss) ** p. After a function that is not linear in its gradient, weights
+begin at 1. They are rounded down to powers of two, so that dividing by them changes no bit.
 """
 
 from __future__ import annotations
@@ -36,44 +36,44 @@ from .memory_uses import origin_of
 # below it, which costs nothing once the windows have seen it. Losses of batches differ that much.
 _ABOVE, _BELOW = 4.0, 16.0
 
-# A factor that shows in every weight which depends on it.
+# Probe factor that visibly changes every weight that depends on it.
 _FAR = 2.0**60
 
 
 class Factor(NamedTuple):
-    """A derivative that depends on variables of one element."""
+    """Derivative that depends on scalar variables."""
 
-    # With the positions of what it reads; several where a function reads one variable twice.
+    # Each with the positions that it reads; several if a function reads one variable twice.
     terms: Tuple[Tuple[Derivative, Tuple[int, ...]], ...]
     args: Args
     size: int  # of the input that it belongs to
-    fed: bool  # whether all that it reads are leaves without gradient, such as feeders write
-    learned: bool  # whether parameters decide about some of it
+    fed: bool  # True if it reads only leaves without gradient, which feeders write
+    learned: bool  # True if it depends on parameters
 
 
 class Passage(NamedTuple):
-    """Way of the gradient through a function of single elements at the loss to one of its inputs."""
+    """Path of the gradient through a scalar function at the loss to one of its inputs."""
 
     output: int  # position
     before: int  # component of the output
     input: int  # position
     after: int
     factor: Union[float, Factor, None]
-    degree: float  # the power with which factors behind it count where this one is not known
-    counts: bool  # whether `after` is weighed by it: single elements weigh nothing beside arrays
+    degree: float  # exponent of later factors if this one is unknown
+    counts: bool  # True if it weighs `after`: scalars do not count beside arrays
 
 
 class ComponentEdge(NamedTuple):
-    """Edge of the gradient through another function, from one component to another."""
+    """Path of the gradient through any other function, from one component to another."""
 
-    output: int  # position, where that is a single element; -1: all that the component holds is one way
+    output: int  # position of a scalar output; -1: the component counts as a whole
     before: int
     after: int
-    limited: bool  # whether the function is not linear in its gradient
+    limited: bool  # True if the function is not linear in its gradient
 
 
 class LossWeights:
-    """Reads the loss weights in graphs of one structure; `section`: numbers of the functions at the loss."""
+    """Reads the loss weights of graphs of one structure; `section`: numbers of the functions at the loss."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class LossWeights:
         section: AbstractSet[int],
         described: GraphDescription,
         components: Components,
-        single: AbstractSet[int],  # positions of the variables of one element
+        single: AbstractSet[int],  # positions of the scalar variables
     ) -> None:
         self._components, self._roots = components, nodes[0].outputs
         self._root_counts = components.root in components.single or not single >= {*self._roots}
-        self._at_loss: List[int] = []  # indices of the functions of one element
+        self._at_loss: List[int] = []  # indices of the scalar functions
         # Positions of the variables that other functions read.
         self._read_otherwise: Set[int] = set()
         ways: Dict[ComponentEdge, None] = {}
@@ -105,15 +105,15 @@ class LossWeights:
         self._ways = list(ways)
         self._passages = self._passages_of(nodes, described)
         self._constants = _constants_of(self._passages)
-        # The last factors, and the weights that follow from them.
+        # The last factors, and their weights.
         self._last: Tuple[Tuple[Optional[float], ...], Tuple[float, ...]] = ((), ())
-        # Whether the weight of each component depends on more than constants and what feeders write.
+        # True for components whose weight depends on more than constants and fed leaves.
         data = [isinstance(one.factor, Factor) and not one.factor.fed for one in self._passages]
         tried = [self._weights([far if one else 1.0 for one in data]) for far in (1.0, _FAR) if any(data)]
         self._moving = [one != other for one, other in zip(*tried)]
 
     def of_alike(self, nodes: Sequence[NodeStructure], described: GraphDescription) -> LossWeights:
-        """The same for graphs that differ in shapes and constants alone."""
+        """Adapt to a graph that differs only in shapes and constants."""
         passages = self._passages_of(nodes, described)
         if passages == self._passages:
             return self
@@ -122,8 +122,8 @@ class LossWeights:
         return found
 
     def before_forward(self, variables: Sequence[nn.Variable], context: nn.Context) -> None:
-        """Have what feeders write in the memory of the host and of `context`: then neither forward nor `read`
-        waits for what a device computes meanwhile.
+        """Copy fed leaves to the memory of the host and of `context`, so that neither forward nor `read`
+        waits for the device.
         """
         positions = {
             p
@@ -135,18 +135,18 @@ class LossWeights:
         if positions:
             with nn.context_scope(context):
                 for array in [variables[p].data for p in positions]:
-                    # Of a value of `fill()`, this makes the memory of the host, which forward would not.
+                    # This gives a value of `fill()` memory on the host, which forward would not.
                     array.get_data("r")
-                    # It reads float32 on the device, and leaves the memory of the host as it is.
+                    # It reads float32 on the device and keeps the host's memory.
                     F.mul_scalar(array, 1.0)
 
     def read(
         self, variables: Sequence[nn.Variable], *, on_host: bool, in_use: Iterable[Tuple[float, ...]] = ()
     ) -> Tuple[float, ...]:
-        """Read the weight of each component, a power of two or 0; only what feeders write, unless `on_host`.
+        """Read the weight of each component, a power of two or 0; unless `on_host`, from fed leaves only.
 
-        Where data decide, weights `in_use` that are near are returned, so that not every batch needs a
-        schedule of its own; the last ones are last.
+        For data-dependent weights, near ones of `in_use` (the latest last) are returned, so that not every
+        batch needs its own schedule.
         """
         factors = self._constants
         if factors is None:
@@ -192,11 +192,11 @@ class LossWeights:
         risen = True
         while risen:
             risen = False
-            # Weights of variables that only functions of one element lead to, by the power with which factors
-            # behind them count; and the variables that others lead to, too.
+            # Weights of variables reached only through scalar functions, by the exponent of later factors;
+            # and the variables that other functions reach, too.
             of_variables = {root: {1.0: 1.0} for root in self._roots}
             of_others = {*self._read_otherwise}
-            # In backward order, so that what a function hands on has all arrived.
+            # Backward order: all contributions to a variable arrive before it is passed on.
             for one, factor in zip(self._passages, factors):
                 weight, arriving = 0.0, of_variables.get(one.output)
                 if arriving is not None:
@@ -206,7 +206,7 @@ class LossWeights:
                             power *= one.degree
                         else:
                             part *= _power(factor, power)
-                        # Beyond float64 nothing is known.
+                        # Powers beyond float64 are unknown.
                         part += own.get(power, 0.0)
                         own[power] = part if part < math.inf else 1.0
                     weight = sum(own.values())
@@ -226,7 +226,7 @@ class LossWeights:
 
 
 def _constants_of(passages: Sequence[Passage]) -> Optional[Tuple[Optional[float], ...]]:
-    """The factors, if all of them are constant."""
+    """Factors, if all of them are constant."""
     factors = tuple([one.factor for one in passages if not isinstance(one.factor, Factor)])
     return factors if len(factors) == len(passages) else None
 
@@ -234,7 +234,7 @@ def _constants_of(passages: Sequence[Passage]) -> Optional[Tuple[Optional[float]
 def _factor(
     derivatives: Sequence[Derivative], node: NodeStructure, size: int, described: GraphDescription
 ) -> Union[float, Factor, None]:
-    """The derivative of a function by one of its inputs, of each use of which there is one of these."""
+    """Factor of a function by one of its inputs, with a derivative for each use of the input."""
     if not any(one.reads for one in derivatives):
         return _magnitude(one.of(node.args, size) for one in derivatives)
     inputs, terms, fed, learned = described.inputs, [], True, False
@@ -254,7 +254,7 @@ def _factor(
 
 
 def _is_learned(described: GraphDescription, use: int) -> bool:
-    """Whether the contents of an input depend on a parameter."""
+    """True if an input depends on a parameter."""
     waiting, seen = [use], set()
     while waiting:
         use = waiting.pop()
@@ -271,7 +271,7 @@ def _is_learned(described: GraphDescription, use: int) -> bool:
 def _read(
     factor: Union[float, Factor, None], variables: Sequence[nn.Variable], *, on_host: bool
 ) -> Optional[float]:
-    """A factor; None where it is not known."""
+    """Read a factor; None if unknown."""
     if not isinstance(factor, Factor):
         return factor
     if not (factor.fed or on_host):
@@ -282,22 +282,22 @@ def _read(
     )
     if factor.fed or found is None:
         return found
-    # The nearest power of two, as weights are computed again for each new one. Where the data of a batch make
-    # it zero by chance, the next batch will not.
+    # The nearest power of two, as each new factor needs a computation of weights. A learned factor may be 0
+    # by chance in a batch: unknown.
     return floor_power_of_two(found * 2.0**0.5) if found else (None if factor.learned else 0.0)
 
 
 def _number(array: nn.NdArray, *, on_host: bool) -> float:
-    """The value of one element; RuntimeError if there is none."""
-    # The memory of what only forward needed is free.
+    """Value of a scalar; RuntimeError if it was never written."""
+    # Arrays that only forward needs are freed.
     if array.clear_called:
         raise RuntimeError
-    # `get_data` takes ten times as long, but leaves the array where it is.
+    # `get_data` takes ten times as long, but does not move the array.
     return float(host_view(array)[0] if on_host else array.get_data("r").flat[0])
 
 
 def _magnitude(terms: Iterable[complex]) -> Optional[float]:
-    """The magnitude of a sum of derivatives, as float32 holds it; None where that is not a number."""
+    """Magnitude of a sum of derivatives, within float32's range; None for NaN."""
     try:
         found = c_float(abs(sum(terms))).value
     except (ArithmeticError, ValueError, RuntimeError):
@@ -307,7 +307,7 @@ def _magnitude(terms: Iterable[complex]) -> Optional[float]:
 
 
 def _power(factor: float, power: float) -> float:
-    """A factor behind a function of this degree, which no factor but 0 makes zero; 1 beyond float64."""
+    """Factor to the power of a function's degree; only 0 gives 0; 1 beyond float64."""
     try:
         return (factor**power or 1.0) if factor else 0.0
     except OverflowError:
@@ -315,7 +315,7 @@ def _power(factor: float, power: float) -> float:
 
 
 def seed_weight(grad: Seed, *, on_host: bool) -> float:
-    """Power of two at or below the largest magnitude of a seed gradient; 1 where it cannot be told."""
+    """Power of two at or below the largest magnitude of a seed gradient; 1 if unknown."""
     if isinstance(grad, nn.NdArray):
         if not on_host:
             return 1.0

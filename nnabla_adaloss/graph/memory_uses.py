@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the memory of a graph's variables is read and written, and which input it is of."""
+"""Times at which memory of a graph's variables is read and written, and its origin."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .functions import hands_memory_on
 
 
 class MemoryUses(NamedTuple):
-    """When the memory of leaves and outputs is used, by position with the index of a function."""
+    """First or last use of the memory of leaves and outputs: index of a function, by position."""
 
-    # But for trained parameters and `cut_off`, by the first function that reads their contents.
+    # First function that reads the leaf, except trained parameters and `cut_off`.
     leaves: Dict[int, int]
-    outputs: Dict[int, int]  # but for memory that was handed on, by the function that writes it
-    cut_off: List[int]  # outputs that are also read as leaves, but by later functions only
+    outputs: Dict[int, int]  # function that writes the output, except views of other memory
+    cut_off: List[int]  # outputs that are also read as leaves, by later functions only
 
 
 def origin_of(described: GraphDescription, use: int) -> int:
@@ -28,12 +28,12 @@ def origin_of(described: GraphDescription, use: int) -> int:
 
 
 def memory_uses(described: GraphDescription) -> MemoryUses:
-    """When the memory of a graph is used, in a pass there and one back."""
+    """Find the uses of memory in a forward and backward pass."""
     kinds = map(hands_memory_on, described.type_names, described.args)
     read, written = described.inputs.by_function(), described.outputs.by_function()
     functions = list(zip(kinds, read, written, described.inputs.by_function(described.producers)))
     outputs: Dict[int, int] = {}
-    # With memory that is handed on, which is written when it is first met.
+    # Includes views, whose memory is written at its first use.
     filled: Dict[int, int] = {}
     for index, (hands_on, inputs, results, _) in enumerate(functions):
         if not hands_on:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of functions that do not change when a network is built again.
+"""Names of functions that do not change when a network is rebuilt.
 
 A function is named after the scope of its parameters. One without parameters gets the scope that its nearest
 producer and its nearest consumer share, or else that of the nearer of both, and its type:
@@ -21,19 +21,19 @@ from .description import GraphDescription
 from .functions import is_matrix_product
 
 Parameters = Union[Mapping[str, nn.Variable], Callable[[], Mapping[str, nn.Variable]], None]
-"""Parameters by name, or what returns them."""
+"""Parameters by name, or a function that returns them."""
 
 ParameterNames = Mapping[int, str]
 """Full names of parameters, by variable key (`hash(variable)`)."""
 
 
 def registered_names() -> Dict[int, str]:
-    """The names of all parameters that nnabla has in the current scope, by variable key."""
+    """Names of all parameters in nnabla's current scope, by variable key."""
     return dict(_names_in(get_current_parameter_scope(), ""))
 
 
 def _names_in(scope: Mapping[str, Any], path: str) -> Iterator[Tuple[int, str]]:
-    # As nnabla.get_parameters finds them, which takes ten times as long.
+    # Equals nnabla.get_parameters, which takes ten times as long.
     for name, entry in scope.items():
         if isinstance(entry, dict):
             yield from _names_in(entry, f"{path}{name}/")
@@ -42,12 +42,12 @@ def _names_in(scope: Mapping[str, Any], path: str) -> Iterator[Tuple[int, str]]:
 
 
 def named(parameters: Mapping[str, nn.Variable]) -> Dict[int, str]:
-    """Names by variable key, from Variables by name: what solvers and modules call their parameters."""
+    """Convert Variables by name to names by variable key."""
     return {hash(v): name for name, v in parameters.items()}
 
 
 def names_of(parameters: Parameters) -> Dict[int, str]:
-    """Names by variable key of what `check_parameters` takes."""
+    """Names by variable key, from an argument that `check_parameters` accepts."""
     return named((parameters() if callable(parameters) else parameters) or {})
 
 
@@ -57,7 +57,7 @@ def must_override(solver: Any, method: str) -> str:
 
 
 def check_parameters(name: str, value: Parameters) -> Parameters:
-    """`value` itself; TypeError unless it is a mapping of Variables by name, what returns one, or None."""
+    """Return `value`; TypeError unless it is a mapping of Variables by name, a function of one, or None."""
     solver = getattr(value, "__self__", None)
     if type(solver) is not Solver and getattr(value, "__func__", None) is Solver.get_parameters:
         raise TypeError(f"{name}: {must_override(solver, 'get_parameters')}")
@@ -70,7 +70,7 @@ def check_parameters(name: str, value: Parameters) -> Parameters:
 
 
 def function_names(graph: GraphDescription) -> List[str]:
-    """A unique name for each function of a graph, in forward order."""
+    """Unique name of each function of a graph, in forward order."""
     parents = graph.inputs.by_function(graph.producers)
     scopes = _own_scopes(graph, parents)
     types = {type_name for type_name in {*graph.type_names} if is_matrix_product(type_name)}
@@ -80,7 +80,7 @@ def function_names(graph: GraphDescription) -> List[str]:
     before = _nearest(edges, scopes)
     behind = _nearest([(parent, index) for index, parent in reversed(edges)], scopes)
     names: List[str] = []
-    # The last number that a name was given.
+    # The last number given to a name.
     numbers: Dict[str, int] = {}
     taken: Set[str] = set()
     for index, type_name in enumerate(graph.type_names):
@@ -104,8 +104,8 @@ Parents = Sequence[Sequence[Optional[int]]]
 
 
 def _own_scopes(graph: GraphDescription, parents: Parents) -> List[str]:
-    """The scope of the first parameter that each function reads beside its data; empty: there is none."""
-    # Functions of parameters only, such as a weight's normalization: what they compute is a weight, too.
+    """Scope of the first parameter that each function reads besides its data; empty for none."""
+    # Outputs of functions of parameters only, such as a weight's normalization, are weights, too.
     weights: List[Optional[str]] = []
     of_leaves = {
         position: name.rpartition("/")[0] or name
@@ -119,13 +119,13 @@ def _own_scopes(graph: GraphDescription, parents: Parents) -> List[str]:
             for position, producer in zip(positions, producers)
         ]
         weights.append(found[0] if found and None not in found else None)
-        # The first input is what the parameters are applied to.
+        # The first input is data, to which the parameters are applied.
         scopes.append(next(filter(None, found[1:]), ""))
     return scopes
 
 
 def _nearest(edges: Sequence[Tuple[int, int]], scopes: Sequence[str]) -> Dict[int, Tuple[int, str]]:
-    """How far the nearest function with a scope is in one direction, and its scope, for those without one."""
+    """Distance and scope of the nearest function with a scope in one direction, for those without one."""
     found: Dict[int, Tuple[int, str]] = {}
     for index, neighbour in edges:
         if scopes[index]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The roles of a graph's functions in backward: the same for all graphs that are wired alike."""
+"""Roles of a graph's functions in backward, common to all graphs of one topology."""
 
 from __future__ import annotations
 
@@ -26,34 +26,33 @@ from .names import ParameterNames, function_names
 
 _SEVERAL = 2
 
-# Cached properties of a plan that hold names.
+# Cached properties of a plan that contain names.
 _NAMED = "by_number", "layer_slots"
 
 
 class PlanOptions(NamedTuple):
-    """What a plan depends on besides the graph."""
+    """Options of a plan besides the graph."""
 
     selection: LayerSelection
     adaptive: bool  # False: no function between the loss and the first layer may be rescaled
-    non_homogeneous: FrozenSet[str]  # beyond nnabla's own: types whose gradient is not linear in the output's
+    non_homogeneous: FrozenSet[str]  # further types with a gradient not linear in the output's
 
 
 class GraphPlan:
-    """The roles of a graph's functions in backward, shared by all graphs that are wired alike; `print` it.
+    """Roles of a graph's functions in backward, shared by all graphs of one topology; `print` it.
 
-    Functions go by number, variables by position, of the `Graph`.
+    Functions are given by number, variables by position in the `Graph`.
 
     Args:
         loss: the variable that backward starts from, or its graph.
-        selection: which layers get a scale.
+        selection: the layers that get a scale.
         adaptive: False when no function between the loss and the first layer may be rescaled.
         non_homogeneous: type names of further functions whose gradient is not linear in the output gradient.
-        names: names of parameters, by variable key; those of parameters that nnabla has in the current scope
-            are added.
-        one_gradient: for leaves whose gradients are one array, the first one of them.
+        names: names of parameters, by variable key; those in nnabla's current scope are added.
+        one_gradient: for leaves that share a gradient array, the first one of them.
 
     Attributes:
-        described: the graph as values.
+        described: the graph by value.
         labels: the name of each function.
         names: the names of the parameters in the graph, by variable key.
         nodes: the functions that backward visits, in its order.
@@ -118,21 +117,21 @@ class GraphPlan:
         self.names = {key: name for key, name in kept.values() if name is not None}
 
     def leaf(self, position: int) -> int:
-        """The leaf itself, or the first one of those whose gradients are one array."""
+        """Return the leaf, or the first of those that share its gradient array."""
         return self.described.one_gradient.get(position, position)
 
     def of_alike(
         self, graph: Graph, described: GraphDescription, options: PlanOptions
     ) -> Optional[GraphPlan]:
-        """The plan of a graph that differs in shapes, their arguments and data alone, or None."""
-        # Compared in full: a hash alone could take one graph for another. Parameters tell most of them apart.
+        """Plan of a graph that differs only in shapes, arguments that depend on them, and data, or None."""
+        # Compared in full: hashes may collide. Most graphs differ in parameters.
         kept, before, others = described.kept, self.described.kept, set()
         if options != self.options or len(kept) != len(before):
             return None
         for position, leaf in kept.items() if kept != before else ():
             own = before.get(position)
             if own != leaf:
-                # Data whose gradient is wanted are other leaves in each graph. Parameters have names.
+                # Data with a gradient are new leaves in each graph. Parameters have names.
                 if own is None or own[1] is not None or leaf[1] is not None:
                     return None
                 others.add(position)
@@ -140,7 +139,7 @@ class GraphPlan:
             return None
         if described == self.described:
             return self
-        # What goes by a leaf itself holds for its shape.
+        # Cached roles of a leaf depend on its shape.
         if any(self.described.shapes[p] != described.shapes[p] for p in kept):
             return None
         found = self._of_wiring(described)
@@ -151,7 +150,7 @@ class GraphPlan:
     def of_others(
         self, graph: Graph, described: GraphDescription, options: PlanOptions
     ) -> Optional[GraphPlan]:
-        """The plan of a graph that is wired alike, but of other parameters, or None."""
+        """Plan of a graph with the same topology but other parameters, or None."""
         before = self.described
         # Patterns select layers by name.
         if options != self.options or options.selection != LayerSelection():
@@ -169,7 +168,7 @@ class GraphPlan:
         return found
 
     def _of_wiring(self, described: GraphDescription) -> Optional[GraphPlan]:
-        """The plan of a graph in which shapes, arguments, and the keys and names of leaves may differ."""
+        """Plan of a graph in which shapes, arguments, and keys and names of leaves may differ."""
         before = self.described
         own = before._replace(args=described.args, shapes=described.shapes, kept=described.kept)
         if own != described or self._sizes != _sizes(described):
@@ -191,7 +190,7 @@ class GraphPlan:
         return found
 
     def _changed(self, node: NodeStructure) -> NodeStructure:
-        """A function of another plan, with the arguments, shapes and names that it has in this one."""
+        """Update a function of another plan with this one's arguments, shapes and names."""
         args, label = self.described.args[node.number], self.labels[node.number]
         if not node.slots:
             same = args == node.args and label == node.label
@@ -201,7 +200,7 @@ class GraphPlan:
         return node._replace(args=args, label=label, slots=slots)
 
     def components(self, *, by_layer: bool) -> Components:
-        """What functions that pass a scale on connect; see `components_of`."""
+        """Components: gradients connected by functions that pass a scale on; see `components_of`."""
         if by_layer not in self._components:
             shared = self.described.one_gradient
             found = components_of(self.nodes, self._sizes, by_layer=by_layer, one_gradient=shared)
@@ -210,12 +209,12 @@ class GraphPlan:
 
     @cached_property
     def joined(self) -> Joined:
-        """The components, with those joined that only hooks could part."""
+        """Components, merged where only hooks could split them."""
         components = self.components(by_layer=True)
         return joined(components, self.nodes, self._sizes, self.swappable, self.described.one_gradient)
 
     def loss_weights(self, *, by_layer: bool) -> LossWeights:
-        """What reads the loss weights of these components."""
+        """Reader of the loss weights of these components."""
         if by_layer not in self._weights:
             components = self.components(by_layer=by_layer)
             self._weights[by_layer] = LossWeights(
@@ -225,23 +224,23 @@ class GraphPlan:
 
     @cached_property
     def by_number(self) -> Dict[int, NodeStructure]:
-        """The functions that backward visits, by number."""
+        """Functions that backward visits, by number."""
         return {node.number: node for node in self.nodes}
 
     @property
     def measured(self) -> List[int]:
-        """Variables that get a gradient but are no leaves, and the weights of layers."""
+        """Variables with a gradient that are not leaves, and the weights of layers."""
         factors = (slot.factor for node in self.nodes for slot in node.slots)
         return list(dict.fromkeys([*self.gradients, *factors]))
 
     @cached_property
     def layer_slots(self) -> Dict[str, Tuple[NodeStructure, LayerSlot]]:
-        """The function and the input of each layer that gets a scale, by its name, in backward order."""
+        """Function and input of each layer that gets a scale, by name, in backward order."""
         return {slot.layer: (node, slot) for node in self.nodes for slot in node.slots}
 
     @cached_property
     def readers(self) -> Dict[int, Set[int]]:
-        """Indices of the functions that backward visits and that have a variable as input, by position."""
+        """Indices of the visited functions that read a variable, by position."""
         found: Dict[int, Set[int]] = {}
         for index in self.order:
             for position in self._inputs[index]:
@@ -250,12 +249,12 @@ class GraphPlan:
 
     @cached_property
     def single(self) -> FrozenSet[int]:
-        """Positions of the variables of one element."""
+        """Positions of the scalar variables."""
         return frozenset(position for position, size in enumerate(self._sizes) if size == 1)
 
     @cached_property
     def limiting_gradients(self) -> Set[int]:
-        """Gradients that must fit the storage format: neither that of the loss, nor those read in float."""
+        """Gradients that must fit the storage format: all except the loss's and those read in float."""
         kept = (p for p in self.gradients if p in self.single or p not in self.in_float)
         return {*kept}.difference(self.roots)
 
@@ -267,12 +266,12 @@ class GraphPlan:
 
     @cached_property
     def largest_gradients(self) -> List[int]:
-        """Those of `limiting_gradients` that can be the largest of their component."""
+        """Elements of `limiting_gradients` that can be the largest of their component."""
         shapes, smaller = self.described.shapes, set()
         for node in self.nodes:
             if known(node.type_name).never_enlarges and not node.separates:
                 read, size = self._inputs[node.number], math.prod(shapes[node.outputs[0]])
-                # Only this function reads them: their gradients are made of one that is at least as large.
+                # Only this function reads them: their gradient comes from one that is at least as large.
                 smaller |= {
                     p
                     for p in node.inputs
@@ -282,26 +281,25 @@ class GraphPlan:
 
     @property
     def recomputes(self) -> bool:
-        """Whether activations are computed again in backward, with the weights as they are then."""
+        """True if activations are recomputed in backward, with the weights of that moment."""
         return any(self.described.recomputed)
 
     @property
     def on_host(self) -> str:
-        """On a GPU: the functions that run on the host, as nnabla has no CUDA implementation for them."""
+        """Functions that run on the host in a GPU's context, for lack of a CUDA implementation."""
         moved = host_functions(self.described, self._on_host)
         return ", ".join(f"{self.labels[n]} ({size / 1e6:.3g} MB per iteration)" for n, size in moved.items())
 
     @cached_property
     def memory_uses(self) -> MemoryUses:
-        """When leaves are read and outputs written."""
+        """Times at which leaves are read and outputs written."""
         return memory_uses(self.described)
 
     def _backward_order(self) -> List[int]:
         described = self.described
         order: List[int] = []
-        # The ranks that nnabla's forward gives the functions: the longest way from a leaf. nnabla itself is
-        # not asked: before forward it has others, which even order functions otherwise where the graph was
-        # rewired.
+        # Ranks of the functions in nnabla's forward: the longest path from a leaf. nnabla's own ranks differ
+        # before forward, and even in order for a rewired graph.
         ranks: List[int] = []
         for producers in self._producers:
             ranks.append(1 + max([ranks[p] for p in producers if p is not None], default=0))
@@ -323,7 +321,7 @@ class GraphPlan:
         return order
 
     def _slots(self, index: int) -> List[LayerSlot]:
-        """The inputs that can get a scale, whether the selection has them or not."""
+        """Inputs that can get a scale, before the selection."""
         described, type_name = self.described, self.described.type_names[index]
         if not is_matrix_product(type_name):
             return []
@@ -333,7 +331,7 @@ class GraphPlan:
         found = []
         for slot in gemm_slots(type_name, described.args[index], shapes, output):
             target, factor = inputs[slot.input], inputs[slot.factor]
-            # What has two roles, as in x times x, would be scaled in both: it gets no scale.
+            # A variable with two roles, as in x times x, would be scaled in both: it gets no scale.
             roles = list(map(self.leaf, inputs))
             if self._needs[index][slot.input] and roles.count(self.leaf(target)) == 1 == inputs.count(factor):
                 name = label if slot.input == 0 else f"{label}:{slot.input}"
@@ -347,7 +345,7 @@ class GraphPlan:
     def _refuse_shared_factors(
         self, functions: Sequence[Any], scalable: Mapping[int, Sequence[LayerSlot]]
     ) -> None:
-        """Raise ValueError where another gradient of a product depends on a factor that may be swapped."""
+        """Raise ValueError if another gradient of a product depends on a weight that may be swapped."""
         for index, slots in scalable.items():
             depends = functions[index].grad_depends_input_data
             type_name = self.described.type_names[index]
@@ -385,7 +383,7 @@ class GraphPlan:
         return frozenset(found)
 
     def _loss_section(self) -> Set[int]:
-        """The functions between loss and first layers; where there is no layer, those of single elements."""
+        """Functions between loss and first layers; without layers, the scalar ones."""
         section: Set[int] = set()
         behind: Set[int] = set()
         layers = False
@@ -427,7 +425,7 @@ class GraphPlan:
 
     @cached_property
     def fixed(self) -> Dict[int, bool]:
-        """The leaves without gradient, and whether forward writes them; of the others, those it writes."""
+        """Leaves without gradient, and whether forward writes them; of the others, those it writes."""
         described = self.described
         flat = zip(described.inputs.positions, described.producers, described.needs)
         found = dict.fromkeys([p for p, producer, need in flat if producer is None and not need], False)
@@ -448,7 +446,7 @@ class GraphPlan:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
         on_host = self.on_host
-        notes = ["", f"on the host, for want of a CUDA implementation: {on_host}"] if on_host else []
+        notes = ["", f"on the host, for lack of a CUDA implementation: {on_host}"] if on_host else []
         return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], *notes])
 
     def _row(self, node: NodeStructure, *, fan_out: bool) -> Tuple[str, str, str, str, str]:
@@ -469,11 +467,11 @@ class GraphPlan:
 
 
 def _nameless(described: GraphDescription) -> Dict[int, bool]:
-    """By position of the leaves that are kept, whether they have no name."""
+    """True for kept leaves without a name, by position."""
     return {position: name is None for position, (_, name) in described.kept.items()}
 
 
 def _sizes(described: GraphDescription) -> List[int]:
-    """How many elements each variable has, as far as it matters for scales: none, one, or several."""
+    """Size class of each variable: 0, 1 or several elements."""
     size = {shape: min(math.prod(shape), _SEVERAL) for shape in {*described.shapes}}
     return list(map(size.__getitem__, described.shapes))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes over array memory, with one interface and a backend for every device."""
+"""Passes over array memory: one interface with a backend for each device."""
 
 from .cpu import CpuKernels as CpuKernels
 from .cuda import CudaKernels as CudaKernels

@@ -2,7 +2,7 @@
 //
 // One pass over memory each: statistics, histogram of exponents, scaling, unscaling, rounding to a storage format.
 //
-// Every kernel takes a list of tasks, one per array, and deals its blocks out among them in proportion to size.
+// Every kernel takes a list of tasks, one per array, and distributes its blocks among them in proportion to size.
 // Numbers are float or half in memory and float in registers. As unsigned integers, their bit patterns without the
 // sign are in the order of their magnitudes: an integer maximum sees infinities and NaNs, fmaxf does not.
 //
@@ -21,11 +21,11 @@ typedef unsigned long long u64;
 #endif
 
 constexpr u32 THREADS = THREADS_PER_BLOCK;
-constexpr u32 RESIDENT_THREADS = 1536;  // of a multiprocessor: registers are handed out so that it can hold them
+constexpr u32 RESIDENT_THREADS = 1536;  // per multiprocessor: limits registers so that they fit
 constexpr u32 WARP = 32;
 constexpr u32 WARPS = THREADS / WARP;
 
-constexpr u32 MAX_TASKS = 96;  // they travel as a kernel argument, and those may have 4096 bytes
+constexpr u32 MAX_TASKS = 96;  // they are a kernel argument, which may have 4096 bytes
 constexpr u32 EXPONENT_BINS = 256;
 
 constexpr u32 SOURCE_IS_HALF = 1;  // flags of a task
@@ -36,8 +36,8 @@ struct Task {
     u64 source;
     u64 target;
     u64 size;
-    u32 row;          // where its results go
-    u32 first_block;  // its blocks are those from here to the next task's first
+    u32 row;          // row of its results
+    u32 first_block;  // its blocks end at the next task's first
     float factor;
     u32 flags;
 };
@@ -56,16 +56,16 @@ struct Row {
     u64 underflowed;
     u64 overflowed;
     u32 largest;           // bit pattern of the largest finite magnitude
-    u32 negated_smallest;  // 0 - that of the smallest non-zero one: a maximum that zeros drop out of
+    u32 negated_smallest;  // 0 - that of the smallest non-zero one: a maximum that ignores zeros
 };
 
 struct Format {
     u32 mantissa_bits;
     float smallest_normal;
     float max;
-    float beyond_max;  // what larger numbers become: infinity, NaN, or max
-    u32 fitted;        // whether numbers are taken times the power of two that suits the largest of the array
-    u32 at_random;     // whether a number is rounded to either neighbour, and the key of the random bits
+    float beyond_max;  // result of larger numbers: infinity, NaN, or max
+    u32 fitted;        // true: scale by the power of two that fits the largest of the array
+    u32 at_random;     // true: round to either neighbour, with this key of the random bits
     u32 key_low;
     u32 key_high;
 };
@@ -78,8 +78,8 @@ constexpr u32 EXPONENT = 0x7f800000u;  // also the bit pattern of infinity
 constexpr u32 SAFE_TO_SQUARE_FROM = (127 - 50) << 23;
 constexpr u32 SAFE_TO_SQUARE_TO = (127 + 50) << 23;
 
-// ---- floats as IEEE 754 has them. CuPy compiles with -ftz=true, which nobody can take back: subnormal numbers become
-// zeros in every operation on floats, __fmul_rn and conversions to double included. PTX that is written out stays as it is.
+// ---- IEEE 754 floats. CuPy compiles with -ftz=true, which cannot be overridden: subnormal numbers become zeros in
+// every operation on floats, __fmul_rn and conversions to double included. Inline PTX is not affected.
 
 #ifndef IEEE_ARITHMETIC  // a host that runs these kernels brings its own
 __device__ inline float multiply(float a, float b) {
@@ -114,8 +114,8 @@ __device__ inline double widen(float value) {
 }
 #endif
 
-// ---- memory: N elements at an index that is a multiple of N, as floats. 16 bytes at a time when N > 1, but for halves
-// that become floats, 8.
+// ---- memory: N elements at an index that is a multiple of N, as floats. 16 bytes at a time when N > 1, 8 for halves
+// that become floats.
 
 __device__ inline void load(const float* source, float (&values)[1]) { values[0] = *source; }
 
@@ -143,7 +143,7 @@ __device__ inline void load(const __half* source, float (&values)[N]) {
     }
 }
 
-// Beside floats: what one thread stores is 16 bytes next to those of the thread before.
+// With floats: each thread stores 16 bytes, adjacent to those of the previous thread.
 __device__ inline void load(const __half* source, float (&values)[4]) {
     const uint2 four = *reinterpret_cast<const uint2*>(source);
     const u32 pairs[2] = {four.x, four.y};
@@ -200,7 +200,7 @@ __device__ inline Values<N> loaded(const T* source) {
     return values;
 }
 
-// ---- which thread does what
+// ---- distribution of work among threads
 
 // The part of a task that one block works on: every `blocks`-th stretch of THREADS packs.
 struct Share {
@@ -270,7 +270,7 @@ __device__ inline void add_row(Row& row, const Row& other) {
     row.negated_smallest = max(row.negated_smallest, other.negated_smallest);
 }
 
-// What one thread has seen: a row in fewer registers.
+// Statistics of one thread: a row in fewer registers.
 struct Tally {
     double sum;
     double sum_of_squares;
@@ -287,7 +287,7 @@ __device__ inline Row row_of(const Tally& tally) {
                tally.largest, tally.negated_smallest};
 }
 
-// Adds a number that may be large, tiny or not finite, but for counting it if it is zero.
+// Adds a number that may be large, tiny or not finite; zeros are counted elsewhere.
 __device__ inline void add_in_double(Tally& tally, float number) {
     const u32 magnitude = magnitude_of(number);
     if (magnitude >= EXPONENT) {
@@ -376,7 +376,7 @@ __device__ inline void add_up_task(const Tally& tally, const Task& task, const S
         if (!is_last) {
             return;
         }
-        __threadfence();  // what this multiprocessor has cached of other rows may be old
+        __threadfence();  // this multiprocessor's cache of other rows may be stale
         row = Row();
         for (u32 block = threadIdx.x; block < share.blocks; block += THREADS) {
             add_row(row, partial[block]);
@@ -482,7 +482,7 @@ struct MeasureHalves {
         }
     }
 
-    // The tally, and in it what was kept by halves.
+    // The tally, including the counts kept per half.
     __device__ inline Tally result() const {
         Tally all = tally;
         const u32 negated = larger_half(negated_smallest);
@@ -617,7 +617,7 @@ struct Unscale {
     float factor;
     bool accumulate;
     u32 largest;      // of factor * source
-    u32 largest_sum;  // of what is written
+    u32 largest_sum;  // of the results
 
     template <int N>
     __device__ inline ValuesAndOld<N> fetch(u64 i) const {
@@ -667,7 +667,7 @@ template <typename T>
 __device__ inline u32 unscale_task(const Task& task, const Share& share) {
     Unscale<T> body = {reinterpret_cast<const T*>(task.source), reinterpret_cast<float*>(task.target), task.factor,
                        (task.flags & ACCUMULATE) != 0, 0, 0};
-    // As many as 16 bytes of floats have, whatever they were: threads would leave gaps for each other else.
+    // As many as 16 bytes of floats, for any source: otherwise threads would leave gaps.
     for_each_element<Pack<float>::WIDTH>(task, share, body);
     return max(body.largest, body.largest_sum) < EXPONENT ? body.largest : EXPONENT;
 }
@@ -725,8 +725,8 @@ struct Rounding {
     u32 smallest_normal;  // bit patterns
     u32 largest;
     u32 largest_kept;     // the largest magnitude that does not overflow
-    u32 overflow;         // what becomes of the others
-    u32 infinity;         // and of infinity
+    u32 overflow;         // result of larger ones
+    u32 infinity;         // and result of infinity
     u32 at_random;
     u32 key_low;
     u32 key_high;
@@ -781,7 +781,7 @@ __device__ inline u32 rounded_at_random(u32 magnitude, u32 random, const Roundin
     const u32 whole = significand >> min(behind, 31u);
     const u32 fraction = behind <= 32 ? significand << (32 - behind) : significand >> min(behind - 32, 31u);
     const float units = static_cast<float>(whole + (random < fraction ? 1u : 0u));
-    // Two factors: what one unit is may be below float's normal range.
+    // Two factors: one unit may be below float's normal range.
     const float unit = __uint_as_float((104 + to.dropped) << 23);
     return __float_as_uint(multiply(multiply(units, unit), __uint_as_float(to.smallest_normal)));
 }

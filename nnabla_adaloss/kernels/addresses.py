@@ -21,7 +21,7 @@ from .native import LIBRARY
 
 Addresses = Union[Sequence[int], NDArray[np.int64]]
 
-# Of fewer arrays, the call into C takes longer.
+# For fewer arrays, the call into C takes longer.
 _FEWEST = 8
 
 _DATA_PTR = "_ZN4nbla7NdArray8data_ptrENS_6dtypesERKNS_7ContextEb"
@@ -33,7 +33,7 @@ _TO_STRING = "_ZNK4nbla7Context9to_stringB5cxx11Ev"
 def addresses_of(
     arrays: Sequence[nn.NdArray], halves: Halves, context: nn.Context, *, write_only: bool = False
 ) -> Addresses:
-    """Where arrays are in the memory of `context`; all are float32, or become so, except `halves`."""
+    """Addresses of arrays in the memory of `context`; all are float32, or become so, except `halves`."""
     dtypes = None if halves is None else [FLOAT16 if half else FLOAT32 for half in halves.tolist()]
     if context is HOST and len(arrays) >= _FEWEST:
         direct = direct_addresses()
@@ -45,8 +45,8 @@ def addresses_of(
 
 
 def _have_that_memory(arrays: Sequence[nn.NdArray], dtypes: Optional[Sequence[np.dtype[Any]]]) -> bool:
-    """Whether nnabla has nothing to allocate, fill or convert, which could raise an exception."""
-    # With this extension, the memory of an array may be on a device; an array does not say where it is.
+    """True if nnabla need not allocate, fill or convert anything, which could raise an exception."""
+    # With this extension, the memory of an array may be on a device, which cannot be queried.
     if "nnabla_ext.cuda" in sys.modules or any(map(is_zeroing, arrays)):
         return False
     try:
@@ -59,18 +59,18 @@ def _have_that_memory(arrays: Sequence[nn.NdArray], dtypes: Optional[Sequence[np
 
 
 class DirectAddresses:
-    """nnabla's C++ method behind `NdArray.data_ptr`, called for many arrays at once: four times as fast.
+    """Direct calls of nnabla's C++ method of `NdArray.data_ptr` for many arrays: four times as fast.
 
-    A C++ exception cannot pass through C: it would end the process. So the memory that is asked for has to be
-    there already, on the host.
+    A C++ exception cannot pass through C: it would end the process. So the memory must exist already, on the
+    host.
 
     Raises:
-        ImportError: nnabla's library is not as expected, which is compared with its own answers.
+        ImportError: nnabla's library is not as expected, or its addresses differ from Python's.
     """
 
     def __init__(self, nnabla: Any = None, library: Path = LIBRARY) -> None:
         nnabla = nnabla_library() if nnabla is None else nnabla
-        # Keeps Python's lock, without which another thread might use the arrays meanwhile.
+        # PyDLL keeps Python's lock, so that no other thread uses the arrays meanwhile.
         self._call = ctypes.PyDLL(str(library)).adaloss_addresses
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self._call.argtypes = [pointer, pointer, pointer, number, pointer, ctypes.c_bool]
@@ -83,7 +83,7 @@ class DirectAddresses:
         _compare(self)
 
     def of(self, arrays: Sequence[nn.NdArray], halves: Halves, *, write_only: bool) -> NDArray[np.int64]:
-        """Addresses of arrays on the host that hold float32, or float16 where `halves` says so."""
+        """Addresses of arrays on the host that are float32, or float16 where `halves` is true."""
         # The hash of an NdArray is the address of its C++ object; `arrays` keeps these alive.
         found = np.fromiter(map(hash, arrays), np.int64, len(arrays))
         flags = None if halves is None else halves.tobytes()
@@ -99,7 +99,7 @@ def nnabla_library() -> Any:
 
 @cache
 def direct_addresses() -> Optional[DirectAddresses]:
-    """The way through C; None where nnabla's library is not as expected: `doctor` tells why."""
+    """Direct addresses; None if nnabla's library is not as expected, which `doctor` explains."""
     try:
         return DirectAddresses()
     except ImportError:
@@ -107,13 +107,13 @@ def direct_addresses() -> Optional[DirectAddresses]:
 
 
 def _make_context(nnabla: Any) -> Any:
-    """Construct nnabla's own context `HOST` in C++, which lives as long as the process."""
-    # Constructors of C++ fill the memory, and its methods read it: only the size of it has to be enough.
+    """Construct nnabla's own context `HOST` in C++, for the lifetime of the process."""
+    # C++ constructors fill this memory and its methods read it: it only has to be large enough.
     context, *strings, told = [ctypes.create_string_buffer(1024) for _ in range(4)]
     for string, text in zip(strings, (HOST.array_class, HOST.device_id)):
         nnabla[f"_ZN{_STRING}C1Ev"](string)
         nnabla[f"_ZN{_STRING}6assignEPKc"](string, text.encode())
-    no_backends = ctypes.create_string_buffer(1024)  # as an empty vector is: null pointers
+    no_backends = ctypes.create_string_buffer(1024)  # an empty vector: null pointers
     nnabla[_CONTEXT](context, no_backends, *strings)
     nnabla[_TO_STRING](told, context)
     characters = nnabla[f"_ZNK{_STRING}5c_strEv"]
@@ -124,7 +124,7 @@ def _make_context(nnabla: Any) -> Any:
 
 
 def _compare(direct: DirectAddresses) -> None:
-    """Raise ImportError unless `direct` gives the addresses that nnabla gives."""
+    """Raise ImportError unless `direct` returns the same addresses as nnabla."""
     whole, filled, half, written = nn.NdArray((4, 6)), nn.NdArray((5,)), nn.NdArray((7,)), nn.NdArray((3,))
     filled.fill(1.0)
     half.cast(FLOAT16)[...] = 1.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State of nnabla arrays, checks of the arguments of kernels, and float32 views of other dtypes."""
+"""State of nnabla arrays, checks of kernels' arguments, and float32 copies of other dtypes."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ dtype_of, is_zeroing, size_of = attrgetter("dtype"), attrgetter("zeroing"), attr
 _IS_HALF = {FLOAT32: False, FLOAT16: True}
 
 Halves = Optional[NDArray[np.bool_]]
-"""Which of several arrays are float16, the others being float32; None: none of them."""
+"""Mask of the arrays that are float16, the others being float32; None if all are float32."""
 
 
 def stored_dtype(array: nn.NdArray) -> Optional[np.dtype[Any]]:
-    """The dtype of what is stored; None when nothing was written since `zero()`."""
-    # A value set with fill() has no memory before somebody asks for it, on the host or on a device.
+    """Stored dtype; None if nothing was written since `zero()`."""
+    # A value set with fill() has no memory until it is read, on the host or on a device.
     return None if array.zeroing else dtype_or_float32(array)
 
 
 def has_nan(array: nn.NdArray) -> bool:
-    """Whether an array on the host holds a NaN."""
+    """True if a scalar array on the host is NaN."""
     if array.size == 1 and stored_dtype(array) == FLOAT32:
-        # A view takes three times as long, which counts in the updates of a small network.
+        # A view takes three times as long, which matters in the updates of a small network.
         return math.isnan(c_float.from_address(array.data_ptr(FLOAT32, HOST)).value)
     return bool(np.isnan(host_view(array)).any())
 
 
 def is_readable(array: nn.NdArray) -> bool:
-    """Whether an array was written and holds what kernels read."""
+    """True if an array was written and has a dtype that kernels read."""
     return stored_dtype(array) in (FLOAT32, FLOAT16)
 
 
 def are_readable(arrays: Sequence[nn.NdArray]) -> bool:
-    """Whether all were written and hold what kernels read: four times as fast as `stored_dtype` of each."""
+    """True if all were written and have a dtype that kernels read: four times as fast as one by one."""
     if any(map(is_zeroing, arrays)):
         return False
     try:
@@ -56,14 +56,14 @@ def are_readable(arrays: Sequence[nn.NdArray]) -> bool:
 
 
 def places_of(gradients: Sequence[nn.NdArray], context: nn.Context) -> List[Tuple[int, int]]:
-    """Where gradients begin and end in the memory of `context`; those never written become lazy zeros."""
+    """Begin and end of gradients in the memory of `context`; unwritten ones become lazy zeros."""
     # nnabla does not add to these either.
     lazy = [x for x in gradients if x.zeroing or not x.modification_count]
     for x in lazy:
         x.zero()
     dtypes = [stored_dtype(x) or FLOAT32 for x in gradients]
     starts = [x.data_ptr(dtype, context) for x, dtype in zip(gradients, dtypes)]
-    # It frees the memory, which the next one would get.
+    # zero() frees memory, which the next array would get.
     for x in lazy:
         x.zero()
     sizes = [x.size * dtype.itemsize for x, dtype in zip(gradients, dtypes)]
@@ -71,19 +71,19 @@ def places_of(gradients: Sequence[nn.NdArray], context: nn.Context) -> List[Tupl
 
 
 def as_float32(array: nn.NdArray, copy: nn.NdArray) -> nn.NdArray:
-    """`array` when the kernels can read it, else `copy` filled with its values in float32."""
-    # `variable.d = numpy_array` may leave float64 or integers behind, which the user sees: no cast in place.
+    """Return `array` if the kernels can read it, else `copy` with its values in float32."""
+    # `variable.d = numpy_array` may store float64 or integers, which the user sees: no cast in place.
     return array if is_readable(array) else float32_copy(array, copy)
 
 
 def float32_copy(array: nn.NdArray, copy: nn.NdArray) -> nn.NdArray:
-    """`copy`, filled with the values of `array` in float32."""
+    """Fill `copy` with the values of `array` in float32 and return it."""
     host_view(copy, FLOAT32, write_only=True)[:] = host_view(array)
     return copy
 
 
 def prepare_master(master: nn.NdArray, context: nn.Context) -> None:
-    """Make a gradient ready to be added to where `context` has it: float32, unless it is lazily zero."""
+    """Prepare a gradient in `context` for accumulation: float32, unless it is lazily zero."""
     stored = stored_dtype(master)
     # Not `in (None, FLOAT32)`: NumPy's float64 equals None.
     if stored is not None and stored != FLOAT32:
@@ -91,7 +91,7 @@ def prepare_master(master: nn.NdArray, context: nn.Context) -> None:
 
 
 def is_half(x: nn.NdArray, argument: str = "x") -> bool:
-    """Whether `x` holds float16 rather than float32; a TypeError if neither."""
+    """True if `x` is float16, False if float32; TypeError for any other dtype."""
     try:
         return _IS_HALF[x.dtype]
     except KeyError:
@@ -102,7 +102,7 @@ def is_half(x: nn.NdArray, argument: str = "x") -> bool:
 
 
 def which_are_half(arrays: Sequence[nn.NdArray]) -> Halves:
-    """`is_half` of many arrays, bool of shape (n,); None: of none of them."""
+    """`is_half` of many arrays, bool of shape (n,); None if all are float32."""
     try:
         dtypes = list(map(dtype_of, arrays))
     except RuntimeError:
@@ -123,7 +123,7 @@ def require_float32(x: nn.NdArray, argument: str) -> None:
 
 
 def require_same_size(source: nn.NdArray, target: nn.NdArray) -> int:
-    """The size that both arrays have; a ValueError if they differ."""
+    """Common size of both arrays; ValueError if they differ."""
     size: int = source.size
     if target.size != size:
         raise ValueError(f"arrays of different sizes: {source.shape} and {target.shape}")
@@ -140,7 +140,7 @@ def require_same_sizes(sources: Sequence[nn.NdArray], targets: Sequence[nn.NdArr
 
 
 def unscaling_factor(scale: float) -> float:
-    """1 / scale; a ValueError unless `scale` is a positive finite number."""
+    """1 / scale; ValueError unless `scale` is positive and finite."""
     scale = float(scale)
     if not 0.0 < scale < math.inf:
         raise ValueError(f"scale={scale} must be a positive finite number")

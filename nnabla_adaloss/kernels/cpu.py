@@ -40,7 +40,7 @@ from .interface import (
     UnscalingList,
 )
 
-# The structs of native/adaloss.h. All fields have eight bytes, so nothing lies between them.
+# Structs of native/adaloss.h. All fields have eight bytes, so there is no padding.
 _STATISTICS_TASK = Struct("=QqqQ")
 _SCALE_TASK = Struct("=QQqqqqd")
 _ROUNDING_TASK = Struct("=QQqqdddqqQ")
@@ -52,19 +52,19 @@ Numbers = Union[Sequence[float], NDArray[Any]]
 
 @lru_cache(maxsize=256)
 def _array_type(of: Any, count: int) -> Any:
-    # ctypes forgets the types that nobody holds, and to make one takes as long as ten small arrays do.
+    # ctypes drops unreferenced types, and making one takes as long as ten small arrays.
     return of * count
 
 
 class CpuKernels(Kernels):
-    """`Kernels` in one pass over memory each, at or near its bandwidth; a few µs per call besides.
+    """`Kernels` that take one pass over memory each, at or near its bandwidth, plus a few µs per call.
 
-    Arrays of any context will do: nnabla copies those that are elsewhere to the host and back. Other Python
-    threads run meanwhile.
+    Arrays may be of any context: nnabla copies those on a device to the host and back. Other Python threads
+    run meanwhile.
 
     Args:
-        level: which of `levels()`; None: the fastest that this processor can run.
-        threads: at most so many work on one large array; None: `allowed_threads()`.
+        level: one of `levels()`; None: the fastest that this processor supports.
+        threads: limit of threads per large array; None: `allowed_threads()`.
     """
 
     asynchronous = False
@@ -110,7 +110,7 @@ class CpuKernels(Kernels):
         return not any(x.nonfinite for x in self.statistics_all(arrays))
 
     def all_zero(self, arrays: Sequence[NdArray]) -> bool:
-        # One number decides for nearly every array: the smallest one first.
+        # The smallest array first: any nonzero number ends the search.
         found = map(self.statistics, sorted(arrays, key=size_of))
         return all(x.zeros == x.count for x in found)
 
@@ -127,7 +127,7 @@ class CpuKernels(Kernels):
         self._scale(_SCALE_TASK.pack(from_address, to_address, size, from_half, to_half, False, alpha))
 
     def scaled_copy_all(self, copies: ScaledCopies) -> None:
-        # One call into the library for all: calls cost as much as small arrays do.
+        # One call into the library for all: a call costs as much as a small array.
         sources, targets, to_half = copies.sources, copies.targets, copies.half
         from_half = which_are_half(sources)
         sizes = require_same_sizes(sources, targets)
@@ -157,7 +157,7 @@ class CpuKernels(Kernels):
         return self.unscale_add_all([(source, master, scale, accumulate)])[0]
 
     def unscale_add_all(self, gradients: Sequence[Unscaling]) -> List[float]:
-        """`unscale_add` for many gradients; what it returns for each."""
+        """Apply `unscale_add` to many gradients; return each result."""
         tasks = []
         for source, master, scale, accumulate in gradients:
             factor = unscaling_factor(scale)
@@ -172,7 +172,7 @@ class CpuKernels(Kernels):
         return self._scale(b"".join(tasks))
 
     def unscale_list(self, gradients: UnscalingList) -> List[float]:
-        """`unscale_add` for a list of gradients, without `accumulate`."""
+        """Apply `unscale_add` to a list of gradients, without `accumulate`."""
         sources, masters, tasks = gradients.sources, gradients.masters, gradients.tasks
         halves = None if masters is None else which_are_half(sources)
         where = to = addresses_of(sources, halves, HOST)
@@ -199,7 +199,7 @@ class CpuKernels(Kernels):
         return RoundingStatistics(ArrayStatistics(size, *found[:6]), *found[6:])
 
     def _scale(self, tasks: bytes) -> List[float]:
-        """The largest magnitude of each product; infinity where one is not finite."""
+        """Run scaling tasks; return the largest magnitude of each product, infinity if one is not finite."""
         count = len(tasks) // _SCALE_TASK.size
         largest = _array_type(ctypes.c_double, count)()
         self._library.adaloss_scale(self._level, self._threads, tasks, count, largest)
@@ -216,7 +216,7 @@ def _scale_tasks(
     to_half: Optional[NDArray[np.bool_]] = None,
     factors: Union[float, Numbers] = 1.0,
 ) -> NDArray[np.int64]:
-    """Tasks that add to nothing, one in each row, made a column at a time."""
+    """Scaling tasks without accumulation, one per row, filled by columns."""
     table = np.zeros((len(sources), _SCALE_TASK.size // 8), np.int64)
     table[:, 0], table[:, 1], table[:, 2] = sources, targets, sizes
     if from_half is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU kernels' shared library: which processors it is compiled for, how many threads it may use."""
+"""The CPU kernels' shared library: supported processors and allowed threads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .native import LIBRARY, digest, sources
 
 
 def opened(path: Path) -> Any:
-    """The library at `path`, with the types of its functions.
+    """Open the library at `path` and declare the types of its functions.
 
     Raises:
-        ImportError: it was not built, or from other sources than the ones beside it.
+        ImportError: it was not built, or built from sources that differ from those beside it.
     """
     cure = "run `python -m building` in the checkout"
     if not path.is_file():
@@ -28,7 +28,7 @@ def opened(path: Path) -> Any:
     library.adaloss_level.argtypes, library.adaloss_level.restype = [ctypes.c_int], ctypes.c_void_p
     library.adaloss_level_name.argtypes = [ctypes.c_void_p]
     library.adaloss_level_name.restype = ctypes.c_char_p
-    # Level, threads, tasks, how many they are, and where results go; there is one task for `adaloss_round`.
+    # Level, threads, tasks, their number, and results; `adaloss_round` takes one task.
     calls: List[Any] = [ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p]
     library.adaloss_statistics.argtypes = library.adaloss_scale.argtypes = calls
     library.adaloss_round.argtypes = [*calls[:3], ctypes.c_void_p]
@@ -44,7 +44,7 @@ def library() -> Any:
 
 
 def levels() -> List[str]:
-    """The kinds of processors that the kernels are compiled for and this one is, the fastest first."""
+    """Compiled levels that this processor supports, the fastest first."""
     names: List[str] = []
     while (level := library().adaloss_level(len(names))) is not None:
         names.append(library().adaloss_level_name(level).decode())
@@ -54,10 +54,10 @@ def levels() -> List[str]:
 def allowed_threads(
     environment: Mapping[str, str] = os.environ, cgroup: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """`OMP_NUM_THREADS` where that is set, else as many as this process has processors.
+    """`OMP_NUM_THREADS` if set, else the number of processors of this process.
 
-    Those are the processors that it may run on (`taskset`, `mpirun --bind-to core`), or fewer where its
-    container has less of their time.
+    That is the number of processors that it may run on (`taskset`, `mpirun --bind-to core`), or less if its
+    container limits their time.
     """
     outermost = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if outermost.isdecimal() and int(outermost) > 0:
@@ -66,7 +66,7 @@ def allowed_threads(
 
 
 def _processors_of_time(cgroup: Path) -> float:
-    """How many processors' time the container has; as many as there are where nothing limits it."""
+    """Processor time of the container, in processors; all of them without a limit."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # versions 2 and 1
         try:
             quota, period = " ".join((cgroup / name).read_text("ascii") for name in names).split()

@@ -31,7 +31,7 @@ from .interface import (
 
 # Two reads of 16 bytes for each of 256 threads: enough for small arrays to spread out.
 ELEMENTS_PER_BLOCK = 2048
-# Of a kernel whose blocks leave a row each, which the last of them reads in the end: not so many of those.
+# For kernels whose blocks leave a row each, which the last block reads: fewer blocks.
 ELEMENTS_PER_ROW = 4 * ELEMENTS_PER_BLOCK
 
 
@@ -39,12 +39,12 @@ class CudaKernels(Kernels):
     """`Kernels` for a CUDA context, in one pass over memory each.
 
     Each method of `Kernels` with a result waits for it. Methods whose names begin with `launch_` do not wait:
-    they start their kernels behind the nnabla functions called before and write what they find into a
-    `DeviceTable`, so that a whole backward pass costs the host one wait, when it fetches the table. Up to 96
-    arrays that do not depend on each other share a launch.
+    they queue their kernels after earlier nnabla functions and write results to a `DeviceTable`, so that a
+    whole backward pass costs the host one wait, when it fetches the table. Up to 96 arrays that do not depend
+    on each other share a launch.
 
-    Sums are reproducible bit for bit on one model of GPU: the order of addition depends on nothing else than
-    the sizes and the number of multiprocessors.
+    Sums are reproducible bit for bit on one model of GPU: the order of addition depends only on the sizes and
+    the number of multiprocessors.
     """
 
     asynchronous = True
@@ -53,8 +53,8 @@ class CudaKernels(Kernels):
         if launcher is None:
             if is_on_host(context):
                 raise ValueError(
-                    f"context.array_class={context.array_class!r}: those arrays are on the host, where a GPU "
-                    "cannot reach them; give a context of nnabla_ext.cuda or nnabla_ext.cudnn"
+                    f"context.array_class={context.array_class!r}: those arrays are on the host, which a GPU "
+                    "cannot access; give a context of nnabla_ext.cuda or nnabla_ext.cudnn"
                 )
             launcher = CupyLauncher(int(context.device_id or 0))
         self.context, self._launcher = context, launcher
@@ -62,10 +62,10 @@ class CudaKernels(Kernels):
             constant(flag) for flag in ("SOURCE_IS_HALF", "TARGET_IS_HALF", "ACCUMULATE")
         )
         self._max_tasks = constant("MAX_TASKS")
-        # Held while a buffer is in use that calls share: threads may share these kernels.
+        # Held while a shared buffer is in use: threads may share these kernels.
         self._lock = RLock()
         self._format = layout("Format")
-        # What blocks of one task leave for the last of them; kernels run one after another, so one is enough.
+        # Partial rows of a task's blocks, for the last block; kernels run one after another and share it.
         rows = self._max_tasks * launcher.max_blocks
         self._partial = launcher.allocate(rows * layout("Row").itemsize)
         self._finished = launcher.allocate(self._max_tasks * 4)
@@ -74,7 +74,7 @@ class CudaKernels(Kernels):
         self._exponents = launcher.allocate(EXPONENT_BINS * 8)
 
     def table(self, rows: int, gradients: int = 0) -> DeviceTable:
-        """A table for the results of `launch_` methods, empty."""
+        """Make an empty table for the results of `launch_` methods."""
         return DeviceTable(self._launcher, rows, gradients)
 
     # ---- many arrays, without waiting
@@ -85,7 +85,7 @@ class CudaKernels(Kernels):
         self._launch("statistics", tasks, table.rows, *self._workspace, per_block=ELEMENTS_PER_ROW)
 
     def launch_exponent_histogram(self, x: NdArray, table: DeviceTable) -> None:
-        """Write the statistics of `x` to the table's first row, and its histogram where one call finds it."""
+        """Write the statistics of `x` to the table's first row, and its histogram to the shared buffer."""
         with self._lock:
             self._launcher.clear(self._exponents, EXPONENT_BINS * 8)
             where = table.rows, *self._workspace, np.uint64(self._exponents.ptr)
@@ -98,10 +98,9 @@ class CudaKernels(Kernels):
         places: Sequence[int],
         known: Optional[DeviceTasks] = None,
     ) -> DeviceTasks:
-        """Raise the places of arrays in the table to their largest magnitudes, infinity and NaN included.
+        """Raise arrays' places in the table to their largest magnitudes, infinity and NaN included.
 
-        Return the tasks: where they are `known` in the next call, and sizes and places are the same, that
-        takes less time.
+        Return the tasks: passing them as `known` to the next call saves time if sizes and places are equal.
         """
         addresses, flags = self._read(arrays)
         sizes = [x.size for x in arrays]
@@ -113,7 +112,7 @@ class CudaKernels(Kernels):
         return known
 
     def launch_unscale_add(self, gradients: Sequence[Unscaling], table: DeviceTable, first: int = 0) -> None:
-        """`unscale_add` for many gradients; their largest magnitudes go to places from `first` on."""
+        """Launch `unscale_add` for many gradients; their largest magnitudes go to places from `first` on."""
         factors = [unscaling_factor(scale) for _, _, scale, _ in gradients]
         addresses, flags = self._read([source for source, *_ in gradients])
         flags = flags | self._accumulate * np.array([accumulate for *_, accumulate in gradients], np.bool_)
@@ -130,7 +129,7 @@ class CudaKernels(Kernels):
     def launch_unscale_list(
         self, gradients: UnscalingList, table: DeviceTable, part: slice, first: int = 0
     ) -> None:
-        """`launch_unscale_add` for some of the gradients of a list."""
+        """Launch `unscale_add` for a part of a list of gradients."""
         sources = gradients.sources[part]
         places = range(first, first + len(sources))
         flags: Any = 0
@@ -160,7 +159,7 @@ class CudaKernels(Kernels):
         fitted: bool = False,
         random_key: Optional[int] = None,
     ) -> None:
-        """`round_to_format` to fewer bits than float32 has, with its statistics in the table's first row."""
+        """Launch `round_to_format` for narrower formats than float32; statistics go to the first row."""
         address = self._address(source)
         to_address = address if target is source else self._address(target, True)
         limits = storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max
@@ -200,7 +199,7 @@ class CudaKernels(Kernels):
         self._launch("largest_magnitude", self._readings(arrays), np.uint64(last))
 
     def _largest(self, arrays: Sequence[NdArray]) -> float:
-        """The largest magnitude in the arrays, infinity and NaN included."""
+        """Largest magnitude in the arrays, infinity and NaN included."""
         if not arrays:
             return 0.0
         with self._lock:
@@ -255,13 +254,13 @@ class CudaKernels(Kernels):
         return addresses_of([x], None, self.context, write_only=write_only)[0]
 
     def _read(self, arrays: Sequence[NdArray]) -> Tuple[Addresses, Any]:
-        """The addresses of what is read, and the flags that say how."""
+        """Addresses of arrays to read, and flags of their dtypes."""
         halves = which_are_half(arrays)
         flags = 0 if halves is None else self._source_is_half * halves
         return addresses_of(arrays, halves, self.context), flags
 
     def _readings(self, arrays: Sequence[NdArray], rows: Column = 0) -> DeviceTasks:
-        """Tasks that read, with their results in these rows."""
+        """Make tasks that read arrays, with their results in these rows."""
         addresses, flags = self._read(arrays)
         return DeviceTasks(addresses, 0, [x.size for x in arrays], rows=rows, flags=flags)
 

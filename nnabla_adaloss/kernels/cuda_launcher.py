@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`adaloss.cu`, and a device that runs it: memory, launches and copies to the host, by CuPy."""
+"""Compilation of `adaloss.cu` and access to a device by CuPy: memory, launches, copies to the host."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _SCALARS: Dict[str, Any] = {"u32": np.uint32, "u64": np.uint64, "float": np.floa
 
 @cache
 def cuda_source() -> str:
-    """The text of `adaloss.cu`, which host code agrees with by reading it."""
+    """Text of `adaloss.cu`, from which host code reads structs and constants."""
     return resources.files(__package__).joinpath("adaloss.cu").read_text(encoding="utf-8")
 
 
 def kernel_names() -> List[str]:
-    """The names of the kernels."""
+    """Names of the kernels."""
     return re.findall(r"__global__ __launch_bounds__\(.*?\) void (\w+)\(", cuda_source())
 
 
 def constant(name: str) -> int:
-    """The value of `constexpr u32 NAME = value;` or `#define NAME value`."""
+    """Value of `constexpr u32 NAME = value;` or `#define NAME value`."""
     (value,) = re.findall(rf"^(?:constexpr u32 {name} = |#define {name} )(\d+)\b", cuda_source(), re.M)
     return int(value)
 
 
 @cache
 def layout(name: str) -> np.dtype[Any]:
-    """The dtype of `struct NAME`, padded as C++ pads it."""
+    """Dtype of `struct NAME`, padded as in C++."""
     (body,) = re.findall(rf"^struct {name} {{\n(.*?)^}};", cuda_source(), re.M | re.S)
     fields: List[Any] = []
     for kind, field, length in re.findall(r"^ *(\w+) (\w+)(?:\[(\w+)\])?;", body, re.M):
@@ -49,10 +49,10 @@ def layout(name: str) -> np.dtype[Any]:
 
 
 class CupyLauncher:
-    """A device, as far as kernels are concerned: everything happens in the order it was asked for.
+    """Device that runs kernels, in the order of the calls.
 
-    NVRTC compiles the kernels when it is made. They run in CUDA's legacy default stream, as nnabla does,
-    whatever CuPy's current stream is: each starts after the nnabla functions before it.
+    NVRTC compiles the kernels at construction. They run in CUDA's legacy default stream, like nnabla, for any
+    current stream of CuPy: each starts after earlier nnabla functions.
 
     Raises:
         ImportError: CuPy is not installed.
@@ -68,7 +68,7 @@ class CupyLauncher:
         threads = constant("THREADS_PER_BLOCK")
         self._block = (threads,)
         resident = min(constant("RESIDENT_THREADS"), self._device.attributes["MaxThreadsPerMultiProcessor"])
-        # How many the device holds at once; more in one task would only wait.
+        # Number that the device runs at once; more in one task would only wait.
         self.max_blocks = self._device.attributes["MultiProcessorCount"] * (resident // threads)
 
         def kernels() -> Dict[str, Any]:
@@ -76,20 +76,20 @@ class CupyLauncher:
                 module = cupy.RawModule(code=cuda_source(), options=OPTIONS)
                 return {name: module.get_function(name) for name in kernel_names()}
 
-        # NVRTC (12.0 at least) leaves the C locale behind in the thread that compiles: this one would open
-        # files as ASCII from then on.
+        # NVRTC (12.0 at least) sets the C locale in the compiling thread, which would then open files as
+        # ASCII.
         with ThreadPoolExecutor(max_workers=1) as thread:
             self._kernels = thread.submit(kernels).result()
 
     def allocate(self, size: int) -> Any:
-        """So many bytes of device memory, all zero, from its `ptr` on; given back when the object goes."""
+        """Allocate zeroed device memory, of `size` bytes from its `ptr` on; freed with the object."""
         with self._device:
             memory = self._cuda.alloc(size)
         self.clear(memory, size)
         return memory
 
     def clear(self, memory: Any, size: int) -> None:
-        """Make the first `size` bytes zero, without waiting for it."""
+        """Zero the first `size` bytes, without waiting."""
         with self._device:
             self._cuda.runtime.memsetAsync(memory.ptr, 0, size, self._stream.ptr)
 
@@ -99,7 +99,7 @@ class CupyLauncher:
             self._kernels[kernel]((blocks,), self._block, arguments, stream=self._stream)
 
     def fetch(self, memory: Any, size: int) -> Bytes:
-        """Copy the first `size` bytes to the host once all that was launched before has ended."""
+        """Copy the first `size` bytes to the host after all earlier launches have finished."""
         host = np.empty(size, np.uint8)
         runtime = self._cuda.runtime
         with self._device:

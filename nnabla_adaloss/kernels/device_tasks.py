@@ -18,10 +18,10 @@ Column = Union[float, Sequence[float], NDArray[Any]]
 
 
 class DeviceTasks:
-    """The fields of adaloss.cu's Task, a column each: ten times as fast to write as one task after another.
+    """Columns of adaloss.cu's Task: ten times as fast to write as single tasks.
 
-    Sources and targets are addresses, 0 for no target; `independent`: none touches what another writes. Tasks
-    may be launched again after `move`, in a fifth of the time that new ones take.
+    Sources and targets are addresses, 0 for no target; `independent` tasks do not access arrays that others
+    write. Tasks may be launched again after `move`, in a fifth of the time of new ones.
     """
 
     def __init__(
@@ -40,19 +40,18 @@ class DeviceTasks:
         self._sizes, self._rows = (_column(values, np.int64, count) for values in (sizes, rows))
         self._factors = _column(factors, np.float64, count)
         self._independent = independent
-        # By first and last task: the argument of a launch, complete except for addresses and flags, and the
-        # number of its blocks.
+        # Argument of a launch, without addresses and flags, and its number of blocks, by first and last task.
         self._launches: Dict[Tuple[int, int], Tuple[NDArray[Any], int]] = {}
         self.move(sources, targets, flags)
 
     def move(self, sources: Addresses, targets: Column, flags: Column = 0) -> None:
-        """Take other addresses and flags for the next launches."""
+        """Set the addresses and flags of the next launches."""
         self._sources, self._targets, self._flags = (
             _column(values, np.int64, self._count) for values in (sources, targets, flags)
         )
 
     def launches(self, longest: int) -> Iterator[slice]:
-        """Successive tasks that may run at the same time: none reads or writes what another writes."""
+        """Split the tasks into launches in which none accesses an array that another writes."""
         count = self._count
         if self._independent or self._are_independent:
             for start in range(0, count, longest):
@@ -73,7 +72,7 @@ class DeviceTasks:
 
     @property
     def _are_independent(self) -> bool:
-        """Whether all are, as nearly always; False where it takes a closer look."""
+        """True if all are certainly independent, as usual; False if `launches` must check."""
         if not self._targets.any():
             return True
         sources, targets = self._sources.tolist(), self._targets.tolist()
@@ -82,9 +81,9 @@ class DeviceTasks:
         return sources == targets or set(sources).isdisjoint(targets)
 
     def argument(self, part: slice, per_block: int, max_blocks: int) -> Tuple[NDArray[Any], int]:
-        """Some of the tasks as adaloss.cu's Tasks, of size 1, and the number of blocks of all.
+        """Make adaloss.cu's Tasks of a part of the tasks, an array of size 1, and count their blocks.
 
-        A block works on `per_block` elements, on more where a task would have more than `max_blocks`.
+        A block processes `per_block` elements, or more if its task would need more than `max_blocks`.
         """
         place = part.start, part.stop
         if place not in self._launches:
@@ -100,7 +99,7 @@ class DeviceTasks:
         argument = np.zeros(1, layout("Tasks"))
         task = argument["task"][0, :count]
         task["size"], task["row"], task["factor"] = sizes, self._rows[part], self._factors[part]
-        # Half the time of np.clip, of which an iteration would take several.
+        # Half the time of np.clip, which an iteration would call several times.
         blocks = np.minimum(np.maximum(-(-sizes // per_block), 1), max_blocks)
         ends = blocks.cumsum()
         task["first_block"] = ends - blocks
@@ -122,7 +121,7 @@ class DeviceTable:
 
     def __init__(self, launcher: CupyLauncher, rows: int, gradients: int = 0) -> None:
         self._row = layout("Row")
-        # Magnitudes first, so that they and the first rows are one piece. The rest has 8 bytes per number.
+        # Magnitudes first, so that one copy covers them and the first rows. Rows have 8 bytes per number.
         self._before_rows = 4 * (gradients + gradients % 2)
         self._size = self._before_rows + rows * self._row.itemsize
         self._number_of_rows, self._gradients = rows, gradients
@@ -139,7 +138,7 @@ class DeviceTable:
         self, rows: Optional[int] = None, gradients: Optional[int] = None
     ) -> Tuple[List[RoundingStatistics], List[float]]:
         """Wait for the kernels launched so far, and copy the first rows and places to the host; None: all."""
-        # A row that no kernel wrote is that of an empty array, such a place 0.
+        # An unwritten row is that of an empty array, an unwritten place 0.
         rows = self._number_of_rows if rows is None else rows
         gradients = self._gradients if gradients is None else gradients
         table = self._launcher.fetch(self._memory, self._before_rows + rows * self._row.itemsize)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface of a kernel backend to the memory of nnabla arrays, with everything that all do alike."""
+"""Interface of kernel backends to the memory of nnabla arrays, with their common parts."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class RoundingStatistics(NamedTuple):
     """Counts from rounding an array to a storage format."""
 
     statistics: ArrayStatistics  # of the rounded values
-    underflowed: int  # how many non-zero elements became zero
-    overflowed: int  # how many finite elements became an infinity, NaN or the largest number: too large
+    underflowed: int  # number of nonzero elements that became zero
+    overflowed: int  # number of finite elements beyond the format, which changed by more than rounding
 
     @property
     def nonzero(self) -> int:
-        """Number of elements that were not zero before."""
+        """Number of elements that were nonzero before."""
         return self.statistics.count - self.statistics.zeros + self.underflowed
 
 
 class ScaledCopies:
-    """Arrays, the scaled copies to make of them, and which copies are float16 also of a float32 source.
+    """Arrays, their scaled copies, and the copies that are float16 even for a float32 source.
 
-    Many passes may share it, each with other sources and targets.
+    Reusable in many passes, each with other sources and targets.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ScaledCopies:
     ) -> None:
         self.sources, self.targets, self.alphas = sources, targets, alphas
         self.half: Optional[NDArray[np.bool_]] = np.array(half, np.bool_) if any(half) else None
-        # What `CpuKernels` keeps: the sizes in the last pass, and all of the tasks but the addresses.
+        # Kept by `CpuKernels`: sizes of the last pass, and tasks without addresses.
         self.sizes: List[int] = []
         self.tasks_on_host: Optional[NDArray[np.int64]] = None
 
@@ -73,13 +73,13 @@ Unscaling = Tuple[NdArray, NdArray, float, bool]
 
 
 class UnscalingList:
-    """Gradients, each once, to divide by a scale each, where they are or into masters that are overwritten;
-    many passes may share it.
+    """Distinct gradients to divide by a scale each, in place or into masters that are overwritten; reusable
+    in many passes.
 
     Args:
         sources: the gradients; without masters they are made float32.
-        scales: what each is divided by.
-        masters: where each goes, as float32, in arrays of the same sizes; None: where it is.
+        scales: the divisor of each.
+        masters: the float32 targets, of the same sizes; None: in place.
 
     Raises:
         ValueError: a scale is not a positive finite number.
@@ -91,29 +91,29 @@ class UnscalingList:
         self.sources, self.masters = sources, masters
         self.sizes = np.array([x.size for x in sources], np.int64)
         self.factors = np.array(list(map(unscaling_factor, scales)), np.float64)
-        # Tasks of the kernels, which set the addresses and the types of sources in each pass.
+        # Tasks of the kernels, which set addresses and dtypes of sources in each pass.
         self.tasks: Any = None
 
 
-# Places of packed arrays begin where a processor, or a GPU, can read many numbers at once.
+# Alignment of packed arrays, for vector loads of processors and GPUs.
 _ALIGNED_TO = 8
 
 
 class PackedArrays:
-    """Copies of arrays, one behind the other in an array of their own, with four bytes per element each."""
+    """Copies of arrays, one after the other in a common array, with four bytes per element each."""
 
     def __init__(self) -> None:
         self.sizes: List[int] = []
         self.offsets = np.zeros(0, np.int64)  # in bytes
-        # One array, so that nnabla is asked for one address in place of many.
+        # One array, so that a single address is needed.
         self.array = NdArray((0,))
-        # Which of them are float16, since they were packed last.
+        # Mask of the arrays that were float16 when packed.
         self.halves: Halves = None
-        # Tasks of `CudaKernels`, which sets addresses and types in each call.
+        # Tasks of `CudaKernels`, which sets addresses and dtypes in each call.
         self.tasks: Any = None
 
     def make_room(self, sizes: List[int]) -> None:
-        """Make room for arrays of these sizes, where the ones before had others."""
+        """Allocate space for arrays of these sizes, if they have changed."""
         if sizes != self.sizes:
             taken = -(-np.array(sizes, np.int64) // _ALIGNED_TO) * _ALIGNED_TO
             self.offsets = 4 * (taken.cumsum() - taken)
@@ -129,20 +129,20 @@ class Kernels(ABC):
     allowed. Arithmetic is float32 whatever the storage. Sums are good to 4e-6 of the sum of magnitudes at
     worst (1e-7 ordinarily), everything else is exact.
 
-    nnabla marks an array on which `zero()` was called as lazily zero (`NdArray.zeroing`), and a solver passes
-    over parameters whose gradient still bears that mark. Reaching an array's memory removes it, so callers
-    that care look at `zeroing` first.
+    nnabla marks an array on which `zero()` was called as lazily zero (`NdArray.zeroing`), and a solver skips
+    parameters whose gradient is so marked. Access to an array's memory removes the mark, so callers check
+    `zeroing` first.
 
     Raises:
         TypeError: an array is neither float32 nor float16.
-        ValueError: the sizes of two arrays differ that belong together.
+        ValueError: the sizes of two corresponding arrays differ.
     """
 
     asynchronous: bool
-    """True when asking for a result waits for a device that would have gone on by itself."""
+    """True if reading a result waits for an asynchronous device."""
 
     context: Context
-    """The context by which the kernels reach arrays; reached by it, arrays stay on their device."""
+    """Context in which the kernels access arrays; it leaves arrays on their device."""
 
     @abstractmethod
     def statistics(self, x: NdArray) -> ArrayStatistics:
@@ -154,29 +154,29 @@ class Kernels(ABC):
 
     @abstractmethod
     def all_finite(self, arrays: Sequence[NdArray]) -> bool:
-        """Whether there is no infinity or NaN in any of the arrays: a single wait for a GPU."""
+        """True if all elements of the arrays are finite: a single wait for a GPU."""
 
     @abstractmethod
     def all_zero(self, arrays: Sequence[NdArray]) -> bool:
-        """Whether there is nothing but zeros in the arrays: a single wait for a GPU."""
+        """True if all elements of the arrays are zero: a single wait for a GPU."""
 
     @abstractmethod
     def mark_nonfinite(self, arrays: Sequence[NdArray], mark: NdArray) -> None:
-        """Make the last element of `mark`, a zero of float32, infinite or NaN if one of any array is.
+        """Make the last element of `mark`, a float32 zero, infinite or NaN if an element of an array is.
 
-        A GPU does not wait, until the mark is read.
+        Reading the mark waits for a GPU; this does not.
         """
 
     def gradients_are_finite(self, variables: Iterable[Variable]) -> bool:
-        """Whether gradients, of any dtype, hold no infinity and no NaN: a single wait for a GPU."""
+        """True if gradients, of any dtype, are finite: a single wait for a GPU."""
         return self.all_finite(self._written(variables))
 
     def gradients_are_zero(self, variables: Iterable[Variable]) -> bool:
-        """Whether gradients, of any dtype, hold nothing but zeros: a single wait for a GPU."""
+        """True if gradients, of any dtype, are all zero: a single wait for a GPU."""
         return self.all_zero(self._written(variables))
 
     def mark_nonfinite_gradients(self, variables: Iterable[Variable], mark: NdArray) -> None:
-        """`mark_nonfinite` for gradients of any dtype."""
+        """Apply `mark_nonfinite` to gradients of any dtype."""
         self.mark_nonfinite(self._written(variables), mark)
 
     def _written(self, variables: Iterable[Variable]) -> List[NdArray]:
@@ -202,17 +202,17 @@ class Kernels(ABC):
 
     @abstractmethod
     def scaled_copy_all(self, copies: ScaledCopies) -> None:
-        """`scaled_copy` for many arrays."""
+        """Apply `scaled_copy` to many arrays."""
 
     def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:
-        """Copy arrays to their places in `packed`, in the dtype that each has."""
+        """Copy arrays to their places in `packed`, each in its dtype."""
         packed.make_room([x.size for x in arrays])
         packed.halves = which_are_half(arrays)
         sources = addresses_of(arrays, packed.halves, self.context)
         self._copy(packed, sources, self._places(packed, write_only=True))
 
     def unpack(self, packed: PackedArrays, arrays: Sequence[NdArray]) -> None:
-        """Copy what was packed back to arrays, in the dtype that it had then."""
+        """Copy packed arrays back to `arrays`, in their former dtypes."""
         sizes = [x.size for x in arrays]
         if sizes != packed.sizes:
             raise ValueError(f"arrays of other sizes: {sizes}, not {packed.sizes}")
@@ -242,11 +242,11 @@ class Kernels(ABC):
             master: the unscaled gradient, float32. Without `accumulate` its old content is not read.
             scale: the divisor, positive and finite, else a ValueError. The source is multiplied by
                 `float32(1 / scale)`: exact for powers of two.
-            accumulate: add to `master` in place of overwriting it.
+            accumulate: add to `master` instead of overwriting it.
 
         Returns:
-            The largest magnitude of source / scale, as float32; infinity when an infinity or NaN is in
-            `source` or in the result.
+            The largest magnitude of source / scale, as float32; infinity if `source` or the result is not
+                finite.
         """
 
     def round_to_format(
@@ -268,12 +268,12 @@ class Kernels(ABC):
             source: float32.
             target: float32 or uninitialized; may be `source` itself.
             storage: the format.
-            fitted: round to `storage.fitted_to(the largest finite magnitude)`, and leave infinities as they
-                are. This reads the source twice.
+            fitted: round to `storage.fitted_to(the largest finite magnitude)`, and keep infinities; reads the
+                source twice.
             random_key: round to one of the two neighbours at random, so that the expected value is the number
-                itself, to within 2^-32 of the distance between them. The 64 bits of the key and the index
-                of an element decide, on every backend alike. Zeros, numbers of the format, infinities and
-                NaN become what they do without it, and so do magnitudes beyond the largest number.
+                itself, to within 2^-32 of the distance between them. The 64 bits of the key and the index of
+                an element determine the choice, on every backend. Zeros, numbers of the format, infinities,
+                NaN and magnitudes beyond the largest number are rounded as without it.
         """
         require_float32(source, "source")
         if target is not source:
@@ -288,4 +288,4 @@ class Kernels(ABC):
     def _round(
         self, source: NdArray, target: NdArray, storage: Format, fitted: bool, random_key: Optional[int]
     ) -> RoundingStatistics:
-        """`round_to_format` to fewer bits than float32 has."""
+        """Apply `round_to_format` to a format narrower than float32."""

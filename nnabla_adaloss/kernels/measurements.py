@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work whose results are not needed before the end of a backward pass, and one wait for all of them."""
+"""Measurements of a backward pass whose results are fetched together at its end."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from .cuda import CudaKernels
 from .device_tasks import DeviceTable, DeviceTasks
 from .interface import Kernels, Unscaling, UnscalingList
 
-# Places of a table's largest magnitudes: in the first table that of all watched arrays and that of the loss,
-# then the gradients.
+# Places of largest magnitudes in a table; the first table has those of all watched arrays and of the loss,
+# then gradients.
 _WATCHED, _LOSS, _FIRST_GRADIENT = 0, 1, 2
 
 
 class Results(NamedTuple):
-    """Results of all that was started in a pass."""
+    """Results of all measurements of a pass."""
 
     statistics: List[ArrayStatistics]  # of the measured arrays, in the order of the tickets
-    largest: List[float]  # that `Kernels.unscale_add` returns, in the order of the gradients
-    finite: bool = True  # whether the watched arrays are
-    loss_is_nan: bool = False  # whether the watched loss holds a NaN
+    largest: List[float]  # results of `Kernels.unscale_add`, in the order of the gradients
+    finite: bool = True  # True if the watched arrays are finite
+    loss_is_nan: bool = False  # True if the watched loss is NaN
 
 
 class HostMeasurements:
-    """Work of a pass, whose results are fetched together at its end; kernels of the CPU do it at once."""
+    """Measurements of a pass, whose results are fetched together at its end; run at once by CPU kernels."""
 
     def __init__(self, kernels: CpuKernels) -> None:
         self._kernels = kernels
         self._results = Results([], [])
 
     def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
-        """Start taking the statistics of arrays as they are now; return the tickets of the results."""
+        """Start computing the statistics of the arrays' present contents; return tickets of the results."""
         statistics = self._results.statistics
         statistics += self._kernels.statistics_all(arrays)
         return list(range(len(statistics) - len(arrays), len(statistics)))
 
     def watch(self, arrays: Sequence[nn.NdArray], loss: Optional[nn.NdArray] = None) -> None:
-        """Start looking whether arrays are finite, and whether the loss holds a NaN: once a pass."""
+        """Start checking that arrays are finite and the loss is not NaN; call once per pass."""
         finite = not arrays or self._kernels.all_finite(arrays)
         self._results = Results(*self._results[:2], finite, loss is not None and has_nan(loss))
 
@@ -53,18 +53,18 @@ class HostMeasurements:
 
     def unscale_list(self, gradients: UnscalingList) -> None:
         """Start unscaling a list of gradients."""
-        # In place, nnabla makes those float32 that it turned into float16, exactly; to look for them would
-        # take a sixth of the time that many small gradients take.
+        # Gradients in place become float32, exactly, even if nnabla has stored float16; checking would take a
+        # sixth of the time of many small gradients.
         self._results[1].extend(self._kernels.unscale_list(gradients))
 
     def fetch(self) -> Results:
-        """Wait for everything that was started, return it and forget it."""
+        """Wait for all started measurements, return their results and reset."""
         results, self._results = self._results, Results([], [])
         return results
 
 
 class DeviceMeasurements:
-    """The same on a GPU: kernels write into tables of `rows` results, which are copied once per pass."""
+    """Measurements on a GPU: kernels write to tables of `rows` results, which are copied once per pass."""
 
     def __init__(self, kernels: CudaKernels, rows: int) -> None:
         self._kernels = kernels
@@ -120,7 +120,7 @@ class DeviceMeasurements:
         return self._kernels.table(self._rows, gradients=_FIRST_GRADIENT + self._rows)
 
     def _places(self, first: int, end: int) -> List[Tuple[DeviceTable, int, slice]]:
-        """The tables for results number `first` up to `end`, the first place in each, and which they are."""
+        """Tables for results `first` up to `end`, the first place in each, and the range of results."""
         places, number = [], first
         while number < end:
             table, place = divmod(number, self._rows)
@@ -136,7 +136,7 @@ Measurements = Union[HostMeasurements, DeviceMeasurements]
 
 
 def measurements_by(kernels: Kernels, rows: int) -> Measurements:
-    """The measurements that suit `kernels`; `rows` is how many arrays one pass measures."""
+    """Choose the measurements for `kernels`; `rows` is the number of arrays measured in a pass."""
     if isinstance(kernels, CudaKernels):
         return DeviceMeasurements(kernels, rows)
     return HostMeasurements(cast(CpuKernels, kernels))

@@ -14,32 +14,31 @@ from .cpu import CpuKernels
 from .cuda import CudaKernels
 from .interface import Kernels
 
-# nnabla takes all array classes of its CUDA extension for the same memory: each finds what another has made.
+# All array classes of nnabla's CUDA extension share memory: each finds arrays of the others.
 DEVICE_ARRAY_CLASS = "CudaCachedArray"
 
 
 @cache
 def _cpu_kernels() -> CpuKernels:
-    # What the processor can do and how many threads the container allows is found out once: files are read.
+    # Once per process: finding the processor's level and the allowed threads reads files.
     return CpuKernels()
 
 
 @cache
 def _cuda_kernels(array_class: str, device_id: str) -> CudaKernels:
-    # Compiled code and 5 MB of workspace are the device's: one of each per process, whoever asks for it.
-    # Without backends, as `HOST` is: nnabla would convert their names for each address.
+    # One per device and process, as it has compiled code and 5 MB of workspace. Without backends, like
+    # `HOST`: nnabla would convert their names for each address.
     return CudaKernels(nn.Context([], array_class, device_id))
 
 
 def select_kernels(context: nn.Context) -> Kernels:
-    """The fastest kernels for the arrays of `context`.
+    """Choose the fastest kernels for the arrays of `context`.
 
-    `CudaKernels` for nnabla's CUDA extension if CuPy is installed, else `CpuKernels`: nnabla copies arrays
-    that are elsewhere to the host and back. All contexts of a GPU get the same `CudaKernels`, and so does
-    that of a function that runs on the host because it has no implementation for a GPU.
+    `CudaKernels` for nnabla's CUDA extension if CuPy is installed, else `CpuKernels`: nnabla copies arrays on
+    a device to the host and back. All contexts of a GPU share `CudaKernels`, also that of a function that
+    runs on the host for lack of a GPU implementation.
 
-    Warns:
-        RuntimeWarning: a CUDA context has to do with `CpuKernels` because CuPy is missing.
+    Warns: RuntimeWarning: a CUDA context gets `CpuKernels` because CuPy is missing.
 
     Example:
         >>> import nnabla as nn

@@ -54,7 +54,7 @@ _MEANINGS: Mapping[str, str] = {
     Reason.EQUALIZED: "the gradients before and after the layer have nearly the same limit, and share the "
     "smaller one",
     Reason.BRANCHES: "another function adds to the same gradient and determines its scale",
-    Reason.METHOD: "loss_scale_method asks for this alpha",
+    Reason.METHOD: "loss_scale_method determines this alpha",
     Reason.SCALE_BOUND: "scale_upper_bound allows no larger alpha",
     Reason.ACCUMULATED_BOUND: "accum_upper_bound allows no larger product of alphas",
     Reason.OVERFLOW_GUARD: "with a larger alpha the input gradient could overflow",

@@ -28,7 +28,7 @@ _FIT_A_PHONE = 2
 # Places of a picture that show their values under the mouse.
 _MOST_TIPS = 48
 
-# Shapes tell the kinds of marks apart without colour.
+# Shapes distinguish the kinds of marks without colour.
 _SHAPES = {
     "triangle": "M-5 5L0-5L5 5Z",
     "ring": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",

@@ -27,23 +27,19 @@ from ..updaters.solvers import check_solvers, named_parameters, parameters_of
 from .scaled_losses import ScaledLosses
 
 _VERSION = 3
-# How often the first batch runs again, at most, until its scales hold.
+# Limit of repeats of the first batch until its scales fit.
 _REPEATS = 19
 
-# Arguments and methods of torch's `GradScaler` that ours does not have, and their replacements.
-_MEASURED = (
-    "scales follow from what was measured, so that nothing grows or backs off "
-    "(LossScaler has growth and back-off)"
-)
+# Arguments and methods that only torch's `GradScaler` has, and their replacements.
+_MEASURED = "scales follow from measurements, without growth and backoff (LossScaler has growth and back-off)"
 _GROWTH = ("growth_factor", "backoff_factor", "growth_interval")
 _ARGUMENTS = {"init_scale": "use history=HistoryPolicy(start_scale=...)", **dict.fromkeys(_GROWTH, _MEASURED)}
 _METHODS = {
-    "scale": "call scaler.forward(loss) and scaler.backward(loss) in the place of "
-    "scaler.scale(loss).backward()",
+    "scale": "call scaler.forward(loss) and scaler.backward(loss) instead of scaler.scale(loss).backward()",
     **{f"{verb}_{name}": _MEASURED for verb in ("get", "set") for name in _GROWTH},
 }
 
-# Objects that are given as a solver by mistake, and the right call.
+# Objects given as a solver by mistake, and the right call.
 _NO_SOLVERS = (
     ((nn.Variable, LossWrapper), "give a loss to forward(loss)"),
     ((list, tuple), "write GradScaler(*solvers)"),
@@ -55,7 +51,7 @@ class GradScaler:
     """Adaptive loss scaling for custom training loops, with the methods of PyTorch's `GradScaler`.
 
     Each loss has its own measured scales, one for each part of the network (component). Several losses and
-    several solvers, as a GAN has, share one scaler. A loss may be built anew in each iteration: one with the
+    several solvers, as a GAN has, share one scaler. A loss may be rebuilt in each iteration: one with the
     same functions and names keeps the scales. There is nothing to tune.
 
     The first batch of a loss runs again, forward and backward, until its scales fit. Later, a batch that
@@ -66,21 +62,21 @@ class GradScaler:
         solvers: the solvers, with their parameters set.
         config: how layers are scaled; None for `AdaLossConfig()`.
         storage: emulate this storage format on a float context, for example `"float16"`. None: the context's.
-        history: how scales follow from the measured magnitudes; None for `HistoryPolicy()`.
+        history: the policy that derives scales from measurements; None for `HistoryPolicy()`.
         non_homogeneous: as for `AdaptiveLossScaling`.
         float_tail: as for `AdaptiveLossScalingUpdater`: in half precision, functions at the loss compute in
-            float. True.
+            float. Default True.
         monitors: `on_layer_scaled` receives each scale of a layer. Other events come from updaters only.
         enabled: False for a loop without scaling: `forward` and `backward` are nnabla's own (in the emulated
-            storage, if there is one), `step` updates whatever the gradients are. True.
+            storage, if there is one), `step` updates with any gradients. Default True.
 
     Attributes:
-        steps: how many steps changed parameters.
-        skipped_steps: how many were skipped, because gradients were not finite, or the loss was NaN.
-        cause: why the last of these was skipped; empty before.
+        steps: number of steps that changed parameters.
+        skipped_steps: number of steps skipped because gradients were not finite, or the loss was NaN.
+        cause: reason of the last skipped step; empty if there was none.
 
     Raises:
-        TypeError, ValueError: no solver is given, one twice, one without parameters, or what is none; or
+        TypeError, ValueError: no solver is given, one twice, one without parameters, or another object; or
             another argument is not as described.
 
     Example:
@@ -124,7 +120,7 @@ class GradScaler:
         self._history = instance_or_none("history", history, HistoryPolicy)
         self._storage = storage
         if storage is not None:
-            # Each loss has its own layers, but a format is known or not.
+            # Patterns are checked per loss, formats here.
             LayerPrecisions(storage)
         self._non_homogeneous = strings("non_homogeneous", non_homogeneous, "type names of functions")
         self._audience = audience_of(monitors)
@@ -137,26 +133,26 @@ class GradScaler:
 
     def _begin(self) -> None:
         """Begin an iteration."""
-        # By the identity of a solver: whether its gradients were finite at `unscale_`, None after another
-        # backward; and whether its step was made.
+        # By identity of a solver: True if its gradients were finite at `unscale_`, None after another
+        # backward; and True if its step was made.
         self._finite: Dict[int, Optional[bool]] = {}
         self._stepped: Dict[int, bool] = {}
-        # By the keys of the losses that `forward` ran on, the last one at the end: whether backward is due.
+        # By keys of the losses that ran forward, the latest last: True if backward is due.
         self._forwarded: Dict[int, bool] = {}
         self._used: Dict[int, AdaptiveLossScaling] = {}
-        # Outcomes by the same keys: of batches that ran again or overflowed, and of those whose steps were
-        # skipped.
+        # Outcomes, by the same keys, of batches that ran again or overflowed, and of those with skipped
+        # steps.
         self._outcomes: Dict[int, Outcome] = {}
         self._causes: Dict[int, Outcome] = {}
-        # Whether the cause of a skipped step is still unknown.
+        # True if the cause of a skipped step is still unknown.
         self._unexplained = False
 
     def forward(self, loss: LossLike, clear_buffer: bool = False, clear_no_need_grad: bool = False) -> None:
         """Run forward as `Variable.forward` does, in the storage format if one is emulated.
 
-        Without `storage`, `loss.forward()` does as well, but its effects cannot be undone: a skipped batch
-        stays in running statistics, and the first batch runs again from what it has written, which matters to
-        `spectral_norm` and to a recurrent state.
+        Without `storage`, `loss.forward()` works as well, but cannot be undone: a skipped batch stays in
+        running statistics, and the first batch runs again from the state that it has written, which matters
+        to `spectral_norm` and to a recurrent state.
 
         Raises:
             RuntimeError: an input shares its data with an output, which `clear_buffer` has freed.
@@ -178,7 +174,7 @@ class GradScaler:
         scaling.guard.state.note_changes()
 
     def backward(self, loss: LossLike, clear_buffer: bool = False, grad: Optional[Seed] = None) -> None:
-        """Run backward; every parameter gradient comes out unscaled, in fp32, added to what it held.
+        """Run backward; parameter gradients are unscaled, in fp32, and added to their former contents.
 
         Args:
             loss: the loss that `forward` has run on. It may be another Variable in each iteration.
@@ -195,7 +191,7 @@ class GradScaler:
         if self._storage is not None and key not in self._forwarded:
             raise RuntimeError(
                 f"forward did not run in storage={self._storage!r} since the last update(): call "
-                "scaler.forward(loss) in the place of loss.forward()"
+                "scaler.forward(loss) instead of loss.forward()"
             )
         # It adds to gradients that were finite at `unscale_`.
         self._finite = {solver: None if finite else finite for solver, finite in self._finite.items()}
@@ -211,7 +207,7 @@ class GradScaler:
         if key in self._forwarded:
             self._forwarded[key] = False
         # Before the next batch is fed, which may be added to this one, but not while another loss waits for
-        # its backward: forward runs again, and may free what that needs.
+        # its backward: forward runs again, and may free arrays that it needs.
         knows_forward = key in self._forwarded or len(self._losses.engines) == 1
         if self._enabled and knows_forward and not any(self._forwarded.values()):
             self._find_causes()
@@ -220,7 +216,7 @@ class GradScaler:
         """Call this before a solver's gradients are read or changed, for example clipped.
 
         They are unscaled already; this checks that they are finite, before clipping hides an infinity. After
-        another `backward`, `step` checks once more.
+        another `backward`, `step` checks again.
 
         Raises:
             RuntimeError: it was called since the last `update`, or `step` was; or nothing has run backward.
@@ -234,8 +230,8 @@ class GradScaler:
         self._finite[id(solver)] = self._is_finite(solver)
 
     def step(self, solver: Any) -> bool:
-        """Update the parameters of a solver, unless a gradient is not finite or a loss that they have
-        gradients of is NaN; True when they were updated.
+        """Update a solver's parameters, unless a gradient is not finite or the loss that it comes from is
+        NaN; return True if they were updated.
 
         Raises:
             RuntimeError: it was called since the last `update`, or nothing has run backward.
@@ -256,7 +252,7 @@ class GradScaler:
     def update(self) -> None:
         """End the iteration: learn from its measurements. Call it once, after the steps of all solvers.
 
-        A step may be left out after `unscale_`, as where the norm of the gradients is too large.
+        A step may be omitted after `unscale_`, for example if the norm of the gradients is too large.
 
         Raises:
             RuntimeError: no `step`, and no `unscale_`, since the last `update`.
@@ -306,16 +302,16 @@ class GradScaler:
             raise RuntimeError("get_scale() before forward(loss) or backward(loss): no loss is known yet")
         return self.engines[-1].loss_scale
 
-    if not TYPE_CHECKING:  # to a type checker, an attribute that is not there is an error
+    if not TYPE_CHECKING:  # for a type checker, a missing attribute is an error
 
         def __getattr__(self, name: str) -> Any:
-            """Name the replacement of those methods of torch's that are not here."""
+            """Name the replacement of torch's methods that are missing here."""
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(f"{message}: {_METHODS[name]}" if name in _METHODS else message)
 
     @property
     def has_begun(self) -> bool:
-        """Whether `backward` was called since the last `update`, or `forward` of a loss that writes state."""
+        """True if `backward` was called since the last `update`, or `forward` of a loss that writes state."""
         forwarded = [scaling for scaling in self.engines if hash(scaling.variable) in self._forwarded]
         return bool(self._used) or any(
             any(one.plan.fixed.values()) or shared_memory_of(one.graph, one.plan).find()[1]
@@ -323,16 +319,16 @@ class GradScaler:
         )
 
     def scaling(self, loss: LossLike) -> AdaptiveLossScaling:
-        """The engine of a loss: `loss_scale`, `layer_scales`, `plan`, ... of its last backward."""
+        """Engine of a loss: `loss_scale`, `layer_scales`, `plan`, ... of its last backward."""
         return self._losses.of(loss)
 
     @property
     def engines(self) -> List[AdaptiveLossScaling]:
-        """The engines of the losses that were used, the last one last."""
+        """Engines of the used losses, the latest last."""
         return self._losses.engines
 
     def state_dict(self) -> Dict[str, Any]:
-        """Everything that decides the next scales, as plain values; call it after `update`."""
+        """State that determines the next scales, as plain values; call it after `update`."""
         return {
             "version": _VERSION,
             "iteration": self._iteration,
@@ -342,7 +338,7 @@ class GradScaler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that `state_dict` returned; load parameters and solver states as well.
+        """Resume from a result of `state_dict`; load parameters and solver states as well.
 
         A loss whose graph does not exist yet takes its state when it is first used.
 
@@ -382,7 +378,7 @@ class GradScaler:
             scaling.backward(None, clear_buffer=clear, grad=grad, iteration=self._iteration, again=again)
 
         self._begin_where_forward_ended(scaling)
-        # Keep what the forward of other losses has written since then.
+        # Keep the writes of other losses' forward since then.
         now = None if key == next(reversed(self._forwarded), None) else guard.state.now()
         lost = self._overflow(key)
         rules = Rules(repeat=True, max_repeats=_REPEATS, update_lost=lost is not None)
@@ -399,7 +395,7 @@ class GradScaler:
         return is_first_batch or not scaling.delay
 
     def _begin_where_forward_ended(self, scaling: AdaptiveLossScaling) -> None:
-        """Begin the batch of a loss on which `loss.forward()` ran, so that nothing was saved before it."""
+        """Begin the batch of a loss after `loss.forward()`, before which no state was saved."""
         if hash(scaling.variable) not in self._forwarded:
             scaling.guard.begin_batch(first=False, repeat=self._may_run_again(scaling))
 
@@ -416,12 +412,12 @@ class GradScaler:
         finite = self._finite.get(id(solver))
         if finite is not None or not self._enabled:
             return finite is not False
-        # A solver's own check waits for the GPU once for each parameter.
+        # A solver's own check waits for the GPU once per parameter.
         kernels = next(iter(self._used.values())).kernels
         return not self._learns_from_nan(solver) and kernels.gradients_are_finite(parameters_of([solver]))
 
     def _learns_from_nan(self, solver: Any) -> bool:
-        """Whether a loss that was NaN depends on parameters of a solver; its gradients may be finite."""
+        """True if a NaN loss depends on parameters of a solver, whose gradients may be finite."""
         lost = [
             scaling.graph.by_key(scaling.plan.leaves)
             for key, scaling in self._used.items()
@@ -431,12 +427,12 @@ class GradScaler:
         return bool(lost) and not {*chain(*lost)}.isdisjoint(map(hash, parameters_of([solver])))
 
     def _overflow(self, key: int) -> Optional[Outcome]:
-        """The outcome of the loss with this key, if its gradients were not finite."""
+        """Outcome of the loss with this key, if its gradients were not finite."""
         found = self._outcomes.get(key)
         return found if found is not None and found.facts.overflowed else None
 
     def _skip(self) -> None:
-        """Skip a step, and find out why, unless another loss waits for its backward: then `update` does."""
+        """Skip a step and find the cause, unless another loss waits for its backward: then `update` does."""
         self.skipped_steps += 1
         self._unexplained = any(self._forwarded.values())
         if self._unexplained:
@@ -472,7 +468,7 @@ class GradScaler:
             self._warn("other", self.cause)
 
     def _find_causes(self) -> None:
-        """Examine the losses that were NaN, or left gradients that are not finite, in their last batch."""
+        """Examine the losses that were NaN, or left nonfinite gradients, in their last batch."""
         for key, scaling in self._used.items():
             if self._overflow(key) is None and (
                 scaling.result.loss_is_nan
@@ -481,13 +477,13 @@ class GradScaler:
                 self._outcomes[key] = self._examine(scaling)
 
     def _examine(self, scaling: AdaptiveLossScaling) -> Outcome:
-        """Find out why gradients are not finite, without changing any."""
+        """Find the cause of nonfinite gradients, without changing any."""
         guard = scaling.guard
         self._begin_where_forward_ended(scaling)
         now, snapshot = guard.state.now(), ArraySnapshot(scaling.kernels)
         snapshot.save([v.grad for v in self._parameters()])
         loop = self._loop(scaling, lambda again: None)
-        # Clipping may have hidden what these gradients were.
+        # Clipping may have changed these gradients.
         found = loop.judge(loop.overflow(may_run=False), Rules(repeat=False, max_repeats=0))
         guard.state.restore(now)
         snapshot.restore()

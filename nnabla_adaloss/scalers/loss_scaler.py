@@ -57,16 +57,16 @@ class LossScaler:
         growth_interval: the scale grows after this many good updates in a row.
         growth_factor: the factor by which it grows.
         backoff_factor: the factor applied after an overflow.
-        min_scale: the lower bound. An overflow there is warned of once.
+        min_scale: the lower bound. The first overflow there causes a warning.
         max_scale: the upper bound.
 
     Attributes:
         scale: the current scale.
         total_updates: number of `unscale_gradients_and_check` since the start or the last `reset`.
-        skipped_updates: how many of them found an overflow.
+        skipped_updates: number of those that found an overflow.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong type (a boolean is no number), or out of range.
+        TypeError, ValueError: an argument is of the wrong type (a boolean is not a number), or out of range.
 
     Example:
         >>> import numpy as np
@@ -109,10 +109,10 @@ class LossScaler:
         return self.skipped_updates / self.total_updates if self.total_updates else 0.0
 
     def scale_loss(self, loss: Any) -> Any:
-        """The loss (Variable, NdArray, NumPy array or float) times the scale; float32 from float16.
+        """Multiply the loss (Variable, NdArray, NumPy array or float) by the scale; float16 becomes float32.
 
         Raises:
-            TypeError: it is none of these. A wrapper is given the scale in its own `backward(scale)`.
+            TypeError: `loss` is another object. A wrapper takes the scale in its own `backward(scale)`.
         """
         if callable(getattr(loss, "backward", None)) and not isinstance(loss, nn.Variable):
             raise TypeError(
@@ -130,7 +130,7 @@ class LossScaler:
         """Divide one gradient by the scale.
 
         An NdArray or Variable is divided in place, ready for the solver, and returned; float16 becomes
-        float32. A NumPy array is left as it is; the result is a new one of float32 (or float64).
+        float32. A NumPy array is not changed; the result is a new one of float32 (or float64).
 
         Raises:
             TypeError: not a gradient, or not of a floating dtype.
@@ -139,25 +139,25 @@ class LossScaler:
         return self.unscale_gradients([gradient])[0]
 
     def unscale_gradients(self, gradients: Gradients) -> List[Gradient]:
-        """`unscale_gradient` of each; when one of them is refused, none is changed."""
+        """Apply `unscale_gradient` to each; if one of them is refused, none is changed."""
         return [_unscaled(gradient, self.scale) for gradient in _checked(gradients)]
 
     def has_overflow(self, x: Gradients) -> bool:
-        """True when `x` (for a Variable: its gradient) holds an infinity or a NaN; one or a list."""
+        """True if `x` (for a Variable: its gradient) has an infinity or a NaN; one or a list."""
         return not all(map(_is_finite, _checked(x)))
 
     def detect_overflow(self, gradients: Gradients) -> bool:
-        """True when any of the gradients holds an infinity or a NaN."""
+        """True if any of the gradients has an infinity or a NaN."""
         return self.has_overflow(gradients)
 
     def unscale_gradients_and_check(self, gradients: Gradients) -> bool:
-        """Unscale the gradients in place, look for an overflow, and adjust the scale.
+        """Unscale the gradients in place, check for overflow, and adjust the scale.
 
         A NumPy array that cannot hold the result (float16, or read-only) is replaced in the list by one of
         float32.
 
         Returns:
-            True when the gradients are finite; False when the update must be skipped.
+            True if the gradients are finite; False if the update must be skipped.
 
         Raises:
             TypeError: a NumPy array needs to be replaced, but `gradients` is not a list.
@@ -175,9 +175,9 @@ class LossScaler:
         return self._learn(items)
 
     def check_gradients(self, gradients: Gradients) -> bool:
-        """`unscale_gradients_and_check` for gradients that are unscaled already.
+        """Check gradients that are unscaled already, and adjust the scale.
 
-        Those of `AdaptiveLossScaling` are: `scaling.backward(scaler.scale)` divides by the scale itself.
+        For `AdaptiveLossScaling`, whose `scaling.backward(scaler.scale)` divides by the scale itself.
         """
         return self._learn(_checked(gradients))
 
@@ -209,17 +209,17 @@ class LossScaler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that `state_dict` returned, with its settings; nothing changes when it raises.
+        """Resume from a result of `state_dict`, with its settings; nothing changes if this raises.
 
         Raises:
-            TypeError, ValueError: an entry is missing, unknown, or not as it must be. A setting that only one
-                of two versions has must be at its default; a LossScaleWarning names one of the state's.
+            TypeError, ValueError: an entry is missing, unknown, or invalid. A setting that only one of two
+                versions has must be at its default; a LossScaleWarning names one of the state's.
         """
         try:
             own = {name: state[name] for name in ("scale", *_COUNTS)}
         except KeyError as error:
             raise ValueError(f"state has no {error}: it is not a LossScaler's") from None
-        # Earlier versions had a window, of scales that were measured.
+        # Earlier versions had a window of measured scales.
         saved = {name: value for name, value in state.items() if name not in {*own, "window", "chosen"}}
         known, foreign = with_known_names(saved, self._settings, state.get("chosen"))
         settings = {name: check(name, {**known, **own}[name]) for name, check in _CHECKS.items()}
@@ -232,12 +232,12 @@ class LossScaler:
 
     @property
     def _settings(self) -> Dict[str, Given]:
-        """The settings that are saved."""
+        """Saved settings."""
         arguments = inspect.signature(LossScaler).parameters
         return {name: Given(getattr(self, name), argument.default) for name, argument in arguments.items()}
 
     def _learn(self, gradients: List[Gradient]) -> bool:
-        """Count an update and adjust the scale; a scale that was set beyond its bounds goes no further."""
+        """Count an update and adjust the scale; a scale that was set beyond its bounds moves no further."""
         usable = all(map(_is_finite, gradients))
         self.total_updates += 1
         self.skipped_updates += not usable
@@ -266,7 +266,7 @@ class LossScaler:
 
 
 def _checked(gradients: Gradients) -> List[Gradient]:
-    """One gradient, or an iterable of them, as a list; TypeError or ValueError names what is none."""
+    """List one gradient or an iterable of them; TypeError or ValueError names invalid ones."""
     if not isinstance(gradients, (*_KINDS, Iterable)):
         raise TypeError(
             f"gradients={gradients!r} must be a NumPy array, an NdArray, a Variable or a list of these"
@@ -298,7 +298,7 @@ def _stored(gradient: Gradient) -> Any:
 
 
 def _is_finite(gradient: Gradient) -> bool:
-    """Whether a gradient holds neither infinity nor NaN; one that is lazily zero stays so."""
+    """True if a gradient is finite; a lazily zero one stays so."""
     stored = _stored(gradient)
     if not isinstance(stored, nn.NdArray):
         return bool(np.isfinite(stored).all())
@@ -306,7 +306,7 @@ def _is_finite(gradient: Gradient) -> bool:
 
 
 def _unscaled(gradient: Gradient, scale: float, *, in_place: bool = False) -> Gradient:
-    """The gradient divided by `scale`: where it is, but for a NumPy array that must not change, or cannot."""
+    """Divide a gradient by `scale`: in place, except a NumPy array that must not or cannot change."""
     stored = _stored(gradient)
     wide: Any = _wide(stored.dtype)
     if not isinstance(stored, nn.NdArray):
@@ -321,12 +321,12 @@ def _unscaled(gradient: Gradient, scale: float, *, in_place: bool = False) -> Gr
 
 
 def _holds_its_quotient(gradient: Gradient) -> bool:
-    """Whether the gradient itself can hold what it is divided to."""
+    """True if the gradient's array can hold the quotient."""
     if isinstance(gradient, np.ndarray):
         return bool(gradient.flags.writeable) and gradient.dtype == _wide(gradient.dtype)
     return isinstance(gradient, (nn.NdArray, nn.Variable))
 
 
 def _wide(dtype: Any) -> Any:
-    """The dtype to unscale in."""
+    """Dtype to unscale in."""
     return np.float64 if dtype == np.float64 else np.float32

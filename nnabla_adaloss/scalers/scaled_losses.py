@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The losses of a training loop, each with its engine; the measurements outlive rebuilt graphs."""
+"""Losses of a training loop, each with its engine; measurements outlive rebuilt graphs."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from ..engine.saved_state import of_topology, topologies_of
 from ..graph.loss import LossLike, variable_of
 from ..undo import ForwardState
 
-# Losses of different networks that are remembered. Each holds the last graph of its network, as nnabla's
+# Number of remembered losses of different networks. Each keeps the last graph of its network, as nnabla's
 # Variables have no weak references.
 _REMEMBERED = 8
 
 
 class ScaledLosses:
-    """An engine for each loss; that of a network which is built again takes over what was measured."""
+    """Engine of each loss; that of a rebuilt network takes over the measurements."""
 
     def __init__(self, make: Callable[[LossLike, Optional[ForwardState]], AdaptiveLossScaling]) -> None:
         # State that forward writes; all losses share it.
         self.forward_state: Optional[ForwardState] = None
         self._make = make
-        # By the labels of the functions, in the order of use.
+        # By labels of the functions, in the order of use.
         self._known: Dict[Tuple[str, ...], AdaptiveLossScaling] = {}
         # Saved states whose networks have not been seen yet.
         self._saved: List[Mapping[str, Any]] = []
 
     def of(self, loss: LossLike) -> AdaptiveLossScaling:
-        """The engine of a loss, which is made at the first use."""
+        """Return the engine of a loss, made at the first use."""
         key = hash(variable_of(loss))
         for structure, scaling in self._known.items():
             if hash(scaling.variable) == key:
@@ -38,15 +38,15 @@ class ScaledLosses:
 
     @property
     def engines(self) -> List[AdaptiveLossScaling]:
-        """The engines, in the order of use."""
+        """Engines, in the order of use."""
         return list(self._known.values())
 
     def states(self) -> List[Mapping[str, Any]]:
-        """The states of the engines, in the order of use."""
+        """States of the engines, in the order of use."""
         return [*self._saved, *(scaling.state_dict() for scaling in self._known.values())]
 
     def load(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what `states` returned; ValueError, and no change, when a state is damaged."""
+        """Resume from a result of `states`; ValueError, without any change, if a state is damaged."""
         before = [(scaling, scaling.state_dict()) for scaling in self._known.values()]
         left = list(states)
         try:
@@ -80,7 +80,7 @@ class ScaledLosses:
 
 
 def _loaded(scaling: AdaptiveLossScaling, state: Mapping[str, Any]) -> bool:
-    """Load a state if it is of the network of this engine; whether it is."""
+    """Load a state if it is of this engine's network; return True if so."""
     own = bool(of_topology(scaling.plan, topologies_of(state)))
     if own:
         scaling.load_state_dict(state)

@@ -51,7 +51,7 @@ def replace_file(path: PathLike, content: bytes) -> None:
         raise FileNotFoundError(
             errno.ENOENT, "something removes the temporary files that become this one: stop it", target
         )
-    # The file is written. What follows raises nothing.
+    # The file is written. The rest must not raise.
     _sync_folder(os.path.dirname(target))
     _remove_left_overs(target)
 

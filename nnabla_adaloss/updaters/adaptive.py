@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adaptive updater: nnabla's loop of dynamic loss scaling, with a measured scale for each component."""
+"""Adaptive updater: nnabla's loop of dynamic loss scaling, with a measured scale for each component."""
 
 from __future__ import annotations
 
@@ -55,41 +55,41 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
         solver: the solver, with its parameters set.
         loss: the loss Variable of one element (or a wrapper of one, such as `FormatEmulation`).
         data_feeder: called without arguments before each forward to fill the input variables.
-        scale: S0, the global loss scale to start with. 8.0.
-        scaling_factor: what S0 grows and backs off by, with `global_scale="dynamic"`. 2.0.
+        scale: S0, the initial global loss scale. 8.0.
+        scaling_factor: factor of S0's growth and backoff, with `global_scale="dynamic"`. 2.0.
         N: S0 grows after more than this many updates without overflow, with `"dynamic"`. 2000.
         clear_buffer: free activations and gradients that are no longer needed. True.
         accum_grad: batches summed in an update; with `on_overflow="next"`, one overflow drops all of them. 1.
         weight_decay: decay constant; None for no decay.
         comm: a communicator for data-parallel training; None for one process.
         grads: gradients to exchange; None (or empty) means those of all the solver's parameters.
-        global_scale: `"history"` (default): the largest scale that the gradients of the last iterations leave
-            room for, from the first batch on; a `HistoryPolicy`: likewise, with its settings; `"dynamic"`:
-            grows and backs off as the baseline's, and limits scales at the loss: none times its loss weight
-            exceeds S0.
+        global_scale: `"history"` (default): the largest scale that the gradients of the last iterations
+            allow, from the first batch on; a `HistoryPolicy`: likewise, with its settings; `"dynamic"`: grows
+            and backs off as the baseline's, and limits scales at the loss: their products with the loss
+            weights are at most S0.
         on_overflow: `"repeat"` (default): the same batch again, with lower scales where it overflowed; or
             `"next"`: throw the batch away and take the next one, as the baseline does.
         config: how layers are scaled; None for `AdaLossConfig()`.
         storage: emulate this storage format on a float context: `"float16"`, another name, `np.float16`, a
             `Format` or a `Precision`; None for the context's own types.
-        max_retries: how often one call may repeat a batch because of overflow before `on_scale_floor`
-            applies; with `"next"`, how many batches (or windows of `accum_grad`) it may throw away before it
-            returns without an update. 100, as the baseline; 0 skips the iteration instead.
-        on_nonfinite_loss: a loss that is not finite is no overflow and lowers no scale: `"raise"` (default) a
+        max_retries: repeats of a batch by one call because of overflow before `on_scale_floor` applies; with
+            `"next"`, number of batches (or windows of `accum_grad`) it may throw away before it returns
+            without an update. 100, as the baseline; 0 skips the iteration instead.
+        on_nonfinite_loss: a nonfinite loss is not an overflow and lowers no scale: `"raise"` (default) a
             LossScaleError, `"skip"` the update, or `"warn"` once and skip.
-        on_nonfinite_forward: likewise, where the loss is finite but another value of forward is not, at any
-            scale: NaN in the data behind a ReLU, or activations beyond the storage format.
+        on_nonfinite_forward: likewise, if the loss is finite but another value of forward is not, at any
+            scale: NaN in the data before a ReLU, or activations beyond the storage format.
         on_scale_floor: likewise, for an overflow at `min_scale`, or 25 batches in a row that overflow at any
             scale (fewer are thrown away, with one warning). The error names the first bad layer.
         min_scale: S0 is never lowered below this. 2**-24, the smallest positive fp16 number.
         max_scale: S0 never grows above this, with `"dynamic"`. 2**64.
-        hysteresis: batches in a row that overflow, which it takes to lower S0, with `"dynamic"`. 1, as the
+        hysteresis: number of overflowing batches in a row that lowers S0, with `"dynamic"`. 1, as the
             baseline.
         on_gradients: called with the solver when the gradients are complete and unscaled, before weight
             decay and update: the place for clipping.
         average: average gradients over micro-batches and ranks; False (default) adds them, as the baseline.
-        check_every: with a communicator: compare checksums of parameters and scales between ranks every so
-            many iterations, and raise on every rank when they differ. 1000; 0 never does.
+        check_every: with a communicator: number of iterations after which checksums of parameters and scales
+            are compared between ranks, with an error on every rank if they differ. 1000; 0: never.
         monitors: objects with some of the methods of `Monitor`, such as `Recorder`, `LogMonitor` and
             `NanDump`. Without monitors there is no overhead.
         function_pre_hook: called with each function before it runs, or a pair of hooks for forward and for
@@ -97,16 +97,16 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
         function_post_hook: likewise, after each function. Gradients of parameters are unscaled by then, those
             of activations still scaled. For `NanInfTracer`:
             `(tracer.forward_post_hook, tracer.backward_post_hook)`. None.
-        float_tail: in half precision, native or emulated, compute functions of one element at the loss in
-            float, and functions with a constant that half cannot hold: in half, `loss * 1e-8` is `loss * 0`.
-            In a half context it replaces these functions in the graph. True; False leaves it as it is.
+        float_tail: in half precision, native or emulated, compute scalar functions at the loss in float, and
+            functions with a constant that half cannot hold: in half, `loss * 1e-8` is `loss * 0`. In a half
+            context it replaces these functions in the graph. True; False leaves the graph unchanged.
 
     All of these are attributes as well. A value assigned between updates is checked and used from then on;
     those with which other objects were made (`comm`, `grads`, `config`, `storage`, `on_overflow`, the hooks,
     ...) raise AttributeError instead.
 
     Attributes:
-        counters: see `Counters`; `counters.fed` is the number of the batch that the feeder is asked for.
+        counters: see `Counters`; `counters.fed` is the number of the batch that the feeder must fill in.
         iteration: the number of the running update, from 1; between two updates, of the last one.
 
     Raises:
@@ -125,8 +125,8 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
         True
     """
 
-    # The table of arguments: the check of each, when a value is refused, and who else is given it. `loss` and
-    # `scale`, whose assignment changes the engine, are properties.
+    # Table of arguments: checks, values refused later, and reports to monitors. `loss` and `scale`, whose
+    # assignment changes the engine, are properties.
     solver: Any = Setting(check_solver, fixed=exchanged, reported=False)
     data_feeder: Any = Setting(
         callable_with(what="callable without arguments", instead="feed, not feed(), or lambda: feed(...)"),
@@ -215,9 +215,9 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
 
         Raises:
             LossScaleError: the loss is not finite, or gradients overflow at the smallest scale, and the
-                policy for that is `"raise"`. The parameters are as before.
-            RuntimeError, MemoryError: there was no memory left. The update is undone, at the next call if
-                there was none for that.
+                policy for that is `"raise"`. The parameters are unchanged.
+            RuntimeError, MemoryError: there was no memory left. The update is undone, at the latest by the
+                next call.
         """
         try:
             with self._idle.exclusive, self._idle.running():
@@ -234,11 +234,11 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
 
     @property
     def parameters_lock(self) -> Any:
-        """A lock that updates of all updaters that share parameters hold while these are swapped or changed.
+        """Lock that updates of all updaters with common parameters hold while these are swapped or changed.
 
-        `with updater.parameters_lock: copy = parameter.d.copy()`. Two threads must not read one array at a
-        time (nnabla casts without Python's lock): hold it wherever you read, in the training thread, too. In
-        a signal handler use `when_idle`.
+        `with updater.parameters_lock: copy = parameter.d.copy()`. Two threads must not read an array at once
+        (nnabla casts without Python's lock): hold it wherever you read, in the training thread, too. In a
+        signal handler use `when_idle`.
         """
         return self._idle.lock
 
@@ -246,16 +246,16 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
         """Call `callback` between two updates: now if none is running, else in its thread when it has ended.
         Updates of other updaters that share a solver or parameters count, too.
 
-        The place for checkpoints that a signal asks for: in a handler parameters may be swapped for copies,
-        and `nnabla.save_parameters` would save these.
+        Use it for checkpoints on a signal: in a handler parameters may be replaced by copies, which
+        `nnabla.save_parameters` would save.
 
         Raises:
-            TypeError: it cannot be called.
+            TypeError: `callback` is not callable.
         """
         self._idle.when_idle(callback)
 
     def state_dict(self) -> Dict[str, Any]:
-        """Everything that decides the next step, apart from parameters, solver states and data.
+        """State that determines the next step, except parameters, solver states and data.
 
         Raises:
             RuntimeError: an update is running: use `when_idle`.
@@ -264,7 +264,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
             return saved_state(self, _SAVED)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that `state_dict` returned. Load the parameters before.
+        """Resume from a result of `state_dict`. Load the parameters before.
 
         Raises:
             ValueError: the state is damaged, of a newer version, of another network, or of an updater with
@@ -278,21 +278,21 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
             self.scaling.forget()
             warn(
                 "the parameters are not those that the state was saved with: the scales of layers are "
-                "measured anew, the loss scale is kept. Load the parameters before the state"
+                "measured again, the loss scale is kept. Load the parameters before the state"
             )
 
     def save_states(self, path: Union[str, os.PathLike[str]]) -> None:
-        """Write the state to `path`, beside the solver's own `save_states`; whole or not at all.
+        """Write the state to `path`, besides the solver's own `save_states`; completely or not at all.
 
         Raises:
             RuntimeError: an update is running: use `when_idle`.
-            ValueError: the state is larger than a file may be that `load_states` reads.
-            OSError: the file cannot be written; an older one is left as it was.
+            ValueError: the state is larger than `load_states` accepts.
+            OSError: the file cannot be written; an older one stays unchanged.
         """
         write_state(path, self.state_dict())
 
     def load_states(self, path: Union[str, os.PathLike[str]]) -> None:
-        """Go on from a file that `save_states` wrote. Load parameters and solver states before.
+        """Resume from a file of `save_states`. Load parameters and solver states before.
 
         Raises:
             ValueError: the file is truncated or damaged, or its state cannot be loaded here. Nothing changes.
@@ -306,4 +306,4 @@ _SAVED = {
     for name, argument in inspect.signature(AdaptiveLossScalingUpdater).parameters.items()
     if getattr(vars(AdaptiveLossScalingUpdater).get(name), "saved", False)
 }
-"""Arguments that saved states hold, with their defaults."""
+"""Arguments in saved states, with their defaults."""

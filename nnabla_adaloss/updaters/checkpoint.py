@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole training in one file: parameters, solvers, and what updaters and scalers have learned."""
+"""Checkpoint of a whole training in one file: parameters, solvers, updaters and scalers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .solvers import has
 _VERSION = 1
 _HEAD = "nnabla_adaloss checkpoint"
 
-# What is called of a solver.
+# Methods of a solver that a checkpoint calls.
 _OF_SOLVERS = ("get_parameters", "get_states", "set_states", "learning_rate", "set_learning_rate", "name")
 
 _MODULES = (nn.Module, ClassModule)
@@ -43,28 +43,28 @@ Arrays = Dict[str, Any]
 def save_checkpoint(
     path: Union[str, os.PathLike[str]], *parts: Any, extra: Optional[Mapping[str, Any]] = None
 ) -> None:
-    """Save all that a training needs to go on bit for bit into one file, whole or not at all.
+    """Save all that a training needs to resume bit for bit into one file, completely or not at all.
 
     That is: the parameters of the current scope (running statistics included), of the solvers and of the
     Modules; the states of solvers, their learning rates included; those of updaters and scalers. Data and
-    random generators are yours: derive them from `updater.counters.fed`, or give `extra`. Of several ranks,
-    one saves; each, to a file of its own, where loss weights differ from rank to rank.
+    random generators are yours: derive them from `updater.counters.fed`, or give `extra`. One rank saves;
+    if loss weights differ between ranks, each saves to a file of its own.
 
     Args:
         path: the file; its folder must exist. An older one is replaced when the new one is complete.
         *parts: updaters, which bring their solver along; scalers and solvers of a loop of your own; and each
             `nn.Module`, whose running statistics and frozen parameters no scope and no solver has.
-        extra: what else you need to go on, by name, as JSON holds it, or a number of NumPy;
+        extra: further values to resume from, by name, as JSON holds them, or numbers of NumPy;
             `load_checkpoint` returns it. None: `{}`.
 
     Raises:
         TypeError: there is no part, one is of another kind, or JSON cannot hold `extra`.
-        ValueError: something that the training needs is in none of the parts, such as the running statistics
-            of a Module that is not given; or two parameters have one name.
+        ValueError: the parts lack something that the training needs, such as running statistics of a Module
+            that is not given; or two parameters have one name.
         RuntimeError: an update of one of the parts is running, as in a signal handler, in `on_gradients` or
-            beside another thread: use `updater.when_idle`; or a `GradScaler` has run `forward`, and `update`
-            not yet.
-        OSError: the file cannot be written. Whatever is raised, an older one is left as it was.
+            beside another thread: use `updater.when_idle`; or a `GradScaler` has run `forward` but not
+            `update`.
+        OSError: the file cannot be written. After any error, an older file stays unchanged.
 
     Example:
         >>> import os, tempfile, nnabla as nn
@@ -96,22 +96,22 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str, Any]:
-    """Go on from a file that `save_checkpoint` wrote; returns its `extra`.
+    """Resume from a file of `save_checkpoint`, and return its `extra`.
 
     Build network, solvers and updaters first. Call each Module once: that makes its parameters. A learning
     rate that differs from the solver's is set, with a LossScaleWarning.
 
     Args:
         path: the file.
-        *parts: what was saved, in the same order: updaters, scalers, solvers and Modules.
+        *parts: the saved parts, in the same order: updaters, scalers, solvers and Modules.
 
     Returns:
-        What was given as `extra`; `{}` for nothing.
+        The saved `extra`; `{}` if none was given.
 
     Raises:
         TypeError: there is no part, or one is of another kind.
-        ValueError: the file is damaged or no checkpoint, or it is of another network, of other solvers, or of
-            updaters with other settings: the message names what differs. Whatever is raised, nothing changes.
+        ValueError: the file is damaged or not a checkpoint, or of another network, other solvers, or updaters
+            with other settings: the message names the difference. After any error, nothing has changed.
         RuntimeError: an update of one of the parts is running.
         OSError: the file cannot be read.
 
@@ -160,7 +160,7 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str
 
 
 def _plain(extra: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
-    """`extra` as JSON holds it; TypeError where it cannot."""
+    """Convert `extra` as JSON does; TypeError if it cannot."""
     if extra is not None and not isinstance(extra, Mapping):
         raise TypeError(f"extra={extra!r} must be a dict, such as {{'epoch': 3}}")
     found: Dict[str, Any] = {}
@@ -176,7 +176,7 @@ def _plain(extra: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
 
 
 def _with_solvers(parts: Any) -> Tuple[List[Any], List[Any]]:
-    """The parts but for Modules, each solver of an updater before it; and the Modules."""
+    """Split parts into Modules and others, with an updater's solver before it."""
     found: List[Any] = []
     modules: List[Any] = []
     for part in parts:
@@ -210,7 +210,7 @@ def _between_updates(parts: List[Any], caller: str) -> Iterator[None]:
 
 
 def _parameters(parts: List[Any], modules: List[Any]) -> Dict[str, nn.Variable]:
-    """Parameters of the current scope and of the parts; ValueError where names clash or some are missing."""
+    """Parameters of the current scope and of the parts; ValueError if names clash or some are missing."""
     found = dict(nn.get_parameters(grad_only=False))
     known = {variable.data for variable in found.values()}
     owners = [(f"{n}:", part.get_parameters()) for n, part in enumerate(parts) if isinstance(part, Solver)]
@@ -230,13 +230,13 @@ def _parameters(parts: List[Any], modules: List[Any]) -> Dict[str, nn.Variable]:
     if missing is not None:
         raise ValueError(
             f"{missing}, which the checkpoint would miss: give its Module, too, as in save_checkpoint(path, "
-            "updater, net), or have nn.get_parameters() list it, as what get_parameter_or_create makes"
+            "updater, net), or have nn.get_parameters() list it, as get_parameter_or_create does"
         )
     return found
 
 
 def _variables(parts: List[Any], parameters: Mapping[str, nn.Variable]) -> Dict[str, nn.Variable]:
-    """The parameters, and what solvers keep of each, by their names in the file."""
+    """Parameters, and solvers' states of each, by their names in the file."""
     found = {f"parameters/{name}": v for name, v in parameters.items()}
     for index, part in enumerate(parts):
         for name, state in part.get_states().items() if isinstance(part, Solver) else ():
@@ -245,7 +245,7 @@ def _variables(parts: List[Any], parameters: Mapping[str, nn.Variable]) -> Dict[
 
 
 def _state_of(part: Any) -> Dict[str, Any]:
-    """State of a part beside its arrays."""
+    """State of a part besides its arrays."""
     if isinstance(part, Solver):
         steps = {name: state.t for name, state in part.get_states().items()}
         return {"solver": part.name, "learning_rate": part.learning_rate(), "steps": steps}
@@ -253,7 +253,7 @@ def _state_of(part: Any) -> Dict[str, Any]:
 
 
 def _set(variables: Mapping[str, nn.Variable], arrays: Arrays, parts: List[Any], saved: List[Any]) -> None:
-    """Have all parts go on from what was saved of them."""
+    """Set the saved values of all parts."""
     for key, variable in variables.items():
         variable.d = arrays[key]
     # After the parameters, against which updaters check their states.
@@ -271,25 +271,25 @@ def _set(variables: Mapping[str, nn.Variable], arrays: Arrays, parts: List[Any],
 
 
 def _engines(parts: List[Any]) -> Iterator[AdaptiveLossScaling]:
-    """The engines of updaters and scalers, one for each loss."""
+    """Engines of updaters and scalers, one for each loss."""
     for part in parts:
         scaling = getattr(part, "scaling", None)
         yield from [scaling] if isinstance(scaling, AdaptiveLossScaling) else getattr(part, "engines", ())
 
 
 def _unsaved_by_forward(engines: List[AdaptiveLossScaling], known: Set[nn.NdArray]) -> Iterator[str]:
-    """Variables that forward writes, such as running statistics or a carried state, if not known."""
+    """Variables that forward writes, such as running statistics or a carried state, except known ones."""
     for engine in engines:
         keys = {*map(hash, known)}
         yield from [what for key, what in engine.written.items() if key not in keys]
         for leaf in shared_memory_of(engine.graph, engine.plan).find()[1]:
             if leaf.data not in known:
-                yield f"an input of shape {leaf.shape} carries on what an output wrote to its data"
+                yield f"an input of shape {leaf.shape} whose data an output has written"
 
 
 def _unsaved_of_modules(engines: List[AdaptiveLossScaling], known: Set[nn.NdArray]) -> Iterator[str]:
     """Unknown parameters of living Modules that have known ones: in a graph, frozen ones are data."""
-    # Where graphs are known, only their leaves count.
+    # If graphs are known, only their leaves count.
     read = {leaf.data for engine in engines for leaf in engine.graph.leaves.values()}
     for module in _living_modules():
         own = _of_module(module) if module.is_root() else {}
@@ -301,12 +301,12 @@ def _unsaved_of_modules(engines: List[AdaptiveLossScaling], known: Set[nn.NdArra
 
 
 def _living_modules() -> List[Any]:
-    """All Modules that there are."""
+    """All living Modules."""
     kinds = [nn.Module]
     # The list grows meanwhile.
     for kind in kinds:
         kinds += kind.__subclasses__()
-    # Without a line of Python for each of what may be millions of objects.
+    # Avoids a line of Python for each of perhaps millions of objects.
     objects = gc.get_objects() if kinds[1:] else []
     return list(compress(objects, map(set(map(id, kinds)).__contains__, map(id, map(type, objects)))))
 
@@ -330,10 +330,10 @@ def _in_scope(scope: Mapping[str, Any], path: str) -> Iterator[Tuple[str, nn.Var
 
 
 def _read(name: str) -> Any:
-    """The head of a checkpoint and its arrays."""
+    """Read the head of a checkpoint and its arrays."""
     kind = special_kind(os.stat(name))
     if kind:
-        raise StateFileError(f"{name} is {kind}, no checkpoint: give the path of a file")
+        raise StateFileError(f"{name} is {kind}, not a checkpoint: give the path of a file")
     with open(name, "rb") as file:
         try:
             with np.load(file, allow_pickle=False) as archive:
@@ -341,10 +341,12 @@ def _read(name: str) -> Any:
                 arrays = {key: archive[f"{key}.npy"] for key in archive.files}
             head = json.loads(arrays.pop("head").tobytes())
             kind, version = head["kind"], head["version"]
-        # A damaged archive may ask for a password, another version, a place before its beginning, or for more
-        # memory than there is.
+        # A damaged archive may demand a password, another version, an offset before its start, or too much
+        # memory.
         except Exception as error:
-            raise StateFileError(f"{name} is damaged, or no checkpoint of nnabla_adaloss ({error})") from None
+            raise StateFileError(
+                f"{name} is damaged, or not a checkpoint of nnabla_adaloss ({error})"
+            ) from None
     if kind != _HEAD or not isinstance(version, int) or version > _VERSION:
         raise StateFileError(
             f"{name} holds {kind!r} of version {version!r}; this package reads {_HEAD!r} up to {_VERSION}"
@@ -361,7 +363,7 @@ def _read(name: str) -> Any:
 
 
 def _check(saved: List[Any], arrays: Arrays, parts: List[Any], variables: Mapping[str, nn.Variable]) -> None:
-    """ValueError unless a checkpoint is of these parts, with these Variables."""
+    """Raise ValueError unless a checkpoint is of these parts, with these Variables."""
     kinds = [str(part.get("solver", "a state")) for part in saved]
     given = [part.name if isinstance(part, Solver) else "a state" for part in parts]
     if kinds != given:

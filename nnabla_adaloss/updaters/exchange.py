@@ -20,7 +20,7 @@ from ..engine import Outcome
 from ..host_context import dtype_of, host_view
 from ..kernels import Kernels
 
-# The first of these on any rank is the cause; if there is none, it is an overflow.
+# The first of these on any rank is the cause; otherwise it is an overflow.
 _CAUSES = PassVerdict.NONFINITE_LOSS, PassVerdict.NONFINITE_FORWARD, PassVerdict.HOPELESS, PassVerdict.RETRIES
 
 Numbers = Mapping[str, Sequence[float]]
@@ -28,8 +28,8 @@ Numbers = Mapping[str, Sequence[float]]
 
 
 class GradientExchange:
-    """Sums gradients over the ranks of a communicator, and agrees on flags; without one it does nothing. Any
-    communicator of nnabla's duck type works, as `all_reduce` and `bcast` are all it needs.
+    """Sums gradients over the ranks of a communicator, and agrees on flags; does nothing without one. Any
+    communicator of nnabla's duck type works, as only `all_reduce` and `bcast` are needed.
     """
 
     def __init__(self, comm: Optional[Any], grads: Optional[Sequence[nn.NdArray]], solver: Any) -> None:
@@ -57,12 +57,12 @@ class GradientExchange:
 
     @property
     def parameters(self) -> Dict[str, nn.Variable]:
-        """The solver's parameters, in an order that is the same on every rank."""
+        """The solver's parameters, in the same order on every rank."""
         return dict(sorted(self._solver.get_parameters().items()))
 
     @property
     def grads(self) -> List[nn.NdArray]:
-        """The gradients that are exchanged, in an order that is the same on every rank."""
+        """Exchanged gradients, in the same order on every rank."""
         return self._grads or [v.grad for v in self.parameters.values()]
 
     def check_communicator(self) -> None:
@@ -70,7 +70,7 @@ class GradientExchange:
         comm: Any = self.comm
         if comm is None or self._broadcast:
             return
-        # It does not tell its context.
+        # Its context cannot be read.
         sent = nn.NdArray.from_numpy_array(np.ones(1, np.float32))
         comm.bcast([sent], 0, inplace=True)
         if dtype_of(sent) != np.float32:
@@ -81,7 +81,7 @@ class GradientExchange:
             )
 
     def begin_iteration(self, iteration: int, check_every: int) -> bool:
-        """Tell a communicator the number, broadcast parameters once, and return whether to compare ranks."""
+        """Set a communicator's iteration, broadcast parameters once, and return whether to compare ranks."""
         comm: Any = self.comm
         if hasattr(comm, "iteration"):
             comm.iteration = iteration
@@ -93,10 +93,10 @@ class GradientExchange:
 
     def sum_with(self, own: Numbers, kernels: Kernels, *, average: bool) -> Tuple[List[Numbers], bool]:
         """Sum the gradients; return the numbers of each rank, by name, and whether all ranks' gradients of
-        the solver's parameters are finite now.
+        the solver's parameters are finite afterwards.
 
-        In one message, as numbers of known names go by their order. A rank with a name of which not all know
-        announces that, and tells of it in a second message; from then on all know. A GPU is waited for once.
+        One message suffices for known names, whose numbers are ordered. A rank with new names announces that,
+        and sends them in a second message; from then on all know them. A GPU waits once.
         """
         new = {name: list(values) for name, values in own.items() if self._known.get(name) != len(values)}
         text = json.dumps(new).encode() if new else b""
@@ -116,7 +116,7 @@ class GradientExchange:
             told = [{**known, **further} for known, further in zip(told, more)]
             names = {name: len(values) for further in more for name, values in further.items()}
             self._known = {**self._known, **names}
-        # Infinities and NaNs travel through the sum; those of gradients that are not exchanged do not.
+        # Sums carry infinities and NaNs to all ranks, except those of gradients that are not exchanged.
         return told, finite if self._exchanges_all else not self.any([not finite])[0]
 
     def _gather(
@@ -126,9 +126,9 @@ class GradientExchange:
         and return whether this rank's are finite then.
         """
         comm: Any = self.comm
-        # Pieces of 16 bits: a sum in float32 in which all other ranks have zeros keeps them as they are.
+        # Pieces of 16 bits: a float32 sum with zeros of all other ranks keeps them exactly.
         pieces = own.view(np.uint16)
-        # The last number is marked after the exchange, so that one copy brings it to the host with the rest.
+        # The last number is marked after the exchange, so that one copy moves all to the host.
         table = np.zeros((comm.size, pieces.size + 1), np.float32)
         # An average over the ranks divides by their number.
         table[comm.rank, :-1] = pieces * np.float32(comm.size if average else 1)
@@ -146,7 +146,7 @@ class GradientExchange:
         return not chosen or all(any(v.grad == g for g in chosen) for v in self.parameters.values())
 
     def any(self, flags: Sequence[bool]) -> List[bool]:
-        """For each flag, whether it is set on any rank. Every rank must call this with as many flags."""
+        """Combine each flag by `or` over the ranks, which must all pass the same number of flags."""
         if self.comm is None:
             return list(flags)
         array = nn.NdArray.from_numpy_array(np.array(flags, np.float32))
@@ -154,18 +154,18 @@ class GradientExchange:
         return [bool(total > 0.0) for total in host_view(array)]
 
     def agree(self, outcome: Outcome, *, repeat: bool) -> Tuple[PassVerdict, bool]:
-        """The verdict where gradients of some rank are not finite, and whether a scale was lowered for it."""
+        """Agree on the verdict if gradients of some rank are not finite, and whether a scale was lowered."""
         unexplained = outcome.facts.overflowed and not outcome.lowered and not repeat
         *causes, lowered, only_s0 = self.any(
             [*(outcome.verdict is verdict for verdict in _CAUSES), outcome.lowered, unexplained]
         )
         found = next(compress(_CAUSES, causes), PassVerdict.OVERFLOW)
-        # The sum over ranks may overflow where no rank's own gradients did.
+        # The sum over ranks may overflow although no rank's own gradients did.
         explained = lowered or found in (PassVerdict.HOPELESS, PassVerdict.RETRIES)
         return found, explained and not only_s0
 
     def check_ranks_agree(self, scales: Sequence[float], iteration: int) -> None:
-        """Compare parameters and scales with those of rank 0; every rank raises where one differs."""
+        """Compare parameters and scales with those of rank 0; every rank raises if one differs."""
         comm: Any = self.comm
         names = [*self.parameters, "the loss scales"]
         arrays = [v.data.get_data("r") for v in self.parameters.values()] + [np.array(scales, np.float64)]
@@ -185,5 +185,5 @@ class GradientExchange:
 
 
 def crc32(array: NDArray[Any]) -> int:
-    """The CRC-32 of the bytes of `array`."""
+    """CRC-32 of the bytes of `array`."""
     return zlib.crc32(np.ascontiguousarray(array).tobytes())

@@ -35,9 +35,9 @@ class FixedLossScalingUpdater(AdaptiveLossScalingUpdater):
 
     An `AdaptiveLossScalingUpdater` with `global_scale="dynamic"`, `scaling_factor=1.0`, `on_overflow="next"`,
     `max_retries=0`, the method `"fixed"` and all policies `"skip"`: every gradient has the scale. A dropped
-    batch leaves running statistics as they were. Each batch of `accum_grad` is unscaled before it is added,
-    and in half precision so is the contribution of each function to a weight that several functions use.
-    The arguments that are not described here are those of `AdaptiveLossScalingUpdater`.
+    batch does not change running statistics. Each batch of `accum_grad` is unscaled before it is added, and
+    in half precision so is each function's contribution to a weight that several functions use. Other
+    arguments are those of `AdaptiveLossScalingUpdater`.
 
     Args:
         scale: the loss scale. 128.0, the usual first try for fp16.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The global scale S0, measured or searched for, which all ranks have.
+"""Global scale S0, measured or searched for, equal on all ranks.
 
-A rank may lower its scales on its own: gradients are exchanged unscaled. After that all take the lowest.
+A rank may lower its scales alone, as gradients are exchanged unscaled; then all take the lowest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..core.scale_policy import ScalePolicy, ScaleState
 from ..engine import AdaptiveLossScaling
 from .exchange import GradientExchange
 
-# The names of S0 among what ranks tell each other, and of whether the gradients of a rank must not be used.
+# Keys of messages between ranks: S0, and whether a rank's gradients must not be used.
 _S0, _BAD = "S0", "bad"
 
 
@@ -25,7 +25,7 @@ class GlobalScale:
     undone = "state", "last_good"
 
     def __init__(self, scale: float, policy: ScalePolicy, history: Optional[HistoryPolicy]) -> None:
-        self.policy = policy  # its `min_scale` holds for measured scales, too
+        self.policy = policy  # its `min_scale` limits measured scales, too
         self.state = policy.initial(scale if history is None else history.start_scale)
         self.last_good = math.nan  # S0 of the last update
         self.measured = history is not None
@@ -36,13 +36,13 @@ class GlobalScale:
         return self.state.scale
 
     def change(self, **fields: Any) -> None:
-        """Go on with other fields of the policy; ValueError, and no change, where they cannot be."""
+        """Change fields of the policy; ValueError, without any change, if they are invalid."""
         self.policy = replace(self.policy, **fields)
         left = min(self.state.hysteresis_left, self.policy.hysteresis)
         self.state = self.state._replace(hysteresis_left=left)
 
     def lower(self) -> bool:
-        """Lower a searched S0 after an overflow; False: nothing can be lowered here."""
+        """Lower a searched S0 after an overflow; False if it cannot be lowered."""
         if self.measured or self.policy.at_floor(self.state):
             return False
         self.state = self.policy.after_overflow(self.state)
@@ -58,8 +58,8 @@ class GlobalScale:
         bad: bool,
     ) -> Tuple[float, bool]:
         """Sum the gradients, and adopt statistics and the lowest scale of all ranks, in one message; `alike`:
-        they have the same scale. Returns that of the last batch, and whether gradients are `bad` on any
-        rank or not finite.
+        they have the same scale. Return the last batch's scale, and True if gradients are `bad` on any rank
+        or not finite.
         """
         state = self.state._replace(scale=scaling.loss_scale) if self.measured else self.state
         measured = scaling.shared_statistics()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to parameters and state from other threads and from signal handlers, between updates."""
+"""Access to parameters and state between updates, from other threads and signal handlers."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ _TAKE, _TRY = methodcaller("acquire"), methodcaller("acquire", False)
 
 
 class Turn:
-    """Locks that one updater at a time holds of those that share arrays or a solver."""
+    """Locks that only one of the updaters with common arrays or solvers holds at a time."""
 
     def __init__(self) -> None:
-        # Held while parameters are swapped or changed. It is for other threads: it does not keep out a signal
-        # handler, which runs in the thread that holds it.
+        # Held while parameters are swapped or changed. It excludes other threads, but not a signal handler,
+        # which runs in the holding thread.
         self.lock = threading.RLock()
-        # Held as a whole by an update, a callback, and saving and loading; taken before `lock`. Updates wait
-        # for it, all others only try.
+        # Held during a whole update, callback, save or load; taken before `lock`. Updates wait for it, all
+        # others only try.
         self.exclusive = threading.RLock()
-        # Locks alone show what the thread that holds `exclusive` is doing: a signal may interrupt Python
-        # between any two lines, but neither a lock nor the beginning and the end of its `with` block.
+        # Only locks can show what the holder of `exclusive` is doing: a signal may interrupt Python between
+        # any two lines, but not inside a lock or at the ends of its `with` block.
         self.running = threading.Lock()
         self.calling = threading.Lock()
         self.waiting: Deque[Callable[[], Any]] = deque()
 
     def drain(self) -> None:
-        """Call waiting callbacks, unless an update is running, at whose end they are called."""
-        # Twice, for those that came meanwhile. Later ones wait for the next update: training must go on.
+        """Call waiting callbacks, unless an update is running, whose end calls them."""
+        # Twice, for those that came meanwhile. Later ones wait for the next update, so that training
+        # continues.
         for _ in range(2):
             for _ in range(len(self.waiting)):
                 with _tried([self]) as busy:
@@ -44,7 +45,7 @@ class Turn:
 
 
 class Idle:
-    """Keeps updates, callbacks, and saving and loading apart: each has the state for itself, as a whole."""
+    """Keeps updates, callbacks, saves and loads apart: each has exclusive access to a consistent state."""
 
     def __init__(self, turns: Sequence[Turn] = ()) -> None:
         self.turns = tuple(turns) or (Turn(),)
@@ -52,7 +53,7 @@ class Idle:
         self.exclusive = _together([turn.exclusive for turn in self.turns])
 
     def when_idle(self, callback: Callable[[], Any]) -> None:
-        """Call `callback` now if no update is running, else in the thread of the update when it has ended."""
+        """Call `callback` now if no update is running, else after it, in its thread."""
         if not callable(callback):
             raise TypeError(f"callback must be callable without arguments, got {type(callback).__name__}")
 
@@ -66,7 +67,7 @@ class Idle:
 
         def wait_for(turn: Turn) -> None:
             turn.waiting.append(attempt)
-            # An update that ends between these two lines calls it, or leaves that to us.
+            # An update that ends between these two lines calls it, or leaves that to this call.
             turn.drain()
 
         wait_for(self.turns[0])
@@ -77,7 +78,7 @@ class Idle:
 
     @contextmanager
     def between_updates(self, caller: str) -> Iterator[None]:
-        """Keep updates out, then call what waits; RuntimeError, which names `caller`, within an update."""
+        """Keep updates out, then run waiting callbacks; RuntimeError, naming `caller`, within an update."""
         try:
             with _tried(self.turns) as busy:
                 if busy:
@@ -90,7 +91,7 @@ class Idle:
             self.drain()
 
     def drain(self) -> None:
-        """Call waiting callbacks, unless an update is running, at whose end they are called."""
+        """Call waiting callbacks, unless an update is running, whose end calls them."""
         for turn in self.turns:
             turn.drain()
 
@@ -101,10 +102,10 @@ _joining = threading.RLock()
 
 
 def idle_of(used: FrozenSet[int]) -> Idle:
-    """The `Idle` of one more updater, which takes turns with all that use any of the same."""
+    """Make the `Idle` of another updater, which excludes all that use any of the same."""
     with _joining:
         sharing = [idle for idle, others in list(_living.items()) if not used.isdisjoint(others)]
-        # In one order everywhere, so that no two wait for each other.
+        # The same order everywhere avoids deadlocks.
         found = Idle(sorted({turn for idle in sharing for turn in idle.turns}, key=id))
         _living[found] = used
     return found
@@ -112,10 +113,10 @@ def idle_of(used: FrozenSet[int]) -> Idle:
 
 @contextmanager
 def _tried(turns: Sequence[Turn]) -> Iterator[Optional[Turn]]:
-    """Hold turns unless another thread has one; the first that is not held, or in which an update runs."""
+    """Try to hold all turns; return the first that another thread holds, or in which an update runs."""
     held: List[bool] = []
     try:
-        # One call into C: no signal can come between the locks and the note that they are held.
+        # One call into C: no signal can come between taking the locks and noting it.
         held.extend(map(_TRY, [turn.exclusive for turn in turns]))
         yield next((one for one, own in zip(turns, held) if not own or one.running.locked()), None)
     finally:
@@ -134,7 +135,7 @@ class _Together:
         held: List[bool] = []
         try:
             held.extend(map(_TAKE, self._locks))
-        except BaseException:  # of a signal handler, while it waits
+        except BaseException:  # from a signal handler, while it waits
             for lock, _ in zip(self._locks, held):
                 lock.release()
             raise

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of an updater: an iteration feeds, runs, repeats, loses or uses its batches, or is undone."""
+"""Loop of an updater: an iteration feeds, runs, repeats, loses or uses its batches, or is undone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .solvers import make_memory, parameters_of
 
 _CALL = methodcaller("__call__")
 
-# This many batches in a row that overflow at any scale are not the fault of single batches. nnabla's updater
+# This many batches in a row that overflow at any scale are not caused by single batches. nnabla's updater
 # would have halved its scale as often, until no gradient is left.
 _HOPELESS = 25
 
@@ -61,15 +61,15 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                 setattr(self, name, value)
         self.counters, self._notifier = Counters(), Notifier()
         self._repeat = self.on_overflow == "repeat"
-        # Scales are lowered from batch to batch, and on all ranks alike.
+        # Scales are lowered from batch to batch, and equally on all ranks.
         self._searches = not (self._repeat or self._s0.measured)
         self.iteration = 0
-        # An iteration that ended with an exception before the exchange, with which the next call goes on.
+        # An iteration that ended with an exception before the exchange; the next call continues it.
         self._interrupted: Optional[RetryState] = None
         self._before_exchange = False
         # Savepoints for rolling back an interrupted iteration.
         self._undone: List[Tuple[Callable[[], None], AdaptiveLossScaling]] = []
-        # Last, because functions of its graph may be replaced: everything else was accepted.
+        # Last, because it may replace functions of the graph: all other arguments are valid by now.
         self._loss: LossLike = given["loss"]
         self.scaling = self._engine(self._loss, self.config)
         used = chain(Graph(self.scaling.variable).leaves.values(), parameters_of([self.solver]))
@@ -92,14 +92,14 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
 
     @property
     def loss(self) -> LossLike:
-        """The loss that is trained on; assign another for a graph that changes between iterations."""
+        """The trained loss; assign another for a graph that changes between iterations."""
         return self._loss
 
     @loss.setter
     def loss(self, loss: LossLike) -> None:
         if loss is self._loss:
             return
-        # Its configuration is complete, which takes longer than to read a small graph.
+        # Completing a configuration takes longer than reading a small graph.
         scaling = self._engine(loss, self.scaling.config)
         scaling.go_on_from(self.scaling)
         self._loss, self.scaling = loss, scaling
@@ -125,7 +125,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
 
     @contextmanager
     def _between_updates(self, caller: str) -> Iterator[None]:
-        """Keep updates out, of whatever thread; RuntimeError, which names `caller`, if one is running."""
+        """Keep out updates of any thread; RuntimeError, which names `caller`, if one is running."""
         with self._idle.between_updates(caller):
             # Finish a rollback that was itself interrupted.
             self._undo_iteration()
@@ -146,14 +146,14 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             result = self._run_iteration(resumed=resumed is not None)
         except BaseException as error:
             if self._before_exchange:
-                # Other ranks wait for this one in the same try of the same iteration.
+                # Other ranks wait for this one in the same attempt of the same iteration.
                 self.iteration -= 1
                 self.counters.fed = self._retries.fed
                 self._undo_batches()
                 self._interrupted = self._retries
             self._undo_iteration()
             if isinstance(error, LossScaleError):
-                # Raised on all ranks alike: no scale was at fault.
+                # Raised on all ranks; scales were not the cause.
                 self._restore_scales()
             raise
         if self._audience is not None:
@@ -174,7 +174,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             notify_beginning(self._audience, self.iteration, self)
         shared = self.comm is not None
         if shared and self._exchange.begin_iteration(self.iteration, self.check_every) and not resumed:
-            # Scales that must be the same on every rank between two iterations.
+            # Scales that must be equal on all ranks between two iterations.
             gains = [gain for _, gain in sorted(self.scaling.components.gains().items())]
             self._exchange.check_ranks_agree([self._s0.scale, *gains], self.iteration)
         while True:
@@ -226,7 +226,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         self._retries.fed = self.counters.fed
         self.solver.zero_grad()
         for index in range(self.accum_grad):
-            # May assign another loss, and rewire this one.
+            # The feeder may assign another loss, and rewire this one.
             self.data_feeder()
             self.counters.fed += 1
             scaling = self.scaling
@@ -236,14 +236,14 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                 self._run_pass(again=False)
                 # Rare: an overflow, or the first measurement.
                 if not scaling.is_good:
-                    # After a hopeless batch, it is looked into at the first overflow whether any scale helps.
+                    # After a hopeless batch, the first overflow already checks whether any scale helps.
                     check_after = 0 if self._retries.hopeless else CHECK_AFTER
                     rules = Rules(self._repeat, self.max_retries, check_after, outcome.facts.overflowed)
                     outcome = _together(outcome, self._repeats(outcome).go_on(rules))
         return outcome
 
     def _run_pass(self, again: bool) -> None:
-        """Forward and backward on the present inputs; whether over the same batch again."""
+        """Run forward and backward on the present inputs; `again`: the same batch once more."""
         forward_hooks, backward_hooks = self._hooks
         self.scaling.forward(clear_no_need_grad=self.clear_buffer, **forward_hooks)
         self.scaling.backward(
@@ -256,12 +256,12 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         )
 
     def _repeats(self, before: Outcome) -> BatchLoop:
-        """The passes over a batch after its first one; `before`: what became of the batches before it."""
+        """Run the passes over a batch after its first one; `before`: outcome of the earlier batches."""
 
         s0 = self._s0.state
 
         def on_overflow(found: Outcome) -> None:
-            # Once for a batch, however often it runs.
+            # Once per batch, for any number of repeats.
             if self._repeat and self._s0.state is s0:
                 self._s0.lower()
             if self._audience is not None:
@@ -298,13 +298,13 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         )
 
     def _lose_batches(self, outcome: Outcome) -> Optional[UpdateResult]:
-        """Undo the batches of this try; return the result of the iteration if it ends with them."""
+        """Undo the batches of this attempt; return the result of the iteration if it ends with them."""
         retries = self._retries
         self._undo_batches()
         verdict, lowered = self._exchange.agree(outcome, repeat=self._repeat)
         retries.last = outcome
         if self._searches and verdict is PassVerdict.HOPELESS:
-            # As the baseline's, S0 goes down with every batch that is lost.
+            # Like the baseline's, S0 decreases with every lost batch.
             verdict = PassVerdict.OVERFLOW
         explained = verdict.lowers_nothing or (self._repeat and lowered)
         if not explained and not self._s0.lower() and not lowered:
@@ -317,7 +317,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             no_retry_left = self._repeat and retries.discarded == self.max_retries
             if self._searches or no_retry_left or retries.hopeless == _HOPELESS:
                 return self._skip_at_floor(outcome)
-            # No scale helps this batch: go on with those before it.
+            # No scale helps this batch: restore the earlier scales.
             self._drop_batches()
             self._notifier.warn(
                 "hopeless",
@@ -339,19 +339,19 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         return self._skipped(policy, "retries", message, reason="overflow", component=outcome.component)
 
     def _count_lost(self, verdict: PassVerdict, outcome: Outcome) -> None:
-        """Count the batches of this try as lost, and report them to monitors."""
+        """Count the batches of this attempt as lost, and report them to monitors."""
         self.counters.count_lost(verdict.value, self.accum_grad)
         if self._audience is not None:
             found = verdict.value, outcome.layers, self.accum_grad, outcome.fault
             self._audience.tell(BatchThrownAway(self.iteration, *found))
 
     def _undo_batches(self) -> None:
-        """Restore what forward has written since the update began, in whichever graph of the network."""
+        """Restore the leaves that forward has written since the update began, in all graphs."""
         with self._idle.lock:
             self.scaling.guard.state.restore()
 
     def _undo_iteration(self) -> None:
-        """Go back to before an iteration that did not end; do nothing after one that did."""
+        """Undo an iteration that did not end; do nothing after one that did."""
         for restore, scaling in self._undone:
             with self._idle.lock:
                 self.scaling.guard.undo_window()
@@ -360,14 +360,14 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         self._undone.clear()
 
     def _restore_scales(self) -> None:
-        """Go on with the scales from before the iteration, and forget what it has measured."""
+        """Restore the scales of the iteration's start, and drop its measurements."""
         self._s0.state = self._retries.scale_state
         self.scaling.drop_iteration()
 
     def _drop_batches(self) -> None:
-        """Go on with the scales from before the batches of this try, and forget their measurements."""
+        """Restore the scales of this attempt's start, and drop its measurements."""
         if self._repeat:
-            # Lower scales were tried, and were not the cause.
+            # Lower scales were tried without success.
             self._s0.state = self._retries.scale_state
         self.scaling.drop_batch()
 
@@ -389,7 +389,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
     def _skip_at_floor(self, outcome: Outcome) -> UpdateResult:
         gradients = [v.g for v in parameters_of([self.solver])]
         nans, infinities = (sum(int(f(g).sum()) for g in gradients) for f in (np.isnan, np.isinf))
-        # A batch that was repeated was tried with the smallest scale at the end.
+        # The last attempt of a repeated batch had the smallest scale.
         floor = self.scale if self._searches else self.min_scale
         self._restore_scales()
         message = (
@@ -401,7 +401,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         return self._skipped(self.on_scale_floor, "scale_floor", message, reason="overflow", **found)
 
     def _skipped(self, policy: str, kind: str, message: str, **found: Any) -> UpdateResult:
-        """End the iteration without an update, and say so as `policy` wants it; the result."""
+        """End the iteration without an update, notify according to `policy`, and return the result."""
         self._undone.clear()
         self._notifier.notify(policy, kind, message)
         retries = self._retries
@@ -409,6 +409,6 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
 
 
 def _together(before: Outcome, found: Outcome) -> Outcome:
-    """The outcome of some batches and one more: the first overflow, and all layers that were not finite."""
+    """Combine outcomes: the first overflow, and all layers that were not finite."""
     layers = tuple(dict.fromkeys((*before.layers, *found.layers)))
     return (before if before.facts.overflowed else found)._replace(layers=layers)

@@ -17,18 +17,18 @@ from .retries import UpdateResult
 from .settings import POLICY_FIELDS
 from .solvers import has
 
-# With `global_scale="history"` the scale starts and is bounded as its policy says.
+# With `global_scale="history"` its policy determines the start and bounds of the scale.
 _OF_SEARCHED_SCALES = {"scale"} | POLICY_FIELDS
 
 
 def notify_beginning(audience: Audience, iteration: int, updater: Any) -> None:
-    """Tell monitors with which settings a training begins."""
+    """Notify monitors of a training's start and its settings."""
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     audience.tell(TrainingBegan(iteration, now, installed_version(), _settings_in_words(updater)))
 
 
 def installed_version() -> str:
-    """Version of the installed package; a checkout that is merely on the path tells none."""
+    """Version of the installed package; unknown for a checkout that is only on the path."""
     try:
         return version("nnabla-adaloss")
     except PackageNotFoundError:
@@ -36,9 +36,9 @@ def installed_version() -> str:
 
 
 def _settings_in_words(updater: Any) -> Dict[str, str]:
-    """The arguments of an updater that are in use, and the fields of those that have fields."""
+    """Describe the used arguments of an updater, and the fields of those that have fields."""
     solver = updater.solver
-    # An object that stands for a solver need not have these.
+    # A duck-typed solver may lack these.
     rate = solver.learning_rate() if has(solver, "learning_rate") else "unknown"
     found: Dict[str, Any] = {
         "updater": type(updater).__name__,
@@ -64,8 +64,8 @@ def _settings_in_words(updater: Any) -> Dict[str, str]:
 
 
 def notify_update(audience: Audience, iteration: int, result: UpdateResult, loss: nn.Variable) -> None:
-    """Tell monitors that an update is over."""
-    # The loss is read, which on a GPU waits for it.
+    """Notify monitors of the end of an update."""
+    # Reading the loss waits for a GPU.
     if audience.wants(UpdateEnded, iteration):
         event = UpdateEnded(
             iteration=iteration,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Result of an update, and counts of the batches that a training has used, repeated or lost."""
+"""Result of an update, and counts of used, repeated and lost batches."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ class UpdateResult(NamedTuple):
     """The result of one `update()`; a learning-rate schedule advances when `updated` is true.
 
     Attributes:
-        updated: whether the solver changed the parameters.
-        scale: the global loss scale S0 of the next call; where it is measured, of the last batch.
-        retries: how often gradients were computed in vain in this call: a batch was repeated, or a batch (or
+        updated: True if the solver changed the parameters.
+        scale: the global loss scale S0 of the next call; if measured, of the last batch.
+        retries: number of unused gradient computations in this call: a batch was repeated, or a batch (or
             window of `accum_grad` batches) thrown away.
         reason: `"updated"`; `"zero_gradients"` (updated, but every gradient was exactly zero);
             `"overflow"` (gradients were not finite to the last retry); `"nonfinite_loss"`;
             `"nonfinite_forward"` (the loss was finite, something in forward was not).
         overflow_layers: names of the layers whose gradient was not finite when a batch was last repeated or
             thrown away for that, the first in backward order first; empty when none was.
-        nonfinite_layers: names of the layers whose gradient was not finite in the last batch, also where that
+        nonfinite_layers: names of the layers whose gradient was not finite in the last batch, also if that
             did no harm: behind a mask, or in parameters that the solver does not update.
         cause: in words, the function of forward that was not finite; empty when all were.
-        component: where the last overflow began: the part of the network that carries one scale, by the name
-            of the function that its first gradient belongs to; empty when none was, or on another rank.
+        component: the part of the network where the last overflow began, named after the function that its
+            first gradient belongs to; empty without one, or if it was on another rank.
 
     Example:
         >>> from nnabla_adaloss import UpdateResult
@@ -49,16 +49,16 @@ class UpdateResult(NamedTuple):
 
 @dataclass
 class Counters:
-    """The batches of a training, as an updater counts and saves them.
+    """Counts of a training's batches, which an updater saves.
 
     Every batch is part of an update, or lost: `batches == updates * accum_grad + sum(lost.values())`.
 
     Attributes:
-        updates: how often the solver updated the parameters.
-        batches: batches that were used or lost. One that is repeated counts once.
-        repeats: how often a batch was run again.
-        fed: how many batches the data feeder has filled in. While it runs, this is the number of the batch
-            that it is asked for, from 0: derive from it what is random, and a resumed training is the same.
+        updates: number of updates of the parameters.
+        batches: number of batches used or lost. A repeated one counts once.
+        repeats: number of repeats of batches.
+        fed: number of batches that the data feeder has filled in. While it runs, this is the number of its
+            batch, from 0: derive randomness from it, so that a resumed training is the same.
         lost: batches that were thrown away, by cause: `"overflow"`, `"hopeless"` (gradients overflow at any
             scale), `"retries"` (repeated as often as allowed), `"nonfinite_loss"`, `"nonfinite_forward"`.
 
@@ -80,7 +80,7 @@ class Counters:
     def count_update(self, batches: int) -> None:
         """Count an update of this many batches."""
         self.updates += 1
-        self.batches += int(batches)  # not one of NumPy's integers, which JSON does not know
+        self.batches += int(batches)  # JSON does not accept NumPy's integers
 
     def count_lost(self, cause: str, batches: int) -> None:
         """Count batches that were thrown away for `cause`."""
@@ -89,8 +89,8 @@ class Counters:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Counters:
-        """Counters from saved fields; KeyError, TypeError, AttributeError or ValueError if they are not."""
-        # Earlier states do not have `fed`.
+        """Load saved fields; KeyError, TypeError, AttributeError or ValueError if they are invalid."""
+        # Earlier states lack `fed`.
         counts = {"fed": saved["batches"], **saved}
         names = ("updates", "batches", "repeats", "fed")
         lost = {str(cause): integer("lost", number) for cause, number in saved["lost"].items()}
@@ -102,16 +102,16 @@ class Counters:
 
 @dataclass
 class RetryState:
-    """The retries of one iteration, and the scales to return to if none of them helps."""
+    """Retries of one iteration, and the scales to restore if none of them helps."""
 
     scale_state: ScaleState  # the global scale before it
-    fed: int = 0  # how many batches had been fed when its last try began
-    repeats: int = 0  # how often a batch was run again
-    discarded: int = 0  # batches (or windows of `accum_grad`) that were thrown away
-    hopeless: int = 0  # how many of these overflowed at any scale
-    last: Outcome = field(default_factory=Outcome)  # of the last that was repeated or thrown away
+    fed: int = 0  # number of batches fed before its last attempt
+    repeats: int = 0  # number of repeats
+    discarded: int = 0  # lost batches, or windows of `accum_grad`
+    hopeless: int = 0  # number of those that overflowed at any scale
+    last: Outcome = field(default_factory=Outcome)  # of the last repeated or lost batch
 
     @property
     def retries(self) -> int:
-        """The number of backward passes whose gradients were not used."""
+        """Number of backward passes whose gradients were not used."""
         return self.repeats + self.discarded

@@ -13,7 +13,7 @@ from ..core.validation import choice
 from ..graph.hooks import Hook
 
 HookLike = Union[Hook, Tuple[Optional[Hook], Optional[Hook]], None]
-"""A hook for forward and backward, or one for each, or none."""
+"""Hook for forward and backward, or one for each, or none."""
 
 PassHooks = Tuple[Dict[str, Any], Dict[str, Any]]
 """Keyword arguments of forward, and of backward."""
@@ -22,10 +22,10 @@ GlobalScaleName = Literal["history", "dynamic"]
 """Names that `global_scale=` takes."""
 
 OnOverflow = Literal["repeat", "next"]
-"""How a batch that overflows is treated."""
+"""Policy for a batch that overflows."""
 
 Policy = Literal["raise", "skip", "warn"]
-"""How a batch is treated that no loss scale can rescue."""
+"""Policy for a batch that no loss scale can rescue."""
 
 _SEARCHED = 'with global_scale="dynamic"'
 TORCH_ARGUMENTS = {
@@ -42,13 +42,13 @@ POLICY_FIELDS = {field.name for field in dataclasses.fields(ScalePolicy)} - {"ba
 
 
 def keep_data() -> None:
-    """The default data feeder: leaves the input variables as they are."""
+    """Default data feeder: leaves the input variables unchanged."""
 
 
 def history_of(
     global_scale: Union[GlobalScaleName, HistoryPolicy], start_scale: float, min_scale: float
 ) -> Optional[HistoryPolicy]:
-    """The policy of measured scales for an argument `global_scale`; None for `"dynamic"`."""
+    """Make the policy of measured scales for an argument `global_scale`; None for `"dynamic"`."""
     if isinstance(global_scale, HistoryPolicy):
         return global_scale
     name = choice("global_scale", global_scale, GlobalScaleName, ", or a HistoryPolicy")
@@ -56,7 +56,7 @@ def history_of(
 
 
 def hooks_by_pass(pre: Any, post: Any) -> PassHooks:
-    """The hooks of forward, and of backward; TypeError unless `pre` and `post` are each a `HookLike`."""
+    """Split hooks into those of forward and of backward; TypeError unless each is a `HookLike`."""
     pairs = {}
     for name, given in (("function_pre_hook", pre), ("function_post_hook", post)):
         pairs[name] = pair = given if isinstance(given, tuple) else (given, given)
@@ -70,11 +70,11 @@ def hooks_by_pass(pre: Any, post: Any) -> PassHooks:
 
 
 class Setting:
-    """An argument of an updater as an attribute.
+    """Argument of an updater as an attribute.
 
-    `check(name, value)` returns the value to keep, or raises. `fixed(updater, value)`: whether to refuse one
-    that is assigned after the constructor's. `saved`: states hold it, and load only where it is the same.
-    `reported`: monitors are given it.
+    `check(name, value)` returns the value to keep, or raises. `fixed(updater, value)`: True to refuse one
+    assigned after construction. `saved`: states contain it, and load only if it is equal. `reported`:
+    monitors receive it.
     """
 
     # It has no `__get__`: Python reads the value from the instance, at no cost.
@@ -109,15 +109,15 @@ def always(updater: Any, value: Any) -> bool:
 
 
 def exchanged(updater: Any, solver: Any) -> bool:
-    """Refuse another solver where a communicator exchanges the gradients of this one."""
+    """Refuse another solver if a communicator exchanges the gradients of this one."""
     return updater.comm is not None and solver is not updater.solver
 
 
 def measured(updater: Any, min_scale: Any) -> bool:
-    """Refuse another floor of measured scales, which keep the one that they were made with."""
+    """Refuse another floor of measured scales, which keep their first one."""
     return updater.history is not None and min_scale != updater.min_scale
 
 
 def policy() -> Any:
-    """The setting of a `Policy`."""
+    """Make the setting of a `Policy`."""
     return Setting(partial(choice, words=Policy))

@@ -20,8 +20,8 @@ _LOSS_AFTER_SOLVER = (((nn.Variable, LossWrapper), "the loss comes after the sol
 
 
 def has(solver: Any, name: str) -> bool:
-    """Whether a solver has an attribute. A class written in Python has no solver in C++ behind it: nnabla
-    crashes where it inherits a method from `Solver` that it does not override.
+    """True if a solver has an attribute. A class written in Python lacks a C++ solver: nnabla crashes in
+    methods that it inherits from `Solver` without overriding them.
     """
     kind = type(solver)
     if issubclass(kind, Solver) and kind is not Solver and name not in vars(solver):
@@ -32,7 +32,7 @@ def has(solver: Any, name: str) -> bool:
 def check_solver(
     name: str, value: Any, methods: Sequence[str] = _METHODS, instead: Any = _LOSS_AFTER_SOLVER
 ) -> Any:
-    """`value` when it is a solver; else TypeError, with what to do `instead` where it is of these types."""
+    """Return `value` if it is a solver; else TypeError, with advice from `instead` for known types."""
     advice = next((advice for kind, advice in instead if isinstance(value, kind)), None)
     if isinstance(value, type) or inspect.isroutine(value):
         advice = f"{value.__name__} makes one: call it, as in {value.__name__}(1e-3)"
@@ -47,7 +47,7 @@ def check_solver(
 
 
 def check_solvers(solvers: Sequence[Any], instead: Any) -> Sequence[Any]:
-    """The solvers of a `GradScaler`, each with parameters and only once; else TypeError or ValueError."""
+    """Check a `GradScaler`'s solvers: TypeError or ValueError unless each has parameters and occurs once."""
     if not solvers:
         raise ValueError("GradScaler needs a solver, or several: GradScaler(solver)")
     for index, solver in enumerate(solvers):
@@ -61,8 +61,8 @@ def check_solvers(solvers: Sequence[Any], instead: Any) -> Sequence[Any]:
 
 
 def make_memory(solver: Any, trained: Iterable[nn.Variable], context: nn.Context) -> None:
-    """Make the memory that the first step of a solver needs, of parameters that are trained and of states: if
-    there was none in the middle of it, some parameters would have changed already.
+    """Allocate the memory of a solver's first step, for trained parameters and states: an error in the middle
+    of the step would leave some parameters changed.
     """
     states = solver.get_states().values() if has(solver, "get_states") else ()
     for variable in chain(trained, *(state.pstate.values() for state in states)):
@@ -71,12 +71,12 @@ def make_memory(solver: Any, trained: Iterable[nn.Variable], context: nn.Context
 
 
 def parameters_of(solvers: Sequence[Any]) -> List[nn.Variable]:
-    """The parameters of solvers."""
+    """Parameters of solvers."""
     return [v for solver in solvers for v in solver.get_parameters().values()]
 
 
 def named_parameters(solvers: Sequence[Any]) -> Dict[str, nn.Variable]:
-    """The parameters of solvers by name; where two share a name, the solver's index comes first."""
+    """Parameters of solvers by name, prefixed by the solver's index if two share a name."""
     found: Dict[str, nn.Variable] = {}
     for index, solver in enumerate(solvers):
         for name, v in solver.get_parameters().items():

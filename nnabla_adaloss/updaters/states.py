@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The saved state of an updater, with which training goes on bit for bit."""
+"""Saved state of an updater, from which training resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _VERSION = 6
 
 
 def saved_state(updater: Any, saved: Mapping[str, Any]) -> Dict[str, Any]:
-    """The state of an updater as plain values; `saved`: the arguments that it holds, with defaults."""
+    """State of an updater as plain values; `saved`: arguments to include, with defaults."""
     settings = _deciding_settings(updater, saved)
     return {
         "version": _VERSION,
@@ -45,13 +45,13 @@ def saved_state(updater: Any, saved: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def read_saved(state: Mapping[str, Any], updater: Any, defaults: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the parts of a `saved_state`; ValueError: it is damaged, or of other settings."""
+    """Return the parts of a `saved_state`; ValueError if it is damaged, or of other settings."""
     settings = _deciding_settings(updater, defaults)
     try:
         check_version(state["version"], _VERSION)
         saved, foreign = with_known_names(state["settings"], settings, state.get("chosen"))
         for name, value in as_plain(settings).items():
-            # Engines choose scales again for another format, unless the state is from before they noted it.
+            # Engines choose scales again for another format, unless an old state lacks its format.
             if saved[name] != value and not (name == "dtype" and "dtype" in state["scaling"]):
                 raise ValueError(
                     f"state was saved with {name}={saved[name]!r}, this updater has {value!r}: "
@@ -73,13 +73,13 @@ def read_saved(state: Mapping[str, Any], updater: Any, defaults: Mapping[str, An
 
 
 def parameter_checksum(solver: Any) -> int:
-    """The CRC-32 of the parameters of a solver."""
+    """CRC-32 of the parameters of a solver."""
     parameters = sorted(solver.get_parameters().items())
     return crc32(np.array([crc32(v.data.get_data("r")) for _, v in parameters], np.uint32))
 
 
 def _deciding_settings(updater: Any, defaults: Mapping[str, Any]) -> Dict[str, Given]:
-    """The settings that decide the next step, with their defaults."""
+    """Settings that determine the next step, with their defaults."""
     own = {name: Given(getattr(updater, name), default) for name, default in defaults.items()}
     del own["config"]
     return {

@@ -41,7 +41,7 @@ def parser(head: Optional[str], *, iterations: int, batch_size: int, lr: float) 
         "--storage",
         default="float16",
         metavar="FORMAT",
-        help="what a float context emulates: float16, bfloat16, fp8_hybrid, ..., or none (default: float16)",
+        help="format that a float context emulates: bfloat16, fp8_hybrid, ..., or none (default: float16)",
     )
     add("-c", "--context", default="cpu", metavar="EXT", help="cpu, cudnn, ... (default: cpu)")
     add(

@@ -83,7 +83,7 @@ def test_numbers_in_range(name: str) -> None:
         ({"delay": 0.5}, TypeError, "^delay=0.5 must be an integer"),
         ({"use_bound": 1}, TypeError, "use_bound=1 must be True or False"),
         ({"power_of_two": None}, TypeError, "power_of_two=None must be True or False"),
-        ({"recorder": print}, TypeError, "has no argument recorder; .* an object with on_layer_scaled"),
+        ({"recorder": print}, TypeError, "has no argument recorder; .* an object that has on_layer_scaled"),
         ({"include": "conv*"}, TypeError, r"include='conv\*' must be a sequence"),
         ({"exclude": 1}, TypeError, "exclude=1 must be a sequence"),
         ({"exclude": (1,)}, TypeError, "exclude holds 1"),

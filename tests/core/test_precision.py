@@ -55,7 +55,7 @@ def test_saturation_is_of_both() -> None:
         ({"saturate": 1}, "saturate=1"),
         ({"operands_only": 1}, "operands_only=1"),
         ({"otherwise": "hafl"}, "otherwise='hafl' is unknown"),
-        ({"otherwise": "float8_e5m2"}, "otherwise='float8_e5m2' has 8 bits.* needs 16 or more"),
+        ({"otherwise": "float8_e5m2"}, "otherwise='float8_e5m2' has 8 bits.* must have 16 or more"),
         ({"stochastic_seed": 1.5}, "stochastic_seed=1.5"),
     ],
 )
@@ -207,7 +207,7 @@ def test_operands_of_any_layer() -> None:
     [
         (
             {"*": "float16", "head/*": "float32"},
-            r"storage has the pattern 'head/\*' behind '\*'.*put",
+            r"storage has the pattern 'head/\*' after '\*'.*put",
         ),
         ({"head/*": "hafl"}, r"storage\['head/\*'\]='hafl' is unknown; choose one of float16"),
         ({3: "float16"}, "storage has the key 3"),

@@ -185,7 +185,7 @@ def test_a_plan_and_a_profile_name_what_runs_on_the_host(
     solver = solver_of(S.Sgd(0.1))
     updater = AdaptiveLossScalingUpdater(solver, loss)
     note = str(updater.scaling.plan).splitlines()[-1]
-    assert said is None or note == f"on the host, for want of a CUDA implementation: {said}"
+    assert said is None or note == f"on the host, for lack of a CUDA implementation: {said}"
     assert said is not None or "CUDA" not in note
     with pytest.raises(ValueError, match=re.escape(f"runs {said or 'no function'}")):
         profile(updater)

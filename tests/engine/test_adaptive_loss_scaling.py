@@ -212,7 +212,7 @@ def test_the_format_of_a_configuration_is_that_of_the_storage_if_there_is_one() 
 def test_a_method_of_arrays_cannot_be_delayed() -> None:
     config = AdaLossConfig(loss_scale_method="element_wise_range", delay=1)
     message = (
-        "^delay=1 keeps statistics, .* loss_scale_method='element_wise_range' looks at arrays; choose delay=0"
+        "^delay=1 keeps statistics, .* loss_scale_method='element_wise_range' needs arrays; choose delay=0"
     )
     with pytest.raises(ValueError, match=message):
         AdaptiveLossScaling(mlp(), config)

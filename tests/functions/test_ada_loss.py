@@ -301,7 +301,7 @@ def test_a_copy_goes_on_from_the_state_of_the_original() -> None:
         ([0, 1.0, 0.0, 1.0], "accumulated_limit=0.0 must be positive"),
         ([0, 1.0, "all", 1.0], "accumulated_limit='all'"),
         ([0, 1.0, 1.0, math.nan], "alpha=nan"),
-        ([0, 1.0, 1.0, 1.0, [["much"]]], r"statistics \['much'\] are those of no array"),
+        ([0, 1.0, 1.0, 1.0, [["much"]]], r"statistics \['much'\] cannot be those of an array"),
         ([0, 1.0, 1.0, 1.0, [["much"] * 7]], "sum='much' must be a number"),
     ],
 )

@@ -214,11 +214,11 @@ def test_what_is_no_layer_with_this_weight_is_refused() -> None:
         adaptive_loss_scaling(F.relu(y), v, tracker)
     with pytest.raises(ValueError, match=r"^x is the output of Affine, which does not multiply by w"):
         adaptive_loss_scaling(y, unscale(w, tracker), tracker)
-    with pytest.raises(ValueError, match=r"^w must be what unscale\(weight, tracker\) returned"):
+    with pytest.raises(ValueError, match=r"^w must be the result of unscale\(weight, tracker\)"):
         adaptive_loss_scaling(F.affine(x, w), w, tracker)
-    with pytest.raises(ValueError, match=r"^w must be what unscale\(weight, tracker\) returned"):
+    with pytest.raises(ValueError, match=r"^w must be the result of unscale\(weight, tracker\)"):
         adaptive_loss_scaling(y, v, ScaleTracker())
-    with pytest.raises(TypeError, match=r"^w must be an nnabla.Variable, as x is"):
+    with pytest.raises(TypeError, match=r"^w must be an nnabla.Variable, like x"):
         adaptive_loss_scaling(y, w.data, tracker)
     with pytest.raises(TypeError, match=r"^config must be a ScaleTracker or an AdaLossConfig"):
         adaptive_loss_scaling(y, v, None)

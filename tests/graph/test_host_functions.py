@@ -78,4 +78,4 @@ def test_nnabla_tells_by_the_array_class_where_a_function_runs() -> None:
         graph = Graph(branches())
     assert {f.context.array_class[:3] for f in graph.functions} == {"Cpu"}
     last = str(GraphPlan(graph)).splitlines()[-1]
-    assert last.startswith("on the host, for want of a CUDA implementation: fc/affine (")
+    assert last.startswith("on the host, for lack of a CUDA implementation: fc/affine (")

@@ -978,9 +978,9 @@ def test_it_trains_as_the_updater_does() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("scale", r"scaler.forward\(loss\) and scaler.backward\(loss\) in the place of scaler.scale\(loss\)"),
-        ("get_growth_factor", r"has no attribute 'get_growth_factor': scales follow from what was measured"),
-        ("set_backoff_factor", "scales follow from what was measured"),
+        ("scale", r"scaler.forward\(loss\) and scaler.backward\(loss\) instead of scaler.scale\(loss\)"),
+        ("get_growth_factor", r"has no attribute 'get_growth_factor': scales follow from measurements"),
+        ("set_backoff_factor", "scales follow from measurements"),
         ("nothing_known", "^'GradScaler' object has no attribute 'nothing_known'$"),
     ],
 )

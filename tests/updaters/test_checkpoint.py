@@ -366,10 +366,8 @@ def test_a_state_that_is_carried_in_shared_memory_is_saved_as_a_parameter_or_ref
     for _ in range(3):
         again.update()
     np.testing.assert_equal(everything(again), expected)
-    missed = (
-        r"^an input of shape \(4, 3\) carries on .* would miss: .*, as what get_parameter_or_create makes$"
-    )
-    with pytest.raises(ValueError, match=missed):
+    missed = r"^an input of shape \(4, 3\) whose data an output has written, which .* would miss: .*, as get_"
+    with pytest.raises(ValueError, match=f"{missed}parameter_or_create does$"):
         save_checkpoint(tmp_path / "c", carrying(named=False))
 
 
@@ -714,7 +712,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         load_checkpoint(tmp_path / "none", training())
     (tmp_path / "text").write_text("hello")
-    with pytest.raises(ValueError, match="text is damaged, or no checkpoint"):
+    with pytest.raises(ValueError, match="text is damaged, or not a checkpoint"):
         load_checkpoint(tmp_path / "text", training())
 
 

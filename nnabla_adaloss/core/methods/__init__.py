@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss scale methods that have names: a line each in `METHODS`. One of the user's own needs none."""
+"""Named loss scale methods, a line each in `METHODS`; user-defined ones need no entry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .method import Range as Range
 from .method import overflow_limit as overflow_limit
 
 MethodName = Literal["approx_range", "amax_history", "abs_range", "element_wise_range", "fixed"]
-"""What `loss_scale_method=` takes by name."""
+"""Names that `loss_scale_method=` accepts."""
 
 METHODS: Dict[MethodName, Type[Method]] = {
     "approx_range": ApproxRange,
@@ -32,13 +32,13 @@ METHODS: Dict[MethodName, Type[Method]] = {
 }
 
 MethodLike = Union[MethodName, Method, Type[Method], Callable[..., float]]
-"""What `resolve_method` takes; of names it also takes `"package.module:name"`, which no type can tell."""
+"""Arguments of `resolve_method`, which also accepts names as `"package.module:name"`."""
 
 
 def resolve_method(given: MethodLike, config: Any = None) -> Method:
-    """The method that a name, a `Method`, a subclass of it, or a function stands for.
+    """Find the method of a name, a `Method`, a subclass of it, or a function.
 
-    A method that is given by name or class takes its parameters from the fields that `config` has too.
+    A method given by name or class takes its parameters from the equally named fields of `config`.
     """
     found: Any = _imported(given) if isinstance(given, str) else given
     if isinstance(found, Method):
@@ -47,7 +47,7 @@ def resolve_method(given: MethodLike, config: Any = None) -> Method:
         own: Any = found
         names = [field.name for field in fields(own)] if is_dataclass(own) else []
         return found(**{name: getattr(config, name) for name in names if hasattr(config, name)})
-    # To call a class would make an object, not a scale.
+    # Calling a class would make an object, not a scale.
     if isinstance(found, type) or not callable(found):
         raise TypeError(
             f"loss_scale_method={given!r} must be a name or a callable f(g, W, *, config, fan_in), "
@@ -76,7 +76,7 @@ def _check_arguments(given: MethodLike, function: Callable[..., float]) -> None:
     try:
         arguments = signature(function)
     except (TypeError, ValueError):
-        return  # Some of what is written in C does not tell.
+        return  # some C functions have no signature
     try:
         arguments.bind(None, None, config=None, fan_in=1.0)
     except TypeError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every part of the network at the largest scale that its gradients leave room for."""
+"""Method "amax_history": each component at its scale limit, from amaxes over time."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class AmaxHistory(Method):
     """One scale for each connected component of the gradients, from the largest magnitudes of the last
     iterations.
 
-    All functions but matrix products pass the scale of a gradient on, so what they connect carries one scale:
-    a component. A matrix product leads from one component to another, and its alpha is the ratio of their
-    scales.
+    All functions except matrix products pass the scale of a gradient on, so gradients that they connect have
+    a common scale: a component. A matrix product leads from one component to another, and its alpha is the
+    ratio of their scales.
 
     Attributes:
-        margin: how many times larger than anything in the window a gradient may be before it overflows. None:
-            as the global scale has it, 4.0.
-        window: how many iterations are remembered (see `HistoryPolicy`). None: likewise, 64.
+        margin: factor by which a gradient may exceed all in the window before it overflows. None: that of the
+            global scale, 4.0.
+        window: number of remembered iterations (see `HistoryPolicy`). None: likewise, 64.
 
     Raises:
-        TypeError, ValueError: a parameter is no number, or out of range.
+        TypeError, ValueError: a parameter is not a number, or out of range.
 
     Example:
         >>> from nnabla_adaloss import AdaLossConfig, AmaxHistory
@@ -48,5 +48,5 @@ class AmaxHistory(Method):
         return replace(of_global_scale, **given)
 
     def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
-        """1.0: a layer by itself, without the components of a network, is not scaled."""
+        """Return 1.0: a single layer, without the components of a network, is not scaled."""
         return 1.0

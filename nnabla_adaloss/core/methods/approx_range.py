@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss scale from moments: gradients are taken for normally distributed, or without a weight for lognormally.
+"""Loss scale from moments of normally distributed gradients, or lognormally without a weight.
 
 The formulas are those of `get_loss_scale_by_approx_range`; p is `n_uf_threshold`.
 """
@@ -23,7 +23,7 @@ from .method import Method, Needs, Range, overflow_limit
 
 @dataclass(frozen=True)
 class ApproxRange(Method):
-    """The smallest scale that keeps all but a share p of the input gradient above u_min, within overflow."""
+    """Smallest scale that keeps all but a share p of the input gradient above u_min, within overflow."""
 
     needs = Needs.STATISTICS
     n_uf_threshold: float = 1e-3
@@ -39,7 +39,7 @@ class ApproxRange(Method):
     def scale(
         self, g: ArrayStatistics, W: Optional[ArrayStatistics], *, range: Range, fan_in: float
     ) -> float:
-        """The scale from statistics; without `W`, `fan_in` is not used."""
+        """Compute the scale from statistics; without `W`, `fan_in` is not used."""
         if W is None:
             sigma = g.std
         elif g.count and W.count:
@@ -67,12 +67,12 @@ class ApproxRange(Method):
 
 @dataclass(frozen=True)
 class LognormalRange(ApproxRange):
-    """The scale that keeps all but a share p of a gradient above u_min, for functions without a weight."""
+    """Scale that keeps all but a share p of a gradient above u_min, for functions without a weight."""
 
     needs = Needs.ARRAYS
 
     def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
-        """The scale from the logarithms of the elements."""
+        """Compute the scale from the logarithms of the elements."""
         # float32 moments, as published; a float64 element beyond float32 counts as its largest number.
         magnitudes = np.minimum(np.abs(np.asarray(g)), FLOAT32.max).astype(np.float32)
         nonzero = magnitudes[magnitudes > 0]
@@ -88,9 +88,9 @@ class LognormalRange(ApproxRange):
 
 
 def erfinv(y: float) -> float:
-    """The x with erf(x) = y, to 1e-15 of it, for -1 < y < 1: SciPy's takes 20 MB and 0.2 s to import."""
-    # Next to one the sum is rounded to one.
+    """Inverse of erf for -1 < y < 1, to a relative error of 1e-15: importing SciPy takes 20 MB and 0.2 s."""
+    # The sum may be rounded to 1.
     below = min(0.5 * (1.0 + y), math.nextafter(1.0, 0.0))
     x = NormalDist().inv_cdf(below) / math.sqrt(2.0)
-    # 1 + y has lost digits of a small y; a step of Newton's method finds them again.
+    # 1 + y has lost digits of a small y; a step of Newton's method restores them.
     return x - (math.erf(x) - y) * (0.5 * math.sqrt(math.pi) * math.exp(x * x))

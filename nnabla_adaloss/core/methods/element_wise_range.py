@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss scale from single products of gradient and weight: of their extremes, or of all elements.
+"""Loss scale from products of gradient and weight: of their extremes, or of all elements.
 
 The formulas are those of `get_loss_scale_by_abs_range` and `get_loss_scale_by_element_wise_range`.
 """
@@ -19,20 +19,20 @@ from .method import Method, Needs, Range, overflow_limit
 
 Magnitudes = NDArray[np.float64]
 
-# Products below this are not chased: two tiny elements that never meet would ask for an enormous scale.
+# Smaller products do not count: two tiny elements that never meet would demand a huge scale.
 _SMALLEST_PRODUCT = 1e-15
 
 
 @dataclass(frozen=True)
 class AbsRange(Method):
-    """The scale that lifts the smallest possible non-zero sum of products to u_min, within overflow."""
+    """Scale that lifts the smallest possible non-zero sum of products to u_min, within overflow."""
 
     needs = Needs.STATISTICS
 
     def scale(
         self, g: ArrayStatistics, W: Optional[ArrayStatistics], *, range: Range, fan_in: float
     ) -> float:
-        """The scale from statistics; without `W`, `fan_in` is not used."""
+        """Compute the scale from statistics; without `W`, `fan_in` is not used."""
         if g.abs_max == 0.0 or (W is not None and W.abs_max == 0.0):
             return 1.0
         weight_min, terms = (1.0, 1.0) if W is None else (W.abs_min, fan_in)
@@ -42,8 +42,8 @@ class AbsRange(Method):
 
 @dataclass(frozen=True)
 class ElementWiseRange(Method):
-    """The scale that lifts every product of the backward pass to u_min, within overflow; none is formed: the
-    inputs are sorted per channel, in memory proportional to the inputs.
+    """Scale that lifts every product of the backward pass to u_min, within overflow. Products are not stored:
+    the inputs are sorted per channel, in memory proportional to the inputs.
     """
 
     needs = Needs.ARRAYS
@@ -55,12 +55,12 @@ class ElementWiseRange(Method):
             raise ValueError(f"max_rescue_ratio={q!r} must lie in (0, 1]; None keeps every product")
 
     def scale(self, g: NDArray[Any], W: Optional[NDArray[Any]], *, range: Range, fan_in: float) -> float:
-        """The scale of a gradient (N, C) or (N, C, ...) and a weight (C, M) or (C, ...)."""
+        """Compute the scale of a gradient (N, C) or (N, C, ...) and a weight (C, M) or (C, ...)."""
         pairs = _pairs(g, W)
         if not pairs:
             return 1.0
         terms = 1.0 if W is None else fan_in
-        # Extreme float64 inputs leave the range of float64 on the way; the clamp brings the scale back.
+        # Extreme float64 inputs may leave float64's range in between; the clamp brings the scale back.
         with np.errstate(all="ignore"):
             # Rounded multiplication is monotonic, so the extreme products are products of extremes, exactly.
             largest = max(a[-1] * b[-1] for a, b in pairs)
@@ -74,7 +74,7 @@ class ElementWiseRange(Method):
 
 
 def _pairs(g: NDArray[Any], W: Optional[NDArray[Any]]) -> List[Tuple[Magnitudes, Magnitudes]]:
-    """Per channel, the sorted non-zero magnitudes of the gradient and of the weight that meet in products."""
+    """Sort the non-zero magnitudes of gradient and weight, per common channel."""
     if W is None:
         magnitudes = _sorted_nonzero(g)
         return [(magnitudes, np.ones(1))] if magnitudes.size else []
@@ -93,7 +93,7 @@ def _sorted_nonzero(x: NDArray[Any]) -> Magnitudes:
 
 
 def _nth_largest_product(pairs: List[Tuple[Magnitudes, Magnitudes]], n: int) -> float:
-    """The n-th largest of all products, by bisection over bit patterns, ordered as positive floats are."""
+    """Find the n-th largest of all products, by bisection over bit patterns, ordered as positive floats."""
     low, high = (
         int(np.float64(value).view(np.int64))
         for value in (min(a[0] * b[0] for a, b in pairs), max(a[-1] * b[-1] for a, b in pairs))

@@ -17,10 +17,10 @@ from ..validation import positive_number
 
 
 class Needs(str, Enum):
-    """What a method uses. The less it needs, the cheaper it is, and the more engines can run it.
+    """Inputs of a method. The fewer it needs, the cheaper it is, and the more engines can run it.
 
     Attributes:
-        NOTHING: neither gradient nor weight: nothing is measured for it.
+        NOTHING: neither gradient nor weight, and no measurements.
         STATISTICS: `ArrayStatistics` of gradient and weight: works with `delay=1`, on a GPU without waiting
             for it.
         HISTORY: as `STATISTICS`, and the gradient's statistics of the iterations before.
@@ -36,21 +36,21 @@ class Needs(str, Enum):
 
 
 class Range(NamedTuple):
-    """The magnitudes to keep: `u_min` from underflow, `u_max` from overflow."""
+    """Magnitudes to keep: `u_min` from underflow, `u_max` from overflow."""
 
     u_min: float
     u_max: float
 
 
 class Method(ABC):
-    """A way to compute a layer's loss scale, as an immutable value that holds its own parameters.
+    """Method of computing a layer's loss scale: an immutable value with its parameters.
 
-    A subclass writes `scale`, says in `needs` what it uses, and is usually a frozen dataclass. A field
-    that is named like one of `AdaLossConfig` takes its value from there when the method is chosen by name.
+    A subclass implements `scale`, declares its inputs in `needs`, and is usually a frozen dataclass. A field
+    named like one of `AdaLossConfig` takes its value from there when the method is chosen by name.
 
     Attributes:
-        needs: what `scale` is given.
-        window: for `Needs.HISTORY`: how many iterations, this one included.
+        needs: the inputs of `scale`.
+        window: for `Needs.HISTORY`: number of iterations, this one included.
 
     Example:
         >>> from dataclasses import dataclass
@@ -69,19 +69,19 @@ class Method(ABC):
     window: Optional[int] = 1
 
     def policy(self, of_global_scale: HistoryPolicy) -> HistoryPolicy:
-        """For `Needs.COMPONENTS`: how their scales follow from what was measured; as the global one does."""
+        """For `Needs.COMPONENTS`: the policy of their scales; by default that of the global scale."""
         return of_global_scale
 
     @abstractmethod
     def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
-        """The scale for the input gradient of a layer; positive and finite, before bounds and rounding.
+        """Compute the scale for a layer's input gradient; positive and finite, before bounds and rounding.
 
-        It is asked about finite arrays only, and its answer is kept below what could overflow.
+        Called for finite arrays only; its result is limited so that it cannot overflow.
 
         Args:
-            g: the gradient of the layer's output, which carries its scale S, as `needs` says:
-                `ArrayStatistics`, or None, or a NumPy array; with `Needs.HISTORY` a tuple of
-                `ArrayStatistics`, one per iteration, this one last, all as if they carried S.
+            g: the gradient of the layer's output, with its scale S, according to `needs`: `ArrayStatistics`,
+                or None, or a NumPy array; with `Needs.HISTORY` a tuple of `ArrayStatistics`, one per
+                iteration, this one last, all with the scale S.
             W: the same of the layer's weight (of this iteration only); None for a layer without weight.
             range: the magnitudes to keep from underflow and overflow.
             fan_in: K, number of products summed into one element of the input gradient, on average.
@@ -90,7 +90,7 @@ class Method(ABC):
 
 @dataclass(frozen=True)
 class Fixed(Method):
-    """The same scale for every layer, within the bounds and the room that gradients leave."""
+    """The same scale for every layer, within the bounds and scale limits."""
 
     needs = Needs.NOTHING
     fixed_loss_scale: float = 1.0
@@ -99,26 +99,26 @@ class Fixed(Method):
         positive_number("fixed_loss_scale", self.fixed_loss_scale)
 
     def scale(self, g: None, W: None, *, range: Range, fan_in: float) -> float:
-        """`fixed_loss_scale`, whatever the gradient."""
+        """Return `fixed_loss_scale` for any gradient."""
         return self.fixed_loss_scale
 
 
 @dataclass(frozen=True)
 class ArrayFunction(Method):
-    """A function `f(g, W, *, config, fan_in) -> float` of NumPy arrays (`W` may be None)."""
+    """User-defined function `f(g, W, *, config, fan_in) -> float` of NumPy arrays (`W` may be None)."""
 
     needs = Needs.ARRAYS
     function: Callable[..., float]
     config: Any
 
     def scale(self, g: NDArray[Any], W: Optional[NDArray[Any]], *, range: Range, fan_in: float) -> float:
-        """What the function returns."""
+        """Return the function's result."""
         return self.function(g, W, config=self.config, fan_in=fan_in)
 
 
 def overflow_limit(g: ArrayStatistics, W: Optional[ArrayStatistics], fan_in: float, u_max: float) -> float:
     """Largest scale under which no element of the input gradient can exceed `u_max`: (u_max / K) / (max|g| *
-    max|W|), or u_max / max|g| without a weight; infinite when one of them is all zero.
+    max|W|), or u_max / max|g| without a weight; infinite if one of them is all zero.
     """
     largest = g.abs_max if W is None else g.abs_max * W.abs_max * fan_in
     return u_max / largest if largest else math.inf

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backward passes: without hooks where a schedule allows it, with hooks for everything else."""
+"""Backward passes: without hooks if the schedule allows it, else with hooks."""
 
 from .backward_pass import BackwardOptions as BackwardOptions
 from .backward_pass import run_pass as run_pass

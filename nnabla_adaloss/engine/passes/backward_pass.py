@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One backward pass with the scales of a schedule, from the first swapped array to the report."""
+"""Backward pass with the scales of a schedule, from the first swapped array to the report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BackwardOptions(NamedTuple):
 
     @property
     def unscale_each(self) -> bool:
-        """Whether parameter gradients are taken right after the function that writes them."""
+        """True if parameter gradients are needed right after the function that writes them."""
         return not (self.callbacks is self.post_hook is None)
 
 
@@ -52,12 +52,12 @@ def run_pass(
     watch: Optional[LayerWatch] = None,
     look: Optional[Look] = None,
 ) -> PassReport:
-    """Run the backward of `loss`, and put back every swapped array, also when something raises.
+    """Run the backward of `loss`, and restore all swapped arrays, also after exceptions.
 
     Args:
-        steps: steps of a pass without hooks, or why the pass has hooks around single functions.
+        steps: steps of a pass without hooks, or the reason for hooks around single functions.
         masters: the gradients of the leaves.
-        all_zero: whether these are all lazily zero.
+        all_zero: True if these are all lazily zero.
         watch: reports layers to monitors as they run.
         look: copies the arrays of a layer in a pass that measures.
     """
@@ -85,7 +85,7 @@ def run_pass(
     try:
         before, after = running.begin()
         if before or after:
-            # nnabla does not stop backward when a hook raises: arrays are put back at once.
+            # nnabla does not stop backward when a hook raises: arrays are restored at once.
             guard = HookGuard(running.restore)
             pre, post = guard.chain(*before), guard.chain(*after)
         run_backward(
@@ -99,7 +99,7 @@ def run_pass(
         _unscale_readable(prepared, schedule, clear_buffer=options.clear_buffer)
         return report
     except BaseException as raised:
-        # The exception of a hook comes first: nnabla hides it behind an error of its own.
+        # A hook's exception comes first: nnabla hides it behind an error of its own.
         error = (guard and guard.error) or root_cause(raised)
     running.restore()
     # Discard pending measurements.
@@ -110,7 +110,7 @@ def run_pass(
 def steps_for(
     prepared: PreparedGraph, decided: Decided, options: BackwardOptions, watch: Optional[LayerWatch]
 ) -> Union[HooklessSteps, str]:
-    """Return the steps of the next pass, or why it has hooks around single functions."""
+    """Return the steps of the next pass, or the reason for hooks around single functions."""
     if decided.measure:
         return "measuring"
     if not (watch is options.callbacks is options.pre_hook is options.post_hook is None):
@@ -119,7 +119,7 @@ def steps_for(
     known = prepared.steps.get(schedule.loss_weights)
     if known is not None and known[0] is schedule:
         return known[1]
-    # New scales are mostly what they were.
+    # New scales are usually equal to the old ones.
     if known is not None and schedule.is_applied_as(known[0]):
         steps = known[1]
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of a backward pass around nnabla's functions: for what cannot be done before and after them all."""
+"""Backward pass with hooks around nnabla's functions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..scaled_weights import ScaledWeights, rescale
 from ..written_leaves import WrittenLeaves
 
 Hooks = Sequence[Optional[Hook]]
-"""Hooks that are called in turn; None is left out."""
+"""Hooks to call in order; None is skipped."""
 
 Look = Callable[[Graph, NodeStructure, float], None]
-"""Copies the arrays of a layer whose output gradient carries a scale, for a method that needs arrays."""
+"""Copies the arrays of a layer, with the scale of its output gradient, for a method that needs them."""
 
 
 class HookedPass:
@@ -56,9 +56,9 @@ class HookedPass:
         elif decided.slice is not None:
             self._measured = frozenset(decided.slice.gradients)
             self._data = [*decided.slice.activations, *decided.slice.weights]
-        # nnabla computes activations again before it calls a hook: weights must be put back by then.
+        # nnabla recomputes activations before it calls a hook: weights must be restored by then.
         self._finishes_each = unscale_each or watch is not None or plan.recomputes
-        # The function that runs or ran last, if there is still something to do after it.
+        # The present or last function, if work after it remains.
         self._unfinished: List[Tuple[NodeStructure, Tuple[Rescale, ...]]] = []
         self._weights = ScaledWeights(prepared.kernels, prepared.pool, prepared.storage)
         self._leaves = LeafGradients(
@@ -74,7 +74,7 @@ class HookedPass:
         self._prepared.statistics.measure((), self._data)
         if self._finishes_each:
             return (self._prepare, self._pre_hook), (self._finish_last, self._post_hook)
-        # A call of a hook costs: what is to be done after a function is done before the next, or by `end`.
+        # Each hook call costs time: work after a function is done before the next, or by `end`.
         return (self._finish_last, self._prepare, self._pre_hook), ()
 
     def end(self) -> WrittenLeaves:
@@ -83,7 +83,7 @@ class HookedPass:
         return WrittenLeaves(self._leaves.finish(), self._prepared.plan, self._decided.schedule.components)
 
     def restore(self) -> None:
-        """Put every swapped array back; harmless when none is swapped."""
+        """Restore all swapped arrays, if any."""
         self._weights.restore()
         self._leaves.restore()
 
@@ -93,7 +93,7 @@ class HookedPass:
         if node is None:
             raise GraphChangedError.at(type_name_of(f.info.type_name))
         if self._measured:
-            # As it arrives: what it is multiplied by for this function may be too much.
+            # As it arrives, because the factor for this function may be too large.
             arriving = schedule.arriving
             arrived = [(p, arriving[p]) for p in node.outputs if p in self._measured]
             if arrived:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backward pass of nearly all iterations: nnabla's own, without a hook.
+"""Backward pass of most iterations: nnabla's own, without hooks.
 
-Only functions are followed by a call where gradients are multiplied between two of them, or where several add
-to one leaf and each contribution is rounded.
+A call follows a function only if gradients are multiplied after it, or if several functions add to one leaf
+and each contribution is rounded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .hooked import Hooks
 
 
 class HooklessPass:
-    """Swaps all weights, lets nnabla's backward run, and unscales all gradients."""
+    """Swaps all weights, runs nnabla's backward, and unscales all gradients."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class HooklessPass:
         self._others: Sequence[Contribution] = steps.leaves
         if all_zero:
             self._lists, self._others = steps.lists
-        # Lists whose leaves nnabla writes to now, with their masters.
+        # Lists whose leaves nnabla is writing, with their masters.
         self._running: List[Tuple[LeafList, List[nn.NdArray]]] = []
         # Variables whose gradients nnabla would free before they are measured.
         self._kept: List[nn.Variable] = []
@@ -66,7 +66,7 @@ class HooklessPass:
             self._leaves.take(*self._others)
         for one in self._lists:
             masters = one.masters_among(self._masters)
-            # Noted before they are swapped: a signal may interrupt us between any two lines.
+            # Noted before the swap: a signal may interrupt between any two lines.
             self._running.append((one, masters))
             one.begin(masters, self._prepared.pool)
         between, following = self._steps.between, self._steps.following
@@ -75,7 +75,7 @@ class HooklessPass:
         functions, storage = self._prepared.graph.functions, self._prepared.storage
         numbers = {hash(functions[number]): number for number in (*between, *following)}
         if storage.rounds:
-            # An emulated storage looks at each function anyway.
+            # An emulated storage handles each function anyway.
             storage.after = {key: partial(self._after, number) for key, number in numbers.items()}
             return (), ()
 
@@ -94,18 +94,18 @@ class HooklessPass:
             self._leaves.hand_on(following)
 
     def _keep(self, positions: Sequence[int]) -> None:
-        """Have nnabla keep gradients until they are measured, except those that an emulated storage sees."""
+        """Keep gradients from being freed before they are measured, unless emulated storage does that."""
         graph, storage = self._prepared.graph, self._prepared.storage
         for position in positions:
             variable = graph.variables[position]
             seen = storage.gradient_statistics(graph.keys[position]) is not None
             if not seen and not variable.persistent:
-                # Noted before it is set: a signal may interrupt us between any two lines.
+                # Noted before it is set: a signal may interrupt between any two lines.
                 self._kept.append(variable)
                 variable.persistent = True
 
     def end(self) -> WrittenLeaves:
-        """Put weights back, measure, unscale gradients of leaves, and return these."""
+        """Restore weights, measure, unscale gradients of leaves, and return these."""
         prepared, measured, scales = self._prepared, self._slice, self._schedule.scales
         prepared.storage.after = {}
         if self._weights is not None:
@@ -131,7 +131,7 @@ class HooklessPass:
         return self._steps.written(written, prepared.plan, self._schedule.components)
 
     def restore(self) -> None:
-        """Put every swapped array back; harmless when none is swapped."""
+        """Restore all swapped arrays, if any."""
         self._prepared.storage.after = {}
         if self._kept:
             self._release()
@@ -142,7 +142,7 @@ class HooklessPass:
         for one, masters in self._running:
             one.put_back(masters)
             for master in masters:
-                # As it was: a pass that was given up has written part of it.
+                # Restores its state: a pass that was given up has written part of it.
                 master.zero()
 
     def _release(self) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU kernels in C: where the library of them lies, and what it is made of.
+"""CPU kernels in C: path of the library, and its sources.
 
-The build reads this file too, by itself: it imports nothing of the package.
+The build runs this file alone: it must not import the package.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ LIBRARY = HERE / "libadaloss_cpu.so"
 
 
 def sources() -> List[Path]:
-    """The C files and headers, beside this one in a checkout; a wheel has none."""
+    """C files and headers, in a checkout only."""
     return sorted(path for path in HERE.rglob("*") if path.suffix in {".c", ".h"})
 
 
 def digest() -> str:
-    """Digest that tells these sources from others."""
+    """Digest that identifies the sources."""
     told = hashlib.sha256()
     for path in sources():
         told.update(str(path.relative_to(HERE)).encode() + b"\0" + path.read_bytes() + b"\0")

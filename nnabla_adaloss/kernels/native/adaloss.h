@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes in and out of the library, and what a level of it does: the kernels compiled for one kind of processor.
+// Interface of the library, and of a level: the kernels compiled for one kind of processor.
 #ifndef ADALOSS_H
 #define ADALOSS_H
 
@@ -8,13 +8,13 @@
 
 #define PUBLIC __attribute__((visibility("default")))
 
-// ---- What callers hand over and get back: rows of numbers of eight bytes. ../cpu_library.py knows them, too.
+// ---- Arguments and results: rows of numbers of eight bytes, also defined in ../cpu.py.
 
 struct statistics_task {
     const void *x;
     int64_t size;
     int64_t is_half;
-    int64_t *counts;  // 256 numbers to which how many elements have each binary exponent is added; or NULL
+    int64_t *counts;  // 256 counters of elements by binary exponent; or NULL
 };
 
 struct scale_task {  // target = factor * source; with `accumulate`, target += factor * source
@@ -47,24 +47,24 @@ struct statistics {
 
 // ---- Inside.
 
-// Elements that are gone through at a time. Starting a block costs a wait for memory, so long ones are faster;
-// short ones stay in the first-level cache while they are gone through twice. Arrays are cut at multiples of it.
+// Elements per block. Starting a block costs a wait for memory, so long ones are faster; short ones stay in the
+// first-level cache for a second pass. Arrays are divided at multiples of it.
 enum { BLOCK = 4096 };
 
 struct tally {  // statistics of a part of an array
     double sum, sum_of_squares;
     uint32_t largest;         // magnitude, as bits
-    uint32_t below_smallest;  // smallest magnitude but zero, less one; UINT32_MAX when there is none
+    uint32_t below_smallest;  // smallest nonzero magnitude, less one; UINT32_MAX for none
     int64_t zeros, nonfinite, underflowed, overflowed;
 };
 
 struct grid {  // the numbers of a storage format; magnitudes as bits
     uint32_t smallest_normal;
-    uint32_t dropped;       // bits of float32's mantissa that the format does not have, at least 1
+    uint32_t dropped;       // mantissa bits of float32 that the format lacks, at least 1
     uint32_t largest;
     uint32_t largest_kept;  // the largest that is rounded to `largest`
-    uint32_t overflow;      // what those beyond become
-    uint32_t infinity;      // what infinities become
+    uint32_t overflow;      // result of larger ones
+    uint32_t infinity;      // result of infinities
 };
 
 struct level {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions that callers see. They hold no state: callers bring the level, the number of threads and room for
-// the results.
+// Public functions. They are stateless: callers provide the level, the number of threads and memory for the results.
 #include <stddef.h>
 
 #include "adaloss.h"
@@ -30,7 +29,7 @@ PUBLIC const struct level *adaloss_level(int place) {
 
 PUBLIC const char *adaloss_level_name(const struct level *level) { return level->name; }
 
-// What the sources were when they were compiled: SOURCES is their digest, see __init__.py.
+// SOURCES is the digest of the compiled sources, see __init__.py.
 PUBLIC const char *adaloss_sources(void) { return SOURCES; }
 
 // ---- results of the parts of an array, put together in the order of the parts

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this x86 processor can do, and the operating system lets it. (`__builtin_cpu_supports` of `zig cc` says no to
-// everything.)
+// Features of this x86 processor that the operating system supports. (`__builtin_cpu_supports` of `zig cc` is always
+// false.)
 #ifndef ADALOSS_PROCESSOR_H
 #define ADALOSS_PROCESSOR_H
 
@@ -8,14 +8,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { SAVES_REGISTERS = 1 << 27 };                       // leaf 1, ecx: whether the next question may be asked
+enum { SAVES_REGISTERS = 1 << 27 };                       // leaf 1, ecx: xgetbv may be called
 enum { SAVES_AVX = 0x6, SAVES_AVX512 = 0xE6 };            // XCR0
 enum { FMA = 1 << 12, AVX = 1 << 28, F16C = 1 << 29 };    // leaf 1, ecx
 enum { AVX2 = 1 << 5, AVX512F = 1 << 16, AVX512DQ = 1 << 17, AVX512BW = 1 << 30 };  // leaf 7, ebx
 #define AVX512VL (1u << 31)
 
 struct processor {
-    bool avx2, avx512;  // with what the level of this name is compiled for
+    bool avx2, avx512;  // with all features of the level of this name
 };
 
 static inline bool has(uint32_t features, uint32_t wanted) { return (features & wanted) == wanted; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of a large array, gone through by several threads.
+// Processing of a large array in parts by several threads.
 #ifndef ADALOSS_THREADS_H
 #define ADALOSS_THREADS_H
 
@@ -7,7 +7,7 @@
 
 enum { MOST_PARTS = 64 };
 
-// How many parts an array of this size has; the number of threads has no say in it.
+// How many parts an array of this size has; independent of the number of threads.
 int adaloss_parts(int64_t size);
 
 // How many of `threads` threads are worth their start for an array of this size.

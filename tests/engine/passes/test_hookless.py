@@ -148,8 +148,8 @@ def recomputed() -> nn.Variable:
         (large, "hookless"),
         (clipped, "hookless"),
         (unrolled, "hookless"),
-        (two_products, "others read what q/affine/BatchMatmul"),
-        (penalized, "others read what a6/affine is multiplied by"),
+        (two_products, "others read the weight of q/affine/BatchMatmul"),
+        (penalized, "others read the weight of a6/affine"),
         (recomputed, "activations are computed again in backward"),
     ],
 )

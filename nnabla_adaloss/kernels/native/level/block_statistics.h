@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Statistics of one block.
 //
-// Zeros cost: they have to be counted, and kept from being the smallest magnitude. Blocks are taken to hold zeros if
-// the one before did. Where none is expected but one is found, the block is gone through once more.
+// Zeros cost time: they are counted, and excluded from the smallest magnitude. A block is expected to have zeros if
+// the previous one had. If an unexpected zero is found, the block is processed again.
 #ifndef ADALOSS_BLOCK_STATISTICS_H
 #define ADALOSS_BLOCK_STATISTICS_H
 
 #include "sums.h"
 
-enum { PEEK = 64 };  // how many elements of a block are looked at beforehand
+enum { PEEK = 64 };  // number of elements of a block that are checked beforehand
 
 static inline uint32_t largest_of(const uint32_t *bits, int64_t size) {
     uint32_t largest = 0;
@@ -81,7 +81,7 @@ static inline __attribute__((always_inline)) struct extremes add_halves(
             for (int stripe = 0; stripe < STRIPES; stripe++) {
                 floats value = (floats)load_widened(x + i + stripe * WIDTH);
                 sums.sum[stripe] += value;
-                sums.squares[stripe] = plus_square(sums.squares[stripe], value);  // rounded once all the same
+                sums.squares[stripe] = plus_square(sums.squares[stripe], value);  // also rounded once
             }
 #pragma GCC unroll 8
             for (int pair = 0; pair < STRIPES / 2; pair++) {

@@ -31,7 +31,7 @@ static inline uint32_t subnormal_at_random(uint32_t magnitude, uint32_t random, 
     uint32_t whole = significand >> smaller(behind, 31);
     uint32_t fraction = significand << (32 - smaller(behind, 32)) >> smaller(larger(behind, 32) - 32, 31);
     float units = (float)(int32_t)(whole + (random < fraction));
-    // Two factors: what one unit is may be below float32's normal range.
+    // Two factors: one unit may be below float32's normal range.
     units *= as_float((104 + grid->dropped) << EXPONENT_SHIFT);
     return as_bits(units * as_float(grid->smallest_normal));
 }

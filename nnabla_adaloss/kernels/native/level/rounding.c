@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounding of float32 to the numbers of a storage format, and statistics of what comes of it.
+// Rounding of float32 to the numbers of a storage format, and statistics of the results.
 #include "block_statistics.h"
 #include "random_rounding.h"
 
@@ -14,7 +14,7 @@ static inline struct extremes extremes_of(const uint32_t *bits, int64_t size) {
     return (struct extremes){largest, smallest - 1, 0};
 }
 
-// ---- half to even, where everything in a block is inside the format's range
+// ---- half to even, for a block inside the format's range
 
 // Adding 2^(e + dropped), e the exponent of the number or of the smallest normal one if that is larger, leaves just
 // the bits that the format keeps; the addition itself rounds half to even.
@@ -30,7 +30,7 @@ static inline lanes round_lanes(lanes magnitude, const struct grid *grid) {
     return (lanes)(((floats)magnitude + shifter) - shifter);
 }
 
-struct zeros {  // how many numbers were, and became, zero; the smallest other that they became, less one
+struct zeros {  // numbers of zeros before and after; smallest nonzero result, less one
     lanes before, after, below_smallest;
 };
 
@@ -103,7 +103,7 @@ static void round_block(struct tally *tally, const uint32_t *source, uint32_t *t
 
 // ---- at random
 
-enum { STRETCH = 256 };  // elements; where they all are inside the format's normal range, less is to be done
+enum { STRETCH = 256 };  // elements; inside the format's normal range a shorter path suffices
 
 static uint32_t round_inside_at_random(
     const uint32_t *source, uint32_t *target, int64_t size, struct grid grid, uint32_t index, uint64_t key) {

@@ -4,7 +4,7 @@
 #include "adaloss.h"
 #include "lanes.h"
 
-// What an element is written to and read from is known where this is inlined.
+// Types of source and target are constants where this is inlined.
 struct shape {
     bool from_half, to_half, accumulate;
 };

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Statistics of an array: sums, extremes, counts, and how many elements have each binary exponent.
 //
-// A block goes through a fast pass that assumes ordinary numbers; the largest magnitude found in it tells whether
-// that was true, and a block where it was not goes through a careful one.
+// A block goes through a fast pass that assumes ordinary numbers; if its largest magnitude contradicts that, it goes
+// through a careful one.
 #include "block_statistics.h"
 
 enum { TABLES = 4, EXPONENTS = 256 };
 
-// Neighbours often have one exponent; counted in one place, each would wait for the count before.
+// Neighbours often have the same exponent; with one counter, each would wait for the previous count.
 struct histogram {
     uint32_t counts[TABLES][EXPONENTS];
 };

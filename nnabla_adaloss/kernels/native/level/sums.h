@@ -56,8 +56,8 @@ static inline void finish_sums(struct tally *tally, struct wide_sums *sums) {
     tally->sum_of_squares = sums->squares[0];
 }
 
-// Magnitudes of a block. Most blocks hold no zero; only those that do are looked through for how many, and for
-// the smallest magnitude beside them.
+// Magnitudes of a block. Most blocks have no zeros; only others are searched for their number, and for the smallest
+// nonzero magnitude.
 struct extremes {
     uint32_t largest, below_smallest, zeros;
 };
@@ -68,7 +68,7 @@ static inline void add_extremes(struct tally *tally, struct extremes extremes) {
     tally->zeros += extremes.zeros;
 }
 
-// Any numbers, in float64, with infinities and NaNs counted and left out.
+// Any numbers, in float64; infinities and NaNs are only counted.
 static inline void add_any(struct tally *tally, struct wide_sums *sums, const uint32_t *bits, int64_t size) {
     uint32_t largest = 0, below_smallest = UINT32_MAX, zeros = 0, nonfinite = 0;
     for (int64_t start = 0; start < size; start += ACROSS) {
