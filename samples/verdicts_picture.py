@@ -41,7 +41,7 @@ def save(path: Path, verdicts: Verdicts) -> None:
     axes.text(
         -3.0,
         -1.6,
-        "Does it train in fp16 as well as in fp32, with nothing set?",
+        "Does it train in fp16 as well as in fp32, without a loss scale to set?",
         fontsize=24,
         weight="bold",
         va="center",
