@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Examination of a training: whether it needs scaling, and where its gradient is lost, not finite or ends."""
+"""Diagnosis of a training: its need of scaling, and places where its gradient is lost, not finite or ends."""
 
 from .advice import Harm as Harm
 from .advice import LayerAdvice as LayerAdvice

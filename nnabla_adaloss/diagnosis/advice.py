@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fewest bits that each layer needs: formats are tried layer by layer, and all layers together."""
+"""Fewest bits of each layer: formats are tried layer by layer, then for all layers together."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from ..engine import AdaptiveLossScaling
 from .passes import Kept, Passes, Tally, layers_of
 from .target import Subject, input_name
 
-# Relative error of a network's weight gradients, from storing one layer, that does no harm.
+# Harmless relative error of a network's weight gradients from storing one layer.
 _HARMLESS = 0.1
-# Likewise from storing all layers as advised: errors of rounding add up on the way, and mostly cancel over
-# batches.
+# Likewise from storing all layers as advised: rounding errors accumulate, but usually cancel over batches.
 _TOGETHER = 0.3
 # Share of a layer's gradients, or of its data, that may become 0.
 _LOST = 0.1
-# How much below the end of their format gradients are kept when they are tried: while a network learns, some
-# become smaller beside the largest one.
+# Headroom of tried gradients below the end of their format: during training some shrink relative to the
+# largest one.
 _ROOM = 2.0**10
 
 
@@ -32,8 +31,8 @@ class Harm(NamedTuple):
     """Effect of storing one layer, with every other in fp32.
 
     Attributes:
-        gradients: what becomes of its gradients, with adaptive scaling at its defaults; `error` is the
-            largest of any layer's weight gradient, so that it tells what the layer's data does to others.
+        gradients: effect on its gradients, with adaptive scaling at its defaults; `error` is the largest of
+            any layer's weight gradient, so that it includes the effect of the layer's data on others.
         data_underflow: share of its outputs and weights that become 0.
         data_overflow: share of them that become infinite or NaN.
     """
@@ -43,7 +42,7 @@ class Harm(NamedTuple):
     data_overflow: float
 
     def reason(self, tolerance: float = _HARMLESS) -> str:
-        """Why it is too much; empty: it does no harm."""
+        """Reason why it is too large; empty if it is harmless."""
         if self.data_overflow:
             return "its data overflows"
         if self.gradients.overflow:
@@ -57,20 +56,20 @@ class Harm(NamedTuple):
 
 
 class LayerAdvice(NamedTuple):
-    """The advised storage of one layer; layers that share a parameter are one."""
+    """Advised storage of one layer; layers that share a parameter count as one."""
 
     name: str
     storage: PrecisionLike
-    tried: Mapping[str, Harm]  # by what each precision is called, from the fewest bits to the most
-    repeated: bool = False  # whether it is several uses of a parameter, numbered `#2`, `#3`, ...
+    tried: Mapping[str, Harm]  # by name of the precision, from the fewest bits to the most
+    repeated: bool = False  # True for several uses of a parameter, numbered `#2`, `#3`, ...
 
 
 class PrecisionAdvice:
     """Advice of `diagnose` about several formats; `print` it.
 
     Attributes:
-        layers: what is advised for each layer, in forward order.
-        storage: the same as `storage=` takes it.
+        layers: the advice for each layer, in forward order.
+        storage: the same as an argument `storage=`.
         forbid: names of the layers that must not have the fewest bits.
         error: the largest error of a weight gradient with all layers stored as advised.
     """
@@ -109,7 +108,7 @@ def bits_of(storage: PrecisionLike) -> int:
 
 
 def candidates_of(storage: Sequence[PrecisionLike]) -> List[PrecisionLike]:
-    """The precisions that are tried, from the fewest bits to the most, float32 at last."""
+    """Precisions to try, from the fewest bits to the most, float32 last."""
     if not storage:
         raise ValueError("storage is an empty list: name the formats to be tried")
     found = sorted(storage, key=bits_of)
@@ -117,7 +116,7 @@ def candidates_of(storage: Sequence[PrecisionLike]) -> List[PrecisionLike]:
 
 
 def storage_of(layers: Mapping[str, PrecisionLike], repeated: AbstractSet[str]) -> Dict[str, PrecisionLike]:
-    """The mapping for `storage=`: what most layers have as `"*"`, the others, some `repeated`, by name."""
+    """Mapping for `storage=`: the most frequent precision as `"*"`, others, some `repeated`, by name."""
     precisions = {name: get_precision(storage) for name, storage in layers.items()}
     usual = Counter(precisions.values()).most_common(1)[0][0]
     found: Dict[str, PrecisionLike] = {}
@@ -128,12 +127,12 @@ def storage_of(layers: Mapping[str, PrecisionLike], repeated: AbstractSet[str]) 
 
 
 def _patterns_of(name: str, repeated: AbstractSet[str]) -> Sequence[str]:
-    """The patterns that match all uses of a layer, and nothing else."""
+    """Patterns that match exactly all uses of a layer."""
     return (name, f"{name}#*") if name in repeated else (name,)
 
 
 def advise(network: Subject, candidates: Sequence[PrecisionLike]) -> PrecisionAdvice:
-    """Find the fewest bits for each layer; the network is as before afterwards."""
+    """Find the fewest bits for each layer; the network is restored afterwards."""
     with network.preserved():
         if network.unfed is not None:
             v, f = network.unfed
@@ -147,12 +146,12 @@ class _Trials:
         self._network = network
         self._layers = layers_of(network.graph, network.plan)
         self._passes = Passes(self._layers)
-        # Uses of one parameter are one layer here: it is stored once.
+        # Uses of one parameter count as one layer, as it is stored once.
         self._uses: Dict[str, List[str]] = {}
         for layer in self._layers:
             self._uses.setdefault(layer.name.partition("#")[0], []).append(layer.name)
         self._repeated = {name for name, uses in self._uses.items() if len(uses) > 1}
-        # Keys of the data that a layer stores: what it writes, and its weights.
+        # Keys of the data that a layer stores: its outputs and weights.
         keys = network.graph.keys
         outputs = {node.label: {keys[p] for p in node.outputs} for node in network.plan.nodes}
         self._data = {layer.name: outputs[layer.name] | layer.weights.keys() for layer in self._layers}
@@ -164,7 +163,7 @@ class _Trials:
     def advise(self, candidates: Sequence[PrecisionLike]) -> PrecisionAdvice:
         """Try layers alone with each candidate; then all together, with more bits where errors add up."""
         tried = {name: self._alone(name, candidates) for name in self._uses}
-        # The number of the first candidate that does no harm.
+        # Number of the first harmless candidate.
         chosen = {name: sum(bool(h.reason()) for h in harms.values()) for name, harms in tried.items()}
 
         def own_error(name: str) -> float:
@@ -178,7 +177,7 @@ class _Trials:
             narrow = [name for name, number in chosen.items() if number + 1 < len(candidates)]
             if not bad or not narrow:
                 break
-            # What is lost is lost where it shows; an error may come from anywhere.
+            # Lost elements show the layer that loses them; an error may come from any layer.
             lost = {name.partition("#")[0] for name in bad if harms[name].reason(math.inf)}
             for name in lost.intersection(narrow) or {max(narrow, key=own_error)}:
                 chosen[name] += 1
@@ -187,7 +186,7 @@ class _Trials:
         return PrecisionAdvice(layers, candidates[0], error, self._network.note)
 
     def _alone(self, name: str, candidates: Sequence[PrecisionLike]) -> Dict[str, Harm]:
-        """Effect of each candidate, up to the first that does no harm."""
+        """Effect of each candidate, up to the first harmless one."""
         found: Dict[str, Harm] = {}
         for candidate in candidates:
             precision = get_precision(candidate)
@@ -195,7 +194,7 @@ class _Trials:
                 break
             harms = self._try(dict.fromkeys(_patterns_of(name, self._repeated), candidate))
             own = [harms[use] for use in self._uses[name]]
-            # It may spoil the gradients of others.
+            # It may corrupt the gradients of others.
             _, overflow, error = map(max, zip(*(harm.gradients for harm in harms.values())))
             underflow = max(harm.gradients.underflow for harm in own)
             data = (max(shares) for shares in zip(*(harm[1:] for harm in own)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions at which the gradient ends though the loss is not zero."""
+"""Functions at which the gradient ends although the loss is not zero."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .passes import Layer
 from .target import NORMALIZATIONS, Network
 from .watching import Sight, largest
 
-# More than this share of an activation's outputs are where it is flat, in every batch.
+# An activation is saturated if more than this share of its outputs is in its flat part, in every batch.
 _MOST = 0.5
 
-# They stop the gradient on purpose.
+# Functions that stop the gradient on purpose.
 _STOPS = {"Unlink", "Sink"}
 _RECTIFIERS = {"ReLU", "ReLU6", "CReLU"}
 _BOUNDS = {"MinimumScalar", "MaximumScalar", "Minimum2", "Maximum2", "HardTanh", "HardSigmoid", "ReLU6"}
@@ -33,12 +33,12 @@ class Ends:
 
     def __init__(self, network: Network, sights: Sequence[Sight]) -> None:
         self._network, self._sights = network, sights
-        # Keys of the leaves that get no gradient in any batch.
+        # Keys of the leaves without gradient in all batches.
         starved = [p for p in network.plan.leaves if not self._largest_gradient(sights, [p])]
         self._starved = set(network.keys(starved))
 
     def functions(self) -> Dict[int, Cause]:
-        """The functions at which the gradient ends, or that make what they read 0, in forward order."""
+        """Functions at which the gradient ends, or with outputs of 0 for nonzero inputs, by key."""
         ended, found, network = set(), {}, self._network
         for key, node in reversed(network.nodes.items()):
             f = network.function(key)
@@ -52,11 +52,11 @@ class Ends:
                     ended.add(key)
             if not arriving or not handed_on or self._largest_gradient(arriving, handed_on):
                 continue
-            # A layer that starts from 0, and learns, is none.
+            # Not an end: a layer that starts from 0 and learns.
             weights = [p for p in node.leaves if network.graph.leaves[p].ndim > 1]
             if node.type_name in _STOPS or self._largest_gradient(arriving, weights):
                 continue
-            # Where others bring a gradient to all that it depends on, it is nobody's fault.
+            # Harmless if other paths bring a gradient to all its leaves.
             if self._leaves_before(f).isdisjoint(self._starved):
                 continue
             at_fault = self._at_fault(f)
@@ -69,14 +69,14 @@ class Ends:
         return {hash(f): found[hash(f)] for f in network.graph.functions if hash(f) in found}
 
     def dead(self) -> List[Cause]:
-        """The rectifiers that make zeros of other numbers, of a network that is not finite elsewhere."""
+        """Rectifiers that output only zeros, in a network that is not finite elsewhere."""
         nodes, network = self._network.nodes, self._network
         own = [f for f in network.graph.functions if hash(f) in nodes and self._is_dead(f)]
         kept = [f for f in own if not nodes[hash(f)].loss_section and any(map(self._largest, f.inputs))]
         return [self._told(f, nodes[hash(f)])._replace(fatal=False) for f in kept]
 
     def _at_fault(self, f: Any) -> Dict[int, Cause]:
-        """The functions that make zeros of other numbers, so that the gradient ends at `f`; or `f`."""
+        """Functions that turn other numbers into zeros, so that the gradient ends at `f`; or `f`."""
 
         def zeros(g: Any) -> List[nn.Variable]:
             return [v for v in g.inputs if v.parent is not None and not self._largest(v)]
@@ -95,7 +95,7 @@ class Ends:
         return f.info.type_name in _RECTIFIERS and not any(map(self._largest, f.outputs))
 
     def _learns(self, ended: AbstractSet[int]) -> bool:
-        """Whether a gradient reaches parameters that are applied to data past all of these functions."""
+        """True if a gradient bypasses these functions and reaches parameters that are applied to data."""
         data: Set[int] = set()
         weights, reached = set(self._network.names), self._without(ended)
         for f in self._network.graph.functions:
@@ -111,13 +111,13 @@ class Ends:
         return False
 
     def saturated(self) -> Iterator[Cause]:
-        """The activations most of whose outputs are where they are flat, and that get a gradient."""
+        """Activations with a gradient and most of their outputs in their flat part."""
         keys = {key for sight in self._sights for key in sight.flat}
         shares = {key: min(sight.flat.get(key, 0.0) for sight in self._sights) for key in keys}
         flat = {key: share for key, share in shares.items() if share > _MOST}
         others, nodes = self._without(flat.keys()), self._network.nodes
         for key in reversed([key for key, node in nodes.items() if key in flat and not node.loss_section]):
-            # In a loss, an output may well be sure; and what gets its gradient by another way does learn.
+            # In a loss, saturated outputs are fine; and leaves with a gradient by another path do learn.
             node, before = nodes[key], self._leaves_before(self._network.function(key))
             if not before <= others and self._largest_gradient(self._sights, node.outputs):
                 what = "outputs are where its derivative is next to 0"
@@ -134,7 +134,7 @@ class Ends:
         return tuple(n.label for n, own in keys if not leaves.isdisjoint(own))
 
     def waits_for(self, layer: Layer) -> str:
-        """The parameter between a layer and the loss that is 0, and moves; empty: there is none."""
+        """Parameter between a layer and the loss that is 0 and moves; empty for none."""
         for f in self._network.behind(layer.outputs or layer.weights):
             for v in self._factors(f):
                 name = self._network.names.get(hash(self._zero_origin(v)), "")
@@ -144,20 +144,20 @@ class Ends:
         return ""
 
     def _factors(self, f: Any) -> List[nn.Variable]:
-        """The inputs that a function multiplies by."""
+        """Inputs that a function multiplies by."""
         kind, names = f.info.type_name, self._network.names
         if kind in NORMALIZATIONS:
             return [v for v in f.inputs if names.get(hash(v), "").endswith("gamma")]
         return f.inputs[:2] if kind in _PRODUCTS or is_matrix_product(kind) else []
 
     def _zero_origin(self, v: nn.Variable) -> nn.Variable:
-        """Where zeros come from that are only repeated or shaped."""
+        """Origin of zeros that are only repeated or reshaped."""
         while v.parent is not None and [self._largest(w) for w in v.parent.inputs] == [0.0]:
             v = v.parent.inputs[0]
         return v
 
     def _largest_gradient(self, sights: Sequence[Sight], positions: Sequence[int]) -> float:
-        """The largest magnitude in variables; infinite where something is not finite."""
+        """Largest magnitude in gradients of variables; infinite if one is not finite."""
         keys = self._network.keys(positions)
         return largest(s.gradients.get(k) for s in sights for k in keys)
 
@@ -166,7 +166,7 @@ class Ends:
         return max((math.inf if one is None else one.abs_max for one in known), default=math.inf)
 
     def _nothing_to_learn(self, f: Any) -> bool:
-        """Whether a function contributes 0 to the loss: a margin is kept, no label counts."""
+        """True if a function contributes 0 to the loss: a margin is kept, or no label counts."""
         behind = (v for g in self._network.behind(map(hash, f.outputs)) for v in g.outputs if v.size == 1)
         first = next(behind, None)
         return first is not None and not self._largest(first)
@@ -185,7 +185,7 @@ class Ends:
         return {hash(v) for f in walked if hash(f) not in functions for v in f.inputs}
 
     def _told(self, f: Any, node: NodeStructure) -> Cause:
-        """Cause of a gradient that ends at a function, or of its zeros."""
+        """Cause of a gradient's end at a function, or of its zeros."""
         kind, args, called = node.type_name, node.args, self._network.called
 
         def cause(kind: str, what: str, remedy: str) -> Cause:
@@ -233,7 +233,7 @@ class Ends:
 
 
 def ends_as_stored(network: Network, stored: Ends, ended: Mapping[int, Cause]) -> Iterator[Cause]:
-    """The functions at which the gradient ends as stored, and not in fp32, in forward order."""
+    """Functions at which the gradient ends as stored but not in fp32, in forward order."""
     for key, cause in stored.functions().items():
         if key not in ended:
             format = network.format(network.function(key).outputs[0]).name

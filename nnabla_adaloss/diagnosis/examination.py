@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examination of a training in one call, and what it returns."""
+"""Examination of a training in one call, and its result."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .verdicts import USELESS, LayerNumbers, NetworkNumbers, Verdict, Way, verdi
 from .watching import REPEATED, Sight, largest
 from .ways import FormatTrial
 
-# What is tried beside the format that was asked for.
+# Formats tried besides the requested one.
 _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
-# Gradients that change by this share of themselves where all is rounded to 20 bits are nothing but rounding
-# errors. Others change by some hundred thousandths.
+# Gradients that change by this share when all is rounded to 20 bits consist of rounding errors. Others change
+# by some hundred thousandths.
 _FINER, _NOISE = Format.ieee("finer", exponent_bits=8, mantissa_bits=20), 0.1
 
 
@@ -38,12 +38,12 @@ class Diagnosis:
     """Effect of a narrow storage format on the gradients of a network; `print` it.
 
     Args:
-        numbers: what was measured.
+        numbers: the measurements.
 
     Attributes:
-        numbers: everything that was measured, per layer.
-        verdict: what that means: one line, what is needed at least, what no loss scale mends, a line per
-            layer, what each format needs.
+        numbers: all measurements, per layer.
+        verdict: the conclusion: a headline, the least scaling needed, faults that no loss scale can fix, a
+            line per layer, the needs of each format.
     """
 
     def __init__(self, numbers: NetworkNumbers) -> None:
@@ -54,7 +54,7 @@ class Diagnosis:
         return as_text(self.numbers, self.verdict)
 
     def as_dict(self) -> Dict[str, Any]:
-        """Numbers and verdicts as plain dicts, lists, strings and numbers; what is not finite is None."""
+        """Numbers and verdicts as plain dicts, lists, strings and numbers; None for nonfinite ones."""
         numbers, verdict = self.numbers, self.verdict
         return {
             "verdict": verdict.line,
@@ -86,15 +86,15 @@ class Diagnosis:
         }
 
     def write_html(self, path: Union[str, os.PathLike[str]], name: str = "") -> None:
-        """Write a page that needs nothing else, no network either.
+        """Write a self-contained page.
 
         Args:
             path: the file.
-            name: the network, as the page calls it.
+            name: the network's name on the page.
 
         Raises:
-            ValueError: there is a file that is no page. It is left as it is.
-            OSError: it cannot be written.
+            ValueError: `path` exists and is not a page; it stays unchanged.
+            OSError: the file cannot be written.
         """
         replace_page(path, as_page(self.numbers, self.verdict, name))
 
@@ -129,30 +129,30 @@ def diagnose(
     *,
     data_feeder: Optional[Feeder] = None,
 ) -> Union[Diagnosis, PrecisionAdvice]:
-    """What a narrow storage does to the gradients of a network, which way of scaling keeps them, and where
-    they end or are not finite.
+    """Find the effect of a narrow storage on a network's gradients, the scaling that keeps them, and places
+    where they end or are not finite.
 
-    Runs each batch forward and backward in fp32, and beside it as it would be stored, emulated: without
-    scaling, with a constant of 65536, with one measured scale, and with one per component. Some twenty passes
-    per batch, and the memory of six more copies of the gradients and one of the activations. Parameters,
-    gradients, running statistics, data, the random state and an updater's `counters.fed` are put back
-    afterwards; what other arrays of the graph hold (`loss.d`) is of the last pass. Functions with a seed of
-    their own start again from it in each pass, and those of a GPU go on from where the passes have left them.
+    Runs each batch forward and backward in fp32, and with emulated storage: without scaling, with a constant
+    of 65536, with one measured scale, and with one per component. Takes some twenty passes per batch, and the
+    memory of six more copies of the gradients and one of the activations. Parameters, gradients, running
+    statistics, data, the random state and an updater's `counters.fed` are restored afterwards; other arrays
+    of the graph (`loss.d`) keep values of the last pass. Functions with a seed of their own restart from it
+    in each pass, and random functions on a GPU continue from the last pass.
 
-    Given a list of formats, it tells instead which of them each layer can have, with a pass or two per batch
-    for each layer and format: see `PrecisionAdvice`.
+    Given a list of formats, it finds instead a format for each layer, with a pass or two per batch for each
+    layer and format: see `PrecisionAdvice`.
 
     Args:
         loss_or_updater: the loss Variable of one element, or a wrapper of one; or an updater, nnabla's or one
             of this package, whose loss and data feeder are taken, and whose `on_gradients` is called once
             per batch, unless it has a communicator.
-        storage: the format that is tried, as everywhere: `"float16"`, `"bfloat16"`, `"fp8_hybrid"`, a
-            `Format`, a `Precision`, or a mapping from patterns of layers; or a list of formats, of which each
-            layer gets the one with the fewest bits that does no harm, and of equally wide ones the first.
-        feeder: called without arguments before each batch. None: the updater's, or the data that is there.
+        storage: the format to try, as everywhere: `"float16"`, `"bfloat16"`, `"fp8_hybrid"`, a `Format`, a
+            `Precision`, or a mapping from patterns of layers; or a list of formats, of which each layer gets
+            the harmless one with the fewest bits, and of equally wide ones the first.
+        feeder: called without arguments before each batch. None: the updater's, or the present data.
         data_feeder: the same as `feeder`, by the name that updaters have for it.
-        batches: how many batches are looked at; 1 where there is no feeder. 4: enough to tell a rule from an
-            accident.
+        batches: number of examined batches; 1 without a feeder. Default 4: enough to distinguish a rule from
+            chance.
 
     Raises:
         TypeError: `loss_or_updater` is neither, `feeder` cannot be called, or `data_feeder` is given as well.
@@ -178,7 +178,7 @@ def diagnose(
     examined = Subject(loss_or_updater, data_feeder if feeder is None else feeder, batches)
     if isinstance(storage, Sequence) and not isinstance(storage, str):
         return advise(examined, candidates_of(storage))
-    LayerPrecisions(storage)  # is refused before anything is fed
+    LayerPrecisions(storage)  # refused before anything is fed
     with examined.preserved(), np.errstate(all="ignore"):
         return Diagnosis(_Examination(examined, storage).numbers())
 
@@ -196,19 +196,19 @@ class _Examination:
         self._in_fp32: List[Sight] = []
         self._as_stored: List[Sight] = []
         self._losses: List[Tuple[float, float]] = []
-        # Names of the functions that compute other numbers in each pass; keys of the gradients for which that
-        # holds, and of the parameters whose gradients are rounding errors.
+        # Names of functions with different results in each pass; keys of gradients that differ likewise, and
+        # of parameters whose gradients are rounding errors.
         self._random: List[str] = []
         self._unsteady: Set[int] = set()
         self._noise: Set[int] = set()
-        # The largest gradient before `on_gradients`; by layer, the share of weights that a step changes, and
-        # the largest gradient for the solver.
+        # Largest gradient before `on_gradients`; by layer, the share of weights that a step changes, and the
+        # largest gradient for the solver.
         self._arriving = 0.0
         self._moved = {layer.name: 0.0 for layer in self._layers}
         self._for_solver = {layer.name: 0.0 for layer in self._layers}
 
     def numbers(self) -> NetworkNumbers:
-        """Measure everything that verdicts follow from."""
+        """Measure all numbers for the verdicts."""
         examined, unfed = self._examined, self._examined.unfed
         tried: Dict[str, FormatTrial] = {}
         layers: List[LayerNumbers] = []
@@ -243,8 +243,8 @@ class _Examination:
         )
 
     def _observe(self) -> List[Cause]:
-        """Look at all batches in fp32, and with activations and weights as stored; what stops all learning
-        in fp32.
+        """Run all batches in fp32, and with stored activations and weights; return causes that stop all
+        learning in fp32.
         """
         examined, leaves, passes = self._examined, self._network.leaves, self._passes
         for index in range(len(examined)):
@@ -274,18 +274,18 @@ class _Examination:
             self._as_stored.append(as_stored)
             self._losses.append((loss, float(examined.loss.d)))
         fatal = [cause for cause in self._not_finite(self._in_fp32) if cause.fatal]
-        # What can be seen in forward alone.
+        # Causes that show in forward alone.
         return [*fatal, *Ends(self._network, self._in_fp32).dead()] if fatal else []
 
     def _note(self) -> str:
-        """Say what is not judged, as passes cannot be compared."""
+        """Describe the gradients that are not judged, because passes differ."""
         if not self._random:
             return ""
         what = f"Numbers that differ from pass to pass are computed by {listed(self._random)}"
         return f"{what}: gradients that depend on them are not judged."
 
     def _not_finite(self, sights: Sequence[Sight]) -> List[Cause]:
-        """Causes of any batch in forward order, one of each kind and function."""
+        """Causes of nonfinite numbers in any batch, in forward order, one of each kind and function."""
         found: Dict[Tuple[str, str], Cause] = {}
         for sight in sights:
             for cause in Finiteness(self._network, sight).causes():
@@ -296,7 +296,7 @@ class _Examination:
         return self._network.positions.get(cause.function, -1)
 
     def _compare(self) -> Dict[str, FormatTrial]:
-        """Try each format; find gradients that are noise, or other ones in each pass."""
+        """Try each format; find gradients that are noise, or differ from pass to pass."""
         examined, passes, layers = self._examined, self._passes, self._layers
         roots = set(map(hash, self._network.roots))
         seen = [item for sight in self._in_fp32 for item in sight.gradients.items()]
@@ -390,7 +390,7 @@ def _unfed(examined: Subject, network: Network, v: nn.Variable, f: Any) -> Cause
 
 
 def _noise(layers: Sequence[str], *, fatal: bool) -> Cause:
-    """Cause of gradients that are nothing but rounding errors."""
+    """Cause of gradients that consist of rounding errors."""
     what = "its gradient in fp32 is nothing but rounding errors"
     what += f" (one of {len(layers)} layers)" if layers[1:] else ""
     remedy = "check what the loss computes of it: a mean over all classes of a softmax is constant"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First place of a pass that is not finite, beyond a format, or not as in fp32, and its inputs."""
+"""Search for the first place of a pass that is not finite, beyond a format, or unlike fp32."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from . import remedies
 from .target import Network
 from .watching import Sight
 
-# Storage that changes an array by this share of it has made something else of it; and a loss.
+# Relative change of an array, or of the loss, from which storage has corrupted it.
 _DEVIATES = 0.25
 _LOSS_DEVIATES = 0.02
-# How much weights must have enlarged numbers for that to be told.
+# Factor of growth by weights from which it is reported.
 _GROWN = 8.0
-# The share of numbers that become 0 that is told.
+# Share of numbers that become 0 from which it is reported.
 _LOST = 0.1
 
 _SOFTMAX = {"Softmax", "LogSoftmax"}
-# Which input must not be 0.
+# Input that must not be 0.
 _NOT_ZERO = {"Log": 0, "PowScalar": 0, "Pow2": 0, "Div2": 1, "RDivScalar": 0}
 _DIVISIONS = {"Div2", "RDivScalar"}
 
 
 class Cause(NamedTuple):
-    """Something that no loss scale mends, and what to do about it."""
+    """Fault that no loss scale can fix, and its remedy."""
 
-    kind: str  # in a word: "dead_relu"
-    function: str  # its name, as the updater has it
+    kind: str  # such as "dead_relu"
+    function: str  # its name in the updater
     what: str
     remedy: str
-    fatal: bool = True  # whether nothing at all is learned before it is mended
-    spoils: Tuple[str, ...] = ()  # the layers whose gradients no scale keeps for that
+    fatal: bool = True  # True if nothing is learned before it is fixed
+    spoils: Tuple[str, ...] = ()  # layers whose gradients no scale keeps because of it
 
     def __str__(self) -> str:
         return f"{self.function}: {self.what}. {self.remedy[0].upper()}{self.remedy[1:]}."
@@ -52,7 +52,7 @@ class Finiteness:
         self._also = "" if self._is_stored else ", in fp32 too"
 
     def causes(self) -> List[Cause]:
-        """The functions that are to blame for a loss or a gradient, in forward order."""
+        """Functions that cause a nonfinite loss or gradient, in forward order."""
         roots = self._bad(self._network.roots)
         return self._origins(roots) if roots else self._in_backward() or self._labels()
 
@@ -60,7 +60,7 @@ class Finiteness:
         return [v for v in variables if hash(v) in self._sight.nans]
 
     def _labels(self) -> List[Cause]:
-        """NaNs that a function takes for labels or indices, which harm nothing that can be seen."""
+        """NaNs that a function reads as labels or indices, without a visible effect."""
         for v in self._bad(self._network.graph.leaves.values()):
             for f in self._network.readers[hash(v)] if self._sight.nans[hash(v)] else ():
                 if type_name_of(f.info.type_name).endswith(("CrossEntropy", "Embed", "OneHot")):
@@ -78,7 +78,7 @@ class Finiteness:
             broken = [k for k in handed_on if k in gradients and not gradients[k].finite]
             if broken and arriving and all(s.finite for s in arriving):
                 f = network.function(key)
-                # Where others read it as well, the gradient may be theirs.
+                # If others read it as well, the gradient may be theirs.
                 shared = all(len(network.readers[k]) > 1 for k in broken)
                 found.append((shared, not (self._bad(f.inputs) or self._reads(f)), f))
         if not found:
@@ -91,7 +91,7 @@ class Finiteness:
         return [Cause("backward_not_finite", network.name(f), what, remedies.of(f))]
 
     def _origins(self, variables: List[nn.Variable]) -> List[Cause]:
-        """Go back from what is not finite to what is computed from finite numbers."""
+        """Follow nonfinite variables back to functions of finite inputs."""
         network, waiting, seen = self._network, list(variables), set()
         found: List[Tuple[Any, nn.Variable]] = []
         while waiting:
@@ -112,20 +112,20 @@ class Finiteness:
         return list(causes.values())
 
     def _is_mask(self, v: nn.Variable) -> bool:
-        """Whether a variable holds minus infinities that somebody has written there."""
+        """True if a variable has minus infinities from a user."""
         if self._sight.nans[hash(v)] or self._sight.infinities[hash(v)]:
             return False
         return v.parent is None or -math.inf in v.parent.info.args.values()
 
     def _to_blame(self, v: nn.Variable) -> List[nn.Variable]:
-        """Inputs that account for the NaNs and infinities of a variable computed from them."""
+        """Inputs that explain the NaNs and infinities of a variable computed from them."""
         if v.parent is None:
             return []
         bad = self._bad(v.parent.inputs)
         nans = [w for w in bad if self._sight.nans[hash(w)]]
         if not self._sight.nans[hash(v)]:
             return [w for w in bad if w not in nans] or bad
-        # A softmax of minus infinities is fine, unless a row has nothing else.
+        # A softmax of minus infinities is fine, unless a row has only these.
         if nans or v.parent.info.type_name not in _SOFTMAX:
             return nans or bad
         return [w for w in bad if self._sight.infinities[hash(w)]]
@@ -137,7 +137,7 @@ class Finiteness:
             what = f"it reads {called}, which reaches {self._beyond(v)}"
             return Cause("beyond_format", name, what, remedies.INTO_RANGE)
         if self._is_mask(v):
-            # A mask: whoever makes NaN of it.
+            # A mask: the cause is the function that turns it into NaN.
             for g in network.graph.functions:
                 if any(sight.nans.get(hash(w)) for w in g.outputs):
                     what = f"it makes NaN of the minus infinities that {called} holds"
@@ -178,10 +178,10 @@ class Finiteness:
         return f"{self._amax(v):.3g}, beyond {stored.name}, which ends at {stored.max:g}"
 
     def _reads(self, f: Any) -> str:
-        """Clause about the numbers that a function reads, which explain its result."""
+        """Clause about a function's inputs that explains its result."""
         kind, args, network = f.info.type_name, f.info.args, self._network
         power = args["val"] if kind == "PowScalar" else 0.5
-        # A square of 0 is nothing to worry about.
+        # A square of 0 is harmless.
         if kind in _NOT_ZERO and power < 1.0:
             v = f.inputs[_NOT_ZERO[kind]]
             negative = self._negatives(f)
@@ -208,12 +208,12 @@ class Finiteness:
         return f", as it reads numbers up to {size:.3g}{what}{factor}"
 
     def _negatives(self, f: Any) -> int:
-        """How many numbers below 0 a function reads that is not made for them."""
+        """Number of negative inputs of a function that is not defined for them."""
         power = f.info.args["val"] if f.info.type_name == "PowScalar" else 0.5
         return self._sight.negatives.get(hash(f), 0) if power != int(power) else 0
 
     def _difference(self, f: Any) -> str:
-        """The difference that is below 0 as stored, and not in fp32."""
+        """Clause about a difference that is below 0 as stored but not in fp32."""
         g = remedies.difference_before(f)
         in_fp32 = not self._is_stored or self._in_fp32.negatives.get(hash(f))
         if in_fp32 or g is None:
@@ -222,15 +222,15 @@ class Finiteness:
         return f", and in fp32 none: {self._network.name(g)} subtracts numbers up to {largest:.3g}"
 
     def _grown(self, f: Any) -> str:
-        """Clause about the operand or recurrence that made numbers grow on their way to `f`."""
+        """Clause about the operand or recurrence that enlarged numbers before `f`."""
         names = self._network.names
-        # Functions, what they read, and what they compute.
+        # Functions with the magnitudes of their inputs and outputs.
         steps: List[Tuple[Any, float, float]] = []
         while f is not None:
             known = [v for v in f.inputs if hash(v) not in names]
             read = max(known, key=self._amax, default=None)
             size = 0.0 if read is None else self._amax(read)
-            # An output that is not finite says nothing about growth.
+            # A nonfinite output does not show growth.
             made = max(map(self._amax, f.outputs))
             steps.insert(0, (f, size, made if made < FLOAT32.max else size))
             f = None if read is None else read.parent
@@ -258,7 +258,7 @@ class Finiteness:
         return f"; {factor} is applied {len(grown)} times, and {makes} each time"
 
     def _addends(self, f: Any) -> Iterator[Tuple[str, float]]:
-        """The constants and parameters that a function adds, in words, and their largest magnitudes."""
+        """Constants and parameters that a function adds, in words, and their largest magnitudes."""
         if f.info.type_name == "AddScalar":
             yield f"the constant of {self._network.name(f)}", abs(f.info.args["val"])
         for v in f.inputs[1:]:
@@ -267,7 +267,7 @@ class Finiteness:
                 yield f"the bias {name}", self._amax(v)
 
     def _factor(self, f: Any, growth: float) -> str:
-        """The operand by which a function makes numbers larger, in words; empty: there is none."""
+        """Operand by which a function enlarges numbers, in words; empty for none."""
         kind, network = f.info.type_name, self._network
         if kind == "MulScalar":
             return f"the factor {f.info.args['val']:g} of {network.name(f)}"
@@ -285,7 +285,7 @@ class Finiteness:
         return f"the product with {network.called(f.inputs[1])}" if kind == "Mul2" else ""
 
     def changed(self, damaged: Sequence[str]) -> Optional[Cause]:
-        """Where forward as stored begins to differ from fp32, if that reaches a loss or a damaged layer."""
+        """Causes of differences of stored forward from fp32 that reach a loss or a damaged layer."""
         error_of, network = self._sight.error, self._network
         leads: Set[int] = set()
         origins: List[Tuple[Any, nn.Variable]] = []
@@ -295,7 +295,7 @@ class Finiteness:
             single = (v for v in f.outputs if v.size == 1)
             leads.update(hash(v) for v in single if error_of(v) > _LOSS_DEVIATES)
             changed = not leads.isdisjoint(map(hash, f.outputs))
-            # A factor that becomes 0 takes the gradient of the other one.
+            # A factor that becomes 0 makes the other one's gradient 0.
             factors = f.inputs if f.info.type_name == "Mul2" and hash(f) in behind else ()
             vanishes = any(self._sight.lost(v)[0] == 1.0 for v in factors)
             if not (changed or vanishes or f in layers):
@@ -304,7 +304,7 @@ class Finiteness:
             leads.update(map(hash, before))
             origins += [(f, v) for v in before if v.parent is None]
             error = max(map(error_of, f.outputs))
-            # What adds up from function to function begins nowhere.
+            # An error that accumulates over functions has no single origin.
             jumps = all(2.0 * error_of(v) < error for v in f.inputs)
             if changed and jumps and not (before or error < _DEVIATES):
                 origins.append((f, f.outputs[0]))
@@ -322,7 +322,7 @@ class Finiteness:
             what = f"{subject} up to {self._beyond(v)}{self._grown(f) if own else ''}"
             return Cause("overflow", name, what, remedies.of(f, too_large=True))
         largest = max(map(self._amax, f.inputs), default=0.0)
-        # Rounding errors of what it reads are of the size of what it computes.
+        # Rounding errors of its inputs are as large as its outputs.
         size = math.sqrt(self._in_fp32.data[hash(v)].mean_square)
         cancels = math.ldexp(largest, -stored.mantissa_bits) > _LOST * size
         if own and cancels and f.info.type_name in ("Add2", "Sub2", "AddScalar", "RSubScalar"):
@@ -331,7 +331,7 @@ class Finiteness:
             return Cause("precision", name, what, remedies.of(f))
         before = f.inputs[0].parent if f.inputs else None
         if own and typical_lost > stored.smallest_subnormal and before is not None:
-            # What it reads was not 0, but 1 + 1e-5.
+            # Its input was not 0, but for example 1 + 1e-5.
             what = f"it computes numbers, of which {lost:.0%} become 0 in {stored.name}, which "
             what += f"holds too few bits of the numbers up to {largest:.3g} that it reads from "
             what += network.name(before)
@@ -347,7 +347,7 @@ class Finiteness:
 
 
 def factors_in_words(network: Network, functions: List[Any]) -> str:
-    """The product of small constant factors, if there are several of them."""
+    """Product of small constant factors, if there are several."""
     found = [f for f in functions if f.info.type_name == "MulScalar" and 0.0 < abs(f.info.args["val"]) < 1.0]
     if len(found) < 2:
         return ""
@@ -357,7 +357,7 @@ def factors_in_words(network: Network, functions: List[Any]) -> str:
 
 
 def _lost_constant(network: Network, v: nn.Variable, stored: Format) -> str:
-    """The constant that was to keep a variable away from 0, if the format does not hold it."""
+    """Clause about a constant meant to keep a variable away from 0, if the format cannot hold it."""
     for f in [v.parent, *(w.parent for w in (v.parent.inputs if v.parent else ()))]:
         if f is not None and f.info.type_name in ("AddScalar", "MaximumScalar"):
             constant = f.info.args["val"]

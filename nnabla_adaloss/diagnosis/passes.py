@@ -22,23 +22,23 @@ Forward = Callable[[], None]
 Gradients = Dict[int, NDArray[Any]]
 """Gradients of outputs and weights of layers, by key, as a pass has stored them, divided by their scales."""
 
-# So often a batch runs again, at most, until its scales hold.
+# Limit of repeats of a batch until its scales fit.
 _REPEATS = 19
 
 
 class Layer(NamedTuple):
-    """A function with weights, or a product of activations; its variables go by key."""
+    """Function with weights, or product of activations; its variables are given by key."""
 
     name: str
     type_name: str
-    # Those that some function reads, or the loss: nnabla has no gradient for unused last states of an LSTM.
+    # Outputs that a function reads, or the loss: nnabla has no gradient for unused last states of an LSTM.
     outputs: Dict[int, nn.Variable]
-    # The leaves whose gradients it computes; a weight with several uses belongs to the first.
+    # Leaves whose gradients it computes; a weight with several uses belongs to the first.
     weights: Dict[int, nn.Variable]
 
 
 def layers_of(graph: Graph, plan: GraphPlan) -> List[Layer]:
-    """The layers of a graph, in forward order."""
+    """Layers of a graph, in forward order."""
     found: List[Layer] = []
     taken: Set[int] = set()
     read = {*plan.readers, *plan.roots}
@@ -52,7 +52,7 @@ def layers_of(graph: Graph, plan: GraphPlan) -> List[Layer]:
 
 
 def parameter_layers(graph: Graph, plan: GraphPlan) -> List[Layer]:
-    """The layers that parameters belong to, each with the outputs of all its uses; without any, all."""
+    """Layers with parameters, each with the outputs of all its uses; without any, all layers."""
     every = layers_of(graph, plan)
     owners = {key: layer for layer in every for key in layer.weights}
     leaves = {node.label: node.leaves for node in plan.nodes}
@@ -63,7 +63,7 @@ def parameter_layers(graph: Graph, plan: GraphPlan) -> List[Layer]:
 
 
 class NoBackward(ValueError):
-    """A function on the way of a gradient has none in nnabla; `function` is its key."""
+    """A function on a gradient's path has no backward in nnabla; `function` is its key."""
 
     def __init__(self, f: Any) -> None:
         self.function = hash(f)
@@ -73,7 +73,7 @@ class NoBackward(ValueError):
 
 
 class Passes:
-    """Runs forward, which is to draw the same numbers each time, and backward; keeps gradients of layers."""
+    """Runs forward, with the same random numbers each time, and backward; keeps gradients of layers."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._outputs = {key: v for layer in layers for key, v in layer.outputs.items()}
@@ -88,7 +88,7 @@ class Passes:
         *,
         round_gradients: bool = True,
     ) -> Gradients:
-        """Backward of a Variable or its emulation, which can leave gradients in fp32; the hook looks on."""
+        """Run backward of a Variable or its emulation, which can leave gradients in fp32; with a pre hook."""
         arrays: Gradients = {}
         last: Any = None
 
@@ -112,13 +112,13 @@ class Passes:
                 raise NoBackward(last) from error
             raise
         except SystemError as error:
-            # nnabla hides an interruption in a function of the user's.
+            # nnabla hides an interruption in a user's function.
             raise root_cause(error) from None
         self._note_weights(arrays)
         return _unscaled(arrays, dict.fromkeys(arrays, scale))
 
     def adaptive(self, forward: Forward, scaling: AdaptiveLossScaling, iteration: int) -> Gradients:
-        """Backward with measured scales, again until they hold, as the updater does it."""
+        """Run backward with measured scales until they fit, as the updater does."""
         arrays: Gradients = {}
 
         def run_pass(again: bool) -> None:
@@ -137,7 +137,7 @@ class Passes:
         return _unscaled(arrays, {key: scaling.scale_of(v) for key, v in self._outputs.items()})
 
     def _begin(self, forward: Forward) -> None:
-        # Before each backward, which may drop what forward has left: dropout drops its mask.
+        # Before each backward, which may drop forward's results: dropout drops its mask.
         forward()
         for v in self._weights.values():
             v.grad.zero()
@@ -159,11 +159,11 @@ class Kept(NamedTuple):
     """Effect of storing a layer's gradients with one way of scaling.
 
     Attributes:
-        underflow: share of the elements that are not zero in fp32 and are zero as stored; whatever was lost
-            on the way to the layer counts, too.
+        underflow: share of the elements that are nonzero in fp32 and zero as stored, including losses on the
+            way to the layer.
         overflow: share of the elements that are finite in fp32 and are not as stored.
         error: relative error of the weight gradient against fp32 (of the output gradient where there is no
-            weight), as the ratio of Euclidean norms; infinite when something is not finite.
+            weight), as the ratio of Euclidean norms; infinite if any is not finite.
     """
 
     underflow: float
@@ -172,15 +172,15 @@ class Kept(NamedTuple):
 
 
 class Tally:
-    """Counts what storing some gradients in one way has done to them, by key; adds up over batches."""
+    """Counts of the effect of storing gradients in one way, by key, summed over batches."""
 
     def __init__(self, keys: Iterable[int]) -> None:
-        # Elements that are not 0, and those of them that are lost; that are finite, and those of them that
-        # overflow; squares of errors, and of what is exact.
+        # Nonzero elements, and those lost; finite elements, and those that overflow; squares of errors, and
+        # of exact values.
         self._sums: Dict[int, NDArray[np.float64]] = {key: np.zeros(6) for key in keys}
 
     def add(self, stored: Gradients, fp32: Gradients, unstored: Optional[Gradients] = None) -> None:
-        """Take errors against `fp32`, and count what is lost and overflows against `unstored`, if given."""
+        """Add errors against `fp32`, and losses and overflows against `unstored`, if given."""
         for key, sums in self._sums.items():
             complete, rounded = (fp32 if unstored is None else unstored)[key], stored[key]
             finite = np.isfinite(complete)
@@ -191,11 +191,11 @@ class Tally:
                 sums += [*map(np.count_nonzero, counted), *squares]
 
     def nonzero(self, layer: Layer) -> int:
-        """Elements of the gradients of a layer's weights, or else outputs, that are not 0."""
+        """Number of nonzero elements in the gradients of a layer's weights, or else outputs."""
         return int(sum(self._sums[key][0] for key in layer.weights or layer.outputs))
 
     def differing(self, share: float) -> Set[int]:
-        """Keys of the gradients that are finite, and others than in fp32 by more than a share of these."""
+        """Keys of finite gradients that differ from fp32 by more than this share."""
         errors = {key: sums[4:] for key, sums in self._sums.items()}
         return {key for key, (error, exact) in errors.items() if math.inf > error > share**2 * exact}
 
@@ -208,13 +208,13 @@ class Tally:
         return self.kept((*layer.outputs, *layer.weights), layer.weights or layer.outputs)
 
     def worst(self, layer: Layer, but: Set[int]) -> Kept:
-        """Worst of a layer's parameters except some: a large bias says nothing about a weight."""
+        """Worst of a layer's parameters except some: a large bias must not hide a weight."""
         parts = [[key] for key in layer.weights] or [list(layer.outputs)]
         kept = [self.kept(part, part) for part in parts if but.isdisjoint(part)]
         return Kept(*map(max, zip(*kept))) if kept else Kept(0.0, 0.0, 0.0)
 
     def kept(self, counted: Iterable[int], compared: Iterable[int]) -> Kept:
-        """The shares of some gradients, and the error of some, by key."""
+        """Compute shares over some gradients, and the error over some, by key."""
         nonzero, lost, finite, overflowed = np.sum([self._sums[key][:4] for key in counted], axis=0).tolist()
         squared_error, squared = np.sum([self._sums[key][4:] for key in compared], axis=0).tolist()
         error = 0.0

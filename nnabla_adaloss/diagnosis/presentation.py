@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A diagnosis as text for a terminal, and as a page that needs nothing else."""
+"""Diagnosis as text for a terminal, and as a self-contained page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOT_JUDGED = (
 
 
 def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
-    """The verdict, what no loss scale mends, tables of formats and layers, and a line for each layer."""
+    """Write the verdict, unfixable faults, tables of formats and layers, and a line for each layer."""
     lines = [f"{network.storage} beside fp32, {_facts(network)}", ""]
     for text in (*network.notes, verdict.line):
         lines += _paragraph(text)
@@ -39,7 +39,7 @@ def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
             for name, text in rows:
                 lines += _paragraph(f"{name:{width}}  {text}", " " * (width + 2))
             continue
-        # Above each group of columns stands what they have in common.
+        # Above each group of columns stands their common name.
         aligned = list(_aligned([name.rpartition(", ")[2] for name in head], rows))
         if title == _SHARES:
             half = (len(aligned[0]) - width - len("  right scale")) // 2
@@ -49,7 +49,7 @@ def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
 
 
 def as_page(network: NetworkNumbers, verdict: Verdict, name: str) -> str:
-    """The page, as HTML: the cause or verdict, large, what to do, then numbers; `name`: the network's."""
+    """Render the page as HTML: the cause or verdict, the remedy, then numbers; `name`: the network's."""
     headline, end, rest = verdict.scaling.partition(". ")
     headline, told = f"{headline}{end}".rstrip(), paragraph(rest, "finding")
     if verdict.causes:
@@ -65,7 +65,7 @@ def as_page(network: NetworkNumbers, verdict: Verdict, name: str) -> str:
 
 
 def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[Tuple[str, Cells, Sequence[Cells], bool]]:
-    """Title, head and rows of each table, and whether its cells hold sentences."""
+    """Title, head and rows of each table, and True if its cells contain sentences."""
     if not network.layers:
         return
     formats = [(name, *(_trains(layers, way) for way in Way)) for name, layers in network.formats.items()]
@@ -131,14 +131,14 @@ def _trains(layers: Mapping[str, Mapping[Way, Kept]], way: Way) -> str:
 
 
 def _error(kept: Kept) -> str:
-    """The error, or the share of elements that overflow."""
+    """Write the error, or the share of elements that overflow."""
     if kept.overflow:
         return f"inf {_share(kept.overflow)}"
     return "NaN" if math.isinf(kept.error) else _share(kept.error)
 
 
 def _share(value: float) -> str:
-    """A share in percent; what is not zero does not look like zero."""
+    """Write a share in percent; a nonzero one does not look like zero."""
     if 0.0 < value < 0.0005:
         return "<0.1%"
     return f"{value:.1%}" if value < 10.0 else ">1000%"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State that passes over a graph change, restored at the end: data, gradients, the random state."""
+"""Restoration of state that passes over a graph change: data, gradients, the random state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..graph.graph import Graph
 from ..kernels import Kernels
 from ..undo import ArraySnapshot
 
-# A Mersenne Twister as the C++ library has it: 624 words of 8 bytes and a position.
+# Size of C++'s Mersenne Twister: 624 words of 8 bytes and a position.
 _TWISTER_BYTES = 625 * 8
 _MANAGER = "_ZN4nbla16SingletonManager3getINS_13RandomManagerEEEPT_v"
 _GENERATOR = "_ZN4nbla13RandomManager18get_rand_generatorEv"
@@ -29,12 +29,12 @@ _GENERATOR = "_ZN4nbla13RandomManager18get_rand_generatorEv"
 def preserved(
     graph: Graph, kernels: Kernels, put_back: Callable[[], None] = lambda: None
 ) -> Iterator[Callable[..., None]]:
-    """Put back, at the end, data and gradients of a graph's leaves and the random state; not the generators
-    of functions with a seed of their own, and those of a GPU. `put_back` does so for whatever else there is;
-    if a signal interrupts it, it is called again.
+    """Restore, at the end, data and gradients of a graph's leaves and the random state; not the generators of
+    functions with a seed of their own, and those of a GPU. `put_back` restores all other state; if a signal
+    interrupts it, it is called again.
 
-    Yields a function after which forward draws the same random numbers as the last time, from the same
-    leaves if `data` is true, also where forward writes to them. Functions with a seed start again from it.
+    Yields a function after which forward draws the same random numbers as the last time, from the same leaves
+    if `data` is true, also where forward writes to them. Functions with a seed restart from it.
     """
     leaves = graph.leaves.values()
     python, parameters = random.getstate(), nnabla.random.prng.get_state()
@@ -43,7 +43,7 @@ def preserved(
     functions = None if generator is None else ctypes.string_at(generator, _TWISTER_BYTES)
     kinds = zip(graph.functions, graph.described.type_names, graph.described.args)
     seeded = [f for f, kind, args in kinds if args.get("seed", -1) != -1 and not is_matrix_product(kind)]
-    # A leaf that was never written stays so, which shows that nobody has fed it.
+    # A leaf that was never written stays so, which shows that it was not fed.
     written = ArraySnapshot(kernels, [v for v in leaves if v.data.zeroing or v.data.modification_count])
     gradients = ArraySnapshot(kernels)
     gradients.save([leaf.grad for leaf in leaves])
@@ -59,7 +59,7 @@ def preserved(
     def restore_generators() -> None:
         if generator is not None and functions is not None:
             ctypes.memmove(generator, functions, _TWISTER_BYTES)
-        # Functions in Python draw from these.
+        # Generators that Python functions use.
         random.setstate(python)
         np.random.set_state(of_numpy)  # noqa: NPY002
         nnabla.random.prng.set_state(parameters)
@@ -82,7 +82,7 @@ def preserved(
 
 @cache
 def _functions_generator() -> Optional[int]:
-    """Where nnabla keeps the generator of its functions, which has no name in Python; None: not found."""
+    """Address of the generator of nnabla's functions, which has no name in Python; None if not found."""
     try:
         library = ctypes.CDLL(str(Path(nn.__file__).parent / "libnnabla.so"))
         manager, generator = library[_MANAGER], library[_GENERATOR]

@@ -30,28 +30,28 @@ _NO_SOLVER = (
 
 
 class ProgramError(ValueError):
-    """A file or function that no network can be had from; the message says what is wrong and what to do."""
+    """A file or function does not provide a network; the message names the fault and the remedy."""
 
 
 def analyse(place: str, storage: PrecisionName, batches: int, page: Optional[str], *, as_json: bool) -> int:
-    """Diagnose the network that the function `FILE.py:function` returns, and print what was found.
+    """Diagnose the network that the function `FILE.py:function` returns, and print the report.
 
     Returns:
-        The exit code: 0 when a way of scaling, or none, keeps all gradients, and nothing else was found;
-        1 when something was found that no loss scale mends; 2 when the network could not be examined.
+        The exit code: 0 if a way of scaling, or none, keeps all gradients, without other faults; 1 for a
+            fault that no loss scale can fix; 2 if the network could not be examined.
     """
     try:
         if page is not None and not Path(page).resolve().parent.is_dir():
             raise ProgramError(f"there is no folder {Path(page).parent} to write {Path(page).name} to")
         if page is not None:
             check_page(page)
-        # Standard output is for the JSON object, not for the words of a program or a feeder.
+        # Standard output is for the JSON object, not for output of a program or a feeder.
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
             loss, feeder = load_program(place)
             diagnosis = diagnose(loss, storage, feeder, batches)
         if page is not None:
             diagnosis.write_html(page, place)
-    # Whatever a network or a feeder of the user's raises, also where it ends the program.
+    # Any exception of a user's network or feeder, also one that ends the program.
     except (Exception, SystemExit) as error:
         own = isinstance(error, ProgramError)
         told = str(error) if own else f"{place}: {_told(error, place.rpartition(':')[0])}"
@@ -65,10 +65,10 @@ def analyse(place: str, storage: PrecisionName, batches: int, page: Optional[str
 
 
 def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:
-    """The loss (or updater) and the feeder, if there is one, that the function `FILE.py:function` returns.
+    """Call the function `FILE.py:function`, and return its loss (or updater) and its feeder, if any.
 
     The file is run as a module, with its own folder first on the path, so that it imports its neighbours.
-    What stands below `if __name__ == "__main__":` is not run. `sys.argv` is that of `python FILE.py`.
+    Code below `if __name__ == "__main__":` does not run. `sys.argv` is that of `python FILE.py`.
     """
     file, _, name = place.rpartition(":") if ":" in place else (place, "", "")
     path = Path(file)
@@ -113,7 +113,7 @@ def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:
 
 @contextmanager
 def _without_arguments(path: Path) -> Iterator[None]:
-    """An argument parser of the file's own finds its defaults, not the words of this command."""
+    """Give the file's argument parser its defaults, not the arguments of this command."""
     words, sys.argv = sys.argv, [str(path)]
     try:
         yield
@@ -129,7 +129,7 @@ def _run(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    sys.modules[path.stem] = module  # as dataclasses and pickles of the file expect
+    sys.modules[path.stem] = module  # expected by dataclasses and pickles of the file
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -138,10 +138,10 @@ def _run(path: Path) -> ModuleType:
 
 
 def _told(error: BaseException, file: str) -> str:
-    """The error, and the last line of the file that led to it."""
+    """Describe the error, and the last line of the file that led to it."""
     frames, own = traceback.extract_tb(error.__traceback__), str(Path(file).resolve())
     lines = [frame.lineno for frame in frames if frame.filename == own]
     if not lines and isinstance(error, (TypeError, ValueError, OSError)):
-        return str(error)  # which says what is wrong, as it is ours
+        return str(error)  # a complete message of this package
     where = f" (line {lines[-1]})" if lines else ""
     return f"{type(error).__name__}: {error}{where}"

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remedies for what no loss scale mends, by cause and function."""
+"""Remedies for faults that no loss scale can fix, by cause and function."""
 
 from __future__ import annotations
 
 from typing import Any, Iterable, Iterator, Optional
 
-# Where the gradient ends.
+# For ends of the gradient.
 DEAD = "start again with biases of 0, or use F.leaky_relu"
 DROPOUT = "lower p: it is the share dropped"
 ZERO_FACTOR = "use another factor, or leave this part out"
@@ -27,7 +27,7 @@ LEARNING_RATE = "divide the learning rate by the loss weight too"
 CLIP_NORM = "clip at a norm above 0"
 CHECK_DIVISION = "check what it divides by"
 
-# Where numbers are not finite, or not those of fp32.
+# For numbers that are not finite, or differ from fp32.
 CLEAN = "clean the data, or leave such samples out"
 RESTORE = "restore earlier weights"
 INTO_RANGE = "bring it into range, or use a wider format"
@@ -59,7 +59,7 @@ _UNDEFINED = {
     "Log": LOG,
     "Sub2": DIFFERENCE,
 }
-# They hand on a number, or shift it.
+# Functions that pass a number on, or shift it.
 _PASSING = ("AddScalar", "MulScalar", "MaximumScalar", "Reshape", "Broadcast", "BroadcastTo")
 
 
@@ -80,12 +80,12 @@ def of(f: Any, *, too_large: bool = False) -> str:
 
 
 def difference_before(f: Any) -> Optional[Any]:
-    """The difference that a function reads, shifted or not."""
+    """Difference that a function reads, shifted or not."""
     return _origin(f.inputs[0], _PASSING, "Sub2") if f.inputs else None
 
 
 def _origin(v: Any, passing: Iterable[str], type_name: str) -> Optional[Any]:
-    """The function of a type that a variable comes from by way of others that pass it on."""
+    """Function of a type that a variable comes from through functions that pass it on."""
     f = v.parent
     while f is not None and f.info.type_name in passing:
         f = f.inputs[0].parent
@@ -93,14 +93,14 @@ def _origin(v: Any, passing: Iterable[str], type_name: str) -> Optional[Any]:
 
 
 def _readers(f: Any) -> Iterator[Any]:
-    """The functions that read the outputs of a function, past those that only shift or shape it."""
+    """Readers of a function's outputs, past functions that only shift or reshape them."""
     for v in f.outputs:
         for g in v.function_references:
             yield from _readers(g) if g.info.type_name in _PASSING else [g]
 
 
 def _is_variance(f: Any) -> bool:
-    """Whether a difference is that of the mean of squares and the square of a mean."""
+    """True if a difference is that of the mean of squares and the square of a mean."""
     first, second = (v.parent for v in f.inputs)
     if first is None or second is None:
         return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check, during a training, for layers that lose their gradients."""
+"""Checker for layers that lose their gradients, during a training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .watching import REPEATED
 
 
 class LayerLoss(NamedTuple):
-    """The share of a layer's gradient elements, not zero in fp32, that are zero as stored.
+    """Share of a layer's gradient elements that are nonzero in fp32 and zero as stored.
 
     Attributes:
         with_alpha: with the scales of the training.
@@ -32,22 +32,22 @@ class LayerLoss(NamedTuple):
 
 
 class SanityChecker:
-    """Compares the stored gradients of every layer with fp32's, every so many iterations.
+    """Compares the stored gradients of every layer with fp32's, once in `every` iterations.
 
-    Call it after each `update()`. It warns once of each layer that loses more than a threshold, and says what
-    the layer would lose without scales of layers, as the implementation of Zhao et al. (arXiv 1910.12385)
-    does. A check takes four passes or more on the last batch; training goes on bit for bit as without it,
-    but functions with a seed of their own start again from it. Layers whose gradient is another one in each
-    pass over the same batch, because of a generator that cannot be set back, are left out.
+    Call it after each `update()`. It warns once of each layer that loses more than a threshold, with the loss
+    without scales of layers, as the implementation of Zhao et al. (arXiv 1910.12385) does. A check takes four
+    passes or more on the last batch; training continues bit for bit as without it, except that functions with
+    a seed of their own restart from it. Layers whose gradient differs from pass to pass, because of a
+    generator that cannot be reset, are left out.
 
     Args:
         updater: an `AdaptiveLossScalingUpdater` with `storage=`.
         every: iterations from one check to the next. 100: a few percent of the time.
-        threshold: the share that may be lost without a warning. 0.5: networks train with more than one would
-            think, see `diagnose`.
+        threshold: the share that may be lost without a warning. Default 0.5: networks tolerate large losses,
+            see `diagnose`.
 
     Attributes:
-        last: what the last check found, by layer; empty before.
+        last: results of the last check, by layer; empty before.
 
     Raises:
         TypeError: `updater` has no `scaling`.
@@ -98,7 +98,7 @@ class SanityChecker:
             self.check()
 
     def check(self) -> Dict[str, LayerLoss]:
-        """Check now, on the batch that was fed last."""
+        """Check now, on the last fed batch."""
         scaling: AdaptiveLossScaling = self._updater.scaling
         graph = Graph(scaling.variable)
         layers = layers_of(graph, GraphPlan(graph, names=scaling.plan.names))
@@ -107,7 +107,7 @@ class SanityChecker:
         with preserved(graph, kernels, unlearn) as again:
 
             def forward() -> None:
-                # Forward writes to leaves: a state that is carried on, running statistics.
+                # Forward writes to leaves: a carried state, running statistics.
                 again(data=True)
                 scaling.loss.forward()
 
@@ -122,7 +122,7 @@ class SanityChecker:
         for layer in layers:
             *shares, unsteady = (tally.of(layer) for tally in tallies)
             if unsteady.error > REPEATED:
-                # A function in Python that draws from a generator of its own.
+                # A Python function uses a generator of its own.
                 continue
             lost = self.last[layer.name] = LayerLoss(*(kept.underflow for kept in shares))
             if lost.with_alpha > self._threshold and layer.name not in self._told:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network under examination: a few batches of its data, all put back as it was, and its functions."""
+"""The examined network: a few batches of its data, its functions, and its restoration."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Feeder = Callable[[], Any]
 _NORMALIZED = ("Batch", "FusedBatch", "SyncBatch", "Layer", "Instance", "Group")
 NORMALIZATIONS = {f"{kind}Normalization" for kind in _NORMALIZED}
 
-# How many names are listed.
+# Number of listed names.
 _NAMED = 4
 
 
 def refuse_half(loss: nn.Variable) -> None:
-    """ValueError if nnabla computes anything in half precision: names the first function that it does so."""
+    """Raise ValueError if nnabla computes anything in half precision, with the first such function."""
     plan = GraphPlan(loss)
     described = plan.described
     if described.in_half:
@@ -49,10 +49,10 @@ def refuse_half(loss: nn.Variable) -> None:
 
 
 class Subject:
-    """A network, and what its feeder has fed it each time that it was called.
+    """Network, and the batches that its feeder has fed.
 
     A feeder may rebuild the graph for each batch and assign it to its updater. The first batch's graph is
-    looked at; batches of graphs that are built alike run through it, and those of others are left out.
+    examined; batches of equal graphs run through it, others are left out.
     """
 
     def __init__(self, source: Any, feeder: Optional[Feeder], batches: int) -> None:
@@ -72,9 +72,9 @@ class Subject:
         self._source, self._feeder = source, feeder
         self.solver = None if _is_loss(source) else getattr(source, "solver", None)
         alone = getattr(source, "comm", None) is None
-        # Not where it waits for other processes.
+        # Not if it waits for other processes.
         self.on_gradients = getattr(source, "on_gradients", None) if alone else None
-        # The solver's, by its names.
+        # The solver's parameters, by its names.
         self.parameters: Mapping[str, nn.Variable] = {}
         if self.solver:
             self.parameters = check_solver("solver", self.solver, ["get_parameters"]).get_parameters()
@@ -88,7 +88,7 @@ class Subject:
 
     @contextmanager
     def preserved(self) -> Iterator[Subject]:
-        """Record the batches, and restore the network, the loss and the count of batches fed at the end."""
+        """Record the batches, and restore the network, the loss and the count of fed batches at the end."""
         with ExitStack() as kept:
             counters: Any = getattr(self._source, "counters", None)
             if hasattr(counters, "fed"):
@@ -101,11 +101,11 @@ class Subject:
                 self._draw_again = kept.enter_context(preserved(self.graph, self.kernels))
                 yield self
             except SystemError as error:
-                # nnabla hides an interruption in a hook, or in a function of the user's.
+                # nnabla hides an interruption in a hook or in a user's function.
                 raise root_cause(error) from None
 
     def forward(self, loss: Any, index: int, hook: Optional[Hook] = None) -> None:
-        """Run a batch through `self.loss`, or an emulation of it; it draws the same numbers each time."""
+        """Run a batch through `self.loss`, or an emulation of it, with the same random numbers each time."""
         for position, v in self._inputs.items():
             v.d = self._batches[index][position]
         self._draw_again()
@@ -149,16 +149,16 @@ class Subject:
             inputs = _may_be_fed(graph, names)
             self._batches.append({p: np.array(v.data.get_data("r")) for p, v in inputs.items()})
         self.graph = Graph(self.loss)
-        # As the updater names them.
+        # Named as in the updater.
         self.plan = GraphPlan(self.graph, names=named(self.parameters))
         changing = {p for p in self._inputs if len(self._batches) == 1 or self._changes(p)}
-        # Keys of the leaves that are fed; with one batch, of all that may be.
+        # Keys of the fed leaves; with one batch, of all that may be fed.
         self.fed = {hash(self._inputs[p]) for p in changing}
-        # One element may be 0 on purpose.
+        # A scalar may be 0 on purpose.
         zero = {p for p, first in self._batches[0].items() if first.size > 1 and not first.any()}
         blank = {p for p in own if p in never or (p in zero and not self._changes(p))}
         self.never_filled = {hash(self._inputs[p]) for p in never}
-        # An input that nobody has filled, or with zeros, with its reader, if no layer reads anything else.
+        # An unfilled or all-zero input, with its reader, if no layer reads other data.
         self.unfed = self._unfed({hash(self._inputs[p]) for p in blank})
         notes = []
         if self._feeder is None or not changing:
@@ -172,7 +172,7 @@ class Subject:
     def _unfed(self, blank: Set[int]) -> Optional[Tuple[nn.Variable, Any]]:
         leaves = [(v, f) for f in self.graph.functions for v in f.inputs if v.parent is None]
         filled = {hash(v) for v, _ in leaves} - self.plan.names.keys() - blank
-        # What depends on data that somebody has filled, and on other data; and whether any layer reads it.
+        # Keys of variables that depend on filled data, and on other data; and True if any layer reads them.
         behind = {True: filled, False: set(blank)}
         read: Set[bool] = set()
         for f in self.graph.functions:
@@ -190,7 +190,7 @@ class Subject:
 
 
 def _may_be_fed(graph: Graph, names: Mapping[int, str]) -> Dict[int, nn.Variable]:
-    """The leaves that a feeder may fill, by position."""
+    """Leaves that a feeder may fill, by position."""
     return {
         position: v
         for position, v in graph.leaves.items()
@@ -199,7 +199,7 @@ def _may_be_fed(graph: Graph, names: Mapping[int, str]) -> Dict[int, nn.Variable
 
 
 def _written_by_forward(graph: Graph) -> Set[int]:
-    """Positions of what functions write in forward, such as running statistics."""
+    """Positions of leaves that functions write in forward, such as running statistics."""
     described = graph.described
     kinds = zip(described.type_names, described.args, described.inputs.by_function())
     return {p for kind, args, read in kinds for i in written_inputs(kind, args) for p in read[i : i + 1]}
@@ -215,18 +215,18 @@ def _is_loss(source: Any) -> bool:
 
 
 class Network:
-    """The functions of a graph, their names, and the formats that they are stored in."""
+    """Functions of a graph, with their names and storage formats."""
 
     def __init__(self, graph: Graph, plan: GraphPlan, storage: RoundedStorage) -> None:
         self.graph, self.plan, self._storage = graph, plan, storage
-        # The functions that backward starts from.
+        # Functions that backward starts from.
         self.roots = [graph.variables[p] for p in plan.roots]
         self.last = [v.parent for v in self.roots]
         self.positions = {name: number for number, name in enumerate(plan.labels)}
-        # The functions that backward visits, and the leaves that get a gradient, by key.
+        # Functions that backward visits, and leaves with a gradient, by key.
         self.nodes = {hash(graph.functions[node.number]): node for node in plan.nodes}
         self.leaves = graph.by_key(plan.leaves)
-        # Of all parameters, also of those without a gradient, which no solver has.
+        # Names of all parameters, also of those without a gradient, which no solver has.
         registered = {hash(v.data): name for name, v in nn.get_parameters(grad_only=False).items()}
         leaves = {hash(v): hash(v.data) for v in graph.leaves.values()}
         known = {key: registered[data] for key, data in leaves.items() if data in registered}
@@ -254,7 +254,7 @@ class Network:
         return self.plan.labels[self.graph.numbers[hash(f)]]
 
     def called(self, v: nn.Variable) -> str:
-        """A variable in words."""
+        """Describe a variable."""
         if v.parent is not None:
             return f"the output of {self.name(v.parent)}"
         name = self.names.get(hash(v))
@@ -265,7 +265,7 @@ class Network:
         return self._storage.data_format(hash(v), v.size)
 
     def normalizes_single_numbers(self, f: Any) -> bool:
-        """Whether a function normalizes one number at a time, which leaves nothing of it."""
+        """True if a function normalizes single numbers, which removes them."""
         kind, args = f.info.type_name, f.info.args
         if kind not in NORMALIZATIONS or not args.get("batch_stat", True):
             return False
@@ -286,7 +286,7 @@ class Network:
     def walk(
         self, last: Iterable[Any], onward: Callable[[Any], Iterable[nn.Variable]] = attrgetter("inputs")
     ) -> Iterator[Any]:
-        """Functions towards the inputs, each once: the last ones, and those that compute what is `onward`."""
+        """Walk towards the inputs, each function once: the last ones, and producers of `onward`."""
         waiting, seen = list(last), set()
         while waiting:
             f = waiting.pop()
@@ -296,21 +296,21 @@ class Network:
                 waiting += [v.parent for v in onward(f)]
 
     def listed(self, functions: Iterable[Any]) -> str:
-        """The names of some functions, in forward order, each once."""
+        """List the names of some functions, in forward order, each once."""
         return listed([self.name(f) for f in self.in_order({*functions})])
 
     def in_order(self, functions: Iterable[Any]) -> List[Any]:
-        """Functions in forward order."""
+        """Sort functions in forward order."""
         return sorted(functions, key=lambda f: self.graph.numbers[hash(f)])
 
 
 def _differentiated(f: Any) -> List[nn.Variable]:
-    """The inputs of a function that get a gradient from it."""
+    """Inputs of a function that get a gradient from it."""
     return [] if f.info.type_name == "Unlink" else [v for v in f.inputs if v.need_grad]
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first few of some names, and how many others there are."""
+    """List the first few names, and the number of others."""
     more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
     *first, last = [*names[:_NAMED], *more] or [""]
     return f"{', '.join(first)} and {last}" if first else last

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that nothing trains: the loss does not reach them, or the solver hardly moves them."""
+"""Untrained parameters: the loss does not reach them, or the solver hardly moves them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .finite import Cause
 from .passes import Layer
 from .target import Network, Subject, listed
 
-# Their steps are the gradient times the learning rate.
+# Solvers whose steps are the gradient times the learning rate.
 _BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
-# A smaller share of a weight that changes in an iteration is as good as none.
+# A smaller changing share of a weight per iteration counts as none.
 _MOVED = 0.01
 
 
 def untrained(examined: Subject, network: Network) -> Iterator[Cause]:
-    """Parameters that a solver has and does not train."""
+    """Parameters that a solver has but does not train."""
     solver, parameters = examined.solver, examined.parameters
     if solver is not None and not parameters:
         what = "it has no parameters, so that it trains nothing"
@@ -43,7 +43,7 @@ def untrained(examined: Subject, network: Network) -> Iterator[Cause]:
 
 
 def note(examined: Subject, network: Network) -> str:
-    """Say which parameters are in no solver, or of a loss alone, get no gradient: maybe on purpose."""
+    """Note parameters without a solver, or, for a loss alone, without a gradient: perhaps on purpose."""
     missed = _missed(examined, network) if examined.solver is None and network.reached_leaves else {}
     if missed:
         told = f"The loss does not depend on {len(missed)} parameters: {listed([*missed])}"
@@ -62,7 +62,7 @@ def note(examined: Subject, network: Network) -> str:
 
 
 def spoiled(arriving: float, left: Mapping[str, float]) -> Iterator[Cause]:
-    """Gradients that the function of an updater spoils, of layers by name the largest magnitude."""
+    """Cause for gradients corrupted by an updater's function; magnitudes are the largest by layer."""
     if arriving and math.isfinite(arriving):
         broken = [name for name, amax in left.items() if not math.isfinite(amax)]
         if broken:
@@ -75,7 +75,7 @@ def spoiled(arriving: float, left: Mapping[str, float]) -> Iterator[Cause]:
 
 def moved(solver: Any, layer: Layer) -> float:
     """Largest share of a parameter, where it has a gradient, that a step of gradient descent changes."""
-    # In a method that a class in Python inherits, nnabla crashes.
+    # nnabla crashes in methods that a Python class inherits.
     known = solver is not None and all(has(solver, one) for one in ("name", "info", "learning_rate"))
     if not known or solver.name not in _BY_LEARNING_RATE or not solver.learning_rate():
         return 1.0
@@ -92,7 +92,7 @@ def moved(solver: Any, layer: Layer) -> float:
 def hardly_moved(
     examined: Subject, gradients: Mapping[str, float], moved: Mapping[str, float]
 ) -> Iterator[Cause]:
-    """The layers whose gradients, by name the largest magnitude, are too small for the solver."""
+    """Layers whose gradients, given by largest magnitude, are too small for the solver."""
     solver = examined.solver
     epsilon = float(solver.info.get("eps", 0.0)) if solver is not None and has(solver, "info") else 0.0
     trained = {name: amax for name, amax in gradients.items() if amax}
@@ -112,19 +112,19 @@ def hardly_moved(
 
 
 def _missed(examined: Subject, network: Network) -> Dict[str, int]:
-    """The parameters that need a gradient and get none from this loss."""
+    """Parameters that need a gradient and get none from this loss."""
     solver, registered = examined.solver, nn.get_parameters(grad_only=False)
-    # With `fix_parameters=True` the leaf of the graph needs no gradient, and no solver knows.
+    # With `fix_parameters=True` the graph's leaf needs no gradient, which solvers cannot see.
     frozen = {hash(v) for v in (*network.graph.leaves.values(), *registered.values()) if not v.need_grad}
     wanted = registered if solver is None else examined.parameters
     if solver is None and not network.reached_leaves:
         return {name: key for key, name in network.plan.names.items() if key not in frozen}
-    # A solver has them in no order.
+    # A solver's parameters have no order.
     got = network.reached_leaves | frozen
     missed = {name: hash(v) for name, v in sorted(wanted.items()) if hash(v) not in got}
-    # Of a loss alone it is not known what is to be trained: a discriminator's loss reaches no generator,
-    # and a frozen part has no gradient on purpose. Then those between layers that are trained count, or
-    # all where data comes to a trained layer only by way of something that is cut off.
+    # For a loss alone the parameters to train are unknown: a discriminator's loss reaches no generator, and a
+    # frozen part has no gradient on purpose. Then those between trained layers count, or all if data reaches
+    # trained layers only through parts that are cut off.
     if solver is None and not _cut_from_data(examined, network):
         between = _between(network)
         missed = {name: key for name, key in missed.items() if key in between}
@@ -132,7 +132,7 @@ def _missed(examined: Subject, network: Network) -> Dict[str, int]:
 
 
 def _cut_from_data(examined: Subject, network: Network) -> bool:
-    """Whether trained layers read no data but what comes from parts without a gradient."""
+    """True if trained layers read only data from parts without a gradient."""
     carries: Set[int] = set(examined.fed)
     for f in network.graph.functions:
         if carries.isdisjoint(map(hash, f.inputs)):
@@ -143,13 +143,13 @@ def _cut_from_data(examined: Subject, network: Network) -> bool:
                 return False
             carries.update(map(hash, f.outputs))
         elif not any(v.need_grad for v in f.inputs) and f.info.type_name != "Unlink":
-            # Nothing to train yet: it only prepares the data.
+            # It has nothing to train: it only prepares the data.
             carries.update(map(hash, f.outputs))
     return bool(examined.fed)
 
 
 def _between(network: Network) -> Set[int]:
-    """Keys of the leaves that are read without a gradient, together with what trained layers compute."""
+    """Keys of the leaves that are read without a gradient, together with outputs of trained layers."""
     behind = set(network.reached)
     found: Set[int] = set()
     for f in network.graph.functions:
@@ -160,12 +160,12 @@ def _between(network: Network) -> Set[int]:
 
 
 def _stops(f: Any) -> bool:
-    """Whether a gradient that its inputs need ends at a function, without being asked for."""
+    """True if a gradient that a function's inputs need ends there unintentionally."""
     return any(v.need_grad for v in f.inputs) and not any(v.need_grad for v in f.outputs)
 
 
 def _cut(network: Network, missed: AbstractSet[int]) -> str:
-    """Where the gradient stops on its way to these leaves; empty if that is not in the graph."""
+    """Clause about the place where the gradient to these leaves stops; empty if it is not in the graph."""
     for f in network.graph.functions:
         if hash(f) in network.reached:
             for v in f.inputs:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts on ways of scaling, and on layers that lose their gradient: from numbers to sentences."""
+"""Verdicts on ways of scaling, and on layers that lose their gradient, as sentences."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from ..core.scale_history import HistoryPolicy
 from .finite import Cause
 from .passes import Kept
 
-# Relative error of a weight gradient that does no harm.
+# Harmless relative error of a weight gradient.
 TOLERANCE = 0.05
-# By how much a gradient may be worse than the best that any way makes of it, where the format is so narrow
-# that all are worse than that; and what is no gradient.
+# Factor by which an error may exceed that of the best way, in a format too narrow for the tolerance; and the
+# error from which no gradient is left.
 _WORSE = 1.25
 USELESS = 0.5
-# An error that is told though no scale makes it smaller.
+# Error that is reported although no scale reduces it.
 _COARSE = 0.15
-# A gradient of which more is lost is none, whatever its error.
+# A larger lost share means no gradient, for any error.
 _LOST = 0.5
 
 
 class Way(str, Enum):
-    """A way to scale the loss that is tried, from the least to the most that one has to do.
+    """Ways of scaling to try, in order of effort.
 
     Attributes:
         NONE: no scaling.
-        CONSTANT: 65536 for all, as is usual.
+        CONSTANT: 65536 for all, as usual.
         ONE: one scale for all, measured.
-        ADAPTIVE: one per component, measured: what `AdaptiveLossScalingUpdater` does.
+        ADAPTIVE: one per component, measured, as by `AdaptiveLossScalingUpdater`.
     """
 
     NONE = "none"
@@ -42,18 +42,18 @@ class Way(str, Enum):
 
 
 class LayerNumbers(NamedTuple):
-    """One layer: a function with weights, or a product of activations.
+    """Measurements of a layer: a function with weights, or a product of activations.
 
     Attributes:
         amax: largest magnitude in fp32 of its weights' gradients and its outputs'.
         nonzero: elements of these that are not zero in fp32.
         floor: the error with gradients in fp32, and activations and weights as stored.
-        kept: what each way leaves.
+        kept: the effect of each way.
         stored: the format of its output gradient.
-        is_noise: whether its gradient is 0 but for rounding errors, in fp32 too.
-        is_random: whether its gradient is another one in each pass over the same batch.
+        is_noise: True if its gradient is 0 except for rounding errors, in fp32 too.
+        is_random: True if its gradient differs from pass to pass over the same batch.
         waits_for: the parameter that is 0 and moves, without which this layer would get a gradient.
-        begins: by way, the function in whose backward most of what is lost here is lost; empty: not known.
+        begins: by way, the function in whose backward most of the loss occurs; empty if unknown.
         losing: by way, the parameters that lose, if others of the layer do not; empty otherwise.
         cancels: by way, the functions whose gradients from several readers cancel as stored, if that and not
             underflow loses the layer's; empty otherwise.
@@ -78,13 +78,13 @@ class NetworkNumbers(NamedTuple):
     """Measurements of a network.
 
     Attributes:
-        storage: what it is called.
+        storage: its name.
         loss, stored_loss: the mean in fp32, and with activations and weights as stored.
         scales: of each way that has one.
         layers: in forward order; empty where something ended the examination.
-        causes: what no loss scale mends, in forward order, what stops all learning first.
-        formats: what each way leaves of the layers in each format that was tried, by name.
-        notes: what else there is to say.
+        causes: faults that no loss scale can fix, in forward order, those that stop all learning first.
+        formats: the effect of each way on the layers in each tried format, by name.
+        notes: further notes.
     """
 
     storage: str
@@ -117,8 +117,8 @@ class Verdict(NamedTuple):
 
     Attributes:
         needs: the least that keeps every layer's gradient; None: no way of scaling does.
-        causes: what no loss scale mends; what stops all learning first.
-        scaling: what scaling does, without the causes.
+        causes: faults that no loss scale can fix; those that stop all learning first.
+        scaling: the effect of scaling, without the causes.
         layers: in forward order.
         formats: the least that each format needs; None: no way of scaling trains in it.
     """
@@ -139,7 +139,7 @@ _IN_WORDS = {
 }
 
 
-# Where gradients may well be kept, and nothing is learned; others: no loss scale helps.
+# Causes with kept gradients but without learning; for others no loss scale helps.
 _IN_SOLVER = ("untrained", "empty_solver", "epsilon", "small_steps", "on_gradients")
 _HEADLINES = {
     **dict.fromkeys(("unfed", "zero_input"), "Nothing can be said"),
@@ -169,7 +169,7 @@ def verdict_of(network: NetworkNumbers) -> Verdict:
 
 
 def serves(kept: Mapping[Way, Kept], way: Way) -> bool:
-    """Whether a way keeps the gradient of a layer: nothing overflows, and its error does no harm."""
+    """True if a way keeps the gradient of a layer: without overflow, and with a harmless error."""
     own = kept[way]
     if own.overflow or not math.isfinite(own.error):
         return False
@@ -184,14 +184,14 @@ def _least(layers: Mapping[str, Mapping[Way, Kept]]) -> Optional[Way]:
 
 
 def _spoilt(network: NetworkNumbers) -> List[str]:
-    """The layers whose gradients no way keeps, for a reason that is known."""
+    """Layers whose gradients no way keeps, for a known reason."""
     spoils = {name for cause in network.causes for name in cause.spoils}
     lost = [one for one in network.layers if not any(serves(one.kept, way) for way in Way)]
     return [layer.name for layer in lost if layer.name in spoils]
 
 
 def _helps(layer: LayerNumbers) -> bool:
-    """Whether some way keeps more of a gradient than none does."""
+    """True if some way keeps more of a gradient than no scaling does."""
     none, ways = layer.kept[Way.NONE], layer.kept.values()
     return any(_WORSE * k.error < none.error or k.underflow <= _LOST < none.underflow for k in ways)
 
@@ -226,7 +226,7 @@ def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]
 
 
 def _lost(layer: LayerNumbers, way: Way) -> str:
-    """How much a layer loses, to what, and where that begins."""
+    """Clause about a layer's loss: its share, kind and origin."""
     kept, begins, which = layer.kept[way], layer.begins.get(way, ""), layer.losing.get(way, "")
     if not kept.overflow and kept.underflow > _LOST and layer.cancels.get(way):
         where = f"at {layer.cancels[way]}, where gradients that are added cancel"
@@ -295,7 +295,7 @@ def _network(
 
 
 def _apart(layers: Sequence[LayerVerdict]) -> str:
-    """Two layers that one scale cannot serve together."""
+    """Sentence about two layers that one scale cannot serve together."""
     known = [(layer.right_scale, layer) for layer in layers if layer.right_scale]
     short = [one for one in known if Way.ONE not in one[1].serves] or known
     high, a = max(short, key=lambda one: one[0])

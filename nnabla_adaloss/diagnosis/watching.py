@@ -18,11 +18,11 @@ from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 from ..kernels.interface import RoundingStatistics
 from .target import Network
 
-# A derivative below this share of the largest one is next to nothing.
+# A derivative below this share of the largest one counts as flat.
 _FLAT = 2.0**-10
-# What differs by more in two passes over the same batch is not computed in another order, but another number.
+# A larger difference between two passes over the same batch is not due to the order of sums.
 REPEATED = 1e-4
-# Scores that are so far below the largest one of their row are masked.
+# Scores this far below the largest one of their row count as masked.
 _MASKED = 5e3
 # Error, lost share and lost magnitude of an array that storage has not changed.
 _NONE = 0.0, 0.0, 0.0
@@ -42,10 +42,10 @@ class Sight:
     ) -> None:
         self.data: Dict[int, ArrayStatistics] = {}
         self.gradients: Dict[int, ArrayStatistics] = {}
-        # Numbers of NaNs and of positive infinities in each array that is not finite.
+        # Numbers of NaNs and of positive infinities in each nonfinite array.
         self.nans: Dict[int, int] = {}
         self.infinities: Dict[int, int] = {}
-        # Numbers below 0 that each function reads which is not made for them.
+        # Number of negative inputs of each function that is not defined for them.
         self.negatives: Dict[int, int] = {}
         # Share of each activation's outputs (of a softmax, of its rows) with next to no derivative.
         self.flat: Dict[int, float] = {}
@@ -55,11 +55,11 @@ class Sight:
         self._leaves, self._kernels, self._rounded = leaves, kernels, rounded
 
     def error(self, v: nn.Variable) -> float:
-        """Error of a variable as stored, relative to fp32; infinite where something is not finite."""
+        """Error of a variable as stored, relative to fp32; infinite if it is not finite."""
         return self._deviations.get(hash(v), _NONE)[0]
 
     def random_functions(self, network: Network) -> List[str]:
-        """Names of the functions that compute other numbers than in the pass compared with, of the same."""
+        """Names of functions with results that differ from the compared pass for equal inputs."""
         changed = [f for f in network.graph.functions if any(self.error(v) > REPEATED for v in f.outputs)]
         return [network.name(f) for f in changed if all(self.error(v) <= REPEATED for v in f.inputs)]
 
@@ -91,11 +91,11 @@ class Sight:
             self.flat[hash(f)] = float(np.mean(flat)) if flat.size else 0.0
 
     def before_backward(self, f: Any) -> None:
-        """A pre hook of backward: the gradients that arrive at a function are complete."""
+        """Pre hook of backward: the gradients that arrive at a function are complete."""
         self._note_gradients(f.outputs)
 
     def end(self) -> None:
-        """Backward has run."""
+        """Finish after backward."""
         self._note_gradients(self._leaves)
         if self.in_fp32 is not None:
             self.in_fp32._kept.clear()
@@ -118,7 +118,7 @@ class Sight:
         self.gradients.update({key: found for key, found in known.items() if found is not None})
 
     def statistics(self, array: nn.NdArray) -> Optional[ArrayStatistics]:
-        """Statistics of an array; None where it holds no floating point numbers."""
+        """Statistics of an array; None if it is not of floating point."""
         if array.clear_called:
             return None
         stored = stored_dtype(array)
@@ -132,7 +132,7 @@ class Sight:
 
 
 def largest(known: Iterable[Optional[ArrayStatistics]]) -> float:
-    """Largest magnitude in arrays; infinite where something is not finite."""
+    """Largest magnitude in arrays; infinite if one is not finite."""
     return max((math.inf if one.nonfinite else one.abs_max for one in known if one is not None), default=0.0)
 
 
@@ -150,7 +150,7 @@ def _deviation(stored: NDArray[Any], exact: NDArray[Any]) -> Tuple[float, float,
 
 
 def _flat_rows(f: Any) -> NDArray[Any]:
-    """Whether rows of a softmax are 1 in one place, for rows with several places that are not masked."""
+    """Mask of the rows of a softmax that are 1 in one place, among rows with several unmasked places."""
     axis, x = f.info.args["axis"], f.inputs[0].data.data
     with np.errstate(invalid="ignore"):
         is_open = np.count_nonzero(x > np.max(x, axis=axis, keepdims=True) - _MASKED, axis=axis) > 1

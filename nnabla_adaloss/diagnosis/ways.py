@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways of scaling, tried on each batch in one format, and where what they lose is lost."""
+"""Trial of the ways of scaling on each batch in one format, and the origins of their losses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .target import Network, Subject
 from .verdicts import TOLERANCE, Way
 
 _CONSTANT = 65536.0
-# The share of what a layer loses that the function at which it begins must lose.
+# Share of a layer's loss that its origin must lose.
 _BEGINS = 0.5
 
 
@@ -35,13 +35,13 @@ class FormatTrial:
         self.floor, self.ways = Tally(keys), {way: Tally(keys) for way in Way}
         self._examined, self._passes = examined, Passes(layers)
         self._emulation, self._adaptive = emulation, AdaptiveLossScaling(emulation)
-        # By way and key: elements that were not 0 before a gradient was rounded, and what became of them.
+        # By way and key: elements that were nonzero before a gradient was rounded, and their fate.
         self._rounded: Dict[Way, Dict[int, CounterOf[str]]] = {way: {} for way in Way}
 
     def compare(self, index: int, in_fp32: Gradients) -> None:
-        """Every way of scaling, on one batch."""
+        """Compare every way of scaling on one batch."""
         forward = partial(self._examined.forward, self._emulation, index)
-        # Of the same activations: what is lost is lost by storing gradients.
+        # From the same activations: all losses come from storing gradients.
         unstored = self._passes.with_one_scale(forward, self._emulation, round_gradients=False)
         self.floor.add(unstored, in_fp32)
         for way, tally in self.ways.items():
@@ -59,8 +59,8 @@ class FormatTrial:
         return {way: tally.worst(layer, noise) for way, tally in self.ways.items()}
 
     def begins(self, network: Network, layer: Layer, way: Way, kept: Kept) -> str:
-        """The first function of each branch in whose backward most of what a layer loses is lost; empty: it
-        is lost bit by bit.
+        """First function of each branch in whose backward most of a layer's loss occurs; empty for a gradual
+        loss.
         """
         what, least = (
             ("overflow", 0.0) if kept.overflow else ("underflow", max(_BEGINS * kept.underflow, 0.01))
@@ -79,7 +79,7 @@ class FormatTrial:
             return [v for v in f.inputs if hash(v.parent) in behind]
 
         walked = network.walk(network.last, lambda f: [] if loses(f) else onward(f))
-        # Or in that of the layer.
+        # Or in the backward of the layer.
         own = losing & layer.weights.keys()
         return network.listed(
             [f for f in walked if loses(f)]
@@ -87,7 +87,7 @@ class FormatTrial:
         )
 
     def cancels(self, network: Network, layer: Layer, way: Way) -> str:
-        """The functions whose gradients from several readers add up to 0 as stored, on the way to a layer."""
+        """Functions whose gradients from several readers sum to 0 as stored, on the way to a layer."""
         gone = {key for key, counted in self._rounded[way].items() if not counted["nonzero"]}
         behind = {hash(f) for f in network.behind(layer.outputs or layer.weights)}
 
@@ -99,7 +99,7 @@ class FormatTrial:
         return network.listed([v.parent for v in zero if hash(v.parent) in behind])
 
     def losing(self, network: Network, layer: Layer, way: Way, noise: Set[int]) -> str:
-        """The parameters of a layer that lose, if others do not."""
+        """Parameters of a layer that lose, if others do not."""
         kept = {key: self.ways[way].kept([key], [key]) for key in layer.weights if key not in noise}
         found = [key for key, own in kept.items() if own.overflow or own.error > TOLERANCE]
         names = network.plan.names
