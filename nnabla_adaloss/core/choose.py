@@ -48,7 +48,7 @@ from .scale_history import equalized
 # The largest scale: float32 holds its reciprocal, too.
 _LARGEST = 2.0**100
 
-# Gain in scale from which hooks for an own scale are worth their time.
+# Ratio of a scale of its own to the merged one from which hooks are worth their time.
 _WORTH_HOOKS = 2.0**6
 
 # Scales of several losses within this factor of each other are equalized.

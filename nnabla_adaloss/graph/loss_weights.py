@@ -32,8 +32,8 @@ from .loss import Seed
 from .matrix_products import Args
 from .memory_uses import origin_of
 
-# How far a weight that data decide may rise above the one in use, as overflows are that far away, and fall
-# below it, which costs nothing once the windows have seen it. Losses of batches differ that much.
+# Factors by which a data-dependent weight may rise above the one in use, as overflows are that far away, and
+# fall below it, which costs nothing once the windows have seen it. Losses of batches vary that much.
 _ABOVE, _BELOW = 4.0, 16.0
 
 # Probe factor that visibly changes every weight that depends on it.

@@ -10,7 +10,7 @@ from .functions import hands_memory_on
 
 
 class MemoryUses(NamedTuple):
-    """First or last use of the memory of leaves and outputs: index of a function, by position."""
+    """Uses of the memory of leaves and outputs: index of a function, by position."""
 
     # First function that reads the leaf, except trained parameters and `cut_off`.
     leaves: Dict[int, int]
@@ -19,7 +19,7 @@ class MemoryUses(NamedTuple):
 
 
 def origin_of(described: GraphDescription, use: int) -> int:
-    """The input from which an input has its memory, as of a leaf that is reshaped, or this input itself."""
+    """Find the input whose memory an input shares, such as a reshaped leaf, or the input itself."""
     producer = described.producers[use]
     while producer is not None and hands_memory_on(described.type_names[producer], described.args[producer]):
         use = described.inputs.part(producer).start

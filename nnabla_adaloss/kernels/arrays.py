@@ -32,7 +32,7 @@ def stored_dtype(array: nn.NdArray) -> Optional[np.dtype[Any]]:
 
 
 def has_nan(array: nn.NdArray) -> bool:
-    """True if a scalar array on the host is NaN."""
+    """True if an array on the host holds a NaN."""
     if array.size == 1 and stored_dtype(array) == FLOAT32:
         # A view takes three times as long, which matters in the updates of a small network.
         return math.isnan(c_float.from_address(array.data_ptr(FLOAT32, HOST)).value)

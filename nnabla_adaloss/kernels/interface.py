@@ -40,7 +40,7 @@ class RoundingStatistics(NamedTuple):
 
     statistics: ArrayStatistics  # of the rounded values
     underflowed: int  # number of nonzero elements that became zero
-    overflowed: int  # number of finite elements beyond the format, which changed by more than rounding
+    overflowed: int  # number of finite elements too large for the format
 
     @property
     def nonzero(self) -> int:

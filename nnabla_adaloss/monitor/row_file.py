@@ -34,7 +34,7 @@ _KINDS = {name: kind for kind, name in _NAMES.items()}
 
 
 def _check(name: str, hint: Any) -> Callable[[Any], bool]:
-    """Check that a JSON value is valid for a field. Counts are not negative, scales are positive, and
+    """Make a check that a JSON value is valid for a field. Counts are not negative, scales are positive, and
     integers have at most 64 bits, also in a float field.
     """
     kind, of = get_origin(hint), get_args(hint)
