@@ -90,7 +90,7 @@ def test_numbers_out_of_range_are_named() -> None:
         (AdaptiveLossScalingUpdater, "n", "did you mean N="),
         (AdaptiveLossScalingUpdater, "zzz", "it takes solver, loss, data_feeder, scale"),
         (GradScaler, "init_scale", r"use history=HistoryPolicy\("),
-        (GradScaler, "growth_interval", ".*scales follow from what was measured"),
+        (GradScaler, "growth_interval", ".*scales follow from measurements"),
         (GradScaler, "storag", "did you mean storage="),
     ],
 )
