@@ -57,7 +57,7 @@ def measure(layers: int, rounds: int) -> Dict[str, float]:
 
     def read_and_bind(loss: nn.Variable) -> Tuple[Graph, GraphPlan]:
         graph = Graph(loss)
-        plan = known.of_alike(graph.description(names), _OPTIONS)
+        plan = known.of_alike(graph, graph.description(names), _OPTIONS)
         assert plan is not None, "the same network"
         return graph, plan
 
