@@ -36,7 +36,7 @@ class LostGain(NamedTuple):
 
     gain: float
     until: int  # the last iteration that remembers it
-    shown: float = 0.0  # the largest since that exceeded the windows' room, too
+    shown: float = 0.0  # the largest gain since then that lies beyond the windows' margin, too
 
 
 class Memory(NamedTuple):
@@ -60,7 +60,7 @@ class Memory(NamedTuple):
 
     def _after_losses(self, gains: _Gains, lost: _Gains, iteration: int) -> Memory:
         """Add losses; `gains` near earlier ones prolong these."""
-        # In time, others fall to the largest gain since that exceeded the windows' room, or are forgotten.
+        # A loss that no gain comes near expires: its gain falls to the largest shown since, or is forgotten.
         kept: Dict[str, LostGain] = {}
         for name, (gain, until, shown) in self.lost.items():
             now = gains.get(name, 0.0)

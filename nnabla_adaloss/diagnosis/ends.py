@@ -117,7 +117,7 @@ class Ends:
         flat = {key: share for key, share in shares.items() if share > _MOST}
         others, nodes = self._without(flat.keys()), self._network.nodes
         for key in reversed([key for key, node in nodes.items() if key in flat and not node.loss_section]):
-            # In a loss, saturated outputs are fine; and leaves with a gradient by another path do learn.
+            # Saturated outputs are fine in a loss, and leaves with a gradient by another path do learn.
             node, before = nodes[key], self._leaves_before(self._network.function(key))
             if not before <= others and self._largest_gradient(self._sights, node.outputs):
                 what = "outputs are where its derivative is next to 0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Iterator, Optional
 
-# For ends of the gradient.
+# Remedies where the gradient ends.
 DEAD = "start again with biases of 0, or use F.leaky_relu"
 DROPOUT = "lower p: it is the share dropped"
 ZERO_FACTOR = "use another factor, or leave this part out"
@@ -27,7 +27,7 @@ LEARNING_RATE = "divide the learning rate by the loss weight too"
 CLIP_NORM = "clip at a norm above 0"
 CHECK_DIVISION = "check what it divides by"
 
-# For numbers that are not finite, or differ from fp32.
+# Remedies for numbers that are not finite, or differ from fp32.
 CLEAN = "clean the data, or leave such samples out"
 RESTORE = "restore earlier weights"
 INTO_RANGE = "bring it into range, or use a wider format"

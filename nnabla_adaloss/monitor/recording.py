@@ -159,7 +159,7 @@ class Recording:
         """Write each curve over the iterations to a folder, as a file of nnabla's `MonitorSeries`."""
         from nnabla.monitor import Monitor, MonitorSeries
 
-        # Of each layer, only the last pass of an iteration.
+        # The last pass of an iteration counts.
         others = (row for row in self.rows if not isinstance(row, LayerRow))
         curves: Dict[str, Dict[int, float]] = {}
         for row in chain(others, *self.by_layer().values()):

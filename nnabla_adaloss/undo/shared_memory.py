@@ -53,7 +53,7 @@ class SharedMemory:
             if list(map(_references, self._variables)) == counts:
                 break
         found = set(shared)
-        # In the next search, their counts distinguish these leaves from the outputs.
+        # The next search distinguishes these leaves from the outputs by their counts.
         self._marks += _marks([read for read in reads if read not in found])
         return [v for v, _ in writes], [v for v, _ in carried]
 

@@ -30,7 +30,7 @@ from nnabla_adaloss.core.verdict import PassVerdict, Rules
 from nnabla_adaloss.engine import BatchLoop
 from tests.worlds.networks import gate, two_layers
 from tests.worlds.trainings import AS_THE_BASELINE, scaler_step, solver_of, training, updater_of, updater_on
-from tests.worlds.values import HALF, assert_equal, constant, data, gradients, snapshot, zero_grads
+from tests.worlds.values import FLOAT, HALF, assert_equal, constant, data, gradients, snapshot, zero_grads
 
 SKIP = {"on_nonfinite_loss": "skip", "on_nonfinite_forward": "skip"}
 
@@ -359,13 +359,16 @@ def test_parameters_that_never_have_a_gradient_are_said_once(accum_grad: int) ->
             updater.update()
 
 
+@pytest.mark.parametrize("context", [FLOAT, HALF], ids=["emulated", "half"])
 @pytest.mark.parametrize("bias", [0.0, -50.0])
-def test_parameters_whose_gradients_stay_zero_are_named_once(bias: float) -> None:
-    x = data(4, 3)
-    dead = PF.affine(x, 5, b_init=np.full(5, bias), name="dead")
-    updater = updater_of(F.mean(PF.affine(F.relu(dead) + PF.affine(x, 5, name="alive"), 2, name="out") ** 2))
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
+def test_parameters_whose_gradients_stay_zero_are_named_once(bias: float, context: nn.Context) -> None:
+    with nn.context_scope(context), warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", LossScaleWarning)
+        x = data(4, 3)
+        dead = PF.affine(x, 5, b_init=np.full(5, bias), name="dead")
+        h = F.relu(dead) + PF.affine(x, 5, name="alive")
+        loss = F.mean(PF.affine(h, 2, name="out") ** 2)
+        updater = updater_of(loss, storage="float16" if context is FLOAT else None)
         for _ in range(205):
             updater.update()
     messages = [str(one.message) for one in found]

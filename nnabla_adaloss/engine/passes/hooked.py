@@ -93,7 +93,7 @@ class HookedPass:
         if node is None:
             raise GraphChangedError.at(type_name_of(f.info.type_name))
         if self._measured:
-            # As it arrives, because the factor for this function may be too large.
+            # The gradient is measured as it arrives, because the factor for this function may be too large.
             arriving = schedule.arriving
             arrived = [(p, arriving[p]) for p in node.outputs if p in self._measured]
             if arrived:
