@@ -123,22 +123,26 @@ def components_of(
     parents: List[int] = []
 
     def number(position: int) -> int:
-        found = given.setdefault(position, len(parents))
-        parents.extend([found] if found == len(parents) else ())
-        return found
+        if position not in given:
+            given[position] = len(parents)
+            parents.append(len(parents))
+        return given[position]
 
     for node in nodes:
-        first, *others = map(number, node.outputs)
-        targets = {slot.target for slot in node.slots} if by_layer else set()
-        passed_on = [position for position in node.inputs if position not in targets]
+        same = list(map(number, node.outputs))
+        slots = node.slots if by_layer else ()
+        targets = {slot.target for slot in slots} if slots else ()
+        passed_on = [p for p in node.inputs if p not in targets] if slots else node.inputs
         if node.separates:
             _connect(parents, map(number, passed_on))
         else:
-            others += [given.setdefault(position, first) for position in passed_on]
-        _connect(parents, (first, *others))
-        # Includes gradients of leaves that are kept in arrays of their own.
-        for position in targets.intersection([*node.inputs, *(s.target for s in node.slots if s.to_leaf)]):
-            number(position)
+            same += [given.setdefault(position, same[0]) for position in passed_on]
+        if len(same) > 1:
+            _connect(parents, same)
+        for slot in slots:
+            # Includes gradients of leaves that are kept in arrays of their own.
+            if slot.to_leaf or slot.target in node.inputs:
+                number(slot.target)
     return _numbered(nodes, sizes, one_gradient, given, [_root(parents, one) for one in range(len(parents))])
 
 
@@ -221,10 +225,11 @@ def _numbered(
     behind_layers = _reachable(following, {edge.after for edge in edges if edge.layer is not None})
     writers: Dict[int, Set[int]] = {}
     for node in nodes:
-        scaled = {slot.target for slot in node.slots if slot.target in of}
+        own = producers[node.number]
         for leaf in node.leaves:
-            own = of[leaf] if leaf in scaled else producers[node.number]
-            writers.setdefault(one_gradient.get(leaf, leaf), set()).add(own)
+            # A leaf with a component of its own is the scaled input of some function.
+            scaled = leaf in of and any(slot.target == leaf for slot in node.slots)
+            writers.setdefault(one_gradient.get(leaf, leaf), set()).add(of[leaf] if scaled else own)
     return Components(
         of=of,
         names=names,

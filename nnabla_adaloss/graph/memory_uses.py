@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import Dict, List, NamedTuple
 
 from .description import GraphDescription
@@ -29,29 +30,30 @@ def origin_of(described: GraphDescription, use: int) -> int:
 
 def memory_uses(described: GraphDescription) -> MemoryUses:
     """Find the uses of memory in a forward and backward pass."""
-    kinds = map(hands_memory_on, described.type_names, described.args)
-    read, written = described.inputs.by_function(), described.outputs.by_function()
-    functions = list(zip(kinds, read, written, described.inputs.by_function(described.producers)))
-    outputs: Dict[int, int] = {}
+    inputs, written, never = described.inputs, described.outputs, len(described.type_names)
+    kinds = enumerate(zip(described.type_names, described.args))
+    # First input and output of the functions that hand memory on.
+    views = {
+        index: (inputs.positions[inputs.part(index).start], written.positions[written.part(index).start])
+        for index, (type_name, args) in kinds
+        if hands_memory_on(type_name, args)
+    }
+    outputs = {p: index for p, index in zip(written.positions, written.functions) if index not in views}
     # Includes views, whose memory is written at its first use.
-    filled: Dict[int, int] = {}
-    for index, (hands_on, inputs, results, _) in enumerate(functions):
-        if not hands_on:
-            outputs.update(dict.fromkeys(results, index))
-            filled.update(dict.fromkeys(results, index))
-        elif inputs[0] in filled:
-            filled[results[0]] = filled[inputs[0]]
-    never = len(functions)
+    filled = {**outputs} if views else outputs
+    for index, (source, view) in views.items():
+        if filled.get(source, never) < index:
+            filled[view] = filled[source]
     of_leaves: Dict[int, int] = {}
     of_others: Dict[int, int] = {}
-    for index in reversed(range(never)):
-        hands_on, inputs, results, producers = functions[index]
-        at = of_others.get(results[0], never) if hands_on else index
-        for position, producer in zip(inputs, producers):
-            reads = of_leaves if producer is None else of_others
-            reads[position] = min(reads.get(position, never), at)
+    for position, producer, index in list(zip(inputs.positions, described.producers, inputs.functions))[::-1]:
+        at = of_others.get(views[index][1], never) if index in views else index
+        reads = of_leaves if producer is None else of_others
+        if at <= reads.get(position, never):
+            reads[position] = at
     cut_off = [p for p, index in of_leaves.items() if filled.get(p, never) < index]
-    trained = {p for p, need in zip(described.inputs.positions, described.needs) if need}
-    left_out = {*cut_off, *(p for p in trained if described.kept.get(p, (0, None))[1] is not None)}
+    trained = {*compress(inputs.positions, described.needs)}
+    named = {p for p, (_, name) in described.kept.items() if name is not None}
+    left_out = (named & trained).union(cut_off)
     leaves = {p: index for p, index in of_leaves.items() if p not in left_out}
     return MemoryUses(leaves, outputs, cut_off)

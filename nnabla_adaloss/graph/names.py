@@ -9,8 +9,6 @@ producer and its nearest consumer share, or else that of the nearer of both, and
 
 from __future__ import annotations
 
-from itertools import takewhile
-from operator import itemgetter
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
@@ -105,22 +103,23 @@ Parents = Sequence[Sequence[Optional[int]]]
 
 def _own_scopes(graph: GraphDescription, parents: Parents) -> List[str]:
     """Scope of the first parameter that each function reads besides its data; empty for none."""
-    # Outputs of functions of parameters only, such as a weight's normalization, are weights, too.
-    weights: List[Optional[str]] = []
     of_leaves = {
         position: name.rpartition("/")[0] or name
         for position, (_, name) in graph.kept.items()
         if name is not None
     }
+    uses = zip(graph.inputs.positions, graph.producers)
+    read = [of_leaves.get(position) if producer is None else None for position, producer in uses]
+    # Outputs of functions of parameters only, such as a weight's normalization, are weights, too.
+    weights: Dict[Optional[int], str] = {}
     scopes: List[str] = []
-    for positions, producers in zip(graph.inputs.by_function(), parents):
-        found = [
-            of_leaves.get(position) if producer is None else weights[producer]
-            for position, producer in zip(positions, producers)
-        ]
-        weights.append(found[0] if found and None not in found else None)
+    for index, found in enumerate(graph.inputs.by_function(read)):
+        if weights:
+            found = [scope or weights.get(parent) for scope, parent in zip(found, parents[index])]
+        if found and None not in found:
+            weights[index] = found[0]
         # The first input is data, to which the parameters are applied.
-        scopes.append(next(filter(None, found[1:]), ""))
+        scopes.append(next(filter(None, found[1:]), "") if len(found) > 1 else "")
     return scopes
 
 
@@ -144,6 +143,9 @@ def _between(producer: Optional[Tuple[int, str]], consumer: Optional[Tuple[int, 
         return (producer or consumer or (0, ""))[1]
     if producer[1] == consumer[1]:
         return producer[1]
-    scopes = producer[1].split("/"), consumer[1].split("/")
-    shared = [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(*scopes))]
-    return "/".join(shared) or min(producer, consumer, key=itemgetter(0))[1]
+    shared: List[str] = []
+    for own, other in zip(producer[1].split("/"), consumer[1].split("/")):
+        if own != other:
+            break
+        shared.append(own)
+    return "/".join(shared) or (producer if producer[0] <= consumer[0] else consumer)[1]

@@ -16,7 +16,7 @@ import nnabla as nn
 from ..core.components import Components, Joined, LayerSlot, NodeStructure, components_of, joined
 from ..core.layer_selection import LayerSelection
 from .description import GraphDescription, may_depend
-from .functions import gemm_slots, is_matrix_product, known, written_inputs
+from .functions import known, written_inputs
 from .graph import Graph
 from .host_functions import host_functions, numbers_on_host
 from .loss_weights import LossWeights
@@ -88,6 +88,8 @@ class GraphPlan:
         self._producers = described.inputs.by_function(described.producers)
         self._needs = described.inputs.by_function(described.needs)
         self._outputs = described.outputs.by_function()
+        # Row of each function in the table.
+        self._rows = list(map(known, described.type_names))
         self.labels = function_names(described)
         self.order = self._backward_order()
         self._half = frozenset(described.in_half)
@@ -104,7 +106,7 @@ class GraphPlan:
         self.roots = self._outputs[-1]
         # Sink keeps the gradients of its inputs even when buffers are cleared.
         self.kept_gradients = {
-            p for node in self.nodes if known(node.type_name).keeps_gradients for p in node.inputs
+            p for node in self.nodes if self._rows[node.number].keeps_gradients for p in node.inputs
         }
         self._refuse_shared_factors(graph.functions, scalable)
         self.swappable = self._swappable(graph.functions)
@@ -244,7 +246,10 @@ class GraphPlan:
         found: Dict[int, Set[int]] = {}
         for index in self.order:
             for position in self._inputs[index]:
-                found.setdefault(position, set()).add(index)
+                if position in found:
+                    found[position].add(index)
+                else:
+                    found[position] = {index}
         return found
 
     @cached_property
@@ -269,7 +274,7 @@ class GraphPlan:
         """Elements of `limiting_gradients` that can be the largest of their component."""
         shapes, smaller = self.described.shapes, set()
         for node in self.nodes:
-            if known(node.type_name).never_enlarges and not node.separates:
+            if self._rows[node.number].never_enlarges and not node.separates:
                 read, size = self._inputs[node.number], math.prod(shapes[node.outputs[0]])
                 # Only this function reads them: their gradient comes from one that is at least as large.
                 smaller |= {
@@ -322,24 +327,23 @@ class GraphPlan:
 
     def _slots(self, index: int) -> List[LayerSlot]:
         """Inputs that can get a scale, before the selection."""
-        described, type_name = self.described, self.described.type_names[index]
-        if not is_matrix_product(type_name):
+        product, described = self._rows[index].product, self.described
+        if product is None:
             return []
         inputs, label = self._inputs[index], self.labels[index]
         shapes = [described.shapes[p] for p in inputs]
         output = described.shapes[self._outputs[index][0]]
         found = []
-        for slot in gemm_slots(type_name, described.args[index], shapes, output):
+        roles = list(map(self.leaf, inputs))
+        for slot in product.slots(described.args[index], shapes, output):
             target, factor = inputs[slot.input], inputs[slot.factor]
             # A variable with two roles, as in x times x, would be scaled in both: it gets no scale.
-            roles = list(map(self.leaf, inputs))
             if self._needs[index][slot.input] and roles.count(self.leaf(target)) == 1 == inputs.count(factor):
                 name = label if slot.input == 0 else f"{label}:{slot.input}"
                 to_leaf = self._producers[index][slot.input] is None
                 half = index in self._half
-                found.append(
-                    LayerSlot(layer=name, gemm=slot, target=target, factor=factor, to_leaf=to_leaf, half=half)
-                )
+                # Arguments by name would take twice the time.
+                found.append(LayerSlot(name, slot, target, factor, to_leaf, half))
         return found
 
     def _refuse_shared_factors(
@@ -347,11 +351,10 @@ class GraphPlan:
     ) -> None:
         """Raise ValueError if another gradient of a product depends on a weight that may be swapped."""
         for index, slots in scalable.items():
-            depends = functions[index].grad_depends_input_data
-            type_name = self.described.type_names[index]
             for slot in [slot.gemm for slot in slots]:
-                for other, need in enumerate(self._needs[index]):
-                    if need and other not in slot[:2] and may_depend(depends, other, slot.factor):
+                for other in [i for i, need in enumerate(self._needs[index]) if need and i not in slot[:2]]:
+                    if may_depend(functions[index].grad_depends_input_data, other, slot.factor):
+                        type_name = self.described.type_names[index]
                         raise ValueError(
                             f"{type_name} is known as a product whose input {slot.input} is multiplied by "
                             f"input {slot.factor}, but so may be the gradient of input {other}, which would "
@@ -366,7 +369,7 @@ class GraphPlan:
         layers: Dict[int, Set[int]] = {}
         found: Set[int] = set()
         for node in self.nodes:
-            product = known(node.type_name).product
+            product = self._rows[node.number].product
             for slot in node.slots:
                 layers.setdefault(slot.factor, set()).add(node.number)
                 if slot.factor not in producers or not (product and product.of_activations):
@@ -376,7 +379,7 @@ class GraphPlan:
             others = self.readers[position] | ({producers.get(position, -1)} & visited)
             others -= layers[position]
             if any(
-                known(described.type_names[i]).reads_more or described.reads(functions[i], i, position)
+                self._rows[i].reads_more or described.reads(functions[i], i, position)
                 for i in others
             ):
                 found.remove(position)
@@ -388,7 +391,7 @@ class GraphPlan:
         behind: Set[int] = set()
         layers = False
         for index in self.order:
-            product = is_matrix_product(self.described.type_names[index])
+            product = self._rows[index].product is not None
             layers |= product
             outputs = self._outputs[index]
             if product or not behind.isdisjoint(outputs):
@@ -398,29 +401,29 @@ class GraphPlan:
         return section if layers else {i for i in section if self._sizes[self._outputs[i][0]] == 1}
 
     def _node(self, index: int, slots: Sequence[LayerSlot], section: Set[int]) -> NodeStructure:
-        described, label = self.described, self.labels[index]
-        type_name, outputs = described.type_names[index], tuple(self._outputs[index])
+        described, label, row = self.described, self.labels[index], self._rows[index]
+        type_name, outputs = described.type_names[index], self._outputs[index]
         needed: Dict[int, Optional[int]] = {}
         for position, producer, need in zip(self._inputs[index], self._producers[index], self._needs[index]):
-            if need:
-                needed.setdefault(position, producer)
-        non_homogeneous = not known(type_name).linear or type_name in self.options.non_homogeneous
+            if need and position not in needed:
+                needed[position] = producer
+        non_homogeneous = not row.linear or type_name in self.options.non_homogeneous
         in_section = index in section
-        layers = tuple([s for s in slots if self.options.selection.selects(label, s.layer)]) if slots else ()
+        # Arguments by name would take twice the time.
         return NodeStructure(
-            number=index,
-            type_name=type_name,
-            args=described.args[index],
-            label=label,
-            outputs=outputs,
-            inputs=tuple([p for p, producer in needed.items() if producer is not None]),
-            leaves=tuple([p for p, producer in needed.items() if producer is None]),
-            slots=layers,
-            loss_section=in_section,
-            non_homogeneous=non_homogeneous,
-            own_references=known(type_name).own_references,
-            half=index in self._half,
-            separates=non_homogeneous or (in_section and len(outputs) == 1 and self._sizes[outputs[0]] == 1),
+            index,
+            type_name,
+            described.args[index],
+            label,
+            tuple(outputs),
+            tuple([p for p, producer in needed.items() if producer is not None]),
+            tuple([p for p, producer in needed.items() if producer is None]),
+            tuple([s for s in slots if self.options.selection.selects(label, s.layer)]) if slots else (),
+            in_section,
+            non_homogeneous,
+            row.own_references,
+            index in self._half,
+            non_homogeneous or (in_section and len(outputs) == 1 and self._sizes[outputs[0]] == 1),
         )
 
     @cached_property
@@ -429,7 +432,7 @@ class GraphPlan:
         described = self.described
         flat = zip(described.inputs.positions, described.producers, described.needs)
         found = dict.fromkeys([p for p, producer, need in flat if producer is None and not need], False)
-        for index in [i for i, type_name in enumerate(described.type_names) if known(type_name).writes]:
+        for index in [i for i, row in enumerate(self._rows) if row.writes]:
             written = written_inputs(described.type_names[index], described.args[index])
             uses = enumerate(range(len(described.needs))[described.inputs.part(index)])
             # A function that writes to `w.reshape(...)` writes to w.
@@ -454,7 +457,7 @@ class GraphPlan:
             role = "scaled"
         elif node.loss_section:
             role = "passed through (loss)"
-        elif known(node.type_name).product is UNSCALED:
+        elif self._rows[node.number].product is UNSCALED:
             role = "passed through (no scale of its own)"
         else:
             role = "passed through"

@@ -175,8 +175,8 @@ def test_leaves_are_read_and_outputs_written() -> None:
 
 def test_parameters_are_left_out() -> None:
     x, w = nn.Variable((2, 3)), nn.Variable((2, 3), need_grad=True)
-    assert list(Uses(F.mean(x * w), {hash(w): "w"}).leaves) == [x]
-    assert list(Uses(F.mean(x * w)).leaves) == [x, w]
+    assert Uses(F.mean(x * w), {hash(w): "w"}).leaves.keys() == {x}
+    assert Uses(F.mean(x * w)).leaves.keys() == {x, w}
 
 
 @pytest.mark.parametrize(
