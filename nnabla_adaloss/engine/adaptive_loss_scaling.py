@@ -134,7 +134,7 @@ class AdaptiveLossScaling:
         self._reader = TailReader(self.variable, float_tail=float_tail)
         # An emulation has usually just read it.
         graph = self._reader.read(loss.graph if isinstance(loss, FormatEmulation) else None)
-        if any(known(type_name).scales for type_name in graph.described.type_names):
+        if any(known(type_name).scales for type_name in {*graph.described.type_names}):
             raise ValueError(
                 "loss scales itself already, by nnabla_adaloss.loss_scaling with a tracker: "
                 "train on it as it is, or wrap the loss that was given to loss_scaling"

@@ -214,7 +214,7 @@ class GraphCache:
             statistics=statistics,
             storage=storage,
             schedules=topology.schedules,
-            zeroed=None if self._parameters is None else names_of(self._parameters).keys(),
+            zeroed=self._parameters,
         )
 
     def _wanted(self, plan: GraphPlan) -> Wanted:

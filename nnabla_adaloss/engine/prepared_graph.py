@@ -32,12 +32,13 @@ from ..core.schedule_cache import ScheduleCache
 from ..emulation.rounded_storage import NativeStorage, RoundedStorage
 from ..graph.graph import Graph
 from ..graph.loss_weights import LossWeights
+from ..graph.names import Parameters, names_of
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels, Measurements
 from ..kernels.scratch import ScratchPool
 from .gradient_ranges import GradientRanges
 from .hookless_steps import HooklessSteps
-from .slices import Slice, slices_of
+from .slices import Slice, empty_slices, slices_of
 from .statistics import Statistics
 
 _NO_STEPS: Any = MappingProxyType({})
@@ -59,8 +60,8 @@ class PreparedGraph:
     statistics: Statistics
     storage: NativeStorage  # an emulated one measures every gradient
     schedules: ScheduleCache
-    # Keys of the parameters whose gradients are zeroed in each iteration; None: of all leaves.
-    zeroed: Optional[AbstractSet[int]] = None
+    # Parameters whose gradients are zeroed in each iteration; None: of all leaves.
+    zeroed: Parameters = None
     # By loss weights: schedule, and its steps without hooks or the reason for hooks.
     steps: Mapping[Tuple[float, ...], Tuple[ScaleSchedule, Union[HooklessSteps, str]]] = _NO_STEPS
     _slices: Sequence[Optional[Slice]] = ()
@@ -99,7 +100,8 @@ class PreparedGraph:
             leaf for node in self.plan.nodes if not node.half for leaf in map(self.plan.leaf, node.leaves)
         }
         keys, variables, storage = self.graph.keys, self.graph.variables, self.storage
-        sums = [leaf for leaf in in_place if keys[leaf] not in self.zeroed]
+        zeroed = names_of(self.zeroed)
+        sums = [leaf for leaf in in_place if keys[leaf] not in zeroed]
         return frozenset([leaf for leaf in sums if not storage.rounds_gradient(variables[leaf])])
 
     @cached_property
@@ -236,7 +238,10 @@ class PreparedGraph:
         if number is None:
             return None
         if not self._slices:
+            # Graphs that are new in each iteration need few slices.
             wanted, count = self.statistics.wanted, self.schedules.iterations
+            if number < empty_slices(self.plan, count, rounds=self.storage.rounds):
+                return None
             self._slices = slices_of(
                 self.plan, wanted, count, rounds=self.storage.rounds, uncounted=self.uncounted
             )

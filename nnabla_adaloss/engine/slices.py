@@ -23,6 +23,13 @@ class Slice(NamedTuple):
     last: bool  # True if everything has been measured after this pass
 
 
+def empty_slices(plan: GraphPlan, count: int, *, rounds: bool) -> int:
+    """Count the slices, of `count`, that are empty in any case, because the graph's arrays are small."""
+    if rounds or any(node.half for node in plan.nodes):
+        return 0
+    return count - _used(sum(map(math.prod, plan.described.shapes)), count)
+
+
 def slices_of(
     plan: GraphPlan, wanted: Wanted, count: int, *, rounds: bool, uncounted: AbstractSet[int] = frozenset()
 ) -> List[Optional[Slice]]:
@@ -54,8 +61,7 @@ def slices_of(
 
 def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:
     """Divide positions into `count` lists: empty ones, then some of about the same size."""
-    # A call takes longer than measuring small arrays.
-    used = min(count, max(1, sum(sizes[position] for position in positions) // _LEAST))
+    used = _used(sum(sizes[position] for position in positions), count)
     lists: List[List[int]] = [[] for _ in range(used)]
     filled = [0] * used
     for position in sorted(positions, key=lambda p: (-sizes[p], p)):
@@ -63,3 +69,9 @@ def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List
         lists[smallest].append(position)
         filled[smallest] += max(sizes[position], 1)
     return [[] for _ in range(count - used)] + lists
+
+
+def _used(size: int, count: int) -> int:
+    """Number of slices that hold arrays of a total size."""
+    # A call takes longer than measuring small arrays.
+    return min(count, max(1, size // _LEAST))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from itertools import chain, repeat
-from operator import attrgetter, sub
+from operator import attrgetter, itemgetter, sub
 from types import MappingProxyType
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -42,7 +42,7 @@ class Uses(NamedTuple):
     def by_function(self, of_each: Optional[List[Any]] = None) -> List[List[Any]]:
         """Positions by function, or the corresponding elements of `of_each`."""
         values = self.positions if of_each is None else of_each
-        return [values[start:end] for start, end in zip([0, *self.ends], self.ends)]
+        return list(map(values.__getitem__, map(slice, [0, *self.ends], self.ends)))
 
 
 class GraphDescription(NamedTuple):
@@ -81,7 +81,7 @@ class GraphDescription(NamedTuple):
     def in_half(self) -> List[int]:
         """Indices of the functions that compute in half precision."""
         # Most graphs have a single context.
-        half = {name for name in {backend[0] for backend in self.backends if backend} if is_half([name])}
+        half = {name for name in {*map(itemgetter(0), filter(None, self.backends))} if is_half([name])}
         if not half:
             return []
         return [i for i, backend in enumerate(self.backends) if backend and backend[0] in half]

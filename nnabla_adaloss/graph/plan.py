@@ -307,22 +307,21 @@ class GraphPlan:
         # before forward, and even in order for a rewired graph.
         ranks: List[int] = []
         for producers in self._producers:
-            ranks.append(1 + max([ranks[p] for p in producers if p is not None], default=0))
-        seen: Set[int] = set()
-        waiting: List[Tuple[int, int, int]] = []
-
-        def push(index: int) -> None:
-            if described.need_grads[index] and index not in seen:
-                seen.add(index)
-                heapq.heappush(waiting, (-ranks[index], len(seen), index))
-
-        push(len(described.type_names) - 1)
+            rank = 0
+            for producer in producers:
+                if producer is not None and ranks[producer] > rank:
+                    rank = ranks[producer]
+            ranks.append(rank + 1)
+        last = len(described.type_names) - 1
+        waiting = [(-ranks[last], 1, last)] if described.need_grads[last] else []
+        seen = {last}
         while waiting:
             index = heapq.heappop(waiting)[2]
             order.append(index)
             for producer, need in zip(self._producers[index], self._needs[index]):
-                if need and producer is not None:
-                    push(producer)
+                if need and producer not in seen and producer is not None and described.need_grads[producer]:
+                    seen.add(producer)
+                    heapq.heappush(waiting, (-ranks[producer], len(seen), producer))
         return order
 
     def _slots(self, index: int) -> List[LayerSlot]:
@@ -378,10 +377,7 @@ class GraphPlan:
         for position in sorted(found):
             others = self.readers[position] | ({producers.get(position, -1)} & visited)
             others -= layers[position]
-            if any(
-                self._rows[i].reads_more or described.reads(functions[i], i, position)
-                for i in others
-            ):
+            if any(self._rows[i].reads_more or described.reads(functions[i], i, position) for i in others):
                 found.remove(position)
         return frozenset(found)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss.engine import slices
-from nnabla_adaloss.engine.slices import Slice, slices_of
+from nnabla_adaloss.engine.slices import Slice, empty_slices, slices_of
 from nnabla_adaloss.engine.statistics import Wanted
 from nnabla_adaloss.graph.plan import GraphPlan
 from tests.worlds.networks import layers
@@ -40,6 +40,10 @@ def test_all_that_is_wanted_is_in_exactly_one_slice(least: int, network: Network
         found = divided(plan, count)
         assert found == divided(plan, count)
     assert [one.last for one in found] == [*(count - 1) * [False], True]
+        # No slice that is known to be empty holds anything.
+        empty = empty_slices(plan, count, rounds=False)
+        assert not any(any(one[:4]) for one in found[:empty])
+        assert least == 1 or empty == count - 1
     # What is little is measured right before the next choice.
     assert least == 1 or not any(any(one[:4]) for one in found[:-1])
     factors = {slot.factor for node in plan.nodes for slot in node.slots}
@@ -76,3 +80,4 @@ def test_leaves_in_half_count_in_every_pass(context: Any, rounds: bool, everywhe
     wanted = Wanted(frozenset(), frozenset(), watched=frozenset())
     found = slices_of(plan, wanted, 3, rounds=rounds)
     assert [0 if one is None else len(one.leaves) for one in found] == [everywhere, everywhere, 4]
+    assert empty_slices(plan, 3, rounds=rounds) == (0 if everywhere else 2)
