@@ -39,11 +39,11 @@ def test_all_that_is_wanted_is_in_exactly_one_slice(least: int, network: Network
         patched.setattr(slices, "_LEAST", least)
         found = divided(plan, count)
         assert found == divided(plan, count)
-    assert [one.last for one in found] == [*(count - 1) * [False], True]
-        # No slice that is known to be empty holds anything.
+        # Slices that must be empty are.
         empty = empty_slices(plan, count, rounds=False)
         assert not any(any(one[:4]) for one in found[:empty])
         assert least == 1 or empty == count - 1
+    assert [one.last for one in found] == [*(count - 1) * [False], True]
     # What is little is measured right before the next choice.
     assert least == 1 or not any(any(one[:4]) for one in found[:-1])
     factors = {slot.factor for node in plan.nodes for slot in node.slots}
