@@ -319,7 +319,7 @@ def test_slices_are_divided_by_the_sizes_of_the_graph_in_use() -> None:
         return AdaptiveLossScaling(F.mean(h**2))
 
     def slices(scaling: AdaptiveLossScaling) -> Any:
-        return [settle(scaling, iteration) and scaling._graph.current()._slices for iteration in range(3)][-1]
+        return [settle(scaling, iteration) and scaling._graph.current()._slices for iteration in range(9)][-1]
 
     nn.clear_parameters()
     small, large = engine(4), engine(2048)
