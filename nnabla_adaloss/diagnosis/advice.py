@@ -183,7 +183,7 @@ class _Trials:
                 chosen[name] += 1
         layers = [LayerAdvice(n, storage[n], tried[n], n in self._repeated) for n in self._uses]
         error = max((harm.gradients.error for harm in harms.values()), default=0.0)
-        return PrecisionAdvice(layers, candidates[0], error, self._network.note)
+        return PrecisionAdvice(layers, candidates[0], error, " ".join(map(str, self._network.notes)))
 
     def _alone(self, name: str, candidates: Sequence[PrecisionLike]) -> Dict[str, Harm]:
         """Effect of each candidate, up to the first harmless one."""

@@ -11,9 +11,9 @@ import nnabla as nn
 from ..core.components import NodeStructure
 from ..graph.functions import is_matrix_product
 from . import remedies
-from .finite import Cause, factors_in_words
+from .finite import Cause, Finiteness, factors_in_words, repeated
 from .passes import Layer
-from .target import NORMALIZATIONS, Network
+from .target import NORMALIZATIONS, Network, Note, input_name
 from .watching import Sight, largest
 
 # An activation is saturated if more than this share of its outputs is in its flat part, in every batch.
@@ -124,9 +124,19 @@ class Ends:
                 if node.type_name == "Softmax":
                     what = "rows are 1 in one place and 0 elsewhere"
                 what = f"it is saturated: {flat[key]:.0%} of its {what}"
+                cause = self._saturated(self._network.function(key), what, remedies.SATURATED)
                 spoils = self._labels(before - others - self._starved)
                 fatal = before <= self._starved and not self._learns({key})
-                yield Cause("saturated", node.label, what, remedies.SATURATED, fatal, spoils)
+                yield cause._replace(fatal=fatal, spoils=spoils)
+
+    def _saturated(self, f: Any, what: str, remedy: str) -> Cause:
+        """Cause of saturation: what makes its inputs large, or the function."""
+        numbers = Finiteness(self._network, self._sights[0])
+        grown, parameters = numbers.grown(f)
+        if remedy == remedies.SATURATED and grown.startswith("; the bias"):
+            remedy = remedies.SMALLER_BIAS
+        own = Cause("saturated", self._network.name(f), what + grown, remedy, parameters=parameters)
+        return numbers.before(f) or own
 
     def _labels(self, leaves: AbstractSet[int]) -> Tuple[str, ...]:
         """Names of the layers that leaves belong to."""
@@ -134,14 +144,33 @@ class Ends:
         return tuple(n.label for n, own in keys if not leaves.isdisjoint(own))
 
     def waits_for(self, layer: Layer) -> str:
-        """Parameter between a layer and the loss that is 0 and moves; empty for none."""
-        for f in self._network.behind(layer.outputs or layer.weights):
-            for v in self._factors(f):
-                name = self._network.names.get(hash(self._zero_origin(v)), "")
-                moves = largest(s.gradients.get(hash(v)) for s in self._sights)
-                if name and moves and not self._largest(v):
-                    return name
-        return ""
+        """First parameter that is 0, moves, and multiplies a layer's way to the loss; empty for none."""
+        network, onward = self._network, set(layer.outputs or layer.weights)
+        names: List[str] = []
+        for f in network.graph.functions:
+            if onward.isdisjoint(map(hash, f.inputs)):
+                continue
+            zeros = [v for v in self._factors(f) if hash(v) not in onward and not self._largest(v)]
+            moving = [v for v in zeros if largest(s.gradients.get(hash(v)) for s in self._sights)]
+            found = [network.names.get(hash(self._zero_origin(v)), "") for v in moving]
+            names += filter(None, found)
+            if not any(found):
+                onward.update(map(hash, f.outputs))
+        return names[0] if names and onward.isdisjoint(map(hash, network.roots)) else ""
+
+    def blank(self) -> Iterator[Note]:
+        """Note layers that learn nothing from an input, as it is all 0."""
+        network = self._network
+        for key, node in network.nodes.items():
+            weights = [p for p in node.leaves if network.graph.leaves[p].ndim > 1]
+            arriving = self._largest_gradient(self._sights, node.outputs)
+            if weights and arriving and not self._largest_gradient(self._sights, weights):
+                f = network.function(key)
+                v = repeated(f.inputs[0])
+                if not (v.parent or self._largest(v) or hash(v) in network.never_filled):
+                    yield Note(
+                        f"{node.label} learns nothing from {input_name(v)}, which is all 0 in every batch."
+                    )
 
     def _factors(self, f: Any) -> List[nn.Variable]:
         """Inputs that a function multiplies by."""
@@ -186,7 +215,10 @@ class Ends:
 
     def _told(self, f: Any, node: NodeStructure) -> Cause:
         """Cause of a gradient's end at a function, or of its zeros."""
-        kind, args, called = node.type_name, node.args, self._network.called
+        kind, args, called, names = node.type_name, node.args, self._network.called, self._network.names
+
+        def named(variables: List[nn.Variable]) -> Tuple[str, ...]:
+            return tuple(names[hash(v)] for v in variables if hash(v) in names)
 
         def cause(kind: str, what: str, remedy: str) -> Cause:
             return Cause(kind, node.label, what, remedy)
@@ -206,29 +238,32 @@ class Ends:
             what = f"it multiplies the gradient, which is {arriving:.1g}, by {args['val']:g}, which gives 0"
             what += factors_in_words(self._network, list(self._network.behind(map(hash, f.outputs))))
             return cause("small_factors", what, remedies.SMALL_FACTORS)
-        weights = [v for v in zeros if hash(v) in self._network.names and v.ndim > 1]
+        weights = [v for v in zeros if hash(v) in names and v.ndim > 1]
         if is_matrix_product(kind) and node.leaves and weights:
             what = f"its weights are all 0 and get no gradient ({called(weights[0])})"
-            return cause("zero_weights", what, remedies.INITIALISE)
+            return cause("zero_weights", what, remedies.INITIALISE)._replace(parameters=named(weights))
         if (kind in _PRODUCTS or is_matrix_product(kind)) and zeros:
             v = self._zero_origin(zeros[0])
-            is_parameter = hash(v) in self._network.names
-            remedy = remedies.TRAIN if is_parameter else remedies.WHY_ZERO if v.parent else remedies.FILL
-            return cause("zero_factor", f"it multiplies by {called(v)}, which is all 0", remedy)
+            why, remedy = "is all 0", remedies.TRAIN if hash(v) in names else remedies.WHY_ZERO
+            if v.parent is None and hash(v) not in names:
+                why, remedy = self._network.emptiness(v)
+            what = f"it multiplies by {called(v)}, which {why}"
+            return cause("zero_factor", what, remedy)._replace(parameters=named([v]))
         if kind in _SOFTMAX and f.inputs[0].shape[args["axis"]] == 1:
             what = "it runs over an axis of size 1, so that all its outputs are the same"
             return cause("constant_softmax", what, remedies.SOFTMAX_AXIS)
         if kind in NORMALIZATIONS:
-            gammas = [called(v) for v in self._factors(f) if v in zeros]
+            gammas = [v for v in self._factors(f) if v in zeros]
             if gammas:
-                return cause("zero_factor", f"it multiplies by {gammas[0]}, which is all 0", remedies.GAMMA)
+                what = f"it multiplies by {called(gammas[0])}, which is all 0"
+                return cause("zero_factor", what, remedies.GAMMA)._replace(parameters=named(gammas))
             what = "it passes no gradient: what it normalises together is constant"
             if self._network.normalizes_single_numbers(f):
                 what = "it passes no gradient: it normalises one number at a time"
             return cause("constant_input", what, remedies.CONSTANT_INPUT)
         if kind in _SATURATES:
             what = "it is saturated: all of its outputs are where its derivative is 0"
-            return cause("saturated", what, remedies.BOUND if kind in _BOUNDS else remedies.SATURATED)
+            return self._saturated(f, what, remedies.BOUND if kind in _BOUNDS else remedies.SATURATED)
         return cause("no_gradient", "it passes no gradient on", remedies.NO_GRADIENT)
 
 
@@ -238,4 +273,16 @@ def ends_as_stored(network: Network, stored: Ends, ended: Mapping[int, Cause]) -
         if key not in ended:
             format = network.format(network.function(key).outputs[0]).name
             what = f"{cause.what}, as stored in {format}, not in fp32"
-            yield cause._replace(kind=f"{cause.kind}_as_stored", what=what)
+            yield cause._replace(kind=f"{cause.kind}_as_stored", what=what, as_stored=True)
+
+
+def blank_input(network: Network, f: Any, v: nn.Variable, rest: str = "") -> Cause:
+    """Cause of an input of zeros that a layer reads."""
+    how, remedy = network.emptiness(v)
+    what, kind = f"it reads {input_name(v)}, which {how}{rest}", "zero_input"
+    if v.need_grad:
+        what = f"it reads a variable of shape {v.shape} that is unlinked: nothing computes it in forward"
+        remedy = remedies.FORWARD
+    if v.need_grad or hash(v) in network.never_filled:
+        kind = "unfed"
+    return Cause(kind, network.name(f), what, remedy)

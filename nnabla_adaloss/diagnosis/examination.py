@@ -6,9 +6,8 @@ from __future__ import annotations
 import math
 import os
 from functools import partial
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union, overload
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union, overload
 
-import nnabla as nn
 import numpy as np
 
 from ..core.formats import Format, canonical_name
@@ -17,12 +16,12 @@ from ..emulation import FormatEmulation
 from ..state.whole_file import replace_page
 from . import remedies
 from .advice import PrecisionAdvice, advise, candidates_of
-from .ends import Ends, ends_as_stored
+from .ends import Ends, blank_input, ends_as_stored
 from .finite import Cause, Finiteness
 from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
 from .presentation import as_page, as_text
-from .target import Feeder, Network, Subject, input_name, listed
-from .untrained import hardly_moved, moved, note, spoiled, untrained
+from .target import Feeder, Network, Note, Subject
+from .untrained import hardly_moved, moved, notes, spoiled, untrained
 from .verdicts import USELESS, LayerNumbers, NetworkNumbers, Verdict, Way, verdict_of
 from .watching import REPEATED, Sight, largest
 from .ways import FormatTrial
@@ -59,11 +58,14 @@ class Diagnosis:
         return {
             "verdict": verdict.line,
             "needs": None if verdict.needs is None else verdict.needs.value,
-            "causes": [{**cause._asdict(), "spoils": list(cause.spoils)} for cause in verdict.causes],
+            "causes": [
+                {**cause._asdict(), "spoils": [*cause.spoils], "parameters": [*cause.parameters]}
+                for cause in verdict.causes
+            ],
             "formats": {name: None if way is None else way.value for name, way in verdict.formats.items()},
             "storage": numbers.storage,
             "batches": numbers.batches,
-            "notes": list(numbers.notes),
+            "notes": [note.in_full() for note in numbers.notes],
             "loss": _plain(numbers.loss),
             "stored_loss": _plain(numbers.stored_loss),
             "scales": {way.value: scale for way, scale in numbers.scales.items()},
@@ -192,7 +194,7 @@ class _Examination:
         self._storage = canonical_name(storage) if isinstance(storage, str) else str(precisions)
         self._layers = parameter_layers(examined.graph, examined.plan)
         self._passes = Passes(self._layers)
-        self._network = Network(examined.graph, examined.plan, self._emulation.emulated_storage)
+        self._network = Network(examined, self._emulation.emulated_storage)
         self._in_fp32: List[Sight] = []
         self._as_stored: List[Sight] = []
         self._losses: List[Tuple[float, float]] = []
@@ -213,7 +215,10 @@ class _Examination:
         tried: Dict[str, FormatTrial] = {}
         layers: List[LayerNumbers] = []
         try:
-            causes = [_unfed(examined, self._network, *unfed)] if unfed else []
+            causes: List[Cause] = []
+            if unfed:
+                v, f = unfed
+                causes = [blank_input(self._network, f, v, ", and no layer reads other data")]
             if not self._network.reached_leaves:
                 causes += untrained(examined, self._network)
             causes = causes or self._observe()
@@ -239,7 +244,7 @@ class _Examination:
             layers=layers,
             causes=causes,
             formats=formats,
-            notes=[text for text in (examined.note, note(examined, self._network), self._note()) if text],
+            notes=[*examined.notes, *notes(examined, self._network), *self._notes(tried)],
         )
 
     def _observe(self) -> List[Cause]:
@@ -277,12 +282,13 @@ class _Examination:
         # Causes that show in forward alone.
         return [*fatal, *Ends(self._network, self._in_fp32).dead()] if fatal else []
 
-    def _note(self) -> str:
-        """Describe the gradients that are not judged, because passes differ."""
-        if not self._random:
-            return ""
-        what = f"Numbers that differ from pass to pass are computed by {listed(self._random)}"
-        return f"{what}: gradients that depend on them are not judged."
+    def _notes(self, tried: Mapping[str, FormatTrial]) -> Iterator[Note]:
+        """Describe inputs of zeros, and gradients that are not judged, because passes differ."""
+        if tried:
+            yield from self._ends.blank()
+        if self._random:
+            what = "Numbers that differ from pass to pass are computed by "
+            yield Note(what, self._random, ": gradients that depend on them are not judged.")
 
     def _not_finite(self, sights: Sequence[Sight]) -> List[Cause]:
         """Causes of nonfinite numbers in any batch, in forward order, one of each kind and function."""
@@ -367,7 +373,8 @@ class _Examination:
             found = sorted((cause for cause in changed if cause), key=self._position)
             found += ends_as_stored(network, Ends(network, self._as_stored), ended)
             for cause in found[:1]:
-                yield cause._replace(fatal=len(damaged) == len(learning), spoils=tuple(damaged))
+                fatal = len(damaged) == len(learning)
+                yield cause._replace(fatal=fatal, spoils=tuple(damaged), as_stored=True)
         yield from untrained(self._examined, network)
         yield from spoiled(self._arriving, self._for_solver)
         for_solver = {n: a for n, a in self._for_solver.items() if n not in noisy}
@@ -376,17 +383,6 @@ class _Examination:
 
 def _emulated(examined: Subject, storage: StorageLike) -> FormatEmulation:
     return FormatEmulation(examined.loss, storage, float_tail=True, parameters=examined.parameters)
-
-
-def _unfed(examined: Subject, network: Network, v: nn.Variable, f: Any) -> Cause:
-    never = hash(v) in examined.never_filled
-    how = "nobody has filled" if never else "is all 0 in every batch"
-    what = f"it reads {input_name(v)}, which {how}, and no layer reads other data"
-    remedy = remedies.FILL if never else remedies.ZEROS
-    if v.need_grad:
-        what = f"it reads a variable of shape {v.shape} that is unlinked: nothing computes it in forward"
-        remedy = "link it, or run forward of it in the feeder"
-    return Cause("unfed" if never or v.need_grad else "zero_input", network.name(f), what, remedy)
 
 
 def _noise(layers: Sequence[str], *, fatal: bool) -> Cause:

@@ -8,10 +8,10 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 
 import nnabla as nn
 
-from ..core.formats import FLOAT32, Format
+from ..core.formats import FLOAT32
 from ..graph.description import type_name_of
 from . import remedies
-from .target import Network
+from .target import Network, listed, scope_of
 from .watching import Sight
 
 # Relative change of an array, or of the loss, from which storage has corrupted it.
@@ -26,6 +26,8 @@ _SOFTMAX = {"Softmax", "LogSoftmax"}
 # Input that must not be 0.
 _NOT_ZERO = {"Log": 0, "PowScalar": 0, "Pow2": 0, "Div2": 1, "RDivScalar": 0}
 _DIVISIONS = {"Div2", "RDivScalar"}
+# Functions with a constant that may keep numbers away from 0.
+_CONSTANTS = {"AddScalar", "MaximumScalar", "Constant"}
 
 
 class Cause(NamedTuple):
@@ -37,6 +39,8 @@ class Cause(NamedTuple):
     remedy: str
     fatal: bool = True  # True if nothing is learned before it is fixed
     spoils: Tuple[str, ...] = ()  # layers whose gradients no scale keeps because of it
+    parameters: Tuple[str, ...] = ()  # those at fault, or without a gradient
+    as_stored: bool = False  # True if fp32 does not have it
 
     def __str__(self) -> str:
         return f"{self.function}: {self.what}. {self.remedy[0].upper()}{self.remedy[1:]}."
@@ -87,8 +91,13 @@ class Finiteness:
         bad = self._bad((*f.inputs, *f.outputs))
         if bad:
             return self._origins(bad)
-        what = f"its gradient is not finite{self._reads(f)}{self._also}"
-        return [Cause("backward_not_finite", network.name(f), what, remedies.of(f))]
+        broken = [v for v in f.inputs if hash(v) in gradients and not gradients[hash(v)].finite]
+        named = [network.names.get(hash(repeated(v)), "") for v in broken]
+        parameters = tuple(named) if all(named) else ()
+        of = f" of {listed(parameters)}" * bool(parameters)
+        what = f"its gradient{of} is not finite{self._reads(f)}{self._also}"
+        own = Cause("backward_not_finite", network.name(f), what, remedies.of(f), parameters=parameters)
+        return [(self.before(f) or own)._replace(as_stored=self._is_stored)]
 
     def _origins(self, variables: List[nn.Variable]) -> List[Cause]:
         """Follow nonfinite variables back to functions of finite inputs."""
@@ -108,7 +117,7 @@ class Finiteness:
         for f, v in [one for one in found if one[1].parent is not None or one in leaves[:1]]:
             computed = v.parent is not None and not self._is_mask(v)
             cause = self._computed(f, v) if computed else self._leaf(f, v, others)
-            causes.setdefault((cause.kind, f.info.type_name), cause)
+            causes.setdefault((cause.kind, f.info.type_name), cause._replace(as_stored=self._is_stored))
         return list(causes.values())
 
     def _is_mask(self, v: nn.Variable) -> bool:
@@ -135,7 +144,8 @@ class Finiteness:
         called, sight = network.called(v), self._sight
         if self._is_stored and v.parent is None:
             what = f"it reads {called}, which reaches {self._beyond(v)}"
-            return Cause("beyond_format", name, what, remedies.INTO_RANGE)
+            parameters = tuple(network.names[key] for key in {hash(v)} & network.names.keys())
+            return Cause("beyond_format", name, what, remedies.INTO_RANGE, parameters=parameters)
         if self._is_mask(v):
             # A mask: the cause is the function that turns it into NaN.
             for g in network.graph.functions:
@@ -145,7 +155,8 @@ class Finiteness:
                     return Cause("not_finite", network.name(g), what, remedies.MASK)
         what = f"it reads {called}, which holds {sight.not_finite(v)}{others}"
         if hash(v) in network.names:
-            return Cause("weight_not_finite", name, what, remedies.RESTORE)
+            parameter = (network.names[hash(v)],)
+            return Cause("weight_not_finite", name, what, remedies.RESTORE, parameters=parameter)
         return Cause("data_not_finite", name, what, remedies.CLEAN)
 
     def _computed(self, f: Any, v: nn.Variable) -> Cause:
@@ -156,11 +167,15 @@ class Finiteness:
             for mask in [w for w in leaves if self._amax(w) > network.format(w).max][:1]:
                 what += f", as {network.called(mask)} reaches {self._beyond(mask)}"
             return Cause("closed_row", name, what, remedies.OPEN_ROWS)
+        before = self.before(f)
+        if before is not None:
+            return before
         if self._is_stored and self._amax(v) > network.format(v).max:
-            what = f"it computes numbers up to {self._beyond(v)}{self._reads(f)}{self._grown(f)}"
-            return Cause("overflow", name, what, remedies.of(f, too_large=True))
+            grown, parameters = self.grown(f)
+            what = f"it computes numbers up to {self._beyond(v)}{self._reads(f)}{grown}"
+            return Cause("overflow", name, what, remedies.of(f, too_large=True), parameters=parameters)
         what = f"it computes {self._sight.not_finite(v)} from finite numbers{self._reads(f)}{self._also}"
-        what += self._grown(f)
+        what += self.grown(f)[0]
         g = remedies.difference_before(f)
         remedy = remedies.of(g) if g is not None and self._is_stored else remedies.of(f)
         if math.inf in map(abs, filter(_is_number, f.info.args.values())):
@@ -168,6 +183,38 @@ class Finiteness:
         elif self._negatives(f) and remedy in (remedies.AWAY, remedies.LOG):
             remedy = remedies.ABOVE
         return Cause("not_finite", name, what, remedy)
+
+    def before(self, f: Any) -> Optional[Cause]:
+        """Find what makes a function's inputs 0 or large: a constant as stored, a running variance of 0."""
+        network = self._network
+        for g in network.walk([w.parent for w in self._vanishing(f)], self._vanishing):
+            constant = g.info.args.get("val") if g.info.type_name in _CONSTANTS else None
+            stored = network.format(g.outputs[0])
+            if constant and not stored.nearest(constant):
+                what = f"its constant {constant:g} is 0 in {stored.name}{self._reads(f, network.name(f))}"
+                remedy = remedies.HELD_IN_LOG if f.info.type_name == "Log" else remedies.HELD
+                return Cause("lost_constant", network.name(g), what, remedy)
+        for g in network.in_order(network.walk([f])):
+            cause = self._variance(g)
+            if cause is not None and not self._amax(g.outputs[0]) < _GROWN * self._amax(g.inputs[0]):
+                return cause
+        return None
+
+    def _variance(self, f: Any) -> Optional[Cause]:
+        """Cause of a normalization by a running variance that is 0."""
+        if f.info.args.get("batch_stat", True) or not f.info.type_name.endswith("BatchNormalization"):
+            return None
+        v, name = f.inputs[4], self._network.name(f)
+        zeros = self._in_fp32.data[hash(v)].zeros
+        what = f"it divides by {self._network.called(v)}, which is 0 in {zeros} of {v.size} channels"
+        parameters = (self._network.names.get(hash(v), ""),)
+        found = Cause("zero_variance", name, what, remedies.STATISTICS, parameters=parameters)
+        return found if zeros else None
+
+    def _vanishing(self, f: Any) -> List[nn.Variable]:
+        """Inputs of a function with elements that are 0 as stored alone."""
+        known = [(v, *(one.data.get(hash(v)) for one in (self._sight, self._in_fp32))) for v in f.inputs]
+        return [v for v, now, before in known if now and before and now.zeros > before.zeros]
 
     def _amax(self, v: nn.Variable) -> float:
         seen = self._in_fp32.data.get(hash(v))
@@ -177,7 +224,7 @@ class Finiteness:
         stored = self._network.format(v)
         return f"{self._amax(v):.3g}, beyond {stored.name}, which ends at {stored.max:g}"
 
-    def _reads(self, f: Any) -> str:
+    def _reads(self, f: Any, subject: str = "it") -> str:
         """Clause about a function's inputs that explains its result."""
         kind, args, network = f.info.type_name, f.info.args, self._network
         power = args["val"] if kind == "PowScalar" else 0.5
@@ -187,16 +234,15 @@ class Finiteness:
             negative = self._negatives(f)
             if negative:
                 source = f" from {network.called(v)}{self._difference(f)}"
-                return f", as it reads {negative} number{'s' * (negative > 1)} below 0{source}"
+                return f", as {subject} reads {negative} number{'s' * (negative > 1)} below 0{source}"
             now, before = (one.data.get(hash(v)) for one in (self._sight, self._in_fp32))
             if now is not None and now.zeros:
                 verb = "divides by" if kind in _DIVISIONS else "reads"
                 more = 0 if before is None else now.zeros - before.zeros
                 if more <= 0:
-                    return f", as it {verb} {now.zeros} zero{'s' * (now.zeros > 1)}"
+                    return f", as {subject} {verb} {now.zeros} zero{'s' * (now.zeros > 1)}"
                 number = "1 number that becomes" if more == 1 else f"{more} numbers that become"
-                stored = network.format(v)
-                return f", as it {verb} {number} 0 in {stored.name}{_lost_constant(network, v, stored)}"
+                return f", as {subject} {verb} {number} 0 in {network.format(v).name}"
         sizes = [(self._amax(v), v) for v in f.inputs if hash(v) not in network.names]
         if not sizes:
             return ""
@@ -221,8 +267,8 @@ class Finiteness:
         largest = max(map(self._amax, g.inputs))
         return f", and in fp32 none: {self._network.name(g)} subtracts numbers up to {largest:.3g}"
 
-    def _grown(self, f: Any) -> str:
-        """Clause about the operand or recurrence that enlarged numbers before `f`."""
+    def grown(self, f: Any) -> Tuple[str, Tuple[str, ...]]:
+        """Clause about the operand or recurrence that enlarged numbers before `f`; and its parameter."""
         names = self._network.names
         # Functions with the magnitudes of their inputs and outputs.
         steps: List[Tuple[Any, float, float]] = []
@@ -235,54 +281,54 @@ class Finiteness:
             steps.insert(0, (f, size, made if made < FLOAT32.max else size))
             f = None if read is None else read.parent
         start = min(range(len(steps)), key=lambda i: steps[i][1] or math.inf)
-        uses: Dict[str, List[float]] = {}
+        uses: Dict[Tuple[str, str], List[float]] = {}
         first = ""
         for g, before, size in reversed(steps[start:]):
-            for what, added in self._addends(g):
+            for what, name, added in self._addends(g):
                 if 2.0 * added > size > 2.0 * before:
-                    return f"; {what} reaches {added:.3g}"
+                    return f"; {what}{name} reaches {added:.3g}", tuple(filter(None, [name]))
         for g, before, size in steps[start:]:
-            factor = self._factor(g, size / before) if size > before > 0.0 else ""
-            if factor:
+            operand = self._factor(g, size / before) if size > before > 0.0 else ("", "")
+            if any(operand):
                 first = first or self._network.name(g)
-                uses.setdefault(factor, []).append(math.log(size / before))
+                uses.setdefault(operand, []).append(math.log(size / before))
         total = sum(map(sum, uses.values()))
         if total < math.log(_GROWN):
-            return ""
-        factor, grown = max(uses.items(), key=lambda one: sum(one[1]))
+            return "", ()
+        (factor, name), grown = max(uses.items(), key=lambda one: sum(one[1]))
         if sum(grown) < total / 2.0:
-            return f"; numbers grow from layer to layer, {math.exp(total):.2g} times from {first} on"
+            return f"; numbers grow from layer to layer, {math.exp(total):.2g} times from {first} on", ()
         makes = f"makes numbers {math.exp(sum(grown) / len(grown)):.2g} times larger"
-        if len(grown) == 1:
-            return f"; {factor} {makes}"
-        return f"; {factor} is applied {len(grown)} times, and {makes} each time"
+        if len(grown) > 1:
+            makes = f"is applied {len(grown)} times, and {makes} each time"
+        return f"; {factor}{name} {makes}", tuple(filter(None, [name]))
 
-    def _addends(self, f: Any) -> Iterator[Tuple[str, float]]:
-        """Constants and parameters that a function adds, in words, and their largest magnitudes."""
+    def _addends(self, f: Any) -> Iterator[Tuple[str, str, float]]:
+        """Constants and parameters that a function adds, in words and by name, and their magnitudes."""
         if f.info.type_name == "AddScalar":
-            yield f"the constant of {self._network.name(f)}", abs(f.info.args["val"])
+            yield f"the constant of {self._network.name(f)}", "", abs(f.info.args["val"])
         for v in f.inputs[1:]:
             name = self._network.names.get(hash(v), "")
             if name and (v.ndim == 1 or name.endswith("beta") or f.info.type_name == "Add2"):
-                yield f"the bias {name}", self._amax(v)
+                yield "the bias ", name, self._amax(v)
 
-    def _factor(self, f: Any, growth: float) -> str:
-        """Operand by which a function enlarges numbers, in words; empty for none."""
+    def _factor(self, f: Any, growth: float) -> Tuple[str, str]:
+        """Operand by which a function enlarges numbers, in words and by name; empty for none."""
         kind, network = f.info.type_name, self._network
         if kind == "MulScalar":
-            return f"the factor {f.info.args['val']:g} of {network.name(f)}"
+            return f"the factor {f.info.args['val']:g} of {network.name(f)}", ""
         named = {network.names[hash(v)]: v for v in f.inputs if hash(v) in network.names and v.ndim > 1}
         if kind.endswith("Normalization"):
             for name, v in named.items():
                 if name.endswith("gamma") and self._amax(v) ** 2 >= growth:
-                    return f"the weight {name}"
-            return f"the division by a small deviation in {network.name(f)}"
+                    return "the weight ", name
+            return f"the division by a small deviation in {network.name(f)}", ""
         weight = max(named, key=lambda name: self._amax(named[name]), default="")
         if weight:
-            return f"the weight {weight}"
+            return "the weight ", weight
         if kind == "Div2":
-            return f"the division by {network.called(f.inputs[1])}"
-        return f"the product with {network.called(f.inputs[1])}" if kind == "Mul2" else ""
+            return f"the division by {network.called(f.inputs[1])}", ""
+        return f"the product with {network.called(f.inputs[1])}" if kind == "Mul2" else "", ""
 
     def changed(self, damaged: Sequence[str]) -> Optional[Cause]:
         """Causes of differences of stored forward from fp32 that reach a loss or a damaged layer."""
@@ -310,7 +356,14 @@ class Finiteness:
                 origins.append((f, f.outputs[0]))
         if not origins:
             return None
-        return self._begins(*min(origins, key=lambda one: network.graph.numbers[hash(one[0])]))
+        origins.sort(key=lambda one: network.graph.numbers[hash(one[0])])
+        cause = self._begins(*origins[0])
+        if cause.remedy != remedies.LARGER:
+            return cause
+        lost = {hash(v): None for _, v in origins if self._sight.lost(v)[0] > _LOST}
+        alike = tuple(network.names[key] for key in lost if key in network.names)
+        others = f" (like {listed(alike[1:])})" * bool(alike[1:])
+        return cause._replace(what=cause.what + others, parameters=alike)
 
     def _begins(self, f: Any, v: nn.Variable) -> Cause:
         """Cause of a difference in a variable that `f` computes, or reads from a leaf."""
@@ -319,8 +372,9 @@ class Finiteness:
         lost, typical_lost = self._sight.lost(v)
         subject = "it computes numbers" if own else f"it reads {network.called(v)}"
         if self._amax(v) > stored.max:
-            what = f"{subject} up to {self._beyond(v)}{self._grown(f) if own else ''}"
-            return Cause("overflow", name, what, remedies.of(f, too_large=True))
+            grown, parameters = self.grown(f) if own else ("", ())
+            what = f"{subject} up to {self._beyond(v)}{grown}"
+            return Cause("overflow", name, what, remedies.of(f, too_large=True), parameters=parameters)
         largest = max(map(self._amax, f.inputs), default=0.0)
         # Rounding errors of its inputs are as large as its outputs.
         size = math.sqrt(self._in_fp32.data[hash(v)].mean_square)
@@ -340,6 +394,8 @@ class Finiteness:
             what = f"{subject}, {'of which' if own else 'of whose numbers'} {lost:.0%} become 0 in "
             what += f"{stored.name}, whose smallest is {stored.smallest_subnormal:.1g}"
             what += factors_in_words(network, list(network.walk([f])))
+            if hash(v) in network.names:
+                return Cause("underflow", scope_of(network.names[hash(v)]), what, remedies.LARGER)
             return Cause("underflow", name, what, remedies.TOO_SMALL)
         what = f"{subject} that come out with an error of {error:.0%} in {stored.name}"
         what += self._reads(f) if own else ""
@@ -356,14 +412,11 @@ def factors_in_words(network: Network, functions: List[Any]) -> str:
     return f" (factors multiply to {product:.1e}: {told}{', ...' * (len(found) > 4)})"
 
 
-def _lost_constant(network: Network, v: nn.Variable, stored: Format) -> str:
-    """Clause about a constant meant to keep a variable away from 0, if the format cannot hold it."""
-    for f in [v.parent, *(w.parent for w in (v.parent.inputs if v.parent else ()))]:
-        if f is not None and f.info.type_name in ("AddScalar", "MaximumScalar"):
-            constant = f.info.args["val"]
-            if constant and not stored.nearest(constant):
-                return f": it does not hold the constant {constant:g} of {network.name(f)}"
-    return ""
+def repeated(v: nn.Variable) -> nn.Variable:
+    """Variable that functions have only reshaped or repeated."""
+    while v.parent is not None and v.parent.info.type_name in ("Broadcast", "BroadcastTo", "Reshape"):
+        v = v.parent.inputs[0]
+    return v
 
 
 def _is_number(value: object) -> bool:

@@ -13,7 +13,7 @@ from ..report.pieces import bullets, document, paragraph, table
 from ..updaters.notifications import installed_version
 from .finite import Cause
 from .passes import Kept
-from .verdicts import NetworkNumbers, Verdict, Way, serves
+from .verdicts import NetworkNumbers, Verdict, Way, judged_layers, serves
 
 Cells = Sequence[str]
 
@@ -28,7 +28,7 @@ _NOT_JUDGED = (
 def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
     """Write the verdict, unfixable faults, tables of formats and layers, and a line for each layer."""
     lines = [f"{network.storage} beside fp32, {_facts(network)}", ""]
-    for text in (*network.notes, verdict.line):
+    for text in (*map(str, network.notes), verdict.line):
         lines += _paragraph(text)
     for cause in _other_causes(verdict):
         lines += _paragraph(f"- {cause}", "  ")
@@ -57,7 +57,7 @@ def as_page(network: NetworkNumbers, verdict: Verdict, name: str) -> str:
         headline = f"{cause.function}: {cause.what}"
         told = paragraph(f"{cause.remedy[0].upper()}{cause.remedy[1:]}.", "finding")
         told += paragraph(verdict.scaling) + bullets(map(str, others)) * bool(others)
-    told += "".join(map(paragraph, network.notes))
+    told += "".join(map(paragraph, map(str, network.notes)))
     about = [name] * bool(name) + [f"{network.storage} beside fp32", *_facts(network).split("; ")]
     about += [f"{datetime.now():%Y-%m-%d %H:%M}", f"nnabla_adaloss {installed_version()}"]
     tables = (table(title, head, rows, words=words) for title, head, rows, words in _tables(network, verdict))
@@ -68,7 +68,10 @@ def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[Tuple[str, Ce
     """Title, head and rows of each table, and True if its cells contain sentences."""
     if not network.layers:
         return
-    formats = [(name, *(_trains(layers, way) for way in Way)) for name, layers in network.formats.items()]
+    formats = [
+        (name, *(_trains(layers, way, stopped=verdict.formats[name] is None) for way in Way))
+        for name, layers in judged_layers(network).items()
+    ]
     what = "Whether each way of scaling trains the loss, and the largest share of a layer's gradient lost"
     yield what, ("format", *(way.value for way in Way)), formats, False
     one = scale_text(network.scales[Way.ONE])
@@ -120,13 +123,13 @@ def _other_causes(verdict: Verdict) -> List[Cause]:
     return [cause for cause in verdict.causes if str(cause) not in verdict.line]
 
 
-def _trains(layers: Mapping[str, Mapping[Way, Kept]], way: Way) -> str:
+def _trains(layers: Mapping[str, Mapping[Way, Kept]], way: Way, *, stopped: bool) -> str:
     kept = [one[way] for one in layers.values()]
     if any(one.overflow for one in kept):
         return "no, overflows"
     if any(math.isinf(one.error) for one in kept):
         return "no, NaN"
-    trains = "yes" if all(serves(one, way) for one in layers.values()) else "no"
+    trains = "yes" if not stopped and all(serves(one, way) for one in layers.values()) else "no"
     return f"{trains}, {_share(max((one.underflow for one in kept), default=0.0))}"
 
 

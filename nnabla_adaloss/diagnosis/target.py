@@ -6,7 +6,20 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack, contextmanager
 from operator import attrgetter
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import nnabla as nn
 import numpy as np
@@ -24,6 +37,7 @@ from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from ..updaters.settings import keep_data
 from ..updaters.solvers import check_solver
+from . import remedies
 from .preserved import preserved
 
 Feeder = Callable[[], Any]
@@ -167,7 +181,7 @@ class Subject:
         if never and self.unfed is None:
             which = " or ".join(input_name(self._inputs[p]) for p in sorted(never))
             notes.append(f"Nobody has filled {which}.")
-        self.note = " ".join(notes)
+        self.notes = [Note(text) for text in notes]
 
     def _unfed(self, blank: Set[int]) -> Optional[Tuple[nn.Variable, Any]]:
         leaves = [(v, f) for f in self.graph.functions for v in f.inputs if v.parent is None]
@@ -217,8 +231,9 @@ def _is_loss(source: Any) -> bool:
 class Network:
     """Functions of a graph, with their names and storage formats."""
 
-    def __init__(self, graph: Graph, plan: GraphPlan, storage: RoundedStorage) -> None:
-        self.graph, self.plan, self._storage = graph, plan, storage
+    def __init__(self, examined: Subject, storage: RoundedStorage) -> None:
+        self.graph, self.plan, self.never_filled = examined.graph, examined.plan, examined.never_filled
+        self._storage, graph, plan = storage, self.graph, self.plan
         # Functions that backward starts from.
         self.roots = [graph.variables[p] for p in plan.roots]
         self.last = [v.parent for v in self.roots]
@@ -264,6 +279,12 @@ class Network:
         """Format that a variable is stored in."""
         return self._storage.data_format(hash(v), v.size)
 
+    def emptiness(self, v: nn.Variable) -> Tuple[str, str]:
+        """Why an input is 0, in words, and the remedy."""
+        if hash(v) in self.never_filled:
+            return "nobody has filled", remedies.FILL
+        return "is all 0 in every batch", remedies.ZEROS
+
     def normalizes_single_numbers(self, f: Any) -> bool:
         """True if a function normalizes single numbers, which removes them."""
         kind, args = f.info.type_name, f.info.args
@@ -307,6 +328,26 @@ class Network:
 def _differentiated(f: Any) -> List[nn.Variable]:
     """Inputs of a function that get a gradient from it."""
     return [] if f.info.type_name == "Unlink" else [v for v in f.inputs if v.need_grad]
+
+
+def scope_of(parameter: str) -> str:
+    """Scope of a parameter's name, or the name if it has none."""
+    return parameter.rpartition("/")[0] or parameter
+
+
+class Note(NamedTuple):
+    """Sentence with a list of names in the middle."""
+
+    begin: str
+    names: Sequence[str] = ()
+    end: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.begin}{listed(self.names)}{self.end}"
+
+    def in_full(self) -> str:
+        """Sentence with all names."""
+        return f"{self.begin}{', '.join(self.names)}{self.end}"
 
 
 def listed(names: Sequence[str]) -> str:

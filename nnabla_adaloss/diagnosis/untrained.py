@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import math
-from typing import AbstractSet, Any, Dict, Iterator, Mapping, Set
+from typing import Any, Dict, Iterator, Mapping, Optional, Set, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -14,7 +14,7 @@ from ..updaters.solvers import has
 from . import remedies
 from .finite import Cause
 from .passes import Layer
-from .target import Network, Subject, listed
+from .target import Network, Note, Subject, listed, scope_of
 
 # Solvers whose steps are the gradient times the learning rate.
 _BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
@@ -32,22 +32,27 @@ def untrained(examined: Subject, network: Network) -> Iterator[Cause]:
     missed = _missed(examined, network)
     if missed and (solver is not None or not network.reached_leaves):
         whose = "of the solver's parameters" if solver is not None else "parameters"
-        what = f"the loss does not depend on {len(missed)} {whose}: {listed([*missed])}"
-        remedy = "link it to the loss: look for an unlinked variable, need_grad=False or an unused output"
+        told = f"{len(missed)} {whose}: {listed([*missed])}"
         nothing = len(missed) == len(parameters) or not network.reached_leaves
-        if nothing and network.graph.positions.keys().isdisjoint(missed.values()):
-            remedy = "the graph has other parameters: give the solver those that it was built with"
-        what += _cut(network, {*missed.values()})
-        first = next(iter(missed))
-        yield Cause("untrained", first.rpartition("/")[0] or first, what, remedy, nothing)
+        first, cut = next(iter(missed)), _cut(network, missed)
+        place, what, remedy = scope_of(first), "the loss does not depend on", remedies.USE
+        if cut is not None:
+            place, how = cut
+            what, remedy = f"its output {how}, and no gradient gets to", remedies.UNCUT
+        elif nothing and network.graph.positions.keys().isdisjoint(missed.values()):
+            remedy = remedies.OTHERS
+        yield Cause("untrained", place, f"{what} {told}", remedy, nothing, parameters=(*missed,))
 
 
-def note(examined: Subject, network: Network) -> str:
+def notes(examined: Subject, network: Network) -> Iterator[Note]:
     """Note parameters without a solver, or, for a loss alone, without a gradient: perhaps on purpose."""
     missed = _missed(examined, network) if examined.solver is None and network.reached_leaves else {}
     if missed:
-        told = f"The loss does not depend on {len(missed)} parameters: {listed([*missed])}"
-        return f"{told}{_cut(network, {*missed.values()})}. Unless that is on purpose, link them to the loss."
+        cut = _cut(network, missed)
+        where = "" if cut is None else f"; the gradient stops at {cut[0]}, whose output {cut[1]}"
+        told = f"The loss does not depend on {len(missed)} parameters: "
+        yield Note(told, [*missed], f"{where}. Unless that is on purpose, link them to the loss.")
+        return
     solvers = [
         made
         for made in gc.get_objects()
@@ -56,9 +61,11 @@ def note(examined: Subject, network: Network) -> str:
     held = {hash(v) for made in solvers for v in made.get_parameters().values()}
     found = [name for key, name in network.plan.names.items() if key in network.reached_leaves - held]
     if not found or held.isdisjoint(network.reached_leaves):
-        return ""
-    told = f"No solver has {len(found)} of the parameters that get a gradient: {listed(found)}"
-    return f"{told}. If this program is to train them, call set_parameters after all layers are built."
+        return
+    told = f"No solver has {len(found)} of the parameters that get a gradient: "
+    yield Note(
+        told, found, ". If this program is to train them, call set_parameters after all layers are built."
+    )
 
 
 def spoiled(arriving: float, left: Mapping[str, float]) -> Iterator[Cause]:
@@ -164,24 +171,27 @@ def _stops(f: Any) -> bool:
     return any(v.need_grad for v in f.inputs) and not any(v.need_grad for v in f.outputs)
 
 
-def _cut(network: Network, missed: AbstractSet[int]) -> str:
-    """Clause about the place where the gradient to these leaves stops; empty if it is not in the graph."""
+def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str]]:
+    """Function at whose output the gradient to parameters stops, and why; None if there is none."""
+    keys = {*missed.values()}
     for f in network.graph.functions:
         if hash(f) in network.reached:
             for v in f.inputs:
                 if v.parent is None or hash(v.parent) in network.reached:
                     continue
                 before = network.in_order(network.walk([v.parent]))
-                if any(hash(leaf) in missed for g in before for leaf in g.inputs):
+                if any(hash(leaf) in keys for g in before for leaf in g.inputs):
                     g = next((g for g in before if _stops(g)), before[-1])
-                    is_unlinked = g.info.type_name == "Unlink"
-                    how = "is unlinked" if is_unlinked else "has need_grad=False"
-                    called = network.called(g.inputs[0] if is_unlinked else g.outputs[0])
-                    return f"; the gradient stops at {called}, which {how}"
-    for f in network.graph.functions:
-        stray = [
-            v for v in f.inputs if v.parent is None and v.need_grad and hash(v) in network.reached_leaves
-        ]
-        if any(hash(v) not in network.plan.names for v in stray):
-            return f"; the gradient stops at an input of {network.name(f)}, which is unlinked"
-    return ""
+                    if g.info.type_name == "Unlink":
+                        return network.name(g.inputs[0].parent or g), "is unlinked"
+                    return network.name(g), "has need_grad=False"
+    # Or outside the graph, which then has an input that shares its data with an output there.
+    shared = {hash(v.data): v for v in network.graph.leaves.values() if hash(v) not in network.names}
+    names = {key: name for name, key in missed.items()}
+    alive = [v for v in gc.get_objects() if isinstance(v, nn.Variable) and hash(v.data) in shared]
+    for v in alive:
+        reader = network.name(network.readers[hash(shared[hash(v.data)])][0])
+        for key in (hash(leaf) for g in network.walk([v.parent]) for leaf in g.inputs):
+            if key in names:
+                return scope_of(names[key]), f"is unlinked where {reader} reads it"
+    return None

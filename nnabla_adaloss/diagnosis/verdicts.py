@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import List, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ..core.formats import Format
 from ..core.power_of_two import scale_text
 from ..core.scale_history import HistoryPolicy
 from .finite import Cause
 from .passes import Kept
+from .target import Note, listed
 
 # Harmless relative error of a weight gradient.
 TOLERANCE = 0.05
@@ -84,7 +85,7 @@ class NetworkNumbers(NamedTuple):
         layers: in forward order; empty where something ended the examination.
         causes: faults that no loss scale can fix, in forward order, those that stop all learning first.
         formats: the effect of each way on the layers in each tried format, by name.
-        notes: further notes.
+        notes: further notes, each a sentence with names.
     """
 
     storage: str
@@ -95,7 +96,7 @@ class NetworkNumbers(NamedTuple):
     layers: Sequence[LayerNumbers]
     causes: Sequence[Cause]
     formats: Mapping[str, Mapping[str, Mapping[Way, Kept]]]
-    notes: Sequence[str]
+    notes: Sequence[Note]
 
 
 class LayerVerdict(NamedTuple):
@@ -150,14 +151,14 @@ _HEADLINES = {
 def verdict_of(network: NetworkNumbers) -> Verdict:
     """Judge a network and each of its layers."""
     causes = sorted(network.causes, key=lambda cause: not cause.fatal)
-    formats = {name: _least(layers) for name, layers in network.formats.items()}
-    spoilt = _spoilt(network)
-    rest = [layer for layer in network.layers if layer.name not in spoilt]
-    if rest:
-        formats[network.storage] = _least({layer.name: layer.kept for layer in rest})
+    fatal, spoilt = [cause for cause in causes if cause.fatal], _spoilt(network)
+    formats: Dict[str, Optional[Way]] = {}
+    for name, kept in judged_layers(network).items():
+        nothing = any(name == network.storage or not cause.as_stored for cause in fatal)
+        formats[name] = None if nothing else _least(kept)
     layers, needs = [_layer(layer, network, causes) for layer in network.layers], None
-    if causes and causes[0].fatal:
-        scaling = f"{_HEADLINES.get(causes[0].kind, 'No loss scale helps')}."
+    if fatal:
+        scaling = f"{_HEADLINES.get(fatal[0].kind, 'No loss scale helps')}."
     elif network.layers and not any(layer.nonzero for layer in network.layers):
         scaling = f"Nothing can be said: no layer gets a gradient, and the loss is {network.loss:g}."
     elif network.layers and all(layer.is_random for layer in network.layers):
@@ -188,6 +189,13 @@ def _spoilt(network: NetworkNumbers) -> List[str]:
     spoils = {name for cause in network.causes for name in cause.spoils}
     lost = [one for one in network.layers if not any(serves(one.kept, way) for way in Way)]
     return [layer.name for layer in lost if layer.name in spoils]
+
+
+def judged_layers(network: NetworkNumbers) -> Mapping[str, Mapping[str, Mapping[Way, Kept]]]:
+    """Effect of each way on layers in each format; in the examined one, not on those that a cause spoils."""
+    spoilt = _spoilt(network)
+    rest = {layer.name: layer.kept for layer in network.layers if layer.name not in spoilt}
+    return {**network.formats, network.storage: rest} if rest else network.formats
 
 
 def _helps(layer: LayerNumbers) -> bool:
@@ -256,7 +264,7 @@ def _network(
     storage, needs = network.storage, formats[network.storage]
     known = [(n, v) for n, v in zip(network.layers, layers) if needs is None or n.name not in spoilt]
     failing = {way: [n for n, v in known if way not in v.serves] for way in Way}
-    all_layers = "all layers" + f" but {', '.join(spoilt[:3])}" * bool(spoilt)
+    all_layers = "all layers" + f" but {listed(spoilt)}" * bool(spoilt)
 
     def fails(way: Way) -> str:
         found = failing[way]

@@ -28,6 +28,7 @@ class Trouble(NamedTuple):
     fatal: bool
     remedy: str  # one of nnabla_adaloss.diagnosis.remedies, if that is to be checked
     others: Tuple[str, ...]  # the functions of other causes
+    parameters: Tuple[str, ...]  # all that are at fault or get no gradient, if that is to be checked
 
 
 def trouble(
@@ -38,8 +39,9 @@ def trouble(
     fatal: bool = True,
     remedy: str = "",
     others: Tuple[str, ...] = (),
+    parameters: Tuple[str, ...] = (),
 ) -> Callable[[Callable[[bool], Built]], Trouble]:
-    return lambda build: Trouble(kind, function, told, build, fatal, remedy, others)
+    return lambda build: Trouble(kind, function, told, build, fatal, remedy, others, parameters)
 
 
 def affine(x: nn.Variable, size: int, name: str, factor: float = 1.0, bias: float = 0.0) -> nn.Variable:

@@ -259,7 +259,7 @@ def test_one_of_several_inputs_that_nobody_has_filled_is_a_note() -> None:
     (x, t), state = inputs(), nn.Variable((32, 16))
     loss = cross_entropy(affine(F.tanh(affine(x, 16, "fc1") + affine(state, 16, "again")), 5, "head"), t)
     diagnosis = diagnose(loss, feeder=feeder(x, t))
-    assert diagnosis.numbers.notes == ["Nobody has filled the input of shape (32, 16)."]
+    assert diagnosis.as_dict()["notes"] == ["Nobody has filled the input of shape (32, 16)."]
     assert diagnosis.verdict.needs is Way.NONE
 
 
@@ -271,7 +271,8 @@ def test_whether_a_parameter_is_in_no_solver_on_purpose_is_not_judged(of_the_los
     updater = updater_of(classes(h, t), feeder(x, t), S.Sgd(0.1), early)
     diagnosis = diagnose(updater.loss, feeder=updater.data_feeder) if of_the_loss else diagnose(updater)
     (note,) = diagnosis.numbers.notes
-    assert note.startswith(
+    assert note.names == ["head/affine/W", "head/affine/b"]
+    assert str(note).startswith(
         "No solver has 2 of the parameters that get a gradient: head/affine/W and head/affine/b. If this"
     )
     assert not diagnosis.verdict.causes
@@ -283,11 +284,54 @@ def test_whether_a_loss_leaves_parameters_out_on_purpose_is_not_judged(cut: str)
     h = hidden(x)
     h.need_grad = cut == "is unlinked"
     diagnosis = diagnose(classes(F.unlink(h) if h.need_grad else h, t), feeder=feeder(x, t))
-    assert diagnosis.numbers.notes == [
-        "The loss does not depend on 2 parameters: fc1/affine/W and fc1/affine/b; the gradient stops at the "
-        f"output of fc1/affine/Tanh, which {cut}. Unless that is on purpose, link them to the loss."
-    ]
+    (note,) = diagnosis.numbers.notes
+    assert note.names == ["fc1/affine/W", "fc1/affine/b"]
+    assert f"the gradient stops at fc1/affine/Tanh, whose output {cut}." in str(note)
     assert not diagnosis.verdict.causes
+
+
+def test_a_layer_that_an_input_of_zeros_teaches_nothing_is_a_note() -> None:
+    (x, t), state = inputs(), nn.Variable((32, 16))
+    loss = cross_entropy(affine(F.tanh(affine(x, 16, "fc1") + affine(state, 16, "again")), 5, "head"), t)
+
+    def zeros() -> None:
+        state.d = 0.0
+
+    (note,) = diagnose(loss, feeder=feeder(x, t, zeros)).as_dict()["notes"]
+    assert note.startswith("again/affine learns nothing from the input of shape (32, 16), which is all 0")
+
+
+def test_a_layer_waits_only_for_a_zero_that_all_its_ways_are_multiplied_by() -> None:
+    """Of two low-rank pairs, the first one's A waits for its own B, and nothing for the second one's."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        for name in ("l1", "l2"):
+            frozen = PF.affine(x, 16, name=name, fix_parameters=True)
+            x = F.tanh(frozen + affine(affine(x, 4, f"{name}/A"), 16, f"{name}/B", factor=0.0))
+        return x
+
+    loss, feed = network(layers)
+    waiting = {layer.name: layer.waits_for for layer in diagnose(loss, feeder=feed).numbers.layers}
+    assert waiting == {
+        "l1/A/affine": "l1/B/affine/W",
+        "l1/B/affine": "",
+        "l2/A/affine": "l2/B/affine/W",
+        "l2/B/affine": "",
+        "head/affine": "",
+    }
+
+
+def test_a_layer_that_a_zero_elsewhere_leaves_without_a_gradient_does_not_wait_for_it() -> None:
+    """The gradient of `dead` ends in its rectifier; what is 0 and moves is on one of its ways only."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = affine(x, 16, "stem")
+        dead = F.relu(affine(h, 16, "dead", bias=-100.0))
+        return h + dead + affine(F.tanh(dead + h), 16, "zero", factor=0.0)
+
+    loss, feed = network(layers)
+    waiting = {layer.name: layer.waits_for for layer in diagnose(loss, feeder=feed).numbers.layers}
+    assert waiting["dead/affine"] == ""
 
 
 def test_layers_that_get_a_gradient_when_a_weight_of_zero_has_moved() -> None:
@@ -317,7 +361,7 @@ def test_layers_that_depend_on_numbers_of_every_pass_are_left_out_of_the_judgeme
     assert not diagnosis.verdict.causes
     assert all(layer.is_random for layer in diagnosis.numbers.layers)
     (note,) = diagnosis.numbers.notes
-    assert f"{'fc2' if before else 'head'}/affine/Noise" in note
+    assert f"{'fc2' if before else 'head'}/affine/Noise" in note.names
     assert "Nothing can be said" in diagnosis.verdict.line
 
 

@@ -42,9 +42,14 @@ def test_the_function_is_named_with_what_it_read(name: str) -> None:
         assert (first.kind, first.function, first.fatal) == (trouble.kind, trouble.function, trouble.fatal)
         assert trouble.told in first.what
         assert first.remedy == (trouble.remedy or first.remedy)
+        assert first.parameters == (trouble.parameters or first.parameters)
         assert tuple(cause.function for cause in verdict.causes[1:]) == trouble.others, verdict.causes
         assert str(first) in verdict.line
         assert (verdict.needs is None) == trouble.fatal
+        # Table and data agree: a format is served where a column says so.
+        table = str(diagnosis).partition("\nformat ")[2].splitlines()[1 : 1 + len(verdict.formats)]
+        serve = {row.split()[0]: " yes" in row for row in table}
+        assert serve == {name: bool(way) for name, way in diagnosis.as_dict()["formats"].items()}
 
 
 @pytest.mark.parametrize("name", TROUBLES)

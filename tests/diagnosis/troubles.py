@@ -79,7 +79,7 @@ def statistics_that_are_nan(mended: bool) -> Built:
     return built
 
 
-@trouble("not_finite", "fc1/affine/Div2", "by 4 numbers that become 0 in float16: it does not hold the")
+@trouble("lost_constant", "fc1/affine/MaximumScalar", "1e-08 is 0 in float16", remedy=remedies.HELD)
 def epsilon_that_the_format_does_not_hold(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         norm = F.maximum_scalar(F.sum(x**2, axis=1, keepdims=True), 1e-3 if mended else 1e-8)
@@ -358,7 +358,9 @@ def loss_weight_of_zero(mended: bool) -> Built:
     return network(loss=loss)
 
 
-@trouble("zero_factor", "side/affine/Mul2", "the input of shape (32, 16), which is all 0", fatal=False)
+@trouble(
+    "zero_factor", "side/affine/Mul2", "which is all 0 in every batch", fatal=False, remedy=remedies.ZEROS
+)
 def inverted_mask(mended: bool) -> Built:
     mask = nn.Variable((32, 16))
 
@@ -473,7 +475,14 @@ def unlinked_trunk(mended: bool) -> Built:
     return network(lambda x: hidden(x) if mended else hidden(x).get_unlinked_variable())
 
 
-@trouble("untrained", "fc1/affine", "of fc1/affine/Tanh, which has need_grad=False", fatal=False)
+@trouble(
+    "untrained",
+    "fc1/affine/Tanh",
+    "has need_grad=False",
+    fatal=False,
+    remedy=remedies.UNCUT,
+    parameters=("fc1/affine/W", "fc1/affine/b"),
+)
 def cut_in_the_middle(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         h = hidden(x)
@@ -483,9 +492,7 @@ def cut_in_the_middle(mended: bool) -> Built:
     return trained(network(layers), S.Sgd(0.1))
 
 
-@trouble(
-    "untrained", "fc1/affine", "the gradient stops at the output of fc1/affine/Tanh, which has need_grad"
-)
+@trouble("untrained", "fc1/affine/Tanh", "has need_grad=False", remedy=remedies.UNCUT)
 def generator_cut_off(mended: bool) -> Built:
     """The step of a generator, with what it makes cut off as in the discriminator's."""
 
@@ -499,7 +506,7 @@ def generator_cut_off(mended: bool) -> Built:
     return trained(built, S.Adam(1e-3), own)
 
 
-@trouble("untrained", "fc1/affine", "the gradient stops at the output of head/affine, which has need_grad")
+@trouble("untrained", "head/affine", "has need_grad=False", remedy=remedies.UNCUT)
 def cut_off_altogether(mended: bool) -> Built:
     def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
         y = affine(h, 5, "head")
@@ -801,7 +808,7 @@ def logarithm_of_a_sum_of_exponentials(mended: bool) -> Built:
     return network(loss=lambda h, t: F.mean(F.log(F.sum(by_hand(h, 1.0 if mended else 16.0), axis=1))))
 
 
-@trouble("not_finite", "head/affine/Log", remedy=remedies.LOG)
+@trouble("lost_constant", "head/affine/AddScalar", remedy=remedies.HELD_IN_LOG)
 def epsilon_of_a_logarithm(mended: bool) -> Built:
     def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
         p = F.softmax(affine(h, 5, "head", 1.0 if mended else 40.0))
@@ -827,7 +834,30 @@ def small_steps_of_one_head(mended: bool) -> Built:
     return trained(network(loss=loss), S.Momentum(0.01))
 
 
-@trouble("underflow", "gamma", "the parameter gamma", fatal=False)
+@trouble(
+    "underflow",
+    "block0",
+    fatal=False,
+    remedy=remedies.LARGER,
+    parameters=("block0/scale", "block1/scale", "block2/scale"),
+)
+def layer_scales_of_zero_as_stored(mended: bool) -> Built:
+    """The scale is the first factor, and is named with its own block, not with the next one's."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = affine(x, 16, "stem")
+        for index in range(3):
+            init = np.full((1, 16), 1e-2 if mended else 1e-9)
+            scale = nn.parameter.get_parameter_or_create(f"block{index}/scale", (1, 16), init)
+            h = h + F.broadcast(scale, h.shape) * affine(
+                F.tanh(affine(h, 16, f"in{index}")), 16, f"out{index}"
+            )
+        return h
+
+    return network(layers)
+
+
+@trouble("underflow", "gamma", "the parameter gamma", fatal=False, remedy=remedies.LARGER)
 def layer_scale_that_the_format_does_not_hold(mended: bool) -> Built:
     """The branch adds nothing to speak of, and gets no gradient as stored."""
 
@@ -838,6 +868,131 @@ def layer_scale_that_the_format_does_not_hold(mended: bool) -> Built:
         return h + affine(F.tanh(affine(h, 16, "fc1")), 16, "inner") * gamma
 
     return network(layers)
+
+
+@trouble("lost_constant", "fc1/affine/AddScalar", remedy=remedies.HELD)
+def epsilon_under_a_root(mended: bool) -> Built:
+    """Normalization by the root mean square of rows, some of which are 0."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = affine(x, 16, "fc1")
+        root = (F.mean(h**2, axis=1, keepdims=True) + (2**-14 if mended else 1e-12)) ** 0.5
+        return affine(h / F.broadcast(root, h.shape), 16, "fc2")
+
+    def padding(x: nn.Variable, t: nn.Variable) -> None:
+        x.d[:4] = 0.0
+
+    return network(layers, spoil=padding)
+
+
+@trouble("lost_constant", "fc1/affine/AddScalar", remedy=remedies.HELD)
+def epsilon_of_a_reciprocal_root(mended: bool) -> Built:
+    """As stored, it is a power of 0; in fp32, a number beyond the format."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = affine(x, 16, "fc1")
+        mean = F.mean(h**2, axis=1, keepdims=True) + (2**-14 if mended else 1e-12)
+        return affine(h * F.broadcast(mean**-0.5, h.shape), 16, "fc2")
+
+    def padding(x: nn.Variable, t: nn.Variable) -> None:
+        x.d[:4] = 0.0
+
+    return network(layers, spoil=padding)
+
+
+def frozen_statistics(mended: bool, after: Callable[[nn.Variable], nn.Variable], eps: float) -> Built:
+    """A normalization with running statistics that no batch has updated."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        init = {"mean": np.zeros((1, 8, 1, 1)), "var": np.full((1, 8, 1, 1), 1.0 if mended else 0.0)}
+        h = conv(x, "c1")
+        return after(PF.batch_normalization(h, batch_stat=False, eps=eps, name="bn", param_init=init))
+
+    return network(layers, shape=IMAGES)
+
+
+@trouble("zero_variance", "bn/bn", remedy=remedies.STATISTICS, parameters=("bn/bn/var",))
+def running_variance_of_zero(mended: bool) -> Built:
+    return frozen_statistics(mended, F.relu, 1e-12)
+
+
+@trouble("zero_variance", "bn/bn", remedy=remedies.STATISTICS, parameters=("bn/bn/var",))
+def running_variance_of_zero_before_a_square(mended: bool) -> Built:
+    """The format is left behind the normalization."""
+    return frozen_statistics(mended, lambda h: F.relu(conv(h * h, "c2")), 1e-5)
+
+
+@trouble("saturated", "fc1/affine/Tanh", remedy=remedies.SMALLER_BIAS, parameters=("fc1/affine/b",))
+def bias_that_saturates(mended: bool) -> Built:
+    return network(lambda x: F.tanh(affine(x, 16, "fc1", bias=0.0 if mended else 1e5)))
+
+
+@trouble("beyond_format", "fc1/affine", parameters=("fc1/affine/b",))
+def bias_beyond_the_format(mended: bool) -> Built:
+    return network(lambda x: F.relu(affine(x, 16, "fc1", bias=0.0 if mended else 1e5)))
+
+
+@trouble("backward_not_finite", "gem", remedy=remedies.AWAY, parameters=("gem/p",))
+def exponent_of_zeros(mended: bool) -> Built:
+    """Only the exponent's gradient is not finite: it has the logarithm of 0 in it."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = F.relu(conv(x, "c1"))
+        h = h + 2**-8 if mended else h
+        p = nn.parameter.get_parameter_or_create("gem/p", (1, 1, 1, 1), np.full((1, 1, 1, 1), 3.0))
+        return F.mean(F.pow2(h, F.broadcast(p, h.shape)), axis=(2, 3))
+
+    return network(layers, shape=IMAGES)
+
+
+@trouble(
+    "untrained",
+    "g2/affine",
+    "is unlinked where d/affine reads it",
+    remedy=remedies.UNCUT,
+    parameters=("g1/affine/W", "g1/affine/b", "g2/affine/W", "g2/affine/b"),
+)
+def generator_of_an_unlinked_fake(mended: bool) -> Built:
+    """The feeder computes it, as in the discriminator's step."""
+    z = nn.Variable((32, 16))
+    fake = affine(F.tanh(affine(z, 16, "g1")), 16, "g2")
+    own = nn.get_parameters()
+    read = fake if mended else fake.get_unlinked_variable()
+    loss = F.mean(F.sigmoid_cross_entropy(affine(read, 1, "d"), F.constant(1.0, (32, 1))))
+    rng = np.random.default_rng(0)
+
+    def feed() -> None:
+        z.d = rng.standard_normal(z.shape)
+        fake.forward()
+
+    return trained((loss, feed), S.Adam(1e-3), own)
+
+
+@trouble(
+    "untrained",
+    "fc5/affine/Tanh",
+    fatal=False,
+    parameters=tuple(f"fc{index}/affine/{letter}" for index in range(6) for letter in "Wb"),
+)
+def cut_behind_many_layers(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        for index in range(6):
+            x = F.tanh(affine(x, 16, f"fc{index}"))
+        x.need_grad = mended
+        return affine(x, 16, "last")
+
+    return trained(network(layers), S.Sgd(0.1))
+
+
+@trouble("zero_factor", "fc2/affine/Mul2", "which nobody has filled", remedy=remedies.FILL)
+def mask_that_nobody_fills(mended: bool) -> Built:
+    mask = nn.Variable((32, 16))
+
+    def fill(x: nn.Variable, t: nn.Variable) -> None:
+        if mended:
+            mask.d = 1.0
+
+    return network(lambda x: affine(hidden(x) * mask, 16, "fc2"), spoil=fill)
 
 
 @trouble("zero_input", "fc1/affine")
