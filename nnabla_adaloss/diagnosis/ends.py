@@ -217,11 +217,8 @@ class Ends:
         """Cause of a gradient's end at a function, or of its zeros."""
         kind, args, called, names = node.type_name, node.args, self._network.called, self._network.names
 
-        def named(variables: List[nn.Variable]) -> Tuple[str, ...]:
-            return tuple(names[hash(v)] for v in variables if hash(v) in names)
-
-        def cause(kind: str, what: str, remedy: str) -> Cause:
-            return Cause(kind, node.label, what, remedy)
+        def cause(kind: str, what: str, remedy: str, *of: nn.Variable) -> Cause:
+            return Cause(kind, node.label, what, remedy, parameters=self._network.parameters(of))
 
         zeros = [v for v in f.inputs if not self._largest(v)]
         if args.get("only_index"):
@@ -232,7 +229,8 @@ class Ends:
         if kind == "Dropout":
             return cause("zero_factor", f"it drops everything (p={args['p']:g})", remedies.DROPOUT)
         if kind == "MulScalar" and not args["val"]:
-            return cause("zero_factor", "it multiplies by 0", remedies.ZERO_FACTOR)
+            what = "it is a loss weight of 0" if self._network.is_loss_weight(f) else "it multiplies by 0"
+            return cause("zero_factor", what, remedies.ZERO_FACTOR)
         if kind == "MulScalar":
             arriving = self._largest_gradient(self._sights, node.outputs)
             what = f"it multiplies the gradient, which is {arriving:.1g}, by {args['val']:g}, which gives 0"
@@ -241,14 +239,13 @@ class Ends:
         weights = [v for v in zeros if hash(v) in names and v.ndim > 1]
         if is_matrix_product(kind) and node.leaves and weights:
             what = f"its weights are all 0 and get no gradient ({called(weights[0])})"
-            return cause("zero_weights", what, remedies.INITIALISE)._replace(parameters=named(weights))
+            return cause("zero_weights", what, remedies.INITIALISE, *weights)
         if (kind in _PRODUCTS or is_matrix_product(kind)) and zeros:
             v = self._zero_origin(zeros[0])
             why, remedy = "is all 0", remedies.TRAIN if hash(v) in names else remedies.WHY_ZERO
             if v.parent is None and hash(v) not in names:
                 why, remedy = self._network.emptiness(v)
-            what = f"it multiplies by {called(v)}, which {why}"
-            return cause("zero_factor", what, remedy)._replace(parameters=named([v]))
+            return cause("zero_factor", f"it multiplies by {called(v)}, which {why}", remedy, v)
         if kind in _SOFTMAX and f.inputs[0].shape[args["axis"]] == 1:
             what = "it runs over an axis of size 1, so that all its outputs are the same"
             return cause("constant_softmax", what, remedies.SOFTMAX_AXIS)
@@ -256,7 +253,7 @@ class Ends:
             gammas = [v for v in self._factors(f) if v in zeros]
             if gammas:
                 what = f"it multiplies by {called(gammas[0])}, which is all 0"
-                return cause("zero_factor", what, remedies.GAMMA)._replace(parameters=named(gammas))
+                return cause("zero_factor", what, remedies.GAMMA, *gammas)
             what = "it passes no gradient: what it normalises together is constant"
             if self._network.normalizes_single_numbers(f):
                 what = "it passes no gradient: it normalises one number at a time"

@@ -92,8 +92,8 @@ class Finiteness:
         if bad:
             return self._origins(bad)
         broken = [v for v in f.inputs if hash(v) in gradients and not gradients[hash(v)].finite]
-        named = [network.names.get(hash(repeated(v)), "") for v in broken]
-        parameters = tuple(named) if all(named) else ()
+        parameters = network.parameters(map(repeated, broken))
+        parameters = parameters if len(parameters) == len(broken) else ()
         of = f" of {listed(parameters)}" * bool(parameters)
         what = f"its gradient{of} is not finite{self._reads(f)}{self._also}"
         own = Cause("backward_not_finite", network.name(f), what, remedies.of(f), parameters=parameters)
@@ -117,7 +117,9 @@ class Finiteness:
         for f, v in [one for one in found if one[1].parent is not None or one in leaves[:1]]:
             computed = v.parent is not None and not self._is_mask(v)
             cause = self._computed(f, v) if computed else self._leaf(f, v, others)
-            causes.setdefault((cause.kind, f.info.type_name), cause._replace(as_stored=self._is_stored))
+            parameters = cause.parameters or network.parameters([v])
+            cause = cause._replace(parameters=parameters, as_stored=self._is_stored)
+            causes.setdefault((cause.kind, f.info.type_name), cause)
         return list(causes.values())
 
     def _is_mask(self, v: nn.Variable) -> bool:
@@ -144,8 +146,7 @@ class Finiteness:
         called, sight = network.called(v), self._sight
         if self._is_stored and v.parent is None:
             what = f"it reads {called}, which reaches {self._beyond(v)}"
-            parameters = tuple(network.names[key] for key in {hash(v)} & network.names.keys())
-            return Cause("beyond_format", name, what, remedies.INTO_RANGE, parameters=parameters)
+            return Cause("beyond_format", name, what, remedies.INTO_RANGE)
         if self._is_mask(v):
             # A mask: the cause is the function that turns it into NaN.
             for g in network.graph.functions:
@@ -155,8 +156,7 @@ class Finiteness:
                     return Cause("not_finite", network.name(g), what, remedies.MASK)
         what = f"it reads {called}, which holds {sight.not_finite(v)}{others}"
         if hash(v) in network.names:
-            parameter = (network.names[hash(v)],)
-            return Cause("weight_not_finite", name, what, remedies.RESTORE, parameters=parameter)
+            return Cause("weight_not_finite", name, what, remedies.RESTORE)
         return Cause("data_not_finite", name, what, remedies.CLEAN)
 
     def _computed(self, f: Any, v: nn.Variable) -> Cause:
@@ -207,7 +207,7 @@ class Finiteness:
         v, name = f.inputs[4], self._network.name(f)
         zeros = self._in_fp32.data[hash(v)].zeros
         what = f"it divides by {self._network.called(v)}, which is 0 in {zeros} of {v.size} channels"
-        parameters = (self._network.names.get(hash(v), ""),)
+        parameters = self._network.parameters([v])
         found = Cause("zero_variance", name, what, remedies.STATISTICS, parameters=parameters)
         return found if zeros else None
 
@@ -286,7 +286,7 @@ class Finiteness:
         for g, before, size in reversed(steps[start:]):
             for what, name, added in self._addends(g):
                 if 2.0 * added > size > 2.0 * before:
-                    return f"; {what}{name} reaches {added:.3g}", tuple(filter(None, [name]))
+                    return f"; {what}{name} reaches {added:.3g}", (name,) * bool(name)
         for g, before, size in steps[start:]:
             operand = self._factor(g, size / before) if size > before > 0.0 else ("", "")
             if any(operand):
@@ -301,7 +301,7 @@ class Finiteness:
         makes = f"makes numbers {math.exp(sum(grown) / len(grown)):.2g} times larger"
         if len(grown) > 1:
             makes = f"is applied {len(grown)} times, and {makes} each time"
-        return f"; {factor}{name} {makes}", tuple(filter(None, [name]))
+        return f"; {factor}{name} {makes}", (name,) * bool(name)
 
     def _addends(self, f: Any) -> Iterator[Tuple[str, str, float]]:
         """Constants and parameters that a function adds, in words and by name, and their magnitudes."""
@@ -360,8 +360,7 @@ class Finiteness:
         cause = self._begins(*origins[0])
         if cause.remedy != remedies.LARGER:
             return cause
-        lost = {hash(v): None for _, v in origins if self._sight.lost(v)[0] > _LOST}
-        alike = tuple(network.names[key] for key in lost if key in network.names)
+        alike = network.parameters(v for _, v in origins if self._sight.lost(v)[0] > _LOST)
         others = f" (like {listed(alike[1:])})" * bool(alike[1:])
         return cause._replace(what=cause.what + others, parameters=alike)
 

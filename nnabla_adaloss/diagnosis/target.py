@@ -279,6 +279,14 @@ class Network:
         """Format that a variable is stored in."""
         return self._storage.data_format(hash(v), v.size)
 
+    def is_loss_weight(self, f: Any) -> bool:
+        """True if a function multiplies a scalar by a number."""
+        return bool(f.info.type_name == "MulScalar" and f.outputs[0].size == 1)
+
+    def parameters(self, variables: Iterable[nn.Variable]) -> Tuple[str, ...]:
+        """Names of the parameters among variables."""
+        return tuple(dict.fromkeys(self.names[hash(v)] for v in variables if hash(v) in self.names))
+
     def emptiness(self, v: nn.Variable) -> Tuple[str, str]:
         """Why an input is 0, in words, and the remedy."""
         if hash(v) in self.never_filled:
@@ -317,8 +325,9 @@ class Network:
                 waiting += [v.parent for v in onward(f)]
 
     def listed(self, functions: Iterable[Any]) -> str:
-        """List the names of some functions, in forward order, each once."""
-        return listed([self.name(f) for f in self.in_order({*functions})])
+        """List the names of some functions, in forward order, each once; loss weights are called so."""
+        weight = "the loss weight "
+        return listed([weight * self.is_loss_weight(f) + self.name(f) for f in self.in_order({*functions})])
 
     def in_order(self, functions: Iterable[Any]) -> List[Any]:
         """Sort functions in forward order."""

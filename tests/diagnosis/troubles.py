@@ -350,7 +350,7 @@ def frozen_gamma_of_zero(mended: bool) -> Built:
     return trained(network(layers, shape=IMAGES), S.Sgd(0.1))
 
 
-@trouble("zero_factor", "side/affine/MulScalar", "multiplies by 0", fatal=False)
+@trouble("zero_factor", "side/affine/MulScalar", "loss weight of 0", fatal=False)
 def loss_weight_of_zero(mended: bool) -> Built:
     def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
         return classes(h, t) + F.mean(affine(h, 1, "side") ** 2) * (0.1 if mended else 0.0)
