@@ -33,7 +33,7 @@ from ..kernels import select_kernels
 from ..monitor import Audience, audience_of
 from ..undo import BatchGuard, ForwardState
 from .chooser import Asked, Chooser, Decided
-from .forward_fault import find_fault
+from .forward_fault import find_fault, first_suspect
 from .graph_cache import GraphCache
 from .layer_watch import watch_layers
 from .leaf_gradients import NonfiniteGradients
@@ -302,8 +302,14 @@ class AdaptiveLossScaling:
     def find_fault(self) -> str:
         """Find the first function that is not finite on the present inputs, as text; forward runs again."""
         self.guard.rewind()
-        prepared = self._graph.current(wiring=True)
-        return find_fault(self.loss, prepared.graph, prepared.plan, self.kernels, self._storage)
+        prepared, first = self._graph.current(wiring=True), 0
+        if self.kernels.asynchronous:
+            suspect = first_suspect(self.loss, self.kernels, prepared.measurements)
+            if suspect is None:
+                return ""
+            self.guard.rewind()
+            first = suspect
+        return find_fault(self.loss, prepared.graph, prepared.plan, self.kernels, self._storage, first)
 
     def scale_of(self, variable: nn.Variable) -> float:
         """Scale S that the gradient of `variable` carried in the last backward.

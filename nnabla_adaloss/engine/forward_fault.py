@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Set
+from typing import Any, List, Optional, Sequence, Set
 
 import nnabla as nn
 import numpy as np
@@ -13,8 +13,8 @@ from ..graph.description import type_name_of
 from ..graph.graph import Graph
 from ..graph.loss import LossLike
 from ..graph.plan import GraphPlan
-from ..kernels import Kernels
-from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
+from ..kernels import Kernels, Measurements
+from ..kernels.arrays import FLOAT16, FLOAT32, is_readable, stored_dtype
 
 # An epsilon below float16's range has no effect.
 _AWAY = "keep what it {} away from 0 by 6e-8 or more"
@@ -24,20 +24,49 @@ _ADVICE = {
 }
 
 
+def first_suspect(loss: LossLike, kernels: Kernels, measurements: Measurements) -> Optional[int]:
+    """Run forward, and count the functions before the first one with an array that is not finite; None if
+    there is no such function. A device is waited for once, at the end.
+    """
+    tickets: List[List[int]] = []
+    suspects: List[int] = []
+
+    def look(f: Any) -> None:
+        variables = [v for v in f.inputs if v.parent is None and not v.data.clear_called] + f.outputs
+        # Kernels cannot read others, such as float64 data on the host.
+        others = [v for v in variables if not is_readable(v.data)]
+        if any(_nonfinite(v, kernels) for v in others):
+            suspects.append(len(tickets))
+        tickets.append(measurements.measure([v.data for v in variables if v not in others]))
+
+    loss.forward(clear_no_need_grad=True, function_post_hook=look)
+    statistics = measurements.fetch().statistics
+    suspects += [i for i, own in enumerate(tickets) if any(statistics[ticket].nonfinite for ticket in own)]
+    return min(suspects, default=None)
+
+
 def find_fault(
-    loss: LossLike, graph: Graph, plan: GraphPlan, kernels: Kernels, storage: NativeStorage
+    loss: LossLike, graph: Graph, plan: GraphPlan, kernels: Kernels, storage: NativeStorage, skipped: int = 0
 ) -> str:
-    """Run forward, and name the first function that reads or computes an infinity or a NaN, if any."""
+    """Run forward, and name the first function that reads or computes an infinity or a NaN, if any.
+
+    The first functions can be `skipped`.
+    """
     found: List[str] = []
+    waiting = list(range(skipped))
     # Leaves that forward may write, such as running statistics, and those of them that were nonfinite before
     # a function was.
     state = {graph.keys[position] for position in plan.fixed}
     held: Set[int] = set()
 
     def note(f: Any) -> None:
-        held.update(hash(v) for v in f.inputs if not found and hash(v) in state and _nonfinite(v, kernels))
+        if not (found or waiting):
+            held.update(hash(v) for v in f.inputs if hash(v) in state and _nonfinite(v, kernels))
 
     def look(f: Any) -> None:
+        if waiting:
+            waiting.pop()
+            return
         written = [v for v in f.inputs if hash(v) in state - held]
         fault = "" if found else _fault(f, plan, kernels, storage, written)
         if fault:

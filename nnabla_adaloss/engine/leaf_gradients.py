@@ -13,7 +13,7 @@ from ..core.schedule import Step
 from ..emulation.rounded_storage import NativeStorage
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
-from ..kernels import Measurements
+from ..kernels import Measurements, measurements_by
 from ..kernels.arrays import prepare_master
 from ..kernels.interface import Kernels, Unscaling, UnscalingList
 from ..kernels.scratch import ScratchPool
@@ -220,9 +220,13 @@ class NonfiniteGradients:
     def set_aside(self, leaves: Mapping[int, nn.Variable]) -> bool:
         """Zero the gradients that are still not finite, and keep their contents; False if there are none."""
         self._others = self.keys - leaves.keys()
-        for key in self.keys & leaves.keys():
-            gradient = leaves[key].grad
-            if gradient.zeroing or self._kernels.all_finite([gradient]):
+        gradients = {key: leaves[key].grad for key in self.keys & leaves.keys()}
+        written = [(key, gradient) for key, gradient in gradients.items() if not gradient.zeroing]
+        # The engine's own measurements may be running.
+        measurements = measurements_by(self._kernels, len(written))
+        measurements.measure([gradient for _, gradient in written])
+        for (key, gradient), found in zip(written, measurements.fetch().statistics):
+            if not found.nonfinite:
                 continue
             held = nn.NdArray(gradient.shape)
             self._kernels.scaled_copy(gradient, held, 1.0)
