@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from typing import Type
+from typing import Optional, Type
 
 
 class LossScaleError(RuntimeError):
@@ -33,6 +33,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     """True if an error of nnabla, CuPy or NumPy reports that there is no memory left."""
     said = re.search("out of memory|failed to allocate", str(error), re.IGNORECASE)
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and said is not None)
+
+
+def missing_code(error: BaseException, card: str) -> Optional[str]:
+    """Explanation of an error of nnabla or CuPy that has no code for a card; None for other errors."""
+    if re.search("no kernel image is available|invalid value for --gpu-architecture", str(error)) is None:
+        return None
+    library = "CuPy" if type(error).__module__.startswith("cupy") else "nnabla's CUDA extension"
+    return (
+        f"{library} was built without code for {card}: install the extra for another CUDA version, one that "
+        "is as new as the GPU; `python -m nnabla_adaloss doctor --gpu` tells whether it suits"
+    )
 
 
 def warn(message: str, category: Type[Warning] = LossScaleWarning) -> None:

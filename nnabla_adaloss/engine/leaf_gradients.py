@@ -236,7 +236,8 @@ class NonfiniteGradients:
 
     def put_back(self, nonfinite: AbstractSet[int]) -> None:
         """Add the contents set aside to the pass's gradients."""
-        for _, gradient, held in self._aside:
-            self._kernels.unscale_add(held, gradient, 1.0, accumulate=not gradient.zeroing)
+        # Their results are not fetched, which would wait for a GPU.
+        sums = [(held, gradient, 1.0, not gradient.zeroing) for _, gradient, held in self._aside]
+        measurements_by(self._kernels, len(sums)).unscale(sums)
         self.keys = nonfinite | self._others | {key for key, _, _ in self._aside}
         self._others, self._aside = frozenset(), []

@@ -73,6 +73,10 @@ class CudaKernels(Kernels):
         self._own_table, self._measured = self.table(1, gradients=1), self.table(1)
         self._exponents = launcher.allocate(EXPONENT_BINS * 8)
 
+    @property
+    def card(self) -> str:
+        return self._launcher.card
+
     def table(self, rows: int, gradients: int = 0) -> DeviceTable:
         """Make an empty table for the results of `launch_` methods."""
         return DeviceTable(self._launcher, rows, gradients)

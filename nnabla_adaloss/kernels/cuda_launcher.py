@@ -12,6 +12,8 @@ from typing import Any, Dict, List, Tuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import missing_code
+
 Bytes = NDArray[np.uint8]
 
 OPTIONS = ("--std=c++14",)
@@ -56,6 +58,7 @@ class CupyLauncher:
 
     Raises:
         ImportError: CuPy is not installed.
+        RuntimeError: CuPy has no code for the GPU.
         cupy.cuda.compiler.CompileException: the kernels do not compile for the GPU.
     """
 
@@ -79,7 +82,19 @@ class CupyLauncher:
         # NVRTC (12.0 at least) sets the C locale in the compiling thread, which would then open files as
         # ASCII.
         with ThreadPoolExecutor(max_workers=1) as thread:
-            self._kernels = thread.submit(kernels).result()
+            try:
+                self._kernels = thread.submit(kernels).result()
+            except Exception as error:
+                said = missing_code(error, self.card)
+                if said is None:
+                    raise
+                raise RuntimeError(said) from error
+
+    @property
+    def card(self) -> str:
+        """Name of the device and its compute capability, for messages."""
+        name = self._cuda.runtime.getDeviceProperties(self._device.id)["name"].decode()
+        return f"{name} (compute capability {self._device.compute_capability})"
 
     def allocate(self, size: int) -> Any:
         """Allocate zeroed device memory, of `size` bytes from its `ptr` on; freed with the object."""

@@ -144,6 +144,11 @@ class Kernels(ABC):
     context: Context
     """Context in which the kernels access arrays; it leaves arrays on their device."""
 
+    @property
+    def card(self) -> str:
+        """Name of the GPU, for messages."""
+        return "this GPU"
+
     @abstractmethod
     def statistics(self, x: NdArray) -> ArrayStatistics:
         """Sums, extremes and counts of `x`."""

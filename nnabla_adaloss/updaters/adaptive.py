@@ -23,7 +23,7 @@ from ..core.validation import (
     optional,
     positive_integer,
 )
-from ..errors import is_out_of_memory, warn
+from ..errors import is_out_of_memory, missing_code, warn
 from ..graph.loss import LossLike
 from ..state import read_state, write_state
 from .loop import TrainingLoop
@@ -216,19 +216,23 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
         Raises:
             LossScaleError: the loss is not finite, or gradients overflow at the smallest scale, and the
                 policy for that is `"raise"`. The parameters are unchanged.
-            RuntimeError, MemoryError: there was no memory left. The update is undone, at the latest by the
-                next call.
+            RuntimeError, MemoryError: there was no memory left, or a library has no code for the GPU. The
+                update is undone, at the latest by the next call.
         """
         try:
             with self._idle.exclusive, self._idle.running():
                 return self._update()
         except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
+            said = missing_code(error, self.scaling.kernels.card)
+            if is_out_of_memory(error):
+                said = (
+                    "no memory is left for an update, which is undone: take smaller batches, of which "
+                    "accum_grad adds up several, or a larger measure_every, with which fewer gradients are "
+                    "kept"
+                )
+            if said is None:
                 raise
-            raise (MemoryError if isinstance(error, MemoryError) else RuntimeError)(
-                "no memory is left for an update, which is undone: take smaller batches, of which accum_grad "
-                "adds up several, or a larger measure_every, with which fewer gradients are kept"
-            ) from error
+            raise (MemoryError if isinstance(error, MemoryError) else RuntimeError)(said) from error
         finally:
             self._idle.drain()
 

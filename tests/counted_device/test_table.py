@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence
@@ -14,7 +15,12 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaptiveLossScalingUpdater, FixedLossScalingUpdater, GradScaler
+from nnabla_adaloss import (
+    AdaptiveLossScaling,
+    AdaptiveLossScalingUpdater,
+    FixedLossScalingUpdater,
+    GradScaler,
+)
 from tests.counted_device.alone import Alone
 from tests.counted_device.device import CountedDevice, CountingSolver, Counts
 from tests.worlds.trainings import scaler_step, solver_of
@@ -174,6 +180,19 @@ def with_a_communicator(device: CountedDevice, kind: str) -> Counts:
     return train.counted(train.updater(comm=Alone(device.context("float"))).update)
 
 
+def not_zeroed(device: CountedDevice, kind: str) -> Counts:
+    """Counts of a backward after one that left all gradients NaN."""
+    train = training(device, kind)
+    scaling = AdaptiveLossScaling(train.loss)
+    for weight in (1.0, math.nan, 1.0):
+        train.weight.d = weight
+        scaling.forward(clear_no_need_grad=True)
+        with device as counts:
+            scaling.backward(clear_buffer=True, iteration=0)
+    assert scaling._nonfinite.keys == scaling._graph.current().leaves.keys()
+    return counts
+
+
 def launches(counts: Counts) -> int:
     return sum(counts.launches.values())
 
@@ -225,6 +244,7 @@ WAITS = {
     with_two_solvers: 3,
     with_a_seed: 2,
     with_a_communicator: 2,
+    not_zeroed: 2,
 }
 
 
@@ -234,3 +254,16 @@ def test_nothing_waits_once_for_each_parameter(
     on_device: CountedDevice, kind: str, name: Callable[[CountedDevice, str], Counts]
 ) -> None:
     assert name(on_device, kind).waits == WAITS[name]
+
+
+@pytest.mark.parametrize("kind", ["float", "half"])
+def test_the_cause_of_a_fault_in_forward_is_found_with_few_waits(on_device: CountedDevice, kind: str) -> None:
+    train = training(on_device, kind)
+    updater = train.updater(on_nonfinite_loss="skip")
+    train.divisor.d = np.array([[1.0], [math.inf], [1.0], [1.0]])
+    with on_device as counts:
+        result = updater.update()
+    read = "reads an input of shape (4, 1) that holds 1 infinity or NaN, the first at [1, 0]"
+    assert result.cause.endswith(read)
+    # All arrays of forward once, then those of one function.
+    assert counts.fetches <= 5

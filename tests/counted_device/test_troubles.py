@@ -105,6 +105,29 @@ def test_an_error_that_is_not_about_memory_is_handed_on_as_it_is(on_device: Coun
         updater.update()
 
 
+def test_a_library_without_code_for_the_card_is_named_and_the_update_is_undone(
+    on_device: CountedDevice,
+) -> None:
+    updater = made(on_device, "half")
+    assert updater.update().updated
+    state, before, given = state_of(updater), values(), updater.data_feeder
+
+    def feed() -> None:
+        # As nnabla's functions do at their first launch.
+        raise RuntimeError("failed with: no kernel image is available for execution on the device (209)")
+
+    updater.data_feeder = feed
+    card = re.escape(
+        "nnabla's CUDA extension was built without code for a card (compute capability 00): install"
+    )
+    with pytest.raises(RuntimeError, match=f"^{card} the extra for another CUDA version"):
+        updater.update()
+    assert state_of(updater) == state
+    assert_equal(values(), before)
+    updater.data_feeder = given
+    assert updater.update().updated
+
+
 def test_kernels_that_do_not_compile_for_the_card_are_an_error_before_anything_runs(
     on_device: CountedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,8 @@ class HostLauncher:
         self.max_blocks = max_blocks
         self.launches: List[str] = []
 
+    card = "a card (compute capability 00)"
+
     def allocate(self, size: int) -> HostMemory:
         return HostMemory(size)
 
