@@ -11,7 +11,7 @@ import nnabla as nn
 from ..core.components import NodeStructure
 from ..graph.functions import is_matrix_product
 from . import remedies
-from .finite import Cause, Finiteness, factors_in_words, repeated
+from .finite import Cause, Finiteness, factors_in_words
 from .passes import Layer
 from .target import NORMALIZATIONS, Network, Note, input_name
 from .watching import Sight, largest
@@ -166,7 +166,7 @@ class Ends:
             arriving = self._largest_gradient(self._sights, node.outputs)
             if weights and arriving and not self._largest_gradient(self._sights, weights):
                 f = network.function(key)
-                v = repeated(f.inputs[0])
+                v = self._zero_origin(f.inputs[0])
                 if not (v.parent or self._largest(v) or hash(v) in network.never_filled):
                     yield Note(
                         f"{node.label} learns nothing from {input_name(v)}, which is all 0 in every batch."

@@ -366,8 +366,11 @@ class _Examination:
             once.setdefault((cause.kind, cause.function.partition("#")[0]), cause)
         yield from once.values()
         told = {name for cause in once.values() for name in cause.spoils}
-        if not told.issuperset(noisy):
-            yield _noise([name for name in noisy if name not in told], fatal=not learning)
+        untold = tuple(name for name in noisy if name not in told)
+        if untold:
+            what = "its gradient in fp32 is nothing but rounding errors"
+            what += f" (one of {len(untold)} layers)" * bool(untold[1:])
+            yield Cause("rounding_noise", untold[-1], what, remedies.NOT_CONSTANT, not learning, untold)
         if damaged and not any(cause.fatal for cause in beyond):
             changed = (Finiteness(network, sight).changed(damaged) for sight in self._as_stored)
             found = sorted((cause for cause in changed if cause), key=self._position)
@@ -383,14 +386,6 @@ class _Examination:
 
 def _emulated(examined: Subject, storage: StorageLike) -> FormatEmulation:
     return FormatEmulation(examined.loss, storage, float_tail=True, parameters=examined.parameters)
-
-
-def _noise(layers: Sequence[str], *, fatal: bool) -> Cause:
-    """Cause of gradients that consist of rounding errors."""
-    what = "its gradient in fp32 is nothing but rounding errors"
-    what += f" (one of {len(layers)} layers)" if layers[1:] else ""
-    remedy = "check what the loss computes of it: a mean over all classes of a softmax is constant"
-    return Cause("rounding_noise", layers[-1], what, remedy, fatal)
 
 
 def _plain(value: float) -> Any:

@@ -92,7 +92,7 @@ class Finiteness:
         if bad:
             return self._origins(bad)
         broken = [v for v in f.inputs if hash(v) in gradients and not gradients[hash(v)].finite]
-        parameters = network.parameters(map(repeated, broken))
+        parameters = network.parameters(map(_repeated, broken))
         parameters = parameters if len(parameters) == len(broken) else ()
         of = f" of {listed(parameters)}" * bool(parameters)
         what = f"its gradient{of} is not finite{self._reads(f)}{self._also}"
@@ -175,14 +175,14 @@ class Finiteness:
             what = f"it computes numbers up to {self._beyond(v)}{self._reads(f)}{grown}"
             return Cause("overflow", name, what, remedies.of(f, too_large=True), parameters=parameters)
         what = f"it computes {self._sight.not_finite(v)} from finite numbers{self._reads(f)}{self._also}"
-        what += self.grown(f)[0]
+        grown, parameters = self.grown(f)
         g = remedies.difference_before(f)
         remedy = remedies.of(g) if g is not None and self._is_stored else remedies.of(f)
         if math.inf in map(abs, filter(_is_number, f.info.args.values())):
             remedy = remedies.MASK
         elif self._negatives(f) and remedy in (remedies.AWAY, remedies.LOG):
             remedy = remedies.ABOVE
-        return Cause("not_finite", name, what, remedy)
+        return Cause("not_finite", name, what + grown, remedy, parameters=parameters)
 
     def before(self, f: Any) -> Optional[Cause]:
         """Find what makes a function's inputs 0 or large: a constant as stored, a running variance of 0."""
@@ -204,11 +204,10 @@ class Finiteness:
         """Cause of a normalization by a running variance that is 0."""
         if f.info.args.get("batch_stat", True) or not f.info.type_name.endswith("BatchNormalization"):
             return None
-        v, name = f.inputs[4], self._network.name(f)
-        zeros = self._in_fp32.data[hash(v)].zeros
-        what = f"it divides by {self._network.called(v)}, which is 0 in {zeros} of {v.size} channels"
-        parameters = self._network.parameters([v])
-        found = Cause("zero_variance", name, what, remedies.STATISTICS, parameters=parameters)
+        v, network = f.inputs[4], self._network
+        zeros, parameters = self._in_fp32.data[hash(v)].zeros, network.parameters([v])
+        what = f"it divides by {network.called(v)}, which is 0 in {zeros} of {v.size} channels"
+        found = Cause("zero_variance", network.name(f), what, remedies.STATISTICS, parameters=parameters)
         return found if zeros else None
 
     def _vanishing(self, f: Any) -> List[nn.Variable]:
@@ -411,7 +410,7 @@ def factors_in_words(network: Network, functions: List[Any]) -> str:
     return f" (factors multiply to {product:.1e}: {told}{', ...' * (len(found) > 4)})"
 
 
-def repeated(v: nn.Variable) -> nn.Variable:
+def _repeated(v: nn.Variable) -> nn.Variable:
     """Variable that functions have only reshaped or repeated."""
     while v.parent is not None and v.parent.info.type_name in ("Broadcast", "BroadcastTo", "Reshape"):
         v = v.parent.inputs[0]

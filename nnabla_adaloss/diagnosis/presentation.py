@@ -11,7 +11,6 @@ from typing import Iterator, List, Mapping, Sequence, Tuple
 from ..core.power_of_two import scale_text
 from ..report.pieces import bullets, document, paragraph, table
 from ..updaters.notifications import installed_version
-from .finite import Cause
 from .passes import Kept
 from .verdicts import NetworkNumbers, Verdict, Way, judged_layers, serves
 
@@ -30,7 +29,7 @@ def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
     lines = [f"{network.storage} beside fp32, {_facts(network)}", ""]
     for text in (*map(str, network.notes), verdict.line):
         lines += _paragraph(text)
-    for cause in _other_causes(verdict):
+    for cause in verdict.causes[1:]:
         lines += _paragraph(f"- {cause}", "  ")
     for title, head, rows, words in _tables(network, verdict):
         width = max(len(row[0]) for row in (head, *rows))
@@ -116,11 +115,6 @@ def _facts(network: NetworkNumbers) -> str:
     if math.isnan(network.loss):
         return batches
     return f"{batches}; loss {network.stored_loss:.6g} (fp32: {network.loss:.6g})"
-
-
-def _other_causes(verdict: Verdict) -> List[Cause]:
-    """Causes that the verdict does not mention."""
-    return [cause for cause in verdict.causes if str(cause) not in verdict.line]
 
 
 def _trains(layers: Mapping[str, Mapping[Way, Kept]], way: Way, *, stopped: bool) -> str:

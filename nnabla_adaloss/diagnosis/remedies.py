@@ -23,6 +23,7 @@ SATURATED = "make what it reads smaller, by a normalization or a factor before i
 BOUND = "shift or widen the bound, or what it reads"
 NO_GRADIENT = "check whether it masks everything or has no derivative"
 NO_DERIVATIVE = "use a function with a gradient, or unlinked() before it"
+NOT_CONSTANT = "check what the loss computes of it: a mean over all classes of a softmax is constant"
 EPSILON = "make eps smaller, or the loss larger"
 LEARNING_RATE = "divide the learning rate by the loss weight too"
 CLIP_NORM = "clip at a norm above 0"

@@ -53,12 +53,9 @@ def notes(examined: Subject, network: Network) -> Iterator[Note]:
         told = f"The loss does not depend on {len(missed)} parameters: "
         yield Note(told, [*missed], f"{where}. Unless that is on purpose, link them to the loss.")
         return
-    solvers = [
-        made
-        for made in gc.get_objects()
-        if isinstance(made, nn.solver.Solver) and has(made, "get_parameters")
-    ]
-    held = {hash(v) for made in solvers for v in made.get_parameters().values()}
+    solvers = (made for made in gc.get_objects() if isinstance(made, nn.solver.Solver))
+    able = [made for made in solvers if has(made, "get_parameters")]
+    held = {hash(v) for made in able for v in made.get_parameters().values()}
     found = [name for key, name in network.plan.names.items() if key in network.reached_leaves - held]
     if not found or held.isdisjoint(network.reached_leaves):
         return
@@ -166,11 +163,6 @@ def _between(network: Network) -> Set[int]:
     return found
 
 
-def _stops(f: Any) -> bool:
-    """True if a gradient that a function's inputs need ends there unintentionally."""
-    return any(v.need_grad for v in f.inputs) and not any(v.need_grad for v in f.outputs)
-
-
 def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str]]:
     """Function at whose output the gradient to parameters stops, and why; None if there is none."""
     keys = {*missed.values()}
@@ -181,15 +173,16 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str
                     continue
                 before = network.in_order(network.walk([v.parent]))
                 if any(hash(leaf) in keys for g in before for leaf in g.inputs):
-                    g = next((g for g in before if _stops(g)), before[-1])
+                    needed = (g for g in before if any(w.need_grad for w in g.inputs))
+                    g = next((g for g in needed if not any(w.need_grad for w in g.outputs)), before[-1])
                     if g.info.type_name == "Unlink":
                         return network.name(g.inputs[0].parent or g), "is unlinked"
                     return network.name(g), "has need_grad=False"
     # Or outside the graph, which then has an input that shares its data with an output there.
     shared = {hash(v.data): v for v in network.graph.leaves.values() if hash(v) not in network.names}
     names = {key: name for name, key in missed.items()}
-    alive = [v for v in gc.get_objects() if isinstance(v, nn.Variable) and hash(v.data) in shared]
-    for v in alive:
+    alive = [v for v in gc.get_objects() if isinstance(v, nn.Variable)]
+    for v in (v for v in alive if hash(v.data) in shared):
         reader = network.name(network.readers[hash(shared[hash(v.data)])][0])
         for key in (hash(leaf) for g in network.walk([v.parent]) for leaf in g.inputs):
             if key in names:

@@ -60,7 +60,7 @@ def column_of_timestamps(mended: bool) -> Built:
     return network(lambda x: F.relu(PF.batch_normalization(affine(x, 16, "fc1"), name="bn")), spoil=spoil)
 
 
-@trouble("weight_not_finite", "conv02/conv", "the parameter conv02/conv/W, which holds 1 infinity")
+@trouble("weight_not_finite", "conv02/conv", parameters=("conv02/conv/W",))
 def infinity_in_a_kernel(mended: bool) -> Built:
     built = network(lambda x: F.relu(conv(F.relu(conv(x, "conv1")), "conv02")), shape=IMAGES)
     if not mended:
@@ -68,7 +68,7 @@ def infinity_in_a_kernel(mended: bool) -> Built:
     return built
 
 
-@trouble("weight_not_finite", "bn/bn", "the parameter bn/bn/mean, which holds 1 NaN")
+@trouble("weight_not_finite", "bn/bn", parameters=("bn/bn/mean",))
 def statistics_that_are_nan(mended: bool) -> Built:
     """A normalization that uses what an earlier training has left."""
     built = network(
@@ -182,7 +182,7 @@ def variance_of_a_vae(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("overflow", "head/affine/Exp", "reads numbers up to 13.4; the weight head/affine/W makes numbers 13")
+@trouble("overflow", "head/affine/Exp", remedy=remedies.EXP, parameters=("head/affine/W",))
 def exponential(mended: bool) -> Built:
     def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
         y = affine(h, 1, "head", factor=8.0)
@@ -207,7 +207,7 @@ def sum_of_a_map(mended: bool) -> Built:
     return network(layers, loss, large, (4, 1, 26, 26))
 
 
-@trouble("overflow", "rnn/affine#16", "the weight rnn/affine/W is applied 16 times")
+@trouble("overflow", "rnn/affine#16", "is applied 16 times", parameters=("rnn/affine/W",))
 def recurrence_that_grows(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         for _ in range(20):
@@ -227,7 +227,7 @@ def layers_that_grow(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("overflow", "fc3/affine/SquaredError", "the weight fc2/affine/W makes numbers")
+@trouble("overflow", "fc3/affine/SquaredError", parameters=("fc2/affine/W",))
 def a_weight_behind_the_loss(mended: bool) -> Built:
     """What leaves the range first is the loss, and it is not to blame."""
 
@@ -276,12 +276,12 @@ def variance_of_large_numbers(mended: bool) -> Built:
 # Where the gradient ends.
 
 
-@trouble("dead_relu", "fc2/affine/ReLU", "every output is 0 in every batch")
+@trouble("dead_relu", "fc2/affine/ReLU", remedy=remedies.DEAD)
 def dead_relu(mended: bool) -> Built:
     return network(lambda x: F.relu(affine(hidden(x), 16, "fc2", bias=0.0 if mended else -100.0)))
 
 
-@trouble("dead_relu", "branch/affine/ReLU", "it is dead", fatal=False)
+@trouble("dead_relu", "branch/affine/ReLU", fatal=False, remedy=remedies.DEAD)
 def dead_branch(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         h = affine(x, 16, "stem")
@@ -290,12 +290,12 @@ def dead_branch(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("saturated", "gate/affine/Sigmoid", "of its outputs are where its derivative", fatal=False)
+@trouble("saturated", "gate/affine/Sigmoid", fatal=False, parameters=("gate/affine/W",))
 def mostly_flat_sigmoid(mended: bool) -> Built:
     return network(lambda x: F.sigmoid(affine(x, 16, "gate", 1.0 if mended else 20.0)))
 
 
-@trouble("saturated", "rnn/affine/Tanh", "of its outputs are where its derivative", fatal=False)
+@trouble("saturated", "rnn/affine/Tanh", fatal=False, parameters=("rnn/affine/W",))
 def saturated_recurrence(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         for _ in range(3):
@@ -314,13 +314,13 @@ def mostly_flat_softmax(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("saturated", "head/affine/MinimumScalar", "all of its outputs are where", remedy=remedies.BOUND)
+@trouble("saturated", "head/affine/MinimumScalar", remedy=remedies.BOUND, parameters=("fc1/affine/b",))
 def clipped_away(mended: bool) -> Built:
     bias = 0.0 if mended else 20.0
     return network(lambda x: F.clip_by_value(affine(x, 16, "fc1", 0.5, bias), -1.0, 1.0))
 
 
-@trouble("constant_softmax", "scores/affine/Softmax", "an axis of size 1", fatal=False)
+@trouble("constant_softmax", "scores/affine/Softmax", fatal=False, remedy=remedies.SOFTMAX_AXIS)
 def softmax_over_an_axis_of_one(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         places = F.reshape(affine(x, 32, "places"), (32, 4, 8))
@@ -337,7 +337,7 @@ def normalization_of_one_number(mended: bool) -> Built:
     return network(lambda x: F.tanh(PF.batch_normalization(affine(x, 16, "fc1"), name="bn")), shape=shape)
 
 
-@trouble("zero_factor", "bn/bn", "the parameter bn/bn/gamma, which is all 0", fatal=False)
+@trouble("zero_factor", "bn/bn", fatal=False, remedy=remedies.GAMMA, parameters=("bn/bn/gamma",))
 def frozen_gamma_of_zero(mended: bool) -> Built:
     """A branch that starts from 0, and that nothing can move."""
     init = {"gamma": np.full((1, 8, 1, 1), 1.0 if mended else 0.0), "beta": np.zeros((1, 8, 1, 1))}
@@ -358,9 +358,7 @@ def loss_weight_of_zero(mended: bool) -> Built:
     return network(loss=loss)
 
 
-@trouble(
-    "zero_factor", "side/affine/Mul2", "which is all 0 in every batch", fatal=False, remedy=remedies.ZEROS
-)
+@trouble("zero_factor", "side/affine/Mul2", fatal=False, remedy=remedies.ZEROS)
 def inverted_mask(mended: bool) -> Built:
     mask = nn.Variable((32, 16))
 
@@ -373,7 +371,7 @@ def inverted_mask(mended: bool) -> Built:
     return network(loss=loss, spoil=fill)
 
 
-@trouble("zero_weights", "a/affine", others=("b/affine",))
+@trouble("zero_weights", "a/affine", others=("b/affine",), parameters=("a/affine/W",))
 def two_factors_of_zero(mended: bool) -> Built:
     """Both factors of a bilinear form start from 0: neither gets a gradient."""
 
@@ -384,7 +382,7 @@ def two_factors_of_zero(mended: bool) -> Built:
     return network(layers, lambda y, t: F.mean(F.squared_error(y, t)))
 
 
-@trouble("zero_weights", "fc2/affine", "weights are all 0 and get no gradient")
+@trouble("zero_weights", "fc2/affine", remedy=remedies.INITIALISE, parameters=("fc2/affine/W",))
 def two_layers_of_zeros(mended: bool) -> Built:
     factor = 1.0 if mended else 0.0
     return network(lambda x: F.tanh(affine(F.tanh(affine(hidden(x), 16, "fc2", factor)), 16, "fc3", factor)))
@@ -419,12 +417,12 @@ def elementwise_weights(mended: bool) -> Built:
     return network(loss=loss, spoil=fill)
 
 
-@trouble("rounding_noise", "head/affine", "nothing but rounding errors")
+@trouble("rounding_noise", "head/affine", remedy=remedies.NOT_CONSTANT)
 def mean_of_a_softmax(mended: bool) -> Built:
     return network(loss=lambda h, t: F.mean(F.softmax(affine(h, 5, "head")) ** (2 if mended else 1)))
 
 
-@trouble("no_backward", "gate/affine/GreaterScalar", "has no backward")
+@trouble("no_backward", "gate/affine/GreaterScalar", remedy=remedies.NO_DERIVATIVE)
 def hard_gate(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         y = affine(x, 16, "gate")
@@ -433,7 +431,7 @@ def hard_gate(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("no_backward", "head/affine/Max", "no derivative")
+@trouble("no_backward", "head/affine/Max", remedy=remedies.NO_DERIVATIVE)
 def places_of_maxima(mended: bool) -> Built:
     """nnabla hands a gradient on from the numbers of places."""
 
@@ -444,7 +442,7 @@ def places_of_maxima(mended: bool) -> Built:
     return network(loss=loss)
 
 
-@trouble("no_backward", "side/affine/Sort", "no derivative", fatal=False)
+@trouble("no_backward", "side/affine/Sort", fatal=False, remedy=remedies.NO_DERIVATIVE)
 def ranks_beside_classes(mended: bool) -> Built:
     def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
         ranks = F.sort(affine(h, 5, "side"), only_index=not mended)
@@ -453,7 +451,7 @@ def ranks_beside_classes(mended: bool) -> Built:
     return network(loss=loss)
 
 
-@trouble("constant_softmax", "head/affine/SoftmaxCrossEntropy", "an axis of size 1")
+@trouble("constant_softmax", "head/affine/SoftmaxCrossEntropy", remedy=remedies.SOFTMAX_AXIS)
 def one_class(mended: bool) -> Built:
     size = 5 if mended else 1
 
@@ -463,14 +461,14 @@ def one_class(mended: bool) -> Built:
     return network(loss=lambda h, t: cross_entropy(affine(h, size, "head"), t), spoil=first)
 
 
-@trouble("unfed", "fc1/affine", "which nobody has filled")
+@trouble("unfed", "fc1/affine", remedy=remedies.FILL)
 def never_fed(mended: bool) -> Built:
     """The feeder fills variables of another build."""
     loss, feed = network()
     return loss, feed if mended else feeder(*inputs())
 
 
-@trouble("unfed", "head/affine", "is unlinked: nothing computes it in forward")
+@trouble("unfed", "head/affine", remedy=remedies.FORWARD)
 def unlinked_trunk(mended: bool) -> Built:
     return network(lambda x: hidden(x) if mended else hidden(x).get_unlinked_variable())
 
@@ -516,20 +514,25 @@ def cut_off_altogether(mended: bool) -> Built:
     return network(loss=loss)
 
 
-@trouble("on_gradients", "on_gradients", "makes all gradients 0")
+@trouble("on_gradients", "on_gradients", remedy=remedies.CLIP_NORM)
 def gradients_scaled_by_zero(mended: bool) -> Built:
     loss, feed = network()
     return updater_of(loss, feed, S.Sgd(0.1), on_gradients=lambda s: s.scale_grad(float(mended))), None
 
 
-@trouble("on_gradients", "on_gradients", "not finite")
+@trouble("on_gradients", "on_gradients", remedy=remedies.CHECK_DIVISION)
 def gradients_divided_by_zero(mended: bool) -> Built:
     loss, feed = network()
     factor = 1.0 if mended else float("inf")
     return updater_of(loss, feed, S.Sgd(0.1), on_gradients=lambda s: s.scale_grad(factor)), None
 
 
-@trouble("untrained", "fc1/affine", "does not depend on 4 of the solver's parameters")
+@trouble(
+    "untrained",
+    "fc1/affine",
+    remedy=remedies.OTHERS,
+    parameters=("fc1/affine/W", "fc1/affine/b", "head/affine/W", "head/affine/b"),
+)
 def parameters_of_another_build(mended: bool) -> Built:
     built, parameters = network(), nn.get_parameters()
     if not mended:
@@ -572,7 +575,7 @@ def epsilon_of_one_head(mended: bool) -> Built:
 # What is not what it seems.
 
 
-@trouble("overflow", "fc1/affine/PowScalar", "the bias fc1/affine/b reaches 20")
+@trouble("overflow", "fc1/affine/PowScalar", parameters=("fc1/affine/b",))
 def bias_that_leaves_the_range(mended: bool) -> Built:
     return network(
         lambda x: F.pow_scalar(affine(x, 16, "fc1", 0.1, bias=1.0 if mended else 20.0), 4.0) * 1e-5
@@ -634,7 +637,11 @@ def factor_of_a_dead_relu(mended: bool) -> Built:
 
 
 @trouble(
-    "zero_factor", "inner/affine/Mul2", "the parameter inner/affine/alpha", fatal=False, remedy=remedies.TRAIN
+    "zero_factor",
+    "inner/affine/Mul2",
+    fatal=False,
+    remedy=remedies.TRAIN,
+    parameters=("inner/affine/alpha",),
 )
 def gate_of_zero_that_is_fixed(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
@@ -687,7 +694,7 @@ def exponential_of_a_normalization(mended: bool, factor: float, gamma: float) ->
     return network(loss=loss)
 
 
-@trouble("overflow", "bn/bn/Exp", "the weight bn/bn/gamma")
+@trouble("overflow", "bn/bn/Exp", parameters=("bn/bn/gamma",))
 def gamma_before_an_exponential(mended: bool) -> Built:
     return exponential_of_a_normalization(mended, 1.0, 7.0)
 
@@ -857,7 +864,7 @@ def layer_scales_of_zero_as_stored(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("underflow", "gamma", "the parameter gamma", fatal=False, remedy=remedies.LARGER)
+@trouble("underflow", "gamma", fatal=False, remedy=remedies.LARGER, parameters=("gamma",))
 def layer_scale_that_the_format_does_not_hold(mended: bool) -> Built:
     """The branch adds nothing to speak of, and gets no gradient as stored."""
 
@@ -984,7 +991,7 @@ def cut_behind_many_layers(mended: bool) -> Built:
     return trained(network(layers), S.Sgd(0.1))
 
 
-@trouble("zero_factor", "fc2/affine/Mul2", "which nobody has filled", remedy=remedies.FILL)
+@trouble("zero_factor", "fc2/affine/Mul2", remedy=remedies.FILL)
 def mask_that_nobody_fills(mended: bool) -> Built:
     mask = nn.Variable((32, 16))
 
