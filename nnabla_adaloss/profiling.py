@@ -201,7 +201,7 @@ def _nearest_layers(graph: Graph, plan: GraphPlan) -> Dict[int, str]:
     found: Dict[int, str] = {}
     for number, f in enumerate(graph.functions):
         node = plan.by_number.get(number)
-        if node is not None and (node.slots or node.leaves):
+        if node is not None and (node.layer_inputs or node.leaves):
             found[hash(f)] = node.label
         else:
             before = (found[hash(v.parent)] for v in f.inputs if v.parent is not None)

@@ -87,13 +87,16 @@ def read(scaling: Any) -> Tuple[List[Box], List[Arrow]]:
     graph, scales = schedule.components, [math.log2(scale) for scale in schedule.component_scales]
     boxes = [
         # The gradient of the loss is 1 and not measured.
-        Box(name, math.log2(amaxes.get(name, 1.0)), scale, index in graph.single)
+        Box(name, math.log2(amaxes.get(name, 1.0)), scale, index in graph.scalars)
         for index, (name, scale) in enumerate(zip(graph.names, scales))
     ]
-    arrows = [Arrow(e.before, e.after, e.layer, scales[e.after] - scales[e.before]) for e in graph.edges]
+    arrows = [
+        Arrow(e.predecessor, e.successor, e.layer, scales[e.successor] - scales[e.predecessor])
+        for e in graph.edges
+    ]
     for node in schedule.nodes:
         own = graph.producers[node.number]
-        for layer in [slot.layer for slot in node.slots if graph.of[slot.target] == own]:
+        for layer in [slot.layer for slot in node.layer_inputs if graph.of[slot.input] == own]:
             arrows.append(Arrow(own, own, layer, math.log2(schedule.layers[layer][1])))
     return boxes, arrows
 

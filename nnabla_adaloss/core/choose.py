@@ -8,7 +8,7 @@ whose gradient is not linear. In backward order, with S the scale that the gradi
     S(root) = the end of the range, as the loss gradient is 1; S0 if given
     S(c)    = min(limit(c), S(before) * alpha_m)                  by the first edge that leads to c
     S(c)    = S(before) * alpha_m * size(before) / size           after a layer, if unmeasured
-    S(c)    = start scale / (gain(before) * weight(c))            at the loss, if unmeasured;
+    S(c)    = start scale / (amax(before) * weight(c))            at the loss, if unmeasured;
                                                                   divided by u_min if only zeros were measured
     S(c)    = lowered, until alpha * max|W| stays in range for every layer that leads to c
     S(before) = lowered, at most to limit(before) / spare, until the copies alpha * W of the layers after it
@@ -16,9 +16,9 @@ whose gradient is not linear. In backward order, with S the scale that the gradi
     alpha   = S(c) / S(before)         of a layer: a power of two
 
     weight(c) = loss weight of a component, read from the graph before the pass
-    gain(c)   = unit amax: largest remembered gradient of c, divided by its batch's loss weight; 1 if none
-    size(c)   = gain(c) * weight(c); size: the largest of those before the layers that lead to a component
-    limit(c)  = the largest power of two with S * gain(c) * weight(c) <= u_max / margin; with a given S0,
+    amax(c)   = unit amax: largest remembered gradient of c, divided by its batch's loss weight; 1 if none
+    size(c)   = amax(c) * weight(c); size: the largest of those before the layers that lead to a component
+    limit(c)  = the largest power of two with S * amax(c) * weight(c) <= u_max / margin; with a given S0,
                 at most S0 / weight(c) for components that no layer leads to: at the loss, no scale times its
                 loss weight exceeds S0
     alpha_m   = the layer's alpha from the loss scale method; infinite for "amax_history"
@@ -40,7 +40,7 @@ import math
 from typing import AbstractSet, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .alpha_bounds import AlphaBounds
-from .components import Components, Edge, Joined
+from .components import Components, Edge, MergedComponents
 from .layer_record import Reason
 from .power_of_two import floor_power_of_two
 from .scale_history import equalized
@@ -66,7 +66,7 @@ class ScaleLimits(NamedTuple):
     limits: Sequence[Optional[float]]  # None: unmeasured, or only zeros measured
     provisional: Mapping[int, float]  # limits after an overflow
     loss_weights: Tuple[float, ...]  # 0: inactive in this batch
-    gains: Sequence[Optional[float]]  # None: unmeasured
+    unit_amaxes: Sequence[Optional[float]]  # None: unmeasured
     underflowed: AbstractSet[int] = frozenset()  # measured as zero, although predecessors are not
     equalize: bool = True  # True if successive components may share a scale
     bounds: Mapping[int, AlphaBounds] = {}  # bounds of alphas, by position of the weight
@@ -75,11 +75,11 @@ class ScaleLimits(NamedTuple):
     def with_s0(self, components: Components, scale: float) -> ScaleLimits:
         """Limit the components at the loss by a given S0, divided by their loss weights."""
         limits = list(self.limits)
-        for index in components.before_layers:
+        for index in components.at_loss:
             weight, own = self.loss_weights[index], limits[index]
             if weight:
                 limits[index] = min(within_float32(scale / weight), math.inf if own is None else own)
-        floors = {i: floor for i, floor in self.floors.items() if i not in components.before_layers}
+        floors = {i: floor for i, floor in self.floors.items() if i not in components.at_loss}
         return self._replace(limits=limits, floors=floors)
 
     def along(
@@ -97,9 +97,9 @@ class ScaleLimits(NamedTuple):
         """
         if own is not None:
             return min(before * wanted, own)
-        if edge.layer is None or edge.before in components.single:
-            gain = self.gains[edge.before] or 1.0
-            return self.first(edge.after, start.start_scale / gain, before, start.u_min)
+        if edge.layer is None or edge.predecessor in components.scalars:
+            unit_amax = self.unit_amaxes[edge.predecessor] or 1.0
+            return self.first(edge.successor, start.start_scale / unit_amax, before, start.u_min)
         arriving = before * wanted if wanted < math.inf else before
         # Another edge into this component may carry larger gradients.
         return arriving * self._size(edge) / largest
@@ -108,14 +108,14 @@ class ScaleLimits(NamedTuple):
         """Largest gradient from the edges into an unmeasured component."""
         sizes: Dict[int, float] = {}
         for edge in components.edges if None in self.limits else ():
-            sizes[edge.after] = max(self._size(edge), sizes.get(edge.after, 0.0))
+            sizes[edge.successor] = max(self._size(edge), sizes.get(edge.successor, 0.0))
         return sizes
 
     def _size(self, edge: Edge) -> float:
         """Largest gradient from an edge with the present loss weights, if known."""
         if edge.layer is None:
-            return self.loss_weights[edge.after]
-        return self.loss_weights[edge.before] * (self.gains[edge.before] or 1.0)
+            return self.loss_weights[edge.successor]
+        return self.loss_weights[edge.predecessor] * (self.unit_amaxes[edge.predecessor] or 1.0)
 
     def first(self, index: int, start: float, before: float, u_min: float) -> float:
         """Scale of an unmeasured component: `start`, divided by its loss weight."""
@@ -133,11 +133,11 @@ class ScaleLimits(NamedTuple):
         provisional: Dict[int, float] = {}
         floors: Dict[int, float] = {}
         for own, index in enumerate(of):
-            limit, gain, largest = self.limits[own], self.gains[own], amax[index]
+            limit, unit_amax, largest = self.limits[own], self.unit_amaxes[own], amax[index]
             if limit is not None:
                 limits[index] = min(limit, limits[index] or limit)
-            if gain is not None:
-                amax[index] = max(gain * self.loss_weights[own], largest or 0.0)
+            if unit_amax is not None:
+                amax[index] = max(unit_amax * self.loss_weights[own], largest or 0.0)
             weight[index] = max(weight[index], self.loss_weights[own])
             if own in self.provisional:
                 provisional[index] = min(self.provisional[own], provisional.get(index, math.inf))
@@ -147,7 +147,7 @@ class ScaleLimits(NamedTuple):
             limits=limits,
             provisional=provisional,
             loss_weights=tuple(weight),
-            gains=[None if a is None else a / (w or 1.0) for a, w in zip(amax, weight)],
+            unit_amaxes=[None if a is None else a / (w or 1.0) for a, w in zip(amax, weight)],
             underflowed={of[own] for own in self.underflowed},
             equalize=self.equalize,
             bounds=self.bounds,
@@ -186,27 +186,27 @@ def choose(
     reasons: Dict[str, Reason] = {}
     largest = limits.largest(components)
     for edge in _in_order(components, weights):
-        before, own, layer = found[edge.before], limit[edge.after], edge.layer
+        before, own, layer = found[edge.predecessor], limit[edge.successor], edge.layer
         wanted, reason = math.inf, Reason.SCALE_LIMIT
         if layer is not None and method_alpha is not None:
-            base = min(before, start.start_scale * alphas[edge.before])
+            base = min(before, start.start_scale * alphas[edge.predecessor])
             wanted, reason = method_alpha(layer, before, base)
-        scale = limits.along(components, edge, own, before, wanted, start, largest.get(edge.after, 0.0))
+        scale = limits.along(components, edge, own, before, wanted, start, largest.get(edge.successor, 0.0))
         if scale == own:
-            reason = Reason.SCALE_LIMIT if own == limits.limits[edge.after] else Reason.EQUALIZED
-        scale = min(scale, limits.provisional.get(edge.after, math.inf))
+            reason = Reason.SCALE_LIMIT if own == limits.limits[edge.successor] else Reason.EQUALIZED
+        scale = min(scale, limits.provisional.get(edge.successor, math.inf))
         scale = before * floor_power_of_two(scale / before) if start.power_of_two else scale
         # Of several edges into an unmeasured component, the first with a nonzero gradient determines its
         # scale.
-        arrives = edge.before in nonzero
-        if edge.after not in found or (own is None and arrives and edge.after not in nonzero):
-            found[edge.after] = scale
-            alphas[edge.after] = alphas[edge.before] * (1.0 if layer is None else scale / before)
-        elif scale != found[edge.after]:
+        arrives = edge.predecessor in nonzero
+        if edge.successor not in found or (own is None and arrives and edge.successor not in nonzero):
+            found[edge.successor] = scale
+            alphas[edge.successor] = alphas[edge.predecessor] * (1.0 if layer is None else scale / before)
+        elif scale != found[edge.successor]:
             reason = Reason.BRANCHES
         # A scalar zero is inactive in the batch; of an array all elements may have underflowed.
-        if own is not None or (arrives and edge.after not in components.single):
-            nonzero.add(edge.after)
+        if own is not None or (arrives and edge.successor not in components.scalars):
+            nonzero.add(edge.successor)
         if layer is not None:
             reasons[layer] = reason
     # A component without incoming edges gets no gradient.
@@ -218,21 +218,21 @@ def choose(
 
 def choose_merged(
     components: Components,
-    joined: Joined,
+    merged: MergedComponents,
     limits: ScaleLimits,
     choice_of: Callable[[Components, ScaleLimits], Choice],
     spread: float,
 ) -> Optional[Choice]:
     """Choose one scale for all components that only hooks could split; None: a leaf would underflow."""
-    choice = choice_of(joined.components, limits.merged(joined.of, len(joined.components.names)))
-    choice = choice._replace(scales=[choice.scales[index] for index in joined.of])
+    choice = choice_of(merged.components, limits.merged(merged.of, len(merged.components.names)))
+    choice = choice._replace(scales=[choice.scales[index] for index in merged.of])
     own = limits.limits
     low = {i for i, limit in enumerate(own) if limit is not None and limit > spread * choice.scales[i]}
     if not low:
         return choice
     split = choice_of(components, limits).scales
     far = {i for i in low if split[i] > _WORTH_HOOKS * choice.scales[i]}
-    underflow = set().union(*map(components.behind, far))
+    underflow = set().union(*map(components.descendants, far))
     for writers in components.leaves.values():
         found = {limit: index for index in writers for limit in [own[index]] if limit is not None}
         # The largest contributions to a leaf would be more than `spread` below their limit.
@@ -245,12 +245,14 @@ def _in_order(components: Components, loss_weights: Sequence[float]) -> Iterator
     """Yield the edges between active components, each after one that reaches its start."""
     # The first edge to a trunk may come from an inactive head.
     reached = {components.root}
-    waiting = [edge for edge in components.edges if loss_weights[edge.before] and loss_weights[edge.after]]
+    waiting = [
+        edge for edge in components.edges if loss_weights[edge.predecessor] and loss_weights[edge.successor]
+    ]
     while waiting:
         later = []
         for edge in waiting:
-            if edge.before in reached:
-                reached.add(edge.after)
+            if edge.predecessor in reached:
+                reached.add(edge.successor)
                 yield edge
             else:
                 later.append(edge)
@@ -263,14 +265,14 @@ def _equalized(components: Components, limits: ScaleLimits) -> Sequence[Optional
     """
     found = list(limits.limits)
     if limits.equalize:
-        single = components.single
-        ends = {e.after for e in components.edges if e.layer is None and e.before in single}
-        at_loss = [i for i in ends - single if found[i] is not None]
+        scalars = components.scalars
+        ends = {e.successor for e in components.edges if e.layer is None and e.predecessor in scalars}
+        at_loss = [i for i in ends - scalars if found[i] is not None]
         smallest = min([found[i] or 0.0 for i in at_loss], default=0.0)
         for index in at_loss:
             if (found[index] or 0.0) <= _LOSSES_APART * smallest:
                 found[index] = smallest
-        many = [(i, limit) for i, limit in enumerate(found) if limit is not None and i not in single]
+        many = [(i, limit) for i, limit in enumerate(found) if limit is not None and i not in scalars]
         for (index, _), limit in zip(many, equalized([limit for _, limit in many])):
             found[index] = limit
     return found
@@ -285,18 +287,18 @@ def _set_inactive(
     components: Components, scales: List[float], loss_weights: Sequence[float], start: float
 ) -> None:
     """Give components without a gradient the largest scale of their successors, or else `start`."""
-    edges = [edge for edge in reversed(components.edges) if not loss_weights[edge.before]]
+    edges = [edge for edge in reversed(components.edges) if not loss_weights[edge.predecessor]]
     for edge in edges:
-        scales[edge.before] = 0.0
+        scales[edge.predecessor] = 0.0
     # Scales only increase, to present values, so the loop terminates.
     risen = True
     while risen:
         risen = False
         for edge in edges:
-            if scales[edge.after] > scales[edge.before]:
-                scales[edge.before], risen = scales[edge.after], True
+            if scales[edge.successor] > scales[edge.predecessor]:
+                scales[edge.predecessor], risen = scales[edge.successor], True
     for edge in edges:
-        scales[edge.before] = scales[edge.before] or start
+        scales[edge.predecessor] = scales[edge.predecessor] or start
 
 
 def _fit_weights(
@@ -304,31 +306,35 @@ def _fit_weights(
 ) -> None:
     """Lower scales until the scaled copy of every weight stays in range, and then until it keeps its bits."""
     weights, bounds = limits.loss_weights, limits.bounds
-    edges = [edge for edge in components.edges if edge.factor in bounds and weights[edge.before]]
+    edges = [edge for edge in components.edges if edge.weight in bounds and weights[edge.predecessor]]
     # Scales only decrease, so both loops terminate.
     lowered = True
     while lowered:
         lowered = False
         for edge in edges:
-            highest = scales[edge.before] * bounds[edge.factor].highest
-            if scales[edge.after] > highest:
-                scales[edge.after], lowered = highest, True
+            highest = scales[edge.predecessor] * bounds[edge.weight].highest
+            if scales[edge.successor] > highest:
+                scales[edge.successor], lowered = highest, True
                 reasons[edge.layer or ""] = Reason.WEIGHT_RANGE
     # From the leaves on: lowering a scale may require lowering its predecessors, except the root.
     floors = limits.floors
-    edges = [e for e in reversed(edges) if e.before in floors and e.before != components.root]
+    edges = [e for e in reversed(edges) if e.predecessor in floors and e.predecessor != components.root]
     lowered = True
     while lowered:
         lowered = False
         for edge in edges:
-            before, after, own = scales[edge.before], scales[edge.after], bounds[edge.factor]
+            before, after, own = scales[edge.predecessor], scales[edge.successor], bounds[edge.weight]
             if after >= before * own.enough:
                 continue
             # Lowering the scale before raises the alphas of all its layers.
-            beside = [scales[e.after] / bounds[e.factor].highest for e in edges if e.before == edge.before]
-            least, wanted = max(floors[edge.before], *beside), after / own.enough
+            beside = [
+                scales[e.successor] / bounds[e.weight].highest
+                for e in edges
+                if e.predecessor == edge.predecessor
+            ]
+            least, wanted = max(floors[edge.predecessor], *beside), after / own.enough
             if after < least * own.least:
-                least, wanted = max(floors[edge.before] / own.further, *beside), after / own.least
+                least, wanted = max(floors[edge.predecessor] / own.further, *beside), after / own.least
             by = floor_power_of_two(before / max(least, wanted))
             if by > 1.0 and after >= least * own.least:
-                scales[edge.before], lowered = before / by, True
+                scales[edge.predecessor], lowered = before / by, True

@@ -22,23 +22,23 @@ from typing import (
 )
 
 
-class GemmSlot(NamedTuple):
+class ScaledInput(NamedTuple):
     """Input of a matrix product whose gradient can be scaled, by index."""
 
     input: int
-    factor: int  # input that multiplies the output gradient: the weight
+    weight: int  # input that multiplies the output gradient: the weight
     fan_in: float  # K, the mean number of products summed into one element of the input gradient
     fan_in_bound: float  # largest such number of any element, for overflow bounds
 
 
-class LayerSlot(NamedTuple):
+class LayerInput(NamedTuple):
     """Layer: an input of a function whose gradient is scaled; variables are given by position."""
 
     layer: str
-    gemm: GemmSlot
-    target: int  # the input whose gradient is scaled
-    factor: int  # the weight
-    to_leaf: bool  # True if the target is a leaf, whose gradient is kept unscaled in an array of its own
+    gemm: ScaledInput
+    input: int  # the input whose gradient is scaled
+    weight: int  # the weight
+    to_leaf: bool  # True if the input is a leaf, whose gradient is kept unscaled in an array of its own
     half: bool  # True if the function reads the weight in half precision
 
 
@@ -52,7 +52,7 @@ class NodeStructure(NamedTuple):
     outputs: Tuple[int, ...]
     inputs: Tuple[int, ...]  # inputs with a gradient that are not leaves, each once
     leaves: Tuple[int, ...]  # leaves with a gradient among the inputs
-    slots: Tuple[LayerSlot, ...]
+    layer_inputs: Tuple[LayerInput, ...]
     loss_section: bool  # True between the loss and the first layer
     non_homogeneous: bool  # True if its gradient is not proportional to the output gradient
     own_references: bool  # True if it keeps references to arrays of its parameters
@@ -63,10 +63,10 @@ class NodeStructure(NamedTuple):
 class Edge(NamedTuple):
     """Function that leads from one component to another, for any shapes."""
 
-    before: int  # predecessor, nearer to the loss
-    after: int  # successor, reached later by backward
+    predecessor: int  # nearer to the loss
+    successor: int  # reached later by backward
     layer: Optional[str]  # None if it is not a layer
-    factor: int  # position of the layer's weight; -1 without one
+    weight: int  # position of the layer's weight; -1 without one
 
 
 class Components(NamedTuple):
@@ -75,18 +75,18 @@ class Components(NamedTuple):
     of: Dict[int, int]  # of each variable with a gradient, except leaves that no layer scales
     names: List[str]  # of the function whose output gradient is the component's first in backward order
     producers: Dict[int, int]  # of each function's output gradient
-    single: FrozenSet[int]  # components of scalars only
+    scalars: FrozenSet[int]  # components of scalars only
     next: Sequence[AbstractSet[int]]  # successors of each
     leaves: Mapping[int, FrozenSet[int]]  # components of all contributions to the gradient of each leaf
     edges: Sequence[Edge]  # in backward order
-    before_layers: FrozenSet[int]  # components that no layer leads to: a given S0 limits their scales
+    at_loss: FrozenSet[int]  # components that no layer leads to: a given S0 limits their scales
 
     @property
     def root(self) -> int:
         """Component of the loss gradient: the first in backward order."""
         return 0
 
-    def behind(self, first: int) -> Set[int]:
+    def descendants(self, first: int) -> Set[int]:
         """A component and its descendants."""
         return _reachable(self.next, {first})
 
@@ -99,11 +99,11 @@ class Components(NamedTuple):
     @property
     def computed(self) -> List[int]:
         """All components, except that of a scalar loss, whose gradient is given."""
-        root = self.root if self.root in self.single else -1
+        root = self.root if self.root in self.scalars else -1
         return [index for index in range(len(self.names)) if index != root]
 
 
-class Joined(NamedTuple):
+class MergedComponents(NamedTuple):
     """Components merged where only hooks around single functions could split them."""
 
     components: Components
@@ -130,42 +130,42 @@ def components_of(
 
     for node in nodes:
         same = list(map(number, node.outputs))
-        slots = node.slots if by_layer else ()
-        targets = {slot.target for slot in slots} if slots else ()
-        passed_on = [p for p in node.inputs if p not in targets] if slots else node.inputs
+        layer_inputs = node.layer_inputs if by_layer else ()
+        targets = {layer_input.input for layer_input in layer_inputs} if layer_inputs else ()
+        passed_on = [p for p in node.inputs if p not in targets] if layer_inputs else node.inputs
         if node.separates:
             _connect(parents, map(number, passed_on))
         else:
             same += [given.setdefault(position, same[0]) for position in passed_on]
         if len(same) > 1:
             _connect(parents, same)
-        for slot in slots:
+        for layer_input in layer_inputs:
             # Includes gradients of leaves that are kept in arrays of their own.
-            if slot.to_leaf or slot.target in node.inputs:
-                number(slot.target)
+            if layer_input.to_leaf or layer_input.input in node.inputs:
+                number(layer_input.input)
     return _numbered(nodes, sizes, one_gradient, given, [_root(parents, one) for one in range(len(parents))])
 
 
-def joined(
+def merge_components(
     components: Components,
     nodes: Sequence[NodeStructure],
     sizes: Sequence[int],
     swappable: AbstractSet[int],
     one_gradient: Mapping[int, int] = MappingProxyType({}),
-) -> Joined:
+) -> MergedComponents:
     """Merge components that only hooks could split; `swappable` weights can be swapped for a whole pass."""
     parents = list(range(len(components.names)))
     for alike in _only_hooks_part(nodes, one_gradient, swappable):
         _connect(parents, map(components.of.__getitem__, alike))
     roots = [_root(parents, own) for own in range(len(parents))]
     if len({*roots}) == len(roots):
-        return Joined(components, range(len(roots)))
+        return MergedComponents(components, range(len(roots)))
     together = _numbered(nodes, sizes, one_gradient, components.of, roots)
     found = {own: together.of[position] for position, own in components.of.items()}
     of = [found[index] for index in range(len(components.names))]
     # A given S0 limits merged components only if no layer leads to any of their parts.
-    behind_layers = {index for own, index in enumerate(of) if own not in components.before_layers}
-    return Joined(together._replace(before_layers=frozenset(of) - behind_layers), of)
+    after_layers = {index for own, index in enumerate(of) if own not in components.at_loss}
+    return MergedComponents(together._replace(at_loss=frozenset(of) - after_layers), of)
 
 
 def _only_hooks_part(
@@ -175,12 +175,12 @@ def _only_hooks_part(
     alike: DefaultDict[Tuple[str, int], List[int]] = defaultdict(list)
     for node in nodes:
         own = node.outputs[0]
-        for slot in node.slots:
-            if slot.factor not in swappable:
-                yield [own, slot.target]
-            alike["output of", slot.factor].append(own)
-            alike["target of", slot.factor].append(slot.target)
-        scaled = {slot.target for slot in node.slots}
+        for layer_input in node.layer_inputs:
+            if layer_input.weight not in swappable:
+                yield [own, layer_input.input]
+            alike["output of", layer_input.weight].append(own)
+            alike["target of", layer_input.weight].append(layer_input.input)
+        scaled = {layer_input.input for layer_input in node.layer_inputs}
         # A function that separates components writes a leaf at any scale.
         for leaf in () if node.separates else node.leaves:
             alike["added to", one_gradient.get(leaf, leaf)].append(leaf if leaf in scaled else own)
@@ -207,47 +207,49 @@ def _numbered(
 
     producers = {node.number: number(node.outputs[0], node.label) for node in nodes}
     for node in nodes if not numbers.keys() >= {*roots} else ():
-        for slot in node.slots:
-            if slot.target in given:
-                number(slot.target, f"{slot.layer}:input")
+        for layer_input in node.layer_inputs:
+            if layer_input.input in given:
+                number(layer_input.input, f"{layer_input.layer}:input")
         # A gradient of an output of a function that backward does not visit, as with nn.grad.
         for position in node.inputs:
             number(position, f"{node.label}:input")
     of = {position: numbers[roots[one]] for position, one in given.items()}
     several = {component for position, component in of.items() if sizes[position] != 1}
-    single = frozenset(range(len(names))) - several
+    scalars = frozenset(range(len(names))) - several
     # All other functions pass their scale on.
-    parting = [node for node in nodes if node.slots or node.separates]
+    parting = [node for node in nodes if node.layer_inputs or node.separates]
     edges = [edge for node in parting for edge in _edges(node, of, producers[node.number])]
     following: List[Set[int]] = [set() for _ in names]
     for edge in edges:
-        following[edge.before].add(edge.after)
-    behind_layers = _reachable(following, {edge.after for edge in edges if edge.layer is not None})
+        following[edge.predecessor].add(edge.successor)
+    after_layers = _reachable(following, {edge.successor for edge in edges if edge.layer is not None})
     writers: Dict[int, Set[int]] = {}
     for node in nodes:
         own = producers[node.number]
         for leaf in node.leaves:
             # A leaf with a component of its own is the scaled input of some function.
-            scaled = leaf in of and any(slot.target == leaf for slot in node.slots)
+            scaled = leaf in of and any(layer_input.input == leaf for layer_input in node.layer_inputs)
             writers.setdefault(one_gradient.get(leaf, leaf), set()).add(of[leaf] if scaled else own)
     return Components(
         of=of,
         names=names,
         producers=producers,
-        single=single,
+        scalars=scalars,
         next=following,
         leaves={leaf: frozenset(found) for leaf, found in writers.items()},
         edges=edges,
-        before_layers=frozenset(range(len(names))) - behind_layers,
+        at_loss=frozenset(range(len(names))) - after_layers,
     )
 
 
 def _edges(node: NodeStructure, of: Mapping[int, int], before: int) -> Iterable[Edge]:
     """Edges of a function to components other than that of its output."""
-    scaled = {slot.target for slot in node.slots if of.get(slot.target, before) != before}
-    for slot in node.slots:
-        if slot.target in scaled:
-            yield Edge(before, of[slot.target], slot.layer, slot.factor)
+    scaled = {
+        layer_input.input for layer_input in node.layer_inputs if of.get(layer_input.input, before) != before
+    }
+    for layer_input in node.layer_inputs:
+        if layer_input.input in scaled:
+            yield Edge(before, of[layer_input.input], layer_input.layer, layer_input.weight)
     for after in dict.fromkeys(of[p] for p in node.inputs if p not in scaled):
         if after != before:
             yield Edge(before, after, None, -1)

@@ -17,21 +17,21 @@ from .methods import Method
 from .validation import integer
 
 
-class Given(NamedTuple):
+class SettingValue(NamedTuple):
     """Setting and its default."""
 
     value: Any
     default: Any = dataclasses.MISSING
 
 
-def fields_of(value: Any) -> Dict[str, Given]:
+def fields_of(value: Any) -> Dict[str, SettingValue]:
     """Fields of a dataclass as settings; empty for anything else."""
-    found: Dict[str, Given] = {}
+    found: Dict[str, SettingValue] = {}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             made = field.default_factory
             default = field.default if made is dataclasses.MISSING else made()
-            found[field.name] = Given(getattr(value, field.name), default)
+            found[field.name] = SettingValue(getattr(value, field.name), default)
     return found
 
 
@@ -48,12 +48,12 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def as_plain(settings: Mapping[str, Given]) -> Dict[str, Any]:
+def as_plain(settings: Mapping[str, SettingValue]) -> Dict[str, Any]:
     """Values of settings after a round trip through JSON."""
     return {name: plain(given.value) for name, given in settings.items()}
 
 
-def not_default(settings: Mapping[str, Given]) -> List[str]:
+def not_default(settings: Mapping[str, SettingValue]) -> List[str]:
     """Names of the settings that are not at their defaults; a dot leads to the field of a setting."""
     found: List[str] = []
     for name, given in settings.items():
@@ -64,7 +64,10 @@ def not_default(settings: Mapping[str, Given]) -> List[str]:
 
 
 def with_known_names(
-    saved: Mapping[str, Any], settings: Mapping[str, Given], chosen: Optional[Collection[str]], path: str = ""
+    saved: Mapping[str, Any],
+    settings: Mapping[str, SettingValue],
+    chosen: Optional[Collection[str]],
+    path: str = "",
 ) -> Tuple[Dict[str, Any], List[str]]:
     """Match `saved` to the names of `settings`, and list the names that only the state has. ValueError if a
     setting that one of them lacks is not at its default, or may not be, as in states without `chosen`.
@@ -112,7 +115,7 @@ def check_version(version: Any, known: int) -> None:
         raise ValueError(f"state has version {version}, this package knows {known}: {remedy}")
 
 
-def _is_default(given: Given) -> bool:
+def _is_default(given: SettingValue) -> bool:
     return given.default is not dataclasses.MISSING and plain(given.value) == plain(given.default)
 
 

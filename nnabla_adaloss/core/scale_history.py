@@ -146,16 +146,16 @@ class HistoryPolicy:
 
     def scale(self, amax: float, *, u_max: float) -> float:
         """Scale limit of gradients of at most `amax`, a positive number; a power of two."""
-        room = u_max / self.margin / amax
+        limit = u_max / self.margin / amax
         # It may be zero or infinite.
-        inside = self.min_scale < room < 2.0 * self.max_scale
-        return self._within(floor_power_of_two(room) if inside else room)
+        inside = self.min_scale < limit < 2.0 * self.max_scale
+        return self._within(floor_power_of_two(limit) if inside else limit)
 
     def after_overflow(self, scale: float) -> float:
         """Scale of the next try after `scale` was too large."""
         return self._within(scale / (_STEP * floor_power_of_two(self.margin)))
 
-    def assumed(self, scale: float, *, u_max: float) -> float:
+    def amax_of(self, scale: float, *, u_max: float) -> float:
         """Magnitude whose scale limit is `scale`: the inverse of the method `scale`."""
         return u_max / self.margin / scale
 

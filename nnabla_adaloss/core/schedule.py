@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .choose import within_float32
-from .components import Components, Joined, NodeStructure
+from .components import Components, MergedComponents, NodeStructure
 from .layer_record import Reason
 
 # The scale of a float32 scalar may differ from that of its component by this factor. 16 bits hold the element
@@ -28,12 +28,15 @@ class Step(NamedTuple):
 
     before: Tuple[Rescale, ...]  # before it runs
     scale: float  # scale of its contributions, except those with an alpha
-    alphas: Tuple[float, ...]  # of its layers, in the order of `NodeStructure.slots`
+    alphas: Tuple[float, ...]  # of its layers, in the order of `NodeStructure.layer_inputs`
     after: Tuple[Rescale, ...] = ()  # after it has run
 
-    def targets(self, node: NodeStructure) -> Dict[int, float]:
+    def input_scales(self, node: NodeStructure) -> Dict[int, float]:
         """Scales of the input gradients of the layers of `node`, by position."""
-        return {slot.target: self.scale * alpha for slot, alpha in zip(node.slots, self.alphas)}
+        return {
+            layer_input.input: self.scale * alpha
+            for layer_input, alpha in zip(node.layer_inputs, self.alphas)
+        }
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class ScaleSchedule:
     loss_weights: Tuple[float, ...]  # loss weight of each component for which it was chosen
     reasons: Mapping[str, Reason] = field(default_factory=dict)  # reason of alpha, by layer
     unbounded: Mapping[str, float] = field(default_factory=dict)  # result of the method, by layer
-    joined: Optional[Joined] = None  # merged components; None: none had to share a scale
+    merged: Optional[MergedComponents] = None  # merged components; None: none had to share a scale
     # Scalar functions that receive and pass on gradients in float32.
     in_float: FrozenSet[int] = frozenset()
 
@@ -59,12 +62,12 @@ class ScaleSchedule:
     @cached_property
     def loss_scale(self) -> float:
         """S0; if measured, the scale after the scalar functions at the loss."""
-        single, before_layers = self.components.single, self.components.before_layers
+        scalars, at_loss = self.components.scalars, self.components.at_loss
         if self.given_scale is None:
             for edge in self.components.edges:
-                at_the_loss = edge.layer is None and edge.before in before_layers
-                if at_the_loss and edge.after not in single and self.loss_weights[edge.after]:
-                    return self.component_scales[edge.after]
+                at_the_loss = edge.layer is None and edge.predecessor in at_loss
+                if at_the_loss and edge.successor not in scalars and self.loss_weights[edge.successor]:
+                    return self.component_scales[edge.successor]
         return self.component_scales[self.components.root]
 
     def loss_weight_of(self, position: int) -> float:
@@ -77,8 +80,8 @@ class ScaleSchedule:
         if [old > 0.0 for old in self.loss_weights] != [new > 0.0 for new in weights]:
             return None
         by = [old / new if new else None for old, new in zip(self.loss_weights, weights)]
-        single = self.components.single
-        moves = {move for index, move in enumerate(by) if move is not None and index not in single}
+        scalars = self.components.scalars
+        moves = {move for index, move in enumerate(by) if move is not None and index not in scalars}
         if len(moves) != 1:
             return None
         (one,) = moves
@@ -99,8 +102,8 @@ class ScaleSchedule:
         found = {position: self.component_scales[index] for position, index in self.components.of.items()}
         for node in reversed(self.nodes) if self.in_float else ():
             if node.number in self.in_float and node.inputs:
-                own, behind = found[node.outputs[0]], min(found[position] for position in node.inputs)
-                found[node.outputs[0]] = min(max(behind, own / _FLOAT_FACTOR), own * _FLOAT_FACTOR)
+                own, descendants = found[node.outputs[0]], min(found[position] for position in node.inputs)
+                found[node.outputs[0]] = min(max(descendants, own / _FLOAT_FACTOR), own * _FLOAT_FACTOR)
         return found
 
     @cached_property
@@ -110,14 +113,16 @@ class ScaleSchedule:
         for node in self.nodes:
             if node.separates:
                 step = _boundary(node, scales, reached, first=node is self.nodes[0])
-                if node.leaves or node.slots or step.before or step.after:
+                if node.leaves or node.layer_inputs or step.before or step.after:
                     steps[node.number] = step
                 # A leaf's gradient is kept in an array of its own, which stays at this scale.
-                leaves = [slot.target for slot in node.slots if slot.to_leaf]
+                leaves = [layer_input.input for layer_input in node.layer_inputs if layer_input.to_leaf]
                 scales.update(dict.fromkeys((*node.outputs, *leaves), step.scale))
-            elif node.leaves or node.slots:
+            elif node.leaves or node.layer_inputs:
                 scale = scales[node.outputs[0]]
-                alphas = tuple([self.arriving.get(slot.target, scale) / scale for slot in node.slots])
+                alphas = tuple(
+                    [self.arriving.get(layer_input.input, scale) / scale for layer_input in node.layer_inputs]
+                )
                 steps[node.number] = Step((), scale, alphas)
             reached.update(node.inputs)
         return steps, scales
@@ -136,27 +141,27 @@ class ScaleSchedule:
     def layers(self) -> Dict[str, Tuple[float, float]]:
         """Scale of the output gradient, and alpha, of each layer, in backward order."""
         return {
-            slot.layer: (step.scale, alpha)
+            layer_input.layer: (step.scale, alpha)
             for node in self.nodes
             for step in [self.steps.get(node.number)]
             if step is not None
-            for slot, alpha in zip(node.slots, step.alphas)
+            for layer_input, alpha in zip(node.layer_inputs, step.alphas)
         }
 
 
 def _boundary(node: NodeStructure, scales: Mapping[int, float], reached: Set[int], *, first: bool) -> Step:
     """Step around a function that changes the scale but is not a layer; the `first` starts with its scale."""
     # Multiply before it runs as far as a scalar's format allows, and by the rest after it.
-    own, behind = scales[node.outputs[0]], [scales[p] for p in node.inputs]
+    own, descendants = scales[node.outputs[0]], [scales[p] for p in node.inputs]
     if node.non_homogeneous:
         through = 1.0  # it receives unscaled gradients
-    elif not behind:
+    elif not descendants:
         through = own
     else:
-        through = min(behind[0], own)
+        through = min(descendants[0], own)
     # Contributions of other branches to its inputs carry the inputs' scale already.
-    arrived = [(p, scale) for p, scale in zip(node.inputs, behind) if p in reached]
+    arrived = [(p, scale) for p, scale in zip(node.inputs, descendants) if p in reached]
     outputs = [(p, scales[p]) for p in node.outputs if not first]
     before = [Rescale(p, through / scale) for p, scale in (*outputs, *arrived) if scale != through]
-    after = [Rescale(p, scale / through) for p, scale in zip(node.inputs, behind) if scale != through]
-    return Step(tuple(before), through, (1.0,) * len(node.slots), tuple(after))
+    after = [Rescale(p, scale / through) for p, scale in zip(node.inputs, descendants) if scale != through]
+    return Step(tuple(before), through, (1.0,) * len(node.layer_inputs), tuple(after))

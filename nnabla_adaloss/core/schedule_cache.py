@@ -101,7 +101,7 @@ class ScheduleCache:
                 "weights": list(weights),
                 "scales": list(one.component_scales),
                 "fixed_scale": one.given_scale,
-                "joined": one.joined is not None,
+                "joined": one.merged is not None,
             }
             for weights, (iteration, one, _) in self.chosen.items()
         ]

@@ -24,7 +24,7 @@ CHECK_AFTER = 3
 class PassVerdict(Enum):
     """Verdict on a pass; the last six are final."""
 
-    AGAIN = "run the batch again"
+    RERUN = "run the batch again"
     MEASURE = "run it once more, and measure every gradient"
     LOWER = "lower the scales that overflowed"
     CHECK_FORWARD = "look for the first function of forward that is not finite"
@@ -61,7 +61,7 @@ class Facts(NamedTuple):
     """Facts about a batch after its last pass; None: unknown yet."""
 
     repeats: int = 0
-    settled: bool = True  # False if its scales were far too low
+    calibrated: bool = True  # False if its scales were far too low
     overflowed: bool = False  # True if gradients that the solver uses are not finite, or the loss is NaN
     can_measure_more: bool = False  # True if a pass that measures may add information
     loss_finite: bool = True
@@ -77,7 +77,7 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
     """Decide what to do next with a batch, or its final outcome."""
     last = facts.repeats >= rules.max_repeats
     if not facts.overflowed:
-        return PassVerdict.GOOD if facts.settled or last or rules.update_lost else PassVerdict.AGAIN
+        return PassVerdict.GOOD if facts.calibrated or last or rules.update_lost else PassVerdict.RERUN
     may_repeat = rules.repeat and not last
     if facts.can_measure_more and facts.fits is None and not (may_repeat and facts.loss_finite):
         return PassVerdict.MEASURE
@@ -86,7 +86,7 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
     if facts.fits:
         # Its scales came from earlier batches.
         return (
-            PassVerdict.AGAIN if may_repeat else PassVerdict.RETRIES if rules.repeat else PassVerdict.OVERFLOW
+            PassVerdict.RERUN if may_repeat else PassVerdict.RETRIES if rules.repeat else PassVerdict.OVERFLOW
         )
     if facts.fault is None and (facts.suspect or not may_repeat):
         return PassVerdict.CHECK_FORWARD
@@ -113,4 +113,4 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
         return PassVerdict.PROBE
     if not facts.lowered:
         return PassVerdict.HOPELESS
-    return PassVerdict.RETRIES if last else PassVerdict.AGAIN
+    return PassVerdict.RETRIES if last else PassVerdict.RERUN

@@ -43,7 +43,7 @@ def layers_of(graph: Graph, plan: GraphPlan) -> List[Layer]:
     taken: Set[int] = set()
     read = {*plan.readers, *plan.roots}
     for node in sorted(plan.nodes, key=lambda node: node.number):
-        if node.slots or node.leaves:
+        if node.layer_inputs or node.leaves:
             outputs = {graph.keys[p]: graph.variables[p] for p in node.outputs if p in read}
             weights = {graph.keys[p]: graph.variables[p] for p in node.leaves if p not in taken}
             taken.update(node.leaves)
@@ -124,7 +124,7 @@ class Passes:
         def run_pass(again: bool) -> None:
             self._begin(forward)
             scaling.backward(
-                None, function_pre_hook=lambda f: self._note(f, arrays), iteration=iteration, again=again
+                None, function_pre_hook=lambda f: self._note(f, arrays), iteration=iteration, rerun=again
             )
             self._note_weights(arrays)
 

@@ -36,7 +36,7 @@ class NativeStorage:
     largest_weight = math.inf
     """Largest magnitude that the scaled copy of any weight may hold."""
 
-    largest_single = 0.0
+    largest_scalar = 0.0
     """Largest magnitude of a scalar's gradient, if that has a format of its own."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class RoundedStorage(NativeStorage):
         self.narrowest = precisions.narrowest
         self.largest_weight = precisions.narrowest.stored_data.max
         # Scalar gradients are never stored in 8 bits.
-        self.largest_single = precisions.narrowest.gradient_format(1).max
+        self.largest_scalar = precisions.narrowest.gradient_format(1).max
         self.kernels = kernels
         # Precision of each variable, by key, where layers differ.
         self.of_variables: Mapping[int, Precision] = {}

@@ -14,7 +14,7 @@ from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdat
 
 from ..core.choose import within_float32
 from ..core.config import AdaLossConfig
-from ..core.memory import Memory, Seen
+from ..core.memory import Memory, Observations
 from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
 from ..core.validation import instance_or_none, integer, strings
@@ -32,7 +32,7 @@ from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from ..monitor import Audience, audience_of
 from ..undo import BatchGuard, ForwardState
-from .chooser import Asked, Chooser, Decided
+from .chooser import Chooser, Decision, Request
 from .forward_fault import find_fault, first_suspect
 from .graph_cache import GraphCache
 from .layer_watch import watch_layers
@@ -47,8 +47,8 @@ _DIVIDING_LOOP = DynamicLossScalingUpdater.update.__code__
 
 _gradient, _zeroing = attrgetter("grad"), attrgetter("zeroing")
 
-# Keys of messages between ranks: whether scales are chosen again and an entry of the windows ends; gains,
-# gains of lost batches, and statistics of layers, by name.
+# Keys of messages between ranks: whether scales are chosen again and an entry of the windows ends; amaxes,
+# amaxes of lost batches, and statistics of layers, by name.
 _ENDS, _COMPONENT, _LOST, _LAYER = "ends", "component ", "lost ", "layer "
 
 
@@ -144,8 +144,8 @@ class AdaptiveLossScaling:
         self.kernels = select_kernels(context)
         method_alphas = MethodAlphas(self.config)
         # Statistics of earlier iterations avoid a second pass.
-        asked = self.config.delay
-        self.delay = int(method_alphas.look is None) if asked is None else asked
+        request = self.config.delay
+        self.delay = int(method_alphas.look is None) if request is None else request
         if self.delay and method_alphas.look is not None:
             raise ValueError(
                 "delay=1 keeps statistics, not arrays, and "
@@ -166,13 +166,13 @@ class AdaptiveLossScaling:
             watched=self.audience is not None,
         )
 
-        def wired() -> Tuple[Graph, GraphPlan]:
+        def graph_unchanged() -> Tuple[Graph, GraphPlan]:
             prepared = cache.current(wiring=True)
             return prepared.graph, prepared.plan
 
-        self.guard = BatchGuard(wired, self.kernels, forward_state)
+        self.guard = BatchGuard(graph_unchanged, self.kernels, forward_state)
         policy = self.config.method.policy(HistoryPolicy() if history is None else history)
-        self.components = Seen(Memory(policy.measured_every(self.config.iterations_per_measurement)))
+        self.components = Observations(Memory(policy.measured_every(self.config.iterations_per_measurement)))
         self.iteration = 0
         self._result: Optional[PassReport] = None
         self._nonfinite = NonfiniteGradients(self.kernels)
@@ -267,9 +267,9 @@ class AdaptiveLossScaling:
         return self._result.measurements.schedule.loss_scale
 
     @property
-    def settled(self) -> bool:
+    def calibrated(self) -> bool:
         """False if the last backward found its scales far too low: run the batch again."""
-        return self.components.settled
+        return self.components.calibrated
 
     @property
     def can_measure_more(self) -> bool:
@@ -282,12 +282,15 @@ class AdaptiveLossScaling:
         """True if the last pass was finite and its scales suffice, so that no verdict is needed."""
         result = self._result
         return (
-            result is not None and not result.found_inf and self.components.settled and not result.loss_is_nan
+            result is not None
+            and not result.found_inf
+            and self.components.calibrated
+            and not result.loss_is_nan
         )
 
     def has_nothing_to_learn(self) -> bool:
         """True if the loss of the last batch, or every loss weight, is zero."""
-        if self._result is not None and self._result.is_absent:
+        if self._result is not None and self._result.is_inactive:
             return True
         # A loss that the storage rounded to zero is not zero.
         rounded = self._storage.data.get(hash(self.variable))
@@ -337,19 +340,19 @@ class AdaptiveLossScaling:
 
     def raise_again(self) -> None:
         """Restore scales that were lowered for a batch that no scale helps."""
-        self.components = self.components._replace(assumed={}, began=frozenset())
+        self.components = self.components._replace(provisional={}, began=frozenset())
 
     def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
         """Measurements for the next scales, for other ranks; None: no new ones."""
         prepared, report = self._graph.current(), self._result
         if report is None or prepared.schedules.for_good(report.schedule.given_scale):
             return None
-        entry_complete, gains, lost = self.components.shared()
+        entry_complete, unit_amaxes, lost = self.components.shared()
         own: Dict[str, Sequence[float]] = {
             _ENDS: [float(not prepared.schedules.chosen), float(entry_complete)]
         }
-        for kind, by_name in ((_COMPONENT, gains), (_LOST, lost)):
-            own.update((kind + name, [gain]) for name, gain in by_name.items())
+        for kind, by_name in ((_COMPONENT, unit_amaxes), (_LOST, lost)):
+            own.update((kind + name, [unit_amax]) for name, unit_amax in by_name.items())
         own.update((_LAYER + name, row) for name, row in prepared.statistics.shared().items())
         return own
 
@@ -360,13 +363,13 @@ class AdaptiveLossScaling:
         if dropped:
             # If one rank chooses again, as after an overflow, all do, with equal results.
             prepared.schedules = prepared.schedules.drop()
-        gains: Dict[str, float] = {}
+        unit_amaxes: Dict[str, float] = {}
         lost: Dict[str, float] = {}
         for one in told:
-            for kind, largest in ((_COMPONENT, gains), (_LOST, lost)):
-                for name, (gain, *_) in _of_kind(kind, one).items():
-                    largest[name] = max(gain, largest.get(name, gain))
-        self.components = self.components.adopting(entry_complete, gains, lost)
+            for kind, largest in ((_COMPONENT, unit_amaxes), (_LOST, lost)):
+                for name, (unit_amax, *_) in _of_kind(kind, one).items():
+                    largest[name] = max(unit_amax, largest.get(name, unit_amax))
+        self.components = self.components.adopting(entry_complete, unit_amaxes, lost)
         prepared.statistics.adopt([_of_kind(_LAYER, one) for one in told])
 
     def after_update(self, step: Optional[Callable[[], Any]] = None) -> None:
@@ -394,18 +397,18 @@ class AdaptiveLossScaling:
         self.components = self.components.without_batch()
 
     def lose_batch(self) -> None:
-        """Remember the provisional gains after an overflow, as the batch is lost."""
+        """Remember the provisional amaxes after an overflow, as the batch is lost."""
         self.components = self.components.after_lost_batch()
 
     def forget(self) -> None:
         """Drop all measurements of gradients and weights: call it after loading other weights."""
         self._chooser.method_alphas.load({})
-        self.components = Seen(Memory(self.components.policy))
+        self.components = Observations(Memory(self.components.policy))
         self._graph.forget()
 
     def restart(self, start_scale: float) -> None:
         """Drop the measurements of the network's components, and start with another scale."""
-        self.components = Seen(Memory(replace(self.components.policy, start_scale=start_scale)))
+        self.components = Observations(Memory(replace(self.components.policy, start_scale=start_scale)))
         self._graph.drop_schedules()
 
     def state_dict(self) -> Dict[str, Any]:
@@ -422,7 +425,7 @@ class AdaptiveLossScaling:
         prepared.schedules, memory, self.iteration, self._storage.drawn.count, others = load_state(
             state, prepared, self.components.memory, self._chooser.method_alphas
         )
-        self.components = Seen(memory)
+        self.components = Observations(memory)
         self._graph.load_others(others)
 
     def forward(
@@ -452,17 +455,17 @@ class AdaptiveLossScaling:
         *,
         grad: Optional[Seed] = None,
         iteration: Optional[int] = None,
-        again: bool = False,
-        wired: bool = False,
+        rerun: bool = False,
+        graph_unchanged: bool = False,
     ) -> None:
         """Run backward; all parameter gradients are unscaled afterwards, in fp32; `result` is its report.
 
-        With `delay=0` the first pass over a batch measures it, and leaves `settled` False: run forward and
-        backward again, with `again=True`. An updater and `GradScaler` do that by themselves.
+        With `delay=0` the first pass over a batch measures it, and leaves `calibrated` False: run forward and
+        backward again, with `rerun=True`. An updater and `GradScaler` do that by themselves.
 
         Args:
             scale: S0, the factor of the loss gradient. None: chosen from earlier measurements, without
-                tuning; see `settled` and `after_overflow`.
+                tuning; see `calibrated` and `after_overflow`.
             clear_buffer: free what backward no longer needs.
             communicator_callbacks: nnabla's; called after each function, with unscaled gradients.
             function_pre_hook: called before each function's backward, after the engine's own hook.
@@ -490,7 +493,7 @@ class AdaptiveLossScaling:
             self._chooser.start_scale(scale)
         check_seed(self.variable, grad)
         # Checked again after forward, in which nnabla updates the need for gradients.
-        prepared = self._graph.current(wiring=not wired, marks=True)
+        prepared = self._graph.current(wiring=not graph_unchanged, marks=True)
         if not prepared.plan.nodes:
             # `need_grad = False` inside the graph, which nnabla applies with the next forward.
             raise ValueError(NEEDS_NO_GRADIENT)
@@ -513,24 +516,24 @@ class AdaptiveLossScaling:
         )
         report: Optional[PassReport] = None
         try:
-            asked = Asked(iteration, scale, weights, again, grad is not None)
-            decided = self._chooser.go_on(prepared, self.components, asked)
-            if decided is None:
-                prepared.statistics.begin(iteration, again=again)
-                decided = self._chooser.decide(prepared, self.components, asked)
-            prepared.schedules = decided.schedules
+            request = Request(iteration, scale, weights, rerun, grad is not None)
+            decision = self._chooser.go_on(prepared, self.components, request)
+            if decision is None:
+                prepared.statistics.begin(iteration, rerun=rerun)
+                decision = self._chooser.decide(prepared, self.components, request)
+            prepared.schedules = decision.schedules
             watch = None
             if self.audience is not None:
-                watch = watch_layers(self.audience, prepared, decided, iteration, self.components.attempt)
+                watch = watch_layers(self.audience, prepared, decision, iteration, self.components.attempt)
             looking = watch if watch is not None and watch.looks else None
-            steps = steps_for(prepared, decided, options, looking)
+            steps = steps_for(prepared, decision, options, looking)
             arrays = self.guard.state.arrays if self.guard.state.written else ()
             prepared.statistics.watch(arrays, None if self._is_sink else self.variable.data)
             report = self._result = run_pass(
                 self.loss,
                 self._seed,
                 prepared,
-                decided,
+                decision,
                 steps,
                 options,
                 masters,
@@ -540,13 +543,13 @@ class AdaptiveLossScaling:
             )
             if watch is not None:
                 watch.finish()
-            if decided.measure or decided.slice is not None:
+            if decision.measure or decision.slice is not None:
                 self.components = self.components.after_pass(
                     report.measurements,
-                    completes_entry=decided.slice is None or decided.slice.last,
+                    completes_entry=decision.slice is None or decision.slice.last,
                     informative=report.measurements.has_gradients or not self.has_nothing_to_learn(),
                     # These statistics determine the scales of the batch.
-                    again=decided.measure and not (self.delay or again),
+                    rerun=decision.measure and not (self.delay or rerun),
                 )
         except GraphChangedError:
             self._graph.drop()
@@ -566,7 +569,7 @@ class AdaptiveLossScaling:
             self.loss,
             self._seed,
             prepared,
-            Decided(prepared.schedule(scales, scale, weights), prepared.schedules),
+            Decision(prepared.schedule(scales, scale, weights), prepared.schedules),
             "it is only tried",
             BackwardOptions(clear_buffer=True),
             [],

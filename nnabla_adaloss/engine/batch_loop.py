@@ -68,7 +68,7 @@ class BatchLoop(NamedTuple):
             found = self.judge(self._facts(repeats), rules)
             if found.facts.overflowed and not rules.update_lost:
                 self.on_overflow(found)
-            if found.verdict is not PassVerdict.AGAIN:
+            if found.verdict is not PassVerdict.RERUN:
                 return found
             repeats += 1
             self.on_repeat(found)
@@ -106,11 +106,11 @@ class BatchLoop(NamedTuple):
 
     def _facts(self, repeats: int) -> Facts:
         scaling = self.scaling
-        settled = scaling.settled or not scaling.guard.can_undo_batch
+        calibrated = scaling.calibrated or not scaling.guard.can_undo_batch
         if not scaling.result.loss_is_nan and (
             not scaling.result.found_inf or scaling.kernels.gradients_are_finite(self.parameters())
         ):
-            return Facts(repeats, settled)
+            return Facts(repeats, calibrated)
         return self.overflow(repeats)
 
     def overflow(self, repeats: int = 0, *, may_run: bool = True) -> Facts:

@@ -11,7 +11,7 @@ from ..core.choose import Choice, ScaleLimits, Start, choose, choose_merged
 from ..core.components import Components
 from ..core.config import AdaLossConfig
 from ..core.formats import FLOAT16, get_format
-from ..core.memory import Seen
+from ..core.memory import Observations
 from ..core.power_of_two import floor_power_of_two
 from ..core.scale_history import HistoryPolicy
 from ..core.schedule import ScaleSchedule
@@ -24,17 +24,17 @@ from .slices import Slice
 _NORMAL_SPAN = 2.0**8
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """Request for the scales of a pass."""
 
     iteration: int
     scale: Optional[float]  # S0, if given
     weights: Tuple[float, ...]  # loss weight of each component
-    again: bool = False  # True for a repeat of the last pass's batch
+    rerun: bool = False  # True for a repeat of the last pass's batch
     seeded: bool = False  # True for a seed gradient given by the caller
 
 
-class Decided(NamedTuple):
+class Decision(NamedTuple):
     """Decision about a pass."""
 
     schedule: ScaleSchedule
@@ -65,54 +65,56 @@ class Chooser:
             self._checked = given, check_scale(given * self._config.init_scale, "scale * init_scale")
         return self._checked[1]
 
-    def go_on(self, prepared: PreparedGraph, seen: Seen, asked: Asked) -> Optional[Decided]:
+    def go_on(
+        self, prepared: PreparedGraph, observations: Observations, request: Request
+    ) -> Optional[Decision]:
         """Continue with a schedule in use; None: scales must be chosen."""
-        iteration, scale, weights, again, _ = asked
+        iteration, scale, weights, rerun, _ = request
         in_use = prepared.schedules
-        schedule = None if again else in_use.current(iteration, scale, weights)
-        if schedule is None and not again:
-            schedule = in_use.moved(iteration, scale, weights, seen.memory.policy.max_scale)
+        schedule = None if rerun else in_use.current(iteration, scale, weights)
+        if schedule is None and not rerun:
+            schedule = in_use.moved(iteration, scale, weights, observations.memory.policy.max_scale)
             if schedule is not None:
                 in_use = in_use.keep(schedule, iteration)
         if schedule is None:
             return None
-        return Decided(schedule, in_use, slice=prepared.slice(in_use, iteration, scale))
+        return Decision(schedule, in_use, slice=prepared.slice(in_use, iteration, scale))
 
-    def decide(self, prepared: PreparedGraph, seen: Seen, asked: Asked) -> Decided:
+    def decide(self, prepared: PreparedGraph, observations: Observations, request: Request) -> Decision:
         """Choose the scales of the next pass."""
-        iteration, scale, weights, again, seeded = asked
-        in_use, policy = prepared.schedules, seen.memory.policy
-        limits = seen.limits(prepared.components, weights, prepared.limits)
-        unmeasured = any(weights[i] and limits.gains[i] is None for i in prepared.components.computed)
+        iteration, scale, weights, rerun, seeded = request
+        in_use, policy = prepared.schedules, observations.memory.policy
+        limits = observations.limits(prepared.components, weights, prepared.limits)
+        unmeasured = any(weights[i] and limits.unit_amaxes[i] is None for i in prepared.components.computed)
         unknown = unmeasured or prepared.statistics.is_incomplete
         # The caller's seed gradient is unknown.
-        measure = (again or unknown or not self._delayed or seeded) and not in_use.for_good(scale)
+        measure = (rerun or unknown or not self._delayed or seeded) and not in_use.for_good(scale)
         # A schedule lowered by an overflow is not kept. With delay=1, nor is one from an iteration that
         # measured single batches without the other ranks.
-        kept = not (measure or seen.not_exchanged) if self._delayed else again or not measure
+        kept = not (measure or observations.not_exchanged) if self._delayed else rerun or not measure
         # A pass that measures has hooks anyway.
-        schedule, origin = self._next(prepared, limits, policy, asked, split=measure and not kept)
-        kept = kept and not seen.assumed
+        schedule, origin = self._next(prepared, limits, policy, request, split=measure and not kept)
+        kept = kept and not observations.provisional
         schedules = in_use.keep(schedule, iteration, origin) if kept else in_use.drop()
         found = None if measure else prepared.slice(schedules, iteration, scale)
-        return Decided(schedule, schedules, schedule is not in_use.last(weights), measure, found)
+        return Decision(schedule, schedules, schedule is not in_use.last(weights), measure, found)
 
     def _next(
         self,
         prepared: PreparedGraph,
         limits: ScaleLimits,
         policy: HistoryPolicy,
-        asked: Asked,
+        request: Request,
         *,
         split: bool,
     ) -> Tuple[ScaleSchedule, Any]:
         """Choose the next schedule, or keep the present one, and its origin; `split`: merge nothing."""
-        components, plan, scale = prepared.components, prepared.plan, asked.scale
-        weights, of = asked.weights, components.of
+        components, plan, scale = prepared.components, prepared.plan, request.scale
+        weights, of = request.weights, components.of
         method_alpha = self.method_alphas.about(
             plan,
             prepared.statistics,
-            asked.iteration,
+            request.iteration,
             prepared.ranges,
             lambda p: weights[of[p]],
             fixed=scale is not None,
@@ -124,47 +126,52 @@ class Chooser:
         origin: Any = None
         present: Optional[ScaleSchedule] = None
         before: Any = None
-        if not asked.again and weights in prepared.schedules.chosen:
+        if not request.rerun and weights in prepared.schedules.chosen:
             _, present, before = prepared.schedules.chosen[weights]
             if present.nodes is not plan.nodes:
                 present = None
         if method_alpha is None:
             # Usually the choice would be the same: compare its origins. Gains matter only if some limit is
             # unknown; that of a scalar loss always is.
-            gains = limits.gains if None in limits.limits[1:] else ()
-            origin = limits._replace(gains=gains), scale, asked.seeded, split
+            unit_amaxes = limits.unit_amaxes if None in limits.limits[1:] else ()
+            origin = limits._replace(unit_amaxes=unit_amaxes), scale, request.seeded, split
             if present is not None and before == origin:
                 return present, origin
 
         def choice_of(components: Components, limits: ScaleLimits) -> Choice:
-            start = self._start(components, limits, prepared.limits[components.root], policy, asked)
+            start = self._start(components, limits, prepared.limits[components.root], policy, request)
             if scale is not None:
                 limits = limits.with_s0(components, start.start_scale)
             return choose(components, limits, start, method_alpha)
 
-        joined = None if split else prepared.joined
-        if joined is not None and scale is not None:
+        merged = None if split else prepared.merged
+        if merged is not None and scale is not None:
             # The loss gradient itself has the scale S0.
-            merged = joined.components
-            joined = joined if merged.root in merged.before_layers else None
-        choice = joined and choose_merged(components, joined, limits, choice_of, self._spread / policy.margin)
+            root = merged.components.root
+            merged = merged if root in merged.components.at_loss else None
+        choice = merged and choose_merged(components, merged, limits, choice_of, self._spread / policy.margin)
         if choice is None:
-            choice, joined = choice_of(components, limits), None
+            choice, merged = choice_of(components, limits), None
         if present is None or (present.given_scale, present.component_scales) != (scale, choice.scales):
             present = prepared.schedule(
-                choice.scales, scale, asked.weights, joined, choice.reasons, self.method_alphas.unbounded
+                choice.scales, scale, request.weights, merged, choice.reasons, self.method_alphas.unbounded
             )
         return present, origin
 
     def _start(
-        self, components: Components, limits: ScaleLimits, u_max: float, policy: HistoryPolicy, asked: Asked
+        self,
+        components: Components,
+        limits: ScaleLimits,
+        u_max: float,
+        policy: HistoryPolicy,
+        request: Request,
     ) -> Start:
         """Start of a pass's scales; `u_max`: the largest magnitude of the loss gradient."""
-        start_scale = self.start_scale(policy.start_scale if asked.scale is None else asked.scale)
+        start_scale = self.start_scale(policy.start_scale if request.scale is None else request.scale)
         u_min = self._config.range.u_min
-        if asked.scale is not None:
+        if request.scale is not None:
             root_scale = min(start_scale, limits.provisional.get(components.root, math.inf))
-        elif components.root in components.single and not asked.seeded:
+        elif components.root in components.scalars and not request.seeded:
             # The loss gradient is 1.
             root_scale = min(floor_power_of_two(u_max), policy.max_scale)
         else:
@@ -179,14 +186,14 @@ def _bounds(prepared: PreparedGraph, config: AdaLossConfig) -> Mapping[int, Alph
     largest = min(config.range.u_max, storage.largest_weight)
     found: Dict[int, AlphaBounds] = {}
     recomputed, shapes = plan.described.recomputed, plan.described.shapes
-    for _, slot in plan.layer_slots.values():
-        factor = slot.factor
+    for _, layer_input in plan.layer_inputs.values():
+        factor = layer_input.weight
         weight = prepared.statistics.data(factor)
         if weight is None and (factor in prepared.statistics.wanted.data or recomputed[factor]):
             found[factor] = AlphaBounds(1.0)
         elif weight is not None and weight.abs_max:
-            u_max = largest if ranges is None else ranges.of_weight(slot)
+            u_max = largest if ranges is None else ranges.of_weight(layer_input)
             stored = storage.copy_format(prepared.graph.keys[factor], math.prod(shapes[factor]))
-            own = alpha_bounds(weight.abs_max, u_max, FLOAT16 if slot.half else stored)
+            own = alpha_bounds(weight.abs_max, u_max, FLOAT16 if layer_input.half else stored)
             found[factor] = own.within(found.get(factor, own))
     return found

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Dict
 
-from ..core.components import Components, LayerSlot
+from ..core.components import Components, LayerInput
 from ..core.config import AdaLossConfig
 from ..core.methods import Range
 from ..emulation.rounded_storage import RoundedStorage
@@ -25,7 +25,7 @@ class GradientRanges:
         """Range of the gradient of an array."""
         return self._config.range_in(self._storage.precision_of(self._keys[position]).stored_gradients)
 
-    def u_max_single(self, position: int) -> float:
+    def u_max_scalar(self, position: int) -> float:
         """Largest magnitude of the gradient of a scalar."""
         return max(self.of(position).u_max, self._storage.gradient_format(self._keys[position], 1).max)
 
@@ -33,12 +33,12 @@ class GradientRanges:
         """Largest magnitude of gradients of each component, by index."""
         found: Dict[int, float] = {}
         for position, index in components.of.items():
-            u_max = self.u_max_single(position) if index in components.single else self.of(position).u_max
+            u_max = self.u_max_scalar(position) if index in components.scalars else self.of(position).u_max
             found[index] = min(u_max, found.get(index, u_max))
         return found
 
-    def of_weight(self, slot: LayerSlot) -> float:
+    def of_weight(self, layer_input: LayerInput) -> float:
         """Largest magnitude of the scaled copy of a layer's weight."""
-        size = math.prod(self._shapes[slot.factor])
-        weight_max = self._storage.data_format(self._keys[slot.factor], size).max
-        return min(self.of(slot.target).u_max, weight_max)
+        size = math.prod(self._shapes[layer_input.weight])
+        weight_max = self._storage.data_format(self._keys[layer_input.weight], size).max
+        return min(self.of(layer_input.input).u_max, weight_max)

@@ -21,7 +21,7 @@ from ..kernels.scratch import ScratchPool
 from .prepared_graph import PreparedGraph
 from .saved_state import Saved, load_topology, of_topology, topology_state, without_schedule
 from .shared_gradients import SharedGradients
-from .statistics import Statistics, Wanted
+from .statistics import Statistics, StatisticsRequest
 
 # Enough for both losses of an adversarial network, or recurrent networks of 16 lengths.
 _REMEMBERED = 16
@@ -217,19 +217,19 @@ class GraphCache:
             zeroed=self._parameters,
         )
 
-    def _wanted(self, plan: GraphPlan) -> Wanted:
+    def _wanted(self, plan: GraphPlan) -> StatisticsRequest:
         """Choose the arrays to measure besides those for components."""
-        slots = plan.layer_slots.values()
-        outputs = frozenset(node.outputs[0] for node, _ in slots)
+        layer_inputs = plan.layer_inputs.values()
+        outputs = frozenset(node.outputs[0] for node, _ in layer_inputs)
         # Scaled copies of weights are stored like weights, and must stay in range.
         stored = self._looked_at or self._storage.rounds
-        return Wanted(
+        return StatisticsRequest(
             outputs if self._looked_at else frozenset(),
             # Recomputed activations do not exist before backward; reading one would mark it as existing.
             frozenset(
-                slot.factor
-                for node, slot in slots
-                if (stored or node.half) and not plan.described.recomputed[slot.factor]
+                layer_input.weight
+                for node, layer_input in layer_inputs
+                if (stored or node.half) and not plan.described.recomputed[layer_input.weight]
             ),
             outputs if self._watched else frozenset(),
         )

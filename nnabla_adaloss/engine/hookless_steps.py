@@ -12,7 +12,7 @@ from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Un
 
 import nnabla as nn
 
-from ..core.components import Components, LayerSlot, NodeStructure
+from ..core.components import Components, LayerInput, NodeStructure
 from ..core.schedule import Rescale, ScaleSchedule, Step
 from ..emulation.rounded_storage import NativeStorage
 from ..graph.graph import Graph
@@ -150,16 +150,16 @@ _Nodes = Sequence[Tuple[NodeStructure, Step]]
 
 
 def _factors(nodes: _Nodes, graph: Graph, plan: GraphPlan) -> Union[SwappedFactors, str]:
-    found: Dict[int, Tuple[LayerSlot, float]] = {}
+    found: Dict[int, Tuple[LayerInput, float]] = {}
     for node, step in nodes:
-        for slot, alpha in zip(node.slots, step.alphas):
-            known = found.setdefault(slot.factor, (slot, alpha))
+        for layer_input, alpha in zip(node.layer_inputs, step.alphas):
+            known = found.setdefault(layer_input.weight, (layer_input, alpha))
             if known[1] != alpha:
-                return f"{slot.layer} shares a weight with a layer of another scale"
-    swapped = [(slot, alpha) for slot, alpha in found.values() if alpha != 1.0]
-    for slot, _ in swapped:
-        if slot.factor not in plan.swappable:
-            return f"others read the weight of {slot.layer}"
+                return f"{layer_input.layer} shares a weight with a layer of another scale"
+    swapped = [(layer_input, alpha) for layer_input, alpha in found.values() if alpha != 1.0]
+    for layer_input, _ in swapped:
+        if layer_input.weight not in plan.swappable:
+            return f"others read the weight of {layer_input.layer}"
     return SwappedFactors(graph, swapped)
 
 

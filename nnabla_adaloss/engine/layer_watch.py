@@ -10,12 +10,12 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.components import LayerSlot, NodeStructure
+from ..core.components import LayerInput, NodeStructure
 from ..core.formats import Format, get_format
 from ..core.layer_record import LayerRecord, Reason
 from ..kernels.arrays import is_readable, stored_dtype
 from ..monitor import Audience, GradientSeen, LayerLook, LayerScaled
-from .chooser import Decided
+from .chooser import Decision
 from .prepared_graph import PreparedGraph
 
 
@@ -39,19 +39,21 @@ class LayerWatch:
 
     def ran(self, node: NodeStructure) -> None:
         """Report each layer of a function that has run, once."""
-        for slot in node.slots:
-            record = self._records.pop(slot.layer, None)
+        for layer_input in node.layer_inputs:
+            record = self._records.pop(layer_input.layer, None)
             if record is not None:
-                self._audience.tell(LayerScaled(record, self._look(node, slot)))
+                self._audience.tell(LayerScaled(record, self._look(node, layer_input)))
 
     def finish(self) -> None:
         """Report the layers of a finished pass, unless reported one by one."""
         for record in () if self.looks else self._records.values():
             self._audience.tell(LayerScaled(record, LayerLook()))
 
-    def _look(self, node: NodeStructure, slot: LayerSlot) -> LayerLook:
+    def _look(self, node: NodeStructure, layer_input: LayerInput) -> LayerLook:
         variables = self._graph.variables
-        output, target, factor = (variables[p] for p in (node.outputs[0], slot.target, slot.factor))
+        output, target, factor = (
+            variables[p] for p in (node.outputs[0], layer_input.input, layer_input.weight)
+        )
 
         def arrays() -> Dict[str, NDArray[np.float32]]:
             found = {
@@ -65,7 +67,7 @@ class LayerWatch:
             }
             return {name: np.array(cast(Any, x.data), np.float32) for name, x in stored.items()}
 
-        gradient = partial(self._gradient, target.grad, self._graph.keys[slot.target])
+        gradient = partial(self._gradient, target.grad, self._graph.keys[layer_input.input])
         data = {"weight": partial(self._data, factor), "input": partial(self._data, target)}
         return LayerLook({"gradient": gradient, **data}, arrays)
 
@@ -85,21 +87,28 @@ class LayerWatch:
 
 
 def watch_layers(
-    audience: Audience, prepared: PreparedGraph, decided: Decided, iteration: int, attempt: int
+    audience: Audience, prepared: PreparedGraph, decision: Decision, iteration: int, attempt: int
 ) -> Optional[LayerWatch]:
     """Make the watch of a pass's layers; None if no monitor wants them in this iteration."""
     if not audience.wants(LayerScaled, iteration):
         return None
-    records, format = records_of(prepared, decided, iteration, attempt), prepared.config.dtype or "float16"
+    records, format = records_of(prepared, decision, iteration, attempt), prepared.config.dtype or "float16"
     return LayerWatch(audience, prepared, get_format(format), records, looks=audience.looks(iteration))
 
 
-def records_of(prepared: PreparedGraph, decided: Decided, iteration: int, attempt: int) -> List[LayerRecord]:
+def records_of(
+    prepared: PreparedGraph, decision: Decision, iteration: int, attempt: int
+) -> List[LayerRecord]:
     """Make a record of each layer in a pass."""
-    plan, statistics, schedule, chosen = prepared.plan, prepared.statistics, decided.schedule, decided.chosen
+    plan, statistics, schedule, chosen = (
+        prepared.plan,
+        prepared.statistics,
+        decision.schedule,
+        decision.chosen,
+    )
     found = []
     for layer, (scale, alpha) in schedule.layers.items():
-        node, slot = plan.layer_slots[layer]
+        node, layer_input = plan.layer_inputs[layer]
         output = node.outputs[0]
         loss_weight = schedule.loss_weight_of(output)
         g = statistics.gradient(output) if chosen else None
@@ -111,9 +120,9 @@ def records_of(prepared: PreparedGraph, decided: Decided, iteration: int, attemp
                 unbounded=schedule.unbounded.get(layer, alpha),
                 previous_scale=scale,
                 accumulated_scale=scale * alpha,
-                fan_in=slot.gemm.fan_in,
+                fan_in=layer_input.gemm.fan_in,
                 g=None if g is None else g.scaled(scale * loss_weight),
-                weight=statistics.data(slot.factor) if chosen else None,
+                weight=statistics.data(layer_input.weight) if chosen else None,
                 reason=schedule.reasons.get(layer, Reason.BRANCHES) if chosen else Reason.HELD,
                 attempt=attempt,
                 loss_weight=loss_weight,

@@ -34,7 +34,7 @@ class Contribution(NamedTuple):
 
 def contributions_of(graph: Graph, plan: GraphPlan, node: NodeStructure, step: Step) -> List[Contribution]:
     """List the contributions of a function to the gradients of leaves."""
-    scales = step.targets(node) if any(slot.to_leaf for slot in node.slots) else {}
+    scales = step.input_scales(node) if any(layer_input.to_leaf for layer_input in node.layer_inputs) else {}
     found: Dict[int, Contribution] = {}
     for position in node.leaves:
         variable, leaf = graph.variables[position], plan.leaf(position)
@@ -52,7 +52,7 @@ def is_exact(contribution: Contribution, storage: NativeStorage) -> bool:
     return not half and is_power_of_two(scale) and not storage.rounds_gradient(contribution.variable)
 
 
-class Written(NamedTuple):
+class WrittenGradient(NamedTuple):
     """Gradient written by a function: into its master, or into a scratch array that replaces it."""
 
     contribution: Contribution
@@ -63,7 +63,7 @@ class Written(NamedTuple):
     of_others: Tuple[nn.NdArray, ...] = ()  # gradients of `contribution.others`
 
 
-def _put_back(entry: Written) -> None:
+def _put_back(entry: WrittenGradient) -> None:
     entry.contribution.variable.grad = entry.master
     for other, gradient in zip(entry.contribution.others, entry.of_others):
         other.grad = gradient
@@ -87,8 +87,8 @@ class LeafGradients:
         self._waits = not unscale_each
         self._written: List[Contribution] = []
         # By leaf, like `_waiting`.
-        self._running: Dict[int, Written] = {}
-        self._waiting: Dict[int, List[Written]] = {}
+        self._running: Dict[int, WrittenGradient] = {}
+        self._waiting: Dict[int, List[WrittenGradient]] = {}
 
     def take(self, *leaves: Contribution) -> None:
         """Redirect the gradients of leaves for unscaling, for one function or a whole pass."""
@@ -124,7 +124,9 @@ class LeafGradients:
                 target.fill(-0.0)
         # Noted before the swap: a signal may interrupt between any two lines.
         of_others = tuple([other.grad for other in contribution.others])
-        self._running[contribution.leaf] = Written(contribution, target, master, master_is_copy, of_others)
+        self._running[contribution.leaf] = WrittenGradient(
+            contribution, target, master, master_is_copy, of_others
+        )
         if target is not master and not master_is_copy:
             variable.grad = target
             for other in contribution.others:
@@ -147,7 +149,7 @@ class LeafGradients:
         # Scratch arrays stay in place.
         self._unscale([entry for entry in before if not entry.target.zeroing])
         for contribution, entry in zip(following, before):
-            self._running[contribution.leaf] = Written(contribution, entry.target, entry.master)
+            self._running[contribution.leaf] = WrittenGradient(contribution, entry.target, entry.master)
             entry.target.fill(-0.0)
 
     def give_back(self) -> None:
@@ -157,7 +159,7 @@ class LeafGradients:
         if not self._waits:
             self.finish()
 
-    def _give_back(self, entry: Written) -> None:
+    def _give_back(self, entry: WrittenGradient) -> None:
         if entry.target is not entry.master and not entry.master_is_copy:
             _put_back(entry)
         # A still lazily zero array was not written: its master stays.
@@ -184,7 +186,7 @@ class LeafGradients:
         self._running.clear()
         self.finish()
 
-    def _unscale(self, written: List[Written]) -> None:
+    def _unscale(self, written: List[WrittenGradient]) -> None:
         if not written:
             return
         self._written += [entry.contribution for entry in written]
@@ -198,7 +200,7 @@ class LeafGradients:
             if entry.master_is_copy:
                 self._kernels.scaled_copy(entry.master, entry.target, 1.0)
 
-    def _task(self, entry: Written) -> Unscaling:
+    def _task(self, entry: WrittenGradient) -> Unscaling:
         in_place = entry.target is entry.master
         if in_place:
             # nnabla may have converted it to half precision.

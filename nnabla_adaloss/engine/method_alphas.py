@@ -43,13 +43,13 @@ class MethodAlphas:
 
     def look_at(self, graph: Graph, node: NodeStructure, scale: float) -> None:
         product = known(node.type_name).product
-        for slot in node.slots:
+        for layer_input in node.layer_inputs:
             assert product is not None, "only products have slots"
-            output, factor = graph.variables[node.outputs[0]], graph.variables[slot.factor]
-            g, w = product.matrices(output.grad.data, factor.data.data, node.args, slot.gemm)
+            output, factor = graph.variables[node.outputs[0]], graph.variables[layer_input.weight]
+            g, w = product.matrices(output.grad.data, factor.data.data, node.args, layer_input.gemm)
             if np.isfinite(g).all() and np.isfinite(w).all():
                 copies = np.array(g, np.float32) / np.float32(scale), np.array(w, np.float32)
-                self._arrays = {**self._arrays, slot.layer: copies}
+                self._arrays = {**self._arrays, layer_input.layer: copies}
 
     def about(
         self,
@@ -69,14 +69,14 @@ class MethodAlphas:
         lowest = 0.0 if fixed else 1.0
 
         def method_alpha(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
-            node, slot = plan.layer_slots[layer]
+            node, layer_input = plan.layer_inputs[layer]
             position = node.outputs[0]
-            g, w = statistics.gradient(position), statistics.data(slot.factor)
+            g, w = statistics.gradient(position), statistics.data(layer_input.weight)
             inputs = self._inputs(layer, g, w, scale, scale * weight_of(position), iteration)
             if inputs is None:
                 return 1.0, Reason.UNKNOWN
-            range_ = self._config.range if ranges is None else ranges.of(slot.target)
-            self.unbounded[layer] = unbounded_alpha(self._config, *inputs, range_, slot.gemm.fan_in)
+            range_ = self._config.range if ranges is None else ranges.of(layer_input.input)
+            self.unbounded[layer] = unbounded_alpha(self._config, *inputs, range_, layer_input.gemm.fan_in)
             return bounded(max(self.unbounded[layer], lowest), base, self._config)
 
         return method_alpha

@@ -23,7 +23,7 @@ from typing import (
 
 import nnabla as nn
 
-from ..core.components import Components, Joined
+from ..core.components import Components, MergedComponents
 from ..core.config import AdaLossConfig
 from ..core.layer_record import Reason
 from ..core.methods import Needs
@@ -132,11 +132,11 @@ class PreparedGraph:
         return self.plan.loss_weights(by_layer=not self.schedules.constant)
 
     @property
-    def joined(self) -> Optional[Joined]:
+    def merged(self) -> Optional[MergedComponents]:
         """Merged components for passes without hooks; None: none are merged."""
         if self.config.method.needs is not Needs.COMPONENTS:
             return None
-        found = self.plan.joined
+        found = self.plan.merged
         return found if len(found.components.names) < len(found.of) else None
 
     @cached_property
@@ -170,8 +170,8 @@ class PreparedGraph:
             found = self.ranges.of_components(self.components)
             return [found.get(index, self.config.range.u_max) for index in range(count)]
         u_max = self.config.range.u_max
-        of_single = max(u_max, self.storage.largest_single)
-        return [of_single if i in self.components.single else u_max for i in range(count)]
+        of_scalar = max(u_max, self.storage.largest_scalar)
+        return [of_scalar if i in self.components.scalars else u_max for i in range(count)]
 
     def before_forward(self, context: nn.Context) -> None:
         """Prepare reading loss weights after a forward in the device's `context` without waiting for it."""
@@ -190,7 +190,7 @@ class PreparedGraph:
         scales: Sequence[float],
         given_scale: Optional[float],
         weights: Tuple[float, ...],
-        joined: Optional[Joined] = None,
+        merged: Optional[MergedComponents] = None,
         reasons: Mapping[str, Reason] = _NO_STEPS,
         unbounded: Mapping[str, float] = _NO_STEPS,
     ) -> ScaleSchedule:
@@ -203,7 +203,7 @@ class PreparedGraph:
             loss_weights=weights,
             reasons=reasons,
             unbounded=unbounded,
-            joined=joined,
+            merged=merged,
             in_float=self.in_float,
         )
 

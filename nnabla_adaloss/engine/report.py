@@ -15,7 +15,7 @@ from ..core.schedule import ScaleSchedule
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels.measurements import Results
-from .chooser import Decided
+from .chooser import Decision
 from .leaf_gradients import Contribution
 from .prepared_graph import PreparedGraph
 from .statistics import GradientStatistics
@@ -67,10 +67,10 @@ class PassReport:
         return self.measurements.schedule
 
     @property
-    def is_absent(self) -> bool:
+    def is_inactive(self) -> bool:
         """True if no component has a nonzero loss weight in the batch."""
-        single, weights = self.schedule.components.single, self.schedule.loss_weights
-        return not any(weight for index, weight in enumerate(weights) if index not in single)
+        scalars, weights = self.schedule.components.scalars, self.schedule.loss_weights
+        return not any(weight for index, weight in enumerate(weights) if index not in scalars)
 
     @property
     def component(self) -> Optional[str]:
@@ -95,7 +95,7 @@ class PassReport:
 
 def report_of(
     prepared: PreparedGraph,
-    decided: Decided,
+    decision: Decision,
     written: WrittenLeaves,
     results: Results,
     gradients: GradientStatistics,
@@ -104,7 +104,7 @@ def report_of(
 ) -> PassReport:
     """Report a pass that has run; `results` has the largest magnitude of each contribution to leaves."""
     leaves, largest = written.contributions, results.largest
-    schedule, sliced, measure_all = decided.schedule, decided.slice, decided.measure
+    schedule, sliced, measure_all = decision.schedule, decision.slice, decision.measure
     plan, components = prepared.plan, schedule.components
     nonfinite = {p for p, (found, _) in gradients.items() if found.nonfinite} if gradients else set()
     found_bad = nonfinite or math.inf in largest
@@ -131,7 +131,7 @@ def report_of(
             for node in plan.nodes
             if not bad.isdisjoint(node.outputs)
             # All uses of a weight share its master: measured output gradients are more specific.
-            or (not bad_leaves.isdisjoint(map(plan.leaf, node.leaves)) and not (bad and node.slots))
+            or (not bad_leaves.isdisjoint(map(plan.leaf, node.leaves)) and not (bad and node.layer_inputs))
         ]
         # A nonfinite gradient of a layer makes that of its weight nonfinite; not all functions have one.
         if first is not None and not (prepared.storage.rounds or measure_all):
@@ -166,11 +166,11 @@ def _magnitudes(
     if not (gradients or prepared.storage.rounds):
         return []
     plan, keys, components = prepared.plan, prepared.graph.keys, schedule.components
-    storage, single, limiting = prepared.storage, plan.single, plan.limiting_gradients
+    storage, scalars, limiting = prepared.storage, plan.scalars, plan.limiting_gradients
     measured = [(p, found.abs_max / scale) for p, (found, scale) in gradients.items() if p in limiting]
     # Gradients between functions in float are not stored in the format. Scalars that are a component by
     # themselves count anyway.
-    apart = {p for p in single if p in components.of and components.of[p] in components.single}
+    apart = {p for p in scalars if p in components.of and components.of[p] in components.scalars}
     if not storage.rounds:
         return [one for one in measured if one[0] in apart or one[0] not in plan.in_float]
     # Scalars count only if measured: some are rounded only in passes with hooks.
@@ -179,7 +179,7 @@ def _magnitudes(
     found += [
         (p, rounded[keys[p]].statistics.abs_max / scales[p])
         for p in plan.largest_gradients
-        if p not in single and keys[p] in rounded
+        if p not in scalars and keys[p] in rounded
     ]
     return found
 
@@ -237,9 +237,9 @@ def unseen_before(components: Components, overflowed: int, seen: AbstractSet[int
     found: Set[int] = set()
     waiting = [overflowed]
     while waiting:
-        behind = waiting.pop()
-        before = {index for index, following in enumerate(components.next) if behind in following}
-        new = before - seen - found - components.single - {overflowed}
+        descendants = waiting.pop()
+        before = {index for index, following in enumerate(components.next) if descendants in following}
+        new = before - seen - found - components.scalars - {overflowed}
         found |= new
         waiting += new
     return frozenset(found)

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 from zlib import crc32
 
 from ..core.layer_alpha import History
-from ..core.memory import Memory, Seen
+from ..core.memory import Memory, Observations
 from ..core.saved_settings import check_version, plain
 from ..core.schedule_cache import ScheduleCache
 from ..core.statistics import ArrayStatistics
@@ -30,7 +30,7 @@ Saved = Mapping[str, Any]
 def state_of(
     prepared: PreparedGraph,
     others: Sequence[Saved],
-    seen: Seen,
+    observations: Observations,
     method_alphas: MethodAlphas,
     iteration: int,
     draws: int,
@@ -47,7 +47,7 @@ def state_of(
         "topologies": list(others),
         "weights": {name: list(one) for name, one in weights.items()},
         "pending": prepared.statistics.pending,
-        "components": seen.state_dict(),
+        "components": observations.state_dict(),
         "layers": method_alphas.state_dict(),
         "draws": draws,
     }
@@ -115,8 +115,8 @@ def load_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, Arra
     """Load statistics and schedules of a `topology_state`, which may be damaged."""
     return Statistics.loaded(prepared.plan.measured, saved["statistics"]), prepared.schedules.loaded(
         saved["schedule"],
-        lambda scales, given_scale, weights, together: prepared.schedule(
-            scales, given_scale, weights, prepared.joined if together else None
+        lambda scales, given_scale, weights, is_merged: prepared.schedule(
+            scales, given_scale, weights, prepared.merged if is_merged else None
         ),
         power_of_two=prepared.config.power_of_two,
     )
@@ -159,7 +159,7 @@ def fingerprint(plan: GraphPlan) -> List[str]:
 def _wiring(plan: GraphPlan) -> int:
     """CRC-32 of the variables that each function reads and writes, and of the positions of scalars."""
     described = plan.described
-    return crc32(repr((described.inputs, described.outputs, sorted(plan.single))).encode())
+    return crc32(repr((described.inputs, described.outputs, sorted(plan.scalars))).encode())
 
 
 def _check_network(plan: GraphPlan, topologies: Sequence[Saved]) -> None:

@@ -7,7 +7,7 @@ from typing import List, Sequence, Tuple
 
 import nnabla as nn
 
-from ..core.components import LayerSlot
+from ..core.components import LayerInput
 from ..core.schedule import Rescale
 from ..emulation.rounded_storage import NativeStorage
 from ..graph.graph import Graph
@@ -28,11 +28,11 @@ def rescale(rescales: Sequence[Rescale], graph: Graph, kernels: Kernels, storage
 class SwappedFactors:
     """Weights that are swapped for a whole pass, with one schedule."""
 
-    def __init__(self, graph: Graph, scaled: Sequence[Tuple[LayerSlot, float]]) -> None:
-        self.variables = [graph.variables[slot.factor] for slot, _ in scaled]
-        self.keys = [graph.keys[slot.factor] for slot, _ in scaled]
+    def __init__(self, graph: Graph, scaled: Sequence[Tuple[LayerInput, float]]) -> None:
+        self.variables = [graph.variables[layer_input.weight] for layer_input, _ in scaled]
+        self.keys = [graph.keys[layer_input.weight] for layer_input, _ in scaled]
         self.shapes = [variable.shape for variable in self.variables]
-        half = [slot.half for slot, _ in scaled]
+        half = [layer_input.half for layer_input, _ in scaled]
         self.copies = ScaledCopies((), (), [alpha for _, alpha in scaled], half)
 
 
@@ -47,14 +47,14 @@ class ScaledWeights:
         # Copies that an emulation itself swaps in, instead of its rounded weights.
         self._stand_ins: List[Tuple[int, nn.NdArray]] = []
 
-    def swap(self, graph: Graph, slot: LayerSlot, alpha: float, index: int) -> None:
+    def swap(self, graph: Graph, layer_input: LayerInput, alpha: float, index: int) -> None:
         """Swap the weight of one layer, for the next function."""
-        factor = graph.variables[slot.factor]
+        factor = graph.variables[layer_input.weight]
         source = factor.data
         scaled = self._pool.get(factor.shape, "factor", index)
         # In the dtype that the function reads: nnabla's conversion would take another pass over it.
-        self._kernels.scaled_copy(self._readable(source, 0), scaled, alpha, half=slot.half)
-        self._store(graph.keys[slot.factor], scaled, alpha)
+        self._kernels.scaled_copy(self._readable(source, 0), scaled, alpha, half=layer_input.half)
+        self._store(graph.keys[layer_input.weight], scaled, alpha)
         self._swapped.append((factor, source, scaled))
         factor.data = scaled
 

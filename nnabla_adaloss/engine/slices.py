@@ -7,7 +7,7 @@ import math
 from typing import AbstractSet, FrozenSet, List, NamedTuple, Optional, Sequence
 
 from ..graph.plan import GraphPlan
-from .statistics import Wanted
+from .statistics import StatisticsRequest
 
 # Minimum number of elements of a slice, if there are as many.
 _LEAST = 2**16
@@ -31,7 +31,12 @@ def empty_slices(plan: GraphPlan, count: int, *, rounds: bool) -> int:
 
 
 def slices_of(
-    plan: GraphPlan, wanted: Wanted, count: int, *, rounds: bool, uncounted: AbstractSet[int] = frozenset()
+    plan: GraphPlan,
+    wanted: StatisticsRequest,
+    count: int,
+    *,
+    rounds: bool,
+    uncounted: AbstractSet[int] = frozenset(),
 ) -> List[Optional[Slice]]:
     """Divide the arrays to measure into `count` slices, one for each iteration; None: nothing.
 

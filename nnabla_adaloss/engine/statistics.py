@@ -40,7 +40,7 @@ GradientStatistics = Mapping[int, Tuple[ArrayStatistics, float]]
 _WEIGHT = " weight"
 
 
-class Wanted(NamedTuple):
+class StatisticsRequest(NamedTuple):
     """Positions of the variables whose statistics are needed."""
 
     gradients: AbstractSet[int]  # gradients that methods use
@@ -60,7 +60,7 @@ class Statistics:
         measurements: Measurements,
         pool: ScratchPool,
         storage: NativeStorage,
-        wanted: Wanted,
+        wanted: StatisticsRequest,
     ) -> None:
         self._graph, self._plan, self._storage = graph, plan, storage
         self._measurements, self._pool = measurements, pool
@@ -92,9 +92,9 @@ class Statistics:
         for key in [key for key in self._data if not isinstance(key, str)]:
             del self._data[key]
 
-    def begin(self, iteration: int, *, again: bool) -> None:
+    def begin(self, iteration: int, *, rerun: bool) -> None:
         """Answer from the present statistics, in a new iteration or for a repeat."""
-        if again or iteration != self._iteration:
+        if rerun or iteration != self._iteration:
             self._iteration, self._answers = iteration, self._known
 
     def gradient(self, position: int) -> Optional[ArrayStatistics]:
@@ -255,11 +255,11 @@ class Statistics:
         """Statistics to exchange, by name: ranks have equal weights, but not equal activations."""
         weights = self._plan.described.kept
         found: Dict[str, _Key] = {}
-        for layer, (node, slot) in self._plan.layer_slots.items():
+        for layer, (node, layer_input) in self._plan.layer_inputs.items():
             if node.outputs[0] in self.wanted.gradients:
                 found[f"{layer} gradient"] = node.outputs[0]
-            if slot.factor in self.wanted.data and slot.factor not in weights:
-                found[f"{layer} factor"] = ~slot.factor
+            if layer_input.weight in self.wanted.data and layer_input.weight not in weights:
+                found[f"{layer} factor"] = ~layer_input.weight
         return found
 
     def shared(self) -> Dict[str, Sequence[float]]:

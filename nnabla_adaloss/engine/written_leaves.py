@@ -51,7 +51,9 @@ class WrittenLeaves:
     def component(self, leaf: int, function: int) -> int:
         """Component of the gradient that a function writes to a leaf."""
         of = self.components.of
-        if leaf in of and any(slot.target == leaf for slot in self._plan.by_number[function].slots):
+        if leaf in of and any(
+            layer_input.input == leaf for layer_input in self._plan.by_number[function].layer_inputs
+        ):
             return of[leaf]
         return self.components.producers[function]
 

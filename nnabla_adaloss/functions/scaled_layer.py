@@ -10,12 +10,12 @@ from typing import Any, Callable, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 
-from ..core.components import GemmSlot, NodeStructure
+from ..core.components import NodeStructure, ScaledInput
 from ..core.config import AdaLossConfig
 from ..core.methods import Needs
 from ..core.validation import boolean, instance
 from ..graph.description import type_name_of
-from ..graph.functions import gemm_slots, known
+from ..graph.functions import known, scaled_inputs
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels.arrays import as_float32
@@ -24,7 +24,7 @@ from .identity import Array, Gradients, IdentityFunction, check_array
 from .loss_scaling import Unscale
 from .scale_tracker import Points, Redirected, ScaledFunction, ScaleTracker, tracker_of
 
-Layout = Tuple[GemmSlot, Callable[[Any, Any], Tuple[Any, Any]]]
+Layout = Tuple[ScaledInput, Callable[[Any, Any], Tuple[Any, Any]]]
 """A layer's fan-in, and its output gradient and weight as matrices (N, C) and (C, M)."""
 
 
@@ -162,12 +162,14 @@ def _layout_of(x: nn.Variable, w: nn.Variable, or_affine: bool = False) -> Layou
     if layer is not None:
         inputs, product = layer.inputs, known(layer.info.type_name).product
         shapes = [v.shape for v in inputs]
-        for slot in gemm_slots(layer.info.type_name, layer.info.args, shapes, x.shape):
-            if product is not None and inputs[slot.factor] == w:
-                return slot, partial(product.matrices, args=layer.info.args, slot=slot)
+        for scaled_input in scaled_inputs(layer.info.type_name, layer.info.args, shapes, x.shape):
+            if product is not None and inputs[scaled_input.weight] == w:
+                return scaled_input, partial(
+                    product.matrices, args=layer.info.args, scaled_input=scaled_input
+                )
     if or_affine:
         fan_in = float(math.prod(w.shape[1:]))
-        return GemmSlot(0, 1, fan_in, fan_in), _as_they_are
+        return ScaledInput(0, 1, fan_in, fan_in), _as_they_are
     if layer is None:
         raise ValueError("x is computed by no function; pass the output of a layer, such as F.affine(h, w)")
     raise ValueError(
@@ -180,7 +182,7 @@ def _as_they_are(g: Any, w: Any) -> Tuple[Any, Any]:
     return g, w
 
 
-_NO_WEIGHT: Layout = GemmSlot(0, 1, 1.0, 1.0), _as_they_are
+_NO_WEIGHT: Layout = ScaledInput(0, 1, 1.0, 1.0), _as_they_are
 
 
 class GradientScaling(ScaledFunction):
@@ -197,7 +199,7 @@ class GradientScaling(ScaledFunction):
     ) -> None:
         super().__init__(tracker, context, name=name)
         self._ada_loss, self._w = ada_loss, w
-        self._slot, self._matrices = layout
+        self._scaled_input, self._matrices = layout
 
     def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
         weight = None if self._w is None else as_float32(self._w.data, nn.NdArray(self._w.shape))
@@ -214,8 +216,8 @@ class GradientScaling(ScaledFunction):
         alpha = self._ada_loss.loss_scale(
             layer,
             *arrays,
-            fan_in=self._slot.fan_in,
-            fan_in_bound=self._slot.fan_in_bound,
+            fan_in=self._scaled_input.fan_in,
+            fan_in_bound=self._scaled_input.fan_in_bound,
             previous_scale=scale,
             iteration=self.tracker.iteration,
             g_statistics=self.statistics(g),
@@ -258,10 +260,10 @@ class ScaledLayer(GradientScaling):
                 raise ValueError(f"{name}, of shape {v.shape}, feeds a function besides: {remedy}")
         self.passed, self._layer = arriving[0], ""  # alpha is applied by the layer
         number, weight = graph.numbers[hash(self._x.parent)], graph.positions[hash(self._v)]
-        for slot in plan.by_number[number].slots:
-            if slot.factor == weight:
-                self._layer = slot.layer
-                return {(number, slot.target): self.point}
+        for scaled_input in plan.by_number[number].layer_inputs:
+            if scaled_input.weight == weight:
+                self._layer = scaled_input.layer
+                return {(number, scaled_input.input): self.point}
         return {}
 
     def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:

@@ -9,17 +9,17 @@ from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Op
 
 import nnabla as nn
 
-from ..core.components import GemmSlot
+from ..core.components import ScaledInput
 from .matrix_products import (
     UNSCALED,
     Args,
     Product,
     Shape,
+    input_of_convolution,
+    input_of_depthwise_convolution,
+    inputs_of_activations,
     rows_of_groups,
     shared_axis,
-    slot_of_convolution,
-    slot_of_depthwise_convolution,
-    slots_of_activations,
     summed_axis,
 )
 
@@ -109,24 +109,24 @@ _ROWS: List[Tuple[str, Function]] = [
         "Affine",
         Function(
             Product(
-                gradient=lambda g, args, slot: g.reshape(math.prod(g.shape[: args["base_axis"]]), -1),
-                factor=lambda w, args, slot: w.reshape(w.shape[0], -1).T,  # from (in, out...)
+                gradient=lambda g, args, scaled_input: g.reshape(math.prod(g.shape[: args["base_axis"]]), -1),
+                weight=lambda w, args, scaled_input: w.reshape(w.shape[0], -1).T,  # from (in, out...)
             )
         ),
     ),
-    ("Convolution", Function(Product(slot_of_convolution))),
-    ("Deconvolution", Function(Product(factor=rows_of_groups))),
-    ("DepthwiseConvolution", Function(Product(slot_of_depthwise_convolution))),
+    ("Convolution", Function(Product(input_of_convolution))),
+    ("Deconvolution", Function(Product(weight=rows_of_groups))),
+    ("DepthwiseConvolution", Function(Product(input_of_depthwise_convolution))),
     (
         "DepthwiseDeconvolution",
         Function(
             Product(
-                factor=lambda w, args, slot: w.reshape(w.shape[0] // args["divisor"], -1)
+                weight=lambda w, args, scaled_input: w.reshape(w.shape[0] // args["divisor"], -1)
             )  # from (in, k...)
         ),
     ),
     # Treated as one large product: its matrices pair every batch element with every other.
-    ("BatchMatmul", Function(Product(slots_of_activations, summed_axis, shared_axis, of_activations=True))),
+    ("BatchMatmul", Function(Product(inputs_of_activations, summed_axis, shared_axis, of_activations=True))),
     # Products without a scale: the weight is a gradient or activation that others read, too.
     ("AdaptiveSeparableConvolution", Function(UNSCALED, operands=(0, 1, 2))),
     ("DeformableConvolution PatchCorrelation", Function(UNSCALED)),
@@ -238,10 +238,10 @@ def is_matrix_product(type_name: str) -> bool:
     return known(type_name).product is not None
 
 
-def gemm_slots(type_name: str, args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+def scaled_inputs(type_name: str, args: Args, inputs: Sequence[Shape], output: Shape) -> List[ScaledInput]:
     """Inputs of a function whose gradients can have a scale of their own; may be empty."""
     product = known(type_name).product
-    return product.slots(args, inputs, output) if product else []
+    return product.scaled_inputs(args, inputs, output) if product else []
 
 
 def written_inputs(type_name: str, args: Mapping[str, Any]) -> FrozenSet[int]:

@@ -81,25 +81,25 @@ class LossWeights:
         section: AbstractSet[int],
         described: GraphDescription,
         components: Components,
-        single: AbstractSet[int],  # positions of the scalar variables
+        scalars: AbstractSet[int],  # positions of the scalar variables
     ) -> None:
         self._components, self._roots = components, nodes[0].outputs
-        self._root_counts = components.root in components.single or not single >= {*self._roots}
+        self._root_counts = components.root in components.scalars or not scalars >= {*self._roots}
         self._at_loss: List[int] = []  # indices of the scalar functions
         # Positions of the variables that other functions read.
         self._read_otherwise: Set[int] = set()
         ways: Dict[ComponentEdge, None] = {}
         positions, of = described.inputs.positions, components.of
         for index, node in enumerate(nodes):
-            first = node.outputs[0] if node.outputs[0] in single else -1
+            first = node.outputs[0] if node.outputs[0] in scalars else -1
             at_loss = node.number in section and not node.non_homogeneous
-            if at_loss and (first >= 0 or single >= {*positions[described.inputs.part(node.number)]}):
+            if at_loss and (first >= 0 or scalars >= {*positions[described.inputs.part(node.number)]}):
                 self._at_loss.append(index)
                 continue
             before = components.producers[node.number]
             self._read_otherwise.update(node.inputs)
-            behind = {of[p] for p in (*node.inputs, *[s.target for s in node.slots]) if p in of}
-            for after in behind:
+            descendants = {of[p] for p in (*node.inputs, *[s.input for s in node.layer_inputs]) if p in of}
+            for after in descendants:
                 if after != before or first >= 0:
                     ways[ComponentEdge(first, before, after, node.non_homogeneous)] = None
         self._ways = list(ways)
@@ -173,7 +173,7 @@ class LossWeights:
                 degree = sum([one.degree(node.args) for one in own])
                 factor = _factor(own, node, size, described)
                 before, after = components.producers[node.number], components.of[position]
-                counts = size != 1 or after in components.single
+                counts = size != 1 or after in components.scalars
                 passage = Passage(
                     output=node.outputs[0],
                     before=before,

@@ -16,7 +16,7 @@ from typing import Any, Callable, List, Mapping, NamedTuple, Sequence, Tuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.components import GemmSlot
+from ..core.components import ScaledInput
 
 Shape = Tuple[int, ...]
 Args = Mapping[str, Any]
@@ -25,32 +25,32 @@ Args = Mapping[str, Any]
 # Inputs that can have a scale, from (args, shapes of inputs, shape of the output).
 
 
-def _slot_of_all_weights(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+def _input_of_all_weights(args: Args, inputs: Sequence[Shape], output: Shape) -> List[ScaledInput]:
     """Scaled input x; each of its elements is multiplied by all weights of its channel."""
     k = float(math.prod(inputs[1][1:]))
-    return [GemmSlot(0, 1, k, k)]
+    return [ScaledInput(0, 1, k, k)]
 
 
-def slot_of_convolution(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+def input_of_convolution(args: Args, inputs: Sequence[Shape], output: Shape) -> List[ScaledInput]:
     """Scaled input x; an element is multiplied by taps of (out, in/group, k...), depending on strides."""
     weight = inputs[1]
     kernel = weight[1:-1] if args["channel_last"] else weight[2:]
-    return [GemmSlot(0, 1, *_strided(kernel, args["stride"], weight[0] // args["group"]))]
+    return [ScaledInput(0, 1, *_strided(kernel, args["stride"], weight[0] // args["group"]))]
 
 
-def slot_of_depthwise_convolution(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+def input_of_depthwise_convolution(args: Args, inputs: Sequence[Shape], output: Shape) -> List[ScaledInput]:
     """Scaled input x; an element is multiplied by taps of (in * multiplier, k...), depending on strides."""
-    return [GemmSlot(0, 1, *_strided(inputs[1][1:], args["stride"], args["multiplier"]))]
+    return [ScaledInput(0, 1, *_strided(inputs[1][1:], args["stride"], args["multiplier"]))]
 
 
-def slots_of_activations(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+def inputs_of_activations(args: Args, inputs: Sequence[Shape], output: Shape) -> List[ScaledInput]:
     """Both operands as scaled inputs, each with the other as weight."""
-    slots = []
+    scaled_inputs = []
     for index, summed in ((0, output[-1]), (1, output[-2])):
         repeats = math.prod([o // i for o, i in zip(output[:-2], inputs[index][:-2])])
         k = float(summed * repeats)
-        slots.append(GemmSlot(index, 1 - index, k, k))
-    return slots
+        scaled_inputs.append(ScaledInput(index, 1 - index, k, k))
+    return scaled_inputs
 
 
 def _strided(kernel: Sequence[int], stride: Sequence[int], maps: int) -> Tuple[float, float]:
@@ -63,36 +63,36 @@ def _strided(kernel: Sequence[int], stride: Sequence[int], maps: int) -> Tuple[f
 # Output gradient as (N, C).
 
 
-def _channels(g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+def _channels(g: NDArray[Any], args: Args, scaled_input: ScaledInput) -> NDArray[Any]:
     moved = np.moveaxis(g, -1 if args.get("channel_last") else args["base_axis"], -1)
     return moved.reshape(-1, moved.shape[-1])
 
 
-def summed_axis(g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+def summed_axis(g: NDArray[Any], args: Args, scaled_input: ScaledInput) -> NDArray[Any]:
     """Put the summed axis of a product of activations last."""
-    moved = np.moveaxis(g, -1 if slot.input == 0 else -2, -1)
+    moved = np.moveaxis(g, -1 if scaled_input.input == 0 else -2, -1)
     return moved.reshape(-1, moved.shape[-1])
 
 
 # Weight, or other operand, as (C, M).
 
 
-def _rows(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+def _rows(w: NDArray[Any], args: Args, scaled_input: ScaledInput) -> NDArray[Any]:
     """Reshape from (out, ...)."""
     return w.reshape(w.shape[0], -1)
 
 
-def rows_of_groups(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+def rows_of_groups(w: NDArray[Any], args: Args, scaled_input: ScaledInput) -> NDArray[Any]:
     """Reshape from (in, out/group, k...) by way of (out, in/group, k...)."""
     group = args["group"]
     split = w.reshape(group, w.shape[0] // group, w.shape[1], -1)
     return split.transpose(0, 2, 1, 3).reshape(group * w.shape[1], -1)
 
 
-def shared_axis(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+def shared_axis(w: NDArray[Any], args: Args, scaled_input: ScaledInput) -> NDArray[Any]:
     """Put the axis that the gradient shares first: the columns of b, the rows of a."""
-    transposed = args["transpose_b" if slot.input == 0 else "transpose_a"]
-    shared = (slot.input == 0) != bool(transposed)
+    transposed = args["transpose_b" if scaled_input.input == 0 else "transpose_a"]
+    shared = (scaled_input.input == 0) != bool(transposed)
     moved = np.moveaxis(w, -1 if shared else -2, 0)
     return moved.reshape(moved.shape[0], -1)
 
@@ -100,22 +100,22 @@ def shared_axis(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
 class Product(NamedTuple):
     """Layout of a product with a weight; by default C are the output channels."""
 
-    slots: Callable[[Args, Sequence[Shape], Shape], List[GemmSlot]] = _slot_of_all_weights
-    gradient: Callable[[NDArray[Any], Args, GemmSlot], NDArray[Any]] = _channels
-    factor: Callable[[NDArray[Any], Args, GemmSlot], NDArray[Any]] = _rows
+    scaled_inputs: Callable[[Args, Sequence[Shape], Shape], List[ScaledInput]] = _input_of_all_weights
+    gradient: Callable[[NDArray[Any], Args, ScaledInput], NDArray[Any]] = _channels
+    weight: Callable[[NDArray[Any], Args, ScaledInput], NDArray[Any]] = _rows
     # True if it multiplies activations: a computed one is never swapped for a whole pass.
     of_activations: bool = False
 
     def matrices(
-        self, g: NDArray[Any], w: NDArray[Any], args: Args, slot: GemmSlot
+        self, g: NDArray[Any], w: NDArray[Any], args: Args, scaled_input: ScaledInput
     ) -> Tuple[NDArray[Any], NDArray[Any]]:
         """Reshape to output gradient (N, C) and weight (C, M)."""
-        return self.gradient(g, args, slot), self.factor(w, args, slot)
+        return self.gradient(g, args, scaled_input), self.weight(w, args, scaled_input)
 
 
-def _no_slots(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+def _no_inputs(args: Args, inputs: Sequence[Shape], output: Shape) -> List[ScaledInput]:
     return []
 
 
-UNSCALED = Product(_no_slots)
+UNSCALED = Product(_no_inputs)
 """Product without a scale of its own: its weight cannot be swapped."""

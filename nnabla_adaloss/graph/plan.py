@@ -13,7 +13,14 @@ from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Se
 
 import nnabla as nn
 
-from ..core.components import Components, Joined, LayerSlot, NodeStructure, components_of, joined
+from ..core.components import (
+    Components,
+    LayerInput,
+    MergedComponents,
+    NodeStructure,
+    components_of,
+    merge_components,
+)
 from ..core.layer_selection import LayerSelection
 from .description import GraphDescription, may_depend
 from .functions import known, written_inputs
@@ -27,7 +34,7 @@ from .names import ParameterNames, function_names
 _SEVERAL = 2
 
 # Cached properties of a plan that contain names.
-_NAMED = "by_number", "layer_slots"
+_NAMED = "by_number", "layer_inputs"
 
 
 class PlanOptions(NamedTuple):
@@ -93,14 +100,16 @@ class GraphPlan:
         self.labels = function_names(described)
         self.order = self._backward_order()
         self._half = frozenset(described.in_half)
-        scalable = {index: self._slots(index) for index in self.order}
-        selection.check([slot.layer for slots in scalable.values() for slot in slots])
+        scalable = {index: self._layer_inputs(index) for index in self.order}
+        selection.check(
+            [layer_input.layer for layer_inputs in scalable.values() for layer_input in layer_inputs]
+        )
         self._section = self._loss_section()
         section = self._section if adaptive else set()
         self.nodes = [self._node(index, scalable[index], section) for index in self.order]
         self.gradients = list(dict.fromkeys(p for node in self.nodes for p in (*node.outputs, *node.inputs)))
         self.leaves = list(dict.fromkeys(map(self.leaf, (p for node in self.nodes for p in node.leaves))))
-        self.layers = [slot.layer for node in self.nodes for slot in node.slots]
+        self.layers = [layer_input.layer for node in self.nodes for layer_input in node.layer_inputs]
         pairs = zip(described.type_names, described.need_grads)
         self.stopped = [type_name for type_name, need_grad in pairs if not need_grad]
         self.roots = self._outputs[-1]
@@ -137,7 +146,9 @@ class GraphPlan:
                 if own is None or own[1] is not None or leaf[1] is not None:
                     return None
                 others.add(position)
-        if others and any(slot.factor in others for node in self.nodes for slot in node.slots):
+        if others and any(
+            layer_input.weight in others for node in self.nodes for layer_input in node.layer_inputs
+        ):
             return None
         if described == self.described:
             return self
@@ -162,11 +173,11 @@ class GraphPlan:
         found = self._of_wiring(described)
         if found is not None:
             found._hold(graph)
-            found.layers = [slot.layer for node in found.nodes for slot in node.slots]
+            found.layers = [layer_input.layer for node in found.nodes for layer_input in node.layer_inputs]
             names = dict(zip([*self.layers, *self.labels], [*found.layers, *found.labels]))
             found._components = {key: one.renamed(names) for key, one in self._components.items()}
-            if "joined" in vars(self):
-                found.joined = self.joined._replace(components=self.joined.components.renamed(names))
+            if "merged" in vars(self):
+                found.merged = self.merged._replace(components=self.merged.components.renamed(names))
         return found
 
     def _of_wiring(self, described: GraphDescription) -> Optional[GraphPlan]:
@@ -186,7 +197,7 @@ class GraphPlan:
         # Cached properties that depend on names, or on shapes and arguments.
         renamed = (described.args, described.shapes) == (before.args, before.shapes)
         for name, value in vars(GraphPlan).items():
-            holds = name != "joined" and (name in _NAMED or not renamed)
+            holds = name != "merged" and (name in _NAMED or not renamed)
             if isinstance(value, cached_property) and holds:
                 vars(found).pop(name, None)
         return found
@@ -194,12 +205,18 @@ class GraphPlan:
     def _changed(self, node: NodeStructure) -> NodeStructure:
         """Update a function of another plan with this one's arguments, shapes and names."""
         args, label = self.described.args[node.number], self.labels[node.number]
-        if not node.slots:
+        if not node.layer_inputs:
             same = args == node.args and label == node.label
             return node if same else node._replace(args=args, label=label)
-        selected = {slot.gemm.input for slot in node.slots}
-        slots = tuple([slot for slot in self._slots(node.number) if slot.gemm.input in selected])
-        return node._replace(args=args, label=label, slots=slots)
+        selected = {layer_input.gemm.input for layer_input in node.layer_inputs}
+        layer_inputs = tuple(
+            [
+                layer_input
+                for layer_input in self._layer_inputs(node.number)
+                if layer_input.gemm.input in selected
+            ]
+        )
+        return node._replace(args=args, label=label, layer_inputs=layer_inputs)
 
     def components(self, *, by_layer: bool) -> Components:
         """Components: gradients connected by functions that pass a scale on; see `components_of`."""
@@ -210,17 +227,19 @@ class GraphPlan:
         return self._components[by_layer]
 
     @cached_property
-    def joined(self) -> Joined:
+    def merged(self) -> MergedComponents:
         """Components, merged where only hooks could split them."""
         components = self.components(by_layer=True)
-        return joined(components, self.nodes, self._sizes, self.swappable, self.described.one_gradient)
+        return merge_components(
+            components, self.nodes, self._sizes, self.swappable, self.described.one_gradient
+        )
 
     def loss_weights(self, *, by_layer: bool) -> LossWeights:
         """Reader of the loss weights of these components."""
         if by_layer not in self._weights:
             components = self.components(by_layer=by_layer)
             self._weights[by_layer] = LossWeights(
-                self.nodes, self._section, self.described, components, self.single
+                self.nodes, self._section, self.described, components, self.scalars
             )
         return self._weights[by_layer]
 
@@ -232,13 +251,15 @@ class GraphPlan:
     @property
     def measured(self) -> List[int]:
         """Variables with a gradient that are not leaves, and the weights of layers."""
-        factors = (slot.factor for node in self.nodes for slot in node.slots)
+        factors = (layer_input.weight for node in self.nodes for layer_input in node.layer_inputs)
         return list(dict.fromkeys([*self.gradients, *factors]))
 
     @cached_property
-    def layer_slots(self) -> Dict[str, Tuple[NodeStructure, LayerSlot]]:
+    def layer_inputs(self) -> Dict[str, Tuple[NodeStructure, LayerInput]]:
         """Function and input of each layer that gets a scale, by name, in backward order."""
-        return {slot.layer: (node, slot) for node in self.nodes for slot in node.slots}
+        return {
+            layer_input.layer: (node, layer_input) for node in self.nodes for layer_input in node.layer_inputs
+        }
 
     @cached_property
     def readers(self) -> Dict[int, Set[int]]:
@@ -253,14 +274,14 @@ class GraphPlan:
         return found
 
     @cached_property
-    def single(self) -> FrozenSet[int]:
+    def scalars(self) -> FrozenSet[int]:
         """Positions of the scalar variables."""
         return frozenset(position for position, size in enumerate(self._sizes) if size == 1)
 
     @cached_property
     def limiting_gradients(self) -> Set[int]:
         """Gradients that must fit the storage format: all except the loss's and those read in float."""
-        kept = (p for p in self.gradients if p in self.single or p not in self.in_float)
+        kept = (p for p in self.gradients if p in self.scalars or p not in self.in_float)
         return {*kept}.difference(self.roots)
 
     @cached_property
@@ -324,7 +345,7 @@ class GraphPlan:
                     heapq.heappush(waiting, (-ranks[producer], len(seen), producer))
         return order
 
-    def _slots(self, index: int) -> List[LayerSlot]:
+    def _layer_inputs(self, index: int) -> List[LayerInput]:
         """Inputs that can get a scale, before the selection."""
         product, described = self._rows[index].product, self.described
         if product is None:
@@ -334,31 +355,35 @@ class GraphPlan:
         output = described.shapes[self._outputs[index][0]]
         found = []
         roles = list(map(self.leaf, inputs))
-        for slot in product.slots(described.args[index], shapes, output):
-            target, factor = inputs[slot.input], inputs[slot.factor]
+        for layer_input in product.scaled_inputs(described.args[index], shapes, output):
+            target, factor = inputs[layer_input.input], inputs[layer_input.weight]
             # A variable with two roles, as in x times x, would be scaled in both: it gets no scale.
-            if self._needs[index][slot.input] and roles.count(self.leaf(target)) == 1 == inputs.count(factor):
-                name = label if slot.input == 0 else f"{label}:{slot.input}"
-                to_leaf = self._producers[index][slot.input] is None
+            if self._needs[index][layer_input.input] and roles.count(self.leaf(target)) == 1 == inputs.count(
+                factor
+            ):
+                name = label if layer_input.input == 0 else f"{label}:{layer_input.input}"
+                to_leaf = self._producers[index][layer_input.input] is None
                 half = index in self._half
                 # Arguments by name would take twice the time.
-                found.append(LayerSlot(name, slot, target, factor, to_leaf, half))
+                found.append(LayerInput(name, layer_input, target, factor, to_leaf, half))
         return found
 
     def _refuse_shared_factors(
-        self, functions: Sequence[Any], scalable: Mapping[int, Sequence[LayerSlot]]
+        self, functions: Sequence[Any], scalable: Mapping[int, Sequence[LayerInput]]
     ) -> None:
         """Raise ValueError if another gradient of a product depends on a weight that may be swapped."""
-        for index, slots in scalable.items():
-            for slot in [slot.gemm for slot in slots]:
-                for other in [i for i, need in enumerate(self._needs[index]) if need and i not in slot[:2]]:
-                    if may_depend(functions[index].grad_depends_input_data, other, slot.factor):
+        for index, layer_inputs in scalable.items():
+            for operand in [layer_input.gemm for layer_input in layer_inputs]:
+                for other in [
+                    i for i, need in enumerate(self._needs[index]) if need and i not in operand[:2]
+                ]:
+                    if may_depend(functions[index].grad_depends_input_data, other, operand.weight):
                         type_name = self.described.type_names[index]
                         raise ValueError(
-                            f"{type_name} is known as a product whose input {slot.input} is multiplied by "
-                            f"input {slot.factor}, but so may be the gradient of input {other}, which would "
-                            "be scaled, too: make it UNSCALED in nnabla_adaloss.graph.functions, or take its "
-                            "row out"
+                            f"{type_name} is known as a product whose input {operand.input} is multiplied by "
+                            f"input {operand.weight}, but the gradient of input {other} may depend on that "
+                            "one, too, and would be scaled: make it UNSCALED in "
+                            "nnabla_adaloss.graph.functions, or take its row out"
                         )
 
     def _swappable(self, functions: Sequence[Any]) -> FrozenSet[int]:
@@ -369,10 +394,10 @@ class GraphPlan:
         found: Set[int] = set()
         for node in self.nodes:
             product = self._rows[node.number].product
-            for slot in node.slots:
-                layers.setdefault(slot.factor, set()).add(node.number)
-                if slot.factor not in producers or not (product and product.of_activations):
-                    found.add(slot.factor)
+            for layer_input in node.layer_inputs:
+                layers.setdefault(layer_input.weight, set()).add(node.number)
+                if layer_input.weight not in producers or not (product and product.of_activations):
+                    found.add(layer_input.weight)
         visited = {*self.order}
         for position in sorted(found):
             others = self.readers[position] | ({producers.get(position, -1)} & visited)
@@ -384,19 +409,19 @@ class GraphPlan:
     def _loss_section(self) -> Set[int]:
         """Functions between loss and first layers; without layers, the scalar ones."""
         section: Set[int] = set()
-        behind: Set[int] = set()
+        descendants: Set[int] = set()
         layers = False
         for index in self.order:
             product = self._rows[index].product is not None
             layers |= product
             outputs = self._outputs[index]
-            if product or not behind.isdisjoint(outputs):
-                behind.update(self._inputs[index])
+            if product or not descendants.isdisjoint(outputs):
+                descendants.update(self._inputs[index])
             elif len(outputs) == 1:
                 section.add(index)
         return section if layers else {i for i in section if self._sizes[self._outputs[i][0]] == 1}
 
-    def _node(self, index: int, slots: Sequence[LayerSlot], section: Set[int]) -> NodeStructure:
+    def _node(self, index: int, layer_inputs: Sequence[LayerInput], section: Set[int]) -> NodeStructure:
         described, label, row = self.described, self.labels[index], self._rows[index]
         type_name, outputs = described.type_names[index], self._outputs[index]
         needed: Dict[int, Optional[int]] = {}
@@ -414,7 +439,9 @@ class GraphPlan:
             tuple(outputs),
             tuple([p for p, producer in needed.items() if producer is not None]),
             tuple([p for p, producer in needed.items() if producer is None]),
-            tuple([s for s in slots if self.options.selection.selects(label, s.layer)]) if slots else (),
+            tuple([s for s in layer_inputs if self.options.selection.selects(label, s.layer)])
+            if layer_inputs
+            else (),
             in_section,
             non_homogeneous,
             row.own_references,
@@ -449,7 +476,7 @@ class GraphPlan:
         return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], *notes])
 
     def _row(self, node: NodeStructure, *, fan_out: bool) -> Tuple[str, str, str, str, str]:
-        if node.slots:
+        if node.layer_inputs:
             role = "scaled"
         elif node.loss_section:
             role = "passed through (loss)"
@@ -459,9 +486,11 @@ class GraphPlan:
             role = "passed through"
         if fan_out:
             role += ", fan-out"
-        fan_in = ", ".join(f"{slot.gemm.fan_in:g}" for slot in node.slots)
-        shape = ", ".join("x".join(map(str, self.described.shapes[slot.factor])) for slot in node.slots)
-        layer = node.label if node.slots or node.leaves else ""
+        fan_in = ", ".join(f"{layer_input.gemm.fan_in:g}" for layer_input in node.layer_inputs)
+        shape = ", ".join(
+            "x".join(map(str, self.described.shapes[layer_input.weight])) for layer_input in node.layer_inputs
+        )
+        layer = node.label if node.layer_inputs or node.leaves else ""
         return node.type_name, role, layer, fan_in, shape
 
 

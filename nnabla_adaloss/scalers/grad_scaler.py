@@ -371,11 +371,11 @@ class GradScaler:
         """Run a batch until its scales fit: the first one of a loss, or one that is measured by itself."""
         guard, key = scaling.guard, hash(scaling.variable)
 
-        def run_pass(again: bool) -> None:
-            if again:
+        def run_pass(rerun: bool) -> None:
+            if rerun:
                 scaling.forward()
-            clear = clear_buffer and not again
-            scaling.backward(None, clear_buffer=clear, grad=grad, iteration=self._iteration, again=again)
+            clear = clear_buffer and not rerun
+            scaling.backward(None, clear_buffer=clear, grad=grad, iteration=self._iteration, rerun=rerun)
 
         self._begin_where_forward_ended(scaling)
         # Keep the writes of other losses' forward since then.
@@ -391,7 +391,7 @@ class GradScaler:
         return BatchLoop(scaling, run_pass, self._parameters, scaling.components.policy.min_scale)
 
     def _may_run_again(self, scaling: AdaptiveLossScaling) -> bool:
-        is_first_batch = not scaling.components.gains() and hash(scaling.variable) not in self._used
+        is_first_batch = not scaling.components.unit_amaxes() and hash(scaling.variable) not in self._used
         return is_first_batch or not scaling.delay
 
     def _begin_where_forward_ended(self, scaling: AdaptiveLossScaling) -> None:
@@ -482,7 +482,7 @@ class GradScaler:
         self._begin_where_forward_ended(scaling)
         now, snapshot = guard.state.now(), ArraySnapshot(scaling.kernels)
         snapshot.save([v.grad for v in self._parameters()])
-        loop = self._loop(scaling, lambda again: None)
+        loop = self._loop(scaling, lambda rerun: None)
         # Clipping may have changed these gradients.
         found = loop.judge(loop.overflow(may_run=False), Rules(repeat=False, max_repeats=0))
         guard.state.restore(now)

@@ -12,7 +12,7 @@ from nnabla.solver import Solver
 from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
-from ..core.saved_settings import Given, not_default, of_another_version, plain, with_known_names
+from ..core.saved_settings import SettingValue, not_default, of_another_version, plain, with_known_names
 from ..core.scale_policy import SMALLEST_SCALE, ScalePolicy, ScaleState, backoff_factor, growth_factor
 from ..core.validation import (
     boolean,
@@ -231,10 +231,12 @@ class LossScaler:
             setattr(self, name, value)
 
     @property
-    def _settings(self) -> Dict[str, Given]:
+    def _settings(self) -> Dict[str, SettingValue]:
         """Saved settings."""
         arguments = inspect.signature(LossScaler).parameters
-        return {name: Given(getattr(self, name), argument.default) for name, argument in arguments.items()}
+        return {
+            name: SettingValue(getattr(self, name), argument.default) for name, argument in arguments.items()
+        }
 
     def _learn(self, gradients: List[Gradient]) -> bool:
         """Count an update and adjust the scale; a scale that was set beyond its bounds moves no further."""

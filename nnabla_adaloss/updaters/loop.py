@@ -175,8 +175,10 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         shared = self.comm is not None
         if shared and self._exchange.begin_iteration(self.iteration, self.check_every) and not resumed:
             # Scales that must be equal on all ranks between two iterations.
-            gains = [gain for _, gain in sorted(self.scaling.components.gains().items())]
-            self._exchange.check_ranks_agree([self._s0.scale, *gains], self.iteration)
+            unit_amaxes = [
+                unit_amax for _, unit_amax in sorted(self.scaling.components.unit_amaxes().items())
+            ]
+            self._exchange.check_ranks_agree([self._s0.scale, *unit_amaxes], self.iteration)
         while True:
             self._before_exchange = shared
             outcome = self._run_batches()
@@ -233,7 +235,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             with self._idle.lock:
                 # With delay=0 every batch runs twice.
                 scaling.guard.begin_batch(first=not index, repeat=self._repeat or not scaling.delay)
-                self._run_pass(again=False)
+                self._run_pass(rerun=False)
                 # Rare: an overflow, or the first measurement.
                 if not scaling.is_good:
                     # After a hopeless batch, the first overflow already checks whether any scale helps.
@@ -242,7 +244,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                     outcome = _together(outcome, self._repeats(outcome).go_on(rules))
         return outcome
 
-    def _run_pass(self, again: bool) -> None:
+    def _run_pass(self, rerun: bool) -> None:
         """Run forward and backward on the present inputs; `again`: the same batch once more."""
         forward_hooks, backward_hooks = self._hooks
         self.scaling.forward(clear_no_need_grad=self.clear_buffer, **forward_hooks)
@@ -250,8 +252,8 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             None if self._s0.measured else self._s0.scale,
             clear_buffer=self.clear_buffer,
             iteration=self.iteration,
-            again=again,
-            wired=True,
+            rerun=rerun,
+            graph_unchanged=True,
             **backward_hooks,
         )
 

@@ -9,7 +9,7 @@ from typing import Any, Dict, Mapping
 import numpy as np
 
 from ..core.saved_settings import (
-    Given,
+    SettingValue,
     as_plain,
     check_version,
     fields_of,
@@ -78,12 +78,14 @@ def parameter_checksum(solver: Any) -> int:
     return crc32(np.array([crc32(v.data.get_data("r")) for _, v in parameters], np.uint32))
 
 
-def _deciding_settings(updater: Any, defaults: Mapping[str, Any]) -> Dict[str, Given]:
+def _deciding_settings(updater: Any, defaults: Mapping[str, Any]) -> Dict[str, SettingValue]:
     """Settings that determine the next step, with their defaults."""
-    own = {name: Given(getattr(updater, name), default) for name, default in defaults.items()}
+    own = {name: SettingValue(getattr(updater, name), default) for name, default in defaults.items()}
     del own["config"]
     return {
         **fields_of(updater.scaling.config),
         **own,
-        "global_scale": Given("dynamic" if updater.history is None else updater.history, HistoryPolicy()),
+        "global_scale": SettingValue(
+            "dynamic" if updater.history is None else updater.history, HistoryPolicy()
+        ),
     }

@@ -15,7 +15,7 @@ from hypothesis import given
 
 from nnabla_adaloss.core.alpha_bounds import AlphaBounds
 from nnabla_adaloss.core.choose import Choice, ScaleLimits, Start, choose, choose_merged, within_float32
-from nnabla_adaloss.core.components import Components, Joined, joined
+from nnabla_adaloss.core.components import Components, MergedComponents, merge_components
 from nnabla_adaloss.core.layer_record import Reason
 from nnabla_adaloss.core.power_of_two import is_power_of_two
 from tests.worlds import random_structures as graphs
@@ -37,14 +37,14 @@ class Graph(graphs.Graph):
         return found
 
     def weight(self, layer: str) -> int:
-        return self.structure.layer_slots[layer][1].factor
+        return self.structure.layer_inputs[layer][1].weight
 
     def known(
         self,
         room: Mapping[nn.Variable, float],
         *,
         weights: Mapping[nn.Variable, float] = {},
-        gains: Mapping[nn.Variable, float] = {},
+        unit_amaxes: Mapping[nn.Variable, float] = {},
         assumed: Mapping[nn.Variable, float] = {},
         underflowed: Sequence[nn.Variable] = (),
         equalize: bool = False,
@@ -53,7 +53,7 @@ class Graph(graphs.Graph):
             self.by_index(room, None),
             {self.index(v): own for v, own in assumed.items()},
             tuple(self.by_index(weights, 1.0)),
-            self.by_index(gains, None),
+            self.by_index(unit_amaxes, None),
             {*map(self.index, underflowed)},
             equalize,
         )
@@ -85,8 +85,8 @@ class Graph(graphs.Graph):
         self, room: Mapping[nn.Variable, float], spread: float = FAR, **known: Any
     ) -> Optional[Choice]:
         """The scales with which what only hooks could part shares one; None: each needs one of its own."""
-        own = self.known(room, gains=dict.fromkeys(room, 1.0), **known)
-        found = together(self.components, self.structure.joined, own, Start(S0, S0, U_MIN), spread)
+        own = self.known(room, unit_amaxes=dict.fromkeys(room, 1.0), **known)
+        found = together(self.components, self.structure.merged, own, Start(S0, S0, U_MIN), spread)
         self.scales = [] if found is None else found.scales
         return found
 
@@ -95,12 +95,12 @@ class Graph(graphs.Graph):
 
 
 def together(
-    apart: Components, joined: Joined, known: ScaleLimits, start: Start, spread: float
+    apart: Components, merged: MergedComponents, known: ScaleLimits, start: Start, spread: float
 ) -> Optional[Choice]:
     def choice_of(components: Components, own: ScaleLimits) -> Choice:
         return choose(components, own, start, None)
 
-    return choose_merged(apart, joined, known, choice_of, spread)
+    return choose_merged(apart, merged, known, choice_of, spread)
 
 
 def affine(x: nn.Variable, name: str, width: int = 5) -> nn.Variable:
@@ -123,24 +123,27 @@ def says(alpha: float, reason: Reason = Reason.METHOD) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("weight", "gain", "scale"),
+    ("weight", "unit_amax", "scale"),
     [(1.0, None, S0), (2.0**-20, None, S0 * 2.0**20), (4.0, 2.0**-9, S0 * 2.0**7), (1.0, 3.0, S0 / 4.0)],
 )
 def test_what_is_unknown_at_the_loss_starts_where_its_loss_weight_leaves_it(
-    weight: float, gain: Any, scale: float
+    weight: float, unit_amax: Any, scale: float
 ) -> None:
     n = Chain()
-    weights, gains = dict.fromkeys((n.c, n.b, n.a), weight), {} if gain is None else {n.loss: gain}
-    n.choose({}, weights=weights, gains=gains)
+    weights, unit_amaxes = (
+        dict.fromkeys((n.c, n.b, n.a), weight),
+        {} if unit_amax is None else {n.loss: unit_amax},
+    )
+    n.choose({}, weights=weights, unit_amaxes=unit_amaxes)
     # Behind a layer with what arrives.
     assert n.of(n.loss, n.c, n.b, n.a) == [S0, scale, scale, scale]
-    n.choose({}, weights=weights, gains=gains, assumed={n.c: 2.0**-30, n.a: 2.0**-40})
+    n.choose({}, weights=weights, unit_amaxes=unit_amaxes, assumed={n.c: 2.0**-30, n.a: 2.0**-40})
     assert n.of(n.c, n.b, n.a) == [2.0**-30, 2.0**-30, 2.0**-40]
 
 
 def test_what_has_shown_zeros_at_the_loss_is_looked_at_with_a_far_larger_scale() -> None:
     n = Chain()
-    n.choose({}, gains={n.loss: 1.0, n.c: 0.0, n.b: 0.0}, underflowed=[n.c, n.b, n.a])
+    n.choose({}, unit_amaxes={n.loss: 1.0, n.c: 0.0, n.b: 0.0}, underflowed=[n.c, n.b, n.a])
     assert n.of(n.loss, n.c, n.b, n.a) == [S0, *[S0 / U_MIN] * 3]
     # What lies behind a layer starts with what arrives, however underflowed it was.
     n.choose({n.c: 2.0**10}, underflowed=[n.b, n.a])
@@ -213,13 +216,13 @@ def test_methods_do_not_count_what_makes_up_for_a_small_loss() -> None:
         heard.append((layer, scale, base))
         return 4.0, Reason.METHOD
 
-    behind = {n.b: 2.0**40, n.a: 2.0**40}
-    n.choose({n.c: 2.0**30, **behind}, 2.0**14, method_alpha=method_alpha)
+    descendants = {n.b: 2.0**40, n.a: 2.0**40}
+    n.choose({n.c: 2.0**30, **descendants}, 2.0**14, method_alpha=method_alpha)
     # A loss gradient of 2^14 and a mean are lifted by 2^27 beyond S0; what layers add is left.
     assert heard == [("c/affine", 2.0**30, S0), ("b/affine", 2.0**32, 4.0 * S0)]
     heard.clear()
     # What was lifted and lowered again counts for nothing; what was only lowered counts as it is.
-    n.choose({n.c: 2.0, **behind}, 2.0**14, method_alpha=method_alpha)
+    n.choose({n.c: 2.0, **descendants}, 2.0**14, method_alpha=method_alpha)
     assert heard == [("c/affine", 2.0, 2.0), ("b/affine", 8.0, 8.0)]
 
 
@@ -227,19 +230,19 @@ def skip() -> Tuple[Graph, nn.Variable, nn.Variable, nn.Variable, nn.Variable]:
     """Two layers beside a shortcut, and one before."""
     stem = F.tanh(affine(nn.Variable((4, 3)), "stem"))
     inner = F.tanh(affine(stem, "inner"))
-    joined = stem + affine(inner, "outer")
-    last = affine(F.tanh(joined), "last")
-    return Graph(F.mean(last)), last, joined, inner, stem
+    merged = stem + affine(inner, "outer")
+    last = affine(F.tanh(merged), "last")
+    return Graph(F.mean(last)), last, merged, inner, stem
 
 
 def test_along_a_shortcut_there_is_one_scale() -> None:
-    graph, last, joined, inner, stem = skip()
-    found = graph.choose({last: 2.0**10, joined: 2.0**14, inner: 2.0**20})
-    assert graph.of(last, joined, inner, stem) == [2.0**10, 2.0**14, 2.0**20, 2.0**14]
+    graph, last, merged, inner, stem = skip()
+    found = graph.choose({last: 2.0**10, merged: 2.0**14, inner: 2.0**20})
+    assert graph.of(last, merged, inner, stem) == [2.0**10, 2.0**14, 2.0**20, 2.0**14]
     assert set(found.reasons.values()) == {Reason.SCALE_LIMIT}
     # Its second layer would have it otherwise.
     found = graph.choose({last: 2.0**10}, method_alpha=says(4.0))
-    assert graph.of(last, joined, inner, stem) == [2.0**10, 2.0**12, 2.0**14, 2.0**12]
+    assert graph.of(last, merged, inner, stem) == [2.0**10, 2.0**12, 2.0**14, 2.0**12]
     assert [found.reasons[f"{name}/affine"] for name in ("last", "outer", "inner")] == [
         Reason.METHOD,
         Reason.METHOD,
@@ -254,9 +257,9 @@ def test_scaled_copies_of_weights_stay_in_range_and_what_follows_goes_down_with_
     assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**12, 2.0**18]
     assert found.reasons == dict.fromkeys(["c/affine", "b/affine"], Reason.WEIGHT_RANGE)
     # Also where another way has brought the scale.
-    graph, last, joined, inner, stem = skip()
-    found = graph.choose({last: 2.0**10, joined: 2.0**20, inner: 2.0**10}, bounds={"inner/affine": (2.0,)})
-    assert graph.of(last, joined, inner, stem) == [2.0**10, 2.0**11, 2.0**10, 2.0**11]
+    graph, last, merged, inner, stem = skip()
+    found = graph.choose({last: 2.0**10, merged: 2.0**20, inner: 2.0**10}, bounds={"inner/affine": (2.0,)})
+    assert graph.of(last, merged, inner, stem) == [2.0**10, 2.0**11, 2.0**10, 2.0**11]
     assert found.reasons["inner/affine"] == Reason.WEIGHT_RANGE
 
 
@@ -265,12 +268,12 @@ def test_a_weight_that_lowers_a_shortcut_lowers_what_came_before_it_too() -> Non
     first = F.tanh(affine(stem, "first in"))
     between = stem + affine(first, "first out")
     second = F.tanh(affine(between, "second in"))
-    joined = between + affine(second, "second out")
-    last = affine(F.tanh(joined), "last")
+    merged = between + affine(second, "second out")
+    last = affine(F.tanh(merged), "last")
     graph = Graph(F.mean(last))
-    room = {last: 2.0**20, joined: 2.0**20, second: 2.0**22, first: 2.0**10}
+    room = {last: 2.0**20, merged: 2.0**20, second: 2.0**22, first: 2.0**10}
     graph.choose(room, bounds={"second out/affine": (4.0,), "first in/affine": (1.0,)})
-    assert graph.of(joined, second, first, stem) == [2.0**10, 2.0**12, 2.0**10, 2.0**10]
+    assert graph.of(merged, second, first, stem) == [2.0**10, 2.0**12, 2.0**10, 2.0**10]
 
 
 # The scaled copy of a weight keeps its bits.
@@ -363,9 +366,9 @@ def test_of_two_heads_an_absent_one_decides_about_nothing(start: float, absent: 
     n = Heads()
     other = n.tops[1 - absent]
     room = {other: 2.0**10, n.tops[absent]: 2.0**-10}
-    behind = {n.trunk: 2.0**12, n.bottom: 2.0**9} if known else {}
+    descendants = {n.trunk: 2.0**12, n.bottom: 2.0**9} if known else {}
     assumed = {n.tops[absent]: 2.0**-20}
-    found = n.choose({**room, **behind}, start, weights=n.without(absent), assumed=assumed)
+    found = n.choose({**room, **descendants}, start, weights=n.without(absent), assumed=assumed)
     trunk, bottom = (2.0**12, 2.0**9) if known else (2.0**10, 2.0**10)
     # An absent one takes what is behind it, so that its layer has an alpha of 1, and copies no weight.
     assert n.of(other, n.trunk, n.bottom, n.tops[absent]) == [2.0**10, trunk, bottom, trunk]
@@ -375,23 +378,23 @@ def test_of_two_heads_an_absent_one_decides_about_nothing(start: float, absent: 
 def test_a_way_from_a_single_element_of_which_nothing_is_known_brings_no_gradients() -> None:
     """A scalar that is zero is absent from the batch, whatever its loss weight says."""
     n = Heads()
-    n.choose({n.tops[1]: 2.0**20}, gains={n.loss: 1.0})
+    n.choose({n.tops[1]: 2.0**20}, unit_amaxes={n.loss: 1.0})
     assert n.of(*n.tops, n.trunk) == [S0, 2.0**20, 2.0**20]
-    n.choose({n.means[0]: 2.0**10, n.tops[1]: 2.0**20}, gains={n.loss: 1.0})
+    n.choose({n.means[0]: 2.0**10, n.tops[1]: 2.0**20}, unit_amaxes={n.loss: 1.0})
     assert n.of(*n.tops, n.trunk) == [S0, 2.0**20, S0]
 
 
 def test_what_is_behind_a_trunk_waits_for_the_head_that_is_present() -> None:
     """Backward comes to what is behind the trunk between the heads: first to the absent one."""
-    behind = F.tanh(F.tanh(F.tanh(affine(nn.Variable((4, 3)), "behind"))))
+    descendants = F.tanh(F.tanh(F.tanh(affine(nn.Variable((4, 3)), "behind"))))
     trunk = affine(nn.Variable((4, 3)), "trunk")
-    heads = [affine(trunk + affine(behind, "joins"), "absent"), affine(trunk, "present")]
+    heads = [affine(trunk + affine(descendants, "joins"), "absent"), affine(trunk, "present")]
     means = [F.mean(head) for head in heads]
     n = Graph(means[0] * 0.5 + means[1] * 2.0)
     ways = [edge.layer for edge in n.components.edges if edge.layer is not None]
     assert ways == ["absent/affine", "joins/affine", "present/affine"]
     n.choose({heads[1]: 2.0**10, trunk: 2.0**12}, weights={heads[0]: 0.0, means[0]: 0.0})
-    assert n.of(heads[1], trunk, behind, heads[0]) == [2.0**10, 2.0**12, 2.0**12, 2.0**12]
+    assert n.of(heads[1], trunk, descendants, heads[0]) == [2.0**10, 2.0**12, 2.0**12, 2.0**12]
 
 
 @pytest.mark.parametrize("small", [0, 1])
@@ -409,15 +412,15 @@ def test_what_is_unknown_behind_layers_follows_the_largest_gradients_before_it(s
     """A loss weight that cannot be read counts as 1, and its head has shown that it is smaller."""
     n = Heads()
     weights = {**dict.fromkeys((n.trunk, n.bottom), 1.0), n.tops[small]: 2.0**-40}
-    gains = {n.tops[small]: 1.0, n.tops[1 - small]: 2.0**-44}
-    n.choose({n.tops[small]: 2.0**50, n.tops[1 - small]: 2.0**54}, weights=weights, gains=gains)
+    unit_amaxes = {n.tops[small]: 1.0, n.tops[1 - small]: 2.0**-44}
+    n.choose({n.tops[small]: 2.0**50, n.tops[1 - small]: 2.0**54}, weights=weights, unit_amaxes=unit_amaxes)
     assert n.of(n.trunk, n.bottom) == [2.0**50] * 2
 
 
 def test_what_a_layer_at_the_loss_leads_to_starts_from_what_is_known_of_the_loss() -> None:
     x = F.tanh(affine(nn.Variable((1, 3)), "a"))
     n = Graph(affine(x, "single", 1))
-    n.choose({}, 2.0**14, gains={n.graph.variables[n.structure.roots[0]]: 4.0}, weights={x: 2.0**-3})
+    n.choose({}, 2.0**14, unit_amaxes={n.graph.variables[n.structure.roots[0]]: 4.0}, weights={x: 2.0**-3})
     assert n.of(x) == [S0 * 2.0]
 
 
@@ -546,10 +549,10 @@ alpha_bounds = st.tuples(st.integers(0, 12), st.integers(-30, 0), st.integers(0,
 
 def reached(components: Components, absent: AbstractSet[int]) -> Set[int]:
     """The components that get a gradient where single elements at the loss take that of some away."""
-    ways = [edge for edge in components.edges if edge.layer is not None or edge.after not in absent]
+    ways = [edge for edge in components.edges if edge.layer is not None or edge.successor not in absent]
     found = {components.root}
     for _ in ways:
-        found.update(edge.after for edge in ways if edge.before in found)
+        found.update(edge.successor for edge in ways if edge.predecessor in found)
     return found
 
 
@@ -579,11 +582,11 @@ def cases(draw: Any) -> Case:
     given = draw(st.booleans())
     if given:
         known, start = known.with_s0(components, scale), Start(scale, scale, U_MIN)
-    layers = [slot for node in drawn.nodes for slot in node.slots]
+    layers = [slot for node in drawn.nodes for slot in node.layer_inputs]
     wanted = st.floats(2.0**-4, 2.0**12)
     alphas = draw(st.none() | st.fixed_dictionaries({slot.layer: wanted for slot in layers}))
-    bounds = {slot.factor: draw(alpha_bounds) for slot in layers if draw(st.booleans())}
-    held = components.before_layers if given else {}
+    bounds = {slot.weight: draw(alpha_bounds) for slot in layers if draw(st.booleans())}
+    held = components.at_loss if given else {}
     floors = {
         i: own / draw(spares) for i, own in enumerate(known.limits) if own is not None and i not in held
     }
@@ -602,9 +605,9 @@ def test_no_scale_leaves_its_room(case: Case) -> None:
         assert is_power_of_two(scale / case.start.root_scale)
         assert scale <= 2.0**100
     for edge in case.components.edges:
-        if edge.layer is not None and edge.before in case.present:
-            alpha = found.scales[edge.after] / found.scales[edge.before]
-            assert edge.factor not in case.known.bounds or alpha <= case.known.bounds[edge.factor].highest
+        if edge.layer is not None and edge.predecessor in case.present:
+            alpha = found.scales[edge.successor] / found.scales[edge.predecessor]
+            assert edge.weight not in case.known.bounds or alpha <= case.known.bounds[edge.weight].highest
             assert edge.layer in found.reasons
 
 
@@ -618,14 +621,18 @@ def test_a_scaled_weight_keeps_its_bits_where_there_is_something_to_spare(case: 
         floor = unspared if index == root else known.floors.get(index, unspared)
         further = max([e.further for e in known.bounds.values()], default=1.0)
         assert min(floor / further, unspared) <= scale <= unspared
-    edges = [e for e in case.components.edges if e.factor in known.bounds and e.before in case.present]
+    edges = [e for e in case.components.edges if e.weight in known.bounds and e.predecessor in case.present]
     for edge in edges:
-        scale, after, own = found.scales[edge.before], found.scales[edge.after], known.bounds[edge.factor]
-        if edge.before in known.floors and edge.before != root and after < scale * own.enough:
+        scale, after, own = (
+            found.scales[edge.predecessor],
+            found.scales[edge.successor],
+            known.bounds[edge.weight],
+        )
+        if edge.predecessor in known.floors and edge.predecessor != root and after < scale * own.enough:
             # Nothing more can be spared, or nothing would be left of the weight anyway.
-            beside = [e for e in edges if e.before == edge.before]
-            least = max(found.scales[e.after] / known.bounds[e.factor].highest for e in beside)
-            least = max(least, known.floors[edge.before])
+            beside = [e for e in edges if e.predecessor == edge.predecessor]
+            least = max(found.scales[e.successor] / known.bounds[e.weight].highest for e in beside)
+            least = max(least, known.floors[edge.predecessor])
             assert scale < 2.0 * least or after < least * own.least
 
 
@@ -650,7 +657,9 @@ def test_scales_that_were_lowered_for_weights_are_chosen_again(case: Case) -> No
 @given(cases())
 def test_what_nothing_leads_to_has_the_scale_of_the_loss(case: Case) -> None:
     found = case.choose(known=case.known._replace(bounds={}))
-    led_to = {edge.after for edge in case.components.edges} | {edge.before for edge in case.components.edges}
+    led_to = {edge.successor for edge in case.components.edges} | {
+        edge.predecessor for edge in case.components.edges
+    }
     for index, scale in enumerate(found.scales):
         assert index in led_to or scale == case.start.root_scale
 
@@ -660,7 +669,7 @@ def test_a_given_s0_is_a_limit_at_the_loss_and_the_smaller_of_two_counts(case: C
     s0, known = 2.0**exponent, case.known
     limits = known.with_s0(case.components, s0)
     for index, (before, after) in enumerate(zip(known.limits, limits.limits)):
-        if index in case.components.before_layers & case.present:
+        if index in case.components.at_loss & case.present:
             own = within_float32(s0 / known.loss_weights[index])
             assert after == (own if before is None else min(own, before))
         else:
@@ -672,8 +681,8 @@ def test_a_given_s0_is_a_limit_at_the_loss_and_the_smaller_of_two_counts(case: C
 def test_what_is_absent_takes_the_largest_scale_of_what_is_behind_it(case: Case) -> None:
     scales = case.choose().scales
     for index in set(range(len(scales))) - case.present:
-        behind = [scales[edge.after] for edge in case.components.edges if edge.before == index]
-        assert not behind or scales[index] == max(behind)
+        descendants = [scales[edge.successor] for edge in case.components.edges if edge.predecessor == index]
+        assert not descendants or scales[index] == max(descendants)
 
 
 @given(cases())
@@ -683,7 +692,9 @@ def test_what_is_remembered_of_what_is_absent_changes_nothing(case: Case) -> Non
 
     known = case.known
     assumed = {index: own for index, own in known.provisional.items() if index in case.present}
-    forgotten = known._replace(limits=without(known.limits), gains=without(known.gains), provisional=assumed)
+    forgotten = known._replace(
+        limits=without(known.limits), unit_amaxes=without(known.unit_amaxes), provisional=assumed
+    )
     # What follows each other shares a scale in the order of all.
     assert case.choose(known=forgotten._replace(equalize=False)) == case.choose(
         known=known._replace(equalize=False)
@@ -695,7 +706,7 @@ def test_loss_weights_that_grow_together_move_the_scales_and_leave_the_alphas(ca
     # What underflowed is looked at with no more than the scale before it, which may be that of the loss.
     components, known = case.components, case.known._replace(underflowed=frozenset())
     present = case.present - {components.root}
-    moved = present if components.root in components.single else case.present
+    moved = present if components.root in components.scalars else case.present
     by = [2.0**power if index in moved else 1.0 for index in range(len(known.loss_weights))]
     grown = known._replace(
         limits=[None if room is None else room / own for room, own in zip(known.limits, by)],
@@ -818,7 +829,7 @@ class Together(NamedTuple):
     """A graph of which some components are joined, and what is known of it."""
 
     apart: Components
-    joined: Joined
+    merged: MergedComponents
     known: ScaleLimits
     start: Start
 
@@ -829,8 +840,8 @@ class Together(NamedTuple):
     @property
     def limited(self) -> List[Optional[float]]:
         """The smallest room of each joined component, and what an overflow has left."""
-        found: List[Optional[float]] = [None] * len(self.joined.components.names)
-        for own, index in enumerate(self.joined.of):
+        found: List[Optional[float]] = [None] * len(self.merged.components.names)
+        for own, index in enumerate(self.merged.of):
             for limit in (self.known.limits[own], self.known.provisional.get(own)):
                 if limit is not None:
                     found[index] = min(limit, found[index] or math.inf)
@@ -840,7 +851,7 @@ class Together(NamedTuple):
 @st.composite
 def together_cases(draw: Any) -> Together:
     drawn = draw(structures())
-    factors = sorted({slot.factor for node in drawn.nodes for slot in node.slots})
+    factors = sorted({slot.weight for node in drawn.nodes for slot in node.layer_inputs})
     swappable = set(factors) - (draw(st.sets(st.sampled_from(factors))) if factors else set())
     apart = drawn.components()
     count = len(apart.names)
@@ -854,7 +865,7 @@ def together_cases(draw: Any) -> Together:
         equalize=False,
     )
     return Together(
-        apart, joined(apart, drawn.nodes, drawn.sizes, swappable), known, Start(2.0**15, S0, U_MIN)
+        apart, merge_components(apart, drawn.nodes, drawn.sizes, swappable), known, Start(2.0**15, S0, U_MIN)
     )
 
 
@@ -862,11 +873,11 @@ def test_of_what_shares_a_scale_the_smallest_gradients_have_the_least_to_spare()
     n = Steps()
     own = n.known({n.last: 2.0**5, **falling(n, 12, 10, 14, 13)})
     own = own._replace(floors={i: room / 2.0**12 for i, room in enumerate(own.limits) if room is not None})
-    joined = n.structure.joined
-    found = own.merged(joined.of, len(joined.components.names)).floors
-    assert found == {joined.of[n.index(n.last)]: 2.0**-7, joined.of[n.index(n.states[0])]: 2.0**2}
+    merged = n.structure.merged
+    found = own.merged(merged.of, len(merged.components.names)).floors
+    assert found == {merged.of[n.index(n.last)]: 2.0**-7, merged.of[n.index(n.states[0])]: 2.0**2}
     # What a given S0 decides is not lowered.
-    assert own.with_s0(n.components, S0).floors.keys() == own.floors.keys() - n.components.before_layers
+    assert own.with_s0(n.components, S0).floors.keys() == own.floors.keys() - n.components.at_loss
 
 
 @given(together_cases())
@@ -874,13 +885,13 @@ def test_no_shared_scale_leaves_the_smallest_room(case: Together) -> None:
     found = case.choose(math.inf)
     assert found is not None
     limits = case.limited
-    for own, index in enumerate(case.joined.of):
+    for own, index in enumerate(case.merged.of):
         scale, limit = found.scales[own], limits[index]
-        assert scale == found.scales[list(case.joined.of).index(index)]
-        if own != case.apart.root and index != case.joined.components.root:
+        assert scale == found.scales[list(case.merged.of).index(index)]
+        if own != case.apart.root and index != case.merged.components.root:
             assert limit is None or scale <= limit
-            led_to = any(edge.after == index for edge in case.joined.components.edges)
-            room = [case.known.limits[i] for i, to in enumerate(case.joined.of) if to == index]
+            led_to = any(edge.successor == index for edge in case.merged.components.edges)
+            room = [case.known.limits[i] for i, to in enumerate(case.merged.of) if to == index]
             # As large as it may be, where something is known.
             assert not led_to or limit is None or not any(room) or scale == limit
 
@@ -904,7 +915,7 @@ def test_whoever_writes_most_of_a_leaf_keeps_its_gradient(case: Together, expone
         # Hooks are worth it only where a gradient gets clearly larger.
         return room is not None and room > spread * scale and own[index] > 2.0**6 * scale
 
-    lost = set().union(*(case.apart.behind(index) for index in range(len(own)) if far(index)))
+    lost = set().union(*(case.apart.descendants(index) for index in range(len(own)) if far(index)))
     largest = []
     for writers in case.apart.leaves.values():
         rooms = {room: index for index in sorted(writers) for room in [case.known.limits[index]] if room}

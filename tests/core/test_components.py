@@ -10,7 +10,7 @@ import nnabla.parametric_functions as PF
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from nnabla_adaloss.core.components import Components, Joined, NodeStructure, joined
+from nnabla_adaloss.core.components import Components, MergedComponents, NodeStructure, merge_components
 from nnabla_adaloss.core.schedule import ScaleSchedule, Step
 from tests.worlds import random_structures as graphs
 from tests.worlds.architectures import NETWORKS
@@ -30,8 +30,8 @@ class Found(graphs.Graph):
         return self.components.names
 
     @property
-    def single(self) -> Set[str]:
-        return {self.names[index] for index in self.components.single}
+    def scalars(self) -> Set[str]:
+        return {self.names[index] for index in self.components.scalars}
 
     def of(self, *variables: nn.Variable) -> List[int]:
         return [*map(self.index, variables)]
@@ -42,7 +42,7 @@ class Found(graphs.Graph):
     def layers(self, before: nn.Variable, after: nn.Variable) -> List[Optional[str]]:
         """The layers that lead from one to the other; None for what is no layer."""
         ends = tuple(self.of(before, after))
-        return [e.layer for e in self.components.edges if (e.before, e.after) == ends]
+        return [e.layer for e in self.components.edges if (e.predecessor, e.successor) == ends]
 
 
 def together(found: Found, *variables: nn.Variable) -> bool:
@@ -62,10 +62,10 @@ def test_layers_separate() -> None:
     assert len(set(found.of(loss, h[4], h[3], h[1]))) == 4
     assert found.layers(h[4], h[3]) == ["c/affine"]
     assert not found.layers(h[4], h[1])
-    assert found.components.before_layers == {*found.of(loss, h[4])}
+    assert found.components.at_loss == {*found.of(loss, h[4])}
     # The data need no gradient: three layers, two components behind the one at the loss, and the loss's own.
     assert len(found.names) == 4
-    assert found.name(loss) in found.single
+    assert found.name(loss) in found.scalars
     plain = Found(loss, by_layer=False)
     assert together(plain, *h)
     assert len(plain.names) == 2
@@ -75,10 +75,10 @@ def test_what_adds_connects() -> None:
     x = PF.affine(nn.Variable((4, 8)), 8, name="stem")
     inner = F.tanh(x)
     branch = PF.affine(inner, 8, name="branch")
-    joined = x + branch
-    found = Found(F.mean(joined**2))
+    merged = x + branch
+    found = Found(F.mean(merged**2))
     # The residual's trunk carries one scale, into and out of its branch, where no layer leads anywhere.
-    assert together(found, x, inner, branch, joined)
+    assert together(found, x, inner, branch, merged)
     assert all(edge.layer is None for edge in found.components.edges)
     left, right = (PF.affine(F.tanh(x), 8, name=n) for n in ("left", "right"))
     found = Found(F.mean(left * right))
@@ -110,21 +110,21 @@ def test_scalars_at_the_loss_separate_and_losses_meet_behind_them() -> None:
     found = Found(loss)
     assert len(set(found.of(loss, second, first))) == 3
     assert together(found, first, weighted)
-    assert found.name(y) not in found.single
-    assert {found.name(v) for v in (loss, second, first)} == found.single
+    assert found.name(y) not in found.scalars
+    assert {found.name(v) for v in (loss, second, first)} == found.scalars
     assert found.layers(first, y) == [None]
     # No layer leads to any of them.
-    assert found.components.before_layers == set(range(4))
+    assert found.components.at_loss == set(range(4))
 
 
 def test_what_is_behind_a_component_is_all_that_backward_computes_from_it() -> None:
     stem = PF.affine(nn.Variable((4, 8)), 8, name="stem")
     left, right = (PF.affine(F.tanh(stem), 8, name=name) for name in ("left", "right"))
     found = Found(F.mean(left**2) + F.mean(right**2))
-    assert found.components.behind(found.of(left)[0]) == {*found.of(left, stem)}
-    assert found.components.behind(found.of(right)[0]) == {*found.of(right, stem)}
-    assert found.components.behind(found.of(stem)[0]) == {*found.of(stem)}
-    assert {*found.of(left, right, stem)} < found.components.behind(0)
+    assert found.components.descendants(found.of(left)[0]) == {*found.of(left, stem)}
+    assert found.components.descendants(found.of(right)[0]) == {*found.of(right, stem)}
+    assert found.components.descendants(found.of(stem)[0]) == {*found.of(stem)}
+    assert {*found.of(left, right, stem)} < found.components.descendants(0)
 
 
 def test_a_leaf_belongs_to_the_components_of_all_functions_that_write_it() -> None:
@@ -147,7 +147,7 @@ def test_behind_a_layer_no_given_s0_decides_whatever_backward_visits_first() -> 
     late = F.mean(PF.affine(shallow, 8, name="late") ** 2)
     found = Found(F.mean(F.sigmoid(clipped + shallow)) + late)
     assert together(found, clipped, shallow)
-    assert found.components.before_layers.isdisjoint(found.of(clipped, deep))
+    assert found.components.at_loss.isdisjoint(found.of(clipped, deep))
 
 
 def test_an_input_that_wants_its_gradient_has_a_component_of_its_own() -> None:
@@ -182,7 +182,7 @@ def test_names_outlive_the_graph(network: str, by_layer: bool) -> None:
     first = Found(NETWORKS[network](), by_layer=by_layer)
     again = Found(NETWORKS[network](), by_layer=by_layer)
     assert again.names == first.names
-    assert again.single == first.single
+    assert again.scalars == first.scalars
     assert len(set(first.names)) == len(first.names)
 
 
@@ -201,18 +201,18 @@ def test_every_gradient_has_one_component_and_every_component_one_name(network: 
         assert [found.of[root] for root in structure.roots] == [0]
         sizes[by_layer] = len(found.names)
         for node in structure.nodes:
-            targets: Set[int] = {slot.target for slot in node.slots} if by_layer else set()
+            targets: Set[int] = {slot.input for slot in node.layer_inputs} if by_layer else set()
             through = {found.of[p] for p in node.inputs if p not in targets}
             if not node.loss_section:
                 assert through <= {found.producers[node.number]}
         for edge in found.edges:
-            assert edge.before != edge.after
-            assert edge.after in found.next[edge.before]
-            assert edge.before in found.before_layers or edge.after not in found.before_layers
-            assert edge.layer is None or edge.after not in found.before_layers
+            assert edge.predecessor != edge.successor
+            assert edge.successor in found.next[edge.predecessor]
+            assert edge.predecessor in found.at_loss or edge.successor not in found.at_loss
+            assert edge.layer is None or edge.successor not in found.at_loss
         # A component is left alone only where nothing leads to it.
-        assert {edge.after for edge in found.edges} >= set(range(1, len(found.names)))
-        assert 0 in found.before_layers
+        assert {edge.successor for edge in found.edges} >= set(range(1, len(found.names)))
+        assert 0 in found.at_loss
     assert sizes[False] <= sizes[True]
 
 
@@ -224,8 +224,8 @@ class Together(Found):
 
     def __init__(self, loss: nn.Variable) -> None:
         super().__init__(loss)
-        self.apart, self.joined = self.components, self.structure.joined
-        self.components = self.joined.components
+        self.apart, self.merged = self.components, self.structure.merged
+        self.components = self.merged.components
 
 
 def dense(x: nn.Variable, name: str, width: int = 8) -> nn.Variable:
@@ -314,28 +314,28 @@ def test_a_given_s0_decides_about_no_component_that_a_layer_leads_to_by_any_way(
     loss = F.mean(second**2)
     apart, found = Found(loss), Together(loss)
     assert together(found, first, second)
-    assert apart.components.before_layers == {*apart.of(loss, second)}
-    assert found.components.before_layers == {*found.of(loss)}
+    assert apart.components.at_loss == {*apart.of(loss, second)}
+    assert found.components.at_loss == {*found.of(loss)}
     # With weights of their own both are what they were.
     plain = Together(F.mean(dense(F.tanh(dense(data(), "a")), "b") ** 2))
-    assert plain.components.before_layers == plain.apart.before_layers
+    assert plain.components.at_loss == plain.apart.at_loss
 
 
 @pytest.mark.parametrize("network", sorted(NETWORKS))
 def test_joined_components_of_networks_that_people_build(network: str) -> None:
     found = Together(NETWORKS[network]())
-    assert_coarser(found.apart, found.joined)
+    assert_coarser(found.apart, found.merged)
 
 
 @pytest.mark.parametrize("network", [NETWORKS["u_net"], NETWORKS["squeeze_and_excite"], heads])
 def test_what_no_hooks_are_needed_for_stays_apart(network: Callable[[], nn.Variable]) -> None:
     found = Together(network())
-    assert list(found.joined.of) == list(range(len(found.apart.names)))
-    assert found.joined.components == found.apart
+    assert list(found.merged.of) == list(range(len(found.apart.names)))
+    assert found.merged.components == found.apart
     assert len(found.apart.names) > 2
 
 
-def assert_coarser(apart: Components, found: Joined) -> None:
+def assert_coarser(apart: Components, found: MergedComponents) -> None:
     graph, of = found
     assert {graph.of[position] for position in apart.of} == set(range(len(graph.names)))
     assert all(graph.of[position] == of[own] for position, own in apart.of.items())
@@ -346,7 +346,7 @@ def assert_coarser(apart: Components, found: Joined) -> None:
         assert graph.leaves[leaf] == {of[own] for own in writers}
     for index in range(len(graph.names)):
         own = {number for number, to in enumerate(of) if to == index}
-        assert (index in graph.before_layers) == (own <= apart.before_layers)
+        assert (index in graph.at_loss) == (own <= apart.at_loss)
 
 
 # What holds whatever is joined, for graphs that never run.
@@ -358,7 +358,7 @@ class Case(NamedTuple):
     drawn: Drawn
     swappable: Set[int]
     apart: Components
-    joined: Joined
+    merged: MergedComponents
     steps: Dict[int, Step]
 
     @property
@@ -369,12 +369,14 @@ class Case(NamedTuple):
 
 def sharing(node: NodeStructure, to: Dict[int, int]) -> NodeStructure:
     """A function with some of its leaves replaced; one that is both factors of a product gets no scale."""
-    slots = [
-        slot._replace(target=to.get(slot.target, slot.target), factor=to.get(slot.factor, slot.factor))
-        for slot in node.slots
+    layer_inputs = [
+        slot._replace(input=to.get(slot.input, slot.input), weight=to.get(slot.weight, slot.weight))
+        for slot in node.layer_inputs
     ]
     leaves = tuple(dict.fromkeys(to.get(leaf, leaf) for leaf in node.leaves))
-    return node._replace(leaves=leaves, slots=tuple(slot for slot in slots if slot.target != slot.factor))
+    return node._replace(
+        leaves=leaves, layer_inputs=tuple(slot for slot in layer_inputs if slot.input != slot.weight)
+    )
 
 
 @st.composite
@@ -383,37 +385,39 @@ def cases(draw: Any) -> Case:
     leaves = sorted({leaf for node in drawn.nodes for leaf in node.leaves})
     to = {leaf: draw(st.sampled_from([leaf, *leaves])) for leaf in leaves}
     nodes = [sharing(node, to) for node in drawn.nodes]
-    factors = sorted({slot.factor for node in nodes for slot in node.slots})
+    factors = sorted({slot.weight for node in nodes for slot in node.layer_inputs})
     swappable = set(factors) - (draw(st.sets(st.sampled_from(factors))) if factors else set())
     shared = drawn._replace(nodes=nodes)
     apart = shared.components()
-    found = joined(apart, nodes, drawn.sizes, swappable)
+    found = merge_components(apart, nodes, drawn.sizes, swappable)
     count = len(found.components.names)
     exponents = draw(st.lists(st.integers(-20, 20), min_size=count, max_size=count))
     scales = [2.0 ** exponents[index] for index in found.of]
-    schedule = ScaleSchedule(shared.structure.nodes, apart, scales, None, (1.0,) * len(scales), joined=found)
+    schedule = ScaleSchedule(shared.structure.nodes, apart, scales, None, (1.0,) * len(scales), merged=found)
     return Case(shared, swappable, apart, found, dict(schedule.steps))
 
 
 @given(cases())
 def test_joining_only_ever_joins(case: Case) -> None:
-    assert_coarser(case.apart, case.joined)
+    assert_coarser(case.apart, case.merged)
 
 
 @given(cases())
 def test_what_cannot_be_swapped_need_not_be_whatever_scales_are_chosen(case: Case) -> None:
     for node in case.drawn.nodes:
-        if node.slots:
-            alphas = zip(node.slots, case.steps[node.number].alphas)
-            assert all(alpha == 1.0 for slot, alpha in alphas if slot.factor not in case.swappable)
+        if node.layer_inputs:
+            alphas = zip(node.layer_inputs, case.steps[node.number].alphas)
+            assert all(alpha == 1.0 for slot, alpha in alphas if slot.weight not in case.swappable)
 
 
 @given(cases())
 def test_a_weight_has_one_alpha(case: Case) -> None:
     alphas: Dict[int, Set[float]] = {}
     for node in case.through:
-        for slot, alpha in zip(node.slots, case.steps[node.number].alphas if node.slots else ()):
-            alphas.setdefault(slot.factor, set()).add(alpha)
+        for slot, alpha in zip(
+            node.layer_inputs, case.steps[node.number].alphas if node.layer_inputs else ()
+        ):
+            alphas.setdefault(slot.weight, set()).add(alpha)
     assert all(len(found) == 1 for found in alphas.values())
 
 
@@ -423,16 +427,16 @@ def test_what_is_added_to_a_leaf_has_one_scale(case: Case) -> None:
     for node in case.through:
         for leaf in node.leaves:
             step = case.steps[node.number]
-            scales.setdefault(leaf, set()).add(step.targets(node).get(leaf, step.scale))
+            scales.setdefault(leaf, set()).add(step.input_scales(node).get(leaf, step.scale))
     assert all(len(found) == 1 for found in scales.values())
 
 
 @given(structures())
 def test_nothing_is_joined_where_no_function_shares_a_leaf_and_all_can_be_swapped(drawn: Drawn) -> None:
-    swappable = {slot.factor for node in drawn.nodes for slot in node.slots}
+    swappable = {slot.weight for node in drawn.nodes for slot in node.layer_inputs}
     apart = drawn.components()
-    found = joined(apart, drawn.nodes, drawn.sizes, swappable)
-    several: List[Sequence[int]] = [[s.target for s in node.slots] for node in drawn.nodes]
+    found = merge_components(apart, drawn.nodes, drawn.sizes, swappable)
+    several: List[Sequence[int]] = [[s.input for s in node.layer_inputs] for node in drawn.nodes]
     # A weight that one function multiplies two gradients by gives both one alpha.
     if all(len(targets) < 2 for targets in several):
         assert found == (apart, range(len(apart.names)))

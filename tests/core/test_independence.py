@@ -21,27 +21,27 @@ g, W = core.statistics_of(np.full((2, 2), 1e-7)), core.statistics_of(np.full((2,
 assert bounded(unbounded_alpha(config, g, W, config.range, 2.0), 1.0, config)[0] == 16.0
 
 from nnabla_adaloss.core.choose import Start, choose
-from nnabla_adaloss.core.components import GemmSlot, LayerSlot, NodeStructure, components_of
-from nnabla_adaloss.core.memory import Memory, PassMeasurements, Seen
+from nnabla_adaloss.core.components import ScaledInput, LayerInput, NodeStructure, components_of
+from nnabla_adaloss.core.memory import Memory, PassMeasurements, Observations
 from nnabla_adaloss.core.schedule import ScaleSchedule
 from nnabla_adaloss.core.verdict import Facts, Rules, PassVerdict, judge
 
 # By position: x -> affine (weight 1) -> 2 -> affine (weight 3) -> 4 -> mean -> 5; x needs no gradient.
-def node(number, kind, output, inputs=(), leaves=(), slots=(), mean=False):
-    return NodeStructure(number, kind, {}, kind, (output,), inputs, leaves, slots, mean, False, False,
+def node(number, kind, output, inputs=(), leaves=(), layer_inputs=(), mean=False):
+    return NodeStructure(number, kind, {}, kind, (output,), inputs, leaves, layer_inputs, mean, False, False,
                          False, mean)
-slot = LayerSlot("second", GemmSlot(0, 1, 8.0, 8.0), 2, 3, False, False)
+slot = LayerInput("second", ScaledInput(0, 1, 8.0, 8.0), 2, 3, False, False)
 nodes = [node(2, "mean", 5, (4,), mean=True), node(1, "second", 4, (2,), (3,), (slot,)),
          node(0, "first", 2, (), (1,))]
 components = components_of(nodes, [2, 2, 2, 2, 2, 1], by_layer=True)
 assert components.names == ["mean", "second", "first"]
 
 policy, limits, ones = core.HistoryPolicy(), [65504.0] * 3, (1.0,) * 3
-seen = Seen(Memory(policy)).before_pass(0, components.names, ones)
+seen = Observations(Memory(policy)).before_pass(0, components.names, ones)
 amax, used = {1: 2.0**-6, 2: 2.0**-20}, ScaleSchedule(nodes, components, [1.0] * 3, None, ones)
 measured = PassMeasurements(used, limits, amax, measured_all=True)
 seen = seen.after_pass(measured, completes_entry=True)
-assert judge(Facts(settled=seen.settled), Rules(True, 9)) is PassVerdict.AGAIN
+assert judge(Facts(calibrated=seen.calibrated), Rules(True, 9)) is PassVerdict.RERUN
 found = seen.limits(components, ones, limits)
 scales = choose(components, found, Start(2.0**15, 8.0, 2.0**-24), None).scales
 assert scales == [2.0**15, 2.0**19, 2.0**33], scales
@@ -49,7 +49,7 @@ schedule = ScaleSchedule(nodes, components, scales, None, ones)
 assert schedule.layers == {"second": (2.0**19, 2.0**14)}
 
 seen, lowered = seen.after_overflow(PassMeasurements(schedule, limits, amax, overflowed=2))
-assert lowered and judge(Facts(overflowed=True, lowered=lowered), Rules(True, 9)) is PassVerdict.AGAIN
+assert lowered and judge(Facts(overflowed=True, lowered=lowered), Rules(True, 9)) is PassVerdict.RERUN
 assert seen.limits(components, ones, limits).limits[1:] == [2.0**19, 2.0**29]
 
 frameworks = {name.split(".")[0] for name in sys.modules} & {"nnabla", "nnabla_ext", "cupy"}

@@ -10,7 +10,7 @@ import pytest
 
 from nnabla_adaloss.core.choose import ScaleLimits
 from nnabla_adaloss.core.components import Components, Edge
-from nnabla_adaloss.core.memory import Memory, PassMeasurements, Seen
+from nnabla_adaloss.core.memory import Memory, Observations, PassMeasurements
 from nnabla_adaloss.core.scale_history import HistoryPolicy
 from nnabla_adaloss.core.schedule import ScaleSchedule
 
@@ -28,10 +28,10 @@ SCALES = 2.0**14, 2.0**8, 2.0**8, 2.0**8
 
 
 class ComponentScales:
-    """What is known of components, one `Seen` after the other."""
+    """What is known of components, one `Observations` after the other."""
 
     def __init__(self, policy: HistoryPolicy) -> None:
-        self.seen = Seen(Memory(policy))
+        self.seen = Observations(Memory(policy))
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.seen, name)
@@ -40,14 +40,14 @@ class ComponentScales:
 
         def called(*given: Any, **options: Any) -> Any:
             result = found(*given, **options)
-            if isinstance(result, Seen):
+            if isinstance(result, Observations):
                 self.seen = result
             return result
 
         return called
 
     def forget(self) -> None:
-        self.seen = Seen(Memory(self.seen.memory.policy))
+        self.seen = Observations(Memory(self.seen.memory.policy))
 
 
 def shown(
@@ -122,9 +122,9 @@ def test_a_scale_follows_from_the_window_and_from_what_this_iteration_has_seen()
 def test_what_is_remembered_is_divided_by_the_loss_weight_of_its_batch() -> None:
     scales = ComponentScales(HistoryPolicy())
     see(scales, 1.0, 3.0 * 2.0**-20, 2.0**20, weights=(1.0, 2.0**-20, 2.0**10, 1.0))
-    assert [scales.gain(name) for name in NAMES] == [1.0, 3.0, 2.0**10, None]
+    assert [scales.unit_amax(name) for name in NAMES] == [1.0, 3.0, 2.0**10, None]
     scales.after_iteration()
-    assert scales.gains() == {"loss": 1.0, "a": 3.0, "b": 2.0**10}
+    assert scales.unit_amaxes() == {"loss": 1.0, "a": 3.0, "b": 2.0**10}
     # The magnitudes are those of the last pass, where it had a loss weight.
     assert scales.amaxes() == {"loss": 1.0, "a": 3.0 * 2.0**-20, "b": 2.0**20}
     scales.before_pass(1, ("a", "b"), (0.0, 2.0))
@@ -136,7 +136,7 @@ def test_a_loss_weight_moves_the_scale_at_once(weight: float) -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     found = limits(scales, (1.0, weight, weight, weight))
     assert found.limits == [2.0**14] + 3 * [2.0**8 / weight]
-    assert found.gains == [1.0] * 4
+    assert found.unit_amaxes == [1.0] * 4
     assert found.loss_weights == (1.0, weight, weight, weight)
 
 
@@ -154,9 +154,9 @@ def test_what_is_absent_from_a_batch_tells_nothing_and_is_asked_for_nothing() ->
     scales = scales_with(1.0, 1.0, 1.0)
     absent = 1.0, 0.0, 1.0, 0.0
     see(scales, 1.0, 2.0**5, 2.0, 2.0**5, weights=absent, measured_all=True)
-    assert scales.settled
+    assert scales.calibrated
     assert limits(scales, absent).limits == [2.0**14, None, 2.0**7, None]
-    assert [scales.gain(name) for name in NAMES] == [1.0, 1.0, 2.0, None]
+    assert [scales.unit_amax(name) for name in NAMES] == [1.0, 1.0, 2.0, None]
     scales.after_iteration()
     assert windows(scales) == {"loss": [1.0], "a": [1.0], "b": [2.0]}
 
@@ -167,7 +167,7 @@ def test_an_overflow_lowers_nothing_that_is_absent() -> None:
     assert overflow(scales, "a", 2.0**14, 2.0**12, 1.0, 2.0**12, weights=weights)
     assert limits(scales, weights).provisional == {1: 2.0**8, 3: 2.0**8}
     assert of_all(scales, weights) == [2.0**14, 2.0**8, None, 2.0**8]
-    assert scales.gain("b") == 1.0
+    assert scales.unit_amax("b") == 1.0
     # With another loss weight in the next batch it is as much lower.
     scales.after_lost_batch()
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**8, 2.0**4]
@@ -184,7 +184,7 @@ def test_an_overflow_lowers_its_component_and_all_behind() -> None:
     # From the scale that the pass has used, which may be smaller than what there is room for.
     assert overflow(scales, "b", 2.0**14, 2.0**4, 2.0**4, 2.0**2)
     assert of_all(scales) == [2.0**14, 2.0**4, 1.0, 2.0**-2]
-    assert scales.assumed
+    assert scales.provisional
     # What nothing is known of follows from what is before it.
     scales = scales_with(1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
@@ -197,18 +197,18 @@ def test_a_finite_pass_over_the_same_batch_replaces_what_was_assumed(kept: bool)
     overflow(scales, "a", *SCALES)
     see(scales, 1.0, 2.0**4, 2.0, 1.0, measured_all=kept)
     if kept:
-        assert not scales.assumed
+        assert not scales.provisional
         assert of_all(scales) == [2.0**14, 2.0**4, 2.0**7, 2.0**8]
     scales.after_iteration(good=not kept)
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**7, 2.0**8]
 
 
-@pytest.mark.parametrize("end", [Seen.after_lost_batch, Seen.after_iteration])
-def test_of_a_lost_batch_what_was_assumed_stays(end: Callable[[Seen], Seen]) -> None:
+@pytest.mark.parametrize("end", [Observations.after_lost_batch, Observations.after_iteration])
+def test_of_a_lost_batch_what_was_assumed_stays(end: Callable[[Observations], Observations]) -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
     scales.seen = end(scales.seen)
-    assert not scales.assumed
+    assert not scales.provisional
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**4]
     # The next batch is measured on top of it.
     see(scales, 1.0, 2.0**2, 2.0**2, 2.0**2)
@@ -231,7 +231,7 @@ def test_a_pass_that_measures_a_part_tells_nothing_of_what_is_assumed_of_the_res
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
     see(scales, 1.0, 2.0**2)
-    assert scales.assumed
+    assert scales.provisional
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**4]
 
 
@@ -251,10 +251,10 @@ def lose(scales: ComponentScales, name: str = "a") -> None:
     scales.after_lost_batch()
 
 
-def good(scales: ComponentScales, iterations: int, gain: float = 1.0) -> None:
+def good(scales: ComponentScales, iterations: int, unit_amax: float = 1.0) -> None:
     for _ in range(iterations):
         scales.before_pass(scales.iteration + 1, NAMES, ONES)
-        see(scales, 1.0, gain, 1.0, 1.0)
+        see(scales, 1.0, unit_amax, 1.0, 1.0)
 
 
 def test_the_gains_of_a_lost_batch_are_remembered_for_2000_iterations() -> None:
@@ -270,26 +270,26 @@ def test_the_gains_of_a_lost_batch_are_remembered_for_2000_iterations() -> None:
 
 def test_of_two_losses_the_larger_one_is_remembered() -> None:
     memory = scales_with(1.0, 1.0, 1.0, 1.0).memory
-    for iteration, gain in enumerate([2.0**8, 2.0**7]):
-        memory = memory.after({}, completes_entry=False, lost={"a": gain}, iteration=iteration)
+    for iteration, unit_amax in enumerate([2.0**8, 2.0**7]):
+        memory = memory.after({}, completes_entry=False, lost={"a": unit_amax}, iteration=iteration)
     assert memory.lost["a"][:2] == (2.0**8, 2001)
 
 
-@pytest.mark.parametrize(("gain", "renewed"), [(2.0, True), (1.99, False)])
-def test_a_batch_that_comes_near_a_lost_one_renews_that(gain: float, renewed: bool) -> None:
+@pytest.mark.parametrize(("unit_amax", "renewed"), [(2.0, True), (1.99, False)])
+def test_a_batch_that_comes_near_a_lost_one_renews_that(unit_amax: float, renewed: bool) -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0, window=2)
     lose(scales)
     good(scales, 1500)
-    good(scales, 1, gain)
+    good(scales, 1, unit_amax)
     good(scales, 1500)
-    assert scales.gain("a") == (2.0**4 if renewed else 1.0)
+    assert scales.unit_amax("a") == (2.0**4 if renewed else 1.0)
     # What is behind it did not show it.
-    assert scales.gain("c") == 1.0
+    assert scales.unit_amax("c") == 1.0
 
 
-@pytest.mark.parametrize(("gain", "falls_to"), [(4.5, 36.0), (3.9, 1.0)])
+@pytest.mark.parametrize(("unit_amax", "falls_to"), [(4.5, 36.0), (3.9, 1.0)])
 def test_what_no_batch_comes_near_falls_in_time_to_the_largest_without_room(
-    gain: float, falls_to: float
+    unit_amax: float, falls_to: float
 ) -> None:
     """A rare batch whose gain sinks as it is learned; windows leave room for four times what they hold."""
     scales = scales_with(1.0, 1.0, 1.0, 1.0, window=2)
@@ -298,11 +298,11 @@ def test_what_no_batch_comes_near_falls_in_time_to_the_largest_without_room(
         overflow(scales, "a", *[scale or 1.0 for scale in of_all(scales)])
     scales.after_lost_batch()
     for _ in range(40):
-        good(scales, 1, gain)
+        good(scales, 1, unit_amax)
         good(scales, 149)
-        assert scales.gain("a") == (2.0**8 if scales.iteration <= 2003 else falls_to)
+        assert scales.unit_amax("a") == (2.0**8 if scales.iteration <= 2003 else falls_to)
     good(scales, 2001)
-    assert scales.gain("a") == 1.0
+    assert scales.unit_amax("a") == 1.0
 
 
 def test_of_a_lost_batch_nothing_is_remembered_that_its_scales_had_room_for() -> None:
@@ -310,7 +310,7 @@ def test_of_a_lost_batch_nothing_is_remembered_that_its_scales_had_room_for() ->
     see(scales, 1.0, 4.0, 5.0)
     scales.after_lost_batch()
     scales.after_iteration()
-    assert {name: one.gain for name, one in scales.memory.lost.items()} == {"b": 5.0}
+    assert {name: one.unit_amax for name, one in scales.memory.lost.items()} == {"b": 5.0}
     # Nor of a first batch.
     scales = ComponentScales(HistoryPolicy())
     lose(scales)
@@ -342,18 +342,18 @@ def test_what_was_lost_is_saved_and_older_states_do_not_have_it() -> None:
             scales.memory.loaded({**state, "lost": {"a": damaged}})
 
 
-@pytest.mark.parametrize(("gains", "learned"), [((1.0, 1.0, 1.0), True), ((2.0**5, 1.0, 1.0), False)])
+@pytest.mark.parametrize(("unit_amaxes", "learned"), [((1.0, 1.0, 1.0), True), ((2.0**5, 1.0, 1.0), False)])
 def test_an_overflow_within_a_function_is_remembered_though_no_gradient_shows_it(
-    gains: Tuple[float, float, float], learned: bool
+    unit_amaxes: Tuple[float, float, float], learned: bool
 ) -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     scales.before_pass(1, NAMES, ONES)
     for _ in range(2):
         overflow(scales, "a", *[scale or 1.0 for scale in of_all(scales)])
-    see(scales, 1.0, *gains, measured_all=True)
+    see(scales, 1.0, *unit_amaxes, measured_all=True)
     scales.after_iteration()
     # What is behind it was only lowered with it.
-    assert [(name, one.gain) for name, one in scales.memory.lost.items()] == [("a", 2.0**8)] * learned
+    assert [(name, one.unit_amax) for name, one in scales.memory.lost.items()] == [("a", 2.0**8)] * learned
     assert of_all(scales) == [2.0**14, 2.0**0 if learned else 2.0**3, 2.0**8, 2.0**8]
 
 
@@ -417,19 +417,19 @@ def test_after_an_overflow_no_scale_rises_and_none_is_shared() -> None:
 def test_it_is_settled_when_a_first_look_shows_that_the_scale_would_do() -> None:
     scales = ComponentScales(HistoryPolicy())
     see(scales, 2.0**12, 2.0**6)
-    assert scales.settled
+    assert scales.calibrated
     see(scales, 2.0**12, 2.0**6, 2.0**5)
-    assert not scales.settled
+    assert not scales.calibrated
     # What it would be without the loss weight is no matter.
     scales = ComponentScales(HistoryPolicy())
     see(scales, 2.0**12, 2.0**6, 2.0**5, weights=(1.0, 2.0**-3, 2.0**-3, 1.0))
-    assert not scales.settled
+    assert not scales.calibrated
     see(scales, 2.0**12, 2.0**6, 2.0**5, 2.0**6, weights=(1.0, 2.0**-3, 2.0**-3, 2.0**3))
-    assert scales.settled
+    assert scales.calibrated
 
 
 @pytest.mark.parametrize(
-    ("passes", "settled"),
+    ("passes", "calibrated"),
     [
         # Nothing shows: the same batch would show as little.
         ([(0.0, 0.0, 0.0)], [True]),
@@ -442,17 +442,17 @@ def test_it_is_settled_when_a_first_look_shows_that_the_scale_would_do() -> None
     ],
 )
 def test_what_shows_for_the_first_time_may_show_more_behind_it_once_more(
-    passes: Sequence[Tuple[float, ...]], settled: Sequence[bool]
+    passes: Sequence[Tuple[float, ...]], calibrated: Sequence[bool]
 ) -> None:
     scales, found = ComponentScales(HistoryPolicy()), []
     for magnitudes in passes:
         see(scales, None, *magnitudes, measured_all=True)
-        found.append(scales.settled)
-    assert found == settled
+        found.append(scales.calibrated)
+    assert found == calibrated
     # In the next batch what stayed zero is no news.
     scales.after_iteration()
     see(scales, None, *passes[-1], measured_all=True)
-    assert scales.settled
+    assert scales.calibrated
 
 
 @pytest.mark.parametrize("layer", [None, "first"])
@@ -467,7 +467,7 @@ def test_what_underflows_at_the_loss_is_measured_once_more_and_no_more(layer: Op
                 shown(SCALES, amax={1: 0.0}, components=components, measured_all=True),
                 completes_entry=True,
             )
-            found.append(scales.settled)
+            found.append(scales.calibrated)
             # Known from the first batch on.
             known = layer is not None or iteration > 0
             assert scales.limits(components, ONES, LIMITS).underflowed == (set() if known else {1})
@@ -484,12 +484,12 @@ def test_what_was_looked_at_once_more_in_an_iteration_is_not_again_when_others_w
         amax = {1: 0.0, 2: 0.0, 3: 0.0}
         passed = shown(SCALES, weights, amax=amax, components=components, measured_all=True)
         scales.after_pass(passed, completes_entry=True)
-        found.append(scales.settled)
+        found.append(scales.calibrated)
     assert found == [False, True, True]
 
 
 @pytest.mark.parametrize(
-    ("known", "largest", "measured_all", "settled"),
+    ("known", "largest", "measured_all", "calibrated"),
     [
         # Of what was zero, a pass tells that has measured everything, or in which anything is not.
         (0.0, [0.0, 1.0], False, False),
@@ -500,19 +500,19 @@ def test_what_was_looked_at_once_more_in_an_iteration_is_not_again_when_others_w
     ],
 )
 def test_what_was_zero_and_shows_repeats_a_batch_that_has_gradients(
-    known: Optional[float], largest: Sequence[float], *, measured_all: bool, settled: bool
+    known: Optional[float], largest: Sequence[float], *, measured_all: bool, calibrated: bool
 ) -> None:
     scales = scales_with(1.0, 1.0, known)
     scales.before_pass(1, (), ())
     found = shown([1.0] * 4, largest=largest, amax={2: 2.0**-9}, measured_all=measured_all)
     scales.after_pass(found, completes_entry=True)
-    assert scales.settled is settled
+    assert scales.calibrated is calibrated
 
 
 def test_what_is_absent_is_zero_for_another_reason() -> None:
     scales = ComponentScales(HistoryPolicy())
     see(scales, None, 2.0**6, 0.0, 0.0, weights=(1.0, 1.0, 0.0, 0.0), measured_all=True)
-    assert scales.settled
+    assert scales.calibrated
 
 
 def test_a_pass_that_has_not_looked_at_everything_repeats_no_batch_for_what_is_zero() -> None:
@@ -520,19 +520,19 @@ def test_a_pass_that_has_not_looked_at_everything_repeats_no_batch_for_what_is_z
         scales = ComponentScales(HistoryPolicy())
         passed = shown(SCALES, amax={1: 1.0, 2: 0.0}, **found)
         scales.after_pass(passed, completes_entry=False)
-        assert scales.settled
+        assert scales.calibrated
 
 
 def test_where_backward_leaves_no_array_a_pass_that_measures_everything_has_seen_zeros() -> None:
     scales = ComponentScales(HistoryPolicy())
-    assert limits(scales).gains == [None] * 4
+    assert limits(scales).unit_amaxes == [None] * 4
     see(scales, 1.0, 2.0)
     # What overflows hides what is behind it.
     found = shown([1.0] * 4, measured_all=True, finite=False, overflowed=1)
     scales.after_pass(found, completes_entry=True)
-    assert limits(scales).gains == [1.0, 2.0, None, None]
+    assert limits(scales).unit_amaxes == [1.0, 2.0, None, None]
     see(scales, None, 2.0, measured_all=True)
-    assert limits(scales).gains == [1.0, 2.0, 0.0, 0.0]
+    assert limits(scales).unit_amaxes == [1.0, 2.0, 0.0, 0.0]
     assert of_all(scales)[2:] == [None, None]
 
 
@@ -573,9 +573,9 @@ def test_batches_whose_loss_is_zero_push_nothing_out_of_a_window() -> None:
 def test_of_a_first_batch_whose_loss_is_zero_it_is_known_what_there_is_and_nothing_else() -> None:
     scales = ComponentScales(HistoryPolicy())
     see(scales, None, 2.0**6, 0.0, informative=False, measured_all=True)
-    assert limits(scales).gains == [None, 2.0**6, 0.0, 0.0]
+    assert limits(scales).unit_amaxes == [None, 2.0**6, 0.0, 0.0]
     scales.after_iteration()
-    assert limits(scales).gains == [None, 0.0, 0.0, 0.0]
+    assert limits(scales).unit_amaxes == [None, 0.0, 0.0, 0.0]
     assert scales.shared() == (False, {}, {})
 
 
@@ -616,7 +616,7 @@ def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
     assert state["partial"] == {"a": 2.0, "b": 4.0}
     assert scales.shared() == (False, {"b": 4.0}, {})
     other = ComponentScales(HistoryPolicy())
-    other.seen = Seen(other.memory.loaded(state))
+    other.seen = Observations(other.memory.loaded(state))
     scales.after_iteration()
     for one in (scales, other):
         assert of_all(one) == [2.0**14, 2.0**7, 2.0**6, None]
@@ -650,11 +650,11 @@ def test_what_all_ranks_have_seen_is_taken_for_ones_own() -> None:
 def test_passes_over_one_iteration_are_numbered_and_one_may_ask_for_the_next() -> None:
     scales = ComponentScales(HistoryPolicy())
     measured = shown(SCALES, amax={1: 1.0, 2: 1.0, 3: 1.0}, measured_all=True)
-    attempts, settled = [], []
+    attempts, calibrated = [], []
     for iteration, again in ((0, True), (0, False), (0, False), (1, False)):
         scales.before_pass(iteration, NAMES, ONES)
         attempts.append(scales.attempt)
-        scales.after_pass(measured, completes_entry=True, again=again)
-        settled.append(scales.settled)
+        scales.after_pass(measured, completes_entry=True, rerun=again)
+        calibrated.append(scales.calibrated)
     assert attempts == [0, 1, 2, 0]
-    assert settled == [False, True, True, True]
+    assert calibrated == [False, True, True, True]

@@ -11,7 +11,7 @@ import pytest
 
 from nnabla_adaloss.core.methods import AbsRange, Fixed
 from nnabla_adaloss.core.saved_settings import (
-    Given,
+    SettingValue,
     as_plain,
     check_version,
     fields_of,
@@ -28,16 +28,18 @@ NEW = make_dataclass(
 )
 
 
-def settings(policy: Any, **others: Given) -> Dict[str, Given]:
-    return {"N": Given(5, 2000), "policy": Given(policy, type(policy)()), **others}
+def settings(policy: Any, **others: SettingValue) -> Dict[str, SettingValue]:
+    return {"N": SettingValue(5, 2000), "policy": SettingValue(policy, type(policy)()), **others}
 
 
-def saved(settings: Dict[str, Given]) -> Tuple[Dict[str, Any], List[str]]:
+def saved(settings: Dict[str, SettingValue]) -> Tuple[Dict[str, Any], List[str]]:
     return as_plain(settings), not_default(settings)
 
 
 def test_settings_are_read_as_they_were_saved() -> None:
-    own = settings(OLD(margin=2.0), include=Given(("*",), ("*",)), factor=Given(np.float32(2.0), 2.0))
+    own = settings(
+        OLD(margin=2.0), include=SettingValue(("*",), ("*",)), factor=SettingValue(np.float32(2.0), 2.0)
+    )
     values, chosen = saved(own)
     assert chosen == ["N", "policy", "policy.margin"]
     assert values["policy"] == {"type": "a:Policy", "margin": 2.0, "window": 64}
@@ -46,7 +48,7 @@ def test_settings_are_read_as_they_were_saved() -> None:
 
 
 def test_what_only_one_of_two_versions_has_is_at_its_default_at_every_level() -> None:
-    old, new = settings(OLD(margin=2.0), average=Given(False, False)), settings(NEW(margin=2.0))
+    old, new = settings(OLD(margin=2.0), average=SettingValue(False, False)), settings(NEW(margin=2.0))
     read, foreign = with_known_names(*(saved(old)[0], new, saved(old)[1]))
     assert read == as_plain(new)
     assert foreign == ["average", "policy.window"]
@@ -77,7 +79,7 @@ def test_a_state_that_does_not_say_what_was_used_may_have_used_what_is_unknown()
 
 
 def test_a_setting_without_a_default_is_never_at_it() -> None:
-    own = {"N": Given(5), **fields_of(OLD())}
+    own = {"N": SettingValue(5), **fields_of(OLD())}
     assert not_default(own) == ["N"]
     with pytest.raises(ValueError, match="version without N, which is 5 here"):
         with_known_names(as_plain(fields_of(OLD())), own, [])
@@ -94,7 +96,7 @@ def test_a_class_of_this_package_may_have_moved_since() -> None:
         (Fixed(2.0), "nnabla_adaloss.core.methods.fixed:Fixed"),
         (AbsRange(), "nnabla_adaloss.core.methods.abs_range:AbsRange"),
     ):
-        own = {"method": Given(method, "fixed")}
+        own = {"method": SettingValue(method, "fixed")}
         values, chosen = saved(own)
         before = {"method": {**values["method"], "type": saved_type}}
         assert with_known_names(before, own, chosen) == (values, [])

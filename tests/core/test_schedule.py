@@ -35,8 +35,8 @@ class Graph(graphs.Graph):
         ones = (1.0,) * len(scales)
         return ScaleSchedule(self.structure.nodes, self.components, scales, given_scale, weights or ones)
 
-    def loaded(self, scales: Sequence[float], given_scale: Any, weights: Any, joined: bool) -> ScaleSchedule:
-        assert not joined
+    def loaded(self, scales: Sequence[float], given_scale: Any, weights: Any, merged: bool) -> ScaleSchedule:
+        assert not merged
         return self.chosen(scales, given_scale, weights)
 
     def step(self, label: str) -> Any:
@@ -44,31 +44,31 @@ class Graph(graphs.Graph):
         return self.schedule.steps[node.number]
 
 
-@pytest.mark.parametrize(("loss_scale", "behind"), [(2.0**14, 2.0**20), (2.0**14, 2.0**10)])
+@pytest.mark.parametrize(("loss_scale", "descendants"), [(2.0**14, 2.0**20), (2.0**14, 2.0**10)])
 def test_at_a_mean_only_as_much_is_multiplied_before_as_one_element_holds(
-    loss_scale: float, behind: float
+    loss_scale: float, descendants: float
 ) -> None:
     y = affine(nn.Variable((4, 3)), "a")
     mean = F.mean(y)
     loss = mean * 0.5
-    n = Graph(loss, loss_scale, loss_scale, behind)
-    step, factor = n.step("a/affine/Mean"), behind / loss_scale
+    n = Graph(loss, loss_scale, loss_scale, descendants)
+    step, factor = n.step("a/affine/Mean"), descendants / loss_scale
     before, after = Rescale(n.position(mean), factor), Rescale(n.position(y), factor)
     assert (step.before, step.after) == (((), (after,)) if factor > 1.0 else ((before,), ()))
 
 
-@pytest.mark.parametrize("behind", [2.0**20, 2.0**10])
-def test_backward_starts_with_what_the_first_function_is_to_be_given(behind: float) -> None:
+@pytest.mark.parametrize("descendants", [2.0**20, 2.0**10])
+def test_backward_starts_with_what_the_first_function_is_to_be_given(descendants: float) -> None:
     y = affine(nn.Variable((4, 3)), "a")
     loss = F.mean(y)
-    n = Graph(loss, 2.0**14, behind)
+    n = Graph(loss, 2.0**14, descendants)
     for in_float in (False, True):
         numbers = frozenset(node.number for node in n.structure.nodes if node.separates and in_float)
         schedule = replace(n.schedule, in_float=numbers)
-        through = behind if in_float else min(behind, 2.0**14)
+        through = descendants if in_float else min(descendants, 2.0**14)
         assert schedule.seed_scale == schedule.scales[n.position(loss)] == through
         after = [rescale for step in schedule.steps.values() for rescale in (*step.before, *step.after)]
-        assert after == ([] if through == behind else [Rescale(n.position(y), behind / through)])
+        assert after == ([] if through == descendants else [Rescale(n.position(y), descendants / through)])
         # What was chosen for it is what is told.
         assert schedule.component_scales[n.components.root] == 2.0**14
 
@@ -76,14 +76,14 @@ def test_backward_starts_with_what_the_first_function_is_to_be_given(behind: flo
 def test_functions_in_float_are_given_what_is_behind_them() -> None:
     means = [F.mean(affine(nn.Variable((4, 3)), name)) for name in "ab"]
     n = Graph((means[0] + means[1]) * 0.5, *[2.0**14] * 3, 2.0**20, 2.0**18)
-    behind = [n.schedule.scales[n.position(mean.parent.inputs[0])] for mean in means]
-    assert sorted(behind) == [2.0**18, 2.0**20]
+    descendants = [n.schedule.scales[n.position(mean.parent.inputs[0])] for mean in means]
+    assert sorted(descendants) == [2.0**18, 2.0**20]
     numbers = frozenset(node.number for node in n.structure.nodes if node.separates)
     schedule = replace(n.schedule, in_float=numbers)
-    assert [schedule.scales[n.position(mean)] for mean in means] == behind
+    assert [schedule.scales[n.position(mean)] for mean in means] == descendants
     # Where two meet, the smaller one is what is handed on.
     changed = [rescale for step in schedule.steps.values() for rescale in (*step.before, *step.after)]
-    assert changed == [Rescale(n.position(means[behind.index(2.0**20)]), 4.0)]
+    assert changed == [Rescale(n.position(means[descendants.index(2.0**20)]), 4.0)]
     # What is far away is multiplied in between: all factors are float32.
     far = replace(schedule, component_scales=[2.0**14] * 3 + [2.0**100, 2.0**-80])
     assert {far.arriving[n.position(mean)] for mean in means} == {2.0**74, 2.0**-46}
@@ -101,11 +101,11 @@ def test_the_scale_of_the_loss_is_what_was_given_or_what_is_behind_its_functions
 def test_the_scale_of_the_loss_is_that_of_one_that_is_present_in_the_batch() -> None:
     means = [F.mean(affine(nn.Variable((4, 3)), name)) for name in "ab"]
     n = Graph(means[0] * 0.5 + means[1] * 2.0, *[2.0**i for i in range(6)])
-    behind = [n.components.of[n.position(mean.parent.inputs[0])] for mean in means]
+    descendants = [n.components.of[n.position(mean.parent.inputs[0])] for mean in means]
     for absent in (0, 1):
-        weights = tuple(float(index != behind[absent]) for index in range(6))
+        weights = tuple(float(index != descendants[absent]) for index in range(6))
         schedule = n.chosen(n.schedule.component_scales, None, weights)
-        assert schedule.loss_scale == 2.0 ** behind[1 - absent]
+        assert schedule.loss_scale == 2.0 ** descendants[1 - absent]
         assert [schedule.loss_weight_of(n.position(mean.parent.inputs[0])) for mean in means] == [
             float(index != absent) for index in range(2)
         ]

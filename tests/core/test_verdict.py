@@ -13,7 +13,7 @@ from nnabla_adaloss.core.verdict import Facts, PassVerdict, Rules, judge
 pytestmark = pytest.mark.any_context
 
 FINAL = [*PassVerdict][[*PassVerdict].index(PassVerdict.GOOD) :]
-ACTIONS = [verdict for verdict in PassVerdict if verdict not in FINAL and verdict is not PassVerdict.AGAIN]
+ACTIONS = [verdict for verdict in PassVerdict if verdict not in FINAL and verdict is not PassVerdict.RERUN]
 REPEAT, LOSE = Rules(True, 5), Rules(False, 5)
 TRUTHS: List[Optional[bool]] = [None, False, True]
 
@@ -56,18 +56,18 @@ def test_good_are_gradients_that_are_finite_and_no_others() -> None:
     for rules in (REPEAT, LOSE):
         for facts in all_facts():
             verdict = judge(facts, rules)
-            assert facts.overflowed or verdict in (PassVerdict.GOOD, PassVerdict.AGAIN)
+            assert facts.overflowed or verdict in (PassVerdict.GOOD, PassVerdict.RERUN)
             assert not (facts.overflowed and verdict is PassVerdict.GOOD)
             if not facts.overflowed:
-                again = not facts.settled and facts.repeats < rules.max_repeats
-                assert verdict is (PassVerdict.AGAIN if again else PassVerdict.GOOD)
+                again = not facts.calibrated and facts.repeats < rules.max_repeats
+                assert verdict is (PassVerdict.RERUN if again else PassVerdict.GOOD)
 
 
 def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> None:
     for facts in all_facts():
         verdict = judge(facts, LOSE)
         if facts.overflowed:
-            assert verdict not in (PassVerdict.AGAIN, PassVerdict.RETRIES)
+            assert verdict not in (PassVerdict.RERUN, PassVerdict.RETRIES)
             assert (verdict is PassVerdict.HOPELESS) <= (facts.fits_smallest is False)
     assert judge(Facts(overflowed=True, can_measure_more=True), LOSE) is PassVerdict.MEASURE
     assert judge(Facts(overflowed=True, can_measure_more=True, fits=True), LOSE) is PassVerdict.OVERFLOW
@@ -90,12 +90,12 @@ def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> Non
     [
         # Lower scales show by themselves whether they were the cause.
         (Facts(overflowed=True), PassVerdict.LOWER),
-        (Facts(overflowed=True, lowered=True), PassVerdict.AGAIN),
+        (Facts(overflowed=True, lowered=True), PassVerdict.RERUN),
         (Facts(overflowed=True, can_measure_more=True), PassVerdict.LOWER),
         # Where they have not helped, it is looked into; so where no scale was left.
         (Facts(3, overflowed=True, lowered=True), PassVerdict.CHECK_FORWARD),
         (Facts(3, overflowed=True, lowered=True, fault=""), PassVerdict.PROBE),
-        (Facts(3, overflowed=True, lowered=True, fault="", fits_smallest=True), PassVerdict.AGAIN),
+        (Facts(3, overflowed=True, lowered=True, fault="", fits_smallest=True), PassVerdict.RERUN),
         (Facts(3, overflowed=True, lowered=True, fault="", fits_smallest=False), PassVerdict.HOPELESS),
         (Facts(overflowed=True, lowered=False), PassVerdict.CHECK_FORWARD),
         (Facts(overflowed=True, lowered=False, fault=""), PassVerdict.HOPELESS),
@@ -136,7 +136,7 @@ def test_what_is_done_with_a_batch_that_may_run_again(facts: Facts, expected: Pa
         (Facts(overflowed=True, fault="", fits_smallest=False), PassVerdict.HOPELESS),
         (Facts(overflowed=True, fault="c"), PassVerdict.PROBE),
         (Facts(overflowed=True, fault="c", fits_smallest=False), PassVerdict.NONFINITE_FORWARD),
-        (Facts(settled=False), PassVerdict.AGAIN),
+        (Facts(calibrated=False), PassVerdict.RERUN),
     ],
 )
 def test_what_is_done_with_a_batch_that_is_lost(facts: Facts, expected: PassVerdict) -> None:

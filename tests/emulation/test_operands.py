@@ -176,7 +176,7 @@ def test_the_engines_scaled_weights_are_read_in_eight_bits(seen: List[Any]) -> N
     for again in (False, True):
         scaling.forward()
         seen.clear()
-        scaling.backward(1.0, iteration=0, again=again)
+        scaling.backward(1.0, iteration=0, rerun=again)
     scaled = [new for _, old, new, _ in seen if old.shape == (5, 2)]
     assert len(scaled) == 1
     np.testing.assert_array_equal(scaled[0], 8.0 * read(weight.d))
@@ -196,7 +196,7 @@ def check_no_bit_changes(
     )
     # The first pass measures, with one scale for all.
     for again in (False, True):
-        for one, other in zip(gradients(ones, scale, again=again), gradients(scaling, scale, again=again)):
+        for one, other in zip(gradients(ones, scale, rerun=again), gradients(scaling, scale, rerun=again)):
             np.testing.assert_array_equal(one, other)
     assert set(ones.layer_scales.values()) <= {1.0}
     return scaling

@@ -21,7 +21,7 @@ from nnabla_adaloss import (
 )
 from tests.worlds.methods import LooksBack
 from tests.worlds.networks import layers, mlp, two_layers
-from tests.worlds.passes import look, run, settle, settled
+from tests.worlds.passes import calibrated, look, run, settle
 from tests.worlds.trainings import Training, training, updater_of
 from tests.worlds.values import (
     HALF,
@@ -186,13 +186,13 @@ def test_what_is_forgotten_is_learned_anew(delay: int) -> None:
             "components": sorted(state["components"]["windows"]),
         }
 
-    settled(scaling)
+    calibrated(scaling)
     scaling.after_update()
     before = learned()
     assert all(before.values())
     scaling.forget()
     assert not any(learned().values())
-    settled(scaling)
+    calibrated(scaling)
     scaling.after_update()
     assert learned() == before
 

@@ -35,7 +35,7 @@ def test_a_batch_whose_gradients_were_not_saved_runs_once_however_low_its_scales
 
     def run_pass(again: bool) -> None:
         scaling.forward()
-        scaling.backward(iteration=0, again=again)
+        scaling.backward(iteration=0, rerun=again)
 
     loop = BatchLoop(scaling, run_pass, nn.get_parameters().values, 2.0**-24)
     zero_grads()
@@ -44,7 +44,7 @@ def test_a_batch_whose_gradients_were_not_saved_runs_once_however_low_its_scales
         scaling.guard.begin_batch(first=not present, repeat=False)
         assert loop.run(Rules(repeat=False, max_repeats=9)).verdict is PassVerdict.GOOD
     # The second batch is the first with gradients of these layers, and would have run again.
-    assert not scaling.settled
+    assert not scaling.calibrated
     assert_close(gradients(), expected, rtol=1e-5)
 
 
@@ -60,7 +60,7 @@ def test_a_lost_batch_is_measured_on_the_state_that_it_began_with() -> None:
         began_with.append(float(mean.d.flat[0]))
         zero_grads()
         scaling.forward()
-        scaling.backward(iteration=2 if again else None, again=again)
+        scaling.backward(iteration=2 if again else None, rerun=again)
 
     loop = BatchLoop(scaling, run_pass, nn.get_parameters().values, 2.0**-24)
     verdicts = []
@@ -85,7 +85,7 @@ def test_a_batch_that_no_scale_helps_leaves_scales_as_they_were() -> None:
     def run_pass(again: bool) -> None:
         zero_grads()
         scaling.forward()
-        scaling.backward(again=again)
+        scaling.backward(rerun=again)
 
     loop = BatchLoop(scaling, run_pass, nn.get_parameters().values, 2.0**-24)
     for factor, verdict in ((1.0, PassVerdict.GOOD), (np.inf, PassVerdict.HOPELESS)):
@@ -93,5 +93,5 @@ def test_a_batch_that_no_scale_helps_leaves_scales_as_they_were() -> None:
         scaling.guard.begin()
         scaling.guard.begin_batch(first=True, repeat=True)
         assert loop.run(Rules(repeat=True, max_repeats=9)).verdict is verdict
-        assert scaling.components.assumed == {}
+        assert scaling.components.provisional == {}
         scaling.after_update()

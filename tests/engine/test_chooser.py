@@ -14,9 +14,9 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, HistoryPolicy
 from nnabla_adaloss.engine import slices
-from nnabla_adaloss.engine.chooser import Asked
+from nnabla_adaloss.engine.chooser import Request
 from tests.worlds.networks import layers, mlp
-from tests.worlds.passes import run, settle, settled
+from tests.worlds.passes import calibrated, run, settle
 from tests.worlds.tampering import Gate
 from tests.worlds.values import FLOAT, HALF, assert_close, assert_equal, constant, data, gradients
 
@@ -34,7 +34,7 @@ def test_update_per_n_iteration_counts_iterations(every: int) -> None:
     config = AdaLossConfig(loss_scale_method=method, update_per_n_iteration=3, measure_every=every)
     scaling = AdaptiveLossScaling(mlp(), config)
     for _ in range(7):
-        settled(scaling)
+        calibrated(scaling)
     # Each of two layers before both passes that measure, once anything was; the second knows the iteration.
     assert calls == [1, 1, 3, 3, 4, 4, 6, 6, 7, 7]
 
@@ -78,7 +78,7 @@ def test_a_loss_gradient_with_a_given_s0_that_overflows_goes_down_with_the_rest(
     run(scaling, 2.0**12, iteration=3, grad=seed)
     assert scaling.found_inf
     assert scaling.after_overflow()
-    run(scaling, 2.0**12, iteration=3, again=True, grad=seed)
+    run(scaling, 2.0**12, iteration=3, rerun=True, grad=seed)
     assert scaling.found_inf == []
     assert scaling.scale_of(y) < 2.0**10
 
@@ -99,7 +99,7 @@ def test_what_an_overflow_holds_down_is_chosen_anew_in_the_next_iteration(same: 
     assert scaling.after_overflow()
     # The same batch once more, or the next one of the iteration; whatever that is, it is as those before.
     gate.first = 1.0
-    run(scaling, iteration=4, again=same)
+    run(scaling, iteration=4, rerun=same)
     assert scaling.found_inf == []
     assert scaling.layer_scales != before
     scaling.after_update()
@@ -330,8 +330,8 @@ def test_loss_weights_at_the_ends_of_float32(form: str) -> None:
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(dtype="float16"))
     for iteration in range(4):
         for number in range(6):
-            run(scaling, iteration=iteration, again=number > 0)
-            if scaling.settled and not (scaling.found_inf and scaling.after_overflow()):
+            run(scaling, iteration=iteration, rerun=number > 0)
+            if scaling.calibrated and not (scaling.found_inf and scaling.after_overflow()):
                 break
         assert_equal(gradients(), expected)
     assert scaling.result.kind == "hookless"
@@ -342,7 +342,7 @@ def test_a_decision_sets_nothing(method: str) -> None:
     scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(loss_scale_method=method, measure_every=3))
     for iteration in range(6):
         prepared = scaling._graph.current()
-        before, asked = dict(vars(prepared)), Asked(iteration, None, prepared.loss_weights(None))
+        before, asked = dict(vars(prepared)), Request(iteration, None, prepared.loss_weights(None))
         seen = scaling.components.before_pass(iteration, prepared.components.names, asked.weights)
         decide = scaling._chooser.go_on if iteration % 3 else scaling._chooser.decide
         assert decide(prepared, seen, asked) == decide(prepared, seen, asked)

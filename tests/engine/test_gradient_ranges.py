@@ -31,13 +31,13 @@ def test_the_narrowest_format_of_a_component_is_its_range(narrow: str) -> None:
 
     # A single element has 16 bits in any case.
     eight = ranges_in({f"{narrow}/*": "float8_e5m2", "*": "float8_e4m3"})
-    assert eight.u_max_single(graph.positions[hash(loss)]) == 65504.0
+    assert eight.u_max_scalar(graph.positions[hash(loss)]) == 65504.0
     ranges = ranges_in({f"{narrow}/*": "float8_e4m3", "*": "float16"})
     components = plan.components(by_layer=True)
     found: Dict[int, Set[float]] = {}
     for position, index in components.of.items():
-        single = index in components.single
-        u_max = ranges.u_max_single(position) if single else ranges.of(position).u_max
+        scalars = index in components.scalars
+        u_max = ranges.u_max_scalar(position) if scalars else ranges.of(position).u_max
         found.setdefault(index, set()).add(u_max)
     assert any(each == {448.0, 65504.0} for each in found.values())
     assert ranges.of_components(components) == {index: min(each) for index, each in found.items()}
@@ -55,6 +55,6 @@ def test_a_scaled_weight_stays_in_the_formats_of_its_own_layer() -> None:
     scaling = AdaptiveLossScaling(emulation, AdaLossConfig("fixed", fixed_loss_scale=16.0, delay=0))
     for again in (False, True):
         scaling.forward()
-        scaling.backward(1.0, iteration=0, again=again)
+        scaling.backward(1.0, iteration=0, rerun=again)
     # 400 is in the range of float8_e4m3, 1600 is not: what c and d leave undone, b makes up for.
     assert [scaling.layer_scales[f"{name}/affine"] for name in "bcd"] == [64.0, 4.0, 4.0]

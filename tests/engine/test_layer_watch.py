@@ -17,11 +17,11 @@ from nnabla_adaloss.monitor import LayerScaled
 from tests.worlds.methods import Says
 from tests.worlds.monitors import Records
 from tests.worlds.networks import layers, mlp
-from tests.worlds.passes import run, settle, settled
+from tests.worlds.passes import calibrated, run, settle
 from tests.worlds.values import HALF
 
 
-class Seen(Monitor):
+class Observations(Monitor):
     def __init__(self) -> None:
         self.told = 0
         self.events: Dict[str, LayerScaled] = {}
@@ -39,8 +39,8 @@ class Seen(Monitor):
 
 def watched(
     loss: Any, passes: int = 2, scale: float = 64.0, **options: Any
-) -> Tuple[Seen, AdaptiveLossScaling]:
-    seen = Seen()
+) -> Tuple[Observations, AdaptiveLossScaling]:
+    seen = Observations()
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(**options), monitors=[seen])
     for _ in range(passes):
         scaling.forward(clear_no_need_grad=True)
@@ -108,7 +108,7 @@ def test_a_record_holds_the_scale_that_was_applied(which: str) -> None:
     config = AdaLossConfig(Says(64.0), use_bound=False, delay=0)
     with nn.context_scope(nn.Context(["cpu:float"])):
         scaling = AdaptiveLossScaling(FormatEmulation(F.mean(y)), config, monitors=[monitor])
-    settled(scaling, None if which == "scale limit" else 1.0)
+    calibrated(scaling, None if which == "scale limit" else 1.0)
     record = monitor.records[-1]
     assert scaling.layer_scales == {"head/affine": record.alpha}
     assert scaling.accumulated_scales == {"head/affine": record.accumulated_scale}
@@ -164,9 +164,9 @@ def test_records_of_choices_have_the_statistics_that_they_follow_from() -> None:
 
 @pytest.mark.parametrize("weight", [1.0, 2.0**-10])
 def test_statistics_of_a_record_are_of_the_gradient_as_it_arrives(weight: float) -> None:
-    seen = Seen()
+    seen = Observations()
     scaling = AdaptiveLossScaling(mlp(weight), AdaLossConfig(delay=0), monitors=[seen])
-    settled(scaling)
+    calibrated(scaling)
     assert seen.events
     for layer, event in seen.events.items():
         assert event.record.g is not None
@@ -174,7 +174,7 @@ def test_statistics_of_a_record_are_of_the_gradient_as_it_arrives(weight: float)
 
 
 def test_a_layer_that_computes_the_loss_itself_has_statistics_too() -> None:
-    seen, y = Seen(), PF.affine(layers(6), 3, name="last")
+    seen, y = Observations(), PF.affine(layers(6), 3, name="last")
     scaling = AdaptiveLossScaling(y, AdaLossConfig(delay=0), monitors=[seen])
     settle(scaling, grad=np.full(y.shape, 0.5, np.float32))
     record = seen.events["last/affine"].record

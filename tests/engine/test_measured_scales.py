@@ -24,12 +24,12 @@ def batch(scaling: AdaptiveLossScaling) -> int:
     """One iteration of a training loop of one's own: how often the batch was repeated."""
     iteration, repeats = scaling.iteration, 0
     run(scaling, iteration=iteration)
-    while scaling.found_inf or not scaling.settled:
+    while scaling.found_inf or not scaling.calibrated:
         if scaling.found_inf:
             assert scaling.after_overflow()
         repeats += 1
         assert repeats < 40
-        run(scaling, again=True, iteration=iteration)
+        run(scaling, rerun=True, iteration=iteration)
     scaling.after_update()
     return repeats
 
@@ -63,7 +63,7 @@ def test_each_component_fills_the_range_but_for_the_margin(method: str, delay: i
             assert limit / (2.0 * policy.margin) < scale * amax
         assert scale * amax <= limit / policy.margin
         # Of a single element, 16 bits are stored at least.
-        assert (limit > u_max) == (index in graph.single and storage.startswith("float8"))
+        assert (limit > u_max) == (index in graph.scalars and storage.startswith("float8"))
 
 
 @pytest.mark.parametrize("delay", [0, 1])

@@ -71,7 +71,7 @@ class Layers:
         ranges: Optional[GradientRanges] = None,
     ) -> Tuple[float, Reason]:
         structure = self.plan
-        asked = structure.layer_slots[layer][0].outputs[0]
+        asked = structure.layer_inputs[layer][0].outputs[0]
         method_alpha = self.method_alphas.about(
             structure,
             self.statistics,
@@ -160,8 +160,8 @@ def measured(n: Layers, scale: float, g: float, w: float = 0.5) -> None:
     for node in n.plan.nodes:
         for output in node.outputs:
             n.graph.variables[output].g = g
-        for slot in node.slots:
-            n.graph.variables[slot.factor].d = w
+        for slot in node.layer_inputs:
+            n.graph.variables[slot.weight].d = w
         n.method_alphas.look_at(n.graph, node, scale)
 
 

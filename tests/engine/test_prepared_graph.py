@@ -282,9 +282,9 @@ def test_where_a_method_says_what_each_layer_gets_nothing_is_joined(method: str)
     scaling = AdaptiveLossScaling(shared(), AdaLossConfig(method))
     for iteration in range(2):
         settle(scaling, iteration)
-    joined = scaling.result.schedule.joined
-    assert joined == (scaling.plan.joined if method == "amax_history" else None)
-    assert joined is None or len(joined.components.names) < len(joined.of)
+    merged = scaling.result.schedule.merged
+    assert merged == (scaling.plan.merged if method == "amax_history" else None)
+    assert merged is None or len(merged.components.names) < len(merged.of)
 
 
 def test_a_graph_that_is_built_again_shares_what_was_found_out() -> None:

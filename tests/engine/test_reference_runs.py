@@ -92,7 +92,7 @@ def test_scales_and_gradients_of_the_published_runs(name: str) -> None:
         records.clear()
         zero_grads((*net.parameters.values(), net.x))
         scaling.forward()
-        scaling.backward(float(run["init_scale"]), grad=seed, iteration=0, again=again)
+        scaling.backward(float(run["init_scale"]), grad=seed, iteration=0, rerun=again)
 
     assert [record.layer for record in records] == [node["name"] for node in run["nodes"]]
     same_path = True

@@ -85,11 +85,11 @@ def test_what_may_have_handed_an_overflow_on_is_what_is_before_it_and_was_not_se
     assert n.unseen(out) == set()
     # Two layers beside a shortcut: what is between them comes before what is around them, and behind it.
     inner = F.tanh(PF.affine(x, 4, base_axis=2, name="inner"))
-    joined = Graph(
+    merged = Graph(
         F.mean(F.tanh(inner) + PF.affine(F.tanh(PF.affine(inner, 4, base_axis=2)), 4, base_axis=2))
     )
-    between = next(edge.after for edge in joined.components.edges if edge.layer is not None)
-    assert unseen_before(joined.components, between, set()) == {*joined.of(inner)}
+    between = next(edge.successor for edge in merged.components.edges if edge.layer is not None)
+    assert unseen_before(merged.components, between, set()) == {*merged.of(inner)}
 
 
 # What the engine reports.
@@ -124,20 +124,20 @@ def test_the_batch_once_more_may_tell_more_unless_all_was_measured_or_nothing_ev
             assert scaling.can_measure_more == (not (measured or constant_scale))
 
 
-@pytest.mark.parametrize("joined", [False, True])
-def test_with_a_given_s0_an_overflow_lowers_the_loss_gradient_for_its_batch(joined: bool) -> None:
+@pytest.mark.parametrize("merged", [False, True])
+def test_with_a_given_s0_an_overflow_lowers_the_loss_gradient_for_its_batch(merged: bool) -> None:
     h = PF.affine(constant(np.ones((2, 3))), 3, name="first")
     inner = PF.affine(F.tanh(h), 3, name="inner")
     # Of a loss of several elements a layer may lead back to the component.
-    loss = h + PF.affine(F.tanh(inner), 3, name="outer") if joined else inner
+    loss = h + PF.affine(F.tanh(inner), 3, name="outer") if merged else inner
     scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"))
     seed = np.full(loss.shape, 100.0, np.float32)
     for again, scale, overflows in ((False, 8.0, False), (True, 8.0, False), (True, 1024.0, True)):
-        run(scaling, scale, grad=seed, iteration=0, again=again)
+        run(scaling, scale, grad=seed, iteration=0, rerun=again)
         assert bool(scaling.found_inf) == overflows
     assert scaling.result.measurements.overflowed == scaling.result.schedule.components.root
     assert scaling.after_overflow()
-    run(scaling, 1024.0, grad=seed, iteration=0, again=True)
+    run(scaling, 1024.0, grad=seed, iteration=0, rerun=True)
     assert not scaling.found_inf
     assert scaling.loss_scale == 1024.0 / 2.0**4
     # The next batch has S0 again.
@@ -162,8 +162,8 @@ def test_only_with_one_scale_for_all_does_nothing_but_a_lower_s0_help(method: st
 
 def test_what_has_overflowed_before_a_function_that_clips_is_not_taken_for_what_is_behind_it() -> None:
     gate, ends = Gate(), [F.constant(bound, (4, 6)) for bound in (-1.0, 1.0)]
-    behind = layers(6)
-    clipped = F.clip_grad_by_value(behind, *ends)
+    descendants = layers(6)
+    clipped = F.clip_grad_by_value(descendants, *ends)
     loss = F.mean(PF.affine(gate(clipped), 3, name="last") ** 2)
     scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"), AdaLossConfig(delay=0, measure_every=1))
     settle(scaling)
@@ -172,7 +172,7 @@ def test_what_has_overflowed_before_a_function_that_clips_is_not_taken_for_what_
     result = scaling.result
     assert result.kind == "measuring"
     components, positions = result.schedule.components, scaling.graph.positions
-    of_clipped, of_behind = (components.of[positions[hash(v)]] for v in (clipped, behind))
+    of_clipped, of_behind = (components.of[positions[hash(v)]] for v in (clipped, descendants))
     assert of_clipped != of_behind
     assert result.component == components.names[of_clipped]
 

@@ -195,7 +195,7 @@ def test_a_state_of_other_topologies_loads_by_name_and_is_saved_again() -> None:
     _, scaling = in_turn(losses, None, 8, "approx_range")
     saved = scaling.state_dict()
     other = engine_with(saved, unrolled(4), "approx_range")
-    assert other.components.gains() == scaling.components.gains()
+    assert other.components.unit_amaxes() == scaling.components.unit_amaxes()
     again = other.state_dict()
     assert [one["network"] for one in again["topologies"]] == [
         saved["topologies"][0]["network"],
@@ -383,7 +383,7 @@ def test_a_resumed_pass_with_a_given_s0_knows_what_is_joined() -> None:
     state = scaling.state_dict()
     run(scaling, 8.0)
     expected, schedule = gradients(), scaling.result.schedule
-    assert schedule.joined is not None
+    assert schedule.merged is not None
     resumed = engine()
     resumed.load_state_dict(state)
     run(resumed, 8.0)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss.engine import slices
 from nnabla_adaloss.engine.slices import Slice, empty_slices, slices_of
-from nnabla_adaloss.engine.statistics import Wanted
+from nnabla_adaloss.engine.statistics import StatisticsRequest
 from nnabla_adaloss.graph.plan import GraphPlan
 from tests.worlds.networks import layers
 from tests.worlds.random_graphs import Network, networks
@@ -24,8 +24,8 @@ from tests.worlds.values import FLOAT, HALF
 
 def divided(plan: GraphPlan, count: int) -> List[Slice]:
     """The slices where choices ask for everything, however little there is."""
-    data = frozenset(slot.factor for node in plan.nodes for slot in node.slots)
-    wanted = Wanted(frozenset(plan.gradients), data, watched=frozenset())
+    data = frozenset(slot.weight for node in plan.nodes for slot in node.layer_inputs)
+    wanted = StatisticsRequest(frozenset(plan.gradients), data, watched=frozenset())
     empty = Slice((), (), (), frozenset(), last=False)
     return [one or empty for one in slices_of(plan, wanted, count, rounds=False)]
 
@@ -46,7 +46,7 @@ def test_all_that_is_wanted_is_in_exactly_one_slice(least: int, network: Network
     assert [one.last for one in found] == [*(count - 1) * [False], True]
     # What is little is measured right before the next choice.
     assert least == 1 or not any(any(one[:4]) for one in found[:-1])
-    factors = {slot.factor for node in plan.nodes for slot in node.slots}
+    factors = {slot.weight for node in plan.nodes for slot in node.layer_inputs}
     for field, wanted in (
         ("gradients", set(plan.gradients) - set(plan.roots)),
         ("weights", factors & plan.described.kept.keys()),
@@ -77,7 +77,7 @@ def test_leaves_in_half_count_in_every_pass(context: Any, rounds: bool, everywhe
     with nn.context_scope(context):
         h = F.tanh(PF.affine(nn.Variable((4, 3)), 5, name="a"))
         plan = GraphPlan(F.mean(PF.affine(h, 2, name="b") ** 2))
-    wanted = Wanted(frozenset(), frozenset(), watched=frozenset())
+    wanted = StatisticsRequest(frozenset(), frozenset(), watched=frozenset())
     found = slices_of(plan, wanted, 3, rounds=rounds)
     assert [0 if one is None else len(one.leaves) for one in found] == [everywhere, everywhere, 4]
     assert empty_slices(plan, 3, rounds=rounds) == (0 if everywhere else 2)

@@ -13,7 +13,7 @@ import pytest
 
 from nnabla_adaloss.core.statistics import ArrayStatistics, pool, statistics_of
 from nnabla_adaloss.emulation.rounded_storage import NativeStorage
-from nnabla_adaloss.engine.statistics import Statistics, Wanted
+from nnabla_adaloss.engine.statistics import Statistics, StatisticsRequest
 from nnabla_adaloss.graph.graph import Graph
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
@@ -40,7 +40,7 @@ class Arrays:
         self,
         storage: Any = None,
         measurements: Optional[HostMeasurements] = None,
-        wanted: Optional[Wanted] = None,
+        wanted: Optional[StatisticsRequest] = None,
     ) -> Statistics:
         """Statistics for methods that look at everything."""
         everything = frozenset(self.positions)
@@ -50,7 +50,7 @@ class Arrays:
             measurements or HostMeasurements(CpuKernels()),
             ScratchPool(),
             storage or NativeStorage(),
-            wanted or Wanted(everything, everything, frozenset()),
+            wanted or StatisticsRequest(everything, everything, frozenset()),
         )
 
 
@@ -78,7 +78,7 @@ Known = Tuple[Optional[ArrayStatistics], Optional[ArrayStatistics]]
 
 def known(source: Statistics, position: int, iteration: int = 1) -> Known:
     """What is known of the gradient and of the data when another iteration begins."""
-    source.begin(iteration, again=False)
+    source.begin(iteration, rerun=False)
     return source.gradient(position), source.data(position)
 
 
@@ -119,7 +119,7 @@ def test_choices_of_one_iteration_see_the_same() -> None:
     measure(5.0)  # a micro-batch, or a retry
     assert known(source, position, 0) == one
     # The same batch once more, with what it has shown.
-    source.begin(0, again=True)
+    source.begin(0, rerun=True)
     assert source.gradient(position) == source.data(position) == statistics_of(np.array([5.0]))
     measure(7.0)
     assert known(source, position, 1)[0] == statistics_of(np.array([7.0]))
@@ -145,7 +145,7 @@ def test_what_is_not_finite_is_told_once_and_leaves_what_was_known(bad: float) -
 def test_only_what_is_asked_for_is_kept() -> None:
     arrays = Arrays([1.0], [2.0], [3.0], [4.0])
     of_method, of_data, watched, other = arrays.positions
-    wanted = Wanted(frozenset({of_method}), frozenset({of_data}), frozenset({watched}))
+    wanted = StatisticsRequest(frozenset({of_method}), frozenset({of_data}), frozenset({watched}))
     source = arrays.statistics(wanted=wanted)
     source.measure([(position, 1.0) for position in arrays.positions], [of_data])
     # Whatever is measured counts for components.
@@ -204,7 +204,7 @@ def test_what_is_loaded_is_all_that_is_known_in_the_same_iteration_too() -> None
     arrays.variables[0].g = 5.0
     source.measure([(position, 4.0)], [])
     finish(source)
-    source.begin(1, again=False)
+    source.begin(1, rerun=False)
     source.load(Statistics.loaded(arrays.positions, state), {})
     assert known(source, position) == (statistics_of(np.array([0.25])), None)
 
@@ -222,10 +222,13 @@ class Rank:
                 losses.append(F.sum(PF.affine(F.tanh(product), 2, base_axis=2, name="out")))
         self.graph = Graph(F.add_n(*losses))
         self.plan = GraphPlan(self.graph)
-        self.layers = self.plan.layer_slots
+        self.layers = self.plan.layer_inputs
         gradients = frozenset(node.outputs[0] for node, _ in self.layers.values())
-        factors = frozenset(slot.factor for _, slot in self.layers.values())
-        measurements, wanted = HostMeasurements(CpuKernels()), Wanted(gradients, factors, frozenset())
+        factors = frozenset(slot.weight for _, slot in self.layers.values())
+        measurements, wanted = (
+            HostMeasurements(CpuKernels()),
+            StatisticsRequest(gradients, factors, frozenset()),
+        )
         self.source = Statistics(self.graph, self.plan, measurements, ScratchPool(), NativeStorage(), wanted)
 
     def measure(self, values: Mapping[str, float], *, weight: float = 1.0) -> None:
@@ -233,19 +236,19 @@ class Rank:
         for name, value in values.items():
             for layer in (product(name), f"{product(name)}:1", f"{name}/out/affine"):
                 node, slot = self.layers[layer]
-                output, factor = (self.graph.variables[p] for p in (node.outputs[0], slot.factor))
+                output, factor = (self.graph.variables[p] for p in (node.outputs[0], slot.weight))
                 output.g, factor.d = value, value
-                self.source.measure([(node.outputs[0], 4.0)], [slot.factor])
+                self.source.measure([(node.outputs[0], 4.0)], [slot.weight])
         self.source.finish(lambda position: weight)
 
     def present(self, layer: str) -> Known:
         """What is known of a layer in this iteration."""
         node, slot = self.layers[layer]
-        return self.source.gradient(node.outputs[0]), self.source.data(slot.factor)
+        return self.source.gradient(node.outputs[0]), self.source.data(slot.weight)
 
     def known(self, layer: str) -> Known:
         """What is known of a layer when another iteration begins."""
-        self.source.begin(self.source._iteration + 1, again=False)
+        self.source.begin(self.source._iteration + 1, rerun=False)
         return self.present(layer)
 
 
@@ -295,8 +298,8 @@ def weights_of(*layers: str) -> Statistics:
         h = PF.affine(h, 3, name=layer)
     graph = Graph(F.mean(h))
     plan = GraphPlan(graph)
-    factors = [slot.factor for _, slot in plan.layer_slots.values()]
-    wanted = Wanted(frozenset(), frozenset(factors), frozenset())
+    factors = [slot.weight for _, slot in plan.layer_inputs.values()]
+    wanted = StatisticsRequest(frozenset(), frozenset(factors), frozenset())
     measurements = HostMeasurements(CpuKernels())
     found = Statistics(graph, plan, measurements, ScratchPool(), NativeStorage(), wanted)
     found.measure((), factors)
@@ -306,15 +309,15 @@ def weights_of(*layers: str) -> Statistics:
 
 def test_what_is_known_of_a_weight_holds_in_graphs_of_other_topologies() -> None:
     before, found = weights_of("a", "b"), weights_of("b", "c")
-    b, c = (slot.factor for _, slot in reversed([*found._plan.layer_slots.values()]))
+    b, c = (slot.weight for _, slot in reversed([*found._plan.layer_inputs.values()]))
     found.load({}, before.weights)
-    found.begin(1, again=False)
+    found.begin(1, rerun=False)
     assert (found.data(b), found.data(c)) == (before.weights["b/affine/W"], None)
     assert found.is_incomplete
     # What the present graph has measured is for the next ones, too.
     found.measure((), [b, c])
     found.finish(lambda position: 1.0)
-    found.begin(2, again=False)
+    found.begin(2, rerun=False)
     assert not found.is_incomplete
     assert found.weights.keys() == {f"{name}/affine/W" for name in "abc"}
 
@@ -324,7 +327,7 @@ def test_ranks_tell_each_other_weights_where_their_graphs_differ() -> None:
     assert alone.shared() == {}
     rank.load({}, weights_of("c").weights)
     assert rank.shared() == {}
-    b = next(iter(rank._plan.layer_slots.values()))[1].factor
+    b = next(iter(rank._plan.layer_inputs.values()))[1].weight
     rank.measure((), [b])
     rank.finish(lambda position: 1.0)
     told = rank.shared()

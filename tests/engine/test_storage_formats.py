@@ -74,7 +74,7 @@ def test_scaled_weights_are_stored_as_weights_are() -> None:
     for again in (False, True):
         largest.clear()
         scaling.forward()
-        scaling.backward(1.0, function_pre_hook=look, iteration=0, again=again)
+        scaling.backward(1.0, function_pre_hook=look, iteration=0, rerun=again)
         assert max(largest) <= 448.0
     assert max(largest) > 200.0
     assert max(scaling.layer_scales.values()) > 1.0
@@ -91,7 +91,7 @@ def test_the_copy_of_a_shared_weight_stays_in_the_range_of_each_of_its_layers() 
     scaling = AdaptiveLossScaling(FormatEmulation(F.mean(h**2) * 1e-6, storage), config)
     for again in (False, True):
         scaling.forward()
-        scaling.backward(1.0, iteration=0, again=again)
+        scaling.backward(1.0, iteration=0, rerun=again)
     # 400 is in the range of float8_e4m3, 800 is not.
     assert scaling.layer_scales == {"shared/affine#2": 4.0, "shared/affine": 4.0}
 

@@ -90,7 +90,7 @@ def test_gradients_are_those_of_the_engine(network: Callable) -> None:
     for again in (False, True):
         engine.forward(clear_no_need_grad=True)
         by_engine = gradients(
-            leaves, lambda again=again: engine.backward(8.0, clear_buffer=True, again=again)
+            leaves, lambda again=again: engine.backward(8.0, clear_buffer=True, rerun=again)
         )
     # The engine gives one scale to all that a skip connects; each branch by hand has its own.
     assert (tracker.layer_scales == engine.layer_scales) == (network is mlp)

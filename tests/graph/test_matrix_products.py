@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, get_loss_scale_by_element_wise_range
-from nnabla_adaloss.core.components import GemmSlot, LayerSlot, NodeStructure
+from nnabla_adaloss.core.components import LayerInput, NodeStructure, ScaledInput
 from nnabla_adaloss.graph import functions
-from nnabla_adaloss.graph.functions import Function, gemm_slots, is_matrix_product, known
+from nnabla_adaloss.graph.functions import Function, is_matrix_product, known, scaled_inputs
 from nnabla_adaloss.graph.matrix_products import UNSCALED, Product
 from nnabla_adaloss.graph.plan import GraphPlan
 
@@ -66,8 +66,8 @@ CASES = {case: make for makers in MAKERS.values() for case, make in makers.items
 SCALED = [name for name, row in functions.FUNCTIONS.items() if row.product not in (None, UNSCALED)]
 
 
-def slots_of(f: Any) -> List[GemmSlot]:
-    return gemm_slots(f.info.type_name, f.info.args, [v.shape for v in f.inputs], f.outputs[0].shape)
+def scaled_inputs_of(f: Any) -> List[ScaledInput]:
+    return scaled_inputs(f.info.type_name, f.info.args, [v.shape for v in f.inputs], f.outputs[0].shape)
 
 
 def check_that_slots_scale(y: nn.Variable) -> None:
@@ -84,10 +84,10 @@ def check_that_slots_scale(y: nn.Variable) -> None:
         return [v.g.copy() for v in f.inputs]
 
     y.forward()
-    native, slots = gradients(), slots_of(f)
-    assert slots
-    for slot in slots:
-        weight = f.inputs[slot.factor]
+    native, scaled_inputs = gradients(), scaled_inputs_of(f)
+    assert scaled_inputs
+    for scaled_input in scaled_inputs:
+        weight = f.inputs[scaled_input.weight]
         own = weight.data
         weight.data = nn.NdArray.from_numpy_array(2.0 * weight.d)
         scaled = gradients()
@@ -95,7 +95,7 @@ def check_that_slots_scale(y: nn.Variable) -> None:
         for index, (found, expected) in enumerate(zip(scaled, native)):
             assert expected.any()
             message = f"{f.info.type_name} ignores or spreads a swapped weight: make it UNSCALED"
-            wanted = 2.0 * expected if index == slot.input else expected
+            wanted = 2.0 * expected if index == scaled_input.input else expected
             np.testing.assert_array_equal(found, wanted, err_msg=message)
 
 
@@ -119,21 +119,21 @@ def test_a_product_with_references_of_its_own_cannot_be_scaled(monkeypatch: pyte
 def test_fan_in_is_the_number_of_products(case: str) -> None:
     y = CASES[case]()
     f = y.parent
-    slots = slots_of(f)
+    scaled_inputs = scaled_inputs_of(f)
     y.forward()
     for v in f.inputs:
         v.grad.zero()
     y.backward(np.ones(y.shape, np.float32))
-    for slot in slots:
-        counted = f.inputs[slot.input].g
-        assert slot.fan_in_bound == counted.max()
+    for scaled_input in scaled_inputs:
+        counted = f.inputs[scaled_input.input].g
+        assert scaled_input.fan_in_bound == counted.max()
         # At the border fewer taps meet an element.
-        assert counted.mean() == pytest.approx(slot.fan_in, rel=0.13)
-        assert slot.fan_in <= slot.fan_in_bound
+        assert counted.mean() == pytest.approx(scaled_input.fan_in, rel=0.13)
+        assert scaled_input.fan_in <= scaled_input.fan_in_bound
 
 
 def products_of(case: str) -> Tuple[Any, Any, Any]:
-    """Return a layer's output, its gradient, and the scalable inputs' matrices (gradient, factor)."""
+    """Return a layer's output, its gradient, and the scalable inputs' matrices (gradient, weight)."""
     rng = np.random.default_rng(len(case))
     y = CASES[case]()
     for v in y.parent.inputs:
@@ -144,27 +144,29 @@ def products_of(case: str) -> Tuple[Any, Any, Any]:
         v.grad.zero()
     y.backward(g)
     (node,) = GraphPlan(y).nodes
-    weights = [y.parent.inputs[slot.gemm.factor].d for slot in node.slots]
-    return y, g, [matrices(node, slot, g, w) for slot, w in zip(node.slots, weights)]
+    weights = [y.parent.inputs[scaled_input.gemm.weight].d for scaled_input in node.layer_inputs]
+    return y, g, [matrices(node, scaled_input, g, w) for scaled_input, w in zip(node.layer_inputs, weights)]
 
 
-def matrices(node: NodeStructure, slot: LayerSlot, g: np.ndarray, factor: np.ndarray) -> Tuple[Any, Any]:
+def matrices(
+    node: NodeStructure, scaled_input: LayerInput, g: np.ndarray, weight: np.ndarray
+) -> Tuple[Any, Any]:
     product = known(node.type_name).product
     assert product is not None
-    return product.matrices(g, factor, node.args, slot.gemm)
+    return product.matrices(g, weight, node.args, scaled_input.gemm)
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_the_shared_axis_is_the_channels(case: str) -> None:
     y, g, found = products_of(case)
-    for slot, (gradient, factor) in zip(slots_of(y.parent), found):
-        assert gradient.shape[1] == factor.shape[0]
+    for scaled_input, (gradient, weight) in zip(scaled_inputs_of(y.parent), found):
+        assert gradient.shape[1] == weight.shape[0]
         assert gradient.size == g.size
-        assert factor.size == y.parent.inputs[slot.factor].size
+        assert weight.size == y.parent.inputs[scaled_input.weight].size
         if case.startswith("affine"):
             # Its product is the input gradient.
             x = y.parent.inputs[0]
-            np.testing.assert_allclose((gradient @ factor).reshape(x.shape), x.g, rtol=1e-5)
+            np.testing.assert_allclose((gradient @ weight).reshape(x.shape), x.g, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_channels_pair_gradient_and_weight(case: str) -> None:
     # With all but one output channel of the gradient zero, only that channel's weights have products.
     y, g, _ = products_of(case)
     (node,) = GraphPlan(y).nodes
-    (slot,) = node.slots
+    (scaled_input,) = node.layer_inputs
     for channel in range(g.shape[1]):
         only = np.zeros_like(g)
         only[:, channel] = 1.0
@@ -182,7 +184,7 @@ def test_channels_pair_gradient_and_weight(case: str) -> None:
         weight.grad.zero()
         y.forward()
         y.backward(only)
-        seen, used = matrices(node, slot, only, weight.g != 0)
+        seen, used = matrices(node, scaled_input, only, weight.g != 0)
         assert np.flatnonzero(used.any(axis=1)).tolist() == [channel]
         assert np.flatnonzero(seen.any(axis=0)).tolist() == [channel]
 
@@ -201,7 +203,7 @@ def test_the_engine_asks_element_wise_methods_with_matrices(square: bool) -> Non
     scaling = AdaptiveLossScaling(y, config)
     for again in (False, True):
         scaling.forward()
-        scaling.backward(1.0, grad=g, again=again)
+        scaling.backward(1.0, grad=g, rerun=again)
     expected = get_loss_scale_by_element_wise_range(
         g, np.ascontiguousarray(w.d.T), config=config, fan_in=width
     )

@@ -150,7 +150,12 @@ def test_what_follows_from_lengths_is_found_out_anew() -> None:
     assert facts(found) == facts(made)
     assert [getattr(found, name) for name in asked] == [getattr(made, name) for name in asked]
     before, now = (
-        [slot.gemm.fan_in for node in one.nodes for slot in node.slots if node.type_name == "BatchMatmul"]
+        [
+            slot.gemm.fan_in
+            for node in one.nodes
+            for slot in node.layer_inputs
+            if node.type_name == "BatchMatmul"
+        ]
         for one in (plan, found)
     )
     assert before == [4.0, 3.0, 3.0, 3.0]

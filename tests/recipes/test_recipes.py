@@ -119,7 +119,7 @@ def test_add_a_matrix_product(monkeypatch: pytest.MonkeyPatch, method: str) -> N
     monkeypatch.setitem(functions.FUNCTIONS, "MyLinear", linear)
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(u_min=0.1, loss_scale_method=method, delay=0))
     for again in (False, True):
-        for found, expected in zip(gradients(scaling, again=again), native):
+        for found, expected in zip(gradients(scaling, rerun=again), native):
             np.testing.assert_array_equal(found, expected)
     assert scaling.layer_scales["MyLinear#2"] > 1.0
 

@@ -449,7 +449,7 @@ def test_a_loss_weight_that_is_no_number_is_a_fault_of_forward_and_leaves_no_tra
     loss = two_layers(data(8, 4))
     updater = updater_of(F.div2(loss, weight) if divides else loss * weight, on_nonfinite_loss="skip")
     good = [updater.update() for _ in range(3)]
-    gains, parameters = updater.scaling.components.gains(), snapshot()
+    gains, parameters = updater.scaling.components.unit_amaxes(), snapshot()
     weight.d = value
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -457,7 +457,7 @@ def test_a_loss_weight_that_is_no_number_is_a_fault_of_forward_and_leaves_no_tra
     assert (bad.updated, bad.reason) == (False, "nonfinite_loss")
     assert ("Div2" if divides else "Mul2") in bad.cause or "reads an input" in bad.cause
     assert_equal(snapshot(), parameters)
-    assert updater.scaling.components.gains() == gains
+    assert updater.scaling.components.unit_amaxes() == gains
     weight.d = 1.0
     again = updater.update()
     assert (again.updated, again.retries, again.scale) == (True, 0, good[-1].scale)

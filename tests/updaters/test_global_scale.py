@@ -150,7 +150,7 @@ def test_a_small_s0_leaves_the_gradients_of_deep_layers_their_scales(on_overflow
     assert lost == [0.0] * 10
     # At the loss nothing exceeds S0.
     schedule = updater.scaling.result.schedule
-    for index in schedule.components.before_layers:
+    for index in schedule.components.at_loss:
         assert schedule.component_scales[index] * schedule.loss_weights[index] <= 8.0
 
 

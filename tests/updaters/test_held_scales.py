@@ -82,11 +82,11 @@ def test_a_scale_that_is_set_is_used_at_once() -> None:
     updater, _ = exploding(config=AdaLossConfig(loss_scale_method="amax_history", measure_every=50))
     for _ in range(3):
         updater.update()
-    settled = updater.scale
+    calibrated = updater.scale
     updater.scale = 2.0
     assert updater.scaling.components.policy.start_scale == 2.0
     assert updater.update().retries > 0
-    assert updater.scale == settled
+    assert updater.scale == calibrated
 
 
 @pytest.mark.parametrize("hooked", [False, True])

@@ -44,15 +44,15 @@ def network(weight: float) -> nn.Variable:
 
 
 def gradients(loss: Any, *scale: float) -> np.ndarray:
-    settled = False
-    while not settled:
+    calibrated = False
+    while not calibrated:
         for v in nn.get_parameters().values():
             v.grad.zero()
         loss.forward()
         loss.backward(*scale)
-        settled = getattr(loss, "settled", True)
+        calibrated = getattr(loss, "calibrated", True)
         if getattr(loss, "found_inf", []):
-            settled = not loss.after_overflow()
+            calibrated = not loss.after_overflow()
     found = [v.g.ravel() for v in nn.get_parameters().values()]
     return np.concatenate(found).astype(np.float64)
 
@@ -166,7 +166,7 @@ def trained(storage: Optional[str], way: str, form: str, exponent: int, *, mean:
         assert all(updater.update().reason == "updated" for _ in range(50))
         scaling, repeats = updater.scaling, updater.counters.repeats
     schedule = scaling.result.schedule
-    several = [i for i in range(len(schedule.components.names)) if i not in schedule.components.single]
+    several = [i for i in range(len(schedule.components.names)) if i not in schedule.components.scalars]
     scales = [schedule.component_scales[i] * schedule.loss_weights[i] for i in several]
     return Trained(repeats, scales, [v.d.tobytes() for v in nn.get_parameters().values()])
 

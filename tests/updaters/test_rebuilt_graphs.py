@@ -190,9 +190,9 @@ def test_graphs_of_other_shapes_share_what_is_held(method: str, delay: int) -> N
     # What follows from shapes is found out for each.
     assert len({id(plan) for plan in training.plans}) > 2
     assert not training.updater.scaling._graph._others
-    settled = training.passes[-16:]
-    assert settled.count("measuring") == (2 if delay == 0 else 0)
-    assert settled.count("hookless") == (14 if delay == 0 else 16)
+    calibrated = training.passes[-16:]
+    assert calibrated.count("measuring") == (2 if delay == 0 else 0)
+    assert calibrated.count("hookless") == (14 if delay == 0 else 16)
 
 
 class Passes(Tampering):
@@ -311,7 +311,7 @@ def test_a_shape_that_changes_before_the_first_update_is_noticed() -> None:
         sentences.x.d = 1.0
         updater.update()
         nodes = updater.scaling.plan.nodes
-        fan_in = {s.gemm.fan_in for n in nodes if n.type_name == "BatchMatmul" for s in n.slots}
+        fan_in = {s.gemm.fan_in for n in nodes if n.type_name == "BatchMatmul" for s in n.layer_inputs}
         assert fan_in == {float(length), 8.0}
 
 

@@ -53,7 +53,7 @@ def two_stems(*names: str) -> List[nn.Variable]:
     return errors
 
 
-def settled(
+def calibrated(
     ratio: float,
     method: Optional[str],
     storage: Optional[str],
@@ -75,8 +75,8 @@ def settled(
 
 
 def errors(ratio: float, method: Optional[str], storage: Optional[str], **options: Any) -> Dict[str, float]:
-    exact = settled(ratio, "fixed", "float32", **options)
-    found = settled(ratio, method, storage, **options)
+    exact = calibrated(ratio, "fixed", "float32", **options)
+    found = calibrated(ratio, method, storage, **options)
     # Of numbers below 1e-19 squares are not in float32.
     norms = {name: float(np.linalg.norm(g.astype(np.float64))) for name, g in exact.items()}
     return {n: float(np.linalg.norm(found[n].astype(np.float64) - exact[n])) / norms[n] for n in norms}

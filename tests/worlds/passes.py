@@ -41,14 +41,14 @@ def settle(
     for number in range(8):
         zero_grads(zeroed)
         scaling.forward(clear_no_need_grad=clear)
-        scaling.backward(scale, clear_buffer=clear, iteration=iteration, again=number > 0, **options)
+        scaling.backward(scale, clear_buffer=clear, iteration=iteration, rerun=number > 0, **options)
         kinds.append(scaling.result.kind)
-        if scaling.settled:
+        if scaling.calibrated:
             break
     return kinds
 
 
-def settled(scaling: AdaptiveLossScaling, scale: Optional[float] = 8.0) -> Values:
+def calibrated(scaling: AdaptiveLossScaling, scale: Optional[float] = 8.0) -> Values:
     """The gradients of a batch, with scales that are good."""
     settle(scaling, scaling.iteration, scale, clear=False)
     return gradients()

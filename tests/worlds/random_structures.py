@@ -9,11 +9,11 @@ from typing import Any, List, Mapping, NamedTuple, Sequence
 import hypothesis.strategies as st
 import nnabla as nn
 
-from nnabla_adaloss.core.components import Components, GemmSlot, LayerSlot, NodeStructure, components_of
+from nnabla_adaloss.core.components import Components, LayerInput, NodeStructure, ScaledInput, components_of
 from nnabla_adaloss.graph import graph as read
 from nnabla_adaloss.graph.plan import GraphPlan
 
-SLOT = GemmSlot(0, 1, 1.0, 1.0)
+SLOT = ScaledInput(0, 1, 1.0, 1.0)
 KINDS = "layer", "layer", "sum", "clip", "clipping layer"
 
 
@@ -61,11 +61,11 @@ def node(
     """A function; `sizes` has how many elements variables have that have not several, and `layers` the weight
     by which it multiplies the gradient of an input.
     """
-    slots = tuple(
-        LayerSlot(f"f{number}:{target}", SLOT, target, factor, target in leaves, False)
+    layer_inputs = tuple(
+        LayerInput(f"f{number}:{target}", SLOT, target, factor, target in leaves, False)
         for target, factor in layers.items()
     )
-    single = sizes.get(outputs[0]) == 1 and len(outputs) == 1
+    scalars = sizes.get(outputs[0]) == 1 and len(outputs) == 1
     return NodeStructure(
         number=number,
         type_name="Clip" if clips else "Product" if layers else "Sum",
@@ -74,12 +74,12 @@ def node(
         outputs=tuple(outputs),
         inputs=tuple(inputs),
         leaves=tuple(leaves),
-        slots=slots,
+        layer_inputs=layer_inputs,
         loss_section=at_loss,
         non_homogeneous=clips,
         own_references=False,
         half=False,
-        separates=clips or (at_loss and single),
+        separates=clips or (at_loss and scalars),
     )
 
 

@@ -13,7 +13,7 @@ from ...core.schedule import ScaleSchedule
 from ...graph.hooks import Hook, HookGuard, root_cause
 from ...graph.loss import LossLike, LossSeed, Seed, run_backward
 from ...kernels.arrays import stored_dtype
-from ..chooser import Decided
+from ..chooser import Decision
 from ..hookless_steps import HooklessSteps, plan_steps
 from ..layer_watch import LayerWatch
 from ..prepared_graph import PreparedGraph
@@ -43,7 +43,7 @@ def run_pass(
     loss: LossLike,
     seed: LossSeed,
     prepared: PreparedGraph,
-    decided: Decided,
+    decision: Decision,
     steps: Union[HooklessSteps, str],
     options: BackwardOptions,
     masters: List[nn.NdArray],
@@ -61,18 +61,18 @@ def run_pass(
         watch: reports layers to monitors as they run.
         look: copies the arrays of a layer in a pass that measures.
     """
-    schedule, statistics = decided.schedule, prepared.statistics
+    schedule, statistics = decision.schedule, prepared.statistics
     running: Union[HookedPass, HooklessPass]
     if isinstance(steps, HooklessSteps):
         kind = "hookless"
         running = HooklessPass(
-            prepared, decided, steps, masters, all_zero=all_zero, clear_buffer=options.clear_buffer
+            prepared, decision, steps, masters, all_zero=all_zero, clear_buffer=options.clear_buffer
         )
     else:
         kind = steps
         running = HookedPass(
             prepared,
-            decided,
+            decision,
             pre_hook=options.pre_hook,
             post_hook=options.post_hook,
             watch=watch,
@@ -95,7 +95,7 @@ def run_pass(
             raise guard.error
         written = running.end()
         gradients, results = statistics.finish(schedule.loss_weight_of)
-        report = report_of(prepared, decided, written, results, gradients, kind=kind)
+        report = report_of(prepared, decision, written, results, gradients, kind=kind)
         _unscale_readable(prepared, schedule, clear_buffer=options.clear_buffer)
         return report
     except BaseException as raised:
@@ -108,14 +108,14 @@ def run_pass(
 
 
 def steps_for(
-    prepared: PreparedGraph, decided: Decided, options: BackwardOptions, watch: Optional[LayerWatch]
+    prepared: PreparedGraph, decision: Decision, options: BackwardOptions, watch: Optional[LayerWatch]
 ) -> Union[HooklessSteps, str]:
     """Return the steps of the next pass, or the reason for hooks around single functions."""
-    if decided.measure:
+    if decision.measure:
         return "measuring"
     if not (watch is options.callbacks is options.pre_hook is options.post_hook is None):
         return "single functions are watched"
-    schedule = decided.schedule
+    schedule = decision.schedule
     known = prepared.steps.get(schedule.loss_weights)
     if known is not None and known[0] is schedule:
         return known[1]

@@ -11,7 +11,7 @@ from ...errors import GraphChangedError
 from ...graph.description import type_name_of
 from ...graph.graph import Graph
 from ...graph.hooks import Hook
-from ..chooser import Decided
+from ..chooser import Decision
 from ..layer_watch import LayerWatch
 from ..leaf_gradients import LeafGradients, contributions_of
 from ..prepared_graph import PreparedGraph
@@ -31,7 +31,7 @@ class HookedPass:
     def __init__(
         self,
         prepared: PreparedGraph,
-        decided: Decided,
+        decision: Decision,
         *,
         pre_hook: Optional[Hook],
         post_hook: Optional[Hook],
@@ -41,21 +41,21 @@ class HookedPass:
     ) -> None:
         self._prepared, self._decided, self._pre_hook, self._post_hook = (
             prepared,
-            decided,
+            decision,
             pre_hook,
             post_hook,
         )
-        self._watch, self._look = watch, look if decided.measure else None
+        self._watch, self._look = watch, look if decision.measure else None
         plan, wanted = prepared.plan, prepared.statistics.wanted
         # Gradients that are measured as they arrive, and data.
         self._measured: AbstractSet[int] = frozenset()
         self._data: Sequence[int] = ()
-        if decided.measure:
+        if decision.measure:
             self._measured = plan.limiting_gradients | wanted.gradients | wanted.watched
             self._data = sorted(wanted.data)
-        elif decided.slice is not None:
-            self._measured = frozenset(decided.slice.gradients)
-            self._data = [*decided.slice.activations, *decided.slice.weights]
+        elif decision.slice is not None:
+            self._measured = frozenset(decision.slice.gradients)
+            self._data = [*decision.slice.activations, *decision.slice.weights]
         # nnabla recomputes activations before it calls a hook: weights must be restored by then.
         self._finishes_each = unscale_each or watch is not None or plan.recomputes
         # The present or last function, if work after it remains.
@@ -102,12 +102,12 @@ class HookedPass:
         if step is None:
             return
         self._rescale(step.before)
-        if self._look is not None and node.slots:
+        if self._look is not None and node.layer_inputs:
             self._look(graph, node, step.scale)
         self._unfinished[:] = [(node, step.after)]
-        for index, (slot, alpha) in enumerate(zip(node.slots, step.alphas)):
+        for index, (layer_input, alpha) in enumerate(zip(node.layer_inputs, step.alphas)):
             if alpha != 1.0:
-                self._weights.swap(graph, slot, alpha, index)
+                self._weights.swap(graph, layer_input, alpha, index)
         self._leaves.take(*contributions_of(graph, plan, node, step))
 
     def _finish_last(self, _: Any = None) -> None:

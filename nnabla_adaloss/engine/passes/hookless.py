@@ -12,7 +12,7 @@ from typing import List, Optional, Sequence, Tuple
 
 import nnabla as nn
 
-from ..chooser import Decided
+from ..chooser import Decision
 from ..hookless_steps import HooklessSteps, LeafList
 from ..leaf_gradients import Contribution, LeafGradients
 from ..prepared_graph import PreparedGraph
@@ -27,14 +27,14 @@ class HooklessPass:
     def __init__(
         self,
         prepared: PreparedGraph,
-        decided: Decided,
+        decision: Decision,
         steps: HooklessSteps,
         masters: List[nn.NdArray],
         *,
         all_zero: bool,
         clear_buffer: bool,
     ) -> None:
-        self._prepared, self._schedule, self._slice = prepared, decided.schedule, decided.slice
+        self._prepared, self._schedule, self._slice = prepared, decision.schedule, decision.slice
         self._steps, self._masters, self._clear_buffer = steps, masters, clear_buffer
         self._lists: List[LeafList] = []
         self._others: Sequence[Contribution] = steps.leaves

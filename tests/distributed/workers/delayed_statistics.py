@@ -82,7 +82,7 @@ def check_ranks_with_other_loss_weights_have_scales_that_differ_by_these_alone(c
     updater = task(comm, weight=weight, enlarged=4.0**comm.rank).updater(config=AdaLossConfig(delay=1))
     found = [{n: s * weight for n, s in scales.items()} for scales in accumulated_scales(updater)]
     assert same_on_all(comm, found)
-    assert same_on_all(comm, updater.scaling.components.gains())
+    assert same_on_all(comm, updater.scaling.components.unit_amaxes())
 
 
 def with_heads(comm: MPICommunicator) -> Task:
@@ -111,7 +111,7 @@ def check_ranks_whose_graphs_differ_agree_about_what_they_have_in_common(comm: M
             before = counting.sums
             assert updater.update().updated
             assert counting.sums == before + 1 + (iteration == 0), (delay, iteration)
-        assert same_on_all(comm, (updater.scaling.components.gains(), work.bits()))
+        assert same_on_all(comm, (updater.scaling.components.unit_amaxes(), work.bits()))
 
 
 def check_ranks_take_turns_on_heads_and_leave_layers_out(comm: MPICommunicator) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError
 from nnabla_adaloss.communicators import MPICommunicator
-from tests.distributed.workers.task import Decided, Task, decisions, is_last, same_on_all, task
+from tests.distributed.workers.task import Decision, Task, decisions, is_last, same_on_all, task
 from tests.worlds.trainings import AS_THE_BASELINE
 
 DELAYS = (0, 1)
@@ -44,13 +44,13 @@ class Flaky:
                 self.errors += 1
                 assert self.updater.iteration == iteration
 
-    def decisions(self, iterations: int) -> List[Decided]:
+    def decisions(self, iterations: int) -> List[Decision]:
         return decisions(self.updater, iterations, self.update)
 
 
 def goes_on_as_without_errors(
     comm: MPICommunicator, fails: Collection[int], errors: int, iterations: int = 9, **options: Any
-) -> List[Decided]:
+) -> List[Decision]:
     """Assert that ranks stay equal, to each other and to those of a training in which no feeder fails."""
     for delay in DELAYS:
         config = AdaLossConfig(delay=delay)

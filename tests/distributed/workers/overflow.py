@@ -58,7 +58,7 @@ def options(case: Case) -> Dict[str, Any]:
 def scales(updater: AdaptiveLossScalingUpdater) -> Tuple[Any, ...]:
     """What decides the next scales and is no matter of one rank."""
     components = updater.scaling.components.state_dict()
-    return updater.scale_state, updater.scaling.components.gains(), components
+    return updater.scale_state, updater.scaling.components.unit_amaxes(), components
 
 
 def check_an_overflow_on_one_rank_is_repeated_there(comm: MPICommunicator) -> None:

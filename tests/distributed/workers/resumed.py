@@ -79,7 +79,7 @@ def check_all_ranks_go_on_from_the_checkpoint_of_one(comm: MPICommunicator) -> N
     updater = training(comm, storage="float16")
     while updater.iteration < SAVED:
         updater.update()
-    gains = updater.scaling.components.gains()
+    gains = updater.scaling.components.unit_amaxes()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(comm.broadcast_object(folder)) / "checkpoint"
         if comm.rank == 0:
@@ -88,6 +88,6 @@ def check_all_ranks_go_on_from_the_checkpoint_of_one(comm: MPICommunicator) -> N
         updater = training(comm, storage="float16")
         load_checkpoint(path, updater)
         comm.barrier()
-    assert updater.scaling.components.gains() == gains
+    assert updater.scaling.components.unit_amaxes() == gains
     found = ended(updater)
     assert same_on_all(comm, {name: array.tobytes() for name, array in found["parameters"].items()})

@@ -114,7 +114,7 @@ def same_on_all(comm: MPICommunicator, own: T) -> bool:
     return all(one == own for one in from_all(comm, own))
 
 
-class Decided(NamedTuple):
+class Decision(NamedTuple):
     """What came of an iteration. A batch is run again by its own rank alone."""
 
     updated: bool
@@ -127,12 +127,12 @@ class Decided(NamedTuple):
 
 def decisions(
     updater: AdaptiveLossScalingUpdater, iterations: int, update: Optional[Callable[[], UpdateResult]] = None
-) -> List[Decided]:
+) -> List[Decision]:
     """What each iteration decided; `update` is what an iteration calls, the updater's if left out."""
-    found: List[Decided] = []
+    found: List[Decision] = []
     for _ in range(iterations):
         result = (update or updater.update)()
         lost = sum(updater.counters.lost.values())
         what = result.updated, result.scale, lost, result.reason
-        found.append(Decided(*what, updater.iteration, updater.scale_state))
+        found.append(Decision(*what, updater.iteration, updater.scale_state))
     return found

@@ -26,7 +26,7 @@ EVERY = 3
 HOOK: Dict[str, Any] = {"function_post_hook": look}
 
 
-class Seen(NamedTuple):
+class Observations(NamedTuple):
     """What a pass has kept when nnabla's backward had run."""
 
     measured: Optional[Slice]
@@ -37,13 +37,13 @@ class Seen(NamedTuple):
 def test_no_more_than_a_slice_is_kept_and_only_until_the_pass_ends(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: List[Seen] = []
+    seen: List[Observations] = []
     end = HooklessPass.end
 
     def looked_at(running: HooklessPass) -> Any:
         variables = running._prepared.graph.variables
         kept = [p for p in structure.gradients if not variables[p].grad.clear_called]
-        seen.append(Seen(running._slice, [p for p in kept if p not in structure.roots]))
+        seen.append(Observations(running._slice, [p for p in kept if p not in structure.roots]))
         return end(running)
 
     monkeypatch.setattr(HooklessPass, "end", looked_at)
@@ -58,7 +58,7 @@ def test_no_more_than_a_slice_is_kept_and_only_until_the_pass_ends(
         # nnabla keeps the gradient of the loss with hooks only.
         inner = [v for v in map(scaling.graph.variables.__getitem__, scaling.plan.gradients) if v != loss]
         assert all(v.grad.clear_called for v in inner) or not iteration
-    outputs = {node.outputs[0] for node, _ in structure.layer_slots.values()}
+    outputs = {node.outputs[0] for node, _ in structure.layer_inputs.values()}
     asked = outputs if method == "approx_range" else set()
     everything: Sequence[int] = sorted({*asked, *structure.largest_gradients} - set(structure.roots))
     for cycle in (seen[:EVERY], seen[EVERY:]):
