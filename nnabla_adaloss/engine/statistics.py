@@ -48,10 +48,35 @@ class StatisticsRequest(NamedTuple):
     watched: AbstractSet[int]  # gradients that are only reported
 
 
+class _Pending(NamedTuple):
+    """Weights measured after an update, which become known with the next pass.
+
+    A savepoint keeps this object, with what is found meanwhile.
+    """
+
+    keys: Sequence[Optional[_Key]]  # None: of another topology, and ignored
+    tickets: List[int]  # of measurements that have not been fetched
+    found: List[ArrayStatistics]
+
+    def fetch(self, measurements: Measurements) -> Results:
+        """Wait for all measurements, and find the statistics of these weights."""
+        # Cleared first: after an interruption no ticket may remain without a measurement.
+        tickets = [*self.tickets]
+        self.tickets.clear()
+        results = measurements.fetch()
+        self.found.extend([results.statistics[ticket] for ticket in tickets])
+        return results
+
+    @property
+    def by_key(self) -> Dict[_Key, ArrayStatistics]:
+        """Statistics that have been found."""
+        return {key: one for key, one in zip(self.keys, self.found) if key is not None}
+
+
 class Statistics:
     """Statistics of gradients, by position, divided by scale and loss weight, and of data."""
 
-    undone = "_known", "_answers", "_iteration"
+    undone = "_known", "_answers", "_iteration", "_pending"
 
     def __init__(
         self,
@@ -77,6 +102,7 @@ class Statistics:
         # finished results.
         self._running: Dict[int, Tuple[Union[int, ArrayStatistics], float]] = {}
         self._data: Dict[_Key, Union[int, ArrayStatistics]] = {}
+        self._pending = _Pending((), [], [])
         # Keys measured since the last exchange between ranks.
         self._new: Set[_Key] = set()
 
@@ -88,9 +114,8 @@ class Statistics:
 
     def go_on_from(self, before: Statistics) -> None:
         """Take over the measurements of weights that were started with the previous topology."""
-        self._data = before._data
-        for key in [key for key in self._data if not isinstance(key, str)]:
-            del self._data[key]
+        keys = [key if isinstance(key, str) else None for key in before._pending.keys]
+        self._pending = before._pending._replace(keys=keys)
 
     def begin(self, iteration: int, *, rerun: bool) -> None:
         """Answer from the present statistics, in a new iteration or for a repeat."""
@@ -128,7 +153,8 @@ class Statistics:
         found = [*gradients]
         if self._storage.rounds or not are_readable(arrays):
             arrays, found = self._left_to_measure(gradients, arrays)
-        unseen = [p for p in data if self._key(p) not in self._data and not self._has_seen(p)]
+        started = {*self._data, *self._pending.keys}
+        unseen = [p for p in data if self._key(p) not in started and not self._has_seen(p)]
         arrays += self._readable(unseen)
         if not arrays:
             return
@@ -163,7 +189,7 @@ class Statistics:
         if not positions:
             return
         tickets = self._measurements.measure(self._readable(positions))
-        self._data.update(zip(map(self._key, positions), tickets))
+        self._pending = _Pending(list(map(self._key, positions)), tickets, [])
 
     def _readable(self, positions: Sequence[int]) -> List[nn.NdArray]:
         variables = [self._graph.variables[position] for position in positions]
@@ -181,10 +207,11 @@ class Statistics:
         """
         # Cleared first: after an interruption no ticket may remain without a measurement. Graphs of one
         # topology share them.
-        running, data = {**self._running}, {**self._data}
+        running, data, pending = {**self._running}, {**self._data}, self._pending
         self._running.clear()
         self._data.clear()
-        results = self._measurements.fetch()
+        self._pending = _Pending((), [], [])
+        results = pending.fetch(self._measurements)
         gradients: Dict[int, Tuple[ArrayStatistics, float]] = {}
         new: Dict[_Key, ArrayStatistics] = {}
         for position, (ticket, scale) in running.items():
@@ -194,7 +221,7 @@ class Statistics:
             weight = 0.0 if found.nonfinite or not looked_at else weight_of(position)
             if weight:
                 new[position] = found.scaled(1.0 / (scale * weight))
-        for key, ticket in data.items():
+        for key, ticket in (*pending.by_key.items(), *data.items()):
             found = results.statistics[ticket] if isinstance(ticket, int) else ticket
             if not found.nonfinite:
                 new[key] = found
@@ -216,13 +243,8 @@ class Statistics:
     @property
     def pending(self) -> Dict[str, List[float]]:
         """Weights measured after an update, which become known with the next pass, by name."""
-        statistics = self._measurements.fetch().statistics
-        found: Dict[str, List[float]] = {}
-        for key, ticket in self._data.items():
-            one = self._data[key] = statistics[ticket] if isinstance(ticket, int) else ticket
-            if isinstance(key, str):
-                found[key] = [*one]
-        return found
+        self._pending.fetch(self._measurements)
+        return {key: [*one] for key, one in self._pending.by_key.items() if isinstance(key, str)}
 
     @staticmethod
     def loaded(positions: Sequence[int], state: Sequence[Any]) -> Dict[int, ArrayStatistics]:
@@ -247,8 +269,7 @@ class Statistics:
         found.update(weights)
         self._known, self._answers, self._iteration, self._new = found, {}, -1, set()
         if pending is not None:
-            self._data.clear()
-            self._data.update(pending)
+            self._pending = _Pending([*pending], [], [*pending.values()])
 
     @property
     def _shared(self) -> Dict[str, _Key]:
