@@ -228,7 +228,7 @@ def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]
         line = f"needs a scale of its own; without, it {_lost(layer, Way.NONE)}"
     else:
         scale = keeps[0].value if keeps[0] is Way.CONSTANT else scale_text(network.scales[keeps[0]])
-        line = f"needs scaling; without, it {_lost(layer, Way.NONE)}; {scale} works"
+        line = f"needs scaling; without, it {_lost(layer, Way.NONE)}; {scale} would do for it alone"
     others = [] if own else [cause.function for cause in causes if layer.name in cause.spoils]
     return LayerVerdict(layer.name, right, keeps, line + f"; see {others[0]}" if others else line)
 

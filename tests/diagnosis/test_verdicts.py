@@ -135,7 +135,7 @@ NAN = Kept(0.0, 0.0, math.inf)
         ),
         (
             layer("lost", 0.0, none=LOST),
-            "needs scaling; without, it loses 90% to underflow; 65536 works",
+            "needs scaling; without, it loses 90% to underflow; 65536 would do for it alone",
             None,
         ),
         (
