@@ -205,7 +205,8 @@ class Finiteness:
         if f.info.args.get("batch_stat", True) or not f.info.type_name.endswith("BatchNormalization"):
             return None
         v, network = f.inputs[4], self._network
-        zeros, parameters = self._in_fp32.data[hash(v)].zeros, network.parameters([v])
+        seen, parameters = self._in_fp32.data.get(hash(v)), network.parameters([v])
+        zeros = 0 if seen is None else seen.zeros
         what = f"it divides by {network.called(v)}, which is 0 in {zeros} of {v.size} channels"
         found = Cause("zero_variance", network.name(f), what, remedies.STATISTICS, parameters=parameters)
         return found if zeros else None

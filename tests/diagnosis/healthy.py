@@ -84,6 +84,16 @@ def zero_initialised_residual() -> Built:
     return network(layers)
 
 
+def queries_that_start_from_zero() -> Built:
+    """Learned queries are a layer's data; its weights get a gradient when these have moved."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        queries = nn.parameter.get_parameter_or_create("queries", (32, 16), np.zeros((32, 16)))
+        return F.tanh(affine(queries, 16, "of_queries") + affine(x, 16, "of_data"))
+
+    return network(layers)
+
+
 def group_norm_and_dropout() -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         h = PF.convolution(x, 8, (3, 3), name="c", rng=np.random.RandomState(0))
