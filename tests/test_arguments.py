@@ -165,7 +165,7 @@ def test_arguments_of_backward_are_checked(make: Any) -> None:
     ("call", "name"),
     [("forward", "clear_buffer"), ("forward", "clear_no_need_grad"), ("backward", "clear_buffer")],
 )
-def test_what_a_grad_scaler_frees_is_said_by_a_boolean(call: str, name: str) -> None:
+def test_clear_buffer_of_a_grad_scaler_must_be_a_boolean(call: str, name: str) -> None:
     work = trained()
     made = na.GradScaler(work["solver"])
     made.forward(work["loss"])

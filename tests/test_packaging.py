@@ -63,7 +63,7 @@ def test_source_distributions_hold_no_lines_of_results() -> None:
     assert lines.index("graft benchmarks") < lines.index("recursive-exclude benchmarks/results *.jsonl")
 
 
-def test_what_a_release_changes_is_there_to_be_changed() -> None:
+def test_files_that_a_release_changes_exist() -> None:
     citation = (ROOT / "CITATION.cff").read_text("utf-8")
     assert re.findall(r"^version: (.*)$", citation, re.M) == [nnabla_adaloss.__version__]
     releasing = (ROOT / "RELEASING.md").read_text("utf-8")
@@ -84,7 +84,7 @@ def test_gpu_extras_bring_every_library_that_is_preloaded(project: Dict[str, Any
     assert f"nnabla-ext-cuda{cuda_version}" in names
 
 
-def test_the_viewer_has_what_it_imports(project: Dict[str, Any]) -> None:
+def test_the_viewers_imports_are_installed(project: Dict[str, Any]) -> None:
     extra = project["optional-dependencies"]["tensorboard"]
     assert "setuptools<82" in extra, "later ones have no pkg_resources, which TensorBoard imports"
     assert any(re.fullmatch(r"tensorboard>=[\d.]+,<[\d.]+", each) for each in extra), "tried up to there"

@@ -95,7 +95,7 @@ def returned_by(function: Any) -> set[str]:
     return {f.__name__ for f in found if isinstance(f, type) and f.__module__.startswith("nnabla_adaloss.")}
 
 
-def test_what_a_public_function_returns_is_public() -> None:
+def test_types_returned_by_public_functions_are_public() -> None:
     functions = [
         f for f in map(nnabla_adaloss.__getattr__, nnabla_adaloss.__all__[:-1]) if inspect.isfunction(f)
     ]

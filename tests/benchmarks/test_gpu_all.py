@@ -22,7 +22,7 @@ def start(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> int
     return int(gpu_all.main())
 
 
-def test_what_dies_or_hangs_ends_no_other_and_what_succeeded_is_not_repeated(
+def test_a_job_that_dies_or_hangs_ends_no_other_and_finished_ones_are_not_repeated(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     count = f"open({str(tmp_path / 'runs')!r}, 'a').write('x')"

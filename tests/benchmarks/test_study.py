@@ -125,7 +125,7 @@ def test_a_wrong_option_is_told(options: Any, message: str, capsys: pytest.Captu
     assert message in capsys.readouterr().err
 
 
-def test_the_documentation_says_what_the_results_say() -> None:
+def test_the_documentation_agrees_with_the_results() -> None:
     table = (ROOT / "benchmarks/results/apart.md").read_text("utf-8")
     page = (ROOT / "docs/choosing.md").read_text("utf-8")
     names = {
@@ -223,7 +223,7 @@ def test_two_versions_fill_one_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "Now is worse than before in 0 cells" in results.with_suffix(".md").read_text("utf-8")
 
 
-def test_what_is_compared_with_is_the_gradient_of_the_sum() -> None:
+def test_the_reference_is_the_gradient_of_the_sum() -> None:
     with nn.parameter_scope("", OrderedDict()):
         losses = terms(PAIRS["heads"], load(), 0)
         parameters = nn.get_parameters()

@@ -44,7 +44,7 @@ def test_every_method_learns(method: str) -> None:
     assert result.batches == 60
 
 
-def test_the_loss_weight_does_not_change_what_fp32_learns() -> None:
+def test_the_loss_weight_does_not_change_training_in_fp32() -> None:
     one, small = (trained("mlp8", "float32", weight, REFERENCE, 20).score for weight in (1.0, 2.0**-20))
     assert one == small
 

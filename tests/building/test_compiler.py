@@ -45,7 +45,7 @@ def test_without_one_a_package_brings_it(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is not None, reason="ziglang is installed")
-def test_without_any_there_is_a_sentence_about_what_to_do(empty_path: Path) -> None:
+def test_the_command_without_arguments_names_the_next_step(empty_path: Path) -> None:
     assert shutil.which("cc") is None
     with pytest.raises(SystemExit, match="no C compiler: install gcc or clang, or `pip install ziglang`"):
         compiler()

@@ -25,14 +25,14 @@ def test_its_examples() -> None:
     assert doctest.testmod(building.long_description) == (0, 2)
 
 
-def test_what_leads_somewhere_and_programs_stay() -> None:
+def test_links_and_programs_stay() -> None:
     text = (
         "[N](https://nnabla.org) [m](mailto:a@b.c) [here](#here)\n\n```python\nf[0](x) ![](y)\n```\n\nend\n"
     )
     assert long_description(text, "https://a.org") == text
 
 
-def test_where_the_source_is() -> None:
+def test_location_of_the_source() -> None:
     urls = (
         '[project]\nname = "a"\n\n[project.urls]\nHomepage = "https://a"\nSource = "https://b/c/"\n\n[tool]\n'
     )

@@ -32,7 +32,7 @@ def test_layers_with_one_weight_have_the_narrower_of_their_bounds() -> None:
 
 @FORMATS
 @given(amax=st.floats(1e-30, 1e30))
-def test_bounds_are_powers_of_two_in_order_and_keep_what_they_promise(stored: Format, amax: float) -> None:
+def test_bounds_are_ordered_powers_of_two_that_keep_their_promise(stored: Format, amax: float) -> None:
     found = alpha_bounds(amax, stored.max, stored)
     assert all(map(is_power_of_two, found))
     assert found.enough <= 1.0 <= found.highest

@@ -126,7 +126,7 @@ def says(alpha: float, reason: Reason = Reason.METHOD) -> Any:
     ("weight", "unit_amax", "scale"),
     [(1.0, None, S0), (2.0**-20, None, S0 * 2.0**20), (4.0, 2.0**-9, S0 * 2.0**7), (1.0, 3.0, S0 / 4.0)],
 )
-def test_what_is_unknown_at_the_loss_starts_where_its_loss_weight_leaves_it(
+def test_unmeasured_components_at_the_loss_start_from_their_loss_weight(
     weight: float, unit_amax: Any, scale: float
 ) -> None:
     n = Chain()
@@ -141,7 +141,7 @@ def test_what_is_unknown_at_the_loss_starts_where_its_loss_weight_leaves_it(
     assert n.of(n.c, n.b, n.a) == [2.0**-30, 2.0**-30, 2.0**-40]
 
 
-def test_what_has_shown_zeros_at_the_loss_is_looked_at_with_a_far_larger_scale() -> None:
+def test_zeros_at_the_loss_are_measured_again_with_a_far_larger_scale() -> None:
     n = Chain()
     n.choose({}, unit_amaxes={n.loss: 1.0, n.c: 0.0, n.b: 0.0}, underflowed=[n.c, n.b, n.a])
     assert n.of(n.loss, n.c, n.b, n.a) == [S0, *[S0 / U_MIN] * 3]
@@ -156,7 +156,7 @@ def test_what_has_shown_zeros_at_the_loss_is_looked_at_with_a_far_larger_scale()
     assert known._replace(underflowed={0}, provisional={0: 0.5}).of_root(S0, U_MIN) == 0.5
 
 
-def test_what_float32_cannot_divide_by_is_no_scale_to_start_with() -> None:
+def test_a_start_scale_must_have_a_reciprocal_in_float32() -> None:
     n = Chain()
     for exponent in (-120, 120):
         n.choose({}, weights=dict.fromkeys((n.c, n.b, n.a), 2.0**exponent))
@@ -209,7 +209,7 @@ def test_a_method_decides_where_nothing_is_known() -> None:
     assert n.of(n.c, n.b, n.a) == [S0, 4.0 * S0, 16.0 * S0]
 
 
-def test_methods_do_not_count_what_makes_up_for_a_small_loss() -> None:
+def test_methods_do_not_count_the_compensation_of_a_small_loss() -> None:
     n, heard = Chain(), []
 
     def method_alpha(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
@@ -250,7 +250,7 @@ def test_along_a_shortcut_there_is_one_scale() -> None:
     ]
 
 
-def test_scaled_copies_of_weights_stay_in_range_and_what_follows_goes_down_with_them() -> None:
+def test_scaled_copies_of_weights_stay_in_range_and_descendants_go_down_with_them() -> None:
     n = Chain()
     room = {n.c: 2.0**10, n.b: 2.0**20, n.a: 2.0**24}
     found = n.choose(room, bounds={"c/affine": (4.0,), "b/affine": (2.0**6,)})
@@ -263,7 +263,7 @@ def test_scaled_copies_of_weights_stay_in_range_and_what_follows_goes_down_with_
     assert found.reasons["inner/affine"] == Reason.WEIGHT_RANGE
 
 
-def test_a_weight_that_lowers_a_shortcut_lowers_what_came_before_it_too() -> None:
+def test_a_weight_that_lowers_a_shortcut_lowers_its_predecessors_too() -> None:
     stem = F.tanh(affine(nn.Variable((4, 3)), "stem"))
     first = F.tanh(affine(stem, "first in"))
     between = stem + affine(first, "first out")
@@ -311,7 +311,7 @@ def test_for_the_last_bits_of_a_weight_a_scale_goes_down_further() -> None:
     assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**20, 2.0**-12]
 
 
-def test_what_that_lowers_may_have_to_lower_what_comes_before() -> None:
+def test_lowered_components_may_have_to_lower_their_predecessors() -> None:
     n = Chain()
     room = {n.c: 2.0**18, n.b: 2.0**20, n.a: 2.0**6}
     n.choose(room, bounds=dict.fromkeys(["c/affine", "b/affine"], FULL), spare=2.0**12)
@@ -362,7 +362,7 @@ class Heads(Graph):
 @pytest.mark.parametrize("absent", [0, 1])
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("start", [S0, 2.0**20])
-def test_of_two_heads_an_absent_one_decides_about_nothing(start: float, absent: int, known: bool) -> None:
+def test_an_inactive_head_decides_nothing_for_the_other(start: float, absent: int, known: bool) -> None:
     n = Heads()
     other = n.tops[1 - absent]
     room = {other: 2.0**10, n.tops[absent]: 2.0**-10}
@@ -384,7 +384,7 @@ def test_a_way_from_a_single_element_of_which_nothing_is_known_brings_no_gradien
     assert n.of(*n.tops, n.trunk) == [S0, 2.0**20, S0]
 
 
-def test_what_is_behind_a_trunk_waits_for_the_head_that_is_present() -> None:
+def test_descendants_of_a_trunk_wait_for_the_active_head() -> None:
     """Backward comes to what is behind the trunk between the heads: first to the absent one."""
     descendants = F.tanh(F.tanh(F.tanh(affine(nn.Variable((4, 3)), "behind"))))
     trunk = affine(nn.Variable((4, 3)), "trunk")
@@ -398,7 +398,7 @@ def test_what_is_behind_a_trunk_waits_for_the_head_that_is_present() -> None:
 
 
 @pytest.mark.parametrize("small", [0, 1])
-def test_what_is_unknown_behind_a_layer_starts_lower_where_another_way_brings_more(small: int) -> None:
+def test_an_unmeasured_component_after_a_layer_starts_lower_if_another_edge_brings_more(small: int) -> None:
     n = Heads()
     weights = {**dict.fromkeys((n.trunk, n.bottom), 1.0), n.tops[small]: 2.0**-10}
     n.choose({n.tops[0]: 2.0**20, n.tops[1]: 2.0**20}, weights=weights)
@@ -408,7 +408,7 @@ def test_what_is_unknown_behind_a_layer_starts_lower_where_another_way_brings_mo
 
 
 @pytest.mark.parametrize("small", [0, 1])
-def test_what_is_unknown_behind_layers_follows_the_largest_gradients_before_it(small: int) -> None:
+def test_unmeasured_components_after_layers_follow_the_largest_predecessors(small: int) -> None:
     """A loss weight that cannot be read counts as 1, and its head has shown that it is smaller."""
     n = Heads()
     weights = {**dict.fromkeys((n.trunk, n.bottom), 1.0), n.tops[small]: 2.0**-40}
@@ -417,7 +417,7 @@ def test_what_is_unknown_behind_layers_follows_the_largest_gradients_before_it(s
     assert n.of(n.trunk, n.bottom) == [2.0**50] * 2
 
 
-def test_what_a_layer_at_the_loss_leads_to_starts_from_what_is_known_of_the_loss() -> None:
+def test_an_unmeasured_component_after_a_layer_at_the_loss_starts_from_the_loss() -> None:
     x = F.tanh(affine(nn.Variable((1, 3)), "a"))
     n = Graph(affine(x, "single", 1))
     n.choose({}, 2.0**14, unit_amaxes={n.graph.variables[n.structure.roots[0]]: 4.0}, weights={x: 2.0**-3})
@@ -435,7 +435,7 @@ def test_a_weight_behind_an_absent_loss_limits_nothing(absent: int) -> None:
     assert n.of(n.trunk) == [2.0**10]
 
 
-def test_where_all_is_absent_every_layer_has_an_alpha_of_1() -> None:
+def test_every_layer_has_an_alpha_of_1_if_all_components_are_inactive() -> None:
     n = Chain()
     absent = dict.fromkeys((n.c, n.b, n.a), 0.0)
     n.choose({n.c: 2.0**20, n.b: 2.0**4, n.a: 2.0**7}, weights=absent, bounds={"c/affine": (1.0,)})
@@ -501,7 +501,7 @@ def test_at_the_loss_no_scale_times_its_loss_weight_exceeds_a_given_s0(
     assert graph.of(total, y) == [S0 / weight, 2.0**-7]
 
 
-def test_of_several_losses_each_has_the_limit_of_its_own_weight() -> None:
+def test_each_of_several_losses_has_the_limit_of_its_own_weight() -> None:
     x = affine(nn.Variable((4, 3)), "stem")
     small, large = affine(F.tanh(x), "small"), affine(F.sigmoid(x), "large")
     one, other = F.sum(small), F.sum(large)
@@ -655,7 +655,7 @@ def test_scales_that_were_lowered_for_weights_are_chosen_again(case: Case) -> No
 
 
 @given(cases())
-def test_what_nothing_leads_to_has_the_scale_of_the_loss(case: Case) -> None:
+def test_components_without_incoming_edges_have_the_scale_of_the_loss(case: Case) -> None:
     found = case.choose(known=case.known._replace(bounds={}))
     led_to = {edge.successor for edge in case.components.edges} | {
         edge.predecessor for edge in case.components.edges
@@ -678,7 +678,7 @@ def test_a_given_s0_is_a_limit_at_the_loss_and_the_smaller_of_two_counts(case: C
 
 
 @given(cases())
-def test_what_is_absent_takes_the_largest_scale_of_what_is_behind_it(case: Case) -> None:
+def test_inactive_components_take_the_largest_scale_of_their_successors(case: Case) -> None:
     scales = case.choose().scales
     for index in set(range(len(scales))) - case.present:
         descendants = [scales[edge.successor] for edge in case.components.edges if edge.predecessor == index]
@@ -686,7 +686,7 @@ def test_what_is_absent_takes_the_largest_scale_of_what_is_behind_it(case: Case)
 
 
 @given(cases())
-def test_what_is_remembered_of_what_is_absent_changes_nothing(case: Case) -> None:
+def test_remembered_amaxes_of_inactive_components_change_nothing(case: Case) -> None:
     def without(values: Sequence[Any]) -> List[Any]:
         return [value if index in case.present else None for index, value in enumerate(values)]
 
@@ -748,7 +748,7 @@ def falling(n: Steps, *exponents: int) -> Dict[nn.Variable, float]:
     return {v: 2.0**e for v, e in zip(reversed(n.states), exponents)}
 
 
-def test_what_shares_a_scale_has_that_of_the_smallest_room() -> None:
+def test_components_that_share_a_scale_have_the_smallest_limit() -> None:
     n = Steps()
     assert n.shared({n.last: 2.0**5, **falling(n, 12, 10, 14, 13)}) == [2.0**10] * 4
     # What is behind a layer of its own is none of it.
@@ -773,7 +773,7 @@ def test_members_without_a_gradient_in_this_batch_limit_nothing() -> None:
 
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize(("apart", "kept"), [(19, True), (20, True), (21, False)])
-def test_a_leaf_that_only_what_is_further_than_the_spread_leads_to_would_be_lost(
+def test_a_leaf_reached_only_by_components_beyond_the_spread_would_be_lost(
     trained: bool, apart: int, kept: bool
 ) -> None:
     n = Steps(nn.Variable((4, 5), need_grad=True) if trained else None)
@@ -789,7 +789,7 @@ def test_without_a_leaf_of_its_own_the_first_step_may_be_as_small_as_it_likes() 
     assert n.shared(falling(n, 5, 20, 40, 60), 2.0**4) == [2.0**5] * 4
 
 
-def test_what_only_something_lost_leads_to_is_lost_whatever_scale_it_has() -> None:
+def test_descendants_of_lost_gradients_only_are_lost_at_any_scale() -> None:
     stem = F.tanh(affine(nn.Variable((4, 3)), "stem"))
     # It has nothing to lose itself.
     n = Steps(PF.affine(stem, 5, name="start", fix_parameters=True), 2)
@@ -818,7 +818,7 @@ def test_losses_at_most_four_bits_apart_share_a_scale() -> None:
     assert n.of(*tops)[::2] == [2.0**12] * 2
 
 
-def test_what_is_no_loss_is_equalized_within_two_bits_only() -> None:
+def test_components_that_are_not_losses_are_equalized_within_two_bits_only() -> None:
     n = Heads()
     room = {n.tops[0]: 2.0**10, n.tops[1]: 2.0**14, n.trunk: 2.0**18, n.bottom: 2.0**22}
     n.choose(room, equalize=True)
@@ -869,7 +869,7 @@ def together_cases(draw: Any) -> Together:
     )
 
 
-def test_of_what_shares_a_scale_the_smallest_gradients_have_the_least_to_spare() -> None:
+def test_the_smallest_gradients_that_share_a_scale_have_the_least_to_spare() -> None:
     n = Steps()
     own = n.known({n.last: 2.0**5, **falling(n, 12, 10, 14, 13)})
     own = own._replace(floors={i: room / 2.0**12 for i, room in enumerate(own.limits) if room is not None})
@@ -903,7 +903,7 @@ def test_a_larger_spread_allows_no_less_and_changes_no_scale(case: Together, exp
 
 
 @given(together_cases(), st.integers(0, 30))
-def test_whoever_writes_most_of_a_leaf_keeps_its_gradient(case: Together, exponent: int) -> None:
+def test_the_largest_contribution_to_a_leaf_keeps_its_gradient(case: Together, exponent: int) -> None:
     spread = 2.0**exponent
     found = case.choose(spread)
     shared = case.choose(math.inf)

@@ -71,7 +71,7 @@ def test_layers_separate() -> None:
     assert len(plain.names) == 2
 
 
-def test_what_adds_connects() -> None:
+def test_additions_connect_components() -> None:
     x = PF.affine(nn.Variable((4, 8)), 8, name="stem")
     inner = F.tanh(x)
     branch = PF.affine(inner, 8, name="branch")
@@ -117,7 +117,7 @@ def test_scalars_at_the_loss_separate_and_losses_meet_behind_them() -> None:
     assert found.components.at_loss == set(range(4))
 
 
-def test_what_is_behind_a_component_is_all_that_backward_computes_from_it() -> None:
+def test_descendants_of_a_component_are_all_that_backward_computes_from_it() -> None:
     stem = PF.affine(nn.Variable((4, 8)), 8, name="stem")
     left, right = (PF.affine(F.tanh(stem), 8, name=name) for name in ("left", "right"))
     found = Found(F.mean(left**2) + F.mean(right**2))
@@ -162,7 +162,7 @@ def test_an_input_that_wants_its_gradient_has_a_component_of_its_own() -> None:
 
 @pytest.mark.parametrize("by_layer", [False, True])
 @pytest.mark.parametrize("clipped", [False, True])
-def test_what_no_visited_function_computes_has_a_component(clipped: bool, by_layer: bool) -> None:
+def test_gradients_that_no_visited_function_computes_have_a_component(clipped: bool, by_layer: bool) -> None:
     """A gradient penalty sets `need_grad` of data that is computed from other data."""
     mixed = nn.Variable((4, 8)) * 0.5 + nn.Variable((4, 8))
     mixed.need_grad = True
@@ -241,7 +241,7 @@ def heads() -> nn.Variable:
     return F.mean(dense(h, "left") ** 2) + F.mean(F.sigmoid(dense(h, "right"))) * 0.1
 
 
-def test_products_of_activations_have_one_scale_with_what_they_multiply() -> None:
+def test_products_of_activations_share_a_scale_with_their_operands() -> None:
     stem = F.tanh(dense(data(2, 4, 8), "stem"))
     q, k, v = (dense(stem, name) for name in "qkv")
     scores = F.batch_matmul(q, k, transpose_b=True)
@@ -273,7 +273,7 @@ def test_layers_of_one_weight_have_one_alpha(options: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["bias", "added", "multiplied", "summed", "squared"])
-def test_what_adds_to_a_leaf_that_another_component_writes(how: str) -> None:
+def test_contributions_to_a_leaf_that_another_component_writes(how: str) -> None:
     inner = dense(data(), "a")
     outer = dense(F.tanh(inner), "b")
     leaf = nn.get_parameters()["a/affine/b"]
@@ -294,7 +294,7 @@ def test_what_adds_to_a_leaf_that_another_component_writes(how: str) -> None:
     assert not together(apart, inner, outer)
 
 
-def test_what_cannot_be_swapped_has_one_scale_on_both_sides() -> None:
+def test_a_weight_that_cannot_be_swapped_has_one_scale_on_both_sides() -> None:
     inner = F.tanh(dense(data(), "a"))
     outer = dense(inner, "b")
     penalty = F.sum(nn.get_parameters()["b/affine/W"] ** 2)
@@ -328,7 +328,7 @@ def test_joined_components_of_networks_that_people_build(network: str) -> None:
 
 
 @pytest.mark.parametrize("network", [NETWORKS["u_net"], NETWORKS["squeeze_and_excite"], heads])
-def test_what_no_hooks_are_needed_for_stays_apart(network: Callable[[], nn.Variable]) -> None:
+def test_components_that_need_no_hooks_stay_split(network: Callable[[], nn.Variable]) -> None:
     found = Together(network())
     assert list(found.merged.of) == list(range(len(found.apart.names)))
     assert found.merged.components == found.apart
@@ -403,7 +403,7 @@ def test_joining_only_ever_joins(case: Case) -> None:
 
 
 @given(cases())
-def test_what_cannot_be_swapped_need_not_be_whatever_scales_are_chosen(case: Case) -> None:
+def test_no_choice_of_scales_swaps_an_unswappable_weight(case: Case) -> None:
     for node in case.drawn.nodes:
         if node.layer_inputs:
             alphas = zip(node.layer_inputs, case.steps[node.number].alphas)
@@ -422,7 +422,7 @@ def test_a_weight_has_one_alpha(case: Case) -> None:
 
 
 @given(cases())
-def test_what_is_added_to_a_leaf_has_one_scale(case: Case) -> None:
+def test_contributions_to_a_leaf_have_one_scale(case: Case) -> None:
     scales: Dict[int, Set[float]] = {}
     for node in case.through:
         for leaf in node.leaves:

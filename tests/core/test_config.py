@@ -94,7 +94,7 @@ def test_refused(arguments: Dict[str, Any], error: type, message: str) -> None:
         AdaLossConfig(**arguments)
 
 
-def test_the_method_follows_from_what_is_scaled_where_none_is_given() -> None:
+def test_the_default_method_follows_from_the_scaled_object() -> None:
     assert AdaLossConfig().method == ApproxRange()
     config = AdaLossConfig(measure_every=4)
     assert config.for_network() == AdaLossConfig(loss_scale_method="amax_history", measure_every=4)

@@ -25,7 +25,7 @@ def test_numpy_agrees(stored: Format, dtype: Any) -> None:
 
 @given(st.floats(-1e5, 1e5) | st.floats(-1e-4, 1e-4) | st.sampled_from([math.inf, math.nan, -0.0]))
 @example(65520.0)
-def test_the_nearest_number_is_what_numpy_rounds_to(value: float) -> None:
+def test_the_nearest_number_is_numpys(value: float) -> None:
     with np.errstate(over="ignore"):
         expected = np.float16(value)
     np.testing.assert_equal(FLOAT16.nearest(value), float(expected))

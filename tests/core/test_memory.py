@@ -107,7 +107,7 @@ def overflow(
     return lowered
 
 
-def test_a_scale_follows_from_the_window_and_from_what_this_iteration_has_seen() -> None:
+def test_a_scale_follows_from_the_window_and_this_iterations_amaxes() -> None:
     scales = scales_with(1.0, 1.0, 4.0)
     assert of_all(scales) == [2.0**14, 2.0**8, 2.0**6, None]
     see(scales, 1.0, 8.0, 1.0)
@@ -119,7 +119,7 @@ def test_a_scale_follows_from_the_window_and_from_what_this_iteration_has_seen()
 # Loss weights.
 
 
-def test_what_is_remembered_is_divided_by_the_loss_weight_of_its_batch() -> None:
+def test_remembered_amaxes_are_divided_by_the_loss_weight_of_their_batch() -> None:
     scales = ComponentScales(HistoryPolicy())
     see(scales, 1.0, 3.0 * 2.0**-20, 2.0**20, weights=(1.0, 2.0**-20, 2.0**10, 1.0))
     assert [scales.unit_amax(name) for name in NAMES] == [1.0, 3.0, 2.0**10, None]
@@ -150,7 +150,7 @@ def test_a_large_loss_weight_lowers_the_lowest_scale_and_a_small_one_raises_none
     assert of_all(scales, (1.0, 2.0**-120, 2.0**120, 2.0**120)) == [2.0**14, 2.0**20, 2.0**-100, 2.0**-100]
 
 
-def test_what_is_absent_from_a_batch_tells_nothing_and_is_asked_for_nothing() -> None:
+def test_an_inactive_component_is_neither_measured_nor_reported() -> None:
     scales = scales_with(1.0, 1.0, 1.0)
     absent = 1.0, 0.0, 1.0, 0.0
     see(scales, 1.0, 2.0**5, 2.0, 2.0**5, weights=absent, measured_all=True)
@@ -192,7 +192,7 @@ def test_an_overflow_lowers_its_component_and_all_behind() -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_a_finite_pass_over_the_same_batch_replaces_what_was_assumed(kept: bool) -> None:
+def test_a_finite_pass_over_the_same_batch_replaces_provisional_amaxes(kept: bool) -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
     see(scales, 1.0, 2.0**4, 2.0, 1.0, measured_all=kept)
@@ -204,7 +204,7 @@ def test_a_finite_pass_over_the_same_batch_replaces_what_was_assumed(kept: bool)
 
 
 @pytest.mark.parametrize("end", [Observations.after_lost_batch, Observations.after_iteration])
-def test_of_a_lost_batch_what_was_assumed_stays(end: Callable[[Observations], Observations]) -> None:
+def test_a_lost_batch_leaves_its_provisional_amaxes(end: Callable[[Observations], Observations]) -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
     scales.seen = end(scales.seen)
@@ -218,7 +218,7 @@ def test_of_a_lost_batch_what_was_assumed_stays(end: Callable[[Observations], Ob
     assert of_all(scales) == [None] * 4
 
 
-def test_of_two_lost_batches_of_an_iteration_both_stay() -> None:
+def test_both_lost_batches_of_an_iteration_stay() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     for magnitude in (2.0**8, 2.0):
         see(scales, 1.0, magnitude, 1.0, 1.0)
@@ -227,7 +227,7 @@ def test_of_two_lost_batches_of_an_iteration_both_stay() -> None:
     assert of_all(scales)[1] == 1.0
 
 
-def test_a_pass_that_measures_a_part_tells_nothing_of_what_is_assumed_of_the_rest() -> None:
+def test_a_pass_that_measures_a_part_keeps_provisional_amaxes_of_the_rest() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
     see(scales, 1.0, 2.0**2)
@@ -235,7 +235,7 @@ def test_a_pass_that_measures_a_part_tells_nothing_of_what_is_assumed_of_the_res
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**4]
 
 
-def test_what_all_ranks_have_seen_takes_the_place_of_what_was_assumed_of_a_lost_batch() -> None:
+def test_measurements_of_all_ranks_replace_provisional_ones_of_a_lost_batch() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
     scales.after_lost_batch()
@@ -268,7 +268,7 @@ def test_the_gains_of_a_lost_batch_are_remembered_for_2000_iterations() -> None:
     assert not scales.remembers_loss
 
 
-def test_of_two_losses_the_larger_one_is_remembered() -> None:
+def test_the_larger_of_two_losses_is_remembered() -> None:
     memory = scales_with(1.0, 1.0, 1.0, 1.0).memory
     for iteration, unit_amax in enumerate([2.0**8, 2.0**7]):
         memory = memory.after({}, completes_entry=False, lost={"a": unit_amax}, iteration=iteration)
@@ -288,7 +288,7 @@ def test_a_batch_that_comes_near_a_lost_one_renews_that(unit_amax: float, renewe
 
 
 @pytest.mark.parametrize(("unit_amax", "falls_to"), [(4.5, 36.0), (3.9, 1.0)])
-def test_what_no_batch_comes_near_falls_in_time_to_the_largest_without_room(
+def test_a_lost_amax_that_no_batch_comes_near_falls_to_the_largest_shown(
     unit_amax: float, falls_to: float
 ) -> None:
     """A rare batch whose gain sinks as it is learned; windows leave room for four times what they hold."""
@@ -305,7 +305,7 @@ def test_what_no_batch_comes_near_falls_in_time_to_the_largest_without_room(
     assert scales.unit_amax("a") == 1.0
 
 
-def test_of_a_lost_batch_nothing_is_remembered_that_its_scales_had_room_for() -> None:
+def test_a_lost_batch_leaves_nothing_that_its_scales_had_room_for() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     see(scales, 1.0, 4.0, 5.0)
     scales.after_lost_batch()
@@ -318,7 +318,7 @@ def test_of_a_lost_batch_nothing_is_remembered_that_its_scales_had_room_for() ->
     assert not scales.memory.lost
 
 
-def test_of_a_batch_that_no_scale_helps_earlier_losses_stay() -> None:
+def test_earlier_losses_stay_after_a_batch_that_no_scale_helps() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     lose(scales)
     see(scales, 2.0**9, 2.0**9)
@@ -328,7 +328,7 @@ def test_of_a_batch_that_no_scale_helps_earlier_losses_stay() -> None:
     assert of_all(scales) == [2.0**14, 2.0**8, 2.0**8, 2.0**8]
 
 
-def test_what_was_lost_is_saved_and_older_states_do_not_have_it() -> None:
+def test_lost_amaxes_are_saved_and_older_states_lack_them() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0, window=2)
     lose(scales)
     good(scales, 3)
@@ -366,7 +366,7 @@ def test_an_overflow_is_explained_by_any_component_where_it_may_have_begun() -> 
     assert not scales.memory.lost
 
 
-def test_what_nothing_was_seen_of_before_an_overflow_is_lowered_with_it() -> None:
+def test_unmeasured_predecessors_are_lowered_with_an_overflow() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     assert overflow(scales, "c", *SCALES, suspected={NAMES.index("b")})
     assert of_all(scales) == [2.0**14, 2.0**8, 2.0**4, 2.0**4]
@@ -394,7 +394,7 @@ def test_a_loss_weight_that_a_logarithm_undoes_is_no_reason_to_give_up() -> None
     assert lowered == 14
 
 
-def test_what_is_behind_an_overflow_starts_from_the_room_it_had_where_the_pass_used_more() -> None:
+def test_descendants_of_an_overflow_start_from_their_limit_if_the_pass_used_more() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "b", 2.0**14, 2.0**8, 2.0**10, 2.0**12)
     assert limits(scales).provisional == {2: 2.0**6, 3: 2.0**4}
@@ -441,7 +441,7 @@ def test_it_is_settled_when_a_first_look_shows_that_the_scale_would_do() -> None
         ([(2.0**6, 2.0**6, 2.0**6)], [True]),
     ],
 )
-def test_what_shows_for_the_first_time_may_show_more_behind_it_once_more(
+def test_a_first_nonzero_gradient_may_reveal_descendants_in_one_more_run(
     passes: Sequence[Tuple[float, ...]], calibrated: Sequence[bool]
 ) -> None:
     scales, found = ComponentScales(HistoryPolicy()), []
@@ -456,7 +456,7 @@ def test_what_shows_for_the_first_time_may_show_more_behind_it_once_more(
 
 
 @pytest.mark.parametrize("layer", [None, "first"])
-def test_what_underflows_at_the_loss_is_measured_once_more_and_no_more(layer: Optional[str]) -> None:
+def test_underflow_at_the_loss_is_measured_once_more_only(layer: Optional[str]) -> None:
     """The loss gradient itself is not zero: what follows from it without a layer may have underflowed."""
     edges = [Edge(index, index + 1, f"layer{index}" if index else layer, -1) for index in range(3)]
     components, scales, found = COMPONENTS._replace(edges=edges), ComponentScales(HistoryPolicy()), []
@@ -475,7 +475,7 @@ def test_what_underflows_at_the_loss_is_measured_once_more_and_no_more(layer: Op
     assert found == [layer is not None, True, True, True]
 
 
-def test_what_was_looked_at_once_more_in_an_iteration_is_not_again_when_others_were_absent() -> None:
+def test_a_second_measurement_in_an_iteration_is_not_repeated_for_inactive_components() -> None:
     """Heads that take turns within an iteration: only the first batch of each runs once more."""
     edges = [Edge(0, 1, None, -1), Edge(0, 2, None, -1)]
     components, scales, found = COMPONENTS._replace(edges=edges), ComponentScales(HistoryPolicy()), []
@@ -499,7 +499,7 @@ def test_what_was_looked_at_once_more_in_an_iteration_is_not_again_when_others_w
         (1.0, [0.0, 1.0], True, True),
     ],
 )
-def test_what_was_zero_and_shows_repeats_a_batch_that_has_gradients(
+def test_a_zero_that_becomes_visible_repeats_a_batch_with_gradients(
     known: Optional[float], largest: Sequence[float], *, measured_all: bool, calibrated: bool
 ) -> None:
     scales = scales_with(1.0, 1.0, known)
@@ -509,13 +509,13 @@ def test_what_was_zero_and_shows_repeats_a_batch_that_has_gradients(
     assert scales.calibrated is calibrated
 
 
-def test_what_is_absent_is_zero_for_another_reason() -> None:
+def test_zeros_of_inactive_components_do_not_count() -> None:
     scales = ComponentScales(HistoryPolicy())
     see(scales, None, 2.0**6, 0.0, 0.0, weights=(1.0, 1.0, 0.0, 0.0), measured_all=True)
     assert scales.calibrated
 
 
-def test_a_pass_that_has_not_looked_at_everything_repeats_no_batch_for_what_is_zero() -> None:
+def test_a_pass_that_measures_a_part_repeats_no_batch_for_zeros() -> None:
     for found in ({"measured_all": False}, {"measured_all": True, "finite": False}):
         scales = ComponentScales(HistoryPolicy())
         passed = shown(SCALES, amax={1: 1.0, 2: 0.0}, **found)
@@ -523,7 +523,7 @@ def test_a_pass_that_has_not_looked_at_everything_repeats_no_batch_for_what_is_z
         assert scales.calibrated
 
 
-def test_where_backward_leaves_no_array_a_pass_that_measures_everything_has_seen_zeros() -> None:
+def test_arrays_that_backward_does_not_write_count_as_zeros_in_a_full_measurement() -> None:
     scales = ComponentScales(HistoryPolicy())
     assert limits(scales).unit_amaxes == [None] * 4
     see(scales, 1.0, 2.0)
@@ -570,7 +570,7 @@ def test_batches_whose_loss_is_zero_push_nothing_out_of_a_window() -> None:
     assert windows(scales) == {"loss": [1.0], "a": [1.0], "b": [0.0], "c": [0.0]}
 
 
-def test_of_a_first_batch_whose_loss_is_zero_it_is_known_what_there_is_and_nothing_else() -> None:
+def test_a_first_batch_with_a_loss_of_zero_shows_components_and_nothing_else() -> None:
     scales = ComponentScales(HistoryPolicy())
     see(scales, None, 2.0**6, 0.0, informative=False, measured_all=True)
     assert limits(scales).unit_amaxes == [None, 2.0**6, 0.0, 0.0]
@@ -580,7 +580,7 @@ def test_of_a_first_batch_whose_loss_is_zero_it_is_known_what_there_is_and_nothi
 
 
 @pytest.mark.parametrize("informative", [(True, False), (False, True)])
-def test_of_several_batches_of_an_iteration_one_with_a_loss_does(informative: Tuple[bool, bool]) -> None:
+def test_one_batch_with_a_loss_among_several_of_an_iteration_suffices(informative: Tuple[bool, bool]) -> None:
     scales = scales_with(1.0, 1.0, window=1)
     for one in informative:
         see(scales, 1.0, 0.25, informative=one)
@@ -636,7 +636,7 @@ def test_other_ranks_do_not_know_of_single_batches_until_the_iteration_ends() ->
     assert not scales.not_exchanged
 
 
-def test_what_all_ranks_have_seen_is_taken_for_ones_own() -> None:
+def test_measurements_of_all_ranks_replace_ones_own() -> None:
     scales = scales_with(1.0, 1.0, 1.0)
     see(scales, 1.0, 2.0, weights=(1.0, 2.0, 1.0, 1.0), completes_entry=False)
     assert scales.shared() == (False, {"loss": 1.0, "a": 1.0}, {})

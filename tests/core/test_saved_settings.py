@@ -47,7 +47,7 @@ def test_settings_are_read_as_they_were_saved() -> None:
     assert with_known_names(values, own, chosen) == (values, [])
 
 
-def test_what_only_one_of_two_versions_has_is_at_its_default_at_every_level() -> None:
+def test_settings_of_one_version_must_be_at_their_default_at_every_level() -> None:
     old, new = settings(OLD(margin=2.0), average=SettingValue(False, False)), settings(NEW(margin=2.0))
     read, foreign = with_known_names(*(saved(old)[0], new, saved(old)[1]))
     assert read == as_plain(new)
@@ -58,7 +58,7 @@ def test_what_only_one_of_two_versions_has_is_at_its_default_at_every_level() ->
 
 
 @pytest.mark.parametrize("changed", [{"slack": 2.0}, {"steps": [1]}])
-def test_what_only_one_of_two_versions_has_is_refused_where_it_is_used(changed: Dict[str, Any]) -> None:
+def test_settings_of_one_version_are_refused_if_they_are_used(changed: Dict[str, Any]) -> None:
     old, new, (name,) = settings(OLD()), settings(NEW(**changed)), changed
     values, chosen = saved(new)
     with pytest.raises(
@@ -72,7 +72,7 @@ def test_what_only_one_of_two_versions_has_is_refused_where_it_is_used(changed: 
         with_known_names({**values, "policy": {"type": "a:Policy", "margin": 4.0}}, new, chosen)
 
 
-def test_a_state_that_does_not_say_what_was_used_may_have_used_what_is_unknown() -> None:
+def test_a_state_without_the_chosen_settings_may_have_used_unknown_ones() -> None:
     new = saved(settings(NEW()))[0]
     with pytest.raises(ValueError, match=r"saved with policy\.slack=1\.5, which this version does not know"):
         with_known_names(new, settings(OLD()), None)

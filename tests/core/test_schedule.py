@@ -58,7 +58,7 @@ def test_at_a_mean_only_as_much_is_multiplied_before_as_one_element_holds(
 
 
 @pytest.mark.parametrize("descendants", [2.0**20, 2.0**10])
-def test_backward_starts_with_what_the_first_function_is_to_be_given(descendants: float) -> None:
+def test_backward_starts_with_the_scale_of_the_first_function(descendants: float) -> None:
     y = affine(nn.Variable((4, 3)), "a")
     loss = F.mean(y)
     n = Graph(loss, 2.0**14, descendants)
@@ -73,7 +73,7 @@ def test_backward_starts_with_what_the_first_function_is_to_be_given(descendants
         assert schedule.component_scales[n.components.root] == 2.0**14
 
 
-def test_functions_in_float_are_given_what_is_behind_them() -> None:
+def test_functions_in_float_take_the_scale_of_their_successors() -> None:
     means = [F.mean(affine(nn.Variable((4, 3)), name)) for name in "ab"]
     n = Graph((means[0] + means[1]) * 0.5, *[2.0**14] * 3, 2.0**20, 2.0**18)
     descendants = [n.schedule.scales[n.position(mean.parent.inputs[0])] for mean in means]
@@ -89,7 +89,7 @@ def test_functions_in_float_are_given_what_is_behind_them() -> None:
     assert {far.arriving[n.position(mean)] for mean in means} == {2.0**74, 2.0**-46}
 
 
-def test_the_scale_of_the_loss_is_what_was_given_or_what_is_behind_its_functions_of_one_element() -> None:
+def test_the_scale_of_the_loss_is_the_given_one_or_that_behind_its_scalars() -> None:
     loss = F.mean(affine(nn.Variable((4, 3)), "a")) * 0.5
     scales = 2.0**14, 2.0**13, 2.0**20
     assert Graph(loss, *scales).schedule.loss_scale == 2.0**20

@@ -93,7 +93,7 @@ def test_no_more_schedules_are_kept_than_have_been_used_lately() -> None:
     assert kept == [first, *list(schedules)[-63:]]
 
 
-def test_where_all_loss_weights_move_alike_the_schedule_chosen_last_moves_with_them() -> None:
+def test_the_last_schedule_moves_with_loss_weights_that_move_alike() -> None:
     n = chain()
     cache, limit = ScheduleCache(4, constant=False, delayed=True), 2.0**100
     schedule = n.chosen([2.0, 8.0, 32.0], None, (1.0, 2.0**3, 2.0**4))
@@ -126,7 +126,7 @@ def test_where_all_loss_weights_move_alike_the_schedule_chosen_last_moves_with_t
         ((1.0, 2.0**104, 0.0), None),
     ],
 )
-def test_what_is_absent_moves_with_the_others_and_stays_absent(
+def test_inactive_components_move_with_the_others_and_stay_inactive(
     weights: Tuple[float, ...], scales: Optional[List[float]]
 ) -> None:
     n = chain()

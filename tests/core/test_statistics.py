@@ -48,7 +48,7 @@ def test_float16_squares_do_not_overflow() -> None:
     assert statistics_of(np.full(10, 65504, np.float16)).sum_of_squares == 10 * 65504.0**2
 
 
-def test_whoever_wants_numpy_to_raise_is_not_disturbed() -> None:
+def test_numpys_seterr_raise_does_not_disturb() -> None:
     signalling = np.array([0x7F800001, 0x3F800000], np.uint32).view(np.float32)
     with np.errstate(all="raise"):
         assert statistics_of(signalling)[:2] == (2, 1.0)

@@ -35,7 +35,7 @@ def test_numbers_of_every_kind(value: Any) -> None:
         assert type(check("x", value)) is float
 
 
-def test_what_is_right_is_handed_back() -> None:
+def test_valid_arguments_are_returned() -> None:
     assert type(integer("n", np.int32(3))) is int
     assert boolean("b", np.True_) is True
     assert boolean("b", np.False_) is boolean("b", False) is False
@@ -94,7 +94,7 @@ def test_numbers_out_of_range_are_named() -> None:
         (GradScaler, "storag", "did you mean storage="),
     ],
 )
-def test_what_to_use_instead(kind: Any, argument: str, advice: str) -> None:
+def test_errors_name_replacements(kind: Any, argument: str, advice: str) -> None:
     with pytest.raises(TypeError, match=f"^{kind.__name__} has no argument {argument}; {advice}"):
         kind(object(), object(), **{argument: 2})
 

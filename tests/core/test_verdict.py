@@ -119,7 +119,7 @@ def test_a_batch_that_is_lost_runs_again_for_nothing_but_to_be_measured() -> Non
         (Facts(5, overflowed=True, fault="", fits_smallest=True), PassVerdict.LOWER),
     ],
 )
-def test_what_is_done_with_a_batch_that_may_run_again(facts: Facts, expected: PassVerdict) -> None:
+def test_actions_for_a_batch_that_may_run_again(facts: Facts, expected: PassVerdict) -> None:
     assert judge(facts, REPEAT) is expected
 
 
@@ -139,5 +139,5 @@ def test_what_is_done_with_a_batch_that_may_run_again(facts: Facts, expected: Pa
         (Facts(calibrated=False), PassVerdict.RERUN),
     ],
 )
-def test_what_is_done_with_a_batch_that_is_lost(facts: Facts, expected: PassVerdict) -> None:
+def test_actions_for_a_lost_batch(facts: Facts, expected: PassVerdict) -> None:
     assert judge(facts, LOSE) is expected

@@ -130,7 +130,7 @@ def test_without_cupy_arrays_go_to_the_kernels_of_the_cpu(
         assert isinstance(scaling.kernels, CpuKernels)
 
 
-def test_kernels_of_the_cpu_find_what_is_on_the_device(on_device: CountedDevice) -> None:
+def test_cpu_kernels_find_arrays_on_the_device(on_device: CountedDevice) -> None:
     x, master = (nn.NdArray.from_numpy_array(np.full((4, 3), v, np.float32)) for v in (6.0, 1.0))
     for accumulate, expected in ((True, 4.0), (False, 3.0)):
         for array in (x, master):
@@ -178,7 +178,7 @@ def test_functions_without_cuda_are_on_the_host(on_gpu: CountedDevice) -> None:
         (sink_of_branches, None),
     ],
 )
-def test_a_plan_and_a_profile_name_what_runs_on_the_host(
+def test_a_plan_and_a_profile_name_functions_that_run_on_the_host(
     on_gpu: CountedDevice, network: Callable[[], nn.Variable], said: Optional[str]
 ) -> None:
     loss = loss_on(on_gpu, network)
@@ -191,7 +191,7 @@ def test_a_plan_and_a_profile_name_what_runs_on_the_host(
         profile(updater)
 
 
-def test_what_is_told_of_the_host_is_what_moves(on_gpu: CountedDevice) -> None:
+def test_functions_reported_for_the_host_are_those_that_move_arrays(on_gpu: CountedDevice) -> None:
     loss = loss_on(on_gpu, pooled)
     for _ in range(2):
         with on_gpu as counts:

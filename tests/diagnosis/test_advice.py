@@ -35,7 +35,7 @@ CANDIDATES = ["float16", "fp8_hybrid", "float8_e4m3"]
         (NONE._replace(gradients=Kept(0.0, 0.0, math.nan)), "error nan%"),
     ],
 )
-def test_what_is_too_much_harm(harm: Harm, reason: str) -> None:
+def test_harm_beyond_the_limits(harm: Harm, reason: str) -> None:
     assert harm.reason() == reason
 
 
@@ -54,7 +54,7 @@ def test_candidates_come_by_their_bits_and_fp32_comes_last() -> None:
         candidates_of([])
 
 
-def test_what_most_layers_have_stands_last() -> None:
+def test_the_most_frequent_finding_comes_last() -> None:
     eight, half, _ = candidates_of(["float8_e4m3", "float16"])
     layers = {"a": half, "rnn": half, "b": eight, "c": eight, "d": eight}
     assert list(storage_of(layers, {"rnn"}).items()) == [
@@ -107,7 +107,7 @@ def advice_on(name: str) -> Tuple[PrecisionAdvice, Built]:
     return diagnose(built[0], ["float8_e4m3", "float16"], built[1], 2), built
 
 
-def test_the_layer_that_forbids_eight_bits_is_named_with_what_forbids_it() -> None:
+def test_the_layer_that_forbids_eight_bits_is_named_with_the_reason() -> None:
     advice, _ = advice_on("large")
     assert "large/affine" in advice.forbid
     large = next(layer for layer in advice.layers if layer.name == "large/affine")

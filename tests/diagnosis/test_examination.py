@@ -33,7 +33,7 @@ from .nets import affine, classes, cross_entropy, feeder, hidden, inputs, networ
 from .troubles import a_weight_behind_the_loss, hard_gate, nan_in_data, never_fed
 
 
-def test_underflow_is_what_the_emulation_loses() -> None:
+def test_underflow_equals_the_emulations_losses() -> None:
     loss, feed = tiny_loss_weight()
     feed()
     diagnosis = diagnose(loss)
@@ -107,7 +107,7 @@ def test_all_passes_draw_the_same_dropout() -> None:
         assert all(kept.error < 0.05 and kept.underflow < 0.05 for kept in layer.kept.values())
 
 
-def test_what_stops_the_gradient_of_one_batch_is_no_cause() -> None:
+def test_a_gradient_that_ends_in_one_batch_is_not_a_cause() -> None:
     (x, t), gate = inputs(), nn.Variable((32, 16))
     dead = F.relu(affine(x, 16, "dead", bias=-100.0))
     loss = cross_entropy(affine(affine(x, 16, "live") * gate + dead, 5, "head"), t)
@@ -149,7 +149,7 @@ NEEDS: Dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", NEEDS)
-def test_which_layer_loses_its_gradient_and_which_way_trains_it(name: str) -> None:
+def test_the_layer_that_loses_its_gradient_and_the_scaling_that_trains_it(name: str) -> None:
     loss, feed = getattr(nets, name)()
     diagnosis = diagnose(loss, feeder=feed)
     needs, said = NEEDS[name]
@@ -521,7 +521,7 @@ def test_the_loss_is_judged_as_the_updater_computes_it(weight: float) -> None:
     assert not any(cause.fatal for cause in diagnosis.verdict.causes)
 
 
-def test_of_a_mapping_each_layer_is_judged_in_its_own_format() -> None:
+def test_each_layer_of_a_mapping_is_judged_in_its_own_format() -> None:
     loss, feed = mlp()
     names = [layer.name for layer in diagnose(loss, feeder=feed, batches=1).numbers.layers]
     first, last = names[0], names[-1]
@@ -530,7 +530,7 @@ def test_of_a_mapping_each_layer_is_judged_in_its_own_format() -> None:
     assert (formats[first], formats[last]) == ("float8_e5m2", "float16")
 
 
-def test_what_leaves_the_range_of_one_layer_is_told_with_its_format() -> None:
+def test_gradients_beyond_a_layers_range_are_reported_with_its_format() -> None:
     loss, feed = a_weight_behind_the_loss.build(False)
     for storage, told in (
         ({"fc3/affine": "float8_e5m2", "*": "bfloat16"}, "float8_e5m2, which ends at 57344"),

@@ -10,7 +10,7 @@ from nnabla_adaloss.diagnosis.passes import Kept, Layer, Tally
 FP32 = {1: np.array([1.0, 2.0, 0.0, 4.0]), 2: np.array([3.0, 4.0]), 3: np.zeros(2)}
 
 
-def test_losses_are_counted_against_what_was_not_rounded_and_errors_against_fp32() -> None:
+def test_losses_are_counted_against_unrounded_gradients_and_errors_against_fp32() -> None:
     tally = Tally([1, 2])
     unstored = {1: np.array([1.0, 0.0, 0.0, 4.0]), 2: np.array([3.0, 4.0])}
     for _ in range(2):
@@ -23,7 +23,7 @@ def test_losses_are_counted_against_what_was_not_rounded_and_errors_against_fp32
     assert tally.worst(both, {1}) == tally.kept([2], [2])
 
 
-def test_what_differs_is_finite_and_what_is_zero_is_exactly_so() -> None:
+def test_differences_are_finite_and_zeros_exact() -> None:
     tally = Tally([1, 2, 3])
     tally.add({1: np.full(4, np.inf), 2: np.array([3.0, 3.0]), 3: np.zeros(2)}, FP32)
     assert tally.differing(0.19) == {2}

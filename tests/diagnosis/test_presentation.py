@@ -73,7 +73,7 @@ def test_a_page_needs_nothing_else(name: str, tmp_path: Path) -> None:
     assert all(layer.name in page.text for layer in diagnosis.numbers.layers)
 
 
-def test_the_documentation_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documentation_shows_the_printed_output(capsys: pytest.CaptureFixture[str]) -> None:
     document = (Path(__file__).parents[2] / "docs/diagnosing.md").read_text("utf-8")
     program, printed = re.findall(r"```(?:python|text)\n(.*?)```", document, re.S)[:2]
     exec(program, {})

@@ -49,7 +49,7 @@ def test_forward_draws_the_same_numbers_again() -> None:
     assert losses[0] == losses[1]
 
 
-def test_what_was_never_written_stays_so() -> None:
+def test_unwritten_arrays_stay_unwritten() -> None:
     x = nn.Variable((4, 3))
     loss = F.mean(PF.affine(x, 5, name="a") ** 2)
     with preserved(Graph(loss), CpuKernels()):

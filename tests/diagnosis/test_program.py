@@ -124,7 +124,7 @@ def test_a_parser_of_the_files_own_finds_its_defaults(folder: Path, monkeypatch:
         ("train.py:number", "returned a value of type int: return the loss"),
     ],
 )
-def test_what_is_wrong_is_said(place: str, message: str) -> None:
+def test_errors_name_the_fault(place: str, message: str) -> None:
     with pytest.raises(ProgramError, match=message):
         load_program(place)
 
@@ -161,7 +161,7 @@ UNFED = "fc1/affine: it reads the input of shape (32, 16), which nobody has fill
         ("unfed", 1, f"Nothing can be said. {UNFED}"),
     ],
 )
-def test_what_is_found_and_the_exit_code(
+def test_findings_and_the_exit_code(
     name: str, code: int, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert analyse(name) == code
@@ -180,7 +180,7 @@ def test_what_is_found_and_the_exit_code(
         (["ends"], "error: train.py:ends raised SystemExit: 3 (line "),
     ],
 )
-def test_what_cannot_be_examined(
+def test_networks_that_cannot_be_examined(
     arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert analyse(*(argument.format(folder=folder.name) for argument in arguments)) == 2

@@ -35,7 +35,7 @@ def faces(build: Callable[..., Built], *mended: bool) -> Iterator[Diagnosis]:
 
 
 @pytest.mark.parametrize("name", TROUBLES)
-def test_the_function_is_named_with_what_it_read(name: str) -> None:
+def test_the_function_is_named_with_its_inputs(name: str) -> None:
     trouble = TROUBLES[name]
     for diagnosis in faces(trouble.build, False):
         verdict, first = diagnosis.verdict, diagnosis.verdict.causes[0]

@@ -87,7 +87,7 @@ def test_the_least_that_serves_is_said(layers: Sequence[LayerNumbers], needs: Wa
     assert line in verdict.line
 
 
-def test_what_stops_all_learning_comes_first_and_what_does_not_comes_after_the_scale() -> None:
+def test_causes_that_stop_all_learning_come_first_and_others_after_the_scale() -> None:
     partly = Cause("saturated", "a/Tanh", "it is flat", "mend it", fatal=False)
     verdict = verdict_of(network(layer("a"), causes=[partly]))
     assert (verdict.needs, verdict.line) == (
@@ -112,7 +112,7 @@ def test_the_headline_fits_the_cause(kind: str, headline: str) -> None:
     assert (verdict.needs, verdict.line) == (None, f"{headline}a: it does not move. Mend it.")
 
 
-def test_what_spoils_one_layer_is_no_reason_to_say_nothing_of_the_others() -> None:
+def test_a_fault_in_one_layer_does_not_silence_the_others() -> None:
     spoils = Cause("underflow", "b/Mul2", "it computes zeros", "mend it", fatal=False, spoils=("b",))
     verdict = verdict_of(network(layer("a", none=LOST), layer("b", floor=0.9, **ALL), causes=[spoils]))
     assert (verdict.needs, verdict.line) == (
@@ -168,11 +168,11 @@ def test_every_layer_has_a_line_and_a_scale_that_leaves_two_bits(
         (Kept(0.0, 0.0, math.inf), False),
     ],
 )
-def test_what_serves(kept: Kept, serve: bool) -> None:
+def test_kernels_that_serve(kept: Kept, serve: bool) -> None:
     assert serves({**dict.fromkeys(Way, Kept(0.0, 0.0, 0.2)), Way.NONE: kept}, Way.NONE) is serve
 
 
-def test_what_cancels_is_no_underflow() -> None:
+def test_cancellation_is_not_underflow() -> None:
     cancels = layer("a", **ALL)._replace(cancels=dict.fromkeys(Way, "b/Tanh"))
     verdict = verdict_of(network(cancels, layer("b")))
     assert (

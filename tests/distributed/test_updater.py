@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow]
     ("n", "themes"),
     [(2, THEMES), (4, THEMES), (3, ("overflow",)), (3, ("feeder_errors",))],
 )
-def test_what_holds_on_every_rank(n: int, themes: Tuple[str, ...]) -> None:
+def test_properties_that_hold_on_every_rank(n: int, themes: Tuple[str, ...]) -> None:
     run_checks(n, WORKERS, *themes, timeout=240)
 
 

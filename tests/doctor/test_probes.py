@@ -63,7 +63,7 @@ def test_another_process_goes_on_behind_a_call_that_fails() -> None:
     assert len({*processes}) == 4
 
 
-def test_where_a_library_comes_from() -> None:
+def test_the_origin_of_a_library() -> None:
     sonames = ("libstdc++.so.6", "libnone.so.1")
     found, missing = call_isolated(probes.loaded_from, *([soname, soname] for soname in sonames))
     assert Path(found[0]).name.startswith("libstdc++.so.6")
@@ -89,7 +89,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_what_the_driver_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = str(tmp_path / "libcuda.so.1")
     command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library]
     subprocess.run(command, input=_DRIVER, text=True, check=True)
@@ -109,7 +109,7 @@ def test_what_the_driver_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("type_config", ["float", "half"])
-def test_scaled_weights_are_among_what_is_compared(type_config: str) -> None:
+def test_scaled_weights_are_compared_too(type_config: str) -> None:
     (said,) = call_isolated(probes.adaptive_backward, ["cpu", type_config])
     assert said[0] == "gradients agree with nnabla's, a layer scaled by 16 among them"
 

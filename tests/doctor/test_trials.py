@@ -68,7 +68,7 @@ def test_the_function_that_fails_in_half_is_named_and_the_others_are_tried(
     assert {first, *others} == {""}
 
 
-def test_what_is_wrong_in_float_as_well_is_found_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_in_float_as_well_are_found_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(F, "tanh", F.exp)
     with pytest.raises(ArithmeticError, match="its output differs by"):
         try_function("cpu", "float", "tanh")
@@ -102,7 +102,7 @@ def test_functions_that_fail_alike_are_one_finding_with_versions_and_a_remedy() 
     assert wrong.cure == "avoid these functions, or report this to nnabla"
 
 
-def test_where_nothing_works_nothing_is_said_to() -> None:
+def test_no_scaling_is_recommended_if_none_works() -> None:
     for error in ("Crash: the process ended by SIGSEGV", "KeyError: 'who knows'"):
         (found,) = findings_of("CPU", "float", {"sum": (None, error)}, "nnabla 1.39.0")
         assert found.status == "broken"

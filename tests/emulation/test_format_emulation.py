@@ -68,7 +68,7 @@ def test_a_weight_that_is_also_read_in_fp32_is_rounded_for_those_that_read_it_in
     assert w.d[0, 0] == FINE
 
 
-def test_what_is_to_be_rounded_follows_the_graph() -> None:
+def test_the_rounding_plan_follows_the_graph() -> None:
     w = constant([[[FINE]]])
     x = leaf(np.ones(1))
     product = F.batch_logdet(w) * x
@@ -239,7 +239,7 @@ def test_a_leaf_is_never_rounded_through_an_alias() -> None:
     np.testing.assert_array_equal(w.d, np.array([0.1, 0.2], np.float32))
 
 
-def test_gradient_rounding_counts_what_was_flushed() -> None:
+def test_gradient_rounding_counts_flushed_elements() -> None:
     x = leaf([1.0, 1.0, 1.0, 0.0])
     factors = constant([1e-5, 1e3, 1.0, 0.0])
     with pytest.raises(ValueError, match="needs no gradient"):

@@ -213,7 +213,7 @@ def is_rounded(name: str, arrays: Sequence[Array], index: int) -> bool:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_what_a_function_reads_in_fp32_is_rounded_as_native_half_rounds_it(name: str) -> None:
+def test_inputs_in_fp32_are_rounded_as_native_half_rounds_them(name: str) -> None:
     if name in ALIKE:
         assert known(name) is known(ALIKE[name])
         return
@@ -264,7 +264,7 @@ def kept(name: str) -> nn.Variable:
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("name", KEEPERS)
-def test_what_keeps_fp32_is_read_in_half_through_any_view(name: str, view: str) -> None:
+def test_arrays_kept_in_fp32_are_read_in_half_through_any_view(name: str, view: str) -> None:
     y = kept(name)
     seen = VIEWS[view](y)
     read, also = seen * leaf(np.ones(seen.shape)), F.cumsum(seen, axis=0)
@@ -346,7 +346,7 @@ def test_a_function_that_computes_in_place_reads_in_half(function: Any) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-def test_what_is_read_cut_off_from_the_graph_is_no_leaf() -> None:
+def test_unlinked_arrays_are_not_leaves() -> None:
     x = leaf([[0.0, 0.3, -0.7]])
     p = F.softmax(x)
     p.persistent = True
@@ -382,7 +382,7 @@ def test_embeddings_are_looked_up_by_the_largest_number_of_many() -> None:
     assert found.d == 1.0
 
 
-def test_what_a_function_writes_is_no_copy() -> None:
+def test_written_arrays_of_a_function_are_not_copies() -> None:
     mean, count = constant(np.zeros((3, 4, 4))), constant(np.zeros(1))
     FormatEmulation(F.sum(F.mean_subtraction(leaf(np.ones((2, 3, 4, 4))), mean, count))).forward()
     assert mean.d.any()

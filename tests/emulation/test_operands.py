@@ -136,7 +136,7 @@ def test_everybody_else_reads_half_precision() -> None:
     assert is_half(weight.g)
 
 
-def test_what_a_product_computes_also_when_its_weight_has_changed() -> None:
+def test_results_of_a_product_whose_weight_has_changed() -> None:
     x, w, b = data(6, 8), parameter(8, 5), parameter(5)
     y = F.affine(x, w, b)
     emulation = FormatEmulation(F.sum(y), "fp8_hybrid")
@@ -292,7 +292,7 @@ def test_the_same_variable_in_both_slots_is_one_operand() -> None:
     assert [o.variable for o in backward_reads][:1] == [v]
 
 
-def test_backward_reads_what_it_multiplies() -> None:
+def test_backward_reads_the_factors_of_products() -> None:
     x, w, b = data(4, 3), parameter(3, 2), parameter(2)
     f = F.affine(x, w, b).parent
     assert [o.variable for o in operands_of(f, FP8_HYBRID)[1]] == [x, f.outputs[0]]

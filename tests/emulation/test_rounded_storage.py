@@ -62,7 +62,7 @@ def test_a_gradient_that_is_stored_again_keeps_the_counts_of_the_first_time(stor
     assert storage.gradients[4][1:] == (2, 2)
 
 
-def test_what_was_not_rounded_is_not_stored_when_it_is_scaled(storage: RoundedStorage) -> None:
+def test_unrounded_weights_are_not_stored_when_they_are_scaled(storage: RoundedStorage) -> None:
     in_float = array()
     storage.store_gradient(4, in_float)
     np.testing.assert_array_equal(in_float.data, array().data)
@@ -82,7 +82,7 @@ def test_the_scaled_copy_of_a_weight_is_stored_as_weights_are(storage: RoundedSt
     np.testing.assert_array_equal(copy.data, array([0.1, 6.4e4]).data)
 
 
-def test_what_was_never_written_is_left_alone(storage: RoundedStorage) -> None:
+def test_arrays_that_were_never_written_are_left_alone(storage: RoundedStorage) -> None:
     nothing, target = nn.NdArray((2,)), array([1.0, 2.0])
     nothing.zero()
     assert storage.round_data(3, nothing, target) is nothing

@@ -249,7 +249,7 @@ def normalized(normalization: Callable[..., Any]) -> Any:
         (lambda: F.split(data(1, 3) * 1.0, axis=1), [True] * 3),
     ],
 )
-def test_which_outputs_are_halves(made: Callable[[], List[nn.Variable]], halves: List[bool]) -> None:
+def test_outputs_that_are_halves(made: Callable[[], List[nn.Variable]], halves: List[bool]) -> None:
     x, outputs = leaf(), list(made())
     x.d = 1.0
     assert [v in half_outputs(outputs[0].parent) for v in outputs] == halves
@@ -302,7 +302,7 @@ def per_map() -> Dict[str, nn.Variable]:
         (lambda: fused(**per_map()), [0, 1], [0, 1]),
     ],
 )
-def test_which_inputs_are_read_and_which_gradients_are_written_in_half(
+def test_inputs_read_and_gradients_written_in_half(
     made: Callable[[], nn.Variable], half: List[int], gradients: List[int]
 ) -> None:
     f = made().parent

@@ -87,7 +87,7 @@ def test_scales_that_are_none_are_refused() -> None:
 @pytest.mark.parametrize("scale", [8.0, 1000.0])
 @pytest.mark.parametrize("storage", [None, "float32"])
 @pytest.mark.parametrize("hook", [None, look])
-def test_gradients_are_added_to_what_is_there(hook: Any, storage: Optional[str], scale: float) -> None:
+def test_gradients_are_added_to_the_present_ones(hook: Any, storage: Optional[str], scale: float) -> None:
     h = data(4, 3)
     for _ in range(2):
         h = F.tanh(PF.affine(h, 3, name="shared"))
@@ -127,7 +127,7 @@ class Planned(Exception):
 
 @pytest.mark.parametrize("emulate", [False, True])
 @pytest.mark.parametrize("which", ["function_pre_hook", "function_post_hook"])
-def test_what_a_user_hook_raises_comes_out_as_itself(which: str, emulate: bool) -> None:
+def test_an_exception_of_a_users_hook_comes_out_unchanged(which: str, emulate: bool) -> None:
     variable = mlp()
     loss = FormatEmulation(variable) if emulate else variable
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(fixed_loss_scale=4.0, **FIXED))
@@ -166,7 +166,7 @@ def test_sink_of_several_losses() -> None:
     assert_close({"h": h.g}, of_h, rtol=1e-6)
 
 
-def test_what_is_no_configuration_and_what_is_scaled_already() -> None:
+def test_objects_that_are_not_configurations_or_are_scaled_already() -> None:
     loss = mlp()
     with pytest.raises(TypeError, match="^config must be an AdaLossConfig or None, got str$"):
         AdaptiveLossScaling(loss, "fast")  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def test_what_is_no_configuration_and_what_is_scaled_already() -> None:
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-def test_what_is_forgotten_is_learned_anew(delay: int) -> None:
+def test_forgotten_amaxes_are_measured_again(delay: int) -> None:
     scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(LooksBack(), delay=delay))
 
     def learned() -> Dict[str, Any]:

@@ -209,7 +209,7 @@ def test_a_pass_without_hooks_applies_any_scales(drawn: Tuple[int, List[str]], s
     assert_native(found[-1], native(network, way))
 
 
-def test_what_is_too_small_for_float32_is_there_with_a_scale() -> None:
+def test_gradients_too_small_for_float32_survive_with_a_scale() -> None:
     steps = ["squared", "squared", "bias", "convolutions", "affine", "squared", "grouped"]
     network = build(343154, steps, input_gradient=False)
     way = Way("amax_history", None, None, True, 1)

@@ -85,7 +85,7 @@ def test_a_loss_gradient_with_a_given_s0_that_overflows_goes_down_with_the_rest(
 
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("same", [False, True])
-def test_what_an_overflow_holds_down_is_chosen_anew_in_the_next_iteration(same: bool, delay: int) -> None:
+def test_scales_lowered_by_an_overflow_are_chosen_again_in_the_next_iteration(same: bool, delay: int) -> None:
     gate = Gate()
     loss = F.mean(PF.affine(F.tanh(gate(layers(8, 8, batch=8, width=8))), 8, name="c") ** 2)
     scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"), AdaLossConfig(delay=delay))
@@ -173,7 +173,7 @@ def test_a_head_that_no_batch_has_shown_is_not_waited_for() -> None:
     assert settle(scaling, 4)[0] == "measuring"
 
 
-def test_what_is_done_around_functions_follows_the_schedule_where_loss_weights_stay() -> None:
+def test_steps_around_functions_follow_the_schedule_while_loss_weights_stay() -> None:
     gate = Gate()
     loss = F.mean(gate(layers(6, 6, names="ab")) ** 2)
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(measure_every=1, dtype="float16"))
@@ -187,7 +187,7 @@ def test_what_is_done_around_functions_follows_the_schedule_where_loss_weights_s
 
 
 @pytest.mark.parametrize("exponent", [-20, -4, 0])
-def test_with_a_given_s0_what_a_loss_weight_shrinks_is_lifted_as_in_any_other_batch(exponent: int) -> None:
+def test_a_small_loss_weight_with_a_given_s0_is_compensated_as_in_any_batch(exponent: int) -> None:
     loss, left, right = two_heads()
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(dtype="float16"))
     for iteration, weight in enumerate([1.0, 1.0, 2.0**exponent]):
@@ -278,7 +278,7 @@ def test_a_leaf_behind_gradients_that_vanish_has_a_scale_of_its_own(
 
 
 @pytest.mark.parametrize("grad", [None, 2.0])
-def test_what_is_joined_with_a_loss_gradient_of_a_given_s0_has_room_of_its_own(grad: Optional[float]) -> None:
+def test_components_merged_with_a_loss_gradient_of_a_given_s0_keep_their_limit(grad: Optional[float]) -> None:
     """A loss that a shared layer computes is joined with what is behind it, for which 2**18 is too much."""
     nn.clear_parameters()
     h = PF.affine(constant(np.full((1, 2), 2.0**-9)), 1, name="first")
@@ -296,7 +296,7 @@ def test_what_is_joined_with_a_loss_gradient_of_a_given_s0_has_room_of_its_own(g
 
 @pytest.mark.parametrize("scale", [None, 1024.0])
 @pytest.mark.parametrize("weight", [1e-5, 3e-6, 1e-10])
-def test_no_head_loses_its_gradient_for_what_it_shares_with_a_larger_one(
+def test_no_head_loses_its_gradient_to_a_larger_one_that_it_shares_layers_with(
     scale: Optional[float], weight: float
 ) -> None:
     """A given S0, too, governs what is before the layers of both."""

@@ -92,7 +92,7 @@ def test_statistics_that_alone_are_not_finite_are_written_by_their_function() ->
     )
 
 
-def test_forward_frees_what_it_needs_no_more() -> None:
+def test_forward_frees_arrays_that_it_no_longer_needs() -> None:
     x = nn.Variable.from_numpy_array(np.ones(2, np.float32), need_grad=True)
     behind = F.sin(x * 2.0)
     assert fault_of(F.sum(behind + 1.0)) == ""

@@ -76,7 +76,7 @@ def test_scales_of_known_parts_train_as_one_scale_does(storage: str) -> None:
     np.testing.assert_allclose(losses, one, rtol=5e-3)
 
 
-def test_what_a_method_looks_at_is_measured_in_each_topology() -> None:
+def test_arrays_that_a_method_reads_are_measured_in_each_topology() -> None:
     config = AdaLossConfig(loss_scale_method="approx_range")
     depths = [[0, 1], [0, 1], [2, 3], [2, 3], [0, 1]]
     kinds = [kind for kind, _, _ in trained(depths, "float16", config=config)]

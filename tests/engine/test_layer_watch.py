@@ -67,7 +67,7 @@ def test_arrays_are_those_of_the_layers_product(config: Any) -> None:
         assert arrays["input"].shape == arrays["input_gradient"].shape
 
 
-def test_emulated_storage_tells_what_was_lost() -> None:
+def test_emulated_storage_counts_lost_elements() -> None:
     loss = FormatEmulation(mlp() * 3e-3, "float8_e5m2")
     seen, _ = watched(loss, 1, 1.0, loss_scale_method="fixed")
     for gradient in seen.gradients.values():

@@ -20,7 +20,7 @@ from tests.worlds.values import Values, assert_equal, bits, data, gradients, zer
 
 
 @pytest.mark.parametrize("hook", [None, look])
-def test_what_a_gradient_held_is_not_rounded_by_a_scale_that_is_no_power_of_two(hook: Any) -> None:
+def test_earlier_contents_of_a_gradient_are_not_rounded_by_odd_scales(hook: Any) -> None:
     scaling = AdaptiveLossScaling(mlp(0.0), AdaLossConfig("fixed", power_of_two=False))
     held = np.linspace(0.1, 0.9, 64, dtype=np.float32)
     for _ in range(2):
@@ -106,7 +106,7 @@ HOOKS: List[Any] = [{}, {"function_post_hook": look}]
 
 @pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("storage", [None, "float16", "bfloat16", "float8_e5m2"])
-def test_what_three_functions_add_to_a_leaf_is_rounded_for_each(
+def test_three_contributions_to_a_leaf_are_rounded_one_by_one(
     storage: Optional[str], held: Optional[float]
 ) -> None:
     found = []
@@ -154,7 +154,7 @@ def test_an_interruption_between_two_functions_that_write_a_leaf(
 
 @pytest.mark.parametrize("storage", [None, "float16"])
 @pytest.mark.parametrize("writing", [(), (0,), (1,), (2,), (0, 2), (0, 1, 2)])
-def test_of_functions_that_share_a_leaf_some_may_write_nothing(writing: Any, storage: Optional[str]) -> None:
+def test_some_functions_that_share_a_leaf_may_write_nothing(writing: Any, storage: Optional[str]) -> None:
     found = []
     for hooks in HOOKS:
         nn.clear_parameters()

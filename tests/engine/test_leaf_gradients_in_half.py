@@ -129,7 +129,7 @@ def test_graphs_that_are_built_again(case: Case) -> None:
 
 @SOME
 @pytest.mark.parametrize("planned", [False, True])
-def test_what_a_gradient_held_before_is_added_in_float32(case: Case, planned: bool) -> None:
+def test_earlier_contents_of_a_gradient_are_added_in_float32(case: Case, planned: bool) -> None:
     # In half precision it would leave the range at the scale that gradients get.
     nn.clear_parameters()
     x = nn.Variable((STEPS, BATCH, WIDTH))

@@ -169,7 +169,7 @@ def test_every_gradient_counts_for_its_component(network: Callable[[], nn.Variab
 
 
 @pytest.mark.parametrize("grows", [0, 1])
-def test_of_two_branches_with_the_same_weights_the_one_that_overflows_is_lowered(grows: int) -> None:
+def test_the_branch_that_overflows_is_lowered_though_another_has_its_weights(grows: int) -> None:
     gates = Gate(), Gate()
     loss = FormatEmulation(critic_on_two_batches(*gates), "float16")
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(measure_every=3))
@@ -189,7 +189,7 @@ def test_of_two_branches_with_the_same_weights_the_one_that_overflows_is_lowered
     assert [name.split("/")[2] for name in lowered] == [f"{name}#2" if grows else name for name in branch]
 
 
-def test_where_one_scale_is_for_all_it_is_one_at_which_gradients_are_there() -> None:
+def test_a_scale_for_all_is_one_at_which_gradients_are_nonzero() -> None:
     loss = F.mean(layers(8, 8, 8, batch=8, width=8) ** 2) * 1e-9
     scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16", float_tail=True), AdaLossConfig("fixed"))
     batch(scaling)

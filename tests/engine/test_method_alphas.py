@@ -109,7 +109,7 @@ def test_a_method_that_looks_at_nothing_is_asked_where_nothing_is_known() -> Non
 
 @pytest.mark.parametrize(("g", "w"), [(None, W), (G, None), (np.zeros(0), W)])
 @pytest.mark.parametrize("needs", [Needs.STATISTICS, Needs.HISTORY])
-def test_where_something_was_not_measured_it_is_not_asked(
+def test_the_origin_is_not_compared_if_something_is_unmeasured(
     needs: Needs, g: Optional[np.ndarray], w: Optional[np.ndarray]
 ) -> None:
     n = Layers(Listener(needs=needs))
@@ -204,7 +204,7 @@ def test_a_measured_s0_leaves_room_for_all_layers_so_that_no_method_lowers_it(
     assert n.method_alphas.unbounded == {"b/affine": 0.125}
 
 
-def test_bounds_apply_to_the_scale_without_what_makes_up_for_a_small_loss() -> None:
+def test_bounds_apply_to_the_scale_without_the_compensation_of_a_small_loss() -> None:
     n = Layers(Listener(says=20.0), use_bound=True)
     assert n.ask(2.0**30, 128.0, fixed=True) == (8.0, Reason.ACCUMULATED_BOUND)
     assert n.ask(2.0**30, 8.0, fixed=True) == (16.0, Reason.SCALE_BOUND)
@@ -212,7 +212,7 @@ def test_bounds_apply_to_the_scale_without_what_makes_up_for_a_small_loss() -> N
 
 
 @pytest.mark.parametrize(("narrow", "u_max"), [("a/*", 57344.0), ("b/*", 65504.0)])
-def test_where_layers_are_stored_differently_the_range_is_that_of_the_gradient_handed_on(
+def test_the_range_is_that_of_the_gradient_between_layers_stored_differently(
     narrow: str, u_max: float
 ) -> None:
     n = Layers(Listener())

@@ -171,7 +171,7 @@ def test_another_shape_is_noticed_of_data_alone() -> None:
 
 
 @pytest.mark.parametrize("given", [8.0, None])
-def test_where_every_scale_is_given_nothing_is_measured(given: Optional[float]) -> None:
+def test_nothing_is_measured_if_every_scale_is_given(given: Optional[float]) -> None:
     h = F.tanh(PF.affine(nn.Variable((2, 3)), 3, name="a"))
     scaling = AdaptiveLossScaling(F.mean(PF.affine(h, 3, name="b") ** 2), AdaLossConfig("fixed"))
     measured = 0
@@ -215,7 +215,7 @@ def test_a_graph_that_is_built_again_with_another_constant_has_its_loss_weight()
         scaling = again
 
 
-def test_what_was_planned_for_loss_weights_is_kept_as_long_as_their_schedule() -> None:
+def test_steps_for_loss_weights_are_kept_as_long_as_their_schedule() -> None:
     weight = constant(1.0)
     scaling = AdaptiveLossScaling(end(affine(batch(), "a")) * weight, AdaLossConfig(measure_every=99))
     prepared, planned = scaling._graph.current(), []
@@ -258,7 +258,7 @@ def test_in_float_all_functions_at_the_loss_hand_on_float() -> None:
     assert in_float(clipped * 2.0) == {"MulScalar", "Mean"}
 
 
-def test_in_half_precision_only_what_is_computed_and_read_in_float_is_left() -> None:
+def test_only_values_computed_and_read_in_float_are_left_in_half_precision() -> None:
     assert in_float(FormatEmulation(two_losses(), "float16")) == set()
     assert in_float(FormatEmulation(two_losses(), "float16", float_tail=True)) == AT_THE_LOSS
     # The means are in half, and read by a sum that is not: what is computed in float is all of them or this.
@@ -278,7 +278,7 @@ def shared() -> Loss:
 @pytest.mark.parametrize(
     "method", ["approx_range", "abs_range", "fixed", "element_wise_range", "amax_history"]
 )
-def test_where_a_method_says_what_each_layer_gets_nothing_is_joined(method: str) -> None:
+def test_nothing_is_merged_if_a_method_decides_for_each_layer(method: str) -> None:
     scaling = AdaptiveLossScaling(shared(), AdaLossConfig(method))
     for iteration in range(2):
         settle(scaling, iteration)
@@ -287,7 +287,7 @@ def test_where_a_method_says_what_each_layer_gets_nothing_is_joined(method: str)
     assert merged is None or len(merged.components.names) < len(merged.of)
 
 
-def test_a_graph_that_is_built_again_shares_what_was_found_out() -> None:
+def test_a_graph_that_is_built_again_shares_the_plan() -> None:
     first, again = AdaptiveLossScaling(shared()), AdaptiveLossScaling(shared())
     for iteration in range(2):
         settle(first, iteration)

@@ -71,7 +71,7 @@ def test_the_first_overflow_in_backward_order_is_told() -> None:
     assert n.overflowed(n.loss, raised=[n.loss]) == n.overflowed(n.out, raised=[n.out]) == of_out
 
 
-def test_what_may_have_handed_an_overflow_on_is_what_is_before_it_and_was_not_seen() -> None:
+def test_unmeasured_predecessors_of_an_overflow_are_suspected() -> None:
     """Attention has no weights of its own: an overflow of its scores shows in the layers that make them."""
     x = nn.Variable((2, 3, 4))
     q, k, v = (PF.affine(x, 4, base_axis=2, name=name) for name in "qkv")
@@ -160,7 +160,7 @@ def test_only_with_one_scale_for_all_does_nothing_but_a_lower_s0_help(method: st
         assert not scaling.found_inf
 
 
-def test_what_has_overflowed_before_a_function_that_clips_is_not_taken_for_what_is_behind_it() -> None:
+def test_an_overflow_before_a_clipping_function_is_not_blamed_on_its_successor() -> None:
     gate, ends = Gate(), [F.constant(bound, (4, 6)) for bound in (-1.0, 1.0)]
     descendants = layers(6)
     clipped = F.clip_grad_by_value(descendants, *ends)

@@ -69,7 +69,7 @@ def test_random_numbers_go_on_where_they_were_saved(schema: int) -> None:
     assert other.state_dict()["draws"] == saved["draws"] > 0
 
 
-def test_what_a_state_knows_nothing_of_is_measured_first() -> None:
+def test_components_that_a_state_lacks_are_measured_first() -> None:
     """Of weights, whose scaled copies are stored as they are, and must not leave the range."""
     scaling, other = (AdaptiveLossScaling(FormatEmulation(loss(), "float16")) for _ in range(2))
     for iteration in range(2):
@@ -82,7 +82,7 @@ def test_what_a_state_knows_nothing_of_is_measured_first() -> None:
         assert other.result.kind == kind
 
 
-def test_of_another_network_the_first_function_that_differs_is_named() -> None:
+def test_the_first_function_that_differs_in_another_network_is_named() -> None:
     scaling = trained(1, "amax_history")
     before = scaling.state_dict()
     mean, square, last, *more = before["network"]
@@ -370,7 +370,7 @@ def test_a_damaged_state_of_schema_1_is_refused_without_a_warning(
     assert not recwarn.list
 
 
-def test_a_resumed_pass_with_a_given_s0_knows_what_is_joined() -> None:
+def test_a_resumed_pass_with_a_given_s0_knows_the_merged_components() -> None:
     def engine() -> AdaptiveLossScaling:
         h = layers(5)
         for _ in range(3):

@@ -82,7 +82,7 @@ def known(source: Statistics, position: int, iteration: int = 1) -> Known:
     return source.gradient(position), source.data(position)
 
 
-def test_what_was_measured_is_known_without_its_scale_and_its_loss_weight() -> None:
+def test_measurements_are_kept_without_scale_and_loss_weight() -> None:
     arrays = Arrays([1.0, -4.0, 0.0], [2.0, 0.5], [3.0])
     source, (first, second, third) = arrays.statistics(), arrays.positions
     gradients = [(first, 4.0), (second, 2.0), (third, 4.0)]
@@ -126,7 +126,7 @@ def test_choices_of_one_iteration_see_the_same() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_what_is_not_finite_is_told_once_and_leaves_what_was_known(bad: float) -> None:
+def test_nonfinite_gradients_are_reported_once_and_leave_earlier_measurements(bad: float) -> None:
     arrays = Arrays([1.0, 2.0], [3.0])
     source, (v, _), (spoilt, good) = arrays.statistics(), arrays.variables, arrays.positions
     gradients = [(spoilt, 4.0), (good, 4.0)]
@@ -142,7 +142,7 @@ def test_what_is_not_finite_is_told_once_and_leaves_what_was_known(bad: float) -
     assert finish(source) == {}
 
 
-def test_only_what_is_asked_for_is_kept() -> None:
+def test_only_requested_arrays_are_kept() -> None:
     arrays = Arrays([1.0], [2.0], [3.0], [4.0])
     of_method, of_data, watched, other = arrays.positions
     wanted = StatisticsRequest(frozenset({of_method}), frozenset({of_data}), frozenset({watched}))
@@ -182,7 +182,7 @@ def test_weights_that_were_measured_after_an_update_are_not_measured_again_in_th
 
 
 @pytest.mark.parametrize("other", [{}, {"w": ArrayStatistics(1, 3.0, 9.0, 3.0, 3.0, 0, 0)}])
-def test_what_is_loaded_takes_the_place_of_what_was_measured_after_an_update(other: Any) -> None:
+def test_a_loaded_state_replaces_measurements_after_an_update(other: Any) -> None:
     arrays = Arrays([1.0])
     source = arrays.statistics()
     source._names = dict.fromkeys(arrays.positions, "w")
@@ -195,7 +195,7 @@ def test_what_is_loaded_takes_the_place_of_what_was_measured_after_an_update(oth
     assert source.weights == other
 
 
-def test_what_is_loaded_is_all_that_is_known_in_the_same_iteration_too() -> None:
+def test_a_loaded_state_replaces_all_measurements_of_its_iteration() -> None:
     arrays = Arrays([1.0], leaves=False)
     source, (position,) = arrays.statistics(), arrays.positions
     source.measure([(position, 4.0)], [])
@@ -256,7 +256,7 @@ def product(name: str) -> str:
     return f"{name}/BatchMatmul"
 
 
-def test_what_all_ranks_know_is_as_if_their_arrays_were_one() -> None:
+def test_statistics_of_all_ranks_are_those_of_one_array() -> None:
     """Of the layers that a rank has: what others have besides is no matter of it."""
     ranks = [Rank("a", "b"), Rank("b", "c")]
     ranks[0].measure({"a": 1.0, "b": 1.0})
@@ -274,7 +274,7 @@ def test_what_all_ranks_know_is_as_if_their_arrays_were_one() -> None:
         assert rank.known(product(alone)) == (pooled(4, values[0]), pooled(5, values[1]))
 
 
-def test_other_ranks_are_told_only_what_is_new() -> None:
+def test_ranks_exchange_only_new_measurements() -> None:
     rank = Rank("a", "b")
     for name in "ab":
         rank.measure({name: 1.0})
@@ -307,7 +307,7 @@ def weights_of(*layers: str) -> Statistics:
     return found
 
 
-def test_what_is_known_of_a_weight_holds_in_graphs_of_other_topologies() -> None:
+def test_statistics_of_a_weight_hold_in_other_topologies() -> None:
     before, found = weights_of("a", "b"), weights_of("b", "c")
     b, c = (slot.weight for _, slot in reversed([*found._plan.layer_inputs.values()]))
     found.load({}, before.weights)

@@ -40,7 +40,7 @@ def trained(storage: Any, config: Any = None, updater: Any = AdaptiveLossScaling
     return made
 
 
-def test_whatever_is_configured_the_range_is_that_of_the_storage() -> None:
+def test_the_range_is_that_of_the_storage_for_any_configuration() -> None:
     updater = trained("float8_e4m3", AdaLossConfig("approx_range", n_uf_threshold=1e-4))
     assert updater.scaling.config.range == (2.0**-9, 448.0)
 

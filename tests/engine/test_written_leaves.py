@@ -26,7 +26,7 @@ def entry(leaf: int, function: int, scale: float = 2.0, *, alone: bool = True) -
     return Contribution(leaf, function, v, scale, half=False, own_references=False, alone=alone)
 
 
-def test_what_functions_write_is_told_apart_where_each_is_by_itself_else_as_a_sum_for_the_first() -> None:
+def test_contributions_to_a_leaf_are_reported_singly_or_as_a_sum_for_the_first() -> None:
     def told(*written: Contribution) -> List[Any]:
         return [(one.leaf, one.function, place) for one, place in places_of_contributions(written)]
 

@@ -86,7 +86,7 @@ def decided(
     return alpha, ada_loss.records[-1].reason
 
 
-def test_what_decides() -> None:
+def test_deciding_settings() -> None:
     assert decided(64.0) == decided(100.0) == (64.0, Reason.METHOD)
     assert decided(64.0, use_bound=True) == (16.0, Reason.SCALE_BOUND)
     assert decided(64.0, use_bound=True, previous_scale=256.0) == (4.0, Reason.ACCUMULATED_BOUND)

@@ -61,6 +61,6 @@ def test_before_the_first_layer_nothing_is_accumulated() -> None:
     assert get_loss_scale(G, W, config=config, fan_in=4) == 1024.0
 
 
-def test_the_accumulated_scale_is_what_the_gradient_carries_whatever_the_loss_starts_with() -> None:
+def test_the_accumulated_scale_is_that_of_the_gradient_for_any_seed() -> None:
     config = AdaLossConfig("fixed", fixed_loss_scale=4096.0, init_scale=64.0)
     assert get_loss_scale(G, W, config=config, fan_in=4, prev_scale=128.0) == 8.0

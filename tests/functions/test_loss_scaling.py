@@ -77,7 +77,7 @@ def test_a_float16_gradient_that_is_added_to_becomes_float32() -> None:
     np.testing.assert_array_equal(w.g, [0.5 + 2.0**-20])
 
 
-def test_what_is_lazily_zero_stays_so() -> None:
+def test_lazily_zero_arrays_stay_lazily_zero() -> None:
     w = variable([1.0, 2.0])
     y = unscale(w, 4.0)
     y.forward()
@@ -91,7 +91,7 @@ def test_what_is_lazily_zero_stays_so() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
-def test_reports_what_is_not_finite(bad: float) -> None:
+def test_nonfinite_arrays_are_reported(bad: float) -> None:
     tracker = ScaleTracker()
     w, factor = variable([1.0, 2.0]), variable([1.0, bad], need_grad=False)
     loss = loss_scaling(F.sum(unscale(w, tracker) * factor), tracker)

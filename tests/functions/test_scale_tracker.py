@@ -60,7 +60,7 @@ def test_two_trackers_do_not_know_of_each_other() -> None:
         loss_scaling(F.sum(unscale(w, 2.0)), trackers[0])
 
 
-def test_what_is_unscaled_twice_is_unscaled_once() -> None:
+def test_gradients_listed_twice_are_unscaled_once() -> None:
     tracker = ScaleTracker(scale=2.0)
     w = variable([3.0])
     loss = loss_scaling(F.sum(unscale(unscale(w, tracker), tracker)), tracker)
@@ -151,7 +151,9 @@ REFUSED: Dict[str, Tuple[Callable[[nn.Variable, nn.Variable], nn.Variable], str]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_would_give_a_wrong_gradient_is_refused(name: str, x: nn.Variable, w: nn.Variable) -> None:
+def test_arguments_that_would_give_a_wrong_gradient_are_refused(
+    name: str, x: nn.Variable, w: nn.Variable
+) -> None:
     made, message = REFUSED[name]
     y = made(x, w)
     with pytest.raises(ValueError, match=message):

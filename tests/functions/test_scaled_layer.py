@@ -203,7 +203,7 @@ def test_scales_are_kept_for_some_iterations(tracked: bool) -> None:
     assert alphas[0] == alphas[1] < alphas[2]
 
 
-def test_what_is_no_layer_with_this_weight_is_refused() -> None:
+def test_functions_that_do_not_multiply_by_this_weight_are_refused() -> None:
     tracker = ScaleTracker()
     x, w = nn.Variable((3, 2)), variable(np.eye(2))
     v = unscale(w, tracker)

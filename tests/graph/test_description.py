@@ -83,7 +83,7 @@ def test_a_function_of_python_whose_name_is_a_method_is_described_by_the_name() 
     ],
     ids=str,
 )
-def test_what_plans_depend_on_is_told_apart(changed: Dict[str, Any]) -> None:
+def test_properties_that_plans_depend_on_make_another_topology(changed: Dict[str, Any]) -> None:
     assert network() == network() != network(**changed)
 
 
@@ -244,7 +244,7 @@ def assert_unread(build: Callable[[], nn.Variable]) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_what_backward_does_not_read_may_hold_anything(kind: str) -> None:
+def test_arrays_that_backward_does_not_read_may_hold_anything(kind: str) -> None:
     count = sum(v.need_grad for v in last(KINDS[kind]()).inputs)
     # All gradients at once, and that of each input by itself.
     for wanted in [None, *range(count)] if count > 1 else [None]:
@@ -266,7 +266,7 @@ def test_in_any_network(seed: int, steps: List[str]) -> None:
 
 
 @pytest.mark.parametrize(("wanted", "read"), [("xw", {"x", "w"}), ("x", {"w"}), ("w", {"x"}), ("b", set())])
-def test_a_function_reads_what_the_gradients_that_are_wanted_follow_from(wanted: str, read: Set[str]) -> None:
+def test_a_function_reads_the_inputs_that_wanted_gradients_depend_on(wanted: str, read: Set[str]) -> None:
     named = {"x": leaf(4, 6), "w": leaf(6, 3), "b": leaf(3)}
     for name, v in named.items():
         v.need_grad = name in wanted
@@ -274,7 +274,7 @@ def test_a_function_reads_what_the_gradients_that_are_wanted_follow_from(wanted:
     assert read_by("Affine", named["y"], named) == read
 
 
-def test_what_a_function_has_computed_it_may_read_and_what_it_has_nothing_to_do_with_not() -> None:
+def test_a_function_may_read_its_own_results_and_no_foreign_arrays() -> None:
     x = leaf(4, 6)
     h, other = F.tanh(x), F.mul_scalar(x, 2.0)
     assert read_by("Tanh", F.sum(h + other), {"x": x, "h": h, "other": other}) == {"h"}

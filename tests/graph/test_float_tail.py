@@ -74,7 +74,7 @@ CASES: List[Any] = [
 
 
 @pytest.mark.parametrize(("make", "expected"), CASES)
-def test_which_functions_compute_in_float(make: Make, expected: Set[str]) -> None:
+def test_functions_that_compute_in_float(make: Make, expected: Set[str]) -> None:
     loss = graph(make)
     reading, tail = moved(loss)
     assert in_float(loss) == expected
@@ -89,7 +89,7 @@ def test_which_functions_compute_in_float(make: Make, expected: Set[str]) -> Non
         *((c, False) for c in (0.0, 2.0**-24, 2.0**-20, 0.1, 65504.0, float("inf"), float("nan"))),
     ],
 )
-def test_which_constants_half_cannot_hold(constant: float, lost: bool) -> None:
+def test_constants_that_half_cannot_hold(constant: float, lost: bool) -> None:
     loss = graph(lambda h: F.sum(F.tanh(h * constant)))
     moved(loss)
     assert ("MulScalar" in in_float(loss)) == lost
@@ -133,7 +133,7 @@ def test_variables_of_the_user_stay_part_of_the_graph() -> None:
 
 
 @pytest.mark.parametrize("cleared", [False, True])
-def test_what_was_computed_is_computed_again_unless_it_was_cleared(cleared: bool) -> None:
+def test_results_are_computed_again_unless_they_were_cleared(cleared: bool) -> None:
     loss = graph(lambda h: F.mean(h) * 1e-8)
     loss.forward(clear_buffer=cleared)
     moved(loss)
@@ -155,7 +155,7 @@ def slope(h: nn.Variable) -> nn.Variable:
 
 
 @pytest.mark.parametrize("read", [same, lambda h: same(F.tanh(h)), slope])
-def test_what_python_reads_in_the_end_stays_in_half_and_is_named(read: Make) -> None:
+def test_outputs_that_python_reads_stay_in_half_and_are_named(read: Make) -> None:
     loss = graph(lambda h: F.sum(read(h * 1e-8)))
     reader = TailReader(loss, float_tail=True)
     reader.read()
@@ -166,7 +166,7 @@ def test_what_python_reads_in_the_end_stays_in_half_and_is_named(read: Make) -> 
     loss.backward()
 
 
-def test_what_python_reads_in_another_graph_stays_in_half() -> None:
+def test_scalars_that_python_reads_in_another_graph_stay_in_half() -> None:
     with nn.context_scope(HALF):
         h = leaf(4, 3) * 1e-8
         losses = [F.sum(h), F.sum(same(F.tanh(h)))]

@@ -86,13 +86,13 @@ CASES: Dict[str, Tuple[Callable[..., Any], List[Any], Set[int]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_forward_writes_is_known(name: str) -> None:
+def test_arrays_that_forward_writes_are_known(name: str) -> None:
     function, shapes, written = CASES[name]
     y = function(*(variable(*shape) for shape in shapes))
     assert changed(y) == written == known(y)
 
 
-def test_what_backward_writes_is_known() -> None:
+def test_arrays_that_backward_writes_are_known() -> None:
     x = variable(2, 3)
     x.need_grad = True
     y = F.vat_noise(x, variable(2, 3))
@@ -131,14 +131,14 @@ def test_weights_that_are_fixed_while_training_are_written(make: Callable[[], nn
         (lambda x: F.bool_scatter(variable(3), variable(2, 3), x), False),
     ],
 )
-def test_what_hands_the_memory_of_its_input_on_is_known(make: Any, handed: bool) -> None:
+def test_functions_that_hand_on_the_memory_of_their_input_are_known(make: Any, handed: bool) -> None:
     x = variable(2, 3)
     f = make(x).parent
     assert hands_memory_on(f.info.type_name, f.info.args) == handed
     assert handed == (f.inplace_data(0) == 1)
 
 
-def test_what_needs_several_ranks_writes_as_on_one() -> None:
+def test_programs_for_several_ranks_write_as_on_one() -> None:
     assert written_inputs("SyncBatchNormalization", {"batch_stat": True}) == {3, 4}
 
 
@@ -194,7 +194,7 @@ def test_parameters_are_left_out() -> None:
         (lambda y: F.exp(F.unlink(cut(y))) * y, "Exp"),
     ],
 )
-def test_what_is_read_cut_off_from_the_graph_is_told_by_the_order(
+def test_the_order_tells_when_an_unlinked_array_is_read(
     build: Callable[[nn.Variable], nn.Variable], first: Optional[str]
 ) -> None:
     x = nn.Variable((2, 3))
@@ -230,7 +230,7 @@ NEVER_ENLARGE: Dict[str, Callable[..., Any]] = {
 }
 
 
-def test_what_never_enlarges_a_gradient_is_tried() -> None:
+def test_functions_said_never_to_enlarge_a_gradient_do_not() -> None:
     assert {name for name, row in functions.FUNCTIONS.items() if row.never_enlarges} == {*NEVER_ENLARGE}
     for name, function in {**NEVER_ENLARGE, "Mul2": F.mul2}.items():
         rng = np.random.RandomState(0)

@@ -17,7 +17,7 @@ from tests.worlds.random_graphs import Network, networks
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(networks)
-def test_functions_come_in_the_order_of_forward_with_what_they_read_and_write(network: Network) -> None:
+def test_functions_come_in_forward_order_with_their_inputs_and_outputs(network: Network) -> None:
     expected: List[Any] = []
     network.loss.visit(expected.append)
     functions, read, parents = visited(network.loss)
@@ -31,7 +31,7 @@ def test_functions_come_in_the_order_of_forward_with_what_they_read_and_write(ne
         assert parents[index] == [v.parent for v in f.inputs]
 
 
-def test_what_is_noticed_and_what_is_not() -> None:
+def test_changes_that_are_noticed_and_those_that_are_not() -> None:
     x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32), need_grad=True)
     h = F.tanh(x)
     y = F.sum(h)

@@ -58,7 +58,7 @@ def twice_on_the_host() -> nn.Variable:
         (twice_on_the_host, ["Mod2", "Constant"], FLOAT, [("Mod2", 8 * 10), ("Mod2", 8 * 10)]),
     ],
 )
-def test_what_runs_on_the_host_and_what_that_moves(
+def test_functions_on_the_host_and_the_arrays_that_they_move(
     network: Callable[[], nn.Variable],
     without: Sequence[str],
     backend: List[str],

@@ -33,12 +33,12 @@ def test_the_variable_behind_a_loss() -> None:
 
 
 @pytest.mark.parametrize("loss", [None, 3.0, "loss", np.ones(1), nn.NdArray((1,))])
-def test_what_is_no_loss(loss: Any) -> None:
+def test_objects_that_are_not_losses(loss: Any) -> None:
     with pytest.raises(TypeError, match=f"loss must be an nnabla.Variable.*{type(loss).__name__}"):
         variable_of(loss)
 
 
-def test_what_needs_no_gradient() -> None:
+def test_losses_that_need_no_gradient() -> None:
     x = nn.Variable((2, 3))
     for loss in (x, F.mean(x), nn.Variable((1,), need_grad=True)):
         with pytest.raises(ValueError, match="needs no gradient"):
@@ -67,7 +67,7 @@ def test_scales(scale: Any) -> None:
         *((scale, TypeError) for scale in (None, "8", True, [8.0], np.array([8.0]), 1j)),
     ],
 )
-def test_what_is_no_scale(scale: Any, error: Any) -> None:
+def test_numbers_that_are_not_scales(scale: Any, error: Any) -> None:
     with pytest.raises(error, match="factor="):
         check_scale(scale, "factor")
 

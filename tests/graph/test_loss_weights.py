@@ -74,7 +74,7 @@ def test_every_form_of_a_weight_is_read(form: str) -> None:
     assert next(iter(read.all().values())) == 1.0
 
 
-def test_what_only_waiting_could_read_counts_as_one() -> None:
+def test_values_that_only_waiting_could_read_count_as_one() -> None:
     for form, weight in (("computed", 1.0), ("learned", 1.0), ("Variable", 2.0**-20)):
         y = head()
         assert Read(WEIGHTED[form](y), on_host=False).of(y) == [weight]
@@ -183,7 +183,7 @@ def test_weights_that_data_decide_are_those_in_use_as_long_as_they_are_near() ->
     assert Read(read.loss, on_host=False).all(in_use=in_use) == Read(read.loss, on_host=False).all()
 
 
-def test_only_constants_and_what_is_fed_make_a_component_inactive() -> None:
+def test_only_constants_and_fed_values_make_a_component_inactive() -> None:
     def weights(form: Callable[[nn.Variable, nn.Variable], nn.Variable]) -> List[float]:
         heads = head("a"), head("b")
         return Read(form(*map(mean, heads))).of(*heads)
@@ -218,7 +218,7 @@ UNKNOWN: Dict[str, Callable[[nn.Variable], nn.Variable]] = {
 
 
 @pytest.mark.parametrize("form", UNKNOWN)
-def test_what_is_not_known_counts_as_one(form: str) -> None:
+def test_unknown_factors_count_as_one(form: str) -> None:
     y = head()
     assert Read(UNKNOWN[form](y)).of(y) == [1.0]
 
@@ -257,7 +257,7 @@ def test_each_head_has_its_own_and_a_trunk_the_largest() -> None:
         assert read.of(first, second, below, trunk) == [a, b, max(a, b), max(a, b)]
 
 
-def test_where_heads_meet_the_largest_counts_also_where_it_joins_further_on() -> None:
+def test_the_largest_head_counts_where_heads_meet_also_further_on() -> None:
     """A residual stream is one component; a head that reads it early comes late in backward."""
     x = F.tanh(PF.affine(data(8, 4), 4, name="stem"))
     inner = F.tanh(PF.affine(x, 4, name="in"))
@@ -269,7 +269,7 @@ def test_where_heads_meet_the_largest_counts_also_where_it_joins_further_on() ->
     assert of[positions[hash(x)]] == of[positions[hash(late)]] != of[positions[hash(inner)]]
 
 
-def test_what_only_a_layer_brings_to_a_leaf_is_weighed_as_what_comes_before_it() -> None:
+def test_a_leaf_reached_only_by_a_layer_has_the_weight_of_its_predecessor() -> None:
     """A leaf's gradient is kept apart, and is a component of its own where a layer scales it."""
     leaf = constant(np.ones((2, 3, 4)))
     leaf.need_grad = True
@@ -277,7 +277,7 @@ def test_what_only_a_layer_brings_to_a_leaf_is_weighed_as_what_comes_before_it()
     assert read.of(leaf) == [2.0**-20]
 
 
-def test_what_a_clipped_gradient_leads_to_is_weighed_by_nothing_but_whether_it_is_there() -> None:
+def test_descendants_of_a_clipped_gradient_have_weight_1_or_0() -> None:
     weight, y = constant(1.0), head()
     inner = F.tanh(y)
     read = Read(mean(F.clip_grad_by_norm(PF.affine(inner, 4, name="out"), 1.0)) * weight)
@@ -296,7 +296,7 @@ def test_a_loss_of_several_elements_and_one_that_a_layer_computes_weigh_one() ->
 
 
 @pytest.mark.parametrize("form", WEIGHTED)
-def test_where_all_is_one_component_it_has_the_weight_of_its_arrays(form: str) -> None:
+def test_a_single_component_has_the_weight_of_its_arrays(form: str) -> None:
     """With one scale for all layers; its single elements weigh as much as the loss itself."""
     y = head()
     read = Read(WEIGHTED[form](F.tanh(y)), by_layer=False, adaptive=False)
@@ -312,7 +312,7 @@ LOOPS: Dict[str, Callable[[nn.Variable], nn.Variable]] = {
 
 @pytest.mark.parametrize("by_layer", [True, False])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_what_arrays_are_compared_with_weighs_no_more_than_these(loop: str, *, by_layer: bool) -> None:
+def test_references_of_a_comparison_need_no_more_memory_than_the_arrays(loop: str, *, by_layer: bool) -> None:
     """A single element further on is computed from an array, and computes one: no factor counts twice."""
     y = head()
     read = Read(LOOPS[loop](F.reshape(F.sigmoid(y), (8, 4))), by_layer=by_layer, adaptive=by_layer)
@@ -344,7 +344,7 @@ def test_losses_that_are_put_together_in_an_array_keep_their_own(stacked: Any) -
 
 
 @pytest.mark.parametrize(("reduced", "first"), [(F.mean, 1.0), (F.sum, 16.0)])
-def test_graphs_of_other_shapes_share_what_is_known_of_their_weights(reduced: Any, first: float) -> None:
+def test_graphs_of_other_shapes_share_statistics_of_weights(reduced: Any, first: float) -> None:
     def graph_of(batch: int, constant: float) -> Graph:
         h = PF.affine(F.tanh(PF.affine(data(batch, 3), 4, name="a")), 4, name="b")
         return Graph(reduced(h) * constant)
@@ -362,7 +362,7 @@ def test_graphs_of_other_shapes_share_what_is_known_of_their_weights(reduced: An
         assert weights.read(graph.variables, on_host=True)[-1] == first * size * weight
 
 
-def test_what_forward_has_freed_counts_as_one() -> None:
+def test_values_that_forward_has_freed_count_as_one() -> None:
     y, weight = head(), 1.0 - constant(0.75)
     loss = mean(y) * weight
     variables = Graph(loss).variables

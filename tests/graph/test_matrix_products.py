@@ -235,5 +235,5 @@ def test_products_are_known_and_nothing_else_is_taken_for_one(type_name: str) ->
     assert is_matrix_product(type_name) == (found and type_name not in OTHERS)
 
 
-def test_the_search_finds_what_there_is() -> None:
+def test_the_search_finds_all_entries() -> None:
     assert {*SCALED, *OTHERS, "Einsum", "GRU", "INQAffine", "LSTM", "PatchCorrelation", "RNN"} <= {*FUNCTIONS}

@@ -67,7 +67,7 @@ def test_without_any_name_it_is_the_type() -> None:
     assert names_of(F.affine(F.affine(h, weight), weight)) == ["Affine", "Affine#2"]
 
 
-def test_what_is_computed_from_a_weight_belongs_to_the_layer() -> None:
+def test_functions_of_a_weight_belong_to_its_layer() -> None:
     h = nn.Variable((2, 3), need_grad=True)
 
     def normalized(w: nn.Variable) -> nn.Variable:

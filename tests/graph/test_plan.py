@@ -90,7 +90,7 @@ def facts(plan: GraphPlan) -> Dict[str, Any]:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seeds, st.lists(st.sampled_from(ANY_BATCH), max_size=6), st.integers(2, 6), st.integers(2, 6))
-def test_a_reshaped_plan_is_what_would_have_been_made(seed: int, steps: Any, first: int, second: int) -> None:
+def test_a_reshaped_plan_equals_a_new_one(seed: int, steps: Any, first: int, second: int) -> None:
     one = build(seed, steps, input_gradient=False, batch=(first, WIDTH))
     other = build(seed, steps, input_gradient=False, batch=(second, WIDTH), known=one.leaves)
     plan = GraphPlan(one.loss)
@@ -111,7 +111,7 @@ def kept(blocks: Sequence[int], width: int = 4) -> nn.Variable:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=2, max_size=2), st.booleans())
-def test_a_plan_of_other_parameters_is_what_would_have_been_made(blocks: Any, asked: bool) -> None:
+def test_a_plan_of_other_parameters_equals_a_new_one(blocks: Any, asked: bool) -> None:
     first, second = map(kept, blocks)
     plan, graph, made = GraphPlan(first), Graph(second), GraphPlan(second)
     every = [name for name, value in vars(GraphPlan).items() if isinstance(value, cached_property)]
@@ -127,7 +127,7 @@ def test_a_plan_of_other_parameters_is_what_would_have_been_made(blocks: Any, as
         assert str(found) == str(made)
 
 
-def test_where_patterns_select_layers_a_plan_is_not_of_others() -> None:
+def test_a_plan_with_selected_layers_is_not_shared_with_others() -> None:
     selection = LayerSelection(exclude=("out*",))
     plan, made = (GraphPlan(kept(blocks), selection) for blocks in ([0], [1]))
     assert plan.of_others(Graph(kept([1])), made.described, made.options) is None
@@ -140,7 +140,7 @@ def attention(length: int) -> nn.Variable:
     return F.mean(F.reshape(F.batch_matmul(scores, rows), (2 * length, 4)) ** 2)
 
 
-def test_what_follows_from_lengths_is_found_out_anew() -> None:
+def test_properties_that_follow_from_shapes_are_computed_again() -> None:
     longer = attention(5)
     plan = GraphPlan(attention(3))
     asked = [name for name, value in vars(GraphPlan).items() if isinstance(value, cached_property)]
@@ -169,7 +169,7 @@ def normalized(batch: int, *, batch_stat: bool) -> nn.Variable:
     return F.mean(F.sigmoid(PF.batch_normalization(h, batch_stat=batch_stat, name="bn")))
 
 
-def test_in_a_network_in_half_what_functions_in_float_read_limits_no_scale() -> None:
+def test_inputs_of_float_functions_in_a_half_network_limit_no_scale() -> None:
     for last, limits in ((HALF, True), (FLOAT, False)):
         nn.clear_parameters()
         with nn.context_scope(HALF):
@@ -184,7 +184,7 @@ def test_in_a_network_in_half_what_functions_in_float_read_limits_no_scale() -> 
 
 
 @pytest.mark.parametrize("name", ["largest_gradients", "fixed"])
-def test_what_goes_by_the_batch_and_by_arguments_is_found_out_anew(name: str) -> None:
+def test_properties_that_follow_from_batch_and_arguments_are_computed_again(name: str) -> None:
     one, other = GraphPlan(normalized(1, batch_stat=True)), normalized(4, batch_stat=False)
     before, found = getattr(one, name), of_alike(one, other)
     assert getattr(found, name) == getattr(GraphPlan(other), name) != before
@@ -260,7 +260,7 @@ def test_a_leaf_of_another_shape_is_another_leaf() -> None:
     assert of_alike(plan, on(x)) is None
 
 
-def test_where_branches_meet_a_gradient_may_be_larger_than_those_that_arrive() -> None:
+def test_a_gradient_where_branches_meet_may_be_larger_than_each_contribution() -> None:
     h = PF.affine(nn.Variable((2, 3)), 4, name="a")
     loss = F.mean(F.sigmoid(h) + F.tanh(h))
     graph = Graph(loss)
@@ -361,7 +361,7 @@ def test_a_frozen_weight_is_read_by_nobody_who_computes_it(other: bool) -> None:
 
 
 @pytest.mark.parametrize("transposed", [True, False])
-def test_a_table_is_no_weight_and_what_is_transposed_from_it_is(transposed: bool) -> None:
+def test_a_table_is_not_a_weight_but_its_transpose_is(transposed: bool) -> None:
     ids = nn.Variable.from_numpy_array(np.array([[1, 2, 1], [0, 3, 3]]))
     table = leaf("table", 5, 4 if transposed else 5)
     h = F.tanh(PF.affine(F.mean(F.embed(ids, table), axis=1), table.shape[1], name="a"))
@@ -384,7 +384,7 @@ def test_a_weight_that_another_layer_reads_can_be_swapped_only_if_that_is_scaled
 @pytest.mark.parametrize(
     ("kind", "others"), [("scores", set()), ("activation", set()), ("data", {None}), ("parameter", {"p"})]
 )
-def test_of_a_product_of_activations_a_leaf_alone_can_be_swapped(kind: str, others: Any) -> None:
+def test_only_a_leaf_of_a_product_of_activations_can_be_swapped(kind: str, others: Any) -> None:
     h = PF.affine(F.tanh(PF.affine(nn.Variable((2, 4, 3)), 3, base_axis=2, name="first")), 3, 2, name="a")
     if kind == "scores":
         other = F.softmax(F.batch_matmul(h, F.tanh(h), transpose_b=True))

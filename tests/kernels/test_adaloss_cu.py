@@ -55,7 +55,7 @@ def test_a_thread_writes_16_bytes_next_to_those_of_the_thread_before(nvrtc: Nvrt
     assert re.findall(r"st\.global\.v4\.f32\s+\[%rd\d+\+16\]", ptx) == []
 
 
-def test_the_compiler_flushes_what_is_left_to_it(nvrtc: Nvrtc) -> None:
+def test_the_compiler_flushes_subnormals_only_where_allowed(nvrtc: Nvrtc) -> None:
     source = 'extern "C" __global__ void f(float* x) { *x = __fmul_rn(*x, 0.5f); }'
     assert "mul.rn.ftz.f32" in nvrtc.compile(source, ["-ftz=true", "-arch=sm_90"]).ptx
 

@@ -16,7 +16,7 @@ def array_of(dtype: type, *shape: int) -> nn.NdArray:
     return nn.NdArray.from_numpy_array(np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype))
 
 
-def test_what_was_never_written_stays_lazily_zero_and_what_was_filled_becomes_float32() -> None:
+def test_unwritten_arrays_stay_lazily_zero_and_filled_ones_become_float32() -> None:
     zero, filled = nn.NdArray((3,)), nn.NdArray((3,))
     zero.zero()
     filled.fill(2.5)
@@ -30,7 +30,9 @@ def test_what_was_never_written_stays_lazily_zero_and_what_was_filled_becomes_fl
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int32, np.uint8])
 @pytest.mark.parametrize("shape", [(2, 3), (1,), (0, 3)])
-def test_what_kernels_cannot_read_is_copied_and_left_as_it_is(dtype: type, shape: tuple[int, ...]) -> None:
+def test_arrays_that_kernels_cannot_read_are_copied_and_stay_unchanged(
+    dtype: type, shape: tuple[int, ...]
+) -> None:
     array, copy = array_of(dtype, *shape), nn.NdArray(shape)
     with modules_looked_for() as looked_for:
         found = as_float32(array, copy)

@@ -18,7 +18,7 @@ def tasks(pairs: List[Tuple[int, int]]) -> DeviceTasks:
 
 
 @given(pairs=st.lists(st.tuples(addresses, addresses), max_size=12), longest=st.integers(1, 5))
-def test_no_launch_reads_or_writes_what_another_task_of_it_writes(
+def test_no_task_of_a_launch_reads_or_writes_anothers_output(
     pairs: List[Tuple[int, int]], longest: int
 ) -> None:
     parts = list(tasks(pairs).launches(longest))
@@ -46,7 +46,7 @@ def test_as_many_share_a_launch_as_it_takes(pairs: List[Tuple[int, int]]) -> Non
     assert list(tasks([]).launches(5)) == []
 
 
-def test_what_is_known_to_be_independent_shares_launches() -> None:
+def test_independent_tasks_share_launches() -> None:
     # Not so in truth: it is the word of who knows that counts.
     assert list(DeviceTasks([1, 2], [2, 1], 3, independent=True).launches(5)) == [slice(0, 2)]
 

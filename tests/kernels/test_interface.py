@@ -440,7 +440,7 @@ def test_fitted_rounding_around_every_number_times_a_power_of_two(kernels: Kerne
         [np.inf, 1.05, -np.inf, np.nan, -3.1, 0.0, -0.0],
     ],
 )
-def test_fitted_rounding_of_little_and_of_what_is_not_finite(kernels: Kernels, values: list) -> None:
+def test_fitted_rounding_of_tiny_and_nonfinite_numbers(kernels: Kernels, values: list) -> None:
     for storage, saturates in itertools.product((FLOAT8_E4M3, FLOAT8_E5M2), (False, True)):
         check_fitted(kernels, np.array(values, np.float32), storage.saturating(saturates))
 

@@ -45,7 +45,7 @@ def test_results_come_in_the_order_of_tickets_and_once(measurements: Measurement
     assert measurements.measure([]) == []
 
 
-def test_arrays_are_watched_beside_what_is_measured(measurements: Measurements) -> None:
+def test_arrays_are_watched_beside_measured_ones(measurements: Measurements) -> None:
     good, bad, master = array(1.0), array(2.0, np.inf), array(0.0)
     for arrays, finite in (([good], True), ([good, bad], False), ([], True), ([good], True)):
         measurements.watch(arrays)
@@ -69,7 +69,7 @@ def test_a_loss_is_watched_for_nan(measurements: Measurements, dtype: Any) -> No
     assert not measurements.fetch().loss_is_nan
 
 
-def test_the_last_of_what_is_watched_may_be_the_loss_or_not(measurements: Measurements) -> None:
+def test_the_last_watched_array_may_be_the_loss_or_not(measurements: Measurements) -> None:
     good, bad = array(1.0), array(np.nan)
     for _ in range(2):
         for arrays, loss in (([good, bad], None), ([good], bad)):

@@ -15,7 +15,7 @@ def test_one_array_per_shape_and_purpose() -> None:
     assert len({id(array) for array in (first, *others)}) == len(pool) == 4
 
 
-def test_what_a_graph_has_not_used_is_dropped_with_the_next() -> None:
+def test_unused_entries_of_a_graph_are_dropped_with_the_next() -> None:
     pool = ScratchPool()
     weight = pool.get((2,), "factor")
     for length in range(3, 20):

@@ -105,7 +105,7 @@ class Unprintable(Exception):
     __str__ = __repr__
 
 
-def test_nor_does_what_tells_of_it_end_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_report_of_the_failure_does_not_end_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("nnabla_adaloss"), "exception", lambda *_: 1 / 0)
     with pytest.warns(LossScaleWarning, match=r"Unprintable: <exception str\(\) failed>; training goes on"):
         Audience([Failing(Unprintable())]).tell(ended(1))
@@ -130,6 +130,8 @@ def test_no_monitors_are_no_audience() -> None:
         ([Listening(every=1.5)], TypeError, "every of Listening=1.5 must be an integer"),
     ],
 )
-def test_what_is_no_monitor_is_refused(monitors: Any, error: type[Exception], message: str) -> None:
+def test_objects_that_are_not_monitors_are_refused(
+    monitors: Any, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         audience_of(monitors)

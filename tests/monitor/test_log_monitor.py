@@ -45,7 +45,7 @@ def test_a_layer_in_words(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == [f"iteration 0, {line}", summary, f"iteration 1, {line}"]
 
 
-def test_what_goes_wrong_is_written_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_are_written_with_their_cause(caplog: pytest.LogCaptureFixture) -> None:
     lines = told(caplog, LogMonitor(0), config=AdaLossConfig(measure_every=1, delay=0))
     assert lines[0] == "iteration 1, attempt 0: batch repeated: first measurement"
     assert lines[1] == "iteration 1: loss scale 8 -> 16384"
@@ -72,7 +72,7 @@ class Records(Monitor):
         self.looked += event.look.gradient is not None
 
 
-def test_who_reads_records_alone_needs_no_hooks_and_receives_the_same(
+def test_a_monitor_that_reads_records_only_needs_no_hooks_and_receives_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO, logger="nnabla_adaloss"):

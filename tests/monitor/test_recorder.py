@@ -163,7 +163,7 @@ def test_underflow_is_found() -> None:
     assert sum(counts) == row.elements - row.zeros
 
 
-def test_the_file_holds_what_memory_does_not(tmp_path: Path) -> None:
+def test_the_file_holds_rows_that_memory_has_dropped(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "run.jsonl", limit=4)
     watched([recorder], 4)
     written = Recording.load(tmp_path / "run.jsonl")  # while it is open

@@ -105,7 +105,7 @@ def test_monitor_series_are_nnablas(tmp_path: Path) -> None:
         lambda path: Recorder(path / "run.jsonl", tensorboard=path),
     ],
 )
-def test_what_is_not_installed_is_named(
+def test_missing_packages_are_named(
     needing: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for module in ("pandas", "tensorboardX"):

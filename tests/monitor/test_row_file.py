@@ -89,7 +89,7 @@ def test_a_file_that_ends_anywhere_is_read_up_to_the_last_whole_line(
     assert read_rows(path) == [*written[: max(whole - 1, 0)], scale(9)]
 
 
-def test_what_is_done_again_after_a_crash_is_there_once(tmp_path: Path) -> None:
+def test_rows_repeated_after_a_crash_appear_once(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     write(path, [scale(i) for i in range(1, 8)])
     write(path, [])  # killed before anything happened
@@ -107,7 +107,7 @@ def test_another_file_is_left_alone(tmp_path: Path, content: bytes, opened: Any)
     assert path.read_bytes() == content
 
 
-def test_what_is_not_ours_alone_is_not_opened(tmp_path: Path) -> None:
+def test_files_that_others_may_write_are_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")  # which one would wait for
     with pytest.raises(ValueError, match=r"fifo is a FIFO: give the path of a file"):
         RowFile(tmp_path / "fifo")

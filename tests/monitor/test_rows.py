@@ -52,7 +52,7 @@ def test_headroom(values: List[float], bits: float) -> None:
     assert seen(values).headroom == bits
 
 
-def test_shares_are_of_what_could_be_lost() -> None:
+def test_shares_count_elements_that_could_be_lost() -> None:
     row = layer(1, "a", underflowed=10, zeros=60)
     assert row.underflow == 10 / 50
     assert row.overflow == 0.01
@@ -69,7 +69,7 @@ def test_shares_are_of_what_could_be_lost() -> None:
         ([2.0**-126, 2.0**-127], pytest.approx(142.0, abs=0.01), [-126, 1]),
     ],
 )
-def test_what_a_gradient_holds(values: List[float], headroom: Any, exponents: List[int]) -> None:
+def test_contents_of_a_gradient(values: List[float], headroom: Any, exponents: List[int]) -> None:
     record = LayerRecord(1, "a", 2.0, 2.0, 8.0, 16.0, 1.0, None, None, Reason.HELD)
     look: Any = SimpleNamespace(gradient=seen(values))
     row = row_of(LayerScaled(record, look), histograms=True, data=False)

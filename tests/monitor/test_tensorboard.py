@@ -53,7 +53,7 @@ def test_a_recording_afterwards(tmp_path: Path) -> None:
     assert text == b"overflow, first bad layer conv/conv, loss scale 1024"
 
 
-def test_of_the_passes_of_an_iteration_the_last_is_written(tmp_path: Path) -> None:
+def test_the_last_pass_of_an_iteration_is_written(tmp_path: Path) -> None:
     passes = [layer(1, "a", underflowed=9), layer(1, "a", underflowed=2, attempt=1), layer(2, "b")]
     Recording(passes).to_tensorboard(tmp_path)
     values = [value for event in events_in(tmp_path) for value in event.summary.value]

@@ -274,7 +274,7 @@ PROGRAMS: Dict[Callable[[str], Outcome], float] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_learns_what_it_learns_with_nnablas_updater(program: Callable[[str], Outcome]) -> None:
+def test_ours_learns_as_nnablas_updater_does(program: Callable[[str], Outcome]) -> None:
     start()
     ours = program("adaptive")
     start()
@@ -286,7 +286,7 @@ def test_learns_what_it_learns_with_nnablas_updater(program: Callable[[str], Out
 @pytest.mark.usefixtures("_short")
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 @pytest.mark.parametrize("program", [*PROGRAMS, thread_average], ids=lambda program: program.__name__)
-def test_learns_natively_what_it_learns_emulated(program: Callable[[str], Outcome]) -> None:
+def test_native_half_learns_as_emulation_does(program: Callable[[str], Outcome]) -> None:
     start()
     emulated = program("adaptive")
     nn.set_default_context(HALF)

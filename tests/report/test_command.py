@@ -43,7 +43,7 @@ def test_two_are_compared(second: str, page: str, heading: str, tmp_path: Path) 
     assert f"<h1>{heading.format(tmp_path)}</h1>" in (tmp_path / page).read_text("utf-8")
 
 
-def test_what_cannot_be_drawn_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_drawn_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.txt").write_text("hello\n")
     Recorder(path=tmp_path / "empty.jsonl").close()
     for name, code, message in (

@@ -27,7 +27,7 @@ def compared(first: Recording, second: Recording) -> Parsed:
     return Parsed(comparison_of({"one": first, "two": second}, "one and two"))
 
 
-def test_what_differs_comes_first() -> None:
+def test_differences_come_first() -> None:
     page = compared(recording(8.0, 0, only="x"), recording(4096.0, 30, lost=2))
     differ = {row[0]: row[1:] for row in page.tables["Results that differ"]}
     assert differ["result"] == ["one", "two"]
@@ -59,7 +59,7 @@ def test_settings_that_differ_come_first_and_equal_ones_are_folded() -> None:
     assert page.texts("li")[:2] == ["one: 2026-01-02 03:04", "two: 2026-02-03 04:05"]
 
 
-def test_what_was_not_counted_is_not_none() -> None:
+def test_uncounted_overflows_are_not_zero_overflows() -> None:
     unknown = [row._replace(underflowed=None) for row in recording(8.0, 0).of(LayerRow)]
     tables = compared(recording(8.0, 0), Recording(unknown)).tables
     assert ["worst underflow", "0 %, b", "not counted"] in tables["Results that differ"]

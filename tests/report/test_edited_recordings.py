@@ -122,7 +122,7 @@ def test_each_field_may_hold_anything_or_be_gone(recorded: bytes, tmp_path: Path
 
 
 @pytest.mark.parametrize("link", [None, os.symlink, os.link])
-def test_a_page_never_replaces_what_it_is_made_from(recorded: bytes, link: Any, tmp_path: Path) -> None:
+def test_a_page_never_replaces_its_recording(recorded: bytes, link: Any, tmp_path: Path) -> None:
     run, other, page = tmp_path / "run.jsonl", tmp_path / "other.jsonl", tmp_path / "page.html"
     run.write_bytes(recorded)
     other.write_bytes(recorded)

@@ -93,7 +93,9 @@ def test_layers_in_numbers() -> None:
         (("held", "held"), "not recorded"),
     ],
 )
-def test_why_a_layer_has_its_scale_is_what_was_last_measured(reasons: Tuple[str, ...], shown: str) -> None:
+def test_the_reason_of_a_layers_scale_is_that_of_its_last_choice(
+    reasons: Tuple[str, ...], shown: str
+) -> None:
     rows = [layer(i)._replace(reason=reason) for i, reason in enumerate(reasons)]
     page = page_of(Recording(rows), "run")
     assert f'<td data-head="why this alpha">{shown}</td>' in page

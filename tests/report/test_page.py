@@ -78,7 +78,7 @@ def test_one_file_that_tells_its_pictures_in_words() -> None:
     assert ".many thead" in page
 
 
-def test_what_it_says() -> None:
+def test_output_of_the_command() -> None:
     page = Parsed(page_of(recording(), "run.jsonl"))
     (finding,) = page.texts("p", "finding")
     assert finding.startswith(

@@ -124,7 +124,7 @@ def test_the_table_has_a_row_a_rule_and_a_last_line_for_each_method() -> None:
     ]
 
 
-def test_where_fp32_has_not_learned_there_is_nothing_to_come_up_to() -> None:
+def test_a_cell_in_which_fp32_has_not_learned_does_not_count() -> None:
     lines = verdicts(fp32=0.081, no_scaling=0.081, adaptive=0.081).table().splitlines()
     assert [line.split()[-1] for line in lines[3:6]] == ["8.1%"] * 3
     assert "fp32 has not learned" in lines[8]

@@ -78,7 +78,7 @@ NUMBER = re.compile(r"\d+\.?\d*")
 
 
 @pytest.mark.slow
-def test_what_follows_a_program_is_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_block_after_a_program_is_its_output(capsys: pytest.CaptureFixture[str]) -> None:
     found = [pair for path in DOCUMENTS for pair in WITH_OUTPUT.findall(path.read_text("utf-8"))]
     assert found
     for program, output in found:
@@ -91,7 +91,7 @@ def test_what_follows_a_program_is_what_it_prints(capsys: pytest.CaptureFixture[
             assert float(a) == pytest.approx(float(b), rel=0.01, abs=0.05)
 
 
-def test_what_is_not_run_says_why() -> None:
+def test_programs_that_are_not_run_say_why() -> None:
     document = "<!-- not run: needs a GPU -->\n```python\nimport a\n```\n\n```python\nb()\n```\n"
     assert programs_to_run(document) == ["b()\n"]
     for path in DOCUMENTS:
@@ -100,7 +100,7 @@ def test_what_is_not_run_says_why() -> None:
     assert {"README.md", "recipes.md", "functions.md"} <= {path.name for path in WITH_PROGRAMS}
 
 
-def test_commands_of_the_readme_need_only_what_it_installs() -> None:
+def test_commands_of_the_readme_need_only_installed_packages() -> None:
     text, makefile = (ROOT / "README.md").read_text("utf-8"), (ROOT / "Makefile").read_text("utf-8")
     assert set(re.findall(r"python -m (\w+)", text)) <= {"venv", "nnabla_adaloss"}
     targets = set(re.findall(r"`make (\w+)", text))
@@ -149,7 +149,7 @@ def test_programs_are_found_in_documents() -> None:
         ("from nnabla_adaloss import *", ["nnabla_adaloss:*"]),
     ],
 )
-def test_what_is_too_deep(line: str, found: List[str]) -> None:
+def test_files_that_are_nested_too_deeply(line: str, found: List[str]) -> None:
     assert too_deep(f"def late():\n{indent(line, '    ')}") == found
 
 

@@ -46,7 +46,7 @@ def test_no_array_of_the_resnets_goes_through_the_host(network: str) -> None:
 
 
 @pytest.mark.parametrize("network", ["resnet50", "transformer"])
-def test_what_is_timed_runs_on_every_gpu(network: str) -> None:
+def test_timed_programs_run_on_every_gpu(network: str) -> None:
     loss = gpu_networks.build(network, gpu_networks.QUICK[network])
     assert loss.size == 1
     assert not types(loss) & (ON_THE_HOST | FAIL_ON_HOPPER)

@@ -69,7 +69,7 @@ def test_no_constant_loss_scale_trains_both() -> None:
 
 
 @pytest.mark.slow
-def test_the_default_epsilon_of_adam_swallows_what_scaling_brings() -> None:
+def test_the_default_epsilon_of_adam_swallows_scaled_gradients() -> None:
     assert PROGRAM.count(", eps=1e-30") == 1
     nn.clear_parameters()
     nn.random.set_parameter_seed(313)

@@ -227,14 +227,14 @@ PathFinder.find_spec = classmethod(lambda cls, name, *rest: None if name == "skl
 """
 
 
-def test_what_samples_need_is_the_extra_of_the_package() -> None:
+def test_requirements_of_samples_are_the_extra_of_the_package() -> None:
     (extra,) = re.findall(r"^samples = \[(.*)\]", (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
     assert sorted(NEEDED.values()) == sorted(re.findall(r'"([\w-]+)', extra))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sample", ["gan", "demo", "compare", "distributed"])
-def test_without_it_a_sample_says_what_to_install(sample: str, tmp_path: Path) -> None:
+def test_a_sample_names_the_package_to_install(sample: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(ABSENT)
     done = run(sample, path=tmp_path)
     assert done.returncode == 1

@@ -96,7 +96,7 @@ def test_gradients_are_clipped_unscaled() -> None:
 
 
 @pytest.mark.parametrize("method", ["approx_range", None])
-def test_an_overflow_skips_the_step_and_lowers_what_was_at_fault(method: Optional[str]) -> None:
+def test_an_overflow_skips_the_step_and_lowers_the_scale_at_fault(method: Optional[str]) -> None:
     n = Net(config=AdaLossConfig(loss_scale_method=method))
     assert all(n.iterate() for _ in range(3))
     before, scale = snapshot(), n.scaler.get_scale()
@@ -233,7 +233,7 @@ def test_a_loss_that_is_nan_skips_the_steps_of_those_that_it_depends_on(together
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_of_two_batches_that_are_added_one_may_have_a_loss_that_is_nan(first: bool) -> None:
+def test_one_of_two_added_batches_may_have_a_loss_that_is_nan(first: bool) -> None:
     loss, positive = with_a_logarithm(data(4, 3), "a")
     solver = solver_of(S.Sgd(0.1))
     scaler = GradScaler(solver, storage="float16")
@@ -324,7 +324,7 @@ def test_the_first_of_two_batches_that_are_added_is_found_to_be_the_cause(first:
 @pytest.mark.parametrize("bad", [2.0**10, np.nan])
 @pytest.mark.parametrize("one_by_one", [True, False])
 @pytest.mark.parametrize("index", [0, 1])
-def test_of_two_batches_of_two_losses_the_one_that_overflowed_is_found(
+def test_the_batch_that_overflowed_is_found_among_two_losses(
     index: int, one_by_one: bool, bad: float, delay: Optional[int]
 ) -> None:
     nn.clear_parameters()
@@ -566,7 +566,7 @@ def rebuilt(size: int) -> nn.Variable:
     return two_layers(data(size, 3, seed=size)) * 1e-6
 
 
-def test_a_graph_that_is_built_anew_goes_on_with_what_was_measured() -> None:
+def test_a_rebuilt_graph_continues_with_the_measurements() -> None:
     rebuilt(4)
     solver = solver_of(S.Sgd(0.01))
     scaler = GradScaler(solver, storage="float16")
@@ -717,7 +717,7 @@ def stateful(kind: Kind) -> Loop:
 @pytest.mark.filterwarnings("ignore:nothing is stored in half precision")
 @pytest.mark.parametrize("storage", ["float16", None, "native"])
 @pytest.mark.parametrize("kind", [*KINDS, with_dropout])
-def test_the_first_batch_leaves_what_the_updater_leaves(kind: Kind, storage: Optional[str]) -> None:
+def test_the_first_batch_leaves_the_state_of_an_updater(kind: Kind, storage: Optional[str]) -> None:
     """In fp32 as a bare loop. Dropout draws anew when the batch runs again: the last forward is left."""
     options = {"storage": None if storage == "native" else storage}
     with nn.context_scope(HALF if storage == "native" else FLOAT):

@@ -118,7 +118,7 @@ def test_check_replaces_float16_in_the_list():
     assert gradients[1][0] == 2.0**-26
 
 
-def test_check_refuses_what_it_cannot_replace():
+def test_check_refuses_paths_that_it_cannot_replace():
     scaler, wide, fixed = LossScaler(initial_scale=4.0), np.full(2, 8.0), np.ones(2, np.float32)
     fixed.flags.writeable = False
     for gradients in ((wide, np.ones(2, np.float16)), np.ones(2, np.float16), (wide, fixed), np.float32(1.0)):
@@ -326,7 +326,7 @@ def test_infinities_and_nans_are_found(make: Maker, values: Any, expected: bool)
         ([np.ones(1), nn.Variable((1,))], ValueError, r"gradients\[1\] holds nothing yet"),
     ],
 )
-def test_what_is_refused_leaves_everything_as_it_was(gradients: Any, error: Any, message: str) -> None:
+def test_refusals_leave_everything_unchanged(gradients: Any, error: Any, message: str) -> None:
     scaler = LossScaler()
     for method in (scaler.unscale_gradients, scaler.unscale_gradients_and_check, scaler.detect_overflow):
         with pytest.raises(error, match=message):

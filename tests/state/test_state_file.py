@@ -112,7 +112,7 @@ NO_STATE = "state is not a state file"
     ],
     ids=range(15),
 )
-def test_what_is_wrong_with_a_file_is_told_apart(path: Path, content: bytes, complaint: str) -> None:
+def test_faults_of_a_file_have_different_errors(path: Path, content: bytes, complaint: str) -> None:
     path.write_bytes(content)
     with pytest.raises(StateFileError, match=complaint):
         read_state(path)
@@ -137,7 +137,7 @@ def test_a_huge_file_is_refused_without_reading_it(path: Path) -> None:
         read_state(path)
 
 
-def test_what_is_not_there_or_cannot_be_replaced(tmp_path: Path) -> None:
+def test_paths_that_are_missing_or_cannot_be_replaced(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_state(tmp_path / "nothing")
     (tmp_path / "circle").symlink_to("circle")
@@ -150,7 +150,7 @@ def test_what_is_not_there_or_cannot_be_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "circle").is_symlink()
 
 
-def test_what_is_no_plain_value_is_refused_before_anything_is_written(path: Path) -> None:
+def test_values_that_json_cannot_hold_are_refused_before_writing(path: Path) -> None:
     with pytest.raises(TypeError):
         write_state(path, {"scale": np.float32(8.0)})
     assert_alone(path)
@@ -172,7 +172,9 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert read_state(path) == STATE
 
 
-def test_what_a_file_system_does_not_allow_is_left_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attributes_that_a_file_system_refuses_are_left_out(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sync = os.fsync
     asked = []
 
@@ -225,7 +227,7 @@ def test_a_file_may_have_the_longest_name_there_is(tmp_path: Path, name: str) ->
     assert_alone(path)
 
 
-def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_files_of_killed_writers_are_removed_and_no_others(tmp_path: Path) -> None:
     path = tmp_path / "state [1]"
     write_state(path, STATE)
     killed_while_saving(path)
@@ -316,7 +318,7 @@ def test_a_writer_whose_temporary_file_is_taken_begins_again(
     assert_alone(path)
 
 
-def test_what_is_no_regular_file_is_neither_read_nor_replaced(
+def test_irregular_files_are_neither_read_nor_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "fifo")
@@ -336,9 +338,7 @@ def test_what_is_no_regular_file_is_neither_read_nor_replaced(
     assert sorted(os.listdir(tmp_path)) == ["fifo", "link", "socket"]
 
 
-def test_what_would_be_too_large_to_be_read_is_not_written(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_too_large_to_be_read_are_not_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_file, "_LARGEST", path.stat().st_size)
     write_state(path, STATE)
     assert read_state(path) == STATE

@@ -47,7 +47,7 @@ def test_columns_are_ratios_of_blocks_that_ran_side_by_side() -> None:
         ([".", ".", "--new", "delay"], "'delay' must be NAME=VALUE"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_runs(
+def test_errors_come_before_anything_runs(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)

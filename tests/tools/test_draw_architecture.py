@@ -22,7 +22,7 @@ FILES = {
 }
 
 
-def test_folders_what_they_are_for_and_their_imports(tmp_path: Path) -> None:
+def test_folders_have_a_purpose_and_imports(tmp_path: Path) -> None:
     for name, text in FILES.items():
         (tmp_path / "house" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "house" / name).write_text(text, "utf-8")
@@ -50,7 +50,7 @@ def test_folders_what_they_are_for_and_their_imports(tmp_path: Path) -> None:
         assert drawn.count('class="edge"') == 3  # not that from house to ground, which follows from others
 
 
-def test_every_folder_of_this_package_says_what_it_is_for() -> None:
+def test_every_folder_of_this_package_states_its_purpose() -> None:
     assert "<br/><br/>" not in graph_of(ROOT / "nnabla_adaloss")
     with pytest.raises(ValueError, match="tests' has no __init__.py: give the folder"):
         graph_of(ROOT / "tests")

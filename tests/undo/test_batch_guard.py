@@ -50,7 +50,7 @@ def test_a_window_is_undone_to_the_gradients_before_its_first_backward() -> None
     assert gradient.data.tolist() == [4.0, 4.0]
 
 
-def test_what_forward_has_written_by_the_time_of_backward_is_undone_with_the_batch() -> None:
+def test_writes_of_forward_are_undone_with_the_batch() -> None:
     guard, (w,) = guarded(), nn.get_parameters(grad_only=False).values()
     guard.begin()
     guard.begin_batch(first=True)

@@ -65,7 +65,7 @@ def test_in_one_batch_the_first_values_are_kept_and_in_the_next_those_of_then() 
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int32])
-def test_what_the_first_forward_is_seen_to_write_is_put_back_from_then_on(dtype: Any) -> None:
+def test_writes_seen_in_the_first_forward_are_put_back_from_then_on(dtype: Any) -> None:
     loss = network()
     state, plan, (gain, shift) = ForwardState(CpuKernels()), plan_of(loss), parameters("gain", "shift")
     gain.data.cast(dtype)
@@ -104,7 +104,7 @@ def normalized(mean: nn.Variable, variance: nn.Variable, gain: float) -> nn.Vari
     return F.mean(F.batch_normalization(x, zeros, ones, mean, variance) * parameter("gain", [[1.0] * 3]))
 
 
-def test_what_two_graphs_write_is_as_it_was_before_the_first() -> None:
+def test_arrays_that_two_graphs_write_are_as_before_the_first() -> None:
     mean, variance = nn.Variable((1, 3)), nn.Variable((1, 3))
     mean.d, variance.d = 0.25, 1.0
     state = ForwardState(CpuKernels())
@@ -122,7 +122,7 @@ def test_what_two_graphs_write_is_as_it_was_before_the_first() -> None:
     assert variance.d.tolist() == [[1.0] * 3]
 
 
-def test_what_a_first_forward_has_written_before_it_was_interrupted_is_put_back() -> None:
+def test_writes_of_an_interrupted_first_forward_are_put_back() -> None:
     """Nobody knows then what the rest of it would have written: it is looked for once more."""
     loss = network()
     state, plan, before = ForwardState(CpuKernels()), plan_of(loss), statistics()
@@ -144,7 +144,7 @@ def test_what_a_first_forward_has_written_before_it_was_interrupted_is_put_back(
     assert shift.d.tolist() == [[0.0] * 3]
 
 
-def test_what_a_graph_of_a_later_batch_is_seen_to_write_is_put_back_with_that_batch() -> None:
+def test_writes_first_seen_in_a_later_graph_are_put_back_with_that_batch() -> None:
     loss, other = network(), F.mean(nn.Variable((1, 3)) * parameter("scale", [[1.0, 1.0, 1.0]]))
     state, (scale,) = ForwardState(CpuKernels()), parameters("scale")
     state.save(*plan_of(loss))
@@ -167,7 +167,7 @@ WRITERS: Dict[str, Callable[[nn.Variable], nn.Variable]] = {
 
 
 @pytest.mark.parametrize("way", WRITERS)
-def test_what_needs_a_gradient_and_is_written_is_put_back(way: str) -> None:
+def test_written_arrays_that_need_a_gradient_are_put_back(way: str) -> None:
     average = nn.parameter.get_parameter_or_create("average", (2, 3), np.ones((2, 3)))
     loss = F.mean(WRITERS[way](average))
     state = ForwardState(CpuKernels())
@@ -178,7 +178,7 @@ def test_what_needs_a_gradient_and_is_written_is_put_back(way: str) -> None:
     assert average.d.tolist() == [[1.0] * 3] * 2
 
 
-def test_what_is_read_cut_off_before_it_is_computed_is_put_back() -> None:
+def test_unlinked_arrays_read_before_they_are_computed_are_put_back() -> None:
     x = constant(np.ones((2, 3)))
     y = F.tanh(x)
     y.data.zero()

@@ -74,7 +74,7 @@ def test_all_leaves_and_outputs_that_share_the_memory_are_named() -> None:
 
 @pytest.mark.parametrize(("read", "carried"), [(0, True), (2, True), (3, False), (4, False)])
 @pytest.mark.parametrize("share", WAYS)
-def test_what_is_read_after_it_was_written_is_not_carried(share: Share, read: int, carried: bool) -> None:
+def test_arrays_read_after_they_are_written_are_not_carried(share: Share, read: int, carried: bool) -> None:
     x, *outputs = chain(4)
     leaf = nn.Variable((2, 3))
     share(leaf, outputs[2])
@@ -91,7 +91,7 @@ def test_memory_that_is_written_once_more_is_carried() -> None:
     assert shared.find() == ([outputs[1], outputs[3]], [leaf])
 
 
-def test_of_two_leaves_that_share_memory_one_may_be_read_before() -> None:
+def test_one_of_two_leaves_that_share_memory_may_be_read_before() -> None:
     _, *outputs = chain(4)
     early, late, other = (nn.Variable((2, 3)) for _ in range(3))
     early.data = late.data = outputs[1].data
@@ -148,7 +148,7 @@ ARRANGEMENTS = [
 
 @pytest.mark.parametrize("looks", [1, 5])
 @pytest.mark.parametrize("arrange", ARRANGEMENTS)
-def test_what_a_look_asks_for_grows_with_the_graph(arrange: Any, looks: int) -> None:
+def test_the_request_of_a_look_grows_with_the_graph(arrange: Any, looks: int) -> None:
     few, many = (asked(functions, arrange, looks) for functions in (20, 200))
     assert many <= 11 * few
     # As a rule each is asked once.

@@ -41,7 +41,7 @@ def test_every_dtype_comes_back_to_as_many_arrays_as_there_are_now() -> None:
         assert [x.dtype for x in kept] == [*dtypes]
 
 
-def test_what_is_lazily_zero_is_so_again() -> None:
+def test_lazily_zero_arrays_become_lazily_zero_again() -> None:
     kept, snapshot = arrays(np.float32, np.float32, np.int32), ArraySnapshot(CpuKernels())
     kept[1].zero()
     snapshot.save(kept)
@@ -67,7 +67,7 @@ def test_it_is_put_back_to_the_arrays_that_are_given() -> None:
 
 
 @pytest.mark.parametrize("all_zero", [False, True])
-def test_contents_take_the_place_of_what_was_kept(all_zero: bool) -> None:
+def test_new_contents_replace_the_kept_ones(all_zero: bool) -> None:
     kept, snapshot = arrays(np.float32, np.float32), ArraySnapshot(CpuKernels())
     snapshot.save(kept, all_zero=all_zero)
     snapshot.put([None, np.full((3, 1), 8.0, np.float32)])
@@ -96,7 +96,7 @@ class Count:
         self.value, self.parts, self.kept = 1, {"a": 1}, 1
 
 
-def test_what_is_undone_is_brought_back_each_time_and_nothing_else() -> None:
+def test_undoing_restores_the_same_arrays_each_time() -> None:
     one, other = Count(), Count()
     other.value = 5
     restore = savepoint([one, other])

@@ -107,7 +107,7 @@ def test_an_infinite_loss_whose_gradients_are_finite_trains(storage: Optional[st
     assert updater.scaling.variable.d == math.inf
 
 
-def test_of_a_sink_no_loss_is_read() -> None:
+def test_no_loss_is_read_from_a_sink() -> None:
     x = data(4, 3)
     loss = F.sink(F.mean(PF.affine(x, 2, name="a") ** 2), one_input_grad=True)
     loss.data.fill(math.nan)
@@ -174,7 +174,7 @@ def test_an_attention_mask_of_minus_infinity_is_no_fault() -> None:
     assert updater.scale < 2.0**30
 
 
-def test_what_was_looked_at_with_a_smaller_scale_is_not_taken_for_a_gradient() -> None:
+def test_amaxes_measured_with_a_smaller_scale_are_not_taken_for_gradients() -> None:
     loss = masked(lambda weights, h: F.sum(weights * h) * 1e3)
     solver, scaling = solver_of(), AdaptiveLossScaling(FormatEmulation(loss))
     solver.zero_grad()

@@ -162,7 +162,7 @@ def test_a_learning_rate_is_as_before_where_nothing_is_loaded(tmp_path: Path) ->
     ],
     ids=["network", "solver", "settings"],
 )
-def test_what_does_not_belong_together_is_refused(
+def test_parts_that_do_not_belong_together_are_refused(
     other: Callable[[], AdaptiveLossScalingUpdater], match: str, tmp_path: Path
 ) -> None:
     updater = training()
@@ -708,7 +708,7 @@ def test_a_damaged_file_changes_nothing(
         np.testing.assert_equal(loaded, everything(whole))
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_paths_that_are_not_files(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         load_checkpoint(tmp_path / "none", training())
     (tmp_path / "text").write_text("hello")
@@ -726,7 +726,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         (lambda updater, path: save_checkpoint(path, updater, extra={"rng": object()}), "'rng'"),
     ],
 )
-def test_what_cannot_be_saved_is_told(
+def test_parts_that_cannot_be_saved_are_named(
     call: Callable[[AdaptiveLossScalingUpdater, Path], None], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(TypeError, match=message):

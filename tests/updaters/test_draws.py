@@ -108,7 +108,7 @@ def test_a_repeated_batch_draws_anew_and_the_same_in_each_run() -> None:
 
 
 @pytest.mark.parametrize("look", [lambda u: SanityChecker(u).check(), lambda u: diagnose(u)])
-def test_who_looks_on_draws_nothing(look: Callable[[Any], Any]) -> None:
+def test_a_watcher_draws_no_random_numbers(look: Callable[[Any], Any]) -> None:
     undisturbed = Run(adaptive, rebuilt=False).gradients(6)
     run = Run(adaptive, rebuilt=False)
     found = run.gradients(3)

@@ -180,7 +180,7 @@ tellings = st.dictionaries(st.sampled_from(["a", "b", "\u00e4 \u2603"]), numbers
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(tellings, min_size=SIZE, max_size=SIZE), min_size=1, max_size=3), st.booleans())
-def test_all_learn_bit_for_bit_what_each_rank_tells(steps: List[List[Any]], average: bool) -> None:
+def test_all_ranks_learn_each_ranks_measurements_bit_for_bit(steps: List[List[Any]], average: bool) -> None:
     made = exchanges()
     for number, owns in enumerate(steps):
         assert told_by(made, owns, average=average) <= 2

@@ -114,7 +114,7 @@ def test_a_dropped_batch_stays_in_no_running_statistics(bad: Any) -> None:
     assert_equal(*found)
 
 
-def test_whatever_overflows_no_scale_is_lowered_and_nothing_raised() -> None:
+def test_no_overflow_lowers_a_fixed_scale_or_raises() -> None:
     updater = updater_on(training(overflow=range(40), nan=[3]))
     assert {updater.update()[:4] for _ in range(40)} == {(False, 128.0, 0, "overflow")}
     assert updater.counters.lost == {"overflow": 39, "nonfinite_loss": 1}
@@ -176,7 +176,7 @@ def test_an_overflow_is_not_dropped_when_one_does_not_want_it() -> None:
     assert not np.isfinite(train.parameters["output/affine/W"].d).all()
 
 
-def test_what_overflows_on_another_rank_alone_is_dropped_and_counted_here_too() -> None:
+def test_an_overflow_on_another_rank_alone_is_dropped_and_counted_here_too() -> None:
     train = training()
     shapes = {v.shape for v in train.parameters.values()}
     other = Pair(lambda own: np.inf if own.shape in shapes else 0.0)

@@ -179,7 +179,7 @@ def test_s0_goes_down_once_for_a_batch_however_often_it_runs(method: str) -> Non
     assert [result.scale, updater.update().scale] == [2.0**12] * 2
 
 
-def test_where_nothing_but_s0_can_be_lowered_it_goes_down_until_the_batch_can_be_used() -> None:
+def test_s0_goes_down_until_the_batch_fits_if_nothing_else_can_be_lowered() -> None:
     updater = searched({1: 2.0**18}, config=AdaLossConfig("fixed"))
     updater.update()
     result = updater.update()

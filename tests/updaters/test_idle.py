@@ -28,7 +28,7 @@ def in_a_thread(call: Callable[[], Any]) -> threading.Thread:
     return thread
 
 
-def test_what_waits_is_called_once_in_order_and_after_exceptions_too() -> None:
+def test_waiting_callbacks_run_once_in_order_and_after_exceptions_too() -> None:
     idle, seen = Idle(), []
     idle.when_idle(lambda: seen.append("now"))
 

@@ -169,7 +169,7 @@ def test_an_exception_in_a_callback_changes_nothing(callback: str) -> None:
     assert not compare(training, before, done, end)
 
 
-def test_where_other_ranks_wait_an_iteration_that_a_feeder_has_ended_begins_again_with_its_batches() -> None:
+def test_an_iteration_that_a_feeder_ended_begins_again_with_its_batches_while_ranks_wait() -> None:
     train, asked = training(), []
 
     def feed() -> None:

@@ -180,7 +180,7 @@ def saved_at(moment: int, made: Training, path: Path) -> threading.Thread:
 @pytest.mark.slow
 @pytest.mark.parametrize("storage", ["float16", "native"])
 @pytest.mark.parametrize("case", ["in training", "two solvers"])
-def test_a_thread_saves_at_any_moment_what_goes_on_bit_for_bit(
+def test_a_checkpoint_saved_by_a_thread_at_any_moment_continues_bit_for_bit(
     case: str, storage: str, tmp_path: Path
 ) -> None:
     """`ADALOSS_FUZZ=25` saves 200 times in all."""

@@ -84,7 +84,7 @@ def test_a_term_that_comes_rarely_is_lost_a_few_times_and_no_more(way: str) -> N
 
 
 @pytest.mark.parametrize("way", ["next", "GradScaler"])
-def test_what_no_scale_helps_lowers_no_scale_but_once(way: str) -> None:
+def test_batches_that_no_scale_helps_lower_scales_only_once(way: str) -> None:
     trained = Trained(way, training(overflow=range(9, 150, 5)))
     for _ in range(100):
         trained.batch()

@@ -51,7 +51,7 @@ class Everything(Monitor):
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 @pytest.mark.parametrize("measured_every", [1, 3])
 @pytest.mark.parametrize("storage", ["float16", "fp8_hybrid", None])
-def test_whoever_watches_changes_nothing(storage: Optional[str], measured_every: int) -> None:
+def test_watching_changes_nothing(storage: Optional[str], measured_every: int) -> None:
     found = []
     config = AdaLossConfig(update_per_n_iteration=measured_every)
     for monitors in ([], [Everything()], [Everything(every=3), Everything(every=2)]):

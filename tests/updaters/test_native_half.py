@@ -176,7 +176,7 @@ def test_gradients_that_are_all_zero_are_told_of_once(storage: Optional[str]) ->
     assert len(caught) == 1
 
 
-def test_grad_scaler_says_when_what_it_needs_was_cleared() -> None:
+def test_grad_scaler_reports_cleared_activations() -> None:
     loss = built(classifier, 1e-9, None)
     solver = solver_of()
     scaler = GradScaler(solver)

@@ -130,7 +130,7 @@ def test_a_scale_that_is_assigned_right_after_another_loss_is_used_at_once() -> 
     assert found[0][0][-2:] == ["measuring", "hookless"]
 
 
-def test_a_loss_that_is_replaced_before_it_was_used_hands_on_what_it_was_given() -> None:
+def test_an_unused_loss_that_is_replaced_hands_its_state_on() -> None:
     found = []
     for replaced in (0, 1, 2):
         training = Training(normalized, rebuilt=False, config=AdaLossConfig(measure_every=8))
@@ -142,7 +142,7 @@ def test_a_loss_that_is_replaced_before_it_was_used_hands_on_what_it_was_given()
     assert found[0] == found[1] == found[2]
 
 
-def test_an_overflow_drops_what_is_held_for_all_of_them() -> None:
+def test_an_overflow_drops_the_schedules_of_all_loss_weights() -> None:
     training = Training(normalized, clipped)
     training.run(6)
     assert training.passes[-2:] == ["hookless", "hookless"]
@@ -183,7 +183,7 @@ def test_no_more_than_sixteen_kinds_of_graphs_are_remembered() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("delay", [0, 1])
-def test_graphs_of_other_shapes_share_what_is_held(method: str, delay: int) -> None:
+def test_graphs_of_other_shapes_share_the_schedule(method: str, delay: int) -> None:
     config = AdaLossConfig(loss_scale_method=method, delay=delay)
     training = Training(small_weight, batches=(4, 7, 1, 5), config=config)
     training.run(34)

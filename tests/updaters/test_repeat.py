@@ -38,7 +38,7 @@ class Passes(Gate):
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("accum_grad", [1, 3])
-def test_what_forward_counts_is_counted_once(accum_grad: int, own: bool) -> None:
+def test_counters_in_forward_count_once(accum_grad: int, own: bool) -> None:
     """By a function of nnabla's, or one of the user's own: the first batch runs again before it is known."""
     counter = nn.parameter.get_parameter_or_create("counter", (1,), np.zeros(1), need_grad=False)
     loss = two_layers(data(8, 8))
@@ -374,7 +374,7 @@ def test_a_batch_that_was_not_fed_is_asked_for_again() -> None:
     assert updater.state_dict()["counters"]["fed"] == 4
 
 
-def test_counters_of_an_earlier_version_have_fed_what_they_count() -> None:
+def test_counters_of_an_earlier_version_have_fed_the_batches_they_count() -> None:
     saved = asdict(Counters(3, 7, 2))
     del saved["fed"]
     assert Counters.from_dict(saved).fed == 7

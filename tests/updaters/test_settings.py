@@ -143,7 +143,7 @@ def test_values_are_checked_by_the_constructor_and_when_they_are_assigned(
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_what_was_built_in_is_refused(name: str) -> None:
+def test_builtin_types_are_refused(name: str) -> None:
     with pytest.raises(AttributeError, match=f"{name} cannot be changed"):
         setattr(updater_with(), name, None)
 

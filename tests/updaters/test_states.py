@@ -81,7 +81,7 @@ def test_going_on_from_a_file_is_going_on(tmp_path: Path, saved: int, options: D
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-def test_the_state_is_what_a_file_gives_back(tmp_path: Path, delay: int) -> None:
+def test_the_state_survives_a_file(tmp_path: Path, delay: int) -> None:
     _, updater = trained(delay=delay)
     state = updater.state_dict()
     updater.save_states(tmp_path / "state")
@@ -118,7 +118,7 @@ NUMPYS = {
     ],
     ids=["function", "partial", "monitors", "infinite N", "NumPy numbers"],
 )
-def test_whatever_can_be_chosen_can_be_saved(tmp_path: Path, options: Dict[str, Any]) -> None:
+def test_all_settings_can_be_saved(tmp_path: Path, options: Dict[str, Any]) -> None:
     updater = updater_on(training(overflow=range(1, 3)), **options)
     for _ in range(3):  # the first time before it ever ran
         updater.save_states(tmp_path / "state")
@@ -288,7 +288,7 @@ def test_the_checksum_of_the_parameters_is_the_same_everywhere() -> None:
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-def test_other_weights_drop_what_was_learned_and_keep_the_scale(delay: int) -> None:
+def test_other_weights_drop_measurements_and_keep_the_scale(delay: int) -> None:
     train, updater = trained(delay=delay)
     state = updater.state_dict()
     train.parameters["conv/conv/W"].d *= 2.0
@@ -327,7 +327,7 @@ def test_training_goes_on_with_a_batch_of_another_size(delay: int) -> None:
     assert second.scale == first.scale
 
 
-def test_who_looks_on_is_no_setting() -> None:
+def test_monitors_are_not_settings() -> None:
     train, updater = trained(1)
     other = updater_on(train, config=AdaLossConfig(delay=0), monitors=[LogMonitor()])
     other.load_state_dict(updater.state_dict())

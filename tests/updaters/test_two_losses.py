@@ -153,7 +153,7 @@ def in_turn(storage: Optional[str], pattern: str, ratio: float, batches: int, **
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("on_overflow", ["repeat", "next"])
 @EMULATED_AND_NATIVE
-def test_of_two_tasks_in_turn_both_are_trained_and_only_the_first_batches_run_again(
+def test_two_tasks_in_turn_are_trained_and_only_first_batches_run_again(
     storage: Optional[str], on_overflow: str, pattern: str, ratio: float
 ) -> None:
     exact, found = (in_turn(way, pattern, ratio, 40, on_overflow=on_overflow) for way in ("float32", storage))
@@ -216,7 +216,7 @@ def test_tasks_in_turn_go_on_from_a_saved_state_bit_for_bit(batches: int, on_ove
 
 @pytest.mark.parametrize("ratio", [1e-9, 1e4])
 @pytest.mark.parametrize("float_tail", [True, False])
-def test_a_trunk_starts_with_what_the_larger_loss_brings(ratio: float, *, float_tail: bool) -> None:
+def test_a_trunk_starts_with_the_gradient_of_the_larger_loss(ratio: float, *, float_tail: bool) -> None:
     """Whichever comes first in backward."""
     net = InTurn("float16", float_tail=float_tail)
     result, _ = net.gradients(1.0, ratio)

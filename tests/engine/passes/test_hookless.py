@@ -153,7 +153,7 @@ def recomputed() -> nn.Variable:
         (recomputed, "activations are computed again in backward"),
     ],
 )
-def test_what_stands_in_the_way_is_said(network: Callable[[], nn.Variable], kind: str) -> None:
+def test_obstacles_are_named(network: Callable[[], nn.Variable], kind: str) -> None:
     loss = network()
     assert trained(loss).result.kind.startswith(kind)
     # Whatever way they came, they are those of nnabla's loop.
@@ -162,7 +162,7 @@ def test_what_stands_in_the_way_is_said(network: Callable[[], nn.Variable], kind
 
 
 @pytest.mark.parametrize("method", ["amax_history", "fixed"])
-def test_branches_need_no_call_and_what_clips_is_followed_by_one(method: str) -> None:
+def test_branches_need_no_call_and_clipping_functions_are_followed_by_one(method: str) -> None:
     for network, called in ((residual, False), (clipped, True)):
         loss = Noting(network())
         scaling = trained(loss, method, None, fixed_loss_scale=4.0)
@@ -234,7 +234,7 @@ def batches_of(network: str, storage: str, batches: int, **hooks: Any) -> Tuple[
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("storage", ["float", "emulated", "native"])
 @pytest.mark.parametrize("network", SHARING)
-def test_what_shares_a_scale_is_as_with_hooks(network: str, storage: str, batches: int) -> None:
+def test_gradients_that_share_a_scale_are_as_with_hooks(network: str, storage: str, batches: int) -> None:
     kinds, found, scales = batches_of(network, storage, batches)
     watched, expected, same = batches_of(network, storage, batches, **HOOK)
     assert set(kinds[:batches]) <= {"measuring", "hookless"}

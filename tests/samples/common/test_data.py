@@ -76,7 +76,7 @@ def test_image_folder(tmp_path: Path) -> None:
         assert (x.shape, t.tolist()) == ((2, 3, 8, 8), [[0], [1]])
 
 
-def test_what_is_read_at_random_follows_from_the_seed(tmp_path: Path) -> None:
+def test_random_reads_follow_from_the_seed(tmp_path: Path) -> None:
     image_folder.make_from_digits(tmp_path / "digits", size=12)
     images = find(tmp_path / "digits" / "val")
     assert len(images.files) == 360
@@ -168,7 +168,7 @@ def remove(name: str) -> Callable[[Path], Any]:
         ),
     ],
 )
-def test_what_is_spoiled_is_refused(
+def test_corrupted_states_are_refused(
     kind: str, change: Callable[[Path], Any], message: str, tmp_path: Path
 ) -> None:
     write, load = WHOLE[kind]

@@ -36,7 +36,7 @@ def test_storage_is_emulated_where_the_context_is_float() -> None:
         (["-c", "no_such_extension"], "doctor --gpu"),
     ],
 )
-def test_what_is_wrong_is_said(arguments: Any, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_name_the_fault(arguments: Any, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         start(*arguments)
     assert end.value.code == 2
