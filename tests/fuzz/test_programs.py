@@ -123,7 +123,7 @@ def of(*steps: str, again: bool = False, **options: Any) -> Program:
 KEPT = {
     "two leaves of one gradient in a function": of("own view"),
     "a residual that the convolution reads": of("fused residual"),
-    "a convolution that is computed again within": of("fused normalized", rerun=True),
+    "a convolution that is computed again within": of("fused normalized", again=True),
     "a gradient that is written for the user": of("noisy", batches=2),
     "a memory that forward writes, in batches that are repeated": of(
         "scattered trained", "limited", limit=4.0

@@ -115,7 +115,7 @@ def test_add_a_matrix_product(monkeypatch: pytest.MonkeyPatch, method: str) -> N
     native = [g / 8.0 for g in gradients(loss)]
     assert AdaptiveLossScaling(loss).layers == []
     # Weight (in, out).
-    linear = Function(Product(gradient=lambda g, *_: g, factor=lambda w, *_: w.T))
+    linear = Function(Product(gradient=lambda g, *_: g, weight=lambda w, *_: w.T))
     monkeypatch.setitem(functions.FUNCTIONS, "MyLinear", linear)
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(u_min=0.1, loss_scale_method=method, delay=0))
     for again in (False, True):
