@@ -126,7 +126,9 @@ class ScaleLimits(NamedTuple):
         return within_float32(scale)
 
     def merged(self, of: Sequence[int], count: int) -> ScaleLimits:
-        """Merge into `count` components; `of[i]` is the new index of component i."""
+        """Limits of `count` merged components, each made of those with its index in `of`: the strictest limits,
+        and the largest amax and loss weight.
+        """
         limits: List[Optional[float]] = [None] * count
         amax: List[Optional[float]] = [None] * count
         weight = [0.0] * count

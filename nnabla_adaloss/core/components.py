@@ -98,7 +98,7 @@ class Components(NamedTuple):
 
     @property
     def computed(self) -> List[int]:
-        """All components, except that of a scalar loss, whose gradient is given."""
+        """Components whose gradient backward computes: all, except that of a scalar loss."""
         root = self.root if self.root in self.scalars else -1
         return [index for index in range(len(self.names)) if index != root]
 

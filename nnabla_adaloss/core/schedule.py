@@ -102,8 +102,8 @@ class ScaleSchedule:
         found = {position: self.component_scales[index] for position, index in self.components.of.items()}
         for node in reversed(self.nodes) if self.in_float else ():
             if node.number in self.in_float and node.inputs:
-                own, descendants = found[node.outputs[0]], min(found[position] for position in node.inputs)
-                found[node.outputs[0]] = min(max(descendants, own / _FLOAT_FACTOR), own * _FLOAT_FACTOR)
+                own, of_inputs = found[node.outputs[0]], min(found[position] for position in node.inputs)
+                found[node.outputs[0]] = min(max(of_inputs, own / _FLOAT_FACTOR), own * _FLOAT_FACTOR)
         return found
 
     @cached_property
@@ -150,18 +150,21 @@ class ScaleSchedule:
 
 
 def _boundary(node: NodeStructure, scales: Mapping[int, float], reached: Set[int], *, first: bool) -> Step:
-    """Step around a function that changes the scale but is not a layer; the `first` starts with its scale."""
-    # Multiply before it runs as far as a scalar's format allows, and by the rest after it.
-    own, descendants = scales[node.outputs[0]], [scales[p] for p in node.inputs]
+    """Rescale around a function that is not a layer, but has inputs and outputs of different scales; the
+    outputs of the `first` have its scale already.
+    """
+    # The function sees the lower of both scales, as a scalar output may be stored in 16 bits: the outputs are
+    # rescaled before it runs as far as that allows, the inputs by the rest afterwards.
+    own, of_inputs = scales[node.outputs[0]], [scales[p] for p in node.inputs]
     if node.non_homogeneous:
         through = 1.0  # it receives unscaled gradients
-    elif not descendants:
+    elif not of_inputs:
         through = own
     else:
-        through = min(descendants[0], own)
+        through = min(of_inputs[0], own)
     # Contributions of other branches to its inputs carry the inputs' scale already.
-    arrived = [(p, scale) for p, scale in zip(node.inputs, descendants) if p in reached]
+    arrived = [(p, scale) for p, scale in zip(node.inputs, of_inputs) if p in reached]
     outputs = [(p, scales[p]) for p in node.outputs if not first]
     before = [Rescale(p, through / scale) for p, scale in (*outputs, *arrived) if scale != through]
-    after = [Rescale(p, scale / through) for p, scale in zip(node.inputs, descendants) if scale != through]
+    after = [Rescale(p, scale / through) for p, scale in zip(node.inputs, of_inputs) if scale != through]
     return Step(tuple(before), through, (1.0,) * len(node.layer_inputs), tuple(after))

@@ -250,7 +250,7 @@ class AdaptiveLossScaling:
 
     @property
     def accumulated_scales(self) -> Dict[str, float]:
-        """Scale S on each layer's input gradient in the last backward, by layer name."""
+        """Scale of each layer's input gradient in the last backward: that of its output gradient times alpha."""
         layers = {} if self._result is None else self._result.schedule.layers
         return {layer: scale * alpha for layer, (scale, alpha) in layers.items()}
 

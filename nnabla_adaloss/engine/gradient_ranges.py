@@ -22,7 +22,7 @@ class GradientRanges:
         self._keys, self._shapes = graph.keys, plan.described.shapes
 
     def of(self, position: int) -> Range:
-        """Range of the gradient of an array."""
+        """Range of the format in which the gradient at `position` is stored."""
         return self._config.range_in(self._storage.precision_of(self._keys[position]).stored_gradients)
 
     def u_max_scalar(self, position: int) -> float:

@@ -104,6 +104,7 @@ class GraphCache:
         """Take over the state of the network's previous graph, or of one with the same topology."""
         self.pool, self._others, self._waiting = before.pool, before._others, before._waiting
         self._shared_gradients = before._shared_gradients
+        # Prepared again at the next use, with `_before` to compare with.
         self._present, self._before = None, before._present or before._before
 
     def drop_schedules(self) -> None:

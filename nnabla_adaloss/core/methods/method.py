@@ -69,7 +69,7 @@ class Method(ABC):
     window: Optional[int] = 1
 
     def policy(self, of_global_scale: HistoryPolicy) -> HistoryPolicy:
-        """For `Needs.COMPONENTS`: the policy of their scales; by default that of the global scale."""
+        """Policy of the components' scales, for `Needs.COMPONENTS`; by default that of the global scale."""
         return of_global_scale
 
     @abstractmethod
