@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 from zlib import crc32
 
 from ..core.layer_alpha import History
@@ -97,8 +97,9 @@ def load_state(
                 {str(name): ArrayStatistics.loaded(one) for name, one in state.get(kind, {}).items()}
                 for kind in ("weights", "pending")
             )
-            histories = MethodAlphas.loaded(state["layers"])
-            memory = memory.loaded(state["components"])
+            renamed = _renaming(prepared.plan, own)
+            histories = MethodAlphas.loaded(renamed(state["layers"]))
+            memory = memory.loaded({kind: renamed(by_name) for kind, by_name in state["components"].items()})
             # Gains do not depend on the format; scales do, and are chosen again. Older states lack the
             # format.
             dtype = plain(prepared.config.dtype)
@@ -127,7 +128,7 @@ def topologies_of(state: Saved) -> List[Saved]:
     # States of earlier versions have one, without its wiring.
     return [
         {
-            "network": list(one["network"]),
+            "network": [*map(str, one["network"])],
             "wiring": one.get("wiring"),
             "statistics": list(one["statistics"]),
             "schedule": {**one["schedule"]},
@@ -144,7 +145,33 @@ def without_schedule(saved: Saved) -> Saved:
 def of_topology(plan: GraphPlan, states: Sequence[Saved]) -> List[Saved]:
     """Select the states of graphs with this plan."""
     network, wiring = fingerprint(plan), _wiring(plan)
-    return [one for one in states if one["network"] == network and one["wiring"] in (None, wiring)]
+    # Earlier versions gave other names to some functions without parameters.
+    types = [line if node.leaves else node.type_name for line, node in zip(network, plan.nodes)]
+    found = []
+    for one in states:
+        lines = [
+            line if node.leaves else line.split(" ")[0] for line, node in zip(one["network"], plan.nodes)
+        ]
+        if lines == types and len(one["network"]) == len(network) and one["wiring"] in (None, wiring):
+            found.append(one)
+    return found
+
+
+def _renaming(plan: GraphPlan, own: Sequence[Saved]) -> Callable[[Saved], Dict[str, Any]]:
+    """Function that replaces names of functions in saved keys, from states of this plan, by today's."""
+    names = {
+        line.partition(" ")[2]: node.label
+        for one in own
+        for line, node in zip(one["network"], plan.nodes)
+        if not node.leaves
+    }
+
+    def renamed(by_name: Saved) -> Dict[str, Any]:
+        # The key of a component or layer may end with the function's input.
+        parts = [(*name.partition(":"), value) for name, value in by_name.items()]
+        return {names.get(base, base) + colon + end: value for base, colon, end, value in parts}
+
+    return renamed
 
 
 def fingerprint(plan: GraphPlan) -> List[str]:

@@ -2,8 +2,7 @@
 """Names of functions that do not change when a network is rebuilt.
 
 A function is named after the scope of its parameters. One without parameters gets the scope that its nearest
-producer and its nearest consumer share, or else that of the nearer of both, and its type:
-`block0/attn/BatchMatmul`. Names that occur several times are numbered in forward order: `rnn/affine`,
+producer and its nearest consumer share, or else that of the producer, and its type: `block0/attn/BatchMatmul`. Names that occur several times are numbered in forward order: `rnn/affine`,
 `rnn/affine#2`, ...
 """
 
@@ -148,4 +147,4 @@ def _between(producer: Optional[Tuple[int, str]], consumer: Optional[Tuple[int, 
         if own != other:
             break
         shared.append(own)
-    return "/".join(shared) or (producer if producer[0] <= consumer[0] else consumer)[1]
+    return "/".join(shared) or producer[1]

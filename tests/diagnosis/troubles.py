@@ -158,7 +158,7 @@ def root_of_zero(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("backward_not_finite", "head/affine/PowScalar", "as it reads 32 zeros")
+@trouble("backward_not_finite", "fc1/affine/PowScalar#2", "as it reads 32 zeros")
 def root_beside_another_use(mended: bool) -> Built:
     """What else reads the same hands on what the root has spoiled."""
 
@@ -192,7 +192,7 @@ def exponential(mended: bool) -> Built:
     return network(loss=loss)
 
 
-@trouble("overflow", "head/affine/Sum", "adds up 576 numbers of up to")
+@trouble("overflow", "conv/conv/Sum", "adds up 576 numbers of up to")
 def sum_of_a_map(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         h = F.relu(PF.convolution(x, 4, (3, 3), name="conv", rng=np.random.RandomState(0)))
@@ -248,7 +248,7 @@ def scores_divided_too_late(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("closed_row", "head/affine/Softmax", "as the input of shape (1, 4, 4) reaches 1e+09, beyond float16")
+@trouble("closed_row", "q/affine/Softmax", "as the input of shape (1, 4, 4) reaches 1e+09, beyond float16")
 def mask_beyond_the_format(mended: bool) -> Built:
     """Rows of padding: uniform in fp32, nothing but minus infinity in float16."""
     mask = nn.Variable((1, 4, 4))
@@ -305,7 +305,7 @@ def saturated_recurrence(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("saturated", "head/affine/Softmax", "of its rows are 1 in one place", fatal=False)
+@trouble("saturated", "q/affine/Softmax", "of its rows are 1 in one place", fatal=False)
 def mostly_flat_softmax(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         q, k, v = heads(x, 1.0 if mended else 4.0)
@@ -314,7 +314,7 @@ def mostly_flat_softmax(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("saturated", "head/affine/MinimumScalar", remedy=remedies.BOUND, parameters=("fc1/affine/b",))
+@trouble("saturated", "fc1/affine/MinimumScalar", remedy=remedies.BOUND, parameters=("fc1/affine/b",))
 def clipped_away(mended: bool) -> Built:
     bias = 0.0 if mended else 20.0
     return network(lambda x: F.clip_by_value(affine(x, 16, "fc1", 0.5, bias), -1.0, 1.0))
@@ -399,7 +399,7 @@ def product_of_factors_in_fp32(mended: bool) -> Built:
     return network(lambda x: affine(x, 16, "fc1"), loss)
 
 
-@trouble("underflow", "head/affine/MulScalar#2", "factors multiply to 2.0e-09", fatal=False)
+@trouble("underflow", "fc1/affine/MulScalar#3", "factors multiply to 2.0e-09", fatal=False)
 def product_of_factors_as_stored(mended: bool) -> Built:
     return network(lambda x: hidden(x) if mended else hidden(x) * 1e-3 * 2e-3 * 1e-3)
 
@@ -583,7 +583,7 @@ def bias_that_leaves_the_range(mended: bool) -> Built:
 
 
 @trouble(
-    "precision", "head/affine/Log", "numbers up to 1 that it reads from fc1/affine/AddScalar", fatal=False
+    "precision", "fc1/affine/Log", "numbers up to 1 that it reads from fc1/affine/AddScalar", fatal=False
 )
 def logarithm_of_nearly_one(mended: bool) -> Built:
     return network(lambda x: F.log(F.sigmoid(affine(x, 16, "fc1")) * (0.1 if mended else 1e-4) + 1.0) * 1e3)
@@ -991,7 +991,7 @@ def cut_behind_many_layers(mended: bool) -> Built:
     return trained(network(layers), S.Sgd(0.1))
 
 
-@trouble("zero_factor", "fc2/affine/Mul2", remedy=remedies.FILL)
+@trouble("zero_factor", "fc1/affine/Mul2", remedy=remedies.FILL)
 def mask_that_nobody_fills(mended: bool) -> Built:
     mask = nn.Variable((32, 16))
 

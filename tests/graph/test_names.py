@@ -55,9 +55,26 @@ def test_functions_without_parameters_stand_in_the_scope_around_them() -> None:
     assert {"block0/attn/Softmax", "block1/ReLU"} <= labels
 
 
-def test_without_scopes_in_common_the_nearer_one_counts() -> None:
+def test_a_function_between_two_scopes_belongs_to_the_one_before() -> None:
     h = PF.affine(F.relu(PF.convolution(nn.Variable((2, 1, 6, 6)), 3, (3, 3), name="conv")), 4, name="fc")
     assert names_of(F.mean(h)) == ["conv/conv", "conv/conv/ReLU", "fc/affine", "fc/affine/Mean"]
+
+
+def test_the_last_relu_of_a_residual_block_belongs_to_its_own_block() -> None:
+    def block(h: nn.Variable, name: str) -> nn.Variable:
+        with nn.parameter_scope(name):
+            inner = F.relu(PF.convolution(h, 3, (3, 3), pad=(1, 1), name="conv1"))
+            return F.relu(h + PF.convolution(inner, 3, (3, 3), pad=(1, 1), name="conv2"))
+
+    found = names_of(F.mean(block(block(nn.Variable((2, 3, 4, 4)), "block1"), "block2")))
+    assert [name for name in found if "ReLU" in name or "Add2" in name] == [
+        "block1/ReLU",
+        "block1/conv2/conv/Add2",
+        "block1/conv2/conv/ReLU",
+        "block2/ReLU",
+        "block2/conv2/conv/Add2",
+        "block2/conv2/conv/ReLU",
+    ]
 
 
 def test_without_any_name_it_is_the_type() -> None:
