@@ -98,8 +98,9 @@ def check(program: Program, way: Way) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = dict(program.train("plain"))
-        # Scales end at 2**-100: of gradients beyond 2**100, small ones on the same trunk have none.
-        if not all((np.abs(array) < 2.0**100).all() for one in expected.values() for array in one.values()):
+        # Scales end at 2**-100: beside products of weights and gradients beyond 2**100, small gradients on the
+        # same trunk are lost.
+        if not all((np.abs(array) < 2.0**50).all() for one in expected.values() for array in one.values()):
             return
         if any(again for _, again in program.steps):
             for iteration, one in program.train("nnabla"):
