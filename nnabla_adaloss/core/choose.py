@@ -126,8 +126,8 @@ class ScaleLimits(NamedTuple):
         return within_float32(scale)
 
     def merged(self, of: Sequence[int], count: int) -> ScaleLimits:
-        """Limits of `count` merged components, each made of those with its index in `of`: the strictest limits,
-        and the largest amax and loss weight.
+        """Limits of `count` merged components, each made of those with its index in `of`: the strictest
+        limits, and the largest amax and loss weight.
         """
         limits: List[Optional[float]] = [None] * count
         amax: List[Optional[float]] = [None] * count

@@ -54,7 +54,7 @@ def as_plain(settings: Mapping[str, SettingValue]) -> Dict[str, Any]:
 
 
 def not_default(settings: Mapping[str, SettingValue]) -> List[str]:
-    """Names of the settings that are not at their defaults, such as `config.margin` for a field of `config`."""
+    """Names of settings that are not at their defaults, such as `config.margin` for a field of `config`."""
     found: List[str] = []
     for name, given in settings.items():
         if not _is_default(given):

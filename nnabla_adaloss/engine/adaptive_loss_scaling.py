@@ -250,7 +250,7 @@ class AdaptiveLossScaling:
 
     @property
     def accumulated_scales(self) -> Dict[str, float]:
-        """Scale of each layer's input gradient in the last backward: that of its output gradient times alpha."""
+        """Scale of each layer's input gradient in the last backward: its output gradient's, times alpha."""
         layers = {} if self._result is None else self._result.schedule.layers
         return {layer: scale * alpha for layer, (scale, alpha) in layers.items()}
 
