@@ -2,8 +2,9 @@
 """Names of functions that do not change when a network is rebuilt.
 
 A function is named after the scope of its parameters. One without parameters gets the scope that its nearest
-producer and its nearest consumer share, or else that of the producer, and its type: `block0/attn/BatchMatmul`. Names
-that occur several times are numbered in forward order: `rnn/affine`, `rnn/affine#2`, ...
+producer and its nearest consumer share, or else that of the producer, and its type:
+`block0/attn/BatchMatmul`. Names that occur several times are numbered in forward order: `rnn/affine`,
+`rnn/affine#2`, ...
 """
 
 from __future__ import annotations

@@ -98,8 +98,8 @@ def check(program: Program, way: Way) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = dict(program.train("plain"))
-        # Scales end at 2**-100: beside products of weights and gradients beyond 2**100, small gradients on the
-        # same trunk are lost.
+        # Scales end at 2**-100: beside products of weights and gradients beyond 2**100, small gradients on
+        # the same trunk are lost.
         arrays = [array for one in expected.values() for array in one.values()]
         if not all((np.abs(array) < 2.0**50).all() for array in arrays):
             return
