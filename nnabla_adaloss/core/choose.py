@@ -9,10 +9,11 @@ whose gradient is not linear. In backward order, with S the scale that the gradi
     S(c)    = min(limit(c), S(before) * alpha_m)                  by the first edge that leads to c
     S(c)    = S(before) * alpha_m * size(before) / size           after a layer, if unmeasured
     S(c)    = start scale / (amax(before) * weight(c))            at the loss, if unmeasured;
-                                                                  divided by u_min if only zeros were measured
+                                                                  of zeros times u_max / (margin * u_min)
     S(c)    = lowered, until alpha * max|W| stays in range for every layer that leads to c
-    S(before) = lowered, at most to limit(before) / spare, until the copies alpha * W of the layers after it
-                keep their bits; not at the root, nor with a given S0
+    S(before) = lowered to limit(before) / spare at most, until the copies alpha * W of the layers after it
+                keep their bits, and from there on by half the missing bits; not at the root, nor with a
+                given S0
     alpha   = S(c) / S(before)         of a layer: a power of two
 
     weight(c) = loss weight of a component, read from the graph before the pass
@@ -26,8 +27,7 @@ whose gradient is not linear. In backward order, with S the scale that the gradi
                 so do those after several losses, at most four bits apart
     merged    : components that only hooks could split are one, with the smallest of their limits, unless
                 the gradient of a leaf would underflow
-    spare     : 2^12 for float16: gradients that far below their limit keep their bits, too; 2^20 where
-                the copy would lose nearly all bits otherwise
+    spare     : 2^12 for float16: gradients that far below their limit keep their bits, too
     inactive  : with a loss weight of 0, c limits nothing, and takes the scale of its successor, so that its
                 layers have alpha 1
 
@@ -99,7 +99,7 @@ class ScaleLimits(NamedTuple):
             return min(before * wanted, own)
         if edge.layer is None or edge.predecessor in components.scalars:
             unit_amax = self.unit_amaxes[edge.predecessor] or 1.0
-            return self.first(edge.successor, start.start_scale / unit_amax, before, start.u_min)
+            return self.first(edge.successor, start.start_scale / unit_amax, before, start.span)
         arriving = before * wanted if wanted < math.inf else before
         # Another edge into this component may carry larger gradients.
         return arriving * self._size(edge) / largest
@@ -117,12 +117,12 @@ class ScaleLimits(NamedTuple):
             return self.loss_weights[edge.successor]
         return self.loss_weights[edge.predecessor] * (self.unit_amaxes[edge.predecessor] or 1.0)
 
-    def first(self, index: int, start: float, before: float, u_min: float) -> float:
+    def first(self, index: int, start: float, before: float, span: float) -> float:
         """Scale of an unmeasured component: `start`, divided by its loss weight."""
         scale = start / (self.loss_weights[index] or 1.0)
         if index in self.underflowed:
-            # Measure again, with the largest scale at which no gradient can exceed 1.
-            scale = max(scale, min(scale, before) / u_min)
+            # Measure again, with the largest scale at which no gradient can overflow.
+            scale = max(scale, min(scale, before) * span)
         return within_float32(scale)
 
     def merged(self, of: Sequence[int], count: int) -> ScaleLimits:
@@ -156,9 +156,9 @@ class ScaleLimits(NamedTuple):
             floors=floors,
         )
 
-    def of_root(self, base: float, u_min: float) -> float:
+    def of_root(self, base: float, span: float) -> float:
         """Scale of a loss gradient that is measured like any other."""
-        own = self.first(0, base, math.inf, u_min) if self.limits[0] is None else self.limits[0]
+        own = self.first(0, base, math.inf, span) if self.limits[0] is None else self.limits[0]
         return min(own, self.provisional.get(0, math.inf))
 
 
@@ -167,7 +167,7 @@ class Start(NamedTuple):
 
     root_scale: float  # of the loss gradient
     start_scale: float  # S0 of a loss of normal size: the reference of `accum_upper_bound`
-    u_min: float  # the smallest magnitude of the storage format
+    span: float  # ratio of the largest to the smallest magnitude of gradients
     power_of_two: bool = True  # True if every other scale is the root's times a power of two
 
 
@@ -329,14 +329,16 @@ def _fit_weights(
             if after >= before * own.enough:
                 continue
             # Lowering the scale before raises the alphas of all its layers.
-            beside = [
+            beside = max(
                 scales[e.successor] / bounds[e.weight].highest
                 for e in edges
                 if e.predecessor == edge.predecessor
-            ]
-            least, wanted = max(floors[edge.predecessor], *beside), after / own.enough
-            if after < least * own.least:
-                least, wanted = max(floors[edge.predecessor] / own.further, *beside), after / own.least
-            by = floor_power_of_two(before / max(least, wanted))
+            )
+            wanted, floor = after / own.enough, floors[edge.predecessor]
+            if wanted < floor:
+                # Gradients and copy lose the same number of bits.
+                wanted = math.sqrt(wanted * floor)
+            least = max(wanted, beside)
+            by = floor_power_of_two(before / least)
             if by > 1.0 and after >= least * own.least:
                 scales[edge.predecessor], lowered = before / by, True

@@ -168,15 +168,15 @@ class Chooser:
     ) -> Start:
         """Start of a pass's scales; `u_max`: the largest magnitude of the loss gradient."""
         start_scale = self.start_scale(policy.start_scale if request.scale is None else request.scale)
-        u_min = self._config.range.u_min
+        span = self._config.range.u_max / (policy.margin * self._config.range.u_min)
         if request.scale is not None:
             root_scale = min(start_scale, limits.provisional.get(components.root, math.inf))
         elif components.root in components.scalars and not request.seeded:
             # The loss gradient is 1.
             root_scale = min(floor_power_of_two(u_max), policy.max_scale)
         else:
-            root_scale = limits.of_root(start_scale, u_min)
-        return Start(root_scale, start_scale, u_min, self._config.power_of_two)
+            root_scale = limits.of_root(start_scale, span)
+        return Start(root_scale, start_scale, span, self._config.power_of_two)
 
 
 def _bounds(prepared: PreparedGraph, config: AdaLossConfig) -> Mapping[int, AlphaBounds]:

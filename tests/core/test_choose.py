@@ -23,7 +23,7 @@ from tests.worlds.random_structures import Drawn, structures
 
 pytestmark = pytest.mark.any_context
 
-S0, U_MIN = 8.0, 2.0**-14
+S0, SPAN = 8.0, 2.0**14
 FAR = 2.0**20
 
 
@@ -70,13 +70,13 @@ class Graph(graphs.Graph):
         power_of_two: bool = True,
         **known: Any,
     ) -> Choice:
-        limits, begin = self.known(room, **known), Start(start, S0, U_MIN, power_of_two)
+        limits, begin = self.known(room, **known), Start(start, S0, SPAN, power_of_two)
         limits = limits._replace(
             bounds={self.weight(layer): AlphaBounds(*own) for layer, own in bounds.items()},
             floors={i: own / spare for i, own in enumerate(limits.limits) if own is not None},
         )
         if given is not None:
-            limits, begin = limits.with_s0(self.components, given), Start(given, given, U_MIN)
+            limits, begin = limits.with_s0(self.components, given), Start(given, given, SPAN)
         found = choose(self.components, limits, begin, method_alpha)
         self.scales = found.scales
         return found
@@ -86,7 +86,7 @@ class Graph(graphs.Graph):
     ) -> Optional[Choice]:
         """The scales with which what only hooks could part shares one; None: each needs one of its own."""
         own = self.known(room, unit_amaxes=dict.fromkeys(room, 1.0), **known)
-        found = together(self.components, self.structure.merged, own, Start(S0, S0, U_MIN), spread)
+        found = together(self.components, self.structure.merged, own, Start(S0, S0, SPAN), spread)
         self.scales = [] if found is None else found.scales
         return found
 
@@ -144,16 +144,16 @@ def test_unmeasured_components_at_the_loss_start_from_their_loss_weight(
 def test_zeros_at_the_loss_are_measured_again_with_a_far_larger_scale() -> None:
     n = Chain()
     n.choose({}, unit_amaxes={n.loss: 1.0, n.c: 0.0, n.b: 0.0}, underflowed=[n.c, n.b, n.a])
-    assert n.of(n.loss, n.c, n.b, n.a) == [S0, *[S0 / U_MIN] * 3]
+    assert n.of(n.loss, n.c, n.b, n.a) == [S0, *[S0 * SPAN] * 3]
     # What lies behind a layer starts with what arrives, however underflowed it was.
     n.choose({n.c: 2.0**10}, underflowed=[n.b, n.a])
     assert n.of(n.c, n.b, n.a) == [2.0**10] * 3
     # A loss of several elements is weighed as any other.
     known = ScaleLimits([None] * 2, {}, (2.0**-3, 1.0), [0.0] * 2)
-    assert known.of_root(S0, U_MIN) == S0 * 2.0**3
-    assert known._replace(underflowed={0}).of_root(S0, U_MIN) == S0 * 2.0**3 / U_MIN
-    assert known._replace(limits=[2.0, None]).of_root(S0, U_MIN) == 2.0
-    assert known._replace(underflowed={0}, provisional={0: 0.5}).of_root(S0, U_MIN) == 0.5
+    assert known.of_root(S0, SPAN) == S0 * 2.0**3
+    assert known._replace(underflowed={0}).of_root(S0, SPAN) == S0 * 2.0**3 * SPAN
+    assert known._replace(limits=[2.0, None]).of_root(S0, SPAN) == 2.0
+    assert known._replace(underflowed={0}, provisional={0: 0.5}).of_root(S0, SPAN) == 0.5
 
 
 def test_a_start_scale_must_have_a_reciprocal_in_float32() -> None:
@@ -287,28 +287,24 @@ def test_before_a_weight_that_would_lose_its_bits_the_scale_goes_down() -> None:
     room = {n.c: 2.0**10, n.b: 2.0**20, n.a: 2.0**10}
     n.choose(room, bounds={"b/affine": FULL}, spare=2.0**12)
     assert n.of(n.loss, n.c, n.b, n.a) == [S0, 2.0**10, 2.0**14, 2.0**10]
-    # As far as there is something to spare.
+    # With less to spare, gradients and copy lose two bits each.
     n.choose(room, bounds={"b/affine": FULL}, spare=4.0)
-    assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**18, 2.0**10]
+    assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**16, 2.0**10]
     # A scale that something else has lowered has no more than that.
     n.choose(room, bounds={"b/affine": FULL}, spare=2.0**5, assumed={n.b: 2.0**17})
     assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**15, 2.0**10]
     # What has all its bits stays, and so does what would have none.
-    for last in (2.0**16, 2.0**-4):
+    for last in (2.0**16, 2.0**-17):
         n.choose({**room, n.a: last}, bounds={"b/affine": FULL}, spare=2.0**9)
         assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**20, last]
 
 
-def test_for_the_last_bits_of_a_weight_a_scale_goes_down_further() -> None:
+def test_where_a_weight_would_lose_bits_anyway_gradients_lose_as_many() -> None:
     n = Chain()
-    room = {n.c: 2.0**10, n.b: 2.0**20, n.a: 2.0**-6}
-    bounds = {"b/affine": (*FULL, 2.0**8)}
-    # Down to the floor, 2**11, the copy would keep no bit; at 2**8 it keeps a few.
-    n.choose(room, bounds=bounds, spare=2.0**9)
-    assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**8, 2.0**-6]
-    # Not even that helps: nothing is lowered.
-    n.choose({**room, n.a: 2.0**-12}, bounds=bounds, spare=2.0**9)
-    assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**20, 2.0**-12]
+    room = {n.c: 2.0**10, n.b: 2.0**20, n.a: 2.0**-5}
+    # At the floor, 2**11, the copy would lose 12 bits.
+    n.choose(room, bounds={"b/affine": FULL}, spare=2.0**9)
+    assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**5, 2.0**-5]
 
 
 def test_lowered_components_may_have_to_lower_their_predecessors() -> None:
@@ -542,8 +538,8 @@ class Case(NamedTuple):
 
 powers = st.integers(-20, 40).map(lambda e: 2.0**e)
 spares = st.integers(0, 16).map(lambda e: 2.0**e)
-alpha_bounds = st.tuples(st.integers(0, 12), st.integers(-30, 0), st.integers(0, 20), st.integers(0, 9)).map(
-    lambda e: AlphaBounds(2.0 ** e[0], 2.0 ** e[1], 2.0 ** (e[1] - e[2]), 2.0 ** e[3])
+alpha_bounds = st.tuples(st.integers(0, 12), st.integers(-30, 0), st.integers(0, 20)).map(
+    lambda e: AlphaBounds(2.0 ** e[0], 2.0 ** e[1], 2.0 ** (e[1] - e[2]))
 )
 
 
@@ -578,10 +574,10 @@ def cases(draw: Any) -> Case:
         draw(st.booleans()),
     )
     scale = draw(powers)
-    start = Start(scale, draw(powers), U_MIN)
+    start = Start(scale, draw(powers), SPAN)
     given = draw(st.booleans())
     if given:
-        known, start = known.with_s0(components, scale), Start(scale, scale, U_MIN)
+        known, start = known.with_s0(components, scale), Start(scale, scale, SPAN)
     layers = [slot for node in drawn.nodes for slot in node.layer_inputs]
     wanted = st.floats(2.0**-4, 2.0**12)
     alphas = draw(st.none() | st.fixed_dictionaries({slot.layer: wanted for slot in layers}))
@@ -615,13 +611,18 @@ def test_no_scale_leaves_its_room(case: Case) -> None:
 def test_a_scaled_weight_keeps_its_bits_where_there_is_something_to_spare(case: Case) -> None:
     known, root = case.known, case.components.root
     found, before = case.choose(), case.choose(known=known._replace(floors={}))
+    edges = [e for e in case.components.edges if e.weight in known.bounds and e.predecessor in case.present]
     assert found.reasons == before.reasons
     for index in case.present:
         scale, unspared = found.scales[index], before.scales[index]
         floor = unspared if index == root else known.floors.get(index, unspared)
-        further = max([e.further for e in known.bounds.values()], default=1.0)
-        assert min(floor / further, unspared) <= scale <= unspared
-    edges = [e for e in case.components.edges if e.weight in known.bounds and e.predecessor in case.present]
+        assert scale <= unspared
+        # Below the floor, gradients lose no more bits than the copy of a weight after them.
+        assert scale >= min(floor, unspared) or any(
+            floor / scale <= known.bounds[e.weight].enough * scale / found.scales[e.successor]
+            for e in edges
+            if e.predecessor == index
+        )
     for edge in edges:
         scale, after, own = (
             found.scales[edge.predecessor],
@@ -629,10 +630,11 @@ def test_a_scaled_weight_keeps_its_bits_where_there_is_something_to_spare(case: 
             known.bounds[edge.weight],
         )
         if edge.predecessor in known.floors and edge.predecessor != root and after < scale * own.enough:
-            # Nothing more can be spared, or nothing would be left of the weight anyway.
+            # Gradients would lose more bits than the weight, or nothing would be left of it anyway.
             beside = [e for e in edges if e.predecessor == edge.predecessor]
             least = max(found.scales[e.successor] / known.bounds[e.weight].highest for e in beside)
-            least = max(least, known.floors[edge.predecessor])
+            floor, wanted = known.floors[edge.predecessor], after / own.enough
+            least = max(least, wanted if wanted >= floor else math.sqrt(wanted * floor))
             assert scale < 2.0 * least or after < least * own.least
 
 
@@ -714,9 +716,9 @@ def test_loss_weights_that_grow_together_move_the_scales_and_leave_the_alphas(ca
         floors={index: floor / by[index] for index, floor in known.floors.items()},
         loss_weights=tuple(weight * own for weight, own in zip(known.loss_weights, by)),
     )
-    start, again = (Start(2.0**10, 8.0, U_MIN),) * 2
+    start, again = (Start(2.0**10, 8.0, SPAN),) * 2
     if components.root in moved:
-        start, again = (Start(one.of_root(8.0, U_MIN), 8.0, U_MIN) for one in (known, grown))
+        start, again = (Start(one.of_root(8.0, SPAN), 8.0, SPAN) for one in (known, grown))
     before, after = (case.choose(known=k, start=s) for k, s in ((known, start), (grown, again)))
     assert after.reasons == before.reasons
     for index in moved:
@@ -865,7 +867,7 @@ def together_cases(draw: Any) -> Together:
         equalize=False,
     )
     return Together(
-        apart, merge_components(apart, drawn.nodes, drawn.sizes, swappable), known, Start(2.0**15, S0, U_MIN)
+        apart, merge_components(apart, drawn.nodes, drawn.sizes, swappable), known, Start(2.0**15, S0, SPAN)
     )
 
 
@@ -931,7 +933,7 @@ def test_the_largest_contribution_to_a_leaf_keeps_its_gradient(case: Together, e
 def test_with_rooms_that_are_alike_it_makes_no_difference(case: Together, room: float) -> None:
     count = len(case.apart.names)
     known = ScaleLimits([room] * count, {}, (1.0,) * count, [1.0] * count)
-    start = Start(room, S0, U_MIN)
+    start = Start(room, S0, SPAN)
     found = case.choose(1.0, known=known, start=start)
     assert found is not None
     assert found.scales == choose(case.apart, known, start, None).scales == [room] * count

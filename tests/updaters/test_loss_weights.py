@@ -317,6 +317,37 @@ def test_heads_whose_weights_cannot_be_read_leave_the_trunk_its_gradient(
             assert np.linalg.norm(one - own) <= 0.02 * np.linalg.norm(own) + 1e-30
 
 
+@pytest.mark.parametrize("storage", ["float16", "float8_e5m2"])
+@pytest.mark.parametrize("recompute", [True, False], ids=["computed again", "not waited for"])
+def test_a_learned_uncertainty_that_cannot_be_read_leaves_its_head_the_gradient(
+    storage: str, recompute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient of `exp(-s)` is a loss, far above that of the head behind it."""
+    monkeypatch.setattr(CpuKernels, "asynchronous", not recompute)
+
+    def built() -> nn.Variable:
+        nn.clear_parameters()
+        rng = np.random.RandomState(0)
+        x, t = data(16, 8), constant(rng.randint(0, 4, (16, 1)))
+        tops = [F.tanh(PF.affine(x, 12, name=f"{name}/hidden", rng=rng)) for name in ("large", "small")]
+        large, small = [
+            F.mean(F.softmax_cross_entropy(PF.affine(y, 4, name=name, rng=rng), t))
+            for name, y in zip(("large", "small"), tops)
+        ]
+        s = nn.parameter.get_parameter_or_create("s", (), np.array(-np.log(1e-12), np.float32))
+        with nn.recompute() if recompute else nullcontext():
+            precision = F.exp(-s)
+        return large + precision * small + s
+
+    exact = gradients(built(), 1.0)
+    updater = updater_of(built(), solver=S.Sgd(0.0), storage=storage)
+    assert updater.update().reason == "updated"
+    assert updater.counters.repeats <= 3
+    stored = [v.g.ravel() for v in nn.get_parameters().values()]
+    for one, own in zip(stored, np.split(exact, np.cumsum([len(g) for g in stored])[:-1])):
+        assert np.linalg.norm(one - own) <= (0.02 if storage == "float16" else 0.4) * np.linalg.norm(own)
+
+
 def noisy(form: Callable[..., nn.Variable], noise: float = 3.0, **options: Any) -> AdaptiveLossScalingUpdater:
     """A training with two losses, which batches make larger and smaller."""
     nn.clear_parameters()
