@@ -173,7 +173,7 @@ def test_functions_without_cuda_are_on_the_host(on_gpu: CountedDevice) -> None:
 @pytest.mark.parametrize(
     ("network", "said"),
     [
-        (pooled, "fc/affine/GlobalAveragePooling (0.00109 MB per iteration)"),
+        (pooled, "conv/conv/GlobalAveragePooling (0.00109 MB per iteration)"),
         (divergence, "a/affine/KLMultinomial (0.000352 MB per iteration)"),
         (sink_of_branches, None),
     ],
