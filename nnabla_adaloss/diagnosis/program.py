@@ -124,7 +124,7 @@ def _without_arguments(path: Path) -> Iterator[None]:
 def _run(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     if spec is None or spec.loader is None:
-        raise ProgramError(f"{path} is no file of Python: its name must end with .py")
+        raise ProgramError(f"{path} must be a Python file: its name must end with .py")
     module = importlib.util.module_from_spec(spec)
     folder = str(path.resolve().parent)
     if folder not in sys.path:

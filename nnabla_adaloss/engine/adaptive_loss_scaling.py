@@ -472,8 +472,8 @@ class AdaptiveLossScaling:
             function_post_hook: called after each function's backward, after the engine's own hook.
             grad: seed gradient of the loss's shape; None for one.
             iteration: number of the iteration, which its batches and retries share. None counts calls.
-            again: the batch is that of the last backward: use its measurements.
-            wired: no graph can have been rewired since `guard.begin_batch`; False checks that.
+            rerun: the batch is that of the last backward: use its measurements.
+            graph_unchanged: no graph can have been rewired since `guard.begin_batch`; False checks that.
 
         Raises:
             RuntimeError: forward did not run since functions were moved to float (see `float_tail`).

@@ -188,7 +188,7 @@ def _with_solvers(parts: Any) -> Tuple[List[Any], List[Any]]:
         else:
             instead = "give it as extra=" if isinstance(part, Mapping) else "leave it out"
             raise TypeError(
-                f"{part!r} is no solver, no Module, and no updater or scaler with a state: {instead}"
+                f"{part!r} must be a solver, a Module, or an updater or scaler with a state: {instead}"
             )
     if not found:
         raise TypeError("no updater, scaler or solver is given: give all that the training has")

@@ -161,7 +161,7 @@ def test_an_inactive_component_is_neither_measured_nor_reported() -> None:
     assert windows(scales) == {"loss": [1.0], "a": [1.0], "b": [2.0]}
 
 
-def test_an_overflow_lowers_nothing_that_is_absent() -> None:
+def test_an_overflow_does_not_lower_inactive_components() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     weights = 1.0, 2.0**-4, 0.0, 2.0**-4
     assert overflow(scales, "a", 2.0**14, 2.0**12, 1.0, 2.0**12, weights=weights)

@@ -111,7 +111,7 @@ def test_a_parser_of_the_files_own_finds_its_defaults(folder: Path, monkeypatch:
         ("train.py:xyz", "has no function 'xyz'; it has build, fails, loss_only"),
         ("train.py:SIZE_OF_BATCH", "has no function 'SIZE_OF_BATCH'"),
         ("neighbour.py:build", "has no function 'build'; it has none"),
-        ("notes.txt:build", r"notes\.txt is no file of Python"),
+        ("notes.txt:build", r"notes\.txt must be a Python file"),
         (
             "broken.py:build",
             r"broken\.py cannot be imported: ModuleNotFoundError: .*no_such_package.* \(line 3\)",

@@ -178,7 +178,7 @@ def test_parts_that_do_not_belong_together_are_refused(
 
 def test_no_part_is_forgotten_or_of_another_kind(tmp_path: Path) -> None:
     updater = training()
-    with pytest.raises(TypeError, match="is no solver, no Module"):
+    with pytest.raises(TypeError, match="must be a solver, a Module"):
         save_checkpoint(tmp_path / "c", updater, updater.loss)
     scaler = GradScaler(updater.solver)
     save_checkpoint(tmp_path / "c", scaler, updater.solver)
@@ -326,7 +326,7 @@ def test_a_training_goes_on_in_another_storage_with_scales_for_it(
     again = training(storage=other)
     load_checkpoint(tmp_path / "c", again)
     np.testing.assert_equal(everything(again)[:2], (parameters, states))
-    # Nothing is measured anew, and scales are those of a training that has always been in it.
+    # Nothing is measured again, and scales are those of a training that has always been in it.
     assert again.scaling.components.unit_amaxes() == first.scaling.components.unit_amaxes()
     assert again.update().retries == 0
     always = training(storage=other)

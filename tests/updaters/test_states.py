@@ -320,7 +320,7 @@ def test_training_goes_on_with_a_batch_of_another_size(delay: int) -> None:
     second.load_state_dict(first.state_dict())
     assert second.state_dict() == first.state_dict()
     result = second.update()
-    # Nothing is measured anew.
+    # Nothing is measured again.
     assert result.updated
     assert result.retries == 0
     assert second.scaling.can_measure_more
