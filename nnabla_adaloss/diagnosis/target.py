@@ -213,10 +213,12 @@ def _may_be_fed(graph: Graph, names: Mapping[int, str]) -> Dict[int, nn.Variable
 
 
 def _written_by_forward(graph: Graph) -> Set[int]:
-    """Positions of leaves that functions write in forward, such as running statistics."""
+    """Positions of leaves that functions write in forward: running statistics, unlinked copies of outputs."""
     described = graph.described
     kinds = zip(described.type_names, described.args, described.inputs.by_function())
-    return {p for kind, args, read in kinds for i in written_inputs(kind, args) for p in read[i : i + 1]}
+    found = {p for kind, args, read in kinds for i in written_inputs(kind, args) for p in read[i : i + 1]}
+    computed = {hash(v.data) for f in graph.functions for v in f.outputs}
+    return found | {p for p, v in graph.leaves.items() if hash(v.data) in computed}
 
 
 def input_name(v: nn.Variable) -> str:

@@ -581,3 +581,11 @@ def test_on_gradients_is_called_where_it_waits_for_nobody(comm: Any, calls: int)
     )
     diagnose(updater, batches=3)
     assert called == [solver] * calls
+
+
+def test_an_unlinked_copy_of_an_output_is_filled_by_forward() -> None:
+    x, t = inputs()
+    h = F.tanh(affine(x, 16, "fc1"))
+    reversed_gradient = -1.0 * h + 2.0 * h.get_unlinked_variable(need_grad=False)
+    loss = cross_entropy(affine(reversed_gradient, 5, "head"), t)
+    assert not diagnose(loss, feeder=feeder(x, t)).as_dict()["notes"]
