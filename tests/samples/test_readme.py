@@ -52,6 +52,7 @@ def claimed(updater: str, scale: str) -> list[float]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_no_constant_loss_scale_trains_both() -> None:
     assert PROGRAM.count(ADAPTIVE) == 1
     small, large = ([FIXED.format(2.0**k, "float16") for k in range(*ends)] for ends in ((19,), (19, 61)))
