@@ -296,7 +296,7 @@ class Observations(NamedTuple):
 
     @property
     def _learned(self) -> _Amaxes:
-        """Gains of this iteration; zeros for new components if it is not informative."""
+        """Amaxes of this iteration; zeros for new components if it is not informative."""
         if self.informative:
             return self.now
         return {name: 0.0 for name in self.now if name not in self.memory.windows}

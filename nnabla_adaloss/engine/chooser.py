@@ -131,7 +131,7 @@ class Chooser:
             if present.nodes is not plan.nodes:
                 present = None
         if method_alpha is None:
-            # Usually the choice would be the same: compare its origins. Gains matter only if some limit is
+            # Usually the choice would be the same: compare its origins. Amaxes matter only if some limit is
             # unknown; that of a scalar loss always is.
             unit_amaxes = limits.unit_amaxes if None in limits.limits[1:] else ()
             origin = limits._replace(unit_amaxes=unit_amaxes), scale, request.seeded, split

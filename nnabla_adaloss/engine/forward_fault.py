@@ -53,19 +53,20 @@ def find_fault(
     The first functions can be `skipped`.
     """
     found: List[str] = []
-    waiting = list(range(skipped))
+    left = skipped
     # Leaves that forward may write, such as running statistics, and those of them that were nonfinite before
     # a function was.
     state = {graph.keys[position] for position in plan.fixed}
     held: Set[int] = set()
 
     def note(f: Any) -> None:
-        if not (found or waiting):
+        if not (found or left):
             held.update(hash(v) for v in f.inputs if hash(v) in state and _nonfinite(v, kernels))
 
     def look(f: Any) -> None:
-        if waiting:
-            waiting.pop()
+        nonlocal left
+        if left:
+            left -= 1
             return
         written = [v for v in f.inputs if hash(v) in state - held]
         fault = "" if found else _fault(f, plan, kernels, storage, written)

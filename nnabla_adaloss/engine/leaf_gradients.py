@@ -42,7 +42,14 @@ def contributions_of(graph: Graph, plan: GraphPlan, node: NodeStructure, step: S
         if leaf in found:
             found[leaf] = found[leaf]._replace(others=(*found[leaf].others, variable))
         else:
-            found[leaf] = Contribution(leaf, node.number, variable, scale, node.half, node.own_references)
+            found[leaf] = Contribution(
+                leaf=leaf,
+                function=node.number,
+                variable=variable,
+                scale=scale,
+                half=node.half,
+                own_references=node.own_references,
+            )
     return list(found.values())
 
 

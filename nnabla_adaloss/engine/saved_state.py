@@ -100,7 +100,7 @@ def load_state(
             renamed = _renaming(prepared.plan, own)
             histories = MethodAlphas.loaded(renamed(state["layers"]))
             memory = memory.loaded({kind: renamed(by_name) for kind, by_name in state["components"].items()})
-            # Gains do not depend on the format; scales do, and are chosen again. Older states lack the
+            # Amaxes do not depend on the format; scales do, and are chosen again. Older states lack the
             # format.
             dtype = plain(prepared.config.dtype)
             if state.get("dtype", dtype) != dtype:
@@ -145,22 +145,21 @@ def without_schedule(saved: Saved) -> Saved:
 def of_topology(plan: GraphPlan, states: Sequence[Saved]) -> List[Saved]:
     """Select the states of graphs with this plan."""
     network, wiring = fingerprint(plan), _wiring(plan)
-    # Earlier versions gave other names to some functions without parameters.
-    types = [line if node.leaves else node.type_name for line, node in zip(network, plan.nodes)]
-    found = []
-    for one in states:
-        lines = [
-            line if node.leaves else line.split(" ")[0] for line, node in zip(one["network"], plan.nodes)
-        ]
-        if lines == types and len(one["network"]) == len(network) and one["wiring"] in (None, wiring):
-            found.append(one)
-    return found
+
+    def same_functions(lines: Sequence[str]) -> bool:
+        # Earlier versions gave other names to some functions without parameters.
+        return len(lines) == len(network) and all(
+            line == own or (not node.leaves and line.startswith(f"{node.type_name} "))
+            for line, own, node in zip(lines, network, plan.nodes)
+        )
+
+    return [one for one in states if one["wiring"] in (None, wiring) and same_functions(one["network"])]
 
 
 def _renaming(plan: GraphPlan, own: Sequence[Saved]) -> Callable[[Saved], Dict[str, Any]]:
     """Function that replaces names of functions in saved keys, from states of this plan, by today's."""
     names = {
-        line.partition(" ")[2]: node.label
+        line[len(node.type_name) + 1 :]: node.label
         for one in own
         for line, node in zip(one["network"], plan.nodes)
         if not node.leaves

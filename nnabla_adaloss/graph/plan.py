@@ -355,17 +355,20 @@ class GraphPlan:
         output = described.shapes[self._outputs[index][0]]
         found = []
         roles = list(map(self.leaf, inputs))
-        for layer_input in product.scaled_inputs(described.args[index], shapes, output):
-            target, factor = inputs[layer_input.input], inputs[layer_input.weight]
+        for scaled_input in product.scaled_inputs(described.args[index], shapes, output):
+            target, factor = inputs[scaled_input.input], inputs[scaled_input.weight]
             # A variable with two roles, as in x times x, would be scaled in both: it gets no scale.
-            if self._needs[index][layer_input.input] and roles.count(self.leaf(target)) == 1 == inputs.count(
+            if self._needs[index][scaled_input.input] and roles.count(self.leaf(target)) == 1 == inputs.count(
                 factor
             ):
-                name = label if layer_input.input == 0 else f"{label}:{layer_input.input}"
-                to_leaf = self._producers[index][layer_input.input] is None
+                name = label if scaled_input.input == 0 else f"{label}:{scaled_input.input}"
+                to_leaf = self._producers[index][scaled_input.input] is None
                 half = index in self._half
-                # Arguments by name would take twice the time.
-                found.append(LayerInput(name, layer_input, target, factor, to_leaf, half))
+                found.append(
+                    LayerInput(
+                        layer=name, gemm=scaled_input, input=target, weight=factor, to_leaf=to_leaf, half=half
+                    )
+                )
         return found
 
     def _refuse_shared_factors(
@@ -429,24 +432,22 @@ class GraphPlan:
             if need and position not in needed:
                 needed[position] = producer
         non_homogeneous = not row.linear or type_name in self.options.non_homogeneous
-        in_section = index in section
-        # Arguments by name would take twice the time.
+        in_section, selects = index in section, self.options.selection.selects
+        layers = tuple([s for s in layer_inputs if selects(label, s.layer)]) if layer_inputs else ()
         return NodeStructure(
-            index,
-            type_name,
-            described.args[index],
-            label,
-            tuple(outputs),
-            tuple([p for p, producer in needed.items() if producer is not None]),
-            tuple([p for p, producer in needed.items() if producer is None]),
-            tuple([s for s in layer_inputs if self.options.selection.selects(label, s.layer)])
-            if layer_inputs
-            else (),
-            in_section,
-            non_homogeneous,
-            row.own_references,
-            index in self._half,
-            non_homogeneous or (in_section and len(outputs) == 1 and self._sizes[outputs[0]] == 1),
+            number=index,
+            type_name=type_name,
+            args=described.args[index],
+            label=label,
+            outputs=tuple(outputs),
+            inputs=tuple([p for p, producer in needed.items() if producer is not None]),
+            leaves=tuple([p for p, producer in needed.items() if producer is None]),
+            layer_inputs=layers,
+            loss_section=in_section,
+            non_homogeneous=non_homogeneous,
+            own_references=row.own_references,
+            half=index in self._half,
+            separates=non_homogeneous or (in_section and len(outputs) == 1 and self._sizes[outputs[0]] == 1),
         )
 
     @cached_property

@@ -19,7 +19,8 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, 
 from tests.worlds.methods import LooksBack
 from tests.worlds.networks import layers
 from tests.worlds.passes import run, settle
-from tests.worlds.values import HALF, assert_equal, gradients
+from tests.worlds.tampering import Gate
+from tests.worlds.values import HALF, assert_equal, data, gradients
 
 
 def loss() -> nn.Variable:
@@ -390,3 +391,21 @@ def test_a_resumed_pass_with_a_given_s0_knows_the_merged_components() -> None:
     assert resumed.found_inf == []
     assert resumed.result.schedule.component_scales == schedule.component_scales
     assert_equal(gradients(), expected)
+
+
+def test_functions_of_any_name_are_recognized() -> None:
+    class Spaced(Gate):
+        @property
+        def name(self) -> str:
+            return "a gate of mine"
+
+    def built() -> AdaptiveLossScaling:
+        h = Spaced()(F.tanh(PF.affine(data(4, 3), 3, name="a", rng=np.random.RandomState(0))))
+        return AdaptiveLossScaling(F.mean(PF.affine(h, 2, name="b", rng=np.random.RandomState(1)) ** 2))
+
+    scaling, other = built(), built()
+    settle(scaling)
+    saved = scaling.state_dict()
+    assert "a gate of mine a/affine/a gate of mine" in saved["network"]
+    other.load_state_dict(saved)
+    assert other.state_dict() == saved
