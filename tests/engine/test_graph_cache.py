@@ -109,3 +109,32 @@ def test_the_cycle_of_measuring_goes_on_in_each_topology(storage: Any, depths: A
             ends.append(iteration)
     assert len(ends) == 6
     assert max(np.diff([*ends, len(depths)])) <= 9
+
+
+def test_an_overflow_begins_the_cycle_of_every_topology_again() -> None:
+    factors = [1.0] * 12 + [2.0**13] * 10
+    waiting = iter(factors[1:])
+
+    def loss_with(iteration: int, factor: float) -> nn.Variable:
+        rng = np.random.RandomState(0)
+        h = PF.affine(data(8, 6), 16, name="first", rng=rng)
+        with nn.parameter_scope(f"block{iteration % 2}"):
+            h = h + F.tanh(PF.affine(h, 16, name="a", rng=rng))
+        return F.mean(PF.affine(h, 3, name="out", rng=rng) * data(8, 3) * factor)
+
+    def feed() -> None:
+        if updater.iteration > 1:
+            updater.loss = loss_with(updater.iteration, next(waiting))
+
+    loss = loss_with(1, 1.0)
+    solver = S.Sgd(1e-6)
+    solver.set_parameters(nn.get_parameters())
+    config = AdaLossConfig(delay=0)
+    updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16", config=config)
+    measured = []
+    for iteration in range(len(factors)):
+        updater.update()
+        if updater.scaling.result.kind == "measuring":
+            measured.append(iteration)
+    # Both topologies overflow, in 12 and 13; each time the other one's cycle begins with its next graph.
+    assert measured == [0, 1, 8, 9, 12, 13, 14, 21]

@@ -191,3 +191,23 @@ def test_a_pass_that_measures_a_slice_tells_of_no_other_component(monkeypatch: p
         assert set().union(*cycle) == everything
         # Every pass unscales all leaves; in half all of them count, else when it is the turn of their slice.
         assert all(of_leaves <= found for found in cycle) == scaling.plan.nodes[-1].half
+
+
+def test_sums_of_batches_count_for_no_component() -> None:
+    rng = np.random.RandomState(0)
+    h = F.tanh(PF.affine(constant(np.full((4, 3), 50.0)), 4, name="frozen", rng=rng) * 0.01)
+    loss = F.mean(PF.affine(h, 2, name="trained", rng=rng) ** 2)
+    trained = {name: one for name, one in nn.get_parameters().items() if name.startswith("trained")}
+    config = AdaLossConfig(delay=0, measure_every=1)
+    scaling = AdaptiveLossScaling(loss, config=config, parameters=trained)
+    weight = nn.get_parameters()["frozen/affine/W"]
+    sums, amaxes = [], []
+    for iteration in range(3):
+        for one in trained.values():
+            one.grad.zero()
+        scaling.forward()
+        scaling.backward(8.0, iteration=iteration)
+        sums.append(np.abs(weight.g).max())
+        amaxes.append(scaling.result.measurements.amax)
+    assert sums[2] == pytest.approx(3 * sums[0])
+    assert amaxes == [amaxes[0]] * 3
