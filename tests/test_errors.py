@@ -12,7 +12,7 @@ import nnabla.parametric_functions as PF
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, LossScaleWarning
-from nnabla_adaloss.errors import warn
+from nnabla_adaloss.errors import missing_code, warn
 from tests.worlds.trainings import solver_of, updater_of
 from tests.worlds.values import data
 
@@ -49,3 +49,26 @@ def test_a_category_of_its_own() -> None:
     with pytest.warns(RuntimeWarning, match="^slow$") as caught:
         warn("slow", RuntimeWarning)
     assert caught[0].filename == __file__
+
+
+class CompileException(Exception):
+    """As CuPy raises for a GPU that is newer than its compiler."""
+
+    __module__ = "cupy.cuda.compiler"
+
+
+@pytest.mark.parametrize(
+    ("error", "library"),
+    [
+        (RuntimeError("failed with: no kernel image is available for execution"), "nnabla's CUDA extension"),
+        (CompileException("nvrtc: error: invalid value for --gpu-architecture (-arch)"), "CuPy"),
+    ],
+)
+def test_a_library_without_code_for_a_card_is_named(error: Exception, library: str) -> None:
+    said = missing_code(error, "NVIDIA H100 (compute capability 90)")
+    assert said is not None
+    assert said.startswith(f"{library} was built without code for NVIDIA H100 (")
+
+
+def test_other_errors_have_no_missing_code() -> None:
+    assert missing_code(CompileException("error: identifier is undefined"), "a card") is None

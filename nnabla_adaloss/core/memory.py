@@ -32,7 +32,7 @@ _NONE: _Amaxes = {}
 
 
 class LostAmax(NamedTuple):
-    """Gain that has lost a batch, beyond the margin above the windows."""
+    """Unit amax that has lost a batch, beyond the margin above the windows."""
 
     unit_amax: float
     until: int  # the last iteration that remembers it
@@ -204,7 +204,7 @@ class Observations(NamedTuple):
         informative: bool = True,
         rerun: bool = False,
     ) -> Observations:
-        """Add the measurements of a pass; `informative`: its loss is not zero; `again`: a repeat."""
+        """Add the measurements of a pass; `informative`: its loss is not zero; `rerun`: a repeat."""
         components, weights = measured.schedule.components, measured.schedule.loss_weights
         names, amax, everything = components.names, measured.amax, measured.measured_all and measured.finite
         if everything:

@@ -245,7 +245,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         return outcome
 
     def _run_pass(self, rerun: bool) -> None:
-        """Run forward and backward on the present inputs; `again`: the same batch once more."""
+        """Run forward and backward on the present inputs; `rerun`: the same batch once more."""
         forward_hooks, backward_hooks = self._hooks
         self.scaling.forward(clear_no_need_grad=self.clear_buffer, **forward_hooks)
         self.scaling.backward(
