@@ -52,8 +52,8 @@ LIBRARIES_BY_CUDA_VERSION: Mapping[str, Sequence[CudaLibrary]] = {
 
 def find_extension_library(nnabla_ext_folders: Iterable[Path]) -> Optional[Path]:
     """Find `libnnabla_cuda-<CUDA version>_<cuDNN version>.so` in the folders of `nnabla_ext`, if any."""
-    found = (library for folder in nnabla_ext_folders for library in folder.glob("cuda/libnnabla_cuda-*.so"))
-    return next(found, None)
+    paths = (library for folder in nnabla_ext_folders for library in folder.glob("cuda/libnnabla_cuda-*.so"))
+    return next(paths, None)
 
 
 def cuda_version_of(extension_library: Path) -> str:

@@ -198,12 +198,12 @@ class _Clock:
 
 def _nearest_layers(graph: Graph, plan: GraphPlan) -> Dict[int, str]:
     """Layer that each function is or follows, by function key."""
-    found: Dict[int, str] = {}
+    layers: Dict[int, str] = {}
     for number, f in enumerate(graph.functions):
         node = plan.by_number.get(number)
         if node is not None and (node.layer_inputs or node.leaves):
-            found[hash(f)] = node.label
+            layers[hash(f)] = node.label
         else:
-            before = (found[hash(v.parent)] for v in f.inputs if v.parent is not None)
-            found[hash(f)] = next((layer for layer in before if layer != _INPUTS), _INPUTS)
-    return found
+            before = (layers[hash(v.parent)] for v in f.inputs if v.parent is not None)
+            layers[hash(f)] = next((layer for layer in before if layer != _INPUTS), _INPUTS)
+    return layers

@@ -68,7 +68,7 @@ class ProcessGroup:
         """Raise RankDisagreementError on all members unless the arrays have the same bits on all."""
         checksums = list(map(checksum, values.values()))
         of_each = zip(*self.comm.allgather(checksums))
-        different = [position for position, held in enumerate(of_each) if len({*held}) > 1]
+        different = [position for position, row in enumerate(of_each) if len({*row}) > 1]
         if not different:
             return
         name, value = list(values.items())[different[0]]
@@ -100,7 +100,7 @@ def describe_mismatch(ranks: Sequence[int], calls: Sequence[Call]) -> str:
         difference = _by_rank(ranks, map(str, calls))
     else:
         columns = enumerate(zip_longest(*(call.entries for call in calls), fillvalue="missing"))
-        position, entries = next((number, held) for number, held in columns if len({*held}) > 1)
+        position, entries = next((number, row) for number, row in columns if len({*row}) > 1)
         counts = _by_rank(ranks, (len(call.entries) for call in calls))
         difference = (
             f"entry {position} given to {calls[0].operation} is {_by_rank(ranks, entries)}; entries: {counts}"

@@ -311,8 +311,8 @@ class MPICommunicator:
             raise
 
     def _end(self, error: BaseException) -> None:
-        told = traceback.format_exception(type(error), error, error.__traceback__)
-        failure.report(self.rank, "".join(told))
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        failure.report(self.rank, "".join(lines))
         self.abort(failure.exit_code_of(error))
 
     # Groups and exchanges

@@ -183,12 +183,12 @@ def choose(
 ) -> Choice:
     """Choose the scale of each component."""
     limit, weights = _equalized(components, limits), limits.loss_weights
-    found, alphas = {components.root: start.root_scale}, {components.root: 1.0}  # products of alphas
+    scale_of, alphas = {components.root: start.root_scale}, {components.root: 1.0}  # products of alphas
     nonzero = {components.root}  # components that receive a nonzero gradient
     reasons: Dict[str, Reason] = {}
     largest = limits.largest(components)
     for edge in _in_order(components, weights):
-        before, own, layer = found[edge.predecessor], limit[edge.successor], edge.layer
+        before, own, layer = scale_of[edge.predecessor], limit[edge.successor], edge.layer
         wanted, reason = math.inf, Reason.SCALE_LIMIT
         if layer is not None and method_alpha is not None:
             base = min(before, start.start_scale * alphas[edge.predecessor])
@@ -201,10 +201,10 @@ def choose(
         # Of several edges into an unmeasured component, the first with a nonzero gradient determines its
         # scale.
         arrives = edge.predecessor in nonzero
-        if edge.successor not in found or (own is None and arrives and edge.successor not in nonzero):
-            found[edge.successor] = scale
+        if edge.successor not in scale_of or (own is None and arrives and edge.successor not in nonzero):
+            scale_of[edge.successor] = scale
             alphas[edge.successor] = alphas[edge.predecessor] * (1.0 if layer is None else scale / before)
-        elif scale != found[edge.successor]:
+        elif scale != scale_of[edge.successor]:
             reason = Reason.BRANCHES
         # A scalar zero is inactive in the batch; of an array all elements may have underflowed.
         if own is not None or (arrives and edge.successor not in components.scalars):
@@ -212,7 +212,7 @@ def choose(
         if layer is not None:
             reasons[layer] = reason
     # A component without incoming edges gets no gradient.
-    scales = [found.get(index, start.root_scale) for index in range(len(limit))]
+    scales = [scale_of.get(index, start.root_scale) for index in range(len(limit))]
     _fit_weights(components, scales, limits, reasons)
     _set_inactive(components, scales, weights, start.root_scale)
     return Choice(scales, reasons)
@@ -236,9 +236,9 @@ def choose_merged(
     far = {i for i in low if split[i] > _WORTH_HOOKS * choice.scales[i]}
     underflow = set().union(*map(components.descendants, far))
     for writers in components.leaves.values():
-        found = {limit: index for index in writers for limit in [own[index]] if limit is not None}
+        by_limit = {limit: index for index in writers for limit in [own[index]] if limit is not None}
         # The largest contributions to a leaf would be more than `spread` below their limit.
-        if found and found[min(found)] in underflow:
+        if by_limit and by_limit[min(by_limit)] in underflow:
             return None
     return choice
 
@@ -265,19 +265,19 @@ def _equalized(components: Components, limits: ScaleLimits) -> Sequence[Optional
     """Equalize close limits, as each change of scale costs a copied weight. Scalars keep their own, as
     multiplying one is free. Close limits of several losses are equalized, too.
     """
-    found = list(limits.limits)
+    result = list(limits.limits)
     if limits.equalize:
         scalars = components.scalars
         ends = {e.successor for e in components.edges if e.layer is None and e.predecessor in scalars}
-        at_loss = [i for i in ends - scalars if found[i] is not None]
-        smallest = min([found[i] or 0.0 for i in at_loss], default=0.0)
+        at_loss = [i for i in ends - scalars if result[i] is not None]
+        smallest = min([result[i] or 0.0 for i in at_loss], default=0.0)
         for index in at_loss:
-            if (found[index] or 0.0) <= _LOSSES_APART * smallest:
-                found[index] = smallest
-        many = [(i, limit) for i, limit in enumerate(found) if limit is not None and i not in scalars]
+            if (result[index] or 0.0) <= _LOSSES_APART * smallest:
+                result[index] = smallest
+        many = [(i, limit) for i, limit in enumerate(result) if limit is not None and i not in scalars]
         for (index, _), limit in zip(many, equalized([limit for _, limit in many])):
-            found[index] = limit
-    return found
+            result[index] = limit
+    return result
 
 
 def within_float32(scale: float) -> float:

@@ -161,8 +161,8 @@ def merge_components(
     if len({*roots}) == len(roots):
         return MergedComponents(components, range(len(roots)))
     together = _numbered(nodes, sizes, one_gradient, components.of, roots)
-    found = {own: together.of[position] for position, own in components.of.items()}
-    of = [found[index] for index in range(len(components.names))]
+    merged = {own: together.of[position] for position, own in components.of.items()}
+    of = [merged[index] for index in range(len(components.names))]
     # A given S0 limits merged components only if no layer leads to any of their parts.
     after_layers = {index for own, index in enumerate(of) if own not in components.at_loss}
     return MergedComponents(together._replace(at_loss=frozenset(of) - after_layers), of)
@@ -236,7 +236,7 @@ def _numbered(
         producers=producers,
         scalars=scalars,
         next=following,
-        leaves={leaf: frozenset(found) for leaf, found in writers.items()},
+        leaves={leaf: frozenset(indices) for leaf, indices in writers.items()},
         edges=edges,
         at_loss=frozenset(range(len(names))) - after_layers,
     )
@@ -257,12 +257,12 @@ def _edges(node: NodeStructure, of: Mapping[int, int], before: int) -> Iterable[
 
 def _reachable(following: Sequence[AbstractSet[int]], first: AbstractSet[int]) -> Set[int]:
     """Some components and their descendants."""
-    found, waiting = {*first}, [*first]
+    reachable, waiting = {*first}, [*first]
     while waiting:
-        new = following[waiting.pop()] - found
-        found |= new
+        new = following[waiting.pop()] - reachable
+        reachable |= new
         waiting += new
-    return found
+    return reachable
 
 
 def _root(parents: List[int], key: int) -> int:

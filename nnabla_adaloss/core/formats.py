@@ -224,7 +224,7 @@ def get_format(name_or_format: Union[DTypeLike, Format], argument: str = "storag
     """Return a `Format`, or look it up by name or dtype; ValueError, naming `argument`, if unknown."""
     if isinstance(name_or_format, Format):
         return name_or_format
-    found = FORMATS.get(name_of(name_or_format))
-    if found is None:
+    result = FORMATS.get(name_of(name_or_format))
+    if result is None:
         raise ValueError(f"{argument}={name_or_format!r} is unknown; choose one of {', '.join(FORMATS)}")
-    return found
+    return result

@@ -154,14 +154,14 @@ class Observations(NamedTuple):
     def unit_amaxes_of(self, names: Sequence[str]) -> List[Optional[float]]:
         """Compute `unit_amax` of many components."""
         windows, lost = self.memory.windows, self.memory.lost
-        found = [windows[name].amax if name in windows else None for name in names]
+        amaxes = [windows[name].amax if name in windows else None for name in names]
         since = {name: one.unit_amax for name, one in lost.items()}, self.memory.partial, self.lost, self.now
         for unit_amaxes in filter(None, since):
             for index, name in enumerate(names):
-                known = found[index]
+                known = amaxes[index]
                 if name in unit_amaxes and (known is None or unit_amaxes[name] > known):
-                    found[index] = unit_amaxes[name]
-        return found
+                    amaxes[index] = unit_amaxes[name]
+        return amaxes
 
     def limits(
         self, components: Components, weights: Tuple[float, ...], u_max: Sequence[float]
@@ -211,10 +211,10 @@ class Observations(NamedTuple):
             # A component without a written array has a gradient of zero.
             amax = {**dict.fromkeys(components.computed, 0.0), **amax}
         unit_amaxes = {names[i]: magnitude / weights[i] for i, magnitude in amax.items() if weights[i]}
-        found = self
+        after = self
         if everything and self.provisional:
-            found = self._after_finite_pass(unit_amaxes, explained=measured.shows_overflows)
-        found = found._replace(
+            after = self._after_finite_pass(unit_amaxes, explained=measured.shows_overflows)
+        after = after._replace(
             now=_larger(self.now, unit_amaxes),
             entry_complete=self.entry_complete or completes_entry,
             informative=self.informative or informative,
@@ -226,7 +226,7 @@ class Observations(NamedTuple):
         unseen = {
             i for i in components.computed if weights[i] and (known[i] is None or (counts and not known[i]))
         }
-        return found._after_first_look(known, unseen, measured) if unseen else found
+        return after._after_first_look(known, unseen, measured) if unseen else after
 
     def _after_finite_pass(self, unit_amaxes: _Amaxes, *, explained: bool) -> Observations:
         """Drop provisional amaxes, as a finite pass over the same batch has measured these `unit_amaxes`."""
@@ -307,8 +307,8 @@ class Observations(NamedTuple):
 
     def adopting(self, entry_complete: bool, unit_amaxes: _Amaxes, lost: _Amaxes) -> Observations:
         """Replace this rank's amaxes by the largest `shared` ones of all ranks."""
-        found = self._replace(entry_complete=entry_complete, informative=True, now=unit_amaxes, lost=lost)
-        return found._replace(provisional=_NONE, began=frozenset())
+        after = self._replace(entry_complete=entry_complete, informative=True, now=unit_amaxes, lost=lost)
+        return after._replace(provisional=_NONE, began=frozenset())
 
     @property
     def remembers_loss(self) -> bool:
@@ -317,11 +317,11 @@ class Observations(NamedTuple):
 
     def remembered(self, *, good: bool = False) -> Memory:
         """Memory with the amaxes of this iteration, and the provisional ones unless it ended `good`."""
-        found = self.after_lost_batch() if self.provisional and not good else self
-        if not (found.now or found.lost or found.entry_complete):
+        last = self.after_lost_batch() if self.provisional and not good else self
+        if not (last.now or last.lost or last.entry_complete):
             return self.memory
         return self.memory.after(
-            found._learned, completes_entry=self.entry_complete, lost=found.lost, iteration=self.iteration
+            last._learned, completes_entry=self.entry_complete, lost=last.lost, iteration=self.iteration
         )
 
     def after_iteration(self, *, good: bool = False) -> Observations:

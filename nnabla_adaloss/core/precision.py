@@ -141,10 +141,10 @@ def get_precision(storage: PrecisionLike, argument: str = "storage") -> Precisio
         return storage
     if isinstance(storage, Format):
         return Precision(storage)
-    found = PRECISIONS.get(name_of(storage))
-    if found is None:
+    precision = PRECISIONS.get(name_of(storage))
+    if precision is None:
         raise ValueError(f"{argument}={storage!r} is unknown; choose one of {', '.join(PRECISIONS)}")
-    return found
+    return precision
 
 
 # Precision of layers that no pattern matches.
@@ -199,8 +199,8 @@ class LayerPrecisions:
         for pattern in self.storage:
             decided = [layer for layer in left if matches(pattern, layer)]
             if not decided and not matches_all(pattern):
-                taken = any(matches(pattern, layer) for layer in layers)
-                why = "only layers that an earlier pattern matches" if taken else "no layer"
+                matched = any(matches(pattern, layer) for layer in layers)
+                why = "only layers that an earlier pattern matches" if matched else "no layer"
                 raise ValueError(
                     f"storage has the pattern {pattern!r}, which matches {why}; the network's layers "
                     f"are {', '.join(layers)}"

@@ -26,13 +26,13 @@ class SettingValue(NamedTuple):
 
 def fields_of(value: Any) -> Dict[str, SettingValue]:
     """Fields of a dataclass as settings; empty for anything else."""
-    found: Dict[str, SettingValue] = {}
+    settings: Dict[str, SettingValue] = {}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             made = field.default_factory
             default = field.default if made is dataclasses.MISSING else made()
-            found[field.name] = SettingValue(getattr(value, field.name), default)
-    return found
+            settings[field.name] = SettingValue(getattr(value, field.name), default)
+    return settings
 
 
 def plain(value: Any) -> Any:
@@ -55,12 +55,12 @@ def as_plain(settings: Mapping[str, SettingValue]) -> Dict[str, Any]:
 
 def not_default(settings: Mapping[str, SettingValue]) -> List[str]:
     """Names of settings that are not at their defaults, such as `config.margin` for a field of `config`."""
-    found: List[str] = []
+    names: List[str] = []
     for name, given in settings.items():
         if not _is_default(given):
-            found.append(name)
-        found += [f"{name}.{inner}" for inner in not_default(fields_of(given.value))]
-    return found
+            names.append(name)
+        names += [f"{name}.{inner}" for inner in not_default(fields_of(given.value))]
+    return names
 
 
 def with_known_names(

@@ -31,19 +31,19 @@ _LEAST_MEASUREMENTS = 16
 
 def equalized(scales: Sequence[float]) -> List[float]:
     """Equalize successive scales: the smallest replaces neighbours that are at most two bits apart."""
-    found: List[float] = []
+    result: List[float] = []
     alike = 0
     smallest = largest = 0.0
     for scale in scales:
         if scale > _APART * smallest or largest > _APART * scale:
-            found += [smallest] * alike
+            result += [smallest] * alike
             alike, smallest, largest = 0, scale, scale
         elif scale < smallest:
             smallest = scale
         elif scale > largest:
             largest = scale
         alike += 1
-    return found + [smallest] * alike
+    return result + [smallest] * alike
 
 
 class AmaxWindow(NamedTuple):
@@ -72,8 +72,8 @@ class AmaxWindow(NamedTuple):
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> AmaxWindow:
         """Restore the window from `as_list`; TypeError or ValueError if it is invalid."""
-        pushed, found = values
-        entries = tuple((integer("entry", i), number("amax", x)) for i, x in found)
+        pushed, pairs = values
+        entries = tuple((integer("entry", i), number("amax", x)) for i, x in pairs)
         window = cls(integer("pushed", pushed), entries, entries[0][1] if entries else 0.0)
         numbers = [0, *(i for i, _ in window.entries), window.pushed + 1]
         magnitudes = [x for _, x in window.entries]
@@ -81,7 +81,7 @@ class AmaxWindow(NamedTuple):
         in_order = all(a < b for a, b in zip(numbers, numbers[1:])) and numbers[-2] == window.pushed
         falling = all(a > b for a, b in zip([math.inf, *magnitudes], magnitudes))
         if not (in_order and falling and (not magnitudes or magnitudes[-1] >= 0.0)):
-            raise ValueError(f"entries={found!r} cannot be those of a window of {pushed} iterations")
+            raise ValueError(f"entries={pairs!r} cannot be those of a window of {pushed} iterations")
         return window
 
 

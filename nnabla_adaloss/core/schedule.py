@@ -99,12 +99,12 @@ class ScaleSchedule:
     def arriving(self) -> Mapping[int, float]:
         """Scale of each completely accumulated gradient, by position."""
         # Float32 scalars have the scale of their successors, without a multiplication in between.
-        found = {position: self.component_scales[index] for position, index in self.components.of.items()}
+        scales = {position: self.component_scales[index] for position, index in self.components.of.items()}
         for node in reversed(self.nodes) if self.in_float else ():
             if node.number in self.in_float and node.inputs:
-                own, of_inputs = found[node.outputs[0]], min(found[position] for position in node.inputs)
-                found[node.outputs[0]] = min(max(of_inputs, own / _FLOAT_FACTOR), own * _FLOAT_FACTOR)
-        return found
+                own, of_inputs = scales[node.outputs[0]], min(scales[position] for position in node.inputs)
+                scales[node.outputs[0]] = min(max(of_inputs, own / _FLOAT_FACTOR), own * _FLOAT_FACTOR)
+        return scales
 
     @cached_property
     def _steps(self) -> Tuple[Dict[int, Step], Dict[int, float]]:

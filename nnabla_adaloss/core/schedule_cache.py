@@ -57,9 +57,9 @@ class ScheduleCache:
         before = next(reversed([*self.chosen]), None)
         if before is None or self.current(iteration, given_scale, before) is None:
             return None
-        found, known = self.chosen[before][1].moved_to(weights, max_scale), self.last(weights)
+        moved, known = self.chosen[before][1].moved_to(weights, max_scale), self.last(weights)
         # Reuse the cached one if equal, as usual.
-        return known if found is not None and known is not None and known.is_applied_as(found) else found
+        return known if moved is not None and known is not None and known.is_applied_as(moved) else moved
 
     def slice_number(self, iteration: int) -> Optional[int]:
         """Number of the slice of the arrays, of `iterations`, that an iteration measures; None: nothing."""

@@ -56,18 +56,18 @@ def integer(name: str, value: object) -> int:
 
 def positive_integer(name: str, value: object) -> int:
     """Convert `value` to int; TypeError or ValueError unless it is an integer from 1 on."""
-    found = integer(name, value)
-    if found < 1:
+    result = integer(name, value)
+    if result < 1:
         raise ValueError(f"{name}={value!r} must be 1 or more")
-    return found
+    return result
 
 
 def nonnegative_integer(name: str, value: object) -> int:
     """Convert `value` to int; TypeError or ValueError unless it is an integer from 0 on."""
-    found = integer(name, value)
-    if found < 0:
+    result = integer(name, value)
+    if result < 0:
         raise ValueError(f"{name}={value!r} must be 0 or more")
-    return found
+    return result
 
 
 def boolean(name: str, value: object) -> bool:
@@ -142,13 +142,13 @@ def strings(name: str, value: Iterable[str], what: str) -> Tuple[str, ...]:
     if isinstance(value, str):
         raise TypeError(f"{name}={value!r} must be a sequence of {what}; write ({value!r},)")
     try:
-        found = tuple(value)
+        result = tuple(value)
     except TypeError:
         raise TypeError(f"{name}={value!r} must be a sequence of {what}") from None
-    for item in found:
+    for item in result:
         if not isinstance(item, str):
             raise TypeError(f"{name} holds {item!r}; {what} are strings")
-    return found
+    return result
 
 
 def path_name(name: str, value: Union[str, os.PathLike[str]]) -> str:

@@ -104,10 +104,10 @@ def _examine_functions(area: Area, extension: str, scaled: List[Finding], *machi
     processes = 1 if area == "CPU" else 4
     with ThreadPoolExecutor() as pool:  # the threads only wait for processes
         tried = list(pool.map(lambda kind: try_functions(extension, kind, processes), _TYPE_CONFIGS))
-    found: List[Finding] = []
+    findings: List[Finding] = []
     for kind, tried_in_it in zip(_TYPE_CONFIGS, tried):
-        found += findings_of(area, kind, tried_in_it, ", ".join(machine))
-    return [*found, *map(blamed, scaled, tried)]
+        findings += findings_of(area, kind, tried_in_it, ", ".join(machine))
+    return [*findings, *map(blamed, scaled, tried)]
 
 
 def _examine_cuda_libraries(cuda_version: str) -> Iterable[Finding]:

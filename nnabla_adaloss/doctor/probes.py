@@ -60,9 +60,9 @@ def call_isolated(
     arguments. Exceptions, crashes and timeouts are answers, too.
     """
     # A new process continues after a failure: a GPU's context is unreliable after an error.
-    found: List[Answer] = []
-    while len(found) < len(calls):
-        waiting = [json.dumps(arguments) for arguments in calls[len(found) :]]
+    results: List[Answer] = []
+    while len(results) < len(calls):
+        waiting = [json.dumps(arguments) for arguments in calls[len(results) :]]
         command = [sys.executable, "-c", _CHILD, function.__module__, function.__name__, *waiting]
         try:
             process = subprocess.run(command, capture_output=True, timeout=time_limit)
@@ -72,8 +72,8 @@ def call_isolated(
         answers: List[Answer] = [tuple(json.loads(line)) for line in said.splitlines()]
         if len(answers) < len(waiting) and not any(error for _, error in answers):
             answers.append((None, ended))
-        found += answers
-    return found
+        results += answers
+    return results
 
 
 def _how_it_ended(process: subprocess.CompletedProcess[bytes]) -> str:

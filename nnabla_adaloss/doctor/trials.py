@@ -104,11 +104,11 @@ def try_function(extension: str, type_config: str, name: str) -> List[str]:
     (program, shapes), generator = TRIALS[name], np.random.default_rng(0)
     inputs = [generator.standard_normal(shape).astype(np.float32) for shape in shapes]
     right, _ = _results(program, inputs, get_extension_context("cpu", type_config="float"))
-    found, functions = _results(program, inputs, get_extension_context(extension, type_config=type_config))
+    results, functions = _results(program, inputs, get_extension_context(extension, type_config=type_config))
     if name in LIKE_NUMPY:
         right[0] = program(SimpleNamespace(F=np), *(values.astype(np.float64) for values in inputs))
     largest = max(np.abs(array).max() for array in right)
-    for index, (array, wanted) in enumerate(zip(found, right)):
+    for index, (array, wanted) in enumerate(zip(results, right)):
         difference = np.abs(array - wanted).max() / max(np.abs(wanted).max(), _NOTHING * largest)
         if not difference <= _TOLERANCE[type_config]:
             what = "a gradient" if index else "its output"
@@ -148,34 +148,34 @@ def try_functions(extension: str, type_config: str, processes: int) -> Answers:
         calls = [(extension, type_config, name) for name in part]
         return call_isolated(try_function, *calls, time_limit=_TIME_LIMIT)
 
-    found: Dict[str, Answer] = {}
+    by_name: Dict[str, Answer] = {}
     names = list(TRIALS)
     parts = [names[first::processes] for first in range(processes)]
     with ThreadPoolExecutor() as pool:  # the threads only wait for processes
         for part, answers in zip(parts, pool.map(try_part, parts)):
-            found.update(zip(part, answers))
-    return {name: found[name] for name in names}
+            by_name.update(zip(part, answers))
+    return {name: by_name[name] for name in names}
 
 
 def findings_of(area: Area, type_config: str, tried: Answers, machine: str) -> List[Finding]:
     """Findings of trials: one for all that work, one for each way of failing on `machine`."""
     subject = f"nnabla's functions, {type_config}"
     works = [value for value, error in tried.values() if not error]
-    found = []
+    findings = []
     if works:
         detail = f"{len(works)} of {len(tried)} give the right numbers"
         if any(works):
             names = ", ".join(sorted({name for on_host in works for name in on_host}))
             detail += f"; on the host, for lack of a CUDA implementation: {names}"
-        found.append(Finding(area, "works", subject, detail))
+        findings.append(Finding(area, "works", subject, detail))
     alike: Dict[Finding, List[str]] = {}
     for name, (_, error) in tried.items():
         if error:
             alike.setdefault(_failed(area, subject, error), []).append(name)
     for finding, failed in sorted(alike.items()):
         detail = f"{', '.join(failed)}: {finding.detail}. This is nnabla without this package ({machine})"
-        found.append(finding._replace(detail=detail))
-    return found
+        findings.append(finding._replace(detail=detail))
+    return findings
 
 
 def _failed(area: Area, subject: str, error: str) -> Finding:

@@ -123,10 +123,10 @@ class FormatEmulation:
 
     def gradient_rounding(self, variable: nn.Variable) -> Optional[GradientRounding]:
         """Counts from rounding the gradient of `variable` in the last backward, or None."""
-        found = self.emulated_storage.gradients.get(hash(variable))
-        if found is None:
+        known = self.emulated_storage.gradients.get(hash(variable))
+        if known is None:
             return None
-        return GradientRounding(found.statistics.count, found.nonzero, found.underflowed, found.overflowed)
+        return GradientRounding(known.statistics.count, known.nonzero, known.underflowed, known.overflowed)
 
     def forward(
         self,
@@ -240,8 +240,8 @@ class FormatEmulation:
     def _swap_operands(self, f: Any, *, backward: bool = False, fitted: bool = True) -> None:
         operands = (self._plan.backward_reads if backward else self._plan.reads).get(hash(f))
         if operands is not None:
-            found = operands if fitted else [operand for operand in operands if not operand.fitted]
-            self._operands.swap(found, remember=not backward)
+            selected = operands if fitted else [operand for operand in operands if not operand.fitted]
+            self._operands.swap(selected, remember=not backward)
 
     def _round_outputs(self, f: Any) -> None:
         if self._operands.swapped:

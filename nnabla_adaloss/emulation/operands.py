@@ -97,9 +97,9 @@ class OperandSwap:
         """Forget the leaves of the last forward pass."""
         self._leaves.clear()
 
-    def swap(self, found: Sequence[Operand], *, remember: bool) -> None:
+    def swap(self, operands: Sequence[Operand], *, remember: bool) -> None:
         """Replace arrays by rounded copies; `remember` keeps those of leaves for later products."""
-        for operand in found:
+        for operand in operands:
             source = getattr(operand.variable, operand.attribute)
             rounded = self._rounded(operand, source, remember)
             if rounded is not None:

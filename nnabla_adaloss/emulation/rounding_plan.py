@@ -87,19 +87,19 @@ class RoundingPlan:
             if not apart.isdisjoint(map(hash, f.inputs)):
                 self.roundings[hash(f)] = self.rounding_of(f)
         # Operands in forward and in backward, by function key.
-        found = self.roundings.items()
-        self.reads = {key: rounding.reads for key, rounding in found if rounding.reads}
+        roundings = self.roundings.items()
+        self.reads = {key: rounding.reads for key, rounding in roundings if rounding.reads}
         self.backward_reads = {
-            key: rounding.backward_reads for key, rounding in found if rounding.backward_reads
+            key: rounding.backward_reads for key, rounding in roundings if rounding.backward_reads
         }
         self._loss = hash(loss.parent), hash(loss)
 
     def rounded_gradients(self) -> FrozenSet[int]:
         """Keys of the variables whose gradients are stored in the format."""
-        found = {key for rounding in self.roundings.values() for key, _ in rounding.gradients}
+        keys = {key for rounding in self.roundings.values() for key, _ in rounding.gradients}
         # The loss's gradient is never rounded, but its scale must fit the format.
         function, loss = self._loss
-        return frozenset(found if function in self._in_float else found | {loss})
+        return frozenset(keys if function in self._in_float else keys | {loss})
 
     def rounding_of(self, f: Any, read: Optional[List[nn.Variable]] = None) -> Rounding:
         """Arrays that are rounded for `f`, which reads `read` in half precision."""
@@ -133,7 +133,7 @@ def _function_precisions(graph: Graph, precisions: LayerPrecisions, names: Names
     labels = function_names(described)
     # Precision that each function passes on; None before all layers.
     followed: List[Optional[Precision]] = []
-    found: List[Precision] = []
+    result: List[Precision] = []
     matched: List[str] = []
     producers = described.inputs.by_function(described.producers)
     for index, positions in enumerate(described.inputs.by_function()):
@@ -146,25 +146,25 @@ def _function_precisions(graph: Graph, precisions: LayerPrecisions, names: Names
         else:
             own = precisions.of(labels[index])
             matched.append(labels[index])
-        found.append(own)
+        result.append(own)
         followed.append(own if known or is_layer else None)
     precisions.check(matched)
-    return found
+    return result
 
 
 def _variable_precisions(graph: Graph, of_functions: Sequence[Precision]) -> Dict[int, Precision]:
     """Precision of each variable, by key: its function's, or the widest of a leaf's readers."""
     described, keys = graph.described, graph.keys
-    found: Dict[int, Precision] = {}
+    result: Dict[int, Precision] = {}
     for positions, precision in zip(described.outputs.by_function(), of_functions):
-        found.update((keys[position], precision) for position in positions)
+        result.update((keys[position], precision) for position in positions)
     readers: Dict[int, List[Precision]] = {}
     for positions, precision in zip(described.inputs.by_function(), of_functions):
         for position in positions:
             if position in graph.leaves:
                 readers.setdefault(keys[position], []).append(precision)
-    found.update((key, widest(precisions)) for key, precisions in readers.items())
-    return found
+    result.update((key, widest(precisions)) for key, precisions in readers.items())
+    return result
 
 
 def half_outputs(f: Any) -> List[nn.Variable]:
@@ -198,12 +198,12 @@ def half_gradients(f: Any) -> List[nn.Variable]:
     if function.unscales:
         return []
     # Half if the function that writes the gradient or the one that reads it is.
-    found = [
+    variables = [
         v
         for v in function.in_half(f.inputs)
         if v.need_grad and not (function.keeps_fp32 and (v.parent is None or _keeps_fp32(v.parent)))
     ]
-    return list({hash(v): v for v in found}.values())
+    return list({hash(v): v for v in variables}.values())
 
 
 def _keeps_fp32(f: Any) -> bool:

@@ -356,21 +356,21 @@ class AdaptiveLossScaling:
         own.update((_LAYER + name, row) for name, row in prepared.statistics.shared().items())
         return own
 
-    def adopt_statistics(self, told: Sequence[Mapping[str, Sequence[float]]]) -> None:
+    def adopt_statistics(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Compute the next scales from `shared_statistics` of all ranks, in their order."""
         prepared = self._graph.current()
-        dropped, entry_complete = (any(flags) for flags in zip(*(one[_ENDS] for one in told)))
+        dropped, entry_complete = (any(flags) for flags in zip(*(one[_ENDS] for one in messages)))
         if dropped:
             # If one rank chooses again, as after an overflow, all do, with equal results.
             prepared.schedules = prepared.schedules.drop()
         unit_amaxes: Dict[str, float] = {}
         lost: Dict[str, float] = {}
-        for one in told:
+        for one in messages:
             for kind, largest in ((_COMPONENT, unit_amaxes), (_LOST, lost)):
                 for name, (unit_amax, *_) in _of_kind(kind, one).items():
                     largest[name] = max(unit_amax, largest.get(name, unit_amax))
         self.components = self.components.adopting(entry_complete, unit_amaxes, lost)
-        prepared.statistics.adopt([_of_kind(_LAYER, one) for one in told])
+        prepared.statistics.adopt([_of_kind(_LAYER, one) for one in messages])
 
     def after_update(self, step: Optional[Callable[[], Any]] = None) -> None:
         """End a good iteration: remember its measurements, run the solver's `step`, measure new weights."""
@@ -380,9 +380,9 @@ class AdaptiveLossScaling:
         # Forward of a half context converts weights.
         if self.in_half and self._result is not None:
             present = self._graph.current()
-            found = present.slice(present.schedules, self.iteration, self._result.schedule.given_scale)
-            if found is not None:
-                present.statistics.measure_weights(found.weights)
+            part = present.slice(present.schedules, self.iteration, self._result.schedule.given_scale)
+            if part is not None:
+                present.statistics.measure_weights(part.weights)
 
     def end_iteration(self) -> None:
         """End an iteration without an update."""
@@ -577,8 +577,8 @@ class AdaptiveLossScaling:
         )
 
 
-def _of_kind(kind: str, told: Mapping[str, Sequence[float]]) -> Dict[str, Sequence[float]]:
-    return {name[len(kind) :]: row for name, row in told.items() if name.startswith(kind)}
+def _of_kind(kind: str, message: Mapping[str, Sequence[float]]) -> Dict[str, Sequence[float]]:
+    return {name[len(kind) :]: row for name, row in message.items() if name.startswith(kind)}
 
 
 def _config_for(config: Optional[AdaLossConfig], storage: NativeStorage, *, in_half: bool) -> AdaLossConfig:

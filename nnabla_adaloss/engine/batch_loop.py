@@ -65,19 +65,19 @@ class BatchLoop(NamedTuple):
         """Continue a batch after its first pass."""
         repeats = 0
         while True:
-            found = self.judge(self._facts(repeats), rules)
-            if found.facts.overflowed and not rules.update_lost:
-                self.on_overflow(found)
-            if found.verdict is not PassVerdict.RERUN:
-                return found
+            outcome = self.judge(self._facts(repeats), rules)
+            if outcome.facts.overflowed and not rules.update_lost:
+                self.on_overflow(outcome)
+            if outcome.verdict is not PassVerdict.RERUN:
+                return outcome
             repeats += 1
-            self.on_repeat(found)
+            self.on_repeat(outcome)
             self.scaling.guard.undo_batch()
             self.run_pass(True)
 
     def judge(self, facts: Facts, rules: Rules) -> Outcome:
         """Judge the last pass, collecting the facts that the verdict asks for."""
-        scaling, found = self.scaling, self._of_pass()
+        scaling, outcome = self.scaling, self._of_pass()
         while True:
             verdict = judge(facts, rules)
             if verdict is PassVerdict.MEASURE:
@@ -85,7 +85,7 @@ class BatchLoop(NamedTuple):
                 self.run_pass(True)
                 measured = self._facts(facts.repeats)
                 if measured.overflowed:
-                    facts, found = measured, self._of_pass()
+                    facts, outcome = measured, self._of_pass()
                 else:
                     facts = facts._replace(fits=True)
             elif verdict is PassVerdict.CHECK_FORWARD:
@@ -97,7 +97,7 @@ class BatchLoop(NamedTuple):
             else:
                 if verdict.lowers_nothing:
                     scaling.raise_again()
-                return found._replace(verdict=verdict, facts=facts)
+                return outcome._replace(verdict=verdict, facts=facts)
 
     def _of_pass(self) -> Outcome:
         scaling = self.scaling
@@ -135,12 +135,12 @@ class BatchLoop(NamedTuple):
         leaves = scaling.graph.by_key(scaling.plan.leaves)
         leaves.update((hash(v), v) for v in self.parameters())
         gradients = [v.grad for v in leaves.values()]
-        held = ArraySnapshot(scaling.kernels)
-        held.save(gradients)
+        snapshot = ArraySnapshot(scaling.kernels)
+        snapshot.save(gradients)
         for gradient in gradients:
             gradient.zero()
         scaling.probe(self.smallest_scale)
         finite = scaling.kernels.gradients_are_finite(self.parameters())
         if finite:
-            held.restore()
+            snapshot.restore()
         return finite

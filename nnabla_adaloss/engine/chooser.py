@@ -96,8 +96,8 @@ class Chooser:
         schedule, origin = self._next(prepared, limits, policy, request, split=measure and not kept)
         kept = kept and not observations.provisional
         schedules = in_use.keep(schedule, iteration, origin) if kept else in_use.drop()
-        found = None if measure else prepared.slice(schedules, iteration, scale)
-        return Decision(schedule, schedules, schedule is not in_use.last(weights), measure, found)
+        part = None if measure else prepared.slice(schedules, iteration, scale)
+        return Decision(schedule, schedules, schedule is not in_use.last(weights), measure, part)
 
     def _next(
         self,
@@ -184,16 +184,16 @@ def _bounds(prepared: PreparedGraph, config: AdaLossConfig) -> Mapping[int, Alph
     # Scaled copies of weights are stored like weights.
     plan, storage, ranges = prepared.plan, prepared.storage, prepared.ranges
     largest = min(config.range.u_max, storage.largest_weight)
-    found: Dict[int, AlphaBounds] = {}
+    bounds: Dict[int, AlphaBounds] = {}
     recomputed, shapes = plan.described.recomputed, plan.described.shapes
     for _, layer_input in plan.layer_inputs.values():
         factor = layer_input.weight
         weight = prepared.statistics.data(factor)
         if weight is None and (factor in prepared.statistics.wanted.data or recomputed[factor]):
-            found[factor] = AlphaBounds(1.0)
+            bounds[factor] = AlphaBounds(1.0)
         elif weight is not None and weight.abs_max:
             u_max = largest if ranges is None else ranges.of_weight(layer_input)
             stored = storage.copy_format(prepared.graph.keys[factor], math.prod(shapes[factor]))
             own = alpha_bounds(weight.abs_max, u_max, FLOAT16 if layer_input.half else stored)
-            found[factor] = own.within(found.get(factor, own))
-    return found
+            bounds[factor] = own.within(bounds.get(factor, own))
+    return bounds

@@ -52,31 +52,31 @@ def find_fault(
 
     The first functions can be `skipped`.
     """
-    found: List[str] = []
+    faults: List[str] = []
     left = skipped
     # Leaves that forward may write, such as running statistics, and those of them that were nonfinite before
     # a function was.
     state = {graph.keys[position] for position in plan.fixed}
-    held: Set[int] = set()
+    before: Set[int] = set()
 
     def note(f: Any) -> None:
-        if not (found or left):
-            held.update(hash(v) for v in f.inputs if hash(v) in state and _nonfinite(v, kernels))
+        if not (faults or left):
+            before.update(hash(v) for v in f.inputs if hash(v) in state and _nonfinite(v, kernels))
 
     def look(f: Any) -> None:
         nonlocal left
         if left:
             left -= 1
             return
-        written = [v for v in f.inputs if hash(v) in state - held]
-        fault = "" if found else _fault(f, plan, kernels, storage, written)
+        written = [v for v in f.inputs if hash(v) in state - before]
+        fault = "" if faults else _fault(f, plan, kernels, storage, written)
         if fault:
             kind = type_name_of(f.info.type_name)
             number = graph.numbers.get(hash(f))
-            found.append(f"{kind if number is None else plan.labels[number]} ({kind}) {fault}")
+            faults.append(f"{kind if number is None else plan.labels[number]} ({kind}) {fault}")
 
     loss.forward(clear_no_need_grad=True, function_pre_hook=note, function_post_hook=look)
-    return "".join(found)
+    return "".join(faults)
 
 
 def _fault(

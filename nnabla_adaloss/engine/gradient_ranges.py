@@ -31,11 +31,11 @@ class GradientRanges:
 
     def of_components(self, components: Components) -> Dict[int, float]:
         """Largest magnitude of gradients of each component, by index."""
-        found: Dict[int, float] = {}
+        u_maxes: Dict[int, float] = {}
         for position, index in components.of.items():
             u_max = self.u_max_scalar(position) if index in components.scalars else self.of(position).u_max
-            found[index] = min(u_max, found.get(index, u_max))
-        return found
+            u_maxes[index] = min(u_max, u_maxes.get(index, u_max))
+        return u_maxes
 
     def of_weight(self, layer_input: LayerInput) -> float:
         """Largest magnitude of the scaled copy of a layer's weight."""

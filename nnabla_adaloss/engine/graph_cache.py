@@ -87,14 +87,14 @@ class GraphCache:
 
     def current(self, *, wiring: bool = False, marks: bool = False) -> PreparedGraph:
         """Return the prepared graph; `wiring`, or `marks` and shapes of data, are checked on request."""
-        found = self._present
+        present = self._present
         if (
-            found is None
-            or (marks and (found.reshaped or found.graph.marked_otherwise))
-            or (wiring and found.graph.rewired)
+            present is None
+            or (marks and (present.reshaped or present.graph.marked_otherwise))
+            or (wiring and present.graph.rewired)
         ):
-            self._present = found = self._prepare()
-        return found
+            self._present = present = self._prepare()
+        return present
 
     def drop(self) -> None:
         """Read the graph again before its next use."""
@@ -126,10 +126,10 @@ class GraphCache:
     @property
     def written(self) -> Dict[int, str]:
         """Descriptions of leaves that forward writes, by the key of their data, in all topologies."""
-        found = self.current().written()
+        descriptions = self.current().written()
         for one in self._others:
-            found.update(one.written)
-        return found
+            descriptions.update(one.written)
+        return descriptions
 
     def load_others(self, states: Sequence[Saved]) -> None:
         """Replace the other topologies by states of `others`, each of which waits for its first graph."""
@@ -170,12 +170,12 @@ class GraphCache:
             topology = topology._replace(schedules=topology.schedules.within(own.schedules.since))
             self._others = (*self._others[2 - _REMEMBERED :], own)
             self._waiting = self._waiting[max(0, 1 + len(self._waiting) + len(self._others) - _REMEMBERED) :]
-        found = self._prepared(graph, topology, before)
+        prepared = self._prepared(graph, topology, before)
         statistics = Statistics.loaded(topology.plan.measured, topology.statistics)
-        found.statistics.load(statistics, {} if before is None else before.statistics.weights)
+        prepared.statistics.load(statistics, {} if before is None else before.statistics.weights)
         if is_new and self._waiting:
-            self._load_waiting(found)
-        return found
+            self._load_waiting(prepared)
+        return prepared
 
     def _load_waiting(self, prepared: PreparedGraph) -> None:
         """Load the waiting saved state of this topology, if any; ignore a damaged one."""

@@ -80,11 +80,11 @@ class LeafList:
         # A still lazily zero array was not written.
         if not any(map(_zeroing, gradients.sources)):
             return self._leaves, gradients
-        kept = [index for index, source in enumerate(gradients.sources) if not source.zeroing]
-        sources = [gradients.sources[index] for index in kept]
-        masters = None if gradients.masters is None else [gradients.masters[index] for index in kept]
-        found = UnscalingList(sources, [self._scales[index] for index in kept], masters)
-        return [self._leaves[index] for index in kept], found
+        indices = [index for index, source in enumerate(gradients.sources) if not source.zeroing]
+        sources = [gradients.sources[index] for index in indices]
+        masters = None if gradients.masters is None else [gradients.masters[index] for index in indices]
+        unscaling = UnscalingList(sources, [self._scales[index] for index in indices], masters)
+        return [self._leaves[index] for index in indices], unscaling
 
 
 @dataclass(eq=False)
@@ -150,13 +150,13 @@ _Nodes = Sequence[Tuple[NodeStructure, Step]]
 
 
 def _factors(nodes: _Nodes, graph: Graph, plan: GraphPlan) -> Union[SwappedFactors, str]:
-    found: Dict[int, Tuple[LayerInput, float]] = {}
+    by_weight: Dict[int, Tuple[LayerInput, float]] = {}
     for node, step in nodes:
         for layer_input, alpha in zip(node.layer_inputs, step.alphas):
-            known = found.setdefault(layer_input.weight, (layer_input, alpha))
+            known = by_weight.setdefault(layer_input.weight, (layer_input, alpha))
             if known[1] != alpha:
                 return f"{layer_input.layer} shares a weight with a layer of another scale"
-    swapped = [(layer_input, alpha) for layer_input, alpha in found.values() if alpha != 1.0]
+    swapped = [(layer_input, alpha) for layer_input, alpha in by_weight.values() if alpha != 1.0]
     for layer_input, _ in swapped:
         if layer_input.weight not in plan.swappable:
             return f"others read the weight of {layer_input.layer}"
@@ -167,29 +167,29 @@ def _leaves(
     nodes: _Nodes, graph: Graph, plan: GraphPlan, storage: NativeStorage
 ) -> Tuple[List[Contribution], Dict[int, List[Contribution]]]:
     """Find first contributions of all leaves, and later ones, which are unscaled one by one."""
-    found: Dict[int, List[Contribution]] = {leaf: [] for leaf in plan.leaves}
+    by_leaf: Dict[int, List[Contribution]] = {leaf: [] for leaf in plan.leaves}
     for node, step in nodes:
         for leaf in contributions_of(graph, plan, node, step):
-            found[leaf.leaf].append(leaf)
+            by_leaf[leaf.leaf].append(leaf)
     following: Dict[int, List[Contribution]] = {}
-    for writers in [writers for writers in found.values() if len(writers) > 1]:
+    for writers in [writers for writers in by_leaf.values() if len(writers) > 1]:
         # nnabla sums exact contributions; rounded ones, or those of another scale, are kept apart.
         exact = all(is_exact(leaf, storage) for leaf in writers)
         if not (exact and {leaf.scale for leaf in writers} == {writers[0].scale}):
             for leaf, after in zip(writers, writers[1:]):
                 following.setdefault(leaf.function, []).append(after)
-    return [writers[0] for writers in found.values()], following
+    return [writers[0] for writers in by_leaf.values()], following
 
 
 def _between(schedule: ScaleSchedule) -> Dict[int, Tuple[Rescale, ...]]:
     """Rescales after each function, by its number; none is needed before the first one."""
-    found: Dict[int, Tuple[Rescale, ...]] = {}
+    rescales: Dict[int, Tuple[Rescale, ...]] = {}
     before = -1
     for node in schedule.nodes:
         step = schedule.steps.get(node.number)
         if step is not None and step.before:
-            found[before] = found.get(before, ()) + step.before
+            rescales[before] = rescales.get(before, ()) + step.before
         if step is not None and step.after:
-            found[node.number] = step.after
+            rescales[node.number] = step.after
         before = node.number
-    return found
+    return rescales

@@ -56,14 +56,14 @@ class LayerWatch:
         )
 
         def arrays() -> Dict[str, NDArray[np.float32]]:
-            found = {
+            named = {
                 "output_gradient": output.grad,
                 "input_gradient": target.grad,
                 "weight": factor.data,
                 "input": target.data,
             }
             stored = {
-                name: x for name, x in found.items() if not x.clear_called and stored_dtype(x) is not None
+                name: x for name, x in named.items() if not x.clear_called and stored_dtype(x) is not None
             }
             return {name: np.array(cast(Any, x.data), np.float32) for name, x in stored.items()}
 
@@ -106,13 +106,13 @@ def records_of(
         decision.schedule,
         decision.chosen,
     )
-    found = []
+    records = []
     for layer, (scale, alpha) in schedule.layers.items():
         node, layer_input = plan.layer_inputs[layer]
         output = node.outputs[0]
         loss_weight = schedule.loss_weight_of(output)
         g = statistics.gradient(output) if chosen else None
-        found.append(
+        records.append(
             LayerRecord(
                 iteration=iteration,
                 layer=layer,
@@ -128,4 +128,4 @@ def records_of(
                 loss_weight=loss_weight,
             )
         )
-    return found
+    return records

@@ -35,14 +35,14 @@ class Contribution(NamedTuple):
 def contributions_of(graph: Graph, plan: GraphPlan, node: NodeStructure, step: Step) -> List[Contribution]:
     """List the contributions of a function to the gradients of leaves."""
     scales = step.input_scales(node) if any(layer_input.to_leaf for layer_input in node.layer_inputs) else {}
-    found: Dict[int, Contribution] = {}
+    by_leaf: Dict[int, Contribution] = {}
     for position in node.leaves:
         variable, leaf = graph.variables[position], plan.leaf(position)
         scale = scales.get(position, step.scale)
-        if leaf in found:
-            found[leaf] = found[leaf]._replace(others=(*found[leaf].others, variable))
+        if leaf in by_leaf:
+            by_leaf[leaf] = by_leaf[leaf]._replace(others=(*by_leaf[leaf].others, variable))
         else:
-            found[leaf] = Contribution(
+            by_leaf[leaf] = Contribution(
                 leaf=leaf,
                 function=node.number,
                 variable=variable,
@@ -50,7 +50,7 @@ def contributions_of(graph: Graph, plan: GraphPlan, node: NodeStructure, step: S
                 half=node.half,
                 own_references=node.own_references,
             )
-    return list(found.values())
+    return list(by_leaf.values())
 
 
 def is_exact(contribution: Contribution, storage: NativeStorage) -> bool:
@@ -234,19 +234,19 @@ class NonfiniteGradients:
         # The engine's own measurements may be running.
         measurements = measurements_by(self._kernels, len(written))
         measurements.measure([gradient for _, gradient in written])
-        for (key, gradient), found in zip(written, measurements.fetch().statistics):
-            if not found.nonfinite:
+        for (key, gradient), statistics in zip(written, measurements.fetch().statistics):
+            if not statistics.nonfinite:
                 continue
-            held = nn.NdArray(gradient.shape)
-            self._kernels.scaled_copy(gradient, held, 1.0)
-            self._aside.append((key, gradient, held))
+            saved = nn.NdArray(gradient.shape)
+            self._kernels.scaled_copy(gradient, saved, 1.0)
+            self._aside.append((key, gradient, saved))
             gradient.zero()
         return bool(self._aside)
 
     def put_back(self, nonfinite: AbstractSet[int]) -> None:
         """Add the contents set aside to the pass's gradients."""
         # Their results are not fetched, which would wait for a GPU.
-        sums = [(held, gradient, 1.0, not gradient.zeroing) for _, gradient, held in self._aside]
+        sums = [(saved, gradient, 1.0, not gradient.zeroing) for _, gradient, saved in self._aside]
         measurements_by(self._kernels, len(sums)).unscale(sums)
         self.keys = nonfinite | self._others | {key for key, _, _ in self._aside}
         self._others, self._aside = frozenset(), []

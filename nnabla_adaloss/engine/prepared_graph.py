@@ -136,8 +136,8 @@ class PreparedGraph:
         """Merged components for passes without hooks; None: none are merged."""
         if self.config.method.needs is not Needs.COMPONENTS:
             return None
-        found = self.plan.merged
-        return found if len(found.components.names) < len(found.of) else None
+        merged = self.plan.merged
+        return merged if len(merged.components.names) < len(merged.of) else None
 
     @cached_property
     def in_float(self) -> FrozenSet[int]:
@@ -145,14 +145,14 @@ class PreparedGraph:
         plan, keys, rounded = self.plan, self.graph.keys, self.storage.rounded_gradients()
         nodes = [n for n in plan.nodes if n.separates and not (n.non_homogeneous or n.half)]
         exact = {node.number for node in nodes}
-        found = set()
+        numbers = set()
         for node in nodes:
             # A function that passes its gradient on unchanged, as a stack of losses, would pass on that
             # scale.
             output = node.outputs[0]
             if keys[output] not in rounded and exact.issuperset(plan.readers.get(output, ())):
-                found.add(node.number)
-        return frozenset(found)
+                numbers.add(node.number)
+        return frozenset(numbers)
 
     @cached_property
     def ranges(self) -> Optional[GradientRanges]:
@@ -167,8 +167,8 @@ class PreparedGraph:
         """Largest magnitude of gradients of each component."""
         count = len(self.components.names)
         if self.ranges is not None:
-            found = self.ranges.of_components(self.components)
-            return [found.get(index, self.config.range.u_max) for index in range(count)]
+            u_maxes = self.ranges.of_components(self.components)
+            return [u_maxes.get(index, self.config.range.u_max) for index in range(count)]
         u_max = self.config.range.u_max
         of_scalar = max(u_max, self.storage.largest_scalar)
         return [of_scalar if i in self.components.scalars else u_max for i in range(count)]
@@ -210,14 +210,14 @@ class PreparedGraph:
     def written(self, *, named: bool = True) -> Dict[int, str]:
         """Descriptions of leaves written by forward, such as running statistics, by key of their data."""
         plan, leaves = self.plan, self.graph.leaves
-        found: Dict[int, str] = {}
+        descriptions: Dict[int, str] = {}
         for position, written in plan.fixed.items():
             if written and (named or position not in plan.described.kept):
                 readers = zip(plan.labels, plan.described.inputs.by_function())
                 label = next(label for label, read in readers if position in read)
                 leaf = leaves[position]
-                found[hash(leaf.data)] = f"{label} writes a Variable of shape {leaf.shape}"
-        return found
+                descriptions[hash(leaf.data)] = f"{label} writes a Variable of shape {leaf.shape}"
+        return descriptions
 
     def keep_steps(self, schedule: ScaleSchedule, steps: Union[HooklessSteps, str]) -> None:
         """Store the planned steps of a schedule, for as many schedules as are in use."""
@@ -245,5 +245,5 @@ class PreparedGraph:
             self._slices = slices_of(
                 self.plan, wanted, count, rounds=self.storage.rounds, uncounted=self.uncounted
             )
-        found = self._slices[number]
-        return None if found is None or self.schedules.for_good(given_scale) else found
+        part = self._slices[number]
+        return None if part is None or self.schedules.for_good(given_scale) else part

@@ -234,12 +234,12 @@ def first_overflow(
 def unseen_before(components: Components, overflowed: int, seen: AbstractSet[int]) -> FrozenSet[int]:
     """Predecessors that may have passed the overflow on: no finite gradient of theirs was measured."""
     # Scalars do not overflow before their successors.
-    found: Set[int] = set()
+    unseen: Set[int] = set()
     waiting = [overflowed]
     while waiting:
         descendants = waiting.pop()
         before = {index for index, following in enumerate(components.next) if descendants in following}
-        new = before - seen - found - components.scalars - {overflowed}
-        found |= new
+        new = before - seen - unseen - components.scalars - {overflowed}
+        unseen |= new
         waiting += new
-    return frozenset(found)
+    return frozenset(unseen)

@@ -55,13 +55,13 @@ def slices_of(
             list(dict.fromkeys(leaf for node in plan.nodes for leaf in node.leaves)),
         )
     ]
-    found = []
+    slices = []
     always = frozenset(leaf for node in plan.nodes if rounds or node.half for leaf in node.leaves)
     for number, (gradients, weights, activations, leaves) in enumerate(zip(*parts)):
         counted = always.union(leaves)
         one = Slice(gradients, weights, activations, counted, last=number == count - 1)
-        found.append(one._replace(leaves=counted - uncounted) if any(one) else None)
-    return found
+        slices.append(one._replace(leaves=counted - uncounted) if any(one) else None)
+    return slices
 
 
 def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:

@@ -108,9 +108,9 @@ class Statistics:
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> Statistics:
         """Adapt to another graph of the topology."""
-        found = copy(self)
-        found._graph, found._plan, found._storage = graph, plan, storage
-        return found
+        adapted = copy(self)
+        adapted._graph, adapted._plan, adapted._storage = graph, plan, storage
+        return adapted
 
     def go_on_from(self, before: Statistics) -> None:
         """Take over the measurements of weights that were started with the previous topology."""
@@ -143,46 +143,46 @@ class Statistics:
     @property
     def weights(self) -> Dict[str, ArrayStatistics]:
         """Statistics of parameters, by name."""
-        return {key: found for key, found in self._known.items() if isinstance(key, str)}
+        return {key: statistics for key, statistics in self._known.items() if isinstance(key, str)}
 
     def measure(self, gradients: Sequence[Tuple[int, float]], data: Sequence[int]) -> None:
         """Start measuring the arrays' present contents, all in one call; gradients with their scales."""
         if not (gradients or data):
             return
         arrays = [self._graph.variables[position].grad for position, _ in gradients]
-        found = [*gradients]
+        remaining = [*gradients]
         if self._storage.rounds or not are_readable(arrays):
-            arrays, found = self._left_to_measure(gradients, arrays)
+            arrays, remaining = self._left_to_measure(gradients, arrays)
         started = {*self._data, *self._pending.keys}
         unseen = [p for p in data if self._key(p) not in started and not self._has_seen(p)]
         arrays += self._readable(unseen)
         if not arrays:
             return
         tickets = self._measurements.measure(arrays)
-        self._running.update((p, (ticket, scale)) for (p, scale), ticket in zip(found, tickets))
-        self._data.update(zip(map(self._key, unseen), tickets[len(found) :]))
+        self._running.update((p, (ticket, scale)) for (p, scale), ticket in zip(remaining, tickets))
+        self._data.update(zip(map(self._key, unseen), tickets[len(remaining) :]))
 
     def _has_seen(self, position: int) -> bool:
         """Take over an emulated storage's statistics of data that it has rounded."""
-        found = self._storage.data_statistics(self._graph.keys[position])
-        if found is not None:
-            self._data[self._key(position)] = found
-        return found is not None
+        statistics = self._storage.data_statistics(self._graph.keys[position])
+        if statistics is not None:
+            self._data[self._key(position)] = statistics
+        return statistics is not None
 
     def _left_to_measure(
         self, gradients: Sequence[Tuple[int, float]], arrays: Sequence[nn.NdArray]
     ) -> Tuple[List[nn.NdArray], List[Tuple[int, float]]]:
         """Gradients to measure: neither measured by a storage nor left at zero by backward."""
         keys, storage = self._graph.keys, self._storage
-        left, found = [], []
+        left, remaining = [], []
         for (position, scale), array in zip(gradients, arrays):
-            seen = storage.gradient_statistics(keys[position])
-            if seen is not None:
-                self._running[position] = seen, scale
+            statistics = storage.gradient_statistics(keys[position])
+            if statistics is not None:
+                self._running[position] = statistics, scale
             elif stored_dtype(array) is not None:
                 left.append(array)
-                found.append((position, scale))
-        return left, found
+                remaining.append((position, scale))
+        return left, remaining
 
     def measure_weights(self, positions: Sequence[int]) -> None:
         """Start measuring the present data, before rounding by an emulated storage."""
@@ -215,16 +215,16 @@ class Statistics:
         gradients: Dict[int, Tuple[ArrayStatistics, float]] = {}
         new: Dict[_Key, ArrayStatistics] = {}
         for position, (ticket, scale) in running.items():
-            found = results.statistics[ticket] if isinstance(ticket, int) else ticket
-            gradients[position] = found, scale
+            statistics = results.statistics[ticket] if isinstance(ticket, int) else ticket
+            gradients[position] = statistics, scale
             looked_at = position in self.wanted.gradients or position in self.wanted.watched
-            weight = 0.0 if found.nonfinite or not looked_at else weight_of(position)
+            weight = 0.0 if statistics.nonfinite or not looked_at else weight_of(position)
             if weight:
-                new[position] = found.scaled(1.0 / (scale * weight))
+                new[position] = statistics.scaled(1.0 / (scale * weight))
         for key, ticket in (*pending.by_key.items(), *data.items()):
-            found = results.statistics[ticket] if isinstance(ticket, int) else ticket
-            if not found.nonfinite:
-                new[key] = found
+            statistics = results.statistics[ticket] if isinstance(ticket, int) else ticket
+            if not statistics.nonfinite:
+                new[key] = statistics
         if new:
             self._known = {**self._known, **new}
             self._new.update(new)
@@ -232,13 +232,13 @@ class Statistics:
 
     def state(self, positions: Sequence[int]) -> List[Any]:
         """Index in `positions`, and statistics of gradient and data, of each variable."""
-        found = []
+        rows = []
         for index, position in enumerate(positions):
             gradient = self._known.get(position) if position in self.wanted.gradients else None
             data = self._known.get(self._key(position))
             if gradient is not None or data is not None:
-                found.append([index, gradient and list(gradient), data and list(data)])
-        return found
+                rows.append([index, gradient and list(gradient), data and list(data)])
+        return rows
 
     @property
     def pending(self) -> Dict[str, List[float]]:
@@ -265,9 +265,9 @@ class Statistics:
         """Replace all statistics; those of `weights`, by name, are newer, and the `pending` ones count after
         the next pass; None: keep the started ones.
         """
-        found = {self._key(~key) if key < 0 else key: one for key, one in known.items()}
-        found.update(weights)
-        self._known, self._answers, self._iteration, self._new = found, {}, -1, set()
+        statistics = {self._key(~key) if key < 0 else key: one for key, one in known.items()}
+        statistics.update(weights)
+        self._known, self._answers, self._iteration, self._new = statistics, {}, -1, set()
         if pending is not None:
             self._pending = _Pending([*pending], [], [*pending.values()])
 
@@ -275,35 +275,35 @@ class Statistics:
     def _shared(self) -> Dict[str, _Key]:
         """Statistics to exchange, by name: ranks have equal weights, but not equal activations."""
         weights = self._plan.described.kept
-        found: Dict[str, _Key] = {}
+        shared: Dict[str, _Key] = {}
         for layer, (node, layer_input) in self._plan.layer_inputs.items():
             if node.outputs[0] in self.wanted.gradients:
-                found[f"{layer} gradient"] = node.outputs[0]
+                shared[f"{layer} gradient"] = node.outputs[0]
             if layer_input.weight in self.wanted.data and layer_input.weight not in weights:
-                found[f"{layer} factor"] = ~layer_input.weight
-        return found
+                shared[f"{layer} factor"] = ~layer_input.weight
+        return shared
 
     def shared(self) -> Dict[str, Sequence[float]]:
         """Measurements since the last `adopt`, by names that are common to all ranks."""
         shared = self._shared
-        found: Dict[str, Sequence[float]] = {
+        message: Dict[str, Sequence[float]] = {
             n: list(self._known[k]) for n, k in shared.items() if k in self._new
         }
         weights = [name for name in self._new if isinstance(name, str)]
         # If graphs differ, other ranks may not have measured them.
         if weights and not self.weights.keys() <= {*self._names.values()}:
-            found.update((name + _WEIGHT, list(self._known[name])) for name in sorted(weights))
-        return found
+            message.update((name + _WEIGHT, list(self._known[name])) for name in sorted(weights))
+        return message
 
-    def adopt(self, told: Sequence[Mapping[str, Sequence[float]]]) -> None:
+    def adopt(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Take over the statistics of all ranks, combined as if the arrays were one."""
         self._known, self._new = {**self._known}, set()
         # All ranks have the same weights: the last one wins, on each of them.
-        weights = {name: row for one in told for name, row in one.items() if name.endswith(_WEIGHT)}
+        weights = {name: row for one in messages for name, row in one.items() if name.endswith(_WEIGHT)}
         for name, values in weights.items():
             self._known[name[: -len(_WEIGHT)]] = ArrayStatistics._make(values)
         for name, key in self._shared.items():
-            rows = (one.get(name) for one in told)
+            rows = (one.get(name) for one in messages)
             pooled = pool([ArrayStatistics._make(row) for row in rows if row is not None])
             if pooled is not None:
                 self._known[key] = pooled

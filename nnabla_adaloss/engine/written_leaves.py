@@ -69,8 +69,8 @@ class WrittenLeaves:
         magnitudes = np.array(largest)[groups.places]
         if math.inf in largest:
             magnitudes[magnitudes == math.inf] = -1.0
-        found: Any = np.maximum.reduceat(magnitudes, groups.starts).tolist()
-        return {index: amax for index, amax in zip(groups.components, found) if amax >= 0.0}
+        amaxes: Any = np.maximum.reduceat(magnitudes, groups.starts).tolist()
+        return {index: amax for index, amax in zip(groups.components, amaxes) if amax >= 0.0}
 
 
 def _grouped(counted: Sequence[CountedLeaf]) -> _Groups:
@@ -83,13 +83,13 @@ def _grouped(counted: Sequence[CountedLeaf]) -> _Groups:
 def places_of_contributions(written: Sequence[Contribution]) -> List[Tuple[Contribution, int]]:
     """Contributions of only this batch, each with the place of its magnitude."""
     # Contributions summed at one scale, as in a pass without hooks, are one.
-    found: List[Tuple[Contribution, int]] = []
+    result: List[Tuple[Contribution, int]] = []
     places: Dict[int, int] = {}
     for index, contribution in enumerate(written):
         alone, place = contribution.alone, places.get(contribution.leaf)
-        if place is not None and not alone and found[place][0].scale == contribution.scale:
-            found[place] = found[place][0], index
+        if place is not None and not alone and result[place][0].scale == contribution.scale:
+            result[place] = result[place][0], index
         elif alone or place is not None:
-            places[contribution.leaf] = len(found)
-            found.append((contribution, index))
-    return found
+            places[contribution.leaf] = len(result)
+            result.append((contribution, index))
+    return result

@@ -47,9 +47,9 @@ def float_tail(
         return frozenset(), ""
     before = _before_python([graph.functions[i] for i in wanted])
     possible = (i for i in wanted if graph.functions[i] not in before)
-    found = frozenset(i for i in possible if _can_be_replaced(described, i))
-    kept = sorted(rounded - found)
-    return found, _warning(graph, kept, storage) if kept else ""
+    replaced = frozenset(i for i in possible if _can_be_replaced(described, i))
+    left = sorted(rounded - replaced)
+    return replaced, _warning(graph, left, storage) if left else ""
 
 
 def _warning(graph: Graph, functions: List[int], storage: Format) -> str:
@@ -130,11 +130,11 @@ def float_context(context: nn.Context) -> nn.Context:
 def constants(described: GraphDescription, index: int) -> List[float]:
     """Constants that a function casts to the type of its arrays; for a mean, 1/N."""
     args = described.args[index]
-    found = [float(args[name]) for name in _CONSTANTS & args.keys()]
+    numbers = [float(args[name]) for name in _CONSTANTS & args.keys()]
     if known(described.type_names[index]).averages:
         inputs, outputs = _sizes(described, index)
-        found.append(outputs[0] / max(inputs[0], 1))
-    return found
+        numbers.append(outputs[0] / max(inputs[0], 1))
+    return numbers
 
 
 def compute_in_float(graph: Graph, functions: AbstractSet[int]) -> List[nn.Variable]:
@@ -176,29 +176,29 @@ def _before_python(functions: List[Any]) -> Set[Any]:
             waiting += readers[f]
             for reader in readers[f]:
                 writers.setdefault(reader, []).append(f)
-    found: Set[Any] = set()
+    result: Set[Any] = set()
     waiting = [f for f in readers if f.name == _PYTHON]
     while waiting:
         f = waiting.pop()
-        if f not in found:
-            found.add(f)
+        if f not in result:
+            result.add(f)
             waiting += writers.get(f, [])
-    return found
+    return result
 
 
 def _at_the_loss(described: GraphDescription) -> Set[int]:
     """Functions at the loss with a scalar output or only scalar inputs."""
-    found: Set[int] = set()
+    at_loss: Set[int] = set()
     waiting = [len(described.type_names) - 1]
     while waiting:
         index = waiting.pop()
-        if index in found or is_matrix_product(described.type_names[index]):
+        if index in at_loss or is_matrix_product(described.type_names[index]):
             continue
         read, written = _sizes(described, index)
         if {*written} == {1} or {*read} == {1}:
-            found.add(index)
+            at_loss.add(index)
             waiting += [p for p in described.producers[described.inputs.part(index)] if p is not None]
-    return found
+    return at_loss
 
 
 def is_computed(variable: nn.Variable) -> bool:

@@ -38,7 +38,7 @@ def host_functions(described: GraphDescription, on_host: AbstractSet[int]) -> Di
     needs = described.inputs.by_function(described.needs)
     read_on_gpu = {p for index, positions in enumerate(read) if index not in on_host for p in positions}
     stays = {p for positions in read for p in positions} - read_on_gpu
-    found = {}
+    sizes = {}
     for index in sorted(on_host):
         if known(described.type_names[index]).moves_nothing:
             continue
@@ -49,5 +49,5 @@ def host_functions(described: GraphDescription, on_host: AbstractSet[int]) -> Di
         elements = sum(math.prod(described.shapes[p]) * (2 if need else 1) for p, need in moved)
         # The host's implementation: the first one in the context.
         first = next((name for name in described.backends[index] if name.startswith("cpu")), "")
-        found[index] = elements * (2 if first.endswith(":half") else 4)
-    return found
+        sizes[index] = elements * (2 if first.endswith(":half") else 4)
+    return sizes

@@ -117,9 +117,9 @@ class LossWeights:
         passages = self._passages_of(nodes, described)
         if passages == self._passages:
             return self
-        found = copy(self)
-        found._passages, found._constants, found._last = passages, _constants_of(passages), ((), ())
-        return found
+        adapted = copy(self)
+        adapted._passages, adapted._constants, adapted._last = passages, _constants_of(passages), ((), ())
+        return adapted
 
     def before_forward(self, variables: Sequence[nn.Variable], context: nn.Context) -> None:
         """Copy fed leaves to the memory of the host and of `context`, so that neither forward nor `read`
@@ -163,7 +163,7 @@ class LossWeights:
         return not [1 for w, u, m in pairs if w != u and not (m and w <= _ABOVE * u and u <= _BELOW * w)]
 
     def _passages_of(self, nodes: Sequence[NodeStructure], described: GraphDescription) -> List[Passage]:
-        components, found = self._components, []
+        components, passages = self._components, []
         for node in map(nodes.__getitem__, self._at_loss):
             read = described.inputs.positions[described.inputs.part(node.number)]
             derivatives = known(node.type_name).derivatives
@@ -183,12 +183,12 @@ class LossWeights:
                     degree=degree,
                     counts=counts,
                 )
-                found.append(passage)
-        return found
+                passages.append(passage)
+        return passages
 
     def _weights(self, factors: Sequence[Optional[float]]) -> Tuple[float, ...]:
-        found = [0.0] * len(self._components.names)
-        found[self._components.root] = float(self._root_counts)
+        weights = [0.0] * len(self._components.names)
+        weights[self._components.root] = float(self._root_counts)
         risen = True
         while risen:
             risen = False
@@ -212,17 +212,17 @@ class LossWeights:
                     weight = sum(own.values())
                 if arriving is None or one.output in of_others:
                     of_others.add(one.input)
-                    weight = max(weight, found[one.before])
-                if one.counts and weight > found[one.after]:
-                    found[one.after], risen = weight, True
+                    weight = max(weight, weights[one.before])
+                if one.counts and weight > weights[one.after]:
+                    weights[one.after], risen = weight, True
             for way in self._ways:
                 arriving = of_variables.get(way.output)
-                weight = found[way.before] if arriving is None else sum(arriving.values())
+                weight = weights[way.before] if arriving is None else sum(arriving.values())
                 if way.limited:
                     weight = float(weight > 0.0)
-                if weight > found[way.after]:
-                    found[way.after], risen = weight, True
-        return tuple([floor_power_of_two(weight) if weight else 0.0 for weight in found])
+                if weight > weights[way.after]:
+                    weights[way.after], risen = weight, True
+        return tuple([floor_power_of_two(weight) if weight else 0.0 for weight in weights])
 
 
 def _constants_of(passages: Sequence[Passage]) -> Optional[Tuple[Optional[float], ...]]:
@@ -276,15 +276,15 @@ def _read(
         return factor
     if not (factor.fed or on_host):
         return None
-    found = _magnitude(
+    magnitude = _magnitude(
         one.of(factor.args, factor.size, *[_number(variables[p].data, on_host=on_host) for p in positions])
         for one, positions in factor.terms
     )
-    if factor.fed or found is None:
-        return found
+    if factor.fed or magnitude is None:
+        return magnitude
     # The nearest power of two, as each new factor needs a computation of weights. A learned factor may be 0
     # by chance in a batch: unknown.
-    return floor_power_of_two(found * 2.0**0.5) if found else (None if factor.learned else 0.0)
+    return floor_power_of_two(magnitude * 2.0**0.5) if magnitude else (None if factor.learned else 0.0)
 
 
 def _number(array: nn.NdArray, *, on_host: bool) -> float:
@@ -299,11 +299,11 @@ def _number(array: nn.NdArray, *, on_host: bool) -> float:
 def _magnitude(terms: Iterable[complex]) -> Optional[float]:
     """Magnitude of a sum of derivatives, within float32's range; None for NaN."""
     try:
-        found = c_float(abs(sum(terms))).value
+        magnitude = c_float(abs(sum(terms))).value
     except (ArithmeticError, ValueError, RuntimeError):
         # RuntimeError: nnabla's word for an array that was never written.
         return None
-    return found if found < math.inf else None
+    return magnitude if magnitude < math.inf else None
 
 
 def _power(factor: float, power: float) -> float:

@@ -80,7 +80,7 @@ def function_names(graph: GraphDescription) -> List[str]:
     names: List[str] = []
     # The last number given to a name.
     numbers: Dict[str, int] = {}
-    taken: Set[str] = set()
+    used: Set[str] = set()
     for index, type_name in enumerate(graph.type_names):
         scope = scopes[index]
         if scope and (products[index] or scope not in of_products):
@@ -89,12 +89,12 @@ def function_names(graph: GraphDescription) -> List[str]:
             around = scope or _between(before.get(index), behind.get(index))
             base = f"{around}/{type_name}" if around else type_name
         name, number = base, numbers.get(base, 1)
-        while name in taken:
+        while name in used:
             number += 1
             name = f"{base}#{number}"
         numbers[base] = number
         names.append(name)
-        taken.add(name)
+        used.add(name)
     return names
 
 
@@ -113,29 +113,29 @@ def _own_scopes(graph: GraphDescription, parents: Parents) -> List[str]:
     # Outputs of functions of parameters only, such as a weight's normalization, are weights, too.
     weights: Dict[Optional[int], str] = {}
     scopes: List[str] = []
-    for index, found in enumerate(graph.inputs.by_function(read)):
+    for index, of_inputs in enumerate(graph.inputs.by_function(read)):
         if weights:
-            found = [scope or weights.get(parent) for scope, parent in zip(found, parents[index])]
-        if found and None not in found:
-            weights[index] = found[0]
+            of_inputs = [scope or weights.get(parent) for scope, parent in zip(of_inputs, parents[index])]
+        if of_inputs and None not in of_inputs:
+            weights[index] = of_inputs[0]
         # The first input is data, to which the parameters are applied.
-        scopes.append(next(filter(None, found[1:]), "") if len(found) > 1 else "")
+        scopes.append(next(filter(None, of_inputs[1:]), "") if len(of_inputs) > 1 else "")
     return scopes
 
 
 def _nearest(edges: Sequence[Tuple[int, int]], scopes: Sequence[str]) -> Dict[int, Tuple[int, str]]:
     """Distance and scope of the nearest function with a scope in one direction, for those without one."""
-    found: Dict[int, Tuple[int, str]] = {}
+    nearest: Dict[int, Tuple[int, str]] = {}
     for index, neighbour in edges:
         if scopes[index]:
             continue
         scope, distance = scopes[neighbour], 1
-        if not scope and neighbour in found:
-            distance, scope = found[neighbour]
+        if not scope and neighbour in nearest:
+            distance, scope = nearest[neighbour]
             distance += 1
-        if scope and (index not in found or distance < found[index][0]):
-            found[index] = distance, scope
-    return found
+        if scope and (index not in nearest or distance < nearest[index][0]):
+            nearest[index] = distance, scope
+    return nearest
 
 
 def _between(producer: Optional[Tuple[int, str]], consumer: Optional[Tuple[int, str]]) -> str:

@@ -155,10 +155,10 @@ class GraphPlan:
         # Cached roles of a leaf depend on its shape.
         if any(self.described.shapes[p] != described.shapes[p] for p in kept):
             return None
-        found = self._of_wiring(described)
-        if found is not None and others:
-            found._hold(graph)
-        return found
+        other = self._of_wiring(described)
+        if other is not None and others:
+            other._hold(graph)
+        return other
 
     def of_others(
         self, graph: Graph, described: GraphDescription, options: PlanOptions
@@ -170,15 +170,15 @@ class GraphPlan:
             return None
         if described.type_names != before.type_names or _nameless(described) != _nameless(before):
             return None
-        found = self._of_wiring(described)
-        if found is not None:
-            found._hold(graph)
-            found.layers = [layer_input.layer for node in found.nodes for layer_input in node.layer_inputs]
-            names = dict(zip([*self.layers, *self.labels], [*found.layers, *found.labels]))
-            found._components = {key: one.renamed(names) for key, one in self._components.items()}
+        other = self._of_wiring(described)
+        if other is not None:
+            other._hold(graph)
+            other.layers = [layer_input.layer for node in other.nodes for layer_input in node.layer_inputs]
+            names = dict(zip([*self.layers, *self.labels], [*other.layers, *other.labels]))
+            other._components = {key: one.renamed(names) for key, one in self._components.items()}
             if "merged" in vars(self):
-                found.merged = self.merged._replace(components=self.merged.components.renamed(names))
-        return found
+                other.merged = self.merged._replace(components=self.merged.components.renamed(names))
+        return other
 
     def _of_wiring(self, described: GraphDescription) -> Optional[GraphPlan]:
         """Plan of a graph in which shapes, arguments, and keys and names of leaves may differ."""
@@ -186,21 +186,21 @@ class GraphPlan:
         own = before._replace(args=described.args, shapes=described.shapes, kept=described.kept)
         if own != described or self._sizes != _sizes(described):
             return None
-        found = copy(self)
-        found.described = described
+        other = copy(self)
+        other.described = described
         if described.kept != before.kept:
-            found.labels = function_names(described)
-        found.nodes = [found._changed(node) for node in self.nodes]
-        found._weights = {
-            by_layer: weights.of_alike(found.nodes, described) for by_layer, weights in self._weights.items()
+            other.labels = function_names(described)
+        other.nodes = [other._changed(node) for node in self.nodes]
+        other._weights = {
+            by_layer: weights.of_alike(other.nodes, described) for by_layer, weights in self._weights.items()
         }
         # Cached properties that depend on names, or on shapes and arguments.
         renamed = (described.args, described.shapes) == (before.args, before.shapes)
         for name, value in vars(GraphPlan).items():
             holds = name != "merged" and (name in _NAMED or not renamed)
             if isinstance(value, cached_property) and holds:
-                vars(found).pop(name, None)
-        return found
+                vars(other).pop(name, None)
+        return other
 
     def _changed(self, node: NodeStructure) -> NodeStructure:
         """Update a function of another plan with this one's arguments, shapes and names."""
@@ -222,8 +222,8 @@ class GraphPlan:
         """Components: gradients connected by functions that pass a scale on; see `components_of`."""
         if by_layer not in self._components:
             shared = self.described.one_gradient
-            found = components_of(self.nodes, self._sizes, by_layer=by_layer, one_gradient=shared)
-            self._components[by_layer] = found
+            components = components_of(self.nodes, self._sizes, by_layer=by_layer, one_gradient=shared)
+            self._components[by_layer] = components
         return self._components[by_layer]
 
     @cached_property
@@ -264,14 +264,14 @@ class GraphPlan:
     @cached_property
     def readers(self) -> Dict[int, Set[int]]:
         """Indices of the visited functions that read a variable, by position."""
-        found: Dict[int, Set[int]] = {}
+        readers: Dict[int, Set[int]] = {}
         for index in self.order:
             for position in self._inputs[index]:
-                if position in found:
-                    found[position].add(index)
+                if position in readers:
+                    readers[position].add(index)
                 else:
-                    found[position] = {index}
-        return found
+                    readers[position] = {index}
+        return readers
 
     @cached_property
     def scalars(self) -> FrozenSet[int]:
@@ -353,7 +353,7 @@ class GraphPlan:
         inputs, label = self._inputs[index], self.labels[index]
         shapes = [described.shapes[p] for p in inputs]
         output = described.shapes[self._outputs[index][0]]
-        found = []
+        result = []
         roles = list(map(self.leaf, inputs))
         for scaled_input in product.scaled_inputs(described.args[index], shapes, output):
             target, factor = inputs[scaled_input.input], inputs[scaled_input.weight]
@@ -364,12 +364,12 @@ class GraphPlan:
                 name = label if scaled_input.input == 0 else f"{label}:{scaled_input.input}"
                 to_leaf = self._producers[index][scaled_input.input] is None
                 half = index in self._half
-                found.append(
+                result.append(
                     LayerInput(
                         layer=name, gemm=scaled_input, input=target, weight=factor, to_leaf=to_leaf, half=half
                     )
                 )
-        return found
+        return result
 
     def _refuse_shared_factors(
         self, functions: Sequence[Any], scalable: Mapping[int, Sequence[LayerInput]]
@@ -394,20 +394,20 @@ class GraphPlan:
         described = self.described
         producers = {p: index for index, outputs in enumerate(self._outputs) for p in outputs}
         layers: Dict[int, Set[int]] = {}
-        found: Set[int] = set()
+        swappable: Set[int] = set()
         for node in self.nodes:
             product = self._rows[node.number].product
             for layer_input in node.layer_inputs:
                 layers.setdefault(layer_input.weight, set()).add(node.number)
                 if layer_input.weight not in producers or not (product and product.of_activations):
-                    found.add(layer_input.weight)
+                    swappable.add(layer_input.weight)
         visited = {*self.order}
-        for position in sorted(found):
+        for position in sorted(swappable):
             others = self.readers[position] | ({producers.get(position, -1)} & visited)
             others -= layers[position]
             if any(self._rows[i].reads_more or described.reads(functions[i], i, position) for i in others):
-                found.remove(position)
-        return frozenset(found)
+                swappable.remove(position)
+        return frozenset(swappable)
 
     def _loss_section(self) -> Set[int]:
         """Functions between loss and first layers; without layers, the scalar ones."""
@@ -455,15 +455,15 @@ class GraphPlan:
         """Leaves without gradient, and whether forward writes them; of the others, those it writes."""
         described = self.described
         flat = zip(described.inputs.positions, described.producers, described.needs)
-        found = dict.fromkeys([p for p, producer, need in flat if producer is None and not need], False)
+        fixed = dict.fromkeys([p for p, producer, need in flat if producer is None and not need], False)
         for index in [i for i, row in enumerate(self._rows) if row.writes]:
             written = written_inputs(described.type_names[index], described.args[index])
             uses = enumerate(range(len(described.needs))[described.inputs.part(index)])
             # A function that writes to `w.reshape(...)` writes to w.
             origins = [origin_of(described, use) for number, use in uses if number in written]
             leaves = [use for use in origins if described.producers[use] is None]
-            found.update((described.inputs.positions[use], True) for use in leaves)
-        return found
+            fixed.update((described.inputs.positions[use], True) for use in leaves)
+        return fixed
 
     def __str__(self) -> str:
         rows = [("function", "role", "layer", "K", "W shape")]

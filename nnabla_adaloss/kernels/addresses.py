@@ -85,11 +85,11 @@ class DirectAddresses:
     def of(self, arrays: Sequence[nn.NdArray], halves: Halves, *, write_only: bool) -> NDArray[np.int64]:
         """Addresses of arrays on the host that are float32, or float16 where `halves` is true."""
         # The hash of an NdArray is the address of its C++ object; `arrays` keeps these alive.
-        found = np.fromiter(map(hash, arrays), np.int64, len(arrays))
+        addresses = np.fromiter(map(hash, arrays), np.int64, len(arrays))
         flags = None if halves is None else halves.tobytes()
         where = ctypes.addressof(self._context)
-        self._call(self._method, where, found.ctypes.data, len(arrays), flags, write_only)
-        return found
+        self._call(self._method, where, addresses.ctypes.data, len(arrays), flags, write_only)
+        return addresses
 
 
 def nnabla_library() -> Any:
@@ -109,16 +109,16 @@ def direct_addresses() -> Optional[DirectAddresses]:
 def _make_context(nnabla: Any) -> Any:
     """Construct nnabla's own context `HOST` in C++, for the lifetime of the process."""
     # C++ constructors fill this memory and its methods read it: it only has to be large enough.
-    context, *strings, told = [ctypes.create_string_buffer(1024) for _ in range(4)]
+    context, *strings, printed = [ctypes.create_string_buffer(1024) for _ in range(4)]
     for string, text in zip(strings, (HOST.array_class, HOST.device_id)):
         nnabla[f"_ZN{_STRING}C1Ev"](string)
         nnabla[f"_ZN{_STRING}6assignEPKc"](string, text.encode())
     no_backends = ctypes.create_string_buffer(1024)  # an empty vector: null pointers
     nnabla[_CONTEXT](context, no_backends, *strings)
-    nnabla[_TO_STRING](told, context)
+    nnabla[_TO_STRING](printed, context)
     characters = nnabla[f"_ZNK{_STRING}5c_strEv"]
     characters.restype = ctypes.c_char_p
-    if characters(told).decode() != f"Context([], {HOST.array_class}, {HOST.device_id})":
+    if characters(printed).decode() != f"Context([], {HOST.array_class}, {HOST.device_id})":
         raise ImportError("nnabla's library makes other contexts than Python")
     return context
 
@@ -135,7 +135,7 @@ def _compare(direct: DirectAddresses) -> None:
     halves = np.array([array is half for array in arrays], np.bool_)
     for write_only in (False, True):
         own = [x.data_ptr(FLOAT16 if x is half else FLOAT32, HOST, write_only) for x in arrays]
-        found = direct.of(arrays, halves, write_only=write_only).tolist()
+        addresses = direct.of(arrays, halves, write_only=write_only).tolist()
         in_float = direct.of([whole, filled], None, write_only=write_only).tolist()
-        if found != own or in_float != own[:2]:
+        if addresses != own or in_float != own[:2]:
             raise ImportError("nnabla's library gives other addresses than Python")

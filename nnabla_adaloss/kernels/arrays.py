@@ -110,10 +110,10 @@ def which_are_half(arrays: Sequence[nn.NdArray]) -> Halves:
         dtypes = list(map(dtype_or_float32, arrays))
     if {*dtypes} <= {FLOAT32}:
         return None
-    found = list(map(_IS_HALF.get, dtypes))
-    if None in found:
-        is_half(arrays[found.index(None)])
-    return np.array(found, np.bool_)
+    flags = list(map(_IS_HALF.get, dtypes))
+    if None in flags:
+        is_half(arrays[flags.index(None)])
+    return np.array(flags, np.bool_)
 
 
 def require_float32(x: nn.NdArray, argument: str) -> None:

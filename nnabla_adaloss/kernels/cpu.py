@@ -111,8 +111,8 @@ class CpuKernels(Kernels):
 
     def all_zero(self, arrays: Sequence[NdArray]) -> bool:
         # The smallest array first: any nonzero number ends the search.
-        found = map(self.statistics, sorted(arrays, key=size_of))
-        return all(x.zeros == x.count for x in found)
+        statistics = map(self.statistics, sorted(arrays, key=size_of))
+        return all(x.zeros == x.count for x in statistics)
 
     def mark_nonfinite(self, arrays: Sequence[NdArray], mark: NdArray) -> None:
         if not self.all_finite(arrays):
@@ -195,16 +195,16 @@ class CpuKernels(Kernels):
         how, size = (fitted, random_key is not None, random_key or 0), source.size
         task, row = _ROUNDING_TASK.pack(from_address, to_address, size, *limits, *how), _ROW()
         self._library.adaloss_round(self._level, self._threads, task, row)
-        found = _STATISTICS.unpack(row)
-        return RoundingStatistics(ArrayStatistics(size, *found[:6]), *found[6:])
+        numbers = _STATISTICS.unpack(row)
+        return RoundingStatistics(ArrayStatistics(size, *numbers[:6]), *numbers[6:])
 
     def _scale(self, tasks: bytes) -> List[float]:
         """Run scaling tasks; return the largest magnitude of each product, infinity if one is not finite."""
         count = len(tasks) // _SCALE_TASK.size
         largest = _array_type(ctypes.c_double, count)()
         self._library.adaloss_scale(self._level, self._threads, tasks, count, largest)
-        found: List[float] = largest[:]
-        return found
+        amaxes: List[float] = largest[:]
+        return amaxes
 
 
 def _scale_tasks(

@@ -143,8 +143,8 @@ class DeviceTable:
         gradients = self._gradients if gradients is None else gradients
         table = self._launcher.fetch(self._memory, self._before_rows + rows * self._row.itemsize)
         largest = table[: 4 * gradients].view(np.float32)
-        found = table[self._before_rows :].view(self._row)
-        return _statistics_of(found) if rows else [], largest.tolist()
+        records = table[self._before_rows :].view(self._row)
+        return _statistics_of(records) if rows else [], largest.tolist()
 
 
 def _statistics_of(rows: NDArray[Any]) -> List[RoundingStatistics]:

@@ -115,9 +115,9 @@ class PackedArrays:
     def make_room(self, sizes: List[int]) -> None:
         """Allocate space for arrays of these sizes, if they have changed."""
         if sizes != self.sizes:
-            taken = -(-np.array(sizes, np.int64) // _ALIGNED_TO) * _ALIGNED_TO
-            self.offsets = 4 * (taken.cumsum() - taken)
-            self.array = NdArray((int(taken.sum()),))
+            padded = -(-np.array(sizes, np.int64) // _ALIGNED_TO) * _ALIGNED_TO
+            self.offsets = 4 * (padded.cumsum() - padded)
+            self.array = NdArray((int(padded.sum()),))
             self.sizes, self.tasks = sizes, None
 
 

@@ -106,9 +106,9 @@ class DeviceMeasurements:
         for table in self._tables:
             rows, gradients = min(used, self._rows), min(unscaled, self._rows)
             if rows or gradients or watched:
-                found, magnitudes = table.fetch(rows, _FIRST_GRADIENT + gradients)
+                fetched, magnitudes = table.fetch(rows, _FIRST_GRADIENT + gradients)
                 table.clear()
-                results.statistics.extend(row.statistics for row in found)
+                results.statistics.extend(row.statistics for row in fetched)
                 results.largest.extend(magnitudes[_FIRST_GRADIENT:])
                 if watched:
                     finite, loss_is_nan = math.isfinite(magnitudes[_WATCHED]), math.isnan(magnitudes[_LOSS])

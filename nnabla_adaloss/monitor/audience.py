@@ -30,18 +30,18 @@ class Audience:
 
     def _add(self, monitor: Any) -> None:
         every = positive_integer(f"every of {type(monitor).__name__}", getattr(monitor, "every", 1))
-        found = {kind: method for kind, name in METHODS.items() if (method := _method(monitor, name))}
+        methods = {kind: method for kind, name in METHODS.items() if (method := _method(monitor, name))}
         for kind, listeners in self._listeners.items():
-            method = found.get(kind, found.get(Event))
+            method = methods.get(kind, methods.get(Event))
             if method is not None:
                 periodic = kind in (LayerScaled, UpdateEnded)
                 listeners.append((monitor, method, every if periodic else 1))
-        if not found and type(monitor).__module__ == "nnabla.monitor":
+        if not methods and type(monitor).__module__ == "nnabla.monitor":
             raise TypeError(
                 f"monitors contains nnabla's {type(monitor).__name__}, which receives no events: give a "
                 "Recorder(), and write its recording with to_monitor_series(path)"
             )
-        if not found:
+        if not methods:
             raise TypeError(
                 f"monitors contains {monitor!r}: it must have a method of {', '.join(METHODS.values())}"
             )
@@ -76,8 +76,8 @@ class Audience:
                         f"in iteration {event.iteration}"
                     )
                     # Not repr(error), which may raise, too; the log may raise as well.
-                    told = traceback.format_exception_only(type(error), error)[-1].strip()
-                    warn(f"{message}: {told}; training goes on")
+                    text = traceback.format_exception_only(type(error), error)[-1].strip()
+                    warn(f"{message}: {text}; training goes on")
                     with suppress(Exception):
                         logger.exception("%s; training goes on", message)
 

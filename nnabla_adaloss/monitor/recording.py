@@ -95,10 +95,10 @@ class Recording:
 
     def by_layer(self) -> Dict[str, List[LayerRow]]:
         """Rows of each layer: of each iteration the last pass, whose gradients the update used."""
-        found: Dict[str, Dict[int, LayerRow]] = {}
+        layers: Dict[str, Dict[int, LayerRow]] = {}
         for row in self.of(LayerRow):
-            found.setdefault(row.layer, {})[row.iteration] = row
-        return {layer: list(rows.values()) for layer, rows in found.items()}
+            layers.setdefault(row.layer, {})[row.iteration] = row
+        return {layer: list(rows.values()) for layer, rows in layers.items()}
 
     def of_layer(self, layer: str) -> List[LayerRow]:
         """The rows of one layer, as `by_layer` has them; KeyError if no layer of this name was recorded."""
@@ -125,8 +125,8 @@ class Recording:
             above: the share of nonzero elements that become zero when stored. Default 0.01. Layers whose
                 storage does not count underflow are left out.
         """
-        found = (_underflow(rows, above) for rows in self.by_layer().values())
-        return sorted((u for u in found if u is not None), key=lambda u: -u.worst)
+        underflows = (_underflow(rows, above) for rows in self.by_layer().values())
+        return sorted((u for u in underflows if u is not None), key=lambda u: -u.worst)
 
     def lost_batches(self) -> Dict[str, int]:
         """Number of lost batches, by cause."""

@@ -183,15 +183,15 @@ def _row(event: str, **fields: Any) -> events.Event:
         if not _CHECKS[kind][name](value):
             raise ValueError(f"{name}={value!r} is not a value that a Recorder writes")
     tuples = {name: tuple(value) for name, value in fields.items() if get_origin(_HINTS[kind][name]) is tuple}
-    found: events.Event = row._replace(**tuples) if tuples else row
-    return found
+    result: events.Event = row._replace(**tuples) if tuples else row
+    return result
 
 
 def _check_header(name: str, line: bytes) -> None:
-    found = re.match(re.escape(_SIGNATURE) + rb"(\d+)", line)
-    if found is None:
+    header = re.match(re.escape(_SIGNATURE) + rb"(\d+)", line)
+    if header is None:
         raise ValueError(f"{name} is not a recording of nnabla_adaloss: choose another path")
-    version = int(found[1])
+    version = int(header[1])
     if version > _VERSION:
         raise ValueError(
             f"{name} has version {version} of the format, this package knows versions up to {_VERSION}: "

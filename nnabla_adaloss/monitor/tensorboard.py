@@ -72,11 +72,11 @@ class TensorBoardFile:
 
     def _points(self, row: Event) -> List[bytes]:
         points = points_of(row).items()
-        found = [self._of(row, self._summary.scalar(*point)) for point in points if math.isfinite(point[1])]
+        records = [self._of(row, self._summary.scalar(*point)) for point in points if math.isfinite(point[1])]
         if isinstance(row, LayerRow) and row.exponents:
             histogram = _histogram(row.exponents)
-            found.append(self._of(row, self._summary.histogram_raw(f"{row.layer}/exponents", **histogram)))
-        return found
+            records.append(self._of(row, self._summary.histogram_raw(f"{row.layer}/exponents", **histogram)))
+        return records
 
     def _of(self, row: Event, summary: Any) -> bytes:
         return self._record(summary=summary, step=row.iteration)

@@ -80,8 +80,8 @@ def underflow_map(layers: Layers, timeline: Timeline) -> str:
     counted = _lines(layers, "underflow")
     worst = max((share for points in counted.values() for _, share in points), default=None)
     if worst is None:
-        told = "Not known: only emulated storage counts it. Zeros and subnormals are in the table below."
-        return section("Underflow", told if layers else "No layer was recorded.")
+        text = "Not known: only emulated storage counts it. Zeros and subnormals are in the table below."
+        return section("Underflow", text if layers else "No layer was recorded.")
     if worst <= _HARMLESS:
         much = f"more than {percent(worst)} in an iteration" if worst else "anything"
         return section("Underflow", f"No layer lost {much}. {_WHICH_LAYERS}")
@@ -153,8 +153,8 @@ def why(rows: Sequence[LayerRow]) -> Optional[str]:
 
 def all_advice(layers: Layers) -> str:
     """List of advice for layers whose gradients are mostly subnormal; may be empty."""
-    found = [text for text in map(advice, layers.values()) if text]
-    shown, rest = found[:_MOST_ADVICE], found[_MOST_ADVICE:]
+    texts = [text for text in map(advice, layers.values()) if text]
+    shown, rest = texts[:_MOST_ADVICE], texts[_MOST_ADVICE:]
     more = folded(f"{len(rest)} more", bullets(rest)) if rest else ""
     return (bullets(shown) if shown else "") + more
 
@@ -166,12 +166,12 @@ def advice(rows: Sequence[LayerRow]) -> Optional[str]:
     if not nonzero or last.subnormals is None or last.subnormals < _MOSTLY * nonzero:
         return None
     share = percent(last.subnormals / nonzero)
-    found = f"{last.layer}: {share} of the nonzero elements are subnormal and have lost precision"
+    text = f"{last.layer}: {share} of the nonzero elements are subnormal and have lost precision"
     if last.headroom is None or last.headroom < _UNUSED:
-        found += ", and the largest is at the end of the format: no scale keeps both"
-        return f"{found}. {_WIDER.capitalize()}."
+        text += ", and the largest is at the end of the format: no scale keeps both"
+        return f"{text}. {_WIDER.capitalize()}."
     remedy = _REMEDIES.get(why(rows) or "", _OTHERWISE)
-    return f"{found}; {last.headroom:.0f} bits of headroom are unused. {remedy}."
+    return f"{text}; {last.headroom:.0f} bits of headroom are unused. {remedy}."
 
 
 def _stretch(rows: Sequence[LayerRow]) -> str:
@@ -248,7 +248,7 @@ def layer_tables(layers: Layers) -> List[str]:
 def _table(caption: str, columns: Columns, layers: Layers) -> str:
     """Table of the nonempty columns, with explanations of its words."""
     cells = {name: [written(rows) for rows in layers.values()] for name, written in columns.items()}
-    told = {name: column for name, column in cells.items() if set(column) != {"–"}}
-    words = {*told, *told.get("why this alpha", ())}
+    filled = {name: column for name, column in cells.items() if set(column) != {"–"}}
+    words = {*filled, *filled.get("why this alpha", ())}
     meanings = definitions(pair for pair in _MEANINGS.items() if pair[0] in words)
-    return meanings + table(caption, ("layer", *told), zip(layers, *told.values()))
+    return meanings + table(caption, ("layer", *filled), zip(layers, *filled.values()))

@@ -74,12 +74,12 @@ def _settings_of(recording: Recording) -> Dict[str, str]:
 
 def _loss_scales(recording: Recording) -> Points:
     """Iterations and the global loss scale S0 after each, where known."""
-    found = {
+    scales = {
         row.iteration: row.scale if isinstance(row, UpdateEnded) else row.after
         for row in recording.rows
         if isinstance(row, (UpdateEnded, ScaleChanged))
     }
-    return list(found.items())
+    return list(scales.items())
 
 
 def _losses(recording: Recording) -> Points:

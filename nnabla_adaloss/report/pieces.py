@@ -100,11 +100,11 @@ class Timeline(NamedTuple):
 
     def cells(self, points: Iterable[Tuple[int, float]]) -> List[Optional[float]]:
         """The largest value in each column; None for an empty column."""
-        found: Dict[int, float] = {}
+        largest: Dict[int, float] = {}
         for iteration, value in points:
             column = self.column(iteration)
-            found[column] = max(found.get(column, value), value)
-        return [found.get(column) for column in range(self.columns)]
+            largest[column] = max(largest.get(column, value), value)
+        return [largest.get(column) for column in range(self.columns)]
 
     def ticks(self) -> List[int]:
         """Iterations to write beneath a picture, evenly from the first to the last."""
@@ -252,13 +252,13 @@ def _power(exponent: float) -> float:
 def _tips(lines: Lines, written: Callable[[float], str], timeline: Timeline) -> str:
     """Values that a picture shows under the mouse; equal neighbours are merged."""
     width = -(-timeline.columns // _MOST_TIPS)
-    told: List[List[str]] = [[] for _ in range(0, timeline.columns, width)]
+    words_at: List[List[str]] = [[] for _ in range(0, timeline.columns, width)]
     for name, points in lines.items():
         for place, group in groupby(points, key=lambda point: timeline.column(point[0]) // width):
             values = [value for _, value in group]
-            told[place].append(f"{name}: " * bool(name) + extent(values, written))
+            words_at[place].append(f"{name}: " * bool(name) + extent(values, written))
     places, end = [], 0
-    for words, run in groupby(told):
+    for words, run in groupby(words_at):
         start, end = end, min(end + width * len(list(run)), timeline.columns)
         first, last = timeline.span(start, end)
         when = f"iteration {first:,}" if first == last else f"iterations {first:,} to {last:,}"
@@ -271,17 +271,17 @@ def _tips(lines: Lines, written: Callable[[float], str], timeline: Timeline) -> 
 
 
 def _path(places: Iterable[Tuple[float, float]], *, steps: bool) -> str:
-    found: List[str] = []
+    commands: List[str] = []
     # A few points per column of pixels are enough.
     for _, group in groupby(places, key=lambda place: int(place[0])):
         column = list(group)
         heights = [y for _, y in column]
-        kept = {0, heights.index(min(heights)), heights.index(max(heights)), len(column) - 1}
-        for x, y in (column[index] for index in sorted(kept)):
+        extremes = {0, heights.index(min(heights)), heights.index(max(heights)), len(column) - 1}
+        for x, y in (column[index] for index in sorted(extremes)):
             line = f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f} {y:.1f}"
-            found.append(line if found else f"M{x:.1f} {y:.1f}")
+            commands.append(line if commands else f"M{x:.1f} {y:.1f}")
     # Extend the last step, or a lone point, which would be invisible, to the right edge.
-    return "".join([*found, "H1000"] if found and (steps or len(found) == 1) else found)
+    return "".join([*commands, "H1000"] if commands and (steps or len(commands) == 1) else commands)
 
 
 def time_line(kinds: Iterable[Tuple[str, str, Sequence[int]]], timeline: Timeline) -> str:

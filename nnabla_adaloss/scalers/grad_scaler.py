@@ -272,7 +272,7 @@ class GradScaler:
         if updated and self._enabled:
             engines = list(self._used.values())
             self._notifier.note_update(self._iteration + 1, engines[0].loss_scale, engines, self._solvers)
-        is_bad = any(found.verdict.lowers_nothing for found in self._causes.values())
+        is_bad = any(outcome.verdict.lowers_nothing for outcome in self._causes.values())
         for key, scaling in self._used.items():
             if self._enabled and is_bad:
                 scaling.drop_iteration()
@@ -382,8 +382,8 @@ class GradScaler:
         now = None if key == next(reversed(self._forwarded), None) else guard.state.now()
         lost = self._overflow(key)
         rules = Rules(repeat=True, max_repeats=_REPEATS, update_lost=lost is not None)
-        found = self._loop(scaling, run_pass).run(rules)
-        self._outcomes[key] = lost or found
+        outcome = self._loop(scaling, run_pass).run(rules)
+        self._outcomes[key] = lost or outcome
         if now is not None:
             guard.state.restore(now)
 
@@ -428,8 +428,8 @@ class GradScaler:
 
     def _overflow(self, key: int) -> Optional[Outcome]:
         """Outcome of the loss with this key, if its gradients were not finite."""
-        found = self._outcomes.get(key)
-        return found if found is not None and found.facts.overflowed else None
+        outcome = self._outcomes.get(key)
+        return outcome if outcome is not None and outcome.facts.overflowed else None
 
     def _skip(self) -> None:
         """Skip a step and find the cause, unless another loss waits for its backward: then `update` does."""
@@ -444,24 +444,24 @@ class GradScaler:
         """Lower the scale that made gradients of a skipped step overflow, or warn of another cause."""
         self.cause = ""
         for key, scaling in self._used.items():
-            found = self._overflow(key)
-            if found is None:
+            outcome = self._overflow(key)
+            if outcome is None:
                 if not (scaling.found_inf or scaling.result.loss_is_nan):
                     continue
-                found = self._outcomes[key] = self._examine(scaling)
-            of_forward, is_new = found.verdict.of_forward, key not in self._causes
-            self._causes[key] = found
+                outcome = self._outcomes[key] = self._examine(scaling)
+            of_forward, is_new = outcome.verdict.of_forward, key not in self._causes
+            self._causes[key] = outcome
             if of_forward:
-                self.cause = found.fault or "the loss is not finite"
+                self.cause = outcome.fault or "the loss is not finite"
             else:
-                self.cause = f"overflow, first in {found.layers[0]}"
+                self.cause = f"overflow, first in {outcome.layers[0]}"
             if is_new:
-                self._notifier.count_lost(self._iteration, found.where, self.cause if of_forward else "")
+                self._notifier.count_lost(self._iteration, outcome.where, self.cause if of_forward else "")
                 if of_forward:
                     self._warn(
                         "bad", f"{self.cause}: this is not a gradient overflow, so no scale is lowered"
                     )
-                elif not found.lowered:
+                elif not outcome.lowered:
                     self._warn("floor", f"gradients are not finite at the smallest scale: {self.cause}")
         if not self.cause:
             self.cause = "gradients are not finite, though no backward has left them so"
@@ -484,10 +484,10 @@ class GradScaler:
         snapshot.save([v.grad for v in self._parameters()])
         loop = self._loop(scaling, lambda rerun: None)
         # Clipping may have changed these gradients.
-        found = loop.judge(loop.overflow(may_run=False), Rules(repeat=False, max_repeats=0))
+        outcome = loop.judge(loop.overflow(may_run=False), Rules(repeat=False, max_repeats=0))
         guard.state.restore(now)
         snapshot.restore()
-        return found
+        return outcome
 
     def _warn(self, kind: str, message: str) -> None:
         self._notifier.warn(kind, f"step skipped in iteration {self._iteration}: {message}")

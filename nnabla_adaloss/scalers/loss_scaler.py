@@ -313,8 +313,8 @@ def _unscaled(gradient: Gradient, scale: float, *, in_place: bool = False) -> Gr
     wide: Any = _wide(stored.dtype)
     if not isinstance(stored, nn.NdArray):
         out = stored if in_place and _holds_its_quotient(stored) else None
-        found = np.divide(stored, scale, out=out, dtype=wide)
-        return np.asarray(found) if out is None else stored
+        quotient = np.divide(stored, scale, out=out, dtype=wide)
+        return np.asarray(quotient) if out is None else stored
     # A lazily zero gradient must stay so: solvers skip its parameter.
     if not stored.zeroing:
         values = host_view(stored, np.dtype(wide))

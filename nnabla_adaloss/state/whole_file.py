@@ -127,8 +127,8 @@ def _remove_left_overs(target: str) -> None:
     folder, name = os.path.split(target)
     temporary = re.compile(re.escape(name[:_KEPT]) + r"\.[0-9a-f]{16}" + re.escape(_SUFFIX))
     with suppress(OSError):
-        for found in filter(temporary.fullmatch, os.listdir(folder)):
-            path = os.path.join(folder, found)
+        for entry in filter(temporary.fullmatch, os.listdir(folder)):
+            path = os.path.join(folder, entry)
             with suppress(OSError):
                 if stat.S_ISREG(os.lstat(path).st_mode):
                     # NFS locks only files opened for reading and writing.

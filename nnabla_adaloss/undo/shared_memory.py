@@ -52,9 +52,9 @@ class SharedMemory:
             carried = _sharing(shared, _overwriting(shared, writes))
             if list(map(_references, self._variables)) == counts:
                 break
-        found = set(shared)
+        known = set(shared)
         # The next search distinguishes these leaves from the outputs by their counts.
-        self._marks += _marks([read for read in reads if read not in found])
+        self._marks += _marks([read for read in reads if read not in known])
         return [v for v, _ in writes], [v for v, _ in carried]
 
 
@@ -69,23 +69,23 @@ def shared_memory_of(graph: Graph, plan: GraphPlan) -> SharedMemory:
 
 def _overwriting(reads: List[Use], writes: List[Use]) -> List[Use]:
     """Elements of `writes` whose memory an earlier function, or the same, reads by `reads`."""
-    before, found, marks = _counts(writes), [], []
+    before, overwriting, marks = _counts(writes), [], []
     waiting = sorted(reads, key=itemgetter(1), reverse=True)
     for write, count in zip(writes, before):
         while waiting and waiting[-1][1] <= write[1]:
             marks += _marks([waiting.pop()])
         if _counts([write]) != [count]:
-            found.append(write)
-    return found
+            overwriting.append(write)
+    return overwriting
 
 
 def _sharing(some: List[Use], others: List[Use]) -> List[Use]:
     """Elements of `some` that share memory with one of `others`."""
     before = _counts(some)
     marks = _marks(others)
-    found = [use for use, count, then in zip(some, before, _counts(some)) if count != then]
+    sharing = [use for use, count, then in zip(some, before, _counts(some)) if count != then]
     del marks
-    return found
+    return sharing
 
 
 def _counts(uses: List[Use]) -> List[int]:

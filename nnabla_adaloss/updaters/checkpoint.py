@@ -163,40 +163,40 @@ def _plain(extra: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
     """Convert `extra` as JSON does; TypeError if it cannot."""
     if extra is not None and not isinstance(extra, Mapping):
         raise TypeError(f"extra={extra!r} must be a dict, such as {{'epoch': 3}}")
-    found: Dict[str, Any] = {}
+    plain: Dict[str, Any] = {}
     for key, value in (extra or {}).items():
-        found[key] = value.item() if isinstance(value, np.generic) else value
+        plain[key] = value.item() if isinstance(value, np.generic) else value
         try:
-            json.dumps({key: found[key]})
+            json.dumps({key: plain[key]})
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"extra[{key!r}] cannot be saved: {error}; give numbers, strings or lists"
             ) from None
-    return found
+    return plain
 
 
 def _with_solvers(parts: Any) -> Tuple[List[Any], List[Any]]:
     """Split parts into Modules and others, with an updater's solver before it."""
-    found: List[Any] = []
+    objects: List[Any] = []
     modules: List[Any] = []
     for part in parts:
         if isinstance(part, _MODULES):
             modules.append(part)
         elif isinstance(part, Solver) or hasattr(part, "load_state_dict"):
             solver = getattr(part, "solver", None)
-            found += [solver, part] if isinstance(solver, Solver) else [part]
+            objects += [solver, part] if isinstance(solver, Solver) else [part]
         else:
             instead = "give it as extra=" if isinstance(part, Mapping) else "leave it out"
             raise TypeError(
                 f"{part!r} must be a solver, a Module, or an updater or scaler with a state: {instead}"
             )
-    if not found:
+    if not objects:
         raise TypeError("no updater, scaler or solver is given: give all that the training has")
-    for part in found:
+    for part in objects:
         missing = [name for name in _OF_SOLVERS if isinstance(part, Solver) and not has(part, name)]
         if missing:
             raise TypeError(must_override(part, missing[0]))
-    return found, modules
+    return objects, modules
 
 
 @contextmanager
@@ -211,18 +211,18 @@ def _between_updates(parts: List[Any], caller: str) -> Iterator[None]:
 
 def _parameters(parts: List[Any], modules: List[Any]) -> Dict[str, nn.Variable]:
     """Parameters of the current scope and of the parts; ValueError if names clash or some are missing."""
-    found = dict(nn.get_parameters(grad_only=False))
-    known = {variable.data for variable in found.values()}
+    parameters = dict(nn.get_parameters(grad_only=False))
+    known = {variable.data for variable in parameters.values()}
     owners = [(f"{n}:", part.get_parameters()) for n, part in enumerate(parts) if isinstance(part, Solver)]
     owners += [(f"module{n}:", _of_module(module)) for n, module in enumerate(modules)]
     for prefix, own in owners:
         others = {prefix + name: variable for name, variable in own.items() if variable.data not in known}
         for name in others:
-            if name in found:
+            if name in parameters:
                 raise ValueError(f"two parameters would be saved as {name!r}: rename the one of the scope")
-        found.update(others)
+        parameters.update(others)
         known.update(variable.data for variable in others.values())
-    for name in found:
+    for name in parameters:
         if zipfile.ZipInfo(name).filename != name:
             raise ValueError(f"the parameter {name!r} has a name that an archive cuts off: rename it")
     engines = list(_engines(parts))
@@ -232,16 +232,16 @@ def _parameters(parts: List[Any], modules: List[Any]) -> Dict[str, nn.Variable]:
             f"{missing}, which the checkpoint would miss: give its Module, too, as in save_checkpoint(path, "
             "updater, net), or have nn.get_parameters() list it, as get_parameter_or_create does"
         )
-    return found
+    return parameters
 
 
 def _variables(parts: List[Any], parameters: Mapping[str, nn.Variable]) -> Dict[str, nn.Variable]:
     """Parameters, and solvers' states of each, by their names in the file."""
-    found = {f"parameters/{name}": v for name, v in parameters.items()}
+    variables = {f"parameters/{name}": v for name, v in parameters.items()}
     for index, part in enumerate(parts):
         for name, state in part.get_states().items() if isinstance(part, Solver) else ():
-            found.update({f"{index}/{name}/{key}": v for key, v in sorted(state.pstate.items())})
-    return found
+            variables.update({f"{index}/{name}/{key}": v for key, v in sorted(state.pstate.items())})
+    return variables
 
 
 def _state_of(part: Any) -> Dict[str, Any]:
@@ -315,10 +315,10 @@ def _of_module(module: Any) -> Dict[str, nn.Variable]:
     """Parameters of a Module; its `get_parameters` would change the current scope, also of other threads."""
     if not isinstance(module, nn.Module):
         return cast(Dict[str, nn.Variable], module.get_parameters(grad_only=False))
-    found = dict(_in_scope(module.parameter_scope, ""))
+    variables = dict(_in_scope(module.parameter_scope, ""))
     for name, below in module.submodules.items():
-        found.update({f"@{name}/{key}": variable for key, variable in _of_module(below).items()})
-    return found
+        variables.update({f"@{name}/{key}": variable for key, variable in _of_module(below).items()})
+    return variables
 
 
 def _in_scope(scope: Mapping[str, Any], path: str) -> Iterator[Tuple[str, nn.Variable]]:

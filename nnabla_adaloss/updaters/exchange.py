@@ -105,19 +105,19 @@ class GradientExchange:
             values = own.get(name, ())
             row += values if len(values) == count else [math.nan] * count
         rows, finite = self._gather(np.array(row, np.float64), kernels, average=average)
-        told: List[Numbers] = []
+        messages: List[Numbers] = []
         for values in map(iter, rows[:, 1:].tolist()):
             known = {name: list(islice(values, count)) for name, count in self._known.items()}
-            told.append({name: own for name, own in known.items() if not math.isnan(own[0])})
+            messages.append({name: own for name, own in known.items() if not math.isnan(own[0])})
         longest = int(rows[:, 0].max())
         if longest:
             texts, _ = self._gather(np.frombuffer(text.ljust(longest + longest % 2), np.uint8))
             more = [json.loads(bytes(one).strip() or b"{}") for one in texts]
-            told = [{**known, **further} for known, further in zip(told, more)]
+            messages = [{**known, **further} for known, further in zip(messages, more)]
             names = {name: len(values) for further in more for name, values in further.items()}
             self._known = {**self._known, **names}
         # Sums carry infinities and NaNs to all ranks, except those of gradients that are not exchanged.
-        return told, finite if self._exchanges_all else not self.any([not finite])[0]
+        return messages, finite if self._exchanges_all else not self.any([not finite])[0]
 
     def _gather(
         self, own: NDArray[Any], kernels: Optional[Kernels] = None, *, average: bool = False
@@ -136,9 +136,9 @@ class GradientExchange:
         comm.all_reduce([*(self.grads if kernels else ()), array], division=average, inplace=False)
         if kernels:
             kernels.mark_nonfinite_gradients(self._solver.get_parameters().values(), array)
-        found = host_view(array).reshape(table.shape)
-        rows: NDArray[Any] = np.rint(found[:, :-1]).astype(np.uint16).view(own.dtype)
-        return rows, math.isfinite(found[-1, -1])
+        summed = host_view(array).reshape(table.shape)
+        rows: NDArray[Any] = np.rint(summed[:, :-1]).astype(np.uint16).view(own.dtype)
+        return rows, math.isfinite(summed[-1, -1])
 
     @cached_property
     def _exchanges_all(self) -> bool:
@@ -159,10 +159,10 @@ class GradientExchange:
         *causes, lowered, only_s0 = self.any(
             [*(outcome.verdict is verdict for verdict in _CAUSES), outcome.lowered, unexplained]
         )
-        found = next(compress(_CAUSES, causes), PassVerdict.OVERFLOW)
+        cause = next(compress(_CAUSES, causes), PassVerdict.OVERFLOW)
         # The sum over ranks may overflow although no rank's own gradients did.
-        explained = lowered or found in (PassVerdict.HOPELESS, PassVerdict.RETRIES)
-        return found, explained and not only_s0
+        explained = lowered or cause in (PassVerdict.HOPELESS, PassVerdict.RETRIES)
+        return cause, explained and not only_s0
 
     def check_ranks_agree(self, scales: Sequence[float], iteration: int) -> None:
         """Compare parameters and scales with those of rank 0; every rank raises if one differs."""
@@ -174,12 +174,12 @@ class GradientExchange:
         first = nn.NdArray.from_numpy_array(own.copy())
         comm.bcast([first], 0, inplace=True)
         differs = (np.array(first.data) != own).any(axis=1)
-        found = [name for name, flag in zip(names, self.any(list(differs))) if flag]
-        if found:
+        different = [name for name, flag in zip(names, self.any(list(differs))) if flag]
+        if different:
             here = "differs from" if differs.any() else "agrees with"
             raise RankDisagreementError(
-                f"ranks disagree in iteration {iteration}: {', '.join(found[:5])}"
-                f"{' and others' if len(found) > 5 else ''} (rank {comm.rank} {here} rank 0). "
+                f"ranks disagree in iteration {iteration}: {', '.join(different[:5])}"
+                f"{' and others' if len(different) > 5 else ''} (rank {comm.rank} {here} rank 0). "
                 "Resume from a checkpoint; look for data or code that differs between ranks"
             )
 

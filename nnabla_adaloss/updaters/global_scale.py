@@ -64,16 +64,16 @@ class GlobalScale:
         state = self.state._replace(scale=scaling.loss_scale) if self.measured else self.state
         measured = scaling.shared_statistics()
         own = {**(measured or {}), **({} if alike else {_S0: list(state)}), _BAD: [float(bad)]}
-        told, finite = exchange.sum_with(own, scaling.kernels, average=average)
+        messages, finite = exchange.sum_with(own, scaling.kernels, average=average)
         if not alike:
-            rows = [one[_S0] for one in told]
+            rows = [one[_S0] for one in messages]
             scale, hysteresis_left, counter = min((row[0], row[2], row[1]) for row in rows)
             state = ScaleState(scale, int(counter), int(hysteresis_left))
         if measured is not None:
-            scaling.adopt_statistics(told)
+            scaling.adopt_statistics(messages)
         if not self.measured:
             self.state = state
-        return state.scale, not finite or any(one[_BAD][0] for one in told)
+        return state.scale, not finite or any(one[_BAD][0] for one in messages)
 
     def after_update(self, used: float, *, overflowed: bool) -> None:
         """Count a good update, with the global scale of its last batch; `overflowed`: a batch ran again."""

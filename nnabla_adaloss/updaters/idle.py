@@ -106,21 +106,21 @@ def idle_of(used: FrozenSet[int]) -> Idle:
     with _joining:
         sharing = [idle for idle, others in list(_living.items()) if not used.isdisjoint(others)]
         # The same order everywhere avoids deadlocks.
-        found = Idle(sorted({turn for idle in sharing for turn in idle.turns}, key=id))
-        _living[found] = used
-    return found
+        result = Idle(sorted({turn for idle in sharing for turn in idle.turns}, key=id))
+        _living[result] = used
+    return result
 
 
 @contextmanager
 def _tried(turns: Sequence[Turn]) -> Iterator[Optional[Turn]]:
     """Try to hold all turns; return the first that another thread holds, or in which an update runs."""
-    held: List[bool] = []
+    locked: List[bool] = []
     try:
         # One call into C: no signal can come between taking the locks and noting it.
-        held.extend(map(_TRY, [turn.exclusive for turn in turns]))
-        yield next((one for one, own in zip(turns, held) if not own or one.running.locked()), None)
+        locked.extend(map(_TRY, [turn.exclusive for turn in turns]))
+        yield next((one for one, own in zip(turns, locked) if not own or one.running.locked()), None)
     finally:
-        for turn, own in zip(turns, held):
+        for turn, own in zip(turns, locked):
             if own:
                 turn.exclusive.release()
 
@@ -132,11 +132,11 @@ class _Together:
         self._locks = locks
 
     def __enter__(self) -> None:
-        held: List[bool] = []
+        locked: List[bool] = []
         try:
-            held.extend(map(_TAKE, self._locks))
+            locked.extend(map(_TAKE, self._locks))
         except BaseException:  # from a signal handler, while it waits
-            for lock, _ in zip(self._locks, held):
+            for lock, _ in zip(self._locks, locked):
                 lock.release()
             raise
 

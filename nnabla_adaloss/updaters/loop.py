@@ -262,32 +262,32 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
 
         s0 = self._s0.state
 
-        def on_overflow(found: Outcome) -> None:
+        def on_overflow(outcome: Outcome) -> None:
             # Once per batch, for any number of repeats.
             if self._repeat and self._s0.state is s0:
                 self._s0.lower()
             if self._audience is not None:
-                found = _together(before, found)
+                outcome = _together(before, outcome)
                 event = Overflowed(
                     iteration=self.iteration,
-                    attempt=found.attempt,
-                    cause=found.verdict.value if found.verdict.of_forward else "overflow",
-                    layers=found.layers,
-                    component=found.component,
+                    attempt=outcome.attempt,
+                    cause=outcome.verdict.value if outcome.verdict.of_forward else "overflow",
+                    layers=outcome.layers,
+                    component=outcome.component,
                     scale=self.scaling.loss_scale,
-                    detail=found.fault,
+                    detail=outcome.fault,
                 )
                 self._audience.tell(event)
 
-        def on_repeat(found: Outcome) -> None:
-            found = _together(before, found)
+        def on_repeat(outcome: Outcome) -> None:
+            outcome = _together(before, outcome)
             self._retries.repeats += 1
             self.counters.repeats += 1
-            if found.facts.overflowed:
-                self._retries.last = found
+            if outcome.facts.overflowed:
+                self._retries.last = outcome
             if self._audience is not None:
-                cause = "overflow" if found.facts.overflowed else "first measurement"
-                self._audience.tell(BatchRepeated(self.iteration, found.attempt, cause, found.layers))
+                cause = "overflow" if outcome.facts.overflowed else "first measurement"
+                self._audience.tell(BatchRepeated(self.iteration, outcome.attempt, cause, outcome.layers))
 
         return BatchLoop(
             scaling=self.scaling,
@@ -344,8 +344,8 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         """Count the batches of this attempt as lost, and report them to monitors."""
         self.counters.count_lost(verdict.value, self.accum_grad)
         if self._audience is not None:
-            found = verdict.value, outcome.layers, self.accum_grad, outcome.fault
-            self._audience.tell(BatchThrownAway(self.iteration, *found))
+            extra = verdict.value, outcome.layers, self.accum_grad, outcome.fault
+            self._audience.tell(BatchThrownAway(self.iteration, *extra))
 
     def _undo_batches(self) -> None:
         """Restore the leaves that forward has written since the update began, in all graphs."""
@@ -385,8 +385,8 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         )
         if getattr(self, argument) == "warn":
             self._notifier.count_lost(self.iteration, outcome.where, fault or f"{what}{whose}")
-        found = {"reason": cause, "nonfinite_layers": outcome.layers, "cause": fault}
-        return self._skipped(getattr(self, argument), cause, message, **found)
+        extra = {"reason": cause, "nonfinite_layers": outcome.layers, "cause": fault}
+        return self._skipped(getattr(self, argument), cause, message, **extra)
 
     def _skip_at_floor(self, outcome: Outcome) -> UpdateResult:
         gradients = [v.g for v in parameters_of([self.solver])]
@@ -399,18 +399,18 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             f"bad layer: {outcome.where}; parameter gradients hold {nans} NaNs and {infinities} infinities; "
             f"last good scale: {self._s0.last_good:g}. The scale is {self.scale:g} again"
         )
-        found = {"nonfinite_layers": outcome.layers, "component": outcome.component}
-        return self._skipped(self.on_scale_floor, "scale_floor", message, reason="overflow", **found)
+        extra = {"nonfinite_layers": outcome.layers, "component": outcome.component}
+        return self._skipped(self.on_scale_floor, "scale_floor", message, reason="overflow", **extra)
 
-    def _skipped(self, policy: str, kind: str, message: str, **found: Any) -> UpdateResult:
+    def _skipped(self, policy: str, kind: str, message: str, **extra: Any) -> UpdateResult:
         """End the iteration without an update, notify according to `policy`, and return the result."""
         self._undone.clear()
         self._notifier.notify(policy, kind, message)
         retries = self._retries
-        return UpdateResult(False, self.scale, retries.retries, overflow_layers=retries.last.layers, **found)
+        return UpdateResult(False, self.scale, retries.retries, overflow_layers=retries.last.layers, **extra)
 
 
-def _together(before: Outcome, found: Outcome) -> Outcome:
+def _together(before: Outcome, outcome: Outcome) -> Outcome:
     """Combine outcomes: the first overflow, and all layers that were not finite."""
-    layers = tuple(dict.fromkeys((*before.layers, *found.layers)))
-    return (before if before.facts.overflowed else found)._replace(layers=layers)
+    layers = tuple(dict.fromkeys((*before.layers, *outcome.layers)))
+    return (before if before.facts.overflowed else outcome)._replace(layers=layers)

@@ -40,7 +40,7 @@ def _settings_in_words(updater: Any) -> Dict[str, str]:
     solver = updater.solver
     # A duck-typed solver may lack these.
     rate = solver.learning_rate() if has(solver, "learning_rate") else "unknown"
-    found: Dict[str, Any] = {
+    settings: Dict[str, Any] = {
         "updater": type(updater).__name__,
         "solver": solver.name if has(solver, "name") else type(solver).__name__,
         "learning_rate": f"{rate:g}" if isinstance(rate, float) else rate,
@@ -54,13 +54,13 @@ def _settings_in_words(updater: Any) -> Dict[str, str]:
     if "config" in values:
         values["config"] = updater.scaling.config
     if values.get("global_scale", "dynamic") != "dynamic":
-        found["global_scale"], values["global_scale"] = "history", updater.history
+        settings["global_scale"], values["global_scale"] = "history", updater.history
         values = {name: value for name, value in values.items() if name not in _OF_SEARCHED_SCALES}
     for name, value in values.items():
         fields = as_plain(fields_of(value))
         given = {f: own for f, own in fields.items() if f not in getattr(value, "ignored", ())}
-        found.update({f"{name}.{field}": own for field, own in given.items()} or {name: plain(value)})
-    return {name: str(value) for name, value in found.items()}
+        settings.update({f"{name}.{field}": own for field, own in given.items()} or {name: plain(value)})
+    return {name: str(value) for name, value in settings.items()}
 
 
 def notify_update(audience: Audience, iteration: int, result: UpdateResult, loss: nn.Variable) -> None:

@@ -94,10 +94,10 @@ class Counters:
         counts = {"fed": saved["batches"], **saved}
         names = ("updates", "batches", "repeats", "fed")
         lost = {str(cause): integer("lost", number) for cause, number in saved["lost"].items()}
-        found = cls(lost=lost, **{name: integer(name, counts[name]) for name in names})
-        if min(found.updates, found.batches, found.repeats, found.fed, *found.lost.values()) < 0:
+        loaded = cls(lost=lost, **{name: integer(name, counts[name]) for name in names})
+        if min(loaded.updates, loaded.batches, loaded.repeats, loaded.fed, *loaded.lost.values()) < 0:
             raise ValueError(f"counters={dict(saved)!r} must not be negative")
-        return found
+        return loaded
 
 
 @dataclass

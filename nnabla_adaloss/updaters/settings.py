@@ -91,8 +91,8 @@ class Setting:
         self._name = name
 
     def __set__(self, updater: Any, value: Any) -> None:
-        name, held = self._name, vars(updater)
-        if name in held and self.fixed(updater, value):
+        name, values = self._name, vars(updater)
+        if name in values and self.fixed(updater, value):
             raise AttributeError(
                 f"{name} cannot be changed after the updater was made: make another updater; a saved state "
                 "can be loaded into it if its other settings are the same"
@@ -100,7 +100,7 @@ class Setting:
         checked = self._check(name, value)
         if name in POLICY_FIELDS:
             updater._s0.change(**{name: checked})
-        held[name] = checked
+        values[name] = checked
 
 
 def always(updater: Any, value: Any) -> bool:

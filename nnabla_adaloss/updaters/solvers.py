@@ -77,8 +77,8 @@ def parameters_of(solvers: Sequence[Any]) -> List[nn.Variable]:
 
 def named_parameters(solvers: Sequence[Any]) -> Dict[str, nn.Variable]:
     """Parameters of solvers by name, prefixed by the solver's index if two share a name."""
-    found: Dict[str, nn.Variable] = {}
+    parameters: Dict[str, nn.Variable] = {}
     for index, solver in enumerate(solvers):
         for name, v in solver.get_parameters().items():
-            found[name if found.get(name, v) == v else f"{index}/{name}"] = v
-    return found
+            parameters[name if parameters.get(name, v) == v else f"{index}/{name}"] = v
+    return parameters

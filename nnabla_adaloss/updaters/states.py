@@ -57,7 +57,7 @@ def read_saved(state: Mapping[str, Any], updater: Any, defaults: Mapping[str, An
                     f"state was saved with {name}={saved[name]!r}, this updater has {value!r}: "
                     "make the updater with the same settings"
                 )
-        found = {
+        parts = {
             "scale_state": updater._s0.policy.checked(ScaleState(**state["scale_state"])),
             "counters": Counters.from_dict(state["counters"]),
             "last_good_scale": number("last_good_scale", state["last_good_scale"]),
@@ -69,7 +69,7 @@ def read_saved(state: Mapping[str, Any], updater: Any, defaults: Mapping[str, An
         raise ValueError(f"state is damaged, or not an updater's: {error!r}") from error
     if foreign:
         warn(of_another_version(foreign))
-    return found
+    return parts
 
 
 def parameter_checksum(solver: Any) -> int:

@@ -40,20 +40,20 @@ def resolve_method(given: MethodLike, config: Any = None) -> Method:
 
     A method given by name or class takes its parameters from the equally named fields of `config`.
     """
-    found: Any = _imported(given) if isinstance(given, str) else given
-    if isinstance(found, Method):
-        return found
-    if isinstance(found, type) and issubclass(found, Method):
-        own: Any = found
+    method: Any = _imported(given) if isinstance(given, str) else given
+    if isinstance(method, Method):
+        return method
+    if isinstance(method, type) and issubclass(method, Method):
+        own: Any = method
         names = [field.name for field in fields(own)] if is_dataclass(own) else []
-        return found(**{name: getattr(config, name) for name in names if hasattr(config, name)})
+        return method(**{name: getattr(config, name) for name in names if hasattr(config, name)})
     # Calling a class would make an object, not a scale.
-    if isinstance(found, type) or not callable(found):
+    if isinstance(method, type) or not callable(method):
         raise TypeError(
             f"loss_scale_method={given!r} must be a name or a callable f(g, W, *, config, fan_in), "
             "or a Method"
         )
-    function: Callable[..., float] = found
+    function: Callable[..., float] = method
     _check_arguments(given, function)
     return ArrayFunction(function, config)
 

@@ -23,7 +23,7 @@ def sources() -> List[Path]:
 
 def digest() -> str:
     """Digest that identifies the sources."""
-    told = hashlib.sha256()
+    checksum = hashlib.sha256()
     for path in sources():
-        told.update(str(path.relative_to(HERE)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return told.hexdigest()[:16]
+        checksum.update(str(path.relative_to(HERE)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return checksum.hexdigest()[:16]
