@@ -65,7 +65,7 @@ class BatchLoop(NamedTuple):
         """Continue a batch after its first pass."""
         repeats = 0
         while True:
-            outcome = self.judge(self._facts(repeats), rules)
+            outcome = self.conclude(self._facts(repeats), rules)
             if outcome.facts.overflowed and not rules.update_lost:
                 self.on_overflow(outcome)
             if outcome.verdict is not PassVerdict.RERUN:
@@ -75,8 +75,8 @@ class BatchLoop(NamedTuple):
             self.scaling.guard.undo_batch()
             self.run_pass(True)
 
-    def judge(self, facts: Facts, rules: Rules) -> Outcome:
-        """Judge the last pass, collecting the facts that the verdict asks for."""
+    def conclude(self, facts: Facts, rules: Rules) -> Outcome:
+        """Conclude the last pass, collecting the facts that the verdict asks for."""
         scaling, outcome = self.scaling, self._of_pass()
         while True:
             verdict = judge(facts, rules)

@@ -18,10 +18,10 @@ from ..graph.names import ParameterNames, Parameters, names_of, registered_names
 from ..graph.plan import GraphPlan, PlanOptions
 from ..kernels import Kernels, measurements_by
 from ..kernels.scratch import ScratchPool
+from .latest_statistics import LatestStatistics, StatisticsRequest
 from .prepared_graph import PreparedGraph
 from .saved_state import Saved, load_topology, of_topology, topology_state, without_schedule
 from .shared_gradients import SharedGradients
-from .statistics import Statistics, StatisticsRequest
 
 # Enough for both losses of an adversarial network, or recurrent networks of 16 lengths.
 _REMEMBERED = 16
@@ -32,7 +32,7 @@ class Topology(NamedTuple):
 
     plan: GraphPlan  # with the shapes of its last graph
     schedules: ScheduleCache
-    statistics: Sequence[Any]  # from `Statistics.state`
+    statistics: Sequence[Any]  # from `LatestStatistics.state`
     # From `PreparedGraph.written` of the last graph, for leaves without a name.
     written: Mapping[int, str] = MappingProxyType({})
 
@@ -171,7 +171,7 @@ class GraphCache:
             self._others = (*self._others[2 - _REMEMBERED :], own)
             self._waiting = self._waiting[max(0, 1 + len(self._waiting) + len(self._others) - _REMEMBERED) :]
         prepared = self._prepared(graph, topology, before)
-        statistics = Statistics.loaded(topology.plan.measured, topology.statistics)
+        statistics = LatestStatistics.loaded(topology.plan.measured, topology.statistics)
         prepared.statistics.load(statistics, {} if before is None else before.statistics.weights)
         if is_new and self._waiting:
             self._load_waiting(prepared)
@@ -202,7 +202,7 @@ class GraphCache:
         # Per variable its gradient, complete and of one branch, and its data.
         rows = 3 * len(plan.gradients) + 64
         measurements = measurements_by(self._kernels, rows) if shared is None else shared.measurements
-        statistics = Statistics(graph, plan, measurements, pool, storage, self._wanted(plan))
+        statistics = LatestStatistics(graph, plan, measurements, pool, storage, self._wanted(plan))
         if shared is not None:
             statistics.go_on_from(shared.statistics)
         return PreparedGraph(

@@ -20,7 +20,7 @@ from ..graph.functions import known
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from .gradient_ranges import GradientRanges
-from .statistics import Statistics
+from .latest_statistics import LatestStatistics
 
 _Known = Optional[ArrayStatistics]
 
@@ -54,7 +54,7 @@ class MethodAlphas:
     def about(
         self,
         plan: GraphPlan,
-        statistics: Statistics,
+        statistics: LatestStatistics,
         iteration: int,
         ranges: Optional[GradientRanges],
         weight_of: Callable[[int], float],

@@ -38,8 +38,8 @@ from ..kernels import Kernels, Measurements
 from ..kernels.scratch import ScratchPool
 from .gradient_ranges import GradientRanges
 from .hookless_steps import HooklessSteps
+from .latest_statistics import LatestStatistics
 from .slices import Slice, empty_slices, slices_of
-from .statistics import Statistics
 
 _NO_STEPS: Any = MappingProxyType({})
 _NAMELESS = 0, None
@@ -57,7 +57,7 @@ class PreparedGraph:
     kernels: Kernels
     pool: ScratchPool
     measurements: Measurements
-    statistics: Statistics
+    statistics: LatestStatistics
     storage: NativeStorage  # an emulated one measures every gradient
     schedules: ScheduleCache
     # Parameters whose gradients are zeroed in each iteration; None: of all leaves.

@@ -16,9 +16,9 @@ from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels.measurements import Results
 from .chooser import Decision
+from .latest_statistics import GradientStatistics
 from .leaf_gradients import Contribution
 from .prepared_graph import PreparedGraph
-from .statistics import GradientStatistics
 from .written_leaves import WrittenLeaves
 
 _position = attrgetter("leaf")
@@ -106,7 +106,7 @@ def report_of(
     leaves, largest = written.contributions, results.largest
     schedule, sliced, measure_all = decision.schedule, decision.slice, decision.measure
     plan, components = prepared.plan, schedule.components
-    nonfinite = {p for p, (found, _) in gradients.items() if found.nonfinite} if gradients else set()
+    nonfinite = {p for p, (own, _) in gradients.items() if own.nonfinite} if gradients else set()
     found_bad = nonfinite or math.inf in largest
     amax: Dict[int, float] = {}
     if measure_all or sliced is not None:
@@ -122,7 +122,7 @@ def report_of(
     suspected: FrozenSet[int] = frozenset()
     if found_bad or rounded:
         bad = nonfinite | rounded
-        bad_leaves = {one.leaf for one, found in zip(leaves, largest) if found == math.inf}
+        bad_leaves = {one.leaf for one, amax in zip(leaves, largest) if amax == math.inf}
         bad_functions, finite = _components_of_leaves(plan, written, largest, bad_leaves)
         raised = rounded - nonfinite if measure_all else set()
         first = first_overflow(plan, components, bad, bad_functions, raised)
@@ -167,7 +167,7 @@ def _magnitudes(
         return []
     plan, keys, components = prepared.plan, prepared.graph.keys, schedule.components
     storage, scalars, limiting = prepared.storage, plan.scalars, plan.limiting_gradients
-    measured = [(p, found.abs_max / scale) for p, (found, scale) in gradients.items() if p in limiting]
+    measured = [(p, own.abs_max / scale) for p, (own, scale) in gradients.items() if p in limiting]
     # Gradients between functions in float are not stored in the format. Scalars that are a component by
     # themselves count anyway.
     apart = {p for p in scalars if p in components.of and components.of[p] in components.scalars}

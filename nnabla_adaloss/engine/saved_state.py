@@ -15,9 +15,9 @@ from ..core.statistics import ArrayStatistics
 from ..core.validation import integer
 from ..errors import warn
 from ..graph.plan import GraphPlan
+from .latest_statistics import LatestStatistics
 from .method_alphas import MethodAlphas
 from .prepared_graph import PreparedGraph
-from .statistics import Statistics
 
 SCHEMA = 2
 
@@ -114,7 +114,7 @@ def load_state(
 
 def load_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, ArrayStatistics], ScheduleCache]:
     """Load statistics and schedules of a `topology_state`, which may be damaged."""
-    return Statistics.loaded(prepared.plan.measured, saved["statistics"]), prepared.schedules.loaded(
+    return LatestStatistics.loaded(prepared.plan.measured, saved["statistics"]), prepared.schedules.loaded(
         saved["schedule"],
         lambda scales, given_scale, weights, is_merged: prepared.schedule(
             scales, given_scale, weights, prepared.merged if is_merged else None

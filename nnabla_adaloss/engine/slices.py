@@ -7,7 +7,7 @@ import math
 from typing import AbstractSet, FrozenSet, List, NamedTuple, Optional, Sequence
 
 from ..graph.plan import GraphPlan
-from .statistics import StatisticsRequest
+from .latest_statistics import StatisticsRequest
 
 # Minimum number of elements of a slice, if there are as many.
 _LEAST = 2**16

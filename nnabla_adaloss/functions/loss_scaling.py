@@ -126,7 +126,7 @@ class Unscale(ScaledFunction):
         super().__init__(tracker, context)
         self.passed = UNSCALED
         self.factor = 1.0  # ratio of the copy to the weight
-        self.taken = False  # True if a layer scales the copy
+        self.is_scaled = False  # True if a layer scales the copy
 
     def forward_impl(self, inputs: List[Any], outputs: List[Any]) -> None:
         self.factor = 1.0

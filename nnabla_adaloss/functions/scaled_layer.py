@@ -242,11 +242,11 @@ class ScaledLayer(GradientScaling):
                 "w must be the result of unscale(weight, tracker), with this tracker: the scale is applied "
                 "to a copy of the weight"
             )
-        if copier.taken:
+        if copier.is_scaled:
             raise ValueError(
                 "w is scaled by another layer already: call unscale(weight, tracker) for each layer"
             )
-        copier.taken = True
+        copier.is_scaled = True
         self._x, self._v, self._copier, self._layer = x, w, copier, ""
 
     def connect(self, arriving: Points, node: NodeStructure, graph: Graph, plan: GraphPlan) -> Redirected:

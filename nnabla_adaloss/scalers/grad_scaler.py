@@ -484,7 +484,7 @@ class GradScaler:
         snapshot.save([v.grad for v in self._parameters()])
         loop = self._loop(scaling, lambda rerun: None)
         # Clipping may have changed these gradients.
-        outcome = loop.judge(loop.overflow(may_run=False), Rules(repeat=False, max_repeats=0))
+        outcome = loop.conclude(loop.overflow(may_run=False), Rules(repeat=False, max_repeats=0))
         guard.state.restore(now)
         snapshot.restore()
         return outcome

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss.engine import slices
+from nnabla_adaloss.engine.latest_statistics import StatisticsRequest
 from nnabla_adaloss.engine.slices import Slice, empty_slices, slices_of
-from nnabla_adaloss.engine.statistics import StatisticsRequest
 from nnabla_adaloss.graph.plan import GraphPlan
 from tests.worlds.networks import layers
 from tests.worlds.random_graphs import Network, networks

@@ -49,31 +49,28 @@ class StatisticsRequest(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """Weights measured after an update, which become known with the next pass.
-
-    A savepoint keeps this object, with what is found meanwhile.
-    """
+    """Weights measured after an update, which become known with the next pass; savepoints keep it."""
 
     keys: Sequence[Optional[_Key]]  # None: of another topology, and ignored
     tickets: List[int]  # of measurements that have not been fetched
-    found: List[ArrayStatistics]
+    statistics: List[ArrayStatistics]
 
     def fetch(self, measurements: Measurements) -> Results:
-        """Wait for all measurements, and find the statistics of these weights."""
+        """Wait for all measurements, and keep those of these weights."""
         # Cleared first: after an interruption no ticket may remain without a measurement.
         tickets = [*self.tickets]
         self.tickets.clear()
         results = measurements.fetch()
-        self.found.extend([results.statistics[ticket] for ticket in tickets])
+        self.statistics.extend([results.statistics[ticket] for ticket in tickets])
         return results
 
     @property
     def by_key(self) -> Dict[_Key, ArrayStatistics]:
-        """Statistics that have been found."""
-        return {key: one for key, one in zip(self.keys, self.found) if key is not None}
+        """Statistics that have been fetched."""
+        return {key: one for key, one in zip(self.keys, self.statistics) if key is not None}
 
 
-class Statistics:
+class LatestStatistics:
     """Statistics of gradients, by position, divided by scale and loss weight, and of data."""
 
     undone = "_known", "_answers", "_iteration", "_pending"
@@ -106,13 +103,13 @@ class Statistics:
         # Keys measured since the last exchange between ranks.
         self._new: Set[_Key] = set()
 
-    def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> Statistics:
+    def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> LatestStatistics:
         """Adapt to another graph of the topology."""
         adapted = copy(self)
         adapted._graph, adapted._plan, adapted._storage = graph, plan, storage
         return adapted
 
-    def go_on_from(self, before: Statistics) -> None:
+    def go_on_from(self, before: LatestStatistics) -> None:
         """Take over the measurements of weights that were started with the previous topology."""
         keys = [key if isinstance(key, str) else None for key in before._pending.keys]
         self._pending = before._pending._replace(keys=keys)

@@ -13,7 +13,7 @@ import pytest
 
 from nnabla_adaloss.core.statistics import ArrayStatistics, pool, statistics_of
 from nnabla_adaloss.emulation.rounded_storage import NativeStorage
-from nnabla_adaloss.engine.statistics import Statistics, StatisticsRequest
+from nnabla_adaloss.engine.latest_statistics import LatestStatistics, StatisticsRequest
 from nnabla_adaloss.graph.graph import Graph
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
@@ -41,10 +41,10 @@ class Arrays:
         storage: Any = None,
         measurements: Optional[HostMeasurements] = None,
         wanted: Optional[StatisticsRequest] = None,
-    ) -> Statistics:
+    ) -> LatestStatistics:
         """Statistics for methods that look at everything."""
         everything = frozenset(self.positions)
-        return Statistics(
+        return LatestStatistics(
             self.graph,
             self.plan,
             measurements or HostMeasurements(CpuKernels()),
@@ -67,7 +67,7 @@ class Recorder(HostMeasurements):
         return super().measure(arrays)
 
 
-def finish(source: Statistics, weights: Mapping[int, float] = {}) -> Dict[int, Tuple[float, bool]]:
+def finish(source: LatestStatistics, weights: Mapping[int, float] = {}) -> Dict[int, Tuple[float, bool]]:
     """Largest finite magnitude of each measured gradient, without its scale, and whether all is finite."""
     gradients, _ = source.finish(lambda position: weights.get(position, 1.0))
     return {p: (found.abs_max / scale, found.finite) for p, (found, scale) in gradients.items()}
@@ -76,7 +76,7 @@ def finish(source: Statistics, weights: Mapping[int, float] = {}) -> Dict[int, T
 Known = Tuple[Optional[ArrayStatistics], Optional[ArrayStatistics]]
 
 
-def known(source: Statistics, position: int, iteration: int = 1) -> Known:
+def known(source: LatestStatistics, position: int, iteration: int = 1) -> Known:
     """What is known of the gradient and of the data when another iteration begins."""
     source.begin(iteration, rerun=False)
     return source.gradient(position), source.data(position)
@@ -205,7 +205,7 @@ def test_a_loaded_state_replaces_all_measurements_of_its_iteration() -> None:
     source.measure([(position, 4.0)], [])
     finish(source)
     source.begin(1, rerun=False)
-    source.load(Statistics.loaded(arrays.positions, state), {})
+    source.load(LatestStatistics.loaded(arrays.positions, state), {})
     assert known(source, position) == (statistics_of(np.array([0.25])), None)
 
 
@@ -229,7 +229,9 @@ class Rank:
             HostMeasurements(CpuKernels()),
             StatisticsRequest(gradients, factors, frozenset()),
         )
-        self.source = Statistics(self.graph, self.plan, measurements, ScratchPool(), NativeStorage(), wanted)
+        self.source = LatestStatistics(
+            self.graph, self.plan, measurements, ScratchPool(), NativeStorage(), wanted
+        )
 
     def measure(self, values: Mapping[str, float], *, weight: float = 1.0) -> None:
         """Gradients of some products, and what they multiply by, of such values."""
@@ -291,7 +293,7 @@ def test_ranks_exchange_only_new_measurements() -> None:
     assert rank.source.shared() == {}
 
 
-def weights_of(*layers: str) -> Statistics:
+def weights_of(*layers: str) -> LatestStatistics:
     """Statistics of a graph of these layers, which has measured their weights."""
     h = nn.Variable((2, 3), need_grad=True)
     for layer in layers:
@@ -301,7 +303,7 @@ def weights_of(*layers: str) -> Statistics:
     factors = [slot.weight for _, slot in plan.layer_inputs.values()]
     wanted = StatisticsRequest(frozenset(), frozenset(factors), frozenset())
     measurements = HostMeasurements(CpuKernels())
-    found = Statistics(graph, plan, measurements, ScratchPool(), NativeStorage(), wanted)
+    found = LatestStatistics(graph, plan, measurements, ScratchPool(), NativeStorage(), wanted)
     found.measure((), factors)
     found.finish(lambda position: 1.0)
     return found
