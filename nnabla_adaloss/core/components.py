@@ -54,7 +54,7 @@ class NodeStructure(NamedTuple):
     leaves: Tuple[int, ...]  # leaves with a gradient among the inputs
     layer_inputs: Tuple[LayerInput, ...]
     loss_section: bool  # True between the loss and the first layer
-    non_homogeneous: bool  # True if its gradient is not proportional to the output gradient
+    linear: bool  # True if its input gradients are proportional to the output gradient
     own_references: bool  # True if it keeps references to arrays of its parameters
     half: bool
     separates: bool  # True if input gradients may carry another scale than the output's, without a layer

@@ -156,7 +156,7 @@ def _boundary(node: NodeStructure, scales: Mapping[int, float], reached: Set[int
     # The function sees the lower of both scales, as a scalar output may be stored in 16 bits: the outputs are
     # rescaled before it runs as far as that allows, the inputs by the rest afterwards.
     own, of_inputs = scales[node.outputs[0]], [scales[p] for p in node.inputs]
-    if node.non_homogeneous:
+    if not node.linear:
         through = 1.0  # it receives unscaled gradients
     elif not of_inputs:
         through = own

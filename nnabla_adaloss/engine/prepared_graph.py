@@ -143,7 +143,7 @@ class PreparedGraph:
     def in_float(self) -> FrozenSet[int]:
         """Scalar functions that receive and pass on gradients in float32."""
         plan, keys, rounded = self.plan, self.graph.keys, self.storage.rounded_gradients()
-        nodes = [n for n in plan.nodes if n.separates and not (n.non_homogeneous or n.half)]
+        nodes = [n for n in plan.nodes if n.separates and n.linear and not n.half]
         exact = {node.number for node in nodes}
         numbers = set()
         for node in nodes:

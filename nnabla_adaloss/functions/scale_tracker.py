@@ -205,7 +205,7 @@ def _passed_on(node: NodeStructure, arriving: List[int]) -> int:
             f"the gradients of the outputs of {node.type_name} ({node.label}) carry different scales: "
             "put the same adaptive_loss_scaling layers, or none, after all of them"
         )
-    if arriving[0] != UNSCALED and node.non_homogeneous:
+    if arriving[0] != UNSCALED and not node.linear:
         raise ValueError(
             f"{node.type_name} ({node.label}) would clip or replace a scaled gradient: "
             "apply it before unscale, or let AdaptiveLossScaling run the graph"

@@ -92,7 +92,7 @@ class LossWeights:
         positions, of = described.inputs.positions, components.of
         for index, node in enumerate(nodes):
             first = node.outputs[0] if node.outputs[0] in scalars else -1
-            at_loss = node.number in section and not node.non_homogeneous
+            at_loss = node.number in section and node.linear
             if at_loss and (first >= 0 or scalars >= {*positions[described.inputs.part(node.number)]}):
                 self._at_loss.append(index)
                 continue
@@ -101,7 +101,7 @@ class LossWeights:
             descendants = {of[p] for p in (*node.inputs, *[s.input for s in node.layer_inputs]) if p in of}
             for after in descendants:
                 if after != before or first >= 0:
-                    ways[ComponentEdge(first, before, after, node.non_homogeneous)] = None
+                    ways[ComponentEdge(first, before, after, not node.linear)] = None
         self._ways = list(ways)
         self._passages = self._passages_of(nodes, described)
         self._constants = _constants_of(self._passages)

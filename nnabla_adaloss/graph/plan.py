@@ -431,7 +431,7 @@ class GraphPlan:
         for position, producer, need in zip(self._inputs[index], self._producers[index], self._needs[index]):
             if need and position not in needed:
                 needed[position] = producer
-        non_homogeneous = not row.linear or type_name in self.options.non_homogeneous
+        linear = row.linear and type_name not in self.options.non_homogeneous
         in_section, selects = index in section, self.options.selection.selects
         layers = tuple([s for s in layer_inputs if selects(label, s.layer)]) if layer_inputs else ()
         return NodeStructure(
@@ -444,10 +444,10 @@ class GraphPlan:
             leaves=tuple([p for p, producer in needed.items() if producer is None]),
             layer_inputs=layers,
             loss_section=in_section,
-            non_homogeneous=non_homogeneous,
+            linear=linear,
             own_references=row.own_references,
             half=index in self._half,
-            separates=non_homogeneous or (in_section and len(outputs) == 1 and self._sizes[outputs[0]] == 1),
+            separates=not linear or (in_section and len(outputs) == 1 and self._sizes[outputs[0]] == 1),
         )
 
     @cached_property

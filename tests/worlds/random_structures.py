@@ -76,7 +76,7 @@ def node(
         leaves=tuple(leaves),
         layer_inputs=layer_inputs,
         loss_section=at_loss,
-        non_homogeneous=clips,
+        linear=not clips,
         own_references=False,
         half=False,
         separates=clips or (at_loss and scalars),
