@@ -131,7 +131,7 @@ def components_of(
     for node in nodes:
         same = list(map(number, node.outputs))
         layer_inputs = node.layer_inputs if by_layer else ()
-        targets = {layer_input.input for layer_input in layer_inputs} if layer_inputs else ()
+        targets = {one.input for one in layer_inputs} if layer_inputs else ()
         passed_on = [p for p in node.inputs if p not in targets] if layer_inputs else node.inputs
         if node.separates:
             _connect(parents, map(number, passed_on))
@@ -180,7 +180,7 @@ def _only_hooks_part(
                 yield [own, layer_input.input]
             alike["output of", layer_input.weight].append(own)
             alike["target of", layer_input.weight].append(layer_input.input)
-        scaled = {layer_input.input for layer_input in node.layer_inputs}
+        scaled = {one.input for one in node.layer_inputs}
         # A function that separates components writes a leaf at any scale.
         for leaf in () if node.separates else node.leaves:
             alike["added to", one_gradient.get(leaf, leaf)].append(leaf if leaf in scaled else own)
@@ -228,7 +228,7 @@ def _numbered(
         own = producers[node.number]
         for leaf in node.leaves:
             # A leaf with a component of its own is the scaled input of some function.
-            scaled = leaf in of and any(layer_input.input == leaf for layer_input in node.layer_inputs)
+            scaled = leaf in of and any(one.input == leaf for one in node.layer_inputs)
             writers.setdefault(one_gradient.get(leaf, leaf), set()).add(of[leaf] if scaled else own)
     return Components(
         of=of,
@@ -244,9 +244,7 @@ def _numbered(
 
 def _edges(node: NodeStructure, of: Mapping[int, int], before: int) -> Iterable[Edge]:
     """Edges of a function to components other than that of its output."""
-    scaled = {
-        layer_input.input for layer_input in node.layer_inputs if of.get(layer_input.input, before) != before
-    }
+    scaled = {one.input for one in node.layer_inputs if of.get(one.input, before) != before}
     for layer_input in node.layer_inputs:
         if layer_input.input in scaled:
             yield Edge(before, of[layer_input.input], layer_input.layer, layer_input.weight)

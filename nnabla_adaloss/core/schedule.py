@@ -33,10 +33,7 @@ class Step(NamedTuple):
 
     def input_scales(self, node: NodeStructure) -> Dict[int, float]:
         """Scales of the input gradients of the layers of `node`, by position."""
-        return {
-            layer_input.input: self.scale * alpha
-            for layer_input, alpha in zip(node.layer_inputs, self.alphas)
-        }
+        return {one.input: self.scale * alpha for one, alpha in zip(node.layer_inputs, self.alphas)}
 
 
 @dataclass(frozen=True)
@@ -116,13 +113,11 @@ class ScaleSchedule:
                 if node.leaves or node.layer_inputs or step.before or step.after:
                     steps[node.number] = step
                 # A leaf's gradient is kept in an array of its own, which stays at this scale.
-                leaves = [layer_input.input for layer_input in node.layer_inputs if layer_input.to_leaf]
+                leaves = [one.input for one in node.layer_inputs if one.to_leaf]
                 scales.update(dict.fromkeys((*node.outputs, *leaves), step.scale))
             elif node.leaves or node.layer_inputs:
                 scale = scales[node.outputs[0]]
-                alphas = tuple(
-                    [self.arriving.get(layer_input.input, scale) / scale for layer_input in node.layer_inputs]
-                )
+                alphas = tuple([self.arriving.get(one.input, scale) / scale for one in node.layer_inputs])
                 steps[node.number] = Step((), scale, alphas)
             reached.update(node.inputs)
         return steps, scales
@@ -141,11 +136,11 @@ class ScaleSchedule:
     def layers(self) -> Dict[str, Tuple[float, float]]:
         """Scale of the output gradient, and alpha, of each layer, in backward order."""
         return {
-            layer_input.layer: (step.scale, alpha)
+            one.layer: (step.scale, alpha)
             for node in self.nodes
             for step in [self.steps.get(node.number)]
             if step is not None
-            for layer_input, alpha in zip(node.layer_inputs, step.alphas)
+            for one, alpha in zip(node.layer_inputs, step.alphas)
         }
 
 

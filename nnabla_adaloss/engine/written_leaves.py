@@ -51,9 +51,7 @@ class WrittenLeaves:
     def component(self, leaf: int, function: int) -> int:
         """Component of the gradient that a function writes to a leaf."""
         of = self.components.of
-        if leaf in of and any(
-            layer_input.input == leaf for layer_input in self._plan.by_number[function].layer_inputs
-        ):
+        if leaf in of and any(one.input == leaf for one in self._plan.by_number[function].layer_inputs):
             return of[leaf]
         return self.components.producers[function]
 

@@ -101,15 +101,13 @@ class GraphPlan:
         self.order = self._backward_order()
         self._half = frozenset(described.in_half)
         scalable = {index: self._layer_inputs(index) for index in self.order}
-        selection.check(
-            [layer_input.layer for layer_inputs in scalable.values() for layer_input in layer_inputs]
-        )
+        selection.check([one.layer for layer_inputs in scalable.values() for one in layer_inputs])
         self._section = self._loss_section()
         section = self._section if adaptive else set()
         self.nodes = [self._node(index, scalable[index], section) for index in self.order]
         self.gradients = list(dict.fromkeys(p for node in self.nodes for p in (*node.outputs, *node.inputs)))
         self.leaves = list(dict.fromkeys(map(self.leaf, (p for node in self.nodes for p in node.leaves))))
-        self.layers = [layer_input.layer for node in self.nodes for layer_input in node.layer_inputs]
+        self.layers = [one.layer for node in self.nodes for one in node.layer_inputs]
         pairs = zip(described.type_names, described.need_grads)
         self.stopped = [type_name for type_name, need_grad in pairs if not need_grad]
         self.roots = self._outputs[-1]
@@ -146,9 +144,7 @@ class GraphPlan:
                 if own is None or own[1] is not None or leaf[1] is not None:
                     return None
                 others.add(position)
-        if others and any(
-            layer_input.weight in others for node in self.nodes for layer_input in node.layer_inputs
-        ):
+        if others and any(one.weight in others for node in self.nodes for one in node.layer_inputs):
             return None
         if described == self.described:
             return self
@@ -173,7 +169,7 @@ class GraphPlan:
         other = self._of_wiring(described)
         if other is not None:
             other._hold(graph)
-            other.layers = [layer_input.layer for node in other.nodes for layer_input in node.layer_inputs]
+            other.layers = [one.layer for node in other.nodes for one in node.layer_inputs]
             names = dict(zip([*self.layers, *self.labels], [*other.layers, *other.labels]))
             other._components = {key: one.renamed(names) for key, one in self._components.items()}
             if "merged" in vars(self):
@@ -208,14 +204,8 @@ class GraphPlan:
         if not node.layer_inputs:
             same = args == node.args and label == node.label
             return node if same else node._replace(args=args, label=label)
-        selected = {layer_input.gemm.input for layer_input in node.layer_inputs}
-        layer_inputs = tuple(
-            [
-                layer_input
-                for layer_input in self._layer_inputs(node.number)
-                if layer_input.gemm.input in selected
-            ]
-        )
+        selected = {one.gemm.input for one in node.layer_inputs}
+        layer_inputs = tuple([one for one in self._layer_inputs(node.number) if one.gemm.input in selected])
         return node._replace(args=args, label=label, layer_inputs=layer_inputs)
 
     def components(self, *, by_layer: bool) -> Components:
@@ -251,15 +241,13 @@ class GraphPlan:
     @property
     def measured(self) -> List[int]:
         """Variables with a gradient that are not leaves, and the weights of layers."""
-        factors = (layer_input.weight for node in self.nodes for layer_input in node.layer_inputs)
+        factors = (one.weight for node in self.nodes for one in node.layer_inputs)
         return list(dict.fromkeys([*self.gradients, *factors]))
 
     @cached_property
     def layer_inputs(self) -> Dict[str, Tuple[NodeStructure, LayerInput]]:
         """Function and input of each layer that gets a scale, by name, in backward order."""
-        return {
-            layer_input.layer: (node, layer_input) for node in self.nodes for layer_input in node.layer_inputs
-        }
+        return {one.layer: (node, one) for node in self.nodes for one in node.layer_inputs}
 
     @cached_property
     def readers(self) -> Dict[int, Set[int]]:
@@ -376,7 +364,7 @@ class GraphPlan:
     ) -> None:
         """Raise ValueError if another gradient of a product depends on a weight that may be swapped."""
         for index, layer_inputs in scalable.items():
-            for operand in [layer_input.gemm for layer_input in layer_inputs]:
+            for operand in [one.gemm for one in layer_inputs]:
                 for other in [
                     i for i, need in enumerate(self._needs[index]) if need and i not in operand[:2]
                 ]:
@@ -487,10 +475,8 @@ class GraphPlan:
             role = "passed through"
         if fan_out:
             role += ", fan-out"
-        fan_in = ", ".join(f"{layer_input.gemm.fan_in:g}" for layer_input in node.layer_inputs)
-        shape = ", ".join(
-            "x".join(map(str, self.described.shapes[layer_input.weight])) for layer_input in node.layer_inputs
-        )
+        fan_in = ", ".join(f"{one.gemm.fan_in:g}" for one in node.layer_inputs)
+        shape = ", ".join("x".join(map(str, self.described.shapes[one.weight])) for one in node.layer_inputs)
         layer = node.label if node.layer_inputs or node.leaves else ""
         return node.type_name, role, layer, fan_in, shape
 
