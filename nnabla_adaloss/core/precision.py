@@ -96,17 +96,17 @@ class Precision:
 
     def data_format(self, size: int) -> Format:
         """Storage format of an activation of `size` elements."""
-        return self.stored_data if size != 1 else self._single(self.stored_data)
+        return self.stored_data if size != 1 else self._of_scalar(self.stored_data)
 
     def gradient_format(self, size: int) -> Format:
         """Storage format of a gradient of `size` elements."""
-        return self.stored_gradients if size != 1 else self._single(self.stored_gradients)
+        return self.stored_gradients if size != 1 else self._of_scalar(self.stored_gradients)
 
     def random_key(self, count: int) -> Optional[int]:
         """Key of stream number `count` of random bits; None without random rounding."""
         return None if self.stochastic_seed is None else stream_key(self.stochastic_seed, count)
 
-    def _single(self, stored: Format) -> Format:
+    def _of_scalar(self, stored: Format) -> Format:
         # A loss weight of 1e-10 would underflow in 8 bits, and a scalar saves no memory.
         return self.otherwise if stored.bits < NARROWEST_SCALAR else stored
 

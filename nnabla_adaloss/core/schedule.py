@@ -145,9 +145,7 @@ class ScaleSchedule:
 
 
 def _boundary(node: NodeStructure, scales: Mapping[int, float], reached: Set[int], *, first: bool) -> Step:
-    """Rescale around a function that is not a layer, but has inputs and outputs of different scales; the
-    outputs of the `first` have its scale already.
-    """
+    """Rescale around a function, not a layer, whose inputs and outputs have different scales."""
     # The function sees the lower of both scales, as a scalar output may be stored in 16 bits: the outputs are
     # rescaled before it runs as far as that allows, the inputs by the rest afterwards.
     own, of_inputs = scales[node.outputs[0]], [scales[p] for p in node.inputs]
@@ -159,7 +157,7 @@ def _boundary(node: NodeStructure, scales: Mapping[int, float], reached: Set[int
         through = min(of_inputs[0], own)
     # Contributions of other branches to its inputs carry the inputs' scale already.
     arrived = [(p, scale) for p, scale in zip(node.inputs, of_inputs) if p in reached]
-    outputs = [(p, scales[p]) for p in node.outputs if not first]
+    outputs = [(p, scales[p]) for p in node.outputs if not first]  # those of the first have it already
     before = [Rescale(p, through / scale) for p, scale in (*outputs, *arrived) if scale != through]
     after = [Rescale(p, scale / through) for p, scale in zip(node.inputs, of_inputs) if scale != through]
     return Step(tuple(before), through, (1.0,) * len(node.layer_inputs), tuple(after))

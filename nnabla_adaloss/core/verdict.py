@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verdict on a pass, `judge`: its gradients are used, it runs again, is examined, or is lost.
 
-    gradients finite           GOOD; AGAIN while scales were found far too low
-    not finite                 LOWER the scales that overflowed, and run it AGAIN
+    gradients finite           GOOD; RERUN while scales are far too low
+    not finite                 LOWER the scales that overflowed, and RERUN it
       several times            CHECK_FORWARD, and PROBE the smallest scale
       without repeats          MEASURE the scales that it needs, and CHECK_FORWARD; then it is lost
 

@@ -88,10 +88,8 @@ class RoundingPlan:
                 self.roundings[hash(f)] = self.rounding_of(f)
         # Operands in forward and in backward, by function key.
         roundings = self.roundings.items()
-        self.reads = {key: rounding.reads for key, rounding in roundings if rounding.reads}
-        self.backward_reads = {
-            key: rounding.backward_reads for key, rounding in roundings if rounding.backward_reads
-        }
+        self.reads = {key: one.reads for key, one in roundings if one.reads}
+        self.backward_reads = {key: one.backward_reads for key, one in roundings if one.backward_reads}
         self._loss = hash(loss.parent), hash(loss)
 
     def rounded_gradients(self) -> FrozenSet[int]:
@@ -124,9 +122,8 @@ class RoundingPlan:
 
 
 def _function_precisions(graph: Graph, precisions: LayerPrecisions, names: Names) -> List[Precision]:
-    """Precision of each function, in forward order: patterns match layers, which read a parameter or are
-    products, and functions before all layers. Others have the widest precision of the layers they follow.
-    """
+    """Precision of each function: by pattern for layers and all before them, else that of the layers."""
+    # Layers read a parameter or are products; others have the widest precision of the layers they follow.
     if precisions.only is not None:
         return [precisions.only] * len(graph.functions)
     described = graph.description(graph.completed_names(names()))

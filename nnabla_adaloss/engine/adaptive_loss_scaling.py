@@ -281,12 +281,9 @@ class AdaptiveLossScaling:
     def is_good(self) -> bool:
         """True if the last pass was finite and its scales suffice, so that no verdict is needed."""
         result = self._result
-        return (
-            result is not None
-            and not result.found_inf
-            and self.components.calibrated
-            and not result.loss_is_nan
-        )
+        if result is None or result.found_inf or result.loss_is_nan:
+            return False
+        return self.components.calibrated
 
     def has_nothing_to_learn(self) -> bool:
         """True if the loss of the last batch, or every loss weight, is zero."""

@@ -82,14 +82,11 @@ def find_fault(
 def _fault(
     f: Any, plan: GraphPlan, kernels: Kernels, storage: NativeStorage, written: Sequence[nn.Variable]
 ) -> str:
-    """Describe the first nonfinite array around a function that has just run; empty if all are finite.
-
-    A nonfinite `written` leaf counts as an output of the function.
-    """
+    """Describe the first nonfinite input, output or `written` leaf of a function that has run, if any."""
     for v in f.inputs:
         bad = 0 if v.parent is not None or v in written else _nonfinite(v, kernels)
         if bad:
-            return f"reads {_named(v, plan)} that holds {_told(bad)}{_where(v)}"
+            return f"reads {_named(v, plan)} that holds {_count(bad)}{_where(v)}"
     for v in f.outputs:
         bad = _nonfinite(v, kernels)
         if bad:
@@ -97,14 +94,14 @@ def _fault(
             stored = storage.data_format(hash(v), v.size)
             if rounded is None or stored is None or not rounded.overflowed:
                 return (
-                    f"computes {_told(bad)} from finite inputs{_where(v)}{_ADVICE.get(f.info.type_name, '')}"
+                    f"computes {_count(bad)} from finite inputs{_where(v)}{_ADVICE.get(f.info.type_name, '')}"
                 )
             numbers = "1 number" if rounded.overflowed == 1 else f"{rounded.overflowed} numbers"
             return f"computes {numbers} beyond {stored.name}, which ends at {stored.max:g}{_where(v)}"
     for v in written:
         bad = _nonfinite(v, kernels)
         if bad:
-            return f"writes {_told(bad)} to {_named(v, plan)} from finite inputs{_where(v)}"
+            return f"writes {_count(bad)} to {_named(v, plan)} from finite inputs{_where(v)}"
     return ""
 
 
@@ -113,7 +110,7 @@ def _named(v: nn.Variable, plan: GraphPlan) -> str:
     return f"an input of shape {v.shape}" if name is None else f"the parameter {name}"
 
 
-def _told(bad: int) -> str:
+def _count(bad: int) -> str:
     return "1 infinity or NaN" if bad == 1 else f"{bad} infinities or NaNs"
 
 

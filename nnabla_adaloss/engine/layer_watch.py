@@ -50,10 +50,8 @@ class LayerWatch:
             self._audience.tell(LayerScaled(record, LayerLook()))
 
     def _look(self, node: NodeStructure, layer_input: LayerInput) -> LayerLook:
-        variables = self._graph.variables
-        output, target, factor = (
-            variables[p] for p in (node.outputs[0], layer_input.input, layer_input.weight)
-        )
+        positions = node.outputs[0], layer_input.input, layer_input.weight
+        output, target, factor = (self._graph.variables[p] for p in positions)
 
         def arrays() -> Dict[str, NDArray[np.float32]]:
             named = {
@@ -100,12 +98,8 @@ def records_of(
     prepared: PreparedGraph, decision: Decision, iteration: int, attempt: int
 ) -> List[LayerRecord]:
     """Make a record of each layer in a pass."""
-    plan, statistics, schedule, chosen = (
-        prepared.plan,
-        prepared.statistics,
-        decision.schedule,
-        decision.chosen,
-    )
+    plan, statistics = prepared.plan, prepared.statistics
+    schedule, chosen = decision.schedule, decision.chosen
     records = []
     for layer, (scale, alpha) in schedule.layers.items():
         node, layer_input = plan.layer_inputs[layer]

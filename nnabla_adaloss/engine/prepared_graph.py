@@ -7,19 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from types import MappingProxyType
-from typing import (
-    AbstractSet,
-    Any,
-    ClassVar,
-    Dict,
-    FrozenSet,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Tuple,
-    Union,
-)
+from typing import Any, ClassVar, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 
@@ -90,7 +78,7 @@ class PreparedGraph:
         return self.graph.by_key(self.plan.leaves)
 
     @cached_property
-    def uncounted(self) -> AbstractSet[int]:
+    def uncounted(self) -> FrozenSet[int]:
         """Leaves that accumulate batches, to which nnabla adds in place, so that the amax of a batch is
         unknown: it would be known only in the first pass after a resume.
         """

@@ -155,9 +155,7 @@ def cast_loss_scaling(
 
 
 def _layout_of(x: nn.Variable, w: nn.Variable, or_affine: bool = False) -> Layout:
-    """Layout of the layer that computed `x` and multiplies the output gradient by `w`; without such a layer
-    that of an affine layer, or ValueError.
-    """
+    """Layout of the layer that computed `x` with `w`; without one that of an affine layer, or ValueError."""
     layer = x.parent
     if layer is not None:
         inputs, product = layer.inputs, known(layer.info.type_name).product

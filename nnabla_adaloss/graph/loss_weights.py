@@ -125,13 +125,8 @@ class LossWeights:
         """Copy fed leaves to the memory of the host and of `context`, so that neither forward nor `read`
         waits for the device.
         """
-        positions = {
-            p
-            for one in self._passages
-            if isinstance(one.factor, Factor) and one.factor.fed
-            for _, read in one.factor.terms
-            for p in read
-        }
+        factors = [one.factor for one in self._passages if isinstance(one.factor, Factor)]
+        positions = {p for one in factors if one.fed for _, read in one.terms for p in read}
         if positions:
             with nn.context_scope(context):
                 for array in [variables[p].data for p in positions]:

@@ -113,9 +113,5 @@ class Product(NamedTuple):
         return self.gradient(g, args, scaled_input), self.weight(w, args, scaled_input)
 
 
-def _no_inputs(args: Args, inputs: Sequence[Shape], output: Shape) -> List[ScaledInput]:
-    return []
-
-
-UNSCALED = Product(_no_inputs)
+UNSCALED = Product(lambda args, inputs, output: [])
 """Product without a scale of its own: its weight cannot be swapped."""

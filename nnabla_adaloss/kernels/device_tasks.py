@@ -149,14 +149,8 @@ class DeviceTable:
 
 def _statistics_of(rows: NDArray[Any]) -> List[RoundingStatistics]:
     magnitudes = np.stack([rows["largest"], np.negative(rows["negated_smallest"])]).view(np.float32)
-    columns = [
-        rows["count"],
-        rows["sum"],
-        rows["sum_of_squares"],
-        *magnitudes,
-        rows["zeros"],
-        rows["nonfinite"],
-    ]
+    sums = [rows[name] for name in ("count", "sum", "sum_of_squares")]
+    columns = [*sums, *magnitudes, rows["zeros"], rows["nonfinite"]]
     statistics = [ArrayStatistics(*row) for row in zip(*(column.tolist() for column in columns))]
     lost = zip(statistics, rows["underflowed"].tolist(), rows["overflowed"].tolist())
     return [RoundingStatistics(*row) for row in lost]

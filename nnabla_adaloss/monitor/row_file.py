@@ -34,9 +34,7 @@ _KINDS = {name: kind for kind, name in _NAMES.items()}
 
 
 def _check(name: str, hint: Any) -> Callable[[Any], bool]:
-    """Make a check that a JSON value is valid for a field. Counts are not negative, scales are positive, and
-    integers have at most 64 bits, also in a float field.
-    """
+    """Make a check that a JSON value is valid for a field; integers have at most 64 bits."""
     kind, of = get_origin(hint), get_args(hint)
     if kind is Union:  # or None
         one = _check(name, of[0])

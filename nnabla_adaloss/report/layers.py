@@ -174,10 +174,6 @@ def advice(rows: Sequence[LayerRow]) -> Optional[str]:
     return f"{text}; {last.headroom:.0f} bits of headroom are unused. {remedy}."
 
 
-def _stretch(rows: Sequence[LayerRow]) -> str:
-    return next((stretch(under) for under in Recording(rows).underflows()), "–")
-
-
 def stretch(under: Underflow, what: str = "") -> str:
     """Number of iterations in which a layer lost more than 1 %, and their range, as text."""
     until = "on" if under.until is None else f"to {under.until:,}"
@@ -208,7 +204,7 @@ COLUMNS: Columns = {
     "loss weight": lambda rows: "–" if rows[-1].loss_weight is None else scale_text(rows[-1].loss_weight),
     "underflow": lambda rows: percent(rows[-1].underflow),
     "worst underflow": lambda rows: percent(worst_underflow(rows)),
-    "iterations above 1 %": _stretch,
+    "iterations above 1 %": lambda rows: next(map(stretch, Recording(rows).underflows()), "–"),
     "subnormal": lambda rows: _share(rows[-1].subnormals, rows[-1].elements),
     "zero": lambda rows: _share(rows[-1].zeros, rows[-1].elements),
     "headroom": lambda rows: "–" if rows[-1].headroom is None else f"{rows[-1].headroom:.1f}",

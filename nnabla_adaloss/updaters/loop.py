@@ -175,9 +175,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         shared = self.comm is not None
         if shared and self._exchange.begin_iteration(self.iteration, self.check_every) and not resumed:
             # Scales that must be equal on all ranks between two iterations.
-            unit_amaxes = [
-                unit_amax for _, unit_amax in sorted(self.scaling.components.unit_amaxes().items())
-            ]
+            unit_amaxes = [amax for _, amax in sorted(self.scaling.components.unit_amaxes().items())]
             self._exchange.check_ranks_agree([self._s0.scale, *unit_amaxes], self.iteration)
         while True:
             self._before_exchange = shared

@@ -49,11 +49,7 @@ class Notifier:
             warn(message)
 
     def note_update(
-        self,
-        iteration: int,
-        scale: float,
-        engines: Sequence[AdaptiveLossScaling],
-        solvers: Sequence[Any],
+        self, iteration: int, scale: float, engines: Sequence[AdaptiveLossScaling], solvers: Sequence[Any]
     ) -> bool:
         """Note an update after the last passes of these engines; False, with a warning, if every gradient is
         exactly zero.

@@ -85,7 +85,5 @@ def _deciding_settings(updater: Any, defaults: Mapping[str, Any]) -> Dict[str, S
     return {
         **fields_of(updater.scaling.config),
         **own,
-        "global_scale": SettingValue(
-            "dynamic" if updater.history is None else updater.history, HistoryPolicy()
-        ),
+        "global_scale": SettingValue(updater.history or "dynamic", HistoryPolicy()),
     }

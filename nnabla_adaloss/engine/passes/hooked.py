@@ -39,12 +39,8 @@ class HookedPass:
         look: Optional[Look],
         unscale_each: bool,
     ) -> None:
-        self._prepared, self._decided, self._pre_hook, self._post_hook = (
-            prepared,
-            decision,
-            pre_hook,
-            post_hook,
-        )
+        self._prepared, self._decided = prepared, decision
+        self._pre_hook, self._post_hook = pre_hook, post_hook
         self._watch, self._look = watch, look if decision.measure else None
         plan, wanted = prepared.plan, prepared.statistics.wanted
         # Gradients that are measured as they arrive, and data.
