@@ -122,7 +122,7 @@ class GradientExchange:
     def _gather(
         self, own: NDArray[Any], kernels: Optional[Kernels] = None, *, average: bool = False
     ) -> Tuple[NDArray[Any], bool]:
-        """Gather rows of all ranks; with `kernels`, also sum gradients, and return whether they are finite."""
+        """Gather rows of all ranks; with `kernels`, also sum gradients and return whether they are finite."""
         comm: Any = self.comm
         # Pieces of 16 bits: a float32 sum with zeros of all other ranks keeps them exactly.
         pieces = own.view(np.uint16)
