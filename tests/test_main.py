@@ -38,7 +38,7 @@ def test_nobody_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_in_a_sound_environment() -> None:
+def test_commands_in_a_sound_environment() -> None:
     process = run()
     assert process.returncode == 2
     assert "usage: python -m nnabla_adaloss" in process.stderr
@@ -50,7 +50,7 @@ def test_in_a_sound_environment() -> None:
 
 
 @pytest.mark.slow
-def test_in_a_broken_one(tmp_path: Path) -> None:
+def test_the_doctor_in_a_broken_environment(tmp_path: Path) -> None:
     for package, error in (
         ("nnabla", "ValueError('numpy.dtype size changed, may ...')"),
         ("mpi4py", "ImportError('libmpi.so.40: cannot open')"),

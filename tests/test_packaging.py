@@ -128,7 +128,7 @@ def test_the_wheel_holds_all_that_is_needed_at_run_time(tmp_path: Path) -> None:
     assert {name.partition("/")[0].partition("-")[0] for name in packed} == {"nnabla_adaloss"}
 
 
-def test_on_a_later_python_pip_names_the_pythons_and_no_missing_nnabla() -> None:
+def test_pip_on_a_later_python_names_the_pythons_and_no_missing_nnabla() -> None:
     """An older pip looks for what a wheel needs before it looks at its `Requires-Python`."""
     text = (ROOT / "pyproject.toml").read_text("utf-8")
     (end,) = re.findall(r'^requires-python = ">=[\d.]+,<([\d.]+)"', text, re.M)

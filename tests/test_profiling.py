@@ -45,7 +45,7 @@ def test_every_kernel_is_timed() -> None:
     assert kernels == set(_KERNELS)
 
 
-def test_without_emulation_nothing_is_rounded() -> None:
+def test_nothing_is_rounded_without_emulation() -> None:
     times = profile(updater_for("mlp", storage=None, config=AdaLossConfig(measure_every=1)), iterations=2)
     assert times.sum.rounding == 0.0
     assert times.sum.statistics > 0.0

@@ -24,5 +24,5 @@ def test_native_half_is_as_good_as_the_emulation(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mean(a) * 1e-7", "mean(a) + 1e-9 * mean(b)", "mean over 65536 elements"])
-def test_without_the_float_tail_they_are_wrong(name: str) -> None:
+def test_constants_are_wrong_without_the_float_tail(name: str) -> None:
     assert measure(name).half_without > 0.1

@@ -179,7 +179,7 @@ def test_a_cell_passes_within_two_standard_deviations(
     assert cells(study_of(*scores, reference=reference), NETS)[KEY].passes is passes
 
 
-def test_without_a_spread_nothing_is_said() -> None:
+def test_a_reference_without_a_spread_gives_no_verdict() -> None:
     alone = study_of(0.95, reference=(0.95,))
     assert (references(alone, NETS), cells(alone, NETS)) == ({}, {})
 

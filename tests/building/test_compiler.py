@@ -32,7 +32,7 @@ def test_cc_comes_first_then_any_of_the_usual_compilers(
     assert compiler() == ["ccache", "my gcc", "-m64"]
 
 
-def test_without_one_a_package_brings_it(
+def test_a_package_brings_a_compiler_where_there_is_none(
     empty_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert system_compiler() is None

@@ -57,7 +57,7 @@ def test_failure_of_one_rank_ends_all_with_its_error(way, guard, n, told):
     assert "stall" not in way or re.search(r'File ".*mpi\.py", line \d+ in ', result.stderr)
 
 
-def test_without_a_timeout_ranks_wait_as_long_as_it_takes():
+def test_ranks_without_a_timeout_wait_as_long_as_it_takes():
     """As the documentation says of the default; three times what ends the job with a timeout of 1 s."""
     result = run_ranks(WORKERS / "failing.py", 2, "pause", "hook")
     assert result.returncode == 0, printed_by(result)

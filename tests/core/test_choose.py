@@ -282,7 +282,7 @@ def test_a_weight_that_lowers_a_shortcut_lowers_its_predecessors_too() -> None:
 FULL = 2.0**10, 2.0**-4, 2.0**-14  # the largest alpha, one that leaves all bits, and one that leaves a few
 
 
-def test_before_a_weight_that_would_lose_its_bits_the_scale_goes_down() -> None:
+def test_the_scale_goes_down_before_a_weight_that_would_lose_its_bits() -> None:
     n = Chain()
     room = {n.c: 2.0**10, n.b: 2.0**20, n.a: 2.0**10}
     n.choose(room, bounds={"b/affine": FULL}, spare=2.0**12)
@@ -299,7 +299,7 @@ def test_before_a_weight_that_would_lose_its_bits_the_scale_goes_down() -> None:
         assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**20, last]
 
 
-def test_where_a_weight_would_lose_bits_anyway_gradients_lose_as_many() -> None:
+def test_gradients_lose_as_many_bits_as_a_weight_that_loses_some_anyway() -> None:
     n = Chain()
     room = {n.c: 2.0**10, n.b: 2.0**20, n.a: 2.0**-5}
     # At the floor, 2**11, the copy would lose 12 bits.
@@ -484,7 +484,7 @@ def test_a_given_s0_limits_scales_at_the_loss_and_none_behind_a_layer() -> None:
 
 @pytest.mark.parametrize("weight", [2.0**-20, 2.0**-4, 1.0, 2.0**6])
 @pytest.mark.parametrize("method_alpha", [None, says(2.0)])
-def test_at_the_loss_no_scale_times_its_loss_weight_exceeds_a_given_s0(
+def test_no_scale_at_the_loss_times_its_loss_weight_exceeds_a_given_s0(
     weight: float, method_alpha: Any
 ) -> None:
     y = affine(nn.Variable((4, 3)), "a")
@@ -639,7 +639,7 @@ def test_a_scaled_weight_keeps_its_bits_where_there_is_something_to_spare(case: 
 
 
 @given(cases(), st.integers(0, 30))
-def test_with_more_to_spare_no_scale_rises(case: Case, exponent: int) -> None:
+def test_no_scale_rises_with_more_to_spare(case: Case, exponent: int) -> None:
     known = case.known
     # Whether anything is left of a weight can change both ways.
     known = known._replace(bounds={f: own._replace(least=0.0) for f, own in known.bounds.items()})
@@ -786,7 +786,7 @@ def test_a_leaf_reached_only_by_components_beyond_the_spread_would_be_lost(
     assert n.shared(room, 2.0**20) is not None
 
 
-def test_without_a_leaf_of_its_own_the_first_step_may_be_as_small_as_it_likes() -> None:
+def test_the_first_step_without_a_leaf_of_its_own_may_be_of_any_size() -> None:
     n = Steps(nn.Variable((4, 5)), 4)
     assert n.shared(falling(n, 5, 20, 40, 60), 2.0**4) == [2.0**5] * 4
 
@@ -930,7 +930,7 @@ def test_the_largest_contribution_to_a_leaf_keeps_its_gradient(case: Together, e
 
 
 @given(together_cases(), powers)
-def test_with_rooms_that_are_alike_it_makes_no_difference(case: Together, room: float) -> None:
+def test_merging_components_of_equal_scale_limits_makes_no_difference(case: Together, room: float) -> None:
     count = len(case.apart.names)
     known = ScaleLimits([room] * count, {}, (1.0,) * count, [1.0] * count)
     start = Start(room, S0, SPAN)

@@ -400,7 +400,7 @@ def test_descendants_of_an_overflow_start_from_their_limit_if_the_pass_used_more
     assert limits(scales).provisional == {2: 2.0**6, 3: 2.0**4}
 
 
-def test_after_an_overflow_no_scale_rises_and_none_is_shared() -> None:
+def test_no_scale_rises_after_an_overflow_and_none_is_shared() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "b", 2.0**14, 2.0**8, 2.0**6, 2.0**7)
     found = limits(scales)

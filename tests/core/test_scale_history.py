@@ -107,7 +107,7 @@ def test_the_scale_stays_within_its_bounds(amax: float, scale: float) -> None:
 
 
 @pytest.mark.parametrize(("margin", "step"), [(1.0, 4.0), (4.0, 16.0), (5.0, 16.0), (16.0, 64.0)])
-def test_after_an_overflow(margin: float, step: float) -> None:
+def test_the_scale_after_an_overflow(margin: float, step: float) -> None:
     policy = HistoryPolicy(margin=margin, min_scale=2.0**-3)
     assert policy.after_overflow(2.0**20) == 2.0**20 / step
     assert policy.after_overflow(0.25) == 2.0**-3

@@ -45,7 +45,7 @@ class Graph(graphs.Graph):
 
 
 @pytest.mark.parametrize(("loss_scale", "descendants"), [(2.0**14, 2.0**20), (2.0**14, 2.0**10)])
-def test_at_a_mean_only_as_much_is_multiplied_before_as_one_element_holds(
+def test_a_mean_multiplies_before_it_only_as_much_as_one_element_holds(
     loss_scale: float, descendants: float
 ) -> None:
     y = affine(nn.Variable((4, 3)), "a")

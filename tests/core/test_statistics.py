@@ -14,7 +14,7 @@ from nnabla_adaloss.core import ArrayStatistics, statistics_of
 from nnabla_adaloss.core.statistics import pool
 
 
-def test_of_specials() -> None:
+def test_statistics_of_specials() -> None:
     x = np.array([[np.inf, np.nan, -np.inf], [-0.0, 0.0, -3.0], [2.0**-24, 1.0, 2.0]], np.float16)
     assert statistics_of(x) == ArrayStatistics(9, 2.0**-24, 14.0 + 2.0**-48, 3.0, 2.0**-24, 2, 3)
 
@@ -28,12 +28,12 @@ def test_of_specials() -> None:
         (np.array([1e-45], np.float32), ArrayStatistics(1, 2.0**-149, 2.0**-298, 2.0**-149, 2.0**-149, 0, 0)),
     ],
 )
-def test_of_few_elements(x: Any, expected: ArrayStatistics) -> None:
+def test_statistics_of_few_elements(x: Any, expected: ArrayStatistics) -> None:
     assert statistics_of(x) == expected
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_of_zeros(count: int) -> None:
+def test_statistics_of_zeros(count: int) -> None:
     assert ArrayStatistics.of_zeros(count) == statistics_of(np.zeros(count))
 
 

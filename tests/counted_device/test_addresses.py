@@ -119,7 +119,7 @@ def test_architectures(on_gpu: CountedDevice, network: str, method: str) -> None
     assert isinstance(scaling.kernels, CudaKernels)
 
 
-def test_without_cupy_arrays_go_to_the_kernels_of_the_cpu(
+def test_arrays_go_to_the_kernels_of_the_cpu_without_cupy(
     on_gpu: CountedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)

@@ -143,7 +143,7 @@ def test_kernels_that_do_not_compile_for_the_card_are_an_error_before_anything_r
     assert_equal(values(), before)
 
 
-def test_without_cupy_the_kernels_of_a_cpu_train_and_one_warning_says_so(
+def test_the_kernels_of_a_cpu_train_without_cupy_with_one_warning(
     on_device: CountedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)

@@ -335,7 +335,7 @@ class Planned(Exception):
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("which", ["function_pre_hook", "function_post_hook"])
 @pytest.mark.parametrize("storage", ["float16", "fp8_hybrid"])
-def test_after_an_exception_in_a_hook_all_arrays_are_back(direction: str, which: str, storage: str) -> None:
+def test_all_arrays_are_back_after_an_exception_in_a_hook(direction: str, which: str, storage: str) -> None:
     loss, seen = mlp(), []
     emulation = FormatEmulation(loss, storage)
     emulation.forward()

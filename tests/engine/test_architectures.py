@@ -62,7 +62,7 @@ def first_gradients(network: str, context: nn.Context, weight: float, storage: O
 @pytest.mark.parametrize("weight", [1.0, 1e-9])
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("network", sorted(NETWORKS))
-def test_in_half_precision_gradients_stay_close(network: str, native: bool, weight: float) -> None:
+def test_gradients_in_half_precision_stay_close(network: str, native: bool, weight: float) -> None:
     exact = first_gradients(network, FLOAT, weight, "float32")
     way = (HALF, weight, None) if native else (FLOAT, weight, "float16")
     # The u-net's batch normalization takes its statistics in half on a CPU.

@@ -142,7 +142,7 @@ def test_nonfinite_gradients_are_reported_once_and_leave_earlier_measurements(ba
     assert finish(source) == {}
 
 
-def test_only_requested_arrays_are_kept() -> None:
+def test_requested_arrays_are_kept_and_no_others() -> None:
     arrays = Arrays([1.0], [2.0], [3.0], [4.0])
     of_method, of_data, watched, other = arrays.positions
     wanted = StatisticsRequest(frozenset({of_method}), frozenset({of_data}), frozenset({watched}))

@@ -250,7 +250,7 @@ def two_losses(context: nn.Context = FLOAT) -> nn.Variable:
 AT_THE_LOSS = {"Mean", "MulScalar", "Add2"}
 
 
-def test_in_float_all_functions_at_the_loss_hand_on_float() -> None:
+def test_all_functions_at_the_loss_pass_on_float_in_a_float_context() -> None:
     assert in_float(two_losses()) == AT_THE_LOSS
     assert in_float(F.sum(affine(batch(), "a"))) == {"Sum"}
     # What clips hands no scale on.
@@ -258,7 +258,7 @@ def test_in_float_all_functions_at_the_loss_hand_on_float() -> None:
     assert in_float(clipped * 2.0) == {"MulScalar", "Mean"}
 
 
-def test_only_values_computed_and_read_in_float_are_left_in_half_precision() -> None:
+def test_values_computed_and_read_in_float_are_left_in_half_precision() -> None:
     assert in_float(FormatEmulation(two_losses(), "float16")) == set()
     assert in_float(FormatEmulation(two_losses(), "float16", float_tail=True)) == AT_THE_LOSS
     # The means are in half, and read by a sum that is not: what is computed in float is all of them or this.

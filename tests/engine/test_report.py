@@ -125,7 +125,7 @@ def test_the_batch_once_more_may_tell_more_unless_all_was_measured_or_nothing_ev
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_with_a_given_s0_an_overflow_lowers_the_loss_gradient_for_its_batch(merged: bool) -> None:
+def test_an_overflow_with_a_given_s0_lowers_the_loss_gradient_for_its_batch(merged: bool) -> None:
     h = PF.affine(constant(np.ones((2, 3))), 3, name="first")
     inner = PF.affine(F.tanh(h), 3, name="inner")
     # Of a loss of several elements a layer may lead back to the component.
@@ -146,7 +146,7 @@ def test_with_a_given_s0_an_overflow_lowers_the_loss_gradient_for_its_batch(merg
 
 
 @pytest.mark.parametrize("method", ["amax_history", "fixed"])
-def test_only_with_one_scale_for_all_does_nothing_but_a_lower_s0_help(method: str) -> None:
+def test_a_lower_s0_alone_helps_one_scale_for_all(method: str) -> None:
     h = PF.affine(constant(np.ones((2, 3))), 3, name="first")
     loss = F.sum(PF.affine(F.tanh(h), 3, name="second")) * 2.0**10
     scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"), AdaLossConfig(method))

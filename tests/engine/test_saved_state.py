@@ -211,7 +211,7 @@ def test_a_state_of_other_topologies_loads_by_name_and_is_saved_again() -> None:
     assert other.state_dict()["topologies"] == []
 
 
-def test_in_another_format_scales_of_all_topologies_are_chosen_again() -> None:
+def test_scales_of_all_topologies_are_chosen_again_in_another_format() -> None:
     losses = [unrolled(2), unrolled(3), unrolled(4)]
     _, scaling = in_turn([FormatEmulation(loss, "float16") for loss in losses], None, 9, "amax_history")
     saved = scaling.state_dict()

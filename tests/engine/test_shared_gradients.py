@@ -73,14 +73,14 @@ def trained(share: Optional[Share], way: str, storage: Optional[str]) -> Values:
 
 @pytest.mark.parametrize("way", ["updater", "hooked"])
 @pytest.mark.parametrize("share", SHARES)
-def test_in_fp32_they_train_as_in_nnablas_loop(share: str, way: str) -> None:
+def test_shared_gradients_train_in_fp32_as_in_nnablas_loop(share: str, way: str) -> None:
     assert_equal(trained(SHARES[share], way, None), trained(SHARES[share], "nnabla", None))
 
 
 @pytest.mark.parametrize("storage", ["float16", "native"])
 @pytest.mark.parametrize("way", ["updater", "hooked"])
 @pytest.mark.parametrize("share", ["reshaped to the same", "assigned"])
-def test_in_half_they_train_as_one_weight(share: str, way: str, storage: str) -> None:
+def test_shared_gradients_train_in_half_as_one_weight(share: str, way: str, storage: str) -> None:
     assert_equal(trained(SHARES[share], way, storage), trained(None, way, storage))
 
 

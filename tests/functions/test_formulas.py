@@ -24,7 +24,7 @@ def constant(value: float) -> Callable[..., float]:
     return lambda g, W, *, config, fan_in: value
 
 
-def test_without_bounds_nor_power_of_two_it_is_the_method() -> None:
+def test_the_scale_without_bounds_and_powers_of_two_is_the_methods() -> None:
     config = AdaLossConfig(use_bound=False, power_of_two=False)
     found = get_loss_scale(G, W, config=config, fan_in=4)
     assert found.shape == ()
@@ -51,7 +51,7 @@ def test_refused(bad: float) -> None:
         bound_loss_scale_by_heuristics(bad, config=config)
 
 
-def test_before_the_first_layer_nothing_is_accumulated() -> None:
+def test_bounds_before_the_first_layer_have_nothing_accumulated() -> None:
     config = AdaLossConfig("fixed", fixed_loss_scale=4096.0, scale_upper_bound=2048.0)
     assert bound_loss_scale_by_heuristics(4096.0, config=config) == config.accum_upper_bound == 1024.0
     assert bound_loss_scale_by_heuristics(np.array(2.0), config=config, prev_scale=1e6).shape == ()

@@ -121,7 +121,7 @@ def test_backward_from_elsewhere_is_refused() -> None:
     assert "twice in one backward" in str(cause(inner.backward))
 
 
-def test_only_the_last_loss_of_a_tracker_is_valid() -> None:
+def test_the_last_loss_of_a_tracker_alone_is_valid() -> None:
     tracker = ScaleTracker()
     w = variable([1.0])
     inner = F.sum(unscale(w, tracker))

@@ -22,7 +22,7 @@ from nnabla_adaloss.functions import (
 from tests.functions.graphs import gradients, gradients_of, variable
 
 
-def test_before_the_first_backward() -> None:
+def test_a_tracker_before_the_first_backward() -> None:
     tracker = ScaleTracker()
     assert (tracker.layer_scales, tracker.accumulated_scales, tracker.found_inf) == ({}, {}, False)
     with pytest.raises(TypeError, match=r"^scale="):

@@ -231,7 +231,7 @@ def test_functions_that_do_not_multiply_by_this_weight_are_refused() -> None:
 
 @pytest.mark.any_context
 @pytest.mark.parametrize("layer", ["affine", "convolution", "none"])
-def test_without_a_tracker_the_gradient_is_multiplied_by_alpha(layer: str) -> None:
+def test_a_gradient_without_a_tracker_is_multiplied_by_alpha(layer: str) -> None:
     # S is 1, and there is no iteration before.
     monitor, config = Records(), AdaLossConfig(init_scale=4.0, delay=1)
     if layer == "convolution":

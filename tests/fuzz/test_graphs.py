@@ -157,7 +157,7 @@ def healthy(draw: Any) -> Network:
 
 @budget(40)
 @given(healthy(), configs, st.integers(0, 8), st.sampled_from([0, 1]))
-def test_in_fp16_gradients_are_those_of_the_same_activations_to_rounding(
+def test_gradients_in_fp16_are_those_of_the_same_activations_to_rounding(
     network: Network, config: AdaLossConfig, exponent: int, delay: int
 ) -> None:
     """fp32 backward on the activations that fp16 forward left: all that differs is how gradients round."""

@@ -261,7 +261,7 @@ def test_arrays_that_backward_does_not_read_may_hold_anything(kind: str) -> None
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seeds, st.lists(st.sampled_from([name for name in STEPS if name != "recompute"]), max_size=6))
-def test_in_any_network(seed: int, steps: List[str]) -> None:
+def test_reading_arrays_in_any_network(seed: int, steps: List[str]) -> None:
     assert_unread(lambda: build(seed, steps, input_gradient=bool(seed % 2)).loss)
 
 

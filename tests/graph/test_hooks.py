@@ -16,9 +16,7 @@ class Planned(Exception):
 
 @pytest.mark.parametrize("returns", [False, True])
 @pytest.mark.parametrize("error", [Planned("in a hook"), KeyboardInterrupt()])
-def test_after_the_first_exception_no_hook_runs_and_the_original_comes_out(
-    error: BaseException, returns: bool
-) -> None:
+def test_the_first_exception_stops_all_hooks_and_comes_out(error: BaseException, returns: bool) -> None:
     seen: List[Any] = []
     guard = HookGuard(lambda: seen.append("cleaned up"))
 

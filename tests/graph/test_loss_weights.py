@@ -183,7 +183,7 @@ def test_weights_that_data_decide_are_those_in_use_as_long_as_they_are_near() ->
     assert Read(read.loss, on_host=False).all(in_use=in_use) == Read(read.loss, on_host=False).all()
 
 
-def test_only_constants_and_fed_values_make_a_component_inactive() -> None:
+def test_constants_and_fed_values_alone_make_a_component_inactive() -> None:
     def weights(form: Callable[[nn.Variable, nn.Variable], nn.Variable]) -> List[float]:
         heads = head("a"), head("b")
         return Read(form(*map(mean, heads))).of(*heads)

@@ -77,7 +77,7 @@ def test_the_last_relu_of_a_residual_block_belongs_to_its_own_block() -> None:
     ]
 
 
-def test_without_any_name_it_is_the_type() -> None:
+def test_a_function_without_any_name_is_named_after_its_type() -> None:
     h = nn.Variable((2, 3), need_grad=True)
     assert names_of(F.tanh(F.tanh(h))) == ["Tanh", "Tanh#2"]
     weight = nn.Variable((3, 3), need_grad=True)

@@ -384,7 +384,7 @@ def test_a_weight_that_another_layer_reads_can_be_swapped_only_if_that_is_scaled
 @pytest.mark.parametrize(
     ("kind", "others"), [("scores", set()), ("activation", set()), ("data", {None}), ("parameter", {"p"})]
 )
-def test_only_a_leaf_of_a_product_of_activations_can_be_swapped(kind: str, others: Any) -> None:
+def test_a_leaf_alone_of_a_product_of_activations_can_be_swapped(kind: str, others: Any) -> None:
     h = PF.affine(F.tanh(PF.affine(nn.Variable((2, 4, 3)), 3, base_axis=2, name="first")), 3, 2, name="a")
     if kind == "scores":
         other = F.softmax(F.batch_matmul(h, F.tanh(h), transpose_b=True))

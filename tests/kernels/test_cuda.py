@@ -102,7 +102,7 @@ def test_bad_arguments_launch_nothing(kernels: CudaKernels, launcher: HostLaunch
     assert launcher.launches == []
 
 
-def test_only_used_rows_of_a_table_are_fetched(
+def test_used_rows_of_a_table_alone_are_fetched(
     kernels: CudaKernels, launcher: HostLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = kernels.table(100, gradients=51)

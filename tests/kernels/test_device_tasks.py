@@ -41,7 +41,7 @@ def test_no_task_of_a_launch_reads_or_writes_anothers_output(
     ],
     ids=["reading", "in place", "copies", "copies of one"],
 )
-def test_as_many_share_a_launch_as_it_takes(pairs: List[Tuple[int, int]]) -> None:
+def test_tasks_share_a_launch_up_to_its_limit(pairs: List[Tuple[int, int]]) -> None:
     assert list(tasks(pairs).launches(5)) == [slice(0, 5), slice(5, 8)]
     assert list(tasks([]).launches(5)) == []
 

@@ -121,7 +121,7 @@ def test_settings_of_an_object_that_stands_for_a_solver() -> None:
     assert (began.settings["solver"], began.settings["learning_rate"]) == ("SimpleNamespace", "unknown")
 
 
-def test_only_some_layers_in_some_iterations() -> None:
+def test_a_recorder_selects_layers_and_iterations() -> None:
     recorder = Recorder(every=2, layers=["hid*"])
     watched([recorder], 5)
     rows = recorder.recording.of(LayerRow)

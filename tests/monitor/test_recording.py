@@ -28,7 +28,7 @@ def of_shares(name: str, *percent: int) -> List[LayerRow]:
         ((0, *[5] * 50, 0, *[5] * 49), (2, None, 0.05, 0.05, 0.99, 100)),
     ],
 )
-def test_since_when_a_layer_underflows(percent: Tuple[int, ...], found: Tuple[Any, ...]) -> None:
+def test_the_stretch_in_which_a_layer_underflows(percent: Tuple[int, ...], found: Tuple[Any, ...]) -> None:
     assert Recording(of_shares("a", *percent)).underflows() == [Underflow("a", *found)]
 
 
@@ -59,7 +59,7 @@ def test_lost_batches() -> None:
     assert recording.lost_batches() == {"overflow": 5, "nonfinite_loss": 2}
 
 
-def test_only_the_last_rows_are_kept() -> None:
+def test_the_last_rows_are_kept_up_to_the_limit() -> None:
     recording = Recording(limit=3)
     recording.rows.extend(layer(i, "a") for i in range(10))
     assert [row.iteration for row in recording.rows] == [7, 8, 9]

@@ -61,7 +61,7 @@ def test_the_last_pass_of_an_iteration_is_written(tmp_path: Path) -> None:
     assert shares == [("a", pytest.approx(0.02)), ("b", 0.0)]
 
 
-def test_while_training(tmp_path: Path) -> None:
+def test_an_event_file_while_training(tmp_path: Path) -> None:
     recorder = Recorder(every=2, layers=["hid*"], histograms=True, tensorboard=tmp_path)
     watched([recorder], 5)
     found = values_in(tmp_path)  # nothing was closed

@@ -352,7 +352,7 @@ def test_the_batch_that_overflowed_is_found_among_two_losses(
 
 
 @pytest.mark.parametrize("delay", [None, 0])
-def test_after_the_users_own_forward_the_first_of_two_batches_is_found_to_be_the_cause(
+def test_the_first_of_two_batches_is_the_cause_after_the_users_own_forward(
     delay: Optional[int],
 ) -> None:
     n = Net(storage=None, config=AdaLossConfig(delay=delay))
@@ -755,7 +755,7 @@ def test_losses_of_one_iteration_each_run_again_from_their_own_beginning(order: 
     assert_equal(*found)
 
 
-def test_to_look_for_the_cause_takes_back_nothing_that_another_loss_has_written() -> None:
+def test_the_search_for_the_cause_undoes_nothing_that_another_loss_has_written() -> None:
     nn.clear_parameters()
     gate, losses = Gate(), []
     for number, name in enumerate(("first", "second")):
@@ -803,7 +803,7 @@ def test_a_batch_that_one_solver_skips_leaves_the_state_that_it_has_led_to() -> 
 
 
 @every_kind
-def test_after_the_users_own_forward_states_are_those_of_one_forward(kind: Kind) -> None:
+def test_states_after_the_users_own_forward_are_those_of_one_forward(kind: Kind) -> None:
     n = stateful(kind)
     scaler = GradScaler(n.solver)
     n.feed()

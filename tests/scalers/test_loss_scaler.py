@@ -229,7 +229,7 @@ def test_a_setting_that_only_one_of_two_versions_has_is_at_its_default_or_refuse
     assert scaler.state_dict() == before
 
 
-def test_with_adaptive_loss_scaling_gradients_are_checked_only():
+def test_gradients_of_adaptive_loss_scaling_are_only_checked():
     x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
     w = nn.Variable.from_numpy_array(np.ones((3, 2), np.float32), need_grad=True)
     loss = F.mean(F.affine(x, w) ** 2)

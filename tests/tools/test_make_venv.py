@@ -53,7 +53,7 @@ def test_uv_makes_it_where_it_is(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-def test_without_uv_and_python_uv_is_fetched(tmp_path: Path) -> None:
+def test_uv_is_fetched_without_uv_and_python(tmp_path: Path) -> None:
     # A python3 that makes an environment whose pip installs a uv, which makes one of this Python.
     program(tmp_path / "fetched_uv", f'exec {sys.executable} -m venv "$7"')
     program(tmp_path / "pip", f'cp {tmp_path}/fetched_uv "$(dirname "$0")/uv"')

@@ -45,7 +45,7 @@ def statistics() -> List[List[float]]:
     return [v.d.tolist() for v in parameters("bn/bn/mean", "bn/bn/var")]
 
 
-def test_in_one_batch_the_first_values_are_kept_and_in_the_next_those_of_then() -> None:
+def test_the_first_values_of_each_batch_are_kept() -> None:
     loss = network()
     state, plan, before = ForwardState(CpuKernels()), plan_of(loss), statistics()
     state.save(*plan)

@@ -64,7 +64,7 @@ def test_positional_arguments_are_the_baselines() -> None:
 
 
 @pytest.mark.parametrize(("storage", "weight_decay"), [(None, None), (None, 1e-3), ("float16", 1e-3)])
-def test_with_all_layer_scales_one_it_is_the_baseline(storage: Any, weight_decay: Any) -> None:
+def test_an_updater_with_all_layer_scales_one_is_the_baseline(storage: Any, weight_decay: Any) -> None:
     ours = parameters_after(True, storage, 1, weight_decay)
     assert_equal(ours, parameters_after(False, storage, 1, weight_decay))
 
@@ -107,7 +107,7 @@ def test_it_searches_for_the_scale_as_the_baseline_does(name: str, context: Any)
     assert max(scales) <= 32768.0
 
 
-def test_with_accumulation_it_is_the_baseline_to_rounding() -> None:
+def test_an_updater_with_accumulation_is_the_baseline_to_rounding() -> None:
     ours = parameters_after(True, None, 3, 1e-3)
     for name, value in parameters_after(False, None, 3, 1e-3).items():
         np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
@@ -162,7 +162,7 @@ def test_ten_bad_batches_in_a_row_are_warned_of_once_more(policy: str, told: int
         assert str(caught[1].message).startswith(lost)
 
 
-def test_at_the_floor_an_update_may_be_skipped() -> None:
+def test_an_update_at_the_floor_may_be_skipped() -> None:
     updater = updater_on(training(overflow=range(100)), min_scale=2.0, on_scale_floor="skip")
     result = updater.update()
     # S0 is at the floor after two batches, and no scale of the network helps.
@@ -274,7 +274,7 @@ def test_losses_that_cannot_be_trained_on() -> None:
 
 
 @pytest.mark.parametrize(("method", "delay"), [*zip(METHODS, (0, 1))])
-def test_with_one_rank_it_trains_as_without_a_communicator(
+def test_one_rank_trains_as_without_a_communicator(
     method: str, delay: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: List[Any] = []

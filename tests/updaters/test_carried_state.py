@@ -243,7 +243,7 @@ every_way = pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
 
 @pytest.mark.filterwarnings("ignore:nothing is stored in half precision")
 @every_way
-def test_in_fp32_it_trains_bit_for_bit_as_a_bare_loop(way: Dict[str, Any]) -> None:
+def test_carried_state_trains_in_fp32_bit_for_bit_as_in_a_bare_loop(way: Dict[str, Any]) -> None:
     n = net(**way)
     expected: List[Tuple[float, np.ndarray]] = []
     for _ in range(BATCHES):

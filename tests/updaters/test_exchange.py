@@ -241,7 +241,7 @@ def test_a_number_that_is_none_is_told_where_others_of_its_name_are() -> None:
         assert all([str(one) for one in rows] == ["{'a': [1.0, nan]}"] * SIZE for rows, _ in told)
 
 
-def test_without_a_communicator_flags_are_those_of_this_rank() -> None:
+def test_flags_without_a_communicator_are_those_of_this_rank() -> None:
     two_layers(constant(np.ones((2, 3))))
     assert GradientExchange(None, None, solver_of()).any([True, False]) == [True, False]
 

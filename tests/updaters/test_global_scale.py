@@ -74,7 +74,7 @@ def test_a_measured_scale_is_not_lowered_beside_those_of_components() -> None:
     assert s0.state == before
 
 
-def test_after_an_exchange_all_ranks_have_the_lowest_scale() -> None:
+def test_all_ranks_have_the_lowest_scale_after_an_exchange() -> None:
     s0 = GlobalScale(8.0, ScalePolicy(hysteresis=3), None)
     heard: List[Any] = []
     scaling: Any = SimpleNamespace(

@@ -66,7 +66,7 @@ def exploding(**options: Any) -> Tuple[AdaptiveLossScalingUpdater, nn.Variable]:
 
 
 @pytest.mark.parametrize("comm", [None, Pair(size=1)])
-def test_without_repeats_a_batch_is_lost_though_it_was_looked_at_with_lower_scales(comm: Any) -> None:
+def test_a_batch_without_repeats_is_lost_though_lower_scales_were_tried(comm: Any) -> None:
     """Also where ranks decide by the sum of their gradients."""
     updater, factor = exploding(on_overflow="next", comm=comm)
     for _ in range(5):

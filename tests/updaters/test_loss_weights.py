@@ -99,7 +99,7 @@ def test_small_constants_flush_no_gradient(name: str, *, float_tail: bool) -> No
 
 
 @pytest.mark.parametrize("weight", [1e5, 1e6])
-def test_without_the_float_tail_a_loss_that_leaves_the_format_trains_all_the_same(weight: float) -> None:
+def test_a_loss_that_leaves_the_format_trains_without_the_float_tail(weight: float) -> None:
     """Its value is infinite, as it is stored, and its gradients are not."""
     loss = network(weight)
     assert updater_of(loss, solver=S.Sgd(0.0), float_tail=False).update().reason == "updated"

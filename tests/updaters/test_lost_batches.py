@@ -100,7 +100,7 @@ def test_batches_that_no_scale_helps_lower_scales_only_once(way: str) -> None:
     assert low >= min(plain.scales) / 2.0**6
 
 
-def test_without_retries_no_batch_that_no_scale_helps_is_an_error() -> None:
+def test_a_batch_that_no_scale_helps_is_no_error_without_retries() -> None:
     trained = Trained("next", training(overflow=range(5, 30, 5)), max_retries=0)
     assert sum(trained.batch() for _ in range(30)) == 5
 

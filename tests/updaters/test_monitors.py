@@ -134,7 +134,7 @@ def test_a_bad_batch_is_told_before_its_error() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, AS_THE_BASELINE])
-def test_with_accumulated_gradients_it_is_told_how_many_batches_were_lost(options: Dict[str, Any]) -> None:
+def test_a_monitor_learns_how_many_accumulated_batches_were_lost(options: Dict[str, Any]) -> None:
     everything = Everything()
     options = {**options, "accum_grad": 3, "on_nonfinite_loss": "skip", "storage": None}
     updater = updater_on(training(nan=[1]), monitors=[everything], **options)

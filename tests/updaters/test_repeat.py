@@ -262,7 +262,7 @@ def test_a_batch_that_no_scale_helps_is_thrown_away_alone(method: str, delay: in
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
-def test_after_too_many_of_them_scales_and_weights_are_as_before(method: str) -> None:
+def test_scales_and_weights_are_as_before_after_too_many_overflows(method: str) -> None:
     config = AdaLossConfig(loss_scale_method=method, delay=0)
     updater = updater_on(training(overflow=range(3, 28)), config=config)
     for _ in range(3):

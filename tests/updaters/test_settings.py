@@ -232,7 +232,7 @@ def loss() -> nn.Variable:
 
 @pytest.mark.parametrize("storage", [None, "float16"])
 @pytest.mark.parametrize("make", UPDATERS)
-def test_of_an_updater(make: Any, storage: Any, loss: nn.Variable, tmp_path: Any) -> None:
+def test_refused_arguments_of_an_updater(make: Any, storage: Any, loss: nn.Variable, tmp_path: Any) -> None:
     made, before = functools.partial(make, storage=storage), loss.parent
     solver, series = solver_of(), MonitorSeries("loss", Monitor(str(tmp_path)))
     refused("^solver .*loss comes after the solver", made, loss, solver, lambda: None)
@@ -249,7 +249,7 @@ def test_of_an_updater(make: Any, storage: Any, loss: nn.Variable, tmp_path: Any
     assert made(solver, loss, config=CONFIG) if make is AdaptiveLossScalingUpdater else True
 
 
-def test_of_other_scalers_and_of_the_config(loss: nn.Variable) -> None:
+def test_refused_arguments_of_other_scalers_and_of_the_config(loss: nn.Variable) -> None:
     solver = solver_of()
     refused(r"^solvers\[1\] .*forward\(loss\)", GradScaler, solver, loss)
     refused(r"^solvers\[0\] .*Adam makes one", GradScaler, S.Adam)

@@ -400,7 +400,7 @@ def test_the_last_good_scale_is_told_of_after_loading_too() -> None:
     assert told[0] == told[1]
 
 
-def test_after_loading_nothing_goes_on_that_was_interrupted_before() -> None:
+def test_an_interrupted_iteration_ends_with_loading() -> None:
     train, broken = training(overflow=[1, 3]), [2]
 
     def feed() -> None:

@@ -84,7 +84,7 @@ def errors(ratio: float, method: Optional[str], storage: Optional[str], **option
 
 @RATIOS
 @EMULATED_AND_NATIVE
-def test_by_default_the_gradients_of_both_are_kept(ratio: float, storage: Optional[str]) -> None:
+def test_the_gradients_of_both_losses_are_kept_by_default(ratio: float, storage: Optional[str]) -> None:
     found = errors(ratio, None, storage)
     assert len(found) == 5
     assert max(found.values()) < 0.01, found
@@ -102,7 +102,7 @@ def test_a_stem_of_the_small_loss_keeps_its_gradient_where_both_have_one_array(
     assert max(found.values()) < 0.02, found
 
 
-def test_in_fp32_no_scale_goes_down_for_a_weight() -> None:
+def test_no_scale_goes_down_for_a_weight_in_fp32() -> None:
     """A copy in float32 keeps its bits with any alpha."""
     found = errors(1e-20, None, "float32", losses=two_stems)
     assert max(found.values()) < 1e-6, found
@@ -278,7 +278,7 @@ def test_an_auxiliary_loss_may_vanish(options: Dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ratio", [1e-4, 1e-20])
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_in_600_batches_no_more_than_the_first_run_again(pattern: str, ratio: float) -> None:
+def test_the_first_of_600_batches_alone_run_again(pattern: str, ratio: float) -> None:
     net = in_turn("float16", pattern, ratio, 600, on_overflow="next")
     assert net.updater.counters.repeats <= 3
     assert not net.updater.counters.lost

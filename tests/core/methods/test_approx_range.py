@@ -54,7 +54,7 @@ def test_a_deviation_under_a_large_mean_keeps_its_digits() -> None:
 
 
 @pytest.mark.parametrize(("W", "fan_in"), [(normal(6, (6, 3, 5, 2), 0.1), 60), (np.array(0.1), 1)])
-def test_without_fan_in_it_is_read_from_the_weight(W: np.ndarray, fan_in: int) -> None:
+def test_fan_in_is_read_from_the_weight_by_default(W: np.ndarray, fan_in: int) -> None:
     g = normal(5, (2, 6, 4, 4), 1e-6)
     inferred = get_loss_scale_by_approx_range(g, W, config=CONFIG)
     assert inferred == get_loss_scale_by_approx_range(g, W, config=CONFIG, fan_in=fan_in)

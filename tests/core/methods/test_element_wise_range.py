@@ -62,7 +62,7 @@ def test_convolution_pairs_channels() -> None:
     assert math.isclose(float(ours), plain(flat_g, flat_W, config, 27), rel_tol=1e-14)
 
 
-def test_without_a_weight_the_products_are_the_elements() -> None:
+def test_products_without_a_weight_are_the_elements() -> None:
     g = np.array([1e-8, -1e-7, 0.0])
     assert math.isclose(get_loss_scale_by_element_wise_range(g, config=AdaLossConfig()), 6.0)
     # Nothing is summed: K is 1, whatever is given.
@@ -71,7 +71,7 @@ def test_without_a_weight_the_products_are_the_elements() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "kept"), [(0.01, 1e-8), (0.5, 1e-8), (0.67, 1e-9), (1.0, 1e-10)])
-def test_at_least_one_product_is_kept(ratio: float, kept: float) -> None:
+def test_one_product_or_more_is_kept(ratio: float, kept: float) -> None:
     g = np.array([1e-9, 1e-8, 1e-10])
     config = AdaLossConfig(max_rescue_ratio=ratio)
     assert math.isclose(get_loss_scale_by_element_wise_range(g, config=config), 6e-8 / kept)

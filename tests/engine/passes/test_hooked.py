@@ -40,7 +40,7 @@ def assert_unscaled(seen: List[Values], expected: Values) -> None:
             assert not g.any() or np.array_equal(g, expected[name]), name
 
 
-def test_after_a_function_that_wants_unscaled_gradients_the_global_scale_is_back() -> None:
+def test_the_global_scale_is_back_after_a_function_that_wants_unscaled_gradients() -> None:
     h = layers(6, 6)
     clipped = F.clip_grad_by_norm(h, 0.02)
     loss = F.sum(PF.affine(clipped, 2, name="last") ** 2)

@@ -178,7 +178,7 @@ def test_a_small_loss_weight_is_in_the_seed_where_nothing_is_rounded() -> None:
     assert rounded < 2.0**16 < min(exact)
 
 
-def test_with_those_of_the_same_iteration_the_first_of_so_many_measures() -> None:
+def test_the_first_of_several_iterations_measures_with_delay_0() -> None:
     config = AdaLossConfig("approx_range", measure_every=EVERY, use_bound=False, delay=0)
     scaling = AdaptiveLossScaling(chain(), config)
     seen = [settle(scaling, iteration, 8.0) for iteration in range(2 * EVERY + 1)]
