@@ -76,7 +76,7 @@ class ProcessGroup:
         raise RankDisagreementError(
             f"{what} differ between ranks: {name!r} is {_by_rank(self.ranks, self.comm.allgather(own))}; "
             f"{len(different)} of {len(values)} differ. "
-            "The ranks no longer train the same model: look for what changes them on one rank only, such as "
+            "The ranks no longer train the same model: look for code that changes them on one rank, such as "
             "a step taken or skipped there, an initialization after the broadcast, or gradients that were "
             "not exchanged."
         )

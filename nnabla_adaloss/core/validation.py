@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of arguments, with errors that name the argument, its value, or what to use instead."""
+"""Checks of arguments, with errors that name the argument, its value, or its replacement."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def path_name(name: str, value: Union[str, os.PathLike[str]]) -> str:
 
 
 def explains_keywords(instead: Mapping[str, str]) -> Callable[[_Init], _Init]:
-    """Make a decorator of `__init__`: the TypeError for an unknown keyword explains what to use `instead`."""
+    """Make a decorator of `__init__` whose TypeError for an unknown keyword names its replacement."""
 
     def decorated(init: _Init) -> _Init:
         known = list(inspect.signature(init).parameters)[1:]

@@ -74,7 +74,7 @@ class Facts(NamedTuple):
 
 
 def judge(facts: Facts, rules: Rules) -> PassVerdict:
-    """Decide what to do next with a batch, or its final outcome."""
+    """Decide the next step of a batch, or its final outcome."""
     last = facts.repeats >= rules.max_repeats
     if not facts.overflowed:
         return PassVerdict.GOOD if facts.calibrated or last or rules.update_lost else PassVerdict.RERUN

@@ -40,7 +40,7 @@ _CHILD = """
 import importlib, json, os, sys
 
 answers = os.dup(1)
-os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what libraries print is not taken for an answer
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # output of libraries is not taken for an answer
 module, name, *calls = sys.argv[1:]
 for arguments in calls:
     try:

@@ -172,7 +172,7 @@ class FormatEmulation:
 
         Args:
             scale: factor of the loss gradient; all gradients carry it.
-            clear_buffer: free what backward no longer needs.
+            clear_buffer: free arrays that backward no longer needs.
             communicator_callbacks: nnabla's.
             function_pre_hook: called before each function's backward.
             function_post_hook: called after each function's backward, when its gradients are rounded.

@@ -463,7 +463,7 @@ class AdaptiveLossScaling:
         Args:
             scale: S0, the factor of the loss gradient. None: chosen from earlier measurements, without
                 tuning; see `calibrated` and `after_overflow`.
-            clear_buffer: free what backward no longer needs.
+            clear_buffer: free arrays that backward no longer needs.
             communicator_callbacks: nnabla's; called after each function, with unscaled gradients.
             function_pre_hook: called before each function's backward, after the engine's own hook.
             function_post_hook: called after each function's backward, after the engine's own hook.

@@ -93,7 +93,7 @@ class LeafGradients:
         # One call for the whole pass, unless each gradient is needed right after its function.
         self._waits = not unscale_each
         self._written: List[Contribution] = []
-        # By leaf, like `_waiting`.
+        # Gradients that functions are writing, and those to be unscaled, by leaf.
         self._running: Dict[int, WrittenGradient] = {}
         self._waiting: Dict[int, List[WrittenGradient]] = {}
 

@@ -34,9 +34,9 @@ class MethodAlphas:
         self._config, self._needs = config, config.method.needs
         # Called for each function in a pass that measures, if the method needs arrays.
         self.look = self.look_at if self._needs is Needs.ARRAYS else None
-        # By layer, for `Needs.HISTORY`: gradients are also divided by their loss weight.
+        # Gradients of each layer for `Needs.HISTORY`, also divided by their loss weight.
         self._histories: Dict[str, History] = {}
-        # By layer, for `Needs.ARRAYS`: unscaled gradient, and weight, in the last pass that measured.
+        # Unscaled gradient and weight of each layer for `Needs.ARRAYS`, in the last pass that measured.
         self._arrays: Dict[str, Tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
         # Alpha before bounds of the last choice, by layer.
         self.unbounded: Dict[str, float] = {}

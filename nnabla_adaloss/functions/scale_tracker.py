@@ -93,7 +93,7 @@ class ScaleTracker:
         self._scales: Dict[int, float] = {}
         # Alpha and S * alpha of the last backward pass, by layer name.
         self.applied: Dict[str, Tuple[float, float]] = {}
-        # By hash of the graph's function. Weak, since a later graph may reuse the addresses of a deleted one.
+        # Functions by hash, held weakly, since a later graph may reuse the addresses of a deleted one.
         self.functions: WeakValueDictionary[int, ScaledFunction] = WeakValueDictionary()
 
     @property

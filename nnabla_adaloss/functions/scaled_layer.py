@@ -172,7 +172,7 @@ def _layout_of(x: nn.Variable, w: nn.Variable, or_affine: bool = False) -> Layou
         raise ValueError("x is computed by no function; pass the output of a layer, such as F.affine(h, w)")
     raise ValueError(
         f"x is the output of {type_name_of(layer.info.type_name)}, which does not multiply by w; pass "
-        "the output of the layer itself (not of its activation), and as w what the layer was given"
+        "the output of the layer itself (not of its activation), and as w the weight that the layer was given"
     )
 
 

@@ -28,8 +28,8 @@ from .pieces import (
 _HARMLESS = 1e-3
 # Bits from the darkest to the lightest colour of scales; even.
 _LEAST_SPAN = 10
-# Share above which a gradient counts as mostly subnormal.
-_MOSTLY = 0.5
+# Share above which a gradient counts as largely subnormal.
+_LARGELY = 0.5
 # Unused bits of headroom from which advice is worth giving.
 _UNUSED = 2.0
 _MOST_ADVICE = 3
@@ -152,7 +152,7 @@ def why(rows: Sequence[LayerRow]) -> Optional[str]:
 
 
 def all_advice(layers: Layers) -> str:
-    """List of advice for layers whose gradients are mostly subnormal; may be empty."""
+    """List of advice for layers whose gradients are largely subnormal; may be empty."""
     texts = [text for text in map(advice, layers.values()) if text]
     shown, rest = texts[:_MOST_ADVICE], texts[_MOST_ADVICE:]
     more = folded(f"{len(rest)} more", bullets(rest)) if rest else ""
@@ -160,10 +160,10 @@ def all_advice(layers: Layers) -> str:
 
 
 def advice(rows: Sequence[LayerRow]) -> Optional[str]:
-    """Advice for a layer whose gradient is mostly subnormal; None for any other."""
+    """Advice for a layer whose gradient is largely subnormal; None for any other."""
     last = rows[-1]
     nonzero = (last.elements or 0) - (last.zeros or 0)
-    if not nonzero or last.subnormals is None or last.subnormals < _MOSTLY * nonzero:
+    if not nonzero or last.subnormals is None or last.subnormals < _LARGELY * nonzero:
         return None
     share = percent(last.subnormals / nonzero)
     text = f"{last.layer}: {share} of the nonzero elements are subnormal and have lost precision"

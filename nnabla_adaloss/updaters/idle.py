@@ -23,7 +23,7 @@ class Turn:
         # Held during a whole update, callback, save or load; taken before `lock`. Updates wait for it, all
         # others only try.
         self.exclusive = threading.RLock()
-        # Only locks can show what the holder of `exclusive` is doing: a signal may interrupt Python between
+        # Only locks can show the work of the holder of `exclusive`: a signal may interrupt Python between
         # any two lines, but not inside a lock or at the ends of its `with` block.
         self.running = threading.Lock()
         self.calling = threading.Lock()

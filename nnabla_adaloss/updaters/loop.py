@@ -231,7 +231,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             self.counters.fed += 1
             scaling = self.scaling
             with self._idle.lock:
-                # With delay=0 every batch runs twice.
+                # Every batch runs twice with delay=0.
                 scaling.guard.begin_batch(first=not index, repeat=self._repeat or not scaling.delay)
                 self._run_pass(rerun=False)
                 # Rare: an overflow, or the first measurement.
@@ -261,7 +261,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         s0 = self._s0.state
 
         def on_overflow(outcome: Outcome) -> None:
-            # Once per batch, for any number of repeats.
+            # S0 goes down once per batch, for any number of repeats.
             if self._repeat and self._s0.state is s0:
                 self._s0.lower()
             if self._audience is not None:
