@@ -173,21 +173,9 @@ FLOAT8_E4M3 = Format(
 
 FORMATS: Dict[str, Format] = {f.name: f for f in (FLOAT16, BFLOAT16, FLOAT32, FLOAT8_E5M2, FLOAT8_E4M3)}
 
-FormatName = Literal[
-    "float16",
-    "bfloat16",
-    "float32",
-    "float8_e5m2",
-    "float8_e4m3",
-    "half",
-    "fp16",
-    "bf16",
-    "float",
-    "fp32",
-    "e5m2",
-    "e4m3",
-    "float8_e4m3fn",
-]
+_OwnName = Literal["float16", "bfloat16", "float32", "float8_e5m2", "float8_e4m3"]
+_Alias = Literal["half", "fp16", "bf16", "float", "fp32", "e5m2", "e4m3", "float8_e4m3fn"]
+FormatName = Literal[_OwnName, _Alias]
 """Names of formats: this package's, and those of nnabla, torch and papers."""
 
 _ALIASES: Dict[str, str] = {
