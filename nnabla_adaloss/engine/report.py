@@ -34,6 +34,7 @@ class PassReport:
             functions.
         state_finite: True if running statistics, and all else that forward has written, are finite.
         loss_is_nan: True if the loss is NaN.
+        loss_is_infinite: True if the loss is infinite; its gradients may be finite.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
@@ -54,6 +55,7 @@ class PassReport:
     kind: str
     state_finite: bool
     loss_is_nan: bool
+    loss_is_infinite: bool
 
     def __repr__(self) -> str:
         return (
@@ -155,7 +157,8 @@ def report_of(
         found_inf=labels,
         kind=kind,
         state_finite=results.finite,
-        loss_is_nan=results.loss_is_nan,
+        loss_is_nan=math.isnan(results.loss),
+        loss_is_infinite=math.isinf(results.loss),
     )
 
 

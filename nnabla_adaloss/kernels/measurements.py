@@ -9,7 +9,7 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple, Union, cast
 import nnabla as nn
 
 from ..core.statistics import ArrayStatistics
-from .arrays import has_nan, is_readable
+from .arrays import is_readable, largest_magnitude
 from .cpu import CpuKernels
 from .cuda import CudaKernels
 from .device_tasks import DeviceTable, DeviceTasks
@@ -26,7 +26,7 @@ class Results(NamedTuple):
     statistics: List[ArrayStatistics]  # of the measured arrays, in the order of the tickets
     largest: List[float]  # results of `Kernels.unscale_add`, in the order of the gradients
     finite: bool = True  # True if the watched arrays are finite
-    loss_is_nan: bool = False  # True if the watched loss is NaN
+    loss: float = 0.0  # largest magnitude of the watched loss, infinity and NaN included
 
 
 class HostMeasurements:
@@ -43,9 +43,10 @@ class HostMeasurements:
         return list(range(len(statistics) - len(arrays), len(statistics)))
 
     def watch(self, arrays: Sequence[nn.NdArray], loss: Optional[nn.NdArray] = None) -> None:
-        """Start checking that arrays are finite and the loss is not NaN; call once per pass."""
+        """Start checking that arrays are finite, and the loss; call once per pass."""
         finite = not arrays or self._kernels.all_finite(arrays)
-        self._results = Results(*self._results[:2], finite, loss is not None and has_nan(loss))
+        magnitude = 0.0 if loss is None else largest_magnitude(loss)
+        self._results = Results(*self._results[:2], finite, magnitude)
 
     def unscale(self, gradients: Sequence[Unscaling]) -> None:
         """Start unscaling gradients into their masters."""
@@ -111,8 +112,8 @@ class DeviceMeasurements:
                 results.statistics.extend(row.statistics for row in fetched)
                 results.largest.extend(magnitudes[_FIRST_GRADIENT:])
                 if watched:
-                    finite, loss_is_nan = math.isfinite(magnitudes[_WATCHED]), math.isnan(magnitudes[_LOSS])
-                    results = results._replace(finite=finite, loss_is_nan=loss_is_nan)
+                    finite = math.isfinite(magnitudes[_WATCHED])
+                    results = results._replace(finite=finite, loss=magnitudes[_LOSS])
             used, unscaled, watched = used - rows, unscaled - gradients, False
         return results
 

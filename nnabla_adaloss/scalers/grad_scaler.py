@@ -456,13 +456,15 @@ class GradScaler:
             else:
                 self.cause = f"overflow, first in {outcome.layers[0]}"
             if is_new:
-                self._notifier.count_lost(self._iteration, outcome.where, self.cause if of_forward else "")
                 if of_forward:
+                    self._notifier.count_lost(self._iteration, f"forward is not finite: {self.cause}")
                     self._warn(
                         "bad", f"{self.cause}: this is not a gradient overflow, so no scale is lowered"
                     )
-                elif not outcome.lowered:
-                    self._warn("floor", f"gradients are not finite at the smallest scale: {self.cause}")
+                else:
+                    self._notifier.count_overflow(self._iteration, outcome.where)
+                    if not outcome.lowered:
+                        self._warn("floor", f"gradients are not finite at the smallest scale: {self.cause}")
         if not self.cause:
             self.cause = "gradients are not finite, though no backward has left them so"
             self._warn("other", self.cause)

@@ -89,6 +89,13 @@ class FixedLossScalingUpdater(AdaptiveLossScalingUpdater):
         self._undo_batches()
         verdict, _ = self._exchange.agree(outcome, repeat=False)
         self._count_lost(verdict, outcome)
+        self._notifier.count_lost(
+            self.iteration,
+            f"forward is not finite: {outcome.fault}"
+            if verdict.of_forward
+            else f"gradients overflowed at the fixed scale {self.scale:g}; first bad layer: {outcome.where}",
+            "; take a smaller scale, or AdaptiveLossScalingUpdater, which needs none",
+        )
         self._undone.clear()
         return UpdateResult(
             False,

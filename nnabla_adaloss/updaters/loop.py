@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from contextlib import contextmanager
 from functools import partial
@@ -27,7 +28,7 @@ from .exchange import GradientExchange
 from .global_scale import GlobalScale
 from .idle import idle_of
 from .notifications import notify_beginning, notify_update
-from .notifier import Notifier
+from .notifier import ANALYSE, Notifier
 from .retries import Counters, RetryState, UpdateResult
 from .settings import POLICY_FIELDS, history_of, hooks_by_pass
 from .solvers import make_memory, parameters_of
@@ -325,7 +326,11 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                 f"it is thrown away; first bad layer: {outcome.where}",
             )
         retries.discarded += 1
-        self._notifier.count_lost(self.iteration, outcome.where)
+        if verdict is PassVerdict.HOPELESS:
+            cause = f"no loss scale makes its gradients finite; first bad layer: {outcome.where}"
+            self._notifier.count_lost(self.iteration, cause)
+        else:
+            self._notifier.count_overflow(self.iteration, outcome.where)
         self.scaling.lose_batch()
         self.scaling.guard.begin()
         if verdict is not PassVerdict.RETRIES and retries.discarded <= self.max_retries:
@@ -382,7 +387,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             f'the learning rate; {argument}="skip" leaves such batches out'
         )
         if getattr(self, argument) == "warn":
-            self._notifier.count_lost(self.iteration, outcome.where, fault or f"{what}{whose}")
+            self._notifier.count_lost(self.iteration, f"forward is not finite: {fault or what + whose}")
         extra = {"reason": cause, "nonfinite_layers": outcome.layers, "cause": fault}
         return self._skipped(getattr(self, argument), cause, message, **extra)
 
@@ -392,10 +397,14 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         # The last attempt of a repeated batch had the smallest scale.
         floor = self.scale if self._searches else self.min_scale
         self._restore_scales()
+        before = self._retries.hopeless - 1
+        several = f", as in {before} batches before" if before > 0 else ""
+        good = "" if math.isnan(self._s0.last_good) else f"; last good scale: {self._s0.last_good:g}"
         message = (
-            f"gradients overflow in iteration {self.iteration} at the smallest loss scale, {floor:g}; first "
-            f"bad layer: {outcome.where}; parameter gradients hold {nans} NaNs and {infinities} infinities; "
-            f"last good scale: {self._s0.last_good:g}. The scale is {self.scale:g} again"
+            f"gradients are not finite in iteration {self.iteration} at the smallest loss scale, {floor:g}"
+            f"{several}; first bad layer: {outcome.where}; parameter gradients hold {nans} NaNs and "
+            f"{infinities} infinities{good}. The scale is {self.scale:g} again. No scale helps: check the "
+            f"data, and {ANALYSE}"
         )
         extra = {"nonfinite_layers": outcome.layers, "component": outcome.component}
         return self._skipped(self.on_scale_floor, "scale_floor", message, reason="overflow", **extra)

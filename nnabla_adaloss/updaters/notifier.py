@@ -18,6 +18,8 @@ _SILENT = 100
 # A jump by 2**20 costs six batches.
 _LOST = 10
 
+ANALYSE = "run `python -m nnabla_adaloss analyse`"
+
 
 class Notifier:
     """Raises, warns once, or does nothing, according to a policy; detects batches lost in a row, and updates
@@ -55,6 +57,12 @@ class Notifier:
         exactly zero.
         """
         self._lost_in_a_row = 0
+        if any(engine.result.loss_is_infinite for engine in engines if engine.result):
+            self.warn(
+                "infinite loss",
+                f"the loss is infinite in iteration {iteration}, its gradients are not: training goes on, "
+                f"but the value of the loss is lost. To name the function that overflows, {ANALYSE}",
+            )
         if self._untrained:
             self._note_untrained(iteration, engines)
         # Reading a solver's parameters takes as long as all the rest.
@@ -86,7 +94,7 @@ class Notifier:
                 "untrained",
                 f"{len(missing)} of the solver's parameters had no gradient in {iteration} updates "
                 f"(the first is {missing[0]!r}): the loss does not depend on them. Give the "
-                "solver only those that it trains; `diagnose` lists the others",
+                f"solver only those that it trains; to list the others, {ANALYSE}",
             )
         # Other ranks may have had gradients, and an inactive loss may become active.
         inactive = any(0.0 in engine.result.schedule.loss_weights for engine in engines if engine.result)
@@ -96,7 +104,7 @@ class Notifier:
                 "zero gradients of some",
                 f"the gradients of {len(zero)} of the solver's parameters were exactly zero in {iteration} "
                 f"updates (the first is {zero[0]!r}): they underflow, or a later function passes no "
-                "gradient on. Run `diagnose` to find out",
+                f"gradient on. To find out, {ANALYSE}",
             )
 
     def _warn_of_zeros(self, iteration: int, scale: float, engines: Sequence[AdaptiveLossScaling]) -> None:
@@ -109,24 +117,25 @@ class Notifier:
         self.warn(
             "zero_gradients",
             f"every gradient is exactly zero {since} iteration {iteration}, at loss scale {scale:g}: the "
-            "network has converged, or everything underflows. Check the loss weight, and run `diagnose`",
+            f"network has converged, or everything underflows. Check the loss weight, and {ANALYSE}",
         )
 
-    def count_lost(self, iteration: int, where: str, fault: str = "") -> None:
-        """Count a batch lost to overflow, or to a `fault` of forward; warn of many in a row."""
+    def count_lost(self, iteration: int, cause: str, advice: str = "") -> None:
+        """Count a lost batch; warn of many in a row, with the `cause` of the last as a clause."""
         self._lost_in_a_row += 1
-        if self._lost_in_a_row != _LOST:
-            return
-        lost = f"{_LOST} batches in a row were lost up to iteration {iteration}"
-        advice = "Check the data, the parameters and the learning rate, and run `diagnose`"
-        if fault:
-            self.warn("lost to forward", f"{lost}, the last because forward is not finite: {fault}. {advice}")
-        else:
+        if self._lost_in_a_row == _LOST:
             self.warn(
-                "lost",
-                f"{lost}, the last to overflow, though each has lowered the scales; first bad layer: "
-                f'{where}. {advice}; on_overflow="repeat" of the updater loses none',
+                f"lost because {cause.split()[0]}",
+                f"{_LOST} batches in a row were lost up to iteration {iteration}, the last because {cause}. "
+                f"Check the data, the parameters and the learning rate, and {ANALYSE}{advice}",
             )
+
+    def count_overflow(self, iteration: int, where: str) -> None:
+        """Count a batch lost to overflow, after which scales are lower."""
+        cause = f"gradients overflowed, though each such batch has lowered scales; first bad layer: {where}"
+        self.count_lost(
+            iteration, cause, '; on_overflow="repeat" of the updater, with enough max_retries, loses none'
+        )
 
     def check_parameters(self, solver: Any, graph: Graph, plan: GraphPlan) -> None:
         """Raise ValueError if the solver has no parameters; warn if they are not the network's."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, List
 
@@ -50,23 +51,25 @@ def test_arrays_are_watched_beside_measured_ones(measurements: Measurements) -> 
     for arrays, finite in (([good], True), ([good, bad], False), ([], True), ([good], True)):
         measurements.watch(arrays)
         measurements.unscale([(array(6.0), master, 2.0, False) for _ in range(3)])
-        assert measurements.fetch() == ([], [3.0] * 3, finite, False)
+        assert measurements.fetch() == ([], [3.0] * 3, finite, 0.0)
     measurements.watch([bad])
-    assert measurements.fetch() == ([], [], False, False)
-    assert measurements.fetch() == ([], [], True, False)
+    assert measurements.fetch() == ([], [], False, 0.0)
+    assert measurements.fetch() == ([], [], True, 0.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_loss_is_watched_for_nan(measurements: Measurements, dtype: Any) -> None:
+def test_the_magnitude_of_a_loss_is_measured(measurements: Measurements, dtype: Any) -> None:
     good, bad = array(1.0), array(2.0, np.inf)
     for values in ([1.0], [np.nan], [-np.inf], [0.0], [1.0, np.nan, np.inf], [1.0, np.inf]):
         loss = nd_array(values, dtype)
         for arrays, finite in (([], True), ([good], True), ([good, bad], False)):
             measurements.watch(arrays, loss)
             measurements.unscale([(array(np.nan), array(0.0), 2.0, False)])
-            assert measurements.fetch() == ([], [np.inf], finite, bool(np.isnan(values).any()))
+            statistics, largest, are_finite, magnitude = measurements.fetch()
+            assert (statistics, largest, are_finite) == ([], [np.inf], finite)
+            np.testing.assert_equal(magnitude, np.abs(values).max())
     measurements.watch([good])
-    assert not measurements.fetch().loss_is_nan
+    assert measurements.fetch().loss == 0.0
 
 
 def test_the_last_watched_array_may_be_the_loss_or_not(measurements: Measurements) -> None:
@@ -74,13 +77,14 @@ def test_the_last_watched_array_may_be_the_loss_or_not(measurements: Measurement
     for _ in range(2):
         for arrays, loss in (([good, bad], None), ([good], bad)):
             measurements.watch(arrays, loss)
-            assert measurements.fetch()[2:] == (loss is not None, loss is not None)
+            results = measurements.fetch()
+            assert (results.finite, math.isnan(results.loss)) == (loss is not None, loss is not None)
 
 
 def test_a_loss_of_any_type_that_nnabla_knows_can_be_watched(measurements: Measurements) -> None:
     for values in (np.ones(1, np.float64), np.ones((), np.int32), np.float32(np.ones((2, 2)))):
         measurements.watch([], nn.NdArray.from_numpy_array(values))
-        assert not measurements.fetch().loss_is_nan
+        assert math.isfinite(measurements.fetch().loss)
 
 
 def test_nothing_is_fetched_where_nothing_was_measured(

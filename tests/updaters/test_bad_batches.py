@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import nnabla as nn
@@ -513,3 +514,55 @@ def test_a_gradient_that_is_masked_before_any_parameter_is_no_overflow(
     assert dynamic.scale == 8.0
     for name, v in nn.get_parameters().items():
         np.testing.assert_allclose(v.d, theirs[name], rtol=0, atol=1e-3, err_msg=name)
+
+
+@pytest.mark.parametrize(("storage", "warned"), [("float32", 0), ("float16", 1), ("native", 1)])
+@pytest.mark.parametrize("scaler", [False, True])
+def test_an_infinite_loss_whose_gradients_are_finite_is_told_once(
+    storage: str, warned: int, scaler: bool
+) -> None:
+    nn.clear_parameters()
+    with nn.context_scope(HALF if storage == "native" else FLOAT):
+        y = PF.affine(data(4, 3), 2, name="a", rng=np.random.RandomState(0))
+        # The square of 300 exceeds 65504; its derivative does not.
+        loss = F.mean(F.squared_error(y, constant(np.full((4, 2), 300.0))))
+    solver, stored = solver_of(S.Sgd(1e-3)), None if storage == "native" else storage
+    if scaler:
+        loop = GradScaler(solver, storage=stored)
+        step = partial(scaler_step, loop, solver, loss)
+    else:
+        step = AdaptiveLossScalingUpdater(solver, loss, storage=stored).update
+    before = snapshot()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            step()
+    told = [str(one.message) for one in found if issubclass(one.category, LossScaleWarning)]
+    assert [message.startswith("the loss is infinite in iteration 1,") for message in told] == [True] * warned
+    assert not np.array_equal(snapshot()["a/affine/W"], before["a/affine/W"])
+
+
+def test_hopeless_batches_in_a_row_are_told_as_such() -> None:
+    updater = updater_on(training(overflow=range(1, 99)))
+    updater.update()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with pytest.raises(LossScaleError, match=r"as in 24 batches before; .* No scale helps") as error:
+            updater.update()
+    assert "last good scale: " in str(error.value)
+    told = [str(one.message) for one in found if "10 batches in a row" in str(one.message)]
+    assert len(told) == 1
+    assert "the last because no loss scale makes its gradients finite; first bad layer: " in told[0]
+    assert "on_overflow" not in told[0]
+
+
+def test_overflows_in_a_row_at_a_fixed_scale_are_told_once() -> None:
+    train = training(overflow=range(99))
+    updater = FixedLossScalingUpdater(train.solver, train.loss, train.feed, storage="float16")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        assert not any(updater.update().updated for _ in range(30))
+    told = [str(one.message) for one in found if issubclass(one.category, LossScaleWarning)]
+    assert len(told) == 1
+    assert "10 batches in a row were lost up to iteration 10" in told[0]
+    assert "at the fixed scale 128; first bad layer: " in told[0]
