@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GUIDE = ROOT / "build" / "guide"
 
 DESCRIPTION = """\
-Photographs pages of the guide that `make docs` has built, from top to bottom, on a desktop (1400 pixels wide)
+Photographs pages of the guide that `make docs` has built, from top to bottom, on a desktop (1280 pixels wide)
 and on a phone (390). Reports pages that are wider and pictures that are missing.
 """
 
@@ -29,7 +29,7 @@ examples:
   python -m tools.guide_pictures index recipes api/core
 """
 
-WIDTHS = {"desktop": 1400, "phone": 390}
+WIDTHS = {"desktop": 1280, "phone": 390}
 _TALLEST = 16000  # a Chromium takes no taller pictures
 
 # A headless Chromium's window has at least 500 pixels: the page is in a frame of the wanted width.

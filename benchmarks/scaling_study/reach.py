@@ -147,18 +147,19 @@ def draw(path: Path, lines: List[Line]) -> None:
     from matplotlib.figure import Figure
 
     nets = [net for net in _TITLES if any(line["net"] == net for line in lines)]
-    figure = Figure(figsize=(14.0, 3.3 * len(nets) + 0.8), layout="constrained")
+    # Read at the width of a page, and on a phone.
+    figure = Figure(figsize=(9.0, 2.4 * len(nets) + 0.6), layout="constrained")
     panels = figure.subplots(len(nets), len(FORMATS), squeeze=False, sharey=True)
     for row, net in zip(panels, nets):
         for axes, storage in zip(row, FORMATS):
             _panel(axes, [r for r in lines if (r["net"], r["storage"]) == (net, storage)])
-            axes.set_title(storage, fontsize=11, loc="left")
-        row[0].set_ylabel(f"{_TITLES[net]}\nerror of the worst layer\nof the small loss", fontsize=9)
+            axes.set_title(storage, fontsize=10, loc="left")
+        row[0].set_ylabel(f"{_TITLES[net]}\nerror of the worst layer\nof the small loss", fontsize=8)
     for axes in panels[-1]:
-        axes.set_xlabel("small loss / large loss", fontsize=9)
+        axes.set_xlabel("small / large loss", fontsize=9)
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False, fontsize=10)
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=150)
 
 
 def _panel(axes: Any, lines: List[Line]) -> None:
@@ -167,13 +168,13 @@ def _panel(axes: Any, lines: List[Line]) -> None:
         color, marker, dashes, label = _LINES[method]
         ratios, errors = [r["ratio"] for r in mine], [of_small_loss(r) for r in mine]
         # Markers alternate, so that coinciding lines are visible.
-        turns = {"marker": marker, "markevery": (index, len(WAYS)), "markersize": 6.0, "clip_on": False}
+        turns = {"marker": marker, "markevery": (index, len(WAYS)), "markersize": 5.0, "clip_on": False}
         # The line beneath is visible between dots.
-        width, on_top = (1.2, 3.0) if dashes == ":" else (2.4, 2.0)
+        width, on_top = (1.0, 3.0) if dashes == ":" else (1.8, 2.0)
         axes.plot(ratios, errors, color=color, ls=dashes, lw=width, label=label, zorder=on_top, **turns)
     axes.set(xscale="log", yscale="log", ylim=(3e-4, 3.0), xlim=(1.0, 1e-20))
-    axes.set_xticks([1.0, 1e-5, 1e-10, 1e-15, 1e-20], ["1", "1e-5", "1e-10", "1e-15", "1e-20"])
+    axes.set_xticks([1.0, 1e-10, 1e-20], ["1", "1e-10", "1e-20"])
     axes.minorticks_off()
-    axes.tick_params(labelsize=8)
+    axes.tick_params(labelsize=9)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
