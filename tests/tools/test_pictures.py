@@ -110,7 +110,7 @@ def test_pages_of_the_guide_are_photographed_whole_and_looked_at(
     assert phone.size == (390, 3000)
     assert phone.getpixel((389, 2900)) == (0x12, 0x34, 0x56)
     assert sorted(path.name for path in pictures.iterdir()) == ["good_desktop.png", "good_phone.png"]
-    assert Image.open(pictures / "good_desktop.png").size == (1400, 3000)
+    assert Image.open(pictures / "good_desktop.png").size == (1280, 3000)
     capsys.readouterr()
     assert guide_pictures.main(["bad", "--output", str(pictures)]) == 1
     on_desktop, on_phone = capsys.readouterr().out.splitlines()
