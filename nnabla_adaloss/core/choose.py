@@ -262,8 +262,9 @@ def _in_order(components: Components, loss_weights: Sequence[float]) -> Iterator
 
 
 def _equalized(components: Components, limits: ScaleLimits) -> Sequence[Optional[float]]:
-    """Equalize close limits, as each change of scale costs a copied weight. Scalars keep their own, as
-    multiplying one is free. Close limits of several losses are equalized, too.
+    """Equalize close limits, as each change of scale costs a copied weight: those of the components at the
+    loss, then those of neighbours in backward order, by which components are numbered. Scalars keep their
+    own, as multiplying one is free.
     """
     result = list(limits.limits)
     if limits.equalize:

@@ -353,14 +353,15 @@ class Observations(NamedTuple):
 
 
 def _scale(policy: HistoryPolicy, unit_amax: float, weight: float, u_max: float) -> float:
-    """Scale limit of gradients of at most `unit_amax * weight`."""
+    """Scale limit of gradients of at most `unit_amax * weight`, stored in a format that ends at `u_max`."""
+    # Dividing by the large part after the policy has clamped its scale lowers the smallest scale with it.
     small, large = _parts(weight)
     return within_float32(policy.scale(max(unit_amax * small, sys.float_info.min), u_max=u_max) / large)
 
 
 def _parts(weight: float) -> Tuple[float, float]:
     """Split a loss weight into factors of at most and at least 1; only the second lowers `min_scale`."""
-    # An unread factor, such as that of a logarithm, may cancel the first.
+    # A small weight does not raise it: a factor that cannot be read, such as a logarithm's, may cancel it.
     return min(weight, 1.0), max(weight, 1.0)
 
 

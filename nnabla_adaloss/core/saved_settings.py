@@ -100,7 +100,7 @@ def with_known_names(
     return read, foreign
 
 
-def of_another_version(foreign: Collection[str]) -> str:
+def foreign_settings_warning(foreign: Collection[str]) -> str:
     """Warning for settings of a state that this version lacks, all at their defaults."""
     return (
         f"state was saved by another version, which has the settings {', '.join(foreign)}: "

@@ -30,7 +30,7 @@ _LEAST_MEASUREMENTS = 16
 
 
 def equalized(scales: Sequence[float]) -> List[float]:
-    """Equalize successive scales: the smallest replaces neighbours that are at most two bits apart."""
+    """Equalize successive scales in runs within two bits: each takes the smallest of its run."""
     result: List[float] = []
     alike = 0
     smallest = largest = 0.0

@@ -146,18 +146,18 @@ class ScaleSchedule:
 
 def _boundary(node: NodeStructure, scales: Mapping[int, float], reached: Set[int], *, first: bool) -> Step:
     """Rescale around a function, not a layer, whose inputs and outputs have different scales."""
-    # The function sees the lower of both scales, as a scalar output may be stored in 16 bits: the outputs are
-    # rescaled before it runs as far as that allows, the inputs by the rest afterwards.
+    # The function runs at one scale, `inside`: the lower one of its output and its first input, as a scalar
+    # output may be stored in 16 bits. Outputs are rescaled to it before, each input to its own afterwards.
     own, of_inputs = scales[node.outputs[0]], [scales[p] for p in node.inputs]
     if not node.linear:
-        through = 1.0  # it receives unscaled gradients
+        inside = 1.0  # it receives unscaled gradients
     elif not of_inputs:
-        through = own
+        inside = own
     else:
-        through = min(of_inputs[0], own)
+        inside = min(of_inputs[0], own)
     # Contributions of other branches to its inputs carry the inputs' scale already.
     arrived = [(p, scale) for p, scale in zip(node.inputs, of_inputs) if p in reached]
     outputs = [(p, scales[p]) for p in node.outputs if not first]  # those of the first have it already
-    before = [Rescale(p, through / scale) for p, scale in (*outputs, *arrived) if scale != through]
-    after = [Rescale(p, scale / through) for p, scale in zip(node.inputs, of_inputs) if scale != through]
-    return Step(tuple(before), through, (1.0,) * len(node.layer_inputs), tuple(after))
+    before = [Rescale(p, inside / scale) for p, scale in (*outputs, *arrived) if scale != inside]
+    after = [Rescale(p, scale / inside) for p, scale in zip(node.inputs, of_inputs) if scale != inside]
+    return Step(tuple(before), inside, (1.0,) * len(node.layer_inputs), tuple(after))

@@ -84,10 +84,10 @@ class ScheduleCache:
         """Request a new choice of scales, which begins another cycle."""
         return replace(self, chosen={}, since=_ENDED)
 
-    def within(self, cycle: int) -> ScheduleCache:
-        """Move these schedules to the cycle of another topology of the network, given by its `since`."""
+    def in_cycle(self, since: int) -> ScheduleCache:
+        """Move these schedules to the cycle of another topology, which began in iteration `since`."""
         # With delay=0, without slices, each choice ends a cycle.
-        return replace(self, since=cycle) if self.delayed else self
+        return replace(self, since=since) if self.delayed else self
 
     def for_good(self, given_scale: Optional[float]) -> bool:
         """True if nothing is measured: neither layers nor S0."""

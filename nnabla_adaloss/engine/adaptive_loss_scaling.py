@@ -588,7 +588,9 @@ def _config_for(config: Optional[AdaLossConfig], storage: NativeStorage, *, in_h
 
 
 def _refuse_a_second_division(loss: Any) -> None:
-    """Raise TypeError if the loop of nnabla's `DynamicLossScalingUpdater` runs `loss`, which unscales."""
+    """Raise TypeError if nnabla's `DynamicLossScalingUpdater`, which divides gradients, runs `loss`, which
+    has unscaled them: its `update` is then among the callers.
+    """
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _DIVIDING_LOOP and frame.f_locals["self"].loss is loss:

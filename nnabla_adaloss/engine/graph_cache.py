@@ -167,7 +167,7 @@ class GraphCache:
         if before is not None:
             state = before.statistics.state(before.plan.measured)
             own = Topology(before.plan, before.schedules, state, before.written(named=False))
-            topology = topology._replace(schedules=topology.schedules.within(own.schedules.since))
+            topology = topology._replace(schedules=topology.schedules.in_cycle(own.schedules.since))
             self._others = (*self._others[2 - _REMEMBERED :], own)
             self._waiting = self._waiting[max(0, 1 + len(self._waiting) + len(self._others) - _REMEMBERED) :]
         prepared = self._prepared(graph, topology, before)
@@ -184,7 +184,7 @@ class GraphCache:
         for one in own:
             with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
                 statistics, schedules = load_topology(one, prepared)
-                prepared.schedules = schedules.within(prepared.schedules.since)
+                prepared.schedules = schedules.in_cycle(prepared.schedules.since)
                 prepared.statistics.load(statistics, prepared.statistics.weights)
 
     def _take_other(self, graph: Graph, described: GraphDescription) -> Optional[Topology]:

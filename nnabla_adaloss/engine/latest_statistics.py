@@ -56,7 +56,7 @@ class _Pending(NamedTuple):
     statistics: List[ArrayStatistics]
 
     def fetch(self, measurements: Measurements) -> Results:
-        """Wait for all measurements, and keep those of these weights."""
+        """Wait for all measurements of the pass and return them; those of these weights become known."""
         # Cleared first: after an interruption no ticket may remain without a measurement.
         tickets = [*self.tickets]
         self.tickets.clear()
@@ -71,7 +71,15 @@ class _Pending(NamedTuple):
 
 
 class LatestStatistics:
-    """Statistics of gradients, by position, divided by scale and loss weight, and of data."""
+    """Statistics of gradients, divided by scale and loss weight, and of data, for the next choice.
+
+    Their keys: a gradient's position p; of data the parameter's name, or ~p without one.
+
+    Args:
+        measurements: runs the kernels, whose results `finish` fetches.
+        pool: scratch arrays for data that must be read as float32.
+        wanted: the variables to measure.
+    """
 
     undone = "_known", "_answers", "_iteration", "_pending"
 
@@ -228,7 +236,9 @@ class LatestStatistics:
         return gradients, results
 
     def state(self, positions: Sequence[int]) -> List[Any]:
-        """Index in `positions`, and statistics of gradient and data, of each variable."""
+        """Export for `loaded`, in whose graph positions may differ: index in `positions`, and statistics of
+        gradient and data, of each variable that has any.
+        """
         rows = []
         for index, position in enumerate(positions):
             gradient = self._known.get(position) if position in self.wanted.gradients else None

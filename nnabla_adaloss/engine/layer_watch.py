@@ -50,23 +50,24 @@ class LayerWatch:
             self._audience.tell(LayerScaled(record, LayerLook()))
 
     def _look(self, node: NodeStructure, layer_input: LayerInput) -> LayerLook:
+        """Make access to a layer's arrays, which are read only if a monitor asks."""
         positions = node.outputs[0], layer_input.input, layer_input.weight
-        output, target, factor = (self._graph.variables[p] for p in positions)
+        output, input, weight = (self._graph.variables[p] for p in positions)
 
         def arrays() -> Dict[str, NDArray[np.float32]]:
             named = {
                 "output_gradient": output.grad,
-                "input_gradient": target.grad,
-                "weight": factor.data,
-                "input": target.data,
+                "input_gradient": input.grad,
+                "weight": weight.data,
+                "input": input.data,
             }
             stored = {
                 name: x for name, x in named.items() if not x.clear_called and stored_dtype(x) is not None
             }
             return {name: np.array(cast(Any, x.data), np.float32) for name, x in stored.items()}
 
-        gradient = partial(self._gradient, target.grad, self._graph.keys[layer_input.input])
-        data = {"weight": partial(self._data, factor), "input": partial(self._data, target)}
+        gradient = partial(self._gradient, input.grad, self._graph.keys[layer_input.input])
+        data = {"weight": partial(self._data, weight), "input": partial(self._data, input)}
         return LayerLook({"gradient": gradient, **data}, arrays)
 
     def _gradient(self, array: nn.NdArray, key: int) -> Optional[GradientSeen]:
@@ -78,6 +79,9 @@ class LayerWatch:
         return self._seen(v.data, self._storage.data_format(hash(v), v.data.size))
 
     def _seen(self, array: nn.NdArray, format: Optional[Format], *lost: int) -> Optional[GradientSeen]:
+        """Summarize an array stored in a format, where `lost` elements underflowed and overflowed; None if it
+        was freed.
+        """
         if array.clear_called or not is_readable(array):
             return None
         statistics, exponents = self._kernels.exponent_histogram(array)

@@ -97,11 +97,11 @@ class LeafGradients:
         self._running: Dict[int, WrittenGradient] = {}
         self._waiting: Dict[int, List[WrittenGradient]] = {}
 
-    def take(self, *leaves: Contribution) -> None:
-        """Redirect the gradients of leaves for unscaling, for one function or a whole pass."""
+    def take(self, *contributions: Contribution) -> None:
+        """Redirect contributions to arrays that can be unscaled, for one function or a whole pass."""
         # A second use of a leaf must find the first one's result in its master.
-        self._unscale([entry for one in leaves for entry in self._waiting.pop(one.leaf, ())])
-        for one in leaves:
+        self._unscale([entry for one in contributions for entry in self._waiting.pop(one.leaf, ())])
+        for one in contributions:
             self._take(one)
 
     def _take(self, contribution: Contribution) -> None:
@@ -198,6 +198,7 @@ class LeafGradients:
             return
         self._written += [entry.contribution for entry in written]
         if all(entry.target is entry.master for entry in written):
+            # In place.
             masters = [entry.master for entry in written]
             scales = [entry.contribution.scale for entry in written]
             self._measurements.unscale_list(UnscalingList(masters, scales))
@@ -205,6 +206,7 @@ class LeafGradients:
         self._measurements.unscale([self._task(entry) for entry in written])
         for entry in written:
             if entry.master_is_copy:
+                # The copy has the sum, which the leaf's own gradient needs.
                 self._kernels.scaled_copy(entry.master, entry.target, 1.0)
 
     def _task(self, entry: WrittenGradient) -> Unscaling:

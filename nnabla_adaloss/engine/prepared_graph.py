@@ -223,15 +223,14 @@ class PreparedGraph:
     ) -> Optional[Slice]:
         """Arrays that an iteration measures with one of these schedules, or this S0; None: none."""
         number = schedules.slice_number(iteration)
-        if number is None:
+        if number is None or self.schedules.for_good(given_scale):
             return None
         if not self._slices:
-            # Graphs that are new in each iteration need few slices.
+            # Empty slices come first: graphs that are new in each iteration seldom divide their arrays.
             wanted, count = self.statistics.wanted, self.schedules.iterations
             if number < empty_slices(self.plan, count, rounds=self.storage.rounds):
                 return None
             self._slices = slices_of(
                 self.plan, wanted, count, rounds=self.storage.rounds, uncounted=self.uncounted
             )
-        part = self._slices[number]
-        return None if part is None or self.schedules.for_good(given_scale) else part
+        return self._slices[number]

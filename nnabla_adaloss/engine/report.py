@@ -165,7 +165,9 @@ def report_of(
 def _magnitudes(
     prepared: PreparedGraph, schedule: ScaleSchedule, gradients: GradientStatistics
 ) -> List[Tuple[int, float]]:
-    """Unscaled largest magnitudes of the measured gradients that count for their components."""
+    """Position and unscaled amax of each gradient that counts for its component: those measured in this pass,
+    and those that an emulated storage rounded.
+    """
     if not (gradients or prepared.storage.rounds):
         return []
     plan, keys, components = prepared.plan, prepared.graph.keys, schedule.components

@@ -91,7 +91,7 @@ def load_state(
             others = [one for one in topologies if one not in own]
             for one in own:
                 statistics, schedules = load_topology(one, prepared)
-            schedules = schedules.within(integer("since", state["schedule"]["since"]))
+            schedules = schedules.in_cycle(integer("since", state["schedule"]["since"]))
             # Older states have them only in topologies.
             weights, pending = (
                 {str(name): ArrayStatistics.loaded(one) for name, one in state.get(kind, {}).items()}
@@ -113,7 +113,7 @@ def load_state(
 
 
 def load_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, ArrayStatistics], ScheduleCache]:
-    """Load statistics and schedules of a `topology_state`, which may be damaged."""
+    """Read statistics and schedules for a prepared graph from a `topology_state`, which may be damaged."""
     return LatestStatistics.loaded(prepared.plan.measured, saved["statistics"]), prepared.schedules.loaded(
         saved["schedule"],
         lambda scales, given_scale, weights, is_merged: prepared.schedule(

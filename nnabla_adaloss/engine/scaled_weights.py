@@ -59,6 +59,9 @@ class ScaledWeights:
         factor.data = scaled
 
     def swap_all(self, factors: SwappedFactors) -> None:
+        """Swap all weights for scaled copies, until `restore`. Where an emulation holds a rounded weight, the
+        copy replaces that one, and the Variable keeps its array.
+        """
         storage, copies = self._storage, factors.copies
         sources = [factor.data for factor in factors.variables]
         copies.targets = targets = [

@@ -12,7 +12,7 @@ from nnabla.solver import Solver
 from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
-from ..core.saved_settings import SettingValue, not_default, of_another_version, plain, with_known_names
+from ..core.saved_settings import SettingValue, foreign_settings_warning, not_default, plain, with_known_names
 from ..core.scale_policy import SMALLEST_SCALE, ScalePolicy, ScaleState, backoff_factor, growth_factor
 from ..core.validation import (
     boolean,
@@ -225,7 +225,7 @@ class LossScaler:
         settings = {name: check(name, {**known, **own}[name]) for name, check in _CHECKS.items()}
         counts = {name: nonnegative_integer(name, own[name]) for name in _COUNTS}
         if foreign:
-            warn(of_another_version(foreign))
+            warn(foreign_settings_warning(foreign))
         self._good_updates = counts.pop("good_updates")
         for name, value in {**settings, **counts}.items():
             setattr(self, name, value)

@@ -13,8 +13,8 @@ from ..core.saved_settings import (
     as_plain,
     check_version,
     fields_of,
+    foreign_settings_warning,
     not_default,
-    of_another_version,
     plain,
     with_known_names,
 )
@@ -68,7 +68,7 @@ def read_saved(state: Mapping[str, Any], updater: Any, defaults: Mapping[str, An
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"state is damaged, or not an updater's: {error!r}") from error
     if foreign:
-        warn(of_another_version(foreign))
+        warn(foreign_settings_warning(foreign))
     return parts
 
 

@@ -79,7 +79,7 @@ class HookedPass:
         return WrittenLeaves(self._leaves.finish(), self._prepared.plan, self._decided.schedule.components)
 
     def restore(self) -> None:
-        """Restore all swapped arrays, if any."""
+        """Restore all swapped arrays of a pass that is given up, and unscale what it has written."""
         self._weights.restore()
         self._leaves.restore()
 

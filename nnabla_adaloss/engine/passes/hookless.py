@@ -108,6 +108,7 @@ class HooklessPass:
         """Restore weights, measure, unscale gradients of leaves, and return these."""
         prepared, measured, scales = self._prepared, self._slice, self._schedule.scales
         prepared.storage.after = {}
+        # Measured are the weights themselves, and gradients of layers, which stay scaled.
         if self._weights is not None:
             self._weights.restore()
         if measured is not None:
