@@ -47,7 +47,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
     drop_overflow_update: Any = True  # an argument of `FixedLossScalingUpdater`
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        """`given`: the updater's arguments, by name."""
+        # A docstring would be the one that help() shows of the public updaters' `__init__`.
         scale, comm = check_scale(given["scale"]), given["comm"]
         self._hooks = hooks_by_pass(given["function_pre_hook"], given["function_post_hook"])
         history = history_of(given["global_scale"], scale, given["min_scale"])
@@ -383,8 +383,8 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         cause, fault, argument = verdict.value, outcome.fault, f"on_{verdict.value}"
         message = (
             f"{what}{whose} is not finite in iteration {self.iteration}{': ' if fault else ''}{fault}; this "
-            f"is not a gradient overflow, so the loss scale stays at {self.scale:g}. Look at the data and "
-            f'the learning rate; {argument}="skip" leaves such batches out'
+            f"is not a gradient overflow, so the loss scale stays at {self.scale:g}. Look at the data and the "
+            'learning rate; on_nonfinite_loss="skip" and on_nonfinite_forward="skip" leave such batches out'
         )
         if getattr(self, argument) == "warn":
             self._notifier.count_lost(self.iteration, f"forward is not finite: {fault or what + whose}")
