@@ -383,8 +383,8 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         cause, fault, argument = verdict.value, outcome.fault, f"on_{verdict.value}"
         message = (
             f"{what}{whose} is not finite in iteration {self.iteration}{': ' if fault else ''}{fault}; this "
-            f"is not a gradient overflow, so the loss scale stays at {self.scale:g}. Look at the data and the "
-            'learning rate; on_nonfinite_loss="skip" and on_nonfinite_forward="skip" leave such batches out'
+            f"is not a gradient overflow, so the loss scale stays at {self.scale:g}. Look at the data and "
+            'the learning rate; on_nonfinite_loss="skip" and on_nonfinite_forward="skip" leave such data out'
         )
         if getattr(self, argument) == "warn":
             self._notifier.count_lost(self.iteration, f"forward is not finite: {fault or what + whose}")
