@@ -17,7 +17,7 @@ from ..state.whole_file import replace_page
 from . import remedies
 from .advice import PrecisionAdvice, advise, candidates_of
 from .ends import Ends, blank_input, ends_as_stored
-from .finite import Cause, Finiteness
+from .finite import SOFTMAX, Cause, Finiteness
 from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
 from .presentation import as_page, as_text
 from .target import Feeder, Network, Note, Subject
@@ -29,8 +29,8 @@ from .ways import FormatTrial
 # Formats tried besides the requested one.
 _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
 # Gradients that change by this share when all is rounded to 20 bits consist of rounding errors. Others change
-# by some hundred thousandths.
-_FINER, _NOISE = Format.ieee("finer", exponent_bits=8, mantissa_bits=20), 0.1
+# by some hundred thousandths, and so does the loss, unless the network amplifies rounding errors.
+_FINER, _NOISE, _AMPLIFIED = Format.ieee("finer", exponent_bits=8, mantissa_bits=20), 0.1, 2e-4
 
 
 class Diagnosis:
@@ -315,11 +315,12 @@ class _Examination:
         unsteady = Tally(noise.union(*(layer.outputs for layer in layers)) if self._random else ())
         for index in range(len(examined)):
             forward = partial(examined.forward, examined.loss, index)
-            in_fp32 = passes.with_one_scale(forward, examined.loss)
+            in_fp32, loss = passes.with_one_scale(forward, examined.loss), float(examined.loss.d)
             rounded = passes.with_one_scale(partial(examined.forward, finer, index), finer)
             finely = Tally(noise)
             finely.add(rounded, in_fp32)
-            noise &= finely.differing(_NOISE) | finely.zeros()
+            amplifies = abs(float(examined.loss.d) - loss) > _AMPLIFIED * abs(loss)
+            noise &= finely.zeros() if amplifies else finely.differing(_NOISE) | finely.zeros()
             if self._random:
                 unsteady.add(passes.with_one_scale(forward, examined.loss), in_fp32)
             for one in tried.values():
@@ -356,7 +357,7 @@ class _Examination:
         """Causes in networks that are finite everywhere in fp32."""
         network = self._network
         noisy = [n.name for n in layers if n.is_noise]
-        learning = [n for n in layers if n.nonzero and not (n.is_noise or n.is_random)]
+        learning = [n for n in layers if n.is_judged]
         damaged = [n.name for n in learning if not n.floor < USELESS]
         beyond = self._not_finite(self._as_stored)
         yield from beyond
@@ -370,14 +371,19 @@ class _Examination:
         if untold:
             what = "its gradient in fp32 is nothing but rounding errors"
             what += f" (one of {len(untold)} layers)" * bool(untold[1:])
-            yield Cause("rounding_noise", untold[-1], what, remedies.NOT_CONSTANT, not learning, untold)
-        if damaged and not any(cause.fatal for cause in beyond):
-            changed = (Finiteness(network, sight).changed(damaged) for sight in self._as_stored)
-            found = sorted((cause for cause in changed if cause), key=self._position)
-            found += ends_as_stored(network, Ends(network, self._as_stored), ended)
-            for cause in found[:1]:
-                fatal = len(damaged) == len(learning)
-                yield cause._replace(fatal=fatal, spoils=tuple(damaged), as_stored=True)
+            last = next(layer for layer in self._layers if layer.name == untold[-1])
+            softmax = any(f.info.type_name in SOFTMAX for f in network.behind(last.outputs))
+            remedy = remedies.MEAN_OF_SOFTMAX if softmax else remedies.NOT_CONSTANT
+            yield Cause("rounding_noise", untold[-1], what, remedy, not learning, untold)
+        if not any(cause.fatal for cause in beyond):
+            found = list(filter(None, (Finiteness(network, sight).exploded() for sight in self._in_fp32)))
+            found += [one for sight in self._as_stored for one in Finiteness(network, sight).lone_constants()]
+            if damaged:
+                changed = (Finiteness(network, sight).changed(damaged) for sight in self._as_stored)
+                found += sorted((cause for cause in changed if cause), key=self._position)
+                found += ends_as_stored(network, Ends(network, self._as_stored), ended)
+            fatal = len(damaged) == len(learning)
+            yield from (one._replace(fatal=fatal, spoils=tuple(damaged), as_stored=True) for one in found[:1])
         yield from untrained(self._examined, network)
         yield from spoiled(self._arriving, self._for_solver)
         for_solver = {n: a for n, a in self._for_solver.items() if n not in noisy}

@@ -11,7 +11,7 @@ import nnabla as nn
 from ..core.formats import FLOAT32
 from ..graph.description import type_name_of
 from . import remedies
-from .target import Network, listed, scope_of
+from .target import NORMALIZATIONS, Network, listed, scope_of
 from .watching import Sight
 
 # Relative change of an array, or of the loss, from which storage has corrupted it.
@@ -22,7 +22,7 @@ _GROWN = 8.0
 # Share of numbers that become 0 from which it is reported.
 _LOST = 0.1
 
-_SOFTMAX = {"Softmax", "LogSoftmax"}
+SOFTMAX = {"Softmax", "LogSoftmax"}
 # Input that must not be 0.
 _NOT_ZERO = {"Log": 0, "PowScalar": 0, "Pow2": 0, "Div2": 1, "RDivScalar": 0}
 _DIVISIONS = {"Div2", "RDivScalar"}
@@ -44,6 +44,14 @@ class Cause(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.function}: {self.what}. {self.remedy[0].upper()}{self.remedy[1:]}."
+
+
+class _Step(NamedTuple):
+    """Function, with the largest magnitude that it reads, and that it computes."""
+
+    function: Any
+    before: float
+    after: float
 
 
 class Finiteness:
@@ -137,7 +145,7 @@ class Finiteness:
         if not self._sight.nans[hash(v)]:
             return [w for w in bad if w not in nans] or bad
         # A softmax of minus infinities is fine, unless a row has only these.
-        if nans or v.parent.info.type_name not in _SOFTMAX:
+        if nans or v.parent.info.type_name not in SOFTMAX:
             return nans or bad
         return [w for w in bad if self._sight.infinities[hash(w)]]
 
@@ -268,40 +276,97 @@ class Finiteness:
         return f", and in fp32 none: {self._network.name(g)} subtracts numbers up to {largest:.3g}"
 
     def grown(self, f: Any) -> Tuple[str, Tuple[str, ...]]:
-        """Clause about the operand or recurrence that enlarged numbers before `f`; and its parameter."""
-        names = self._network.names
-        # Functions with the magnitudes of their inputs and outputs.
-        steps: List[Tuple[Any, float, float]] = []
+        """Clause about the operand or recurrence that enlarged numbers before `f`; and its parameters."""
+        steps = self._steps(f)
+        start = min(range(len(steps)), key=lambda i: steps[i].before or math.inf)
+        for g, before, after in reversed(steps[start:]):
+            for what, name, added in self._addends(g):
+                if 2.0 * added > after > 2.0 * before:
+                    return f"; {what}{name} reaches {added:.3g}", (name,) * bool(name)
+        return self._growth(steps[start:], "numbers")
+
+    def _steps(self, f: Any) -> List[_Step]:
+        """Functions up to `f`, along the largest inputs."""
+        steps: List[_Step] = []
         while f is not None:
-            known = [v for v in f.inputs if hash(v) not in names]
+            known = [v for v in f.inputs if hash(v) not in self._network.names]
             read = max(known, key=self._amax, default=None)
             size = 0.0 if read is None else self._amax(read)
             # A nonfinite output does not show growth.
             made = max(map(self._amax, f.outputs))
-            steps.insert(0, (f, size, made if made < FLOAT32.max else size))
+            steps.insert(0, _Step(f, size, made if made < FLOAT32.max else size))
             f = None if read is None else read.parent
-        start = min(range(len(steps)), key=lambda i: steps[i][1] or math.inf)
+        return steps
+
+    def _growth(
+        self, steps: Sequence[_Step], noun: str, *, shrinks: bool = False
+    ) -> Tuple[str, Tuple[str, ...]]:
+        """Clause about operands that enlarge numbers, or shrink them, and the parameters among them."""
         uses: Dict[Tuple[str, str], List[float]] = {}
-        first = ""
-        for g, before, size in reversed(steps[start:]):
-            for what, name, added in self._addends(g):
-                if 2.0 * added > size > 2.0 * before:
-                    return f"; {what}{name} reaches {added:.3g}", (name,) * bool(name)
-        for g, before, size in steps[start:]:
-            operand = self._factor(g, size / before) if size > before > 0.0 else ("", "")
-            if any(operand):
+        first, sign = "", -1.0 if shrinks else 1.0
+        for g, before, after in steps:
+            times = (after / before) ** sign if after and before else 0.0
+            operand = self._factor(g, times) if times > 1.0 else ("", "")
+            if any(operand) and not (shrinks and g.info.type_name in NORMALIZATIONS):
                 first = first or self._network.name(g)
-                uses.setdefault(operand, []).append(math.log(size / before))
+                uses.setdefault(operand, []).append(math.log(times))
         total = sum(map(sum, uses.values()))
         if total < math.log(_GROWN):
             return "", ()
         (factor, name), grown = max(uses.items(), key=lambda one: sum(one[1]))
         if sum(grown) < total / 2.0:
-            return f"; numbers grow from layer to layer, {math.exp(total):.2g} times from {first} on", ()
-        makes = f"makes numbers {math.exp(sum(grown) / len(grown)):.2g} times larger"
+            times = min(math.exp(total), (steps[-1].after / (steps[0].before or math.inf)) ** sign)
+            told = f"; {noun} {'shrink' if shrinks else 'grow'} from layer to layer, {times:.2g} times from {first} on"
+            return told, tuple(name for _, name in uses if name)
+        makes = f"makes {noun} {math.exp(sum(grown) / len(grown)):.2g} times {'smaller' if shrinks else 'larger'}"
         if len(grown) > 1:
             makes = f"is applied {len(grown)} times, and {makes} each time"
         return f"; {factor}{name} {makes}", (name,) * bool(name)
+
+    def exploded(self) -> Optional[Cause]:
+        """Cause of a gradient that grows from function to function beyond its format."""
+        network, steps = self._network, []
+        f = max(map(network.function, network.nodes), key=self._gradient)
+        stored, cause = network.gradient_format(f.outputs[0]), network.name(f)
+        size = self._gradient(f)
+        if not size > stored.max:
+            return None
+        while f is not None:
+            readers = [g for v in f.outputs for g in network.readers.get(hash(v), ()) if hash(g) in network.nodes]
+            behind = max(readers, key=self._gradient, default=None)
+            if behind is not None:
+                steps.insert(0, _Step(behind, self._gradient(behind), self._gradient(f)))
+            f = behind
+        start = min(range(len(steps)), key=lambda i: steps[i].before or math.inf, default=0)
+        grown, parameters = self._growth(steps[start:], "gradients")
+        if not grown or max(s.after / s.before for s in steps[start:]) ** 2 > size / steps[start].before:
+            return None
+        what = f"its gradient reaches {size:.1e}, beyond {stored.name}, which ends at {stored.max:g}{grown}"
+        return Cause("exploding_gradient", cause, what, remedies.EXPLODING, False, (), parameters, True)
+
+    def _gradient(self, f: Any) -> float:
+        known = (self._in_fp32.gradients.get(hash(v)) for v in f.outputs)
+        return max((one.abs_max for one in known if one is not None), default=0.0)
+
+    def lone_constants(self) -> Iterator[Cause]:
+        """Constants that are all that storage leaves of a sum, so that a derivative leaves the format."""
+        network = self._network
+        for key, node in network.nodes.items():
+            f = network.function(key)
+            v = f.inputs[_NOT_ZERO[node.type_name]] if node.type_name in _NOT_ZERO else None
+            if v is None or v.parent is None or v.parent.info.type_name not in _CONSTANTS:
+                continue
+            arriving, stored = self._sight.gradients.get(hash(v)), network.gradient_format(v)
+            gone = self._vanishing(v.parent)
+            if gone and arriving is not None and arriving.abs_max > stored.max:
+                what = f"it reads numbers of which {stored.name} leaves only the constant "
+                what += f"{v.parent.info.args['val']:g} of {network.name(v.parent)}, as "
+                g = gone[0].parent
+                rounds = g is not None and g.info.type_name == "RSubScalar"
+                what += f"numbers near {g.info.args['val']:g} round to it" if rounds else "the rest becomes 0"
+                what += f": its gradient reaches {arriving.abs_max:.1e}, beyond {stored.max:g}"
+                remedy = remedies.HELD_IN_LOG if node.type_name == "Log" else remedies.HELD
+                yield Cause("lone_constant", node.label, what, remedy, False, as_stored=True)
 
     def _addends(self, f: Any) -> Iterator[Tuple[str, str, float]]:
         """Constants and parameters that a function adds, in words and by name, and their magnitudes."""
@@ -392,10 +457,15 @@ class Finiteness:
         if lost > _LOST:
             what = f"{subject}, {'of which' if own else 'of whose numbers'} {lost:.0%} become 0 in "
             what += f"{stored.name}, whose smallest is {stored.smallest_subnormal:.1g}"
-            what += factors_in_words(network, list(network.walk([f])))
+            factors = factors_in_words(network, list(network.walk([f])))
             if hash(v) in network.names:
+                what += factors
                 return Cause("underflow", scope_of(network.names[hash(v)]), what, remedies.LARGER)
-            return Cause("underflow", name, what, remedies.TOO_SMALL)
+            steps = self._steps(f) if own and not factors else []
+            start = max(range(len(steps)), key=lambda i: steps[i].before, default=0)
+            shrunk, parameters = self._growth(steps[start:], "numbers", shrinks=True)
+            remedy = remedies.VANISHING if parameters else remedies.TOO_SMALL
+            return Cause("underflow", name, what + factors + shrunk, remedy, parameters=parameters)
         what = f"{subject} that come out with an error of {error:.0%} in {stored.name}"
         what += self._reads(f) if own else ""
         return Cause("precision", name, what, remedies.MORE_BITS)

@@ -6,13 +6,13 @@ from __future__ import annotations
 import math
 import textwrap
 from datetime import datetime
-from typing import Iterator, List, Mapping, Sequence, Tuple
+from typing import Iterator, List, Sequence, Tuple
 
 from ..core.power_of_two import scale_text
 from ..report.pieces import bullets, document, paragraph, table
 from ..updaters.notifications import installed_version
 from .passes import Kept
-from .verdicts import NetworkNumbers, Verdict, Way, judged_layers, serves
+from .verdicts import NetworkNumbers, Verdict, Way
 
 Cells = Sequence[str]
 
@@ -27,10 +27,9 @@ _NOT_JUDGED = (
 def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
     """Write the verdict, unfixable faults, tables of formats and layers, and a line for each layer."""
     lines = [f"{network.storage} beside fp32, {_facts(network)}", ""]
-    for text in (*map(str, network.notes), verdict.line):
-        lines += _paragraph(text)
-    for cause in verdict.causes[1:]:
-        lines += _paragraph(f"- {cause}", "  ")
+    lines += _paragraph(verdict.line)
+    for text in (*verdict.causes[1:], *network.notes):
+        lines += _paragraph(f"- {text}", "  ")
     for title, head, rows, words in _tables(network, verdict):
         width = max(len(row[0]) for row in (head, *rows))
         lines.append("")
@@ -68,16 +67,17 @@ def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[Tuple[str, Ce
     if not network.layers:
         return
     formats = [
-        (name, *(_trains(layers, way, stopped=verdict.formats[name] is None) for way in Way))
-        for name, layers in judged_layers(network).items()
+        (name, *(_trains([one[way] for one in layers.values()], way in verdict.trains[name]) for way in Way))
+        for name, layers in network.formats.items()
     ]
-    what = "Whether each way of scaling trains the loss, and the largest share of a layer's gradient lost"
+    what = "Whether each way of scaling trains the loss, and the largest error of a layer's gradient"
     yield what, ("format", *(way.value for way in Way)), formats, False
     one = scale_text(network.scales[Way.ONE])
     rows = []
     for layer, judged in zip(network.layers, verdict.layers):
-        lost = (_share(layer.kept[way].underflow) for way in Way)
-        errors = (_error(layer.kept[way]) for way in Way)
+        kept = [layer.kept[way] for way in Way]
+        lost = [_share(one.underflow) if layer.is_judged else "-" for one in kept]
+        errors = [_error(one) if layer.is_judged else "-" for one in kept]
         scale = "-" if judged.right_scale is None else scale_text(judged.right_scale)
         rows.append((layer.name, *lost, *errors, scale))
     ways = ("none", "65536", f"one {one}", "adaptive")
@@ -117,14 +117,13 @@ def _facts(network: NetworkNumbers) -> str:
     return f"{batches}; loss {network.stored_loss:.6g} (fp32: {network.loss:.6g})"
 
 
-def _trains(layers: Mapping[str, Mapping[Way, Kept]], way: Way, *, stopped: bool) -> str:
-    kept = [one[way] for one in layers.values()]
+def _trains(kept: Sequence[Kept], trains: bool) -> str:
     if any(one.overflow for one in kept):
         return "no, overflows"
-    if any(math.isinf(one.error) for one in kept):
-        return "no, NaN"
-    trains = "yes" if not stopped and all(serves(one, way) for one in layers.values()) else "no"
-    return f"{trains}, {_share(max((one.underflow for one in kept), default=0.0))}"
+    worst = max((one.error for one in kept), default=0.0)
+    if trains:
+        return f"yes, {_share(worst)}"
+    return "no" if not worst else "no, NaN" if math.isinf(worst) else f"no, {_share(worst)}"
 
 
 def _error(kept: Kept) -> str:

@@ -281,6 +281,10 @@ class Network:
         """Format that a variable is stored in."""
         return self._storage.data_format(hash(v), v.size)
 
+    def gradient_format(self, v: nn.Variable) -> Format:
+        """Format that the gradient of a variable is stored in."""
+        return self._storage.gradient_format(hash(v), v.size)
+
     def is_loss_weight(self, f: Any) -> bool:
         """True if a function multiplies a scalar by a number."""
         return bool(f.info.type_name == "MulScalar" and f.outputs[0].size == 1)

@@ -20,8 +20,6 @@ TOLERANCE = 0.05
 # error from which no gradient is left.
 _WORSE = 1.25
 USELESS = 0.5
-# Error that is reported although no scale reduces it.
-_COARSE = 0.15
 # A larger lost share means no gradient, for any error.
 _LOST = 0.5
 
@@ -74,6 +72,11 @@ class LayerNumbers(NamedTuple):
     losing: Mapping[Way, str] = {}
     cancels: Mapping[Way, str] = {}
 
+    @property
+    def is_judged(self) -> bool:
+        """True if it has a gradient that is the same in every pass, and more than rounding errors."""
+        return bool(self.nonzero and not (self.is_noise or self.is_random))
+
 
 class NetworkNumbers(NamedTuple):
     """Measurements of a network.
@@ -121,7 +124,7 @@ class Verdict(NamedTuple):
         causes: faults that no loss scale can fix; those that stop all learning first.
         scaling: the effect of scaling, without the causes.
         layers: in forward order.
-        formats: the least that each format needs; None: no way of scaling trains in it.
+        trains: the ways that train the whole network in each format.
     """
 
     line: str
@@ -129,7 +132,12 @@ class Verdict(NamedTuple):
     causes: Sequence[Cause]
     scaling: str
     layers: Sequence[LayerVerdict]
-    formats: Mapping[str, Optional[Way]]
+    trains: Mapping[str, Sequence[Way]]
+
+    @property
+    def formats(self) -> Mapping[str, Optional[Way]]:
+        """The least that each format needs; None: no way of scaling trains in it."""
+        return {name: next(iter(ways), None) for name, ways in self.trains.items()}
 
 
 _IN_WORDS = {
@@ -151,22 +159,31 @@ _HEADLINES = {
 def verdict_of(network: NetworkNumbers) -> Verdict:
     """Judge a network and each of its layers."""
     causes = sorted(network.causes, key=lambda cause: not cause.fatal)
-    fatal, spoilt = [cause for cause in causes if cause.fatal], _spoilt(network)
-    formats: Dict[str, Optional[Way]] = {}
-    for name, kept in judged_layers(network).items():
-        nothing = any(name == network.storage or not cause.as_stored for cause in fatal)
-        formats[name] = None if nothing else _least(kept)
-    layers, needs = [_layer(layer, network, causes) for layer in network.layers], None
+    fatal = [cause for cause in causes if cause.fatal]
+    layers = [_layer(layer, network, causes) for layer in network.layers]
+    spoils = {name for cause in causes for name in cause.spoils}
+    spoilt = [layer.name for layer in layers if not layer.serves and layer.name in spoils]
+    nothing = ""
+    if network.layers and not any(layer.nonzero for layer in network.layers):
+        nothing = f"no layer gets a gradient, and the loss is {network.loss:g}"
+    elif network.layers and all(layer.is_random for layer in network.layers):
+        nothing = "no gradient is the same in two passes over a batch"
+    trains: Dict[str, List[Way]] = {}
+    for name, kept in network.formats.items():
+        stopped = nothing or any(name == network.storage or not cause.as_stored for cause in fatal)
+        ways = [] if stopped else list(Way)
+        trains[name] = [way for way in ways if all(serves(one, way) for one in kept.values())]
     if fatal:
         scaling = f"{_HEADLINES.get(fatal[0].kind, 'No loss scale helps')}."
-    elif network.layers and not any(layer.nonzero for layer in network.layers):
-        scaling = f"Nothing can be said: no layer gets a gradient, and the loss is {network.loss:g}."
-    elif network.layers and all(layer.is_random for layer in network.layers):
-        scaling = "Nothing can be said: no gradient is the same in two passes over a batch."
+    elif nothing:
+        scaling = f"Nothing can be said: {nothing}."
+    elif spoilt:
+        scaling = f"No loss scale helps {listed(spoilt)}."
     else:
-        scaling, needs = _network(network, layers, formats, spoilt), formats[network.storage]
+        scaling = _network(network, layers, trains)
+    needs = next(iter(trains.get(network.storage, ())), None)
     line = " ".join([scaling, *["But"] * bool(needs and causes), *map(str, causes[:1])])
-    return Verdict(line, needs, causes, scaling, layers, formats)
+    return Verdict(line, needs, causes, scaling, layers, trains)
 
 
 def serves(kept: Mapping[Way, Kept], way: Way) -> bool:
@@ -178,24 +195,6 @@ def serves(kept: Mapping[Way, Kept], way: Way) -> bool:
     return own.error <= TOLERANCE or (
         own.error < USELESS and own.error <= _WORSE * best and own.underflow <= _LOST
     )
-
-
-def _least(layers: Mapping[str, Mapping[Way, Kept]]) -> Optional[Way]:
-    return next((way for way in Way if all(serves(kept, way) for kept in layers.values())), None)
-
-
-def _spoilt(network: NetworkNumbers) -> List[str]:
-    """Layers whose gradients no way keeps, for a known reason."""
-    spoils = {name for cause in network.causes for name in cause.spoils}
-    lost = [one for one in network.layers if not any(serves(one.kept, way) for way in Way)]
-    return [layer.name for layer in lost if layer.name in spoils]
-
-
-def judged_layers(network: NetworkNumbers) -> Mapping[str, Mapping[str, Mapping[Way, Kept]]]:
-    """Effect of each way on layers in each format; in the examined one, not on those that a cause spoils."""
-    spoilt = _spoilt(network)
-    rest = {layer.name: layer.kept for layer in network.layers if layer.name not in spoilt}
-    return {**network.formats, network.storage: rest} if rest else network.formats
 
 
 def _helps(layer: LayerNumbers) -> bool:
@@ -256,15 +255,11 @@ def _percent(share: float) -> str:
 
 
 def _network(
-    network: NetworkNumbers,
-    layers: Sequence[LayerVerdict],
-    formats: Mapping[str, Optional[Way]],
-    spoilt: Sequence[str],
+    network: NetworkNumbers, layers: Sequence[LayerVerdict], trains: Mapping[str, Sequence[Way]]
 ) -> str:
-    storage, needs = network.storage, formats[network.storage]
-    known = [(n, v) for n, v in zip(network.layers, layers) if needs is None or n.name not in spoilt]
+    storage, needs = network.storage, next(iter(trains[network.storage]), None)
+    known = list(zip(network.layers, layers))
     failing = {way: [n for n, v in known if way not in v.serves] for way in Way}
-    all_layers = "all layers" + f" but {listed(spoilt)}" * bool(spoilt)
 
     def fails(way: Way) -> str:
         found = failing[way]
@@ -275,7 +270,7 @@ def _network(
         return f"{worst.name} {_lost(worst, way)}{others}"
 
     if needs is None:
-        others = [f"{name} {_IN_WORDS[way]}" for name, way in formats.items() if way is not None]
+        others = [f"{name} {_IN_WORDS[ways[0]]}" for name, ways in trains.items() if ways]
         what, helped = f"No scaling keeps all gradients in {storage}", list(filter(_helps, failing[Way.NONE]))
         left = [n.kept[Way.ADAPTIVE] for n in failing[Way.ADAPTIVE]]
         if not any(kept.overflow or kept.underflow > _LOST for kept in left):
@@ -284,22 +279,17 @@ def _network(
                 what = f"Scaling helps {len(helped)} of {len(known)} layers, but not enough"
         return f"{what}: {fails(Way.ADAPTIVE)}. Use {others[0] if others else 'more bits'}."
     if needs is Way.NONE:
-        line = f"{storage} needs no scaling here" + f" for {all_layers}" * bool(spoilt)
         full = [n for n, _ in known if n.kept[Way.CONSTANT].overflow]
-        line += f", and has no room for 65536, which overflows in {full[-1].name}." if full else "."
-    elif needs is Way.CONSTANT:
-        line = f"A scale of 65536 works for {all_layers}; without it, {fails(Way.NONE)}."
-    elif needs is Way.ONE:
+        no_room = f", and has no room for 65536, which overflows in {full[-1].name}" if full else ""
+        return f"{storage} needs no scaling here{no_room}."
+    if needs is Way.CONSTANT:
+        return f"A scale of 65536 works for all layers; without it, {fails(Way.NONE)}."
+    if needs is Way.ONE:
         scale = scale_text(network.scales[Way.ONE])
-        line = f"One measured scale works for {all_layers}, {scale} now; without it, {fails(Way.NONE)}; with "
-        line += f"65536, {fails(Way.CONSTANT)}. Use AdaptiveLossScalingUpdater, which measures it."
-    else:
-        line = f"{_apart(layers)}: use AdaptiveLossScalingUpdater at its defaults. "
-        line += f"Without, {fails(Way.NONE)}; with one measured scale, {fails(Way.ONE)}."
-    error, coarsest = max((n.kept[needs].error, n.name) for n, _ in known)
-    if error >= _COARSE:
-        line += f" In any case {coarsest} has an error of {error:.0%}: {storage} is coarse."
-    return line
+        line = f"One measured scale works for all layers, {scale} now; without it, {fails(Way.NONE)}; with "
+        return f"{line}65536, {fails(Way.CONSTANT)}. Use AdaptiveLossScalingUpdater, which measures it."
+    line = f"{_apart(layers)}: use AdaptiveLossScalingUpdater at its defaults. "
+    return f"{line}Without, {fails(Way.NONE)}; with one measured scale, {fails(Way.ONE)}."
 
 
 def _apart(layers: Sequence[LayerVerdict]) -> str:

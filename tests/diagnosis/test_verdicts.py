@@ -77,7 +77,7 @@ ALL = {way.name.lower(): LOST for way in Way}
         (
             [layer("a", **{way.name.lower(): Kept(0.0, 0.0, 0.3) for way in Way})],
             Way.NONE,
-            "In any case a has an error of 30%: float16 is coarse.",
+            "float16 needs no scaling here.",
         ),
     ],
 )
@@ -112,14 +112,12 @@ def test_the_headline_fits_the_cause(kind: str, headline: str) -> None:
     assert (verdict.needs, verdict.line) == (None, f"{headline}a: it does not move. Mend it.")
 
 
-def test_a_fault_in_one_layer_does_not_silence_the_others() -> None:
+def test_a_fault_that_damages_one_layer_is_not_hidden_by_the_others() -> None:
     spoils = Cause("underflow", "b/Mul2", "it computes zeros", "mend it", fatal=False, spoils=("b",))
     verdict = verdict_of(network(layer("a", none=LOST), layer("b", floor=0.9, **ALL), causes=[spoils]))
-    assert (verdict.needs, verdict.line) == (
-        Way.CONSTANT,
-        "A scale of 65536 works for all layers but b; without it, a loses 90% to underflow. But b/Mul2: it "
-        "computes zeros. Mend it.",
-    )
+    assert (verdict.needs, verdict.trains["float16"], verdict.formats["float16"]) == (None, [], None)
+    assert verdict.line == "No loss scale helps b. b/Mul2: it computes zeros. Mend it."
+    assert [one.serves for one in verdict.layers] == [[Way.CONSTANT, Way.ONE, Way.ADAPTIVE], []]
 
 
 NAN = Kept(0.0, 0.0, math.inf)
@@ -185,8 +183,8 @@ def test_layers_that_are_lost_for_a_known_reason_are_left_to_it() -> None:
     flat = Cause("saturated", "a/Softmax", "it is flat", "mend it", fatal=False, spoils=("a", "b"))
     verdict = verdict_of(network(layer("a", floor=0.9, **ALL), layer("b"), layer("c"), causes=[flat]))
     assert (verdict.needs, verdict.line) == (
-        Way.NONE,
-        "float16 needs no scaling here for all layers but a. But a/Softmax: it is flat. Mend it.",
+        None,
+        "No loss scale helps a. a/Softmax: it is flat. Mend it.",
     )
     assert [one.line.endswith("; see a/Softmax") for one in verdict.layers] == [True, True, False]
 

@@ -417,7 +417,7 @@ def elementwise_weights(mended: bool) -> Built:
     return network(loss=loss, spoil=fill)
 
 
-@trouble("rounding_noise", "head/affine", remedy=remedies.NOT_CONSTANT)
+@trouble("rounding_noise", "head/affine", remedy=remedies.MEAN_OF_SOFTMAX)
 def mean_of_a_softmax(mended: bool) -> Built:
     return network(loss=lambda h, t: F.mean(F.softmax(affine(h, 5, "head")) ** (2 if mended else 1)))
 
