@@ -64,6 +64,13 @@ class Ends:
             if kind in ("zero_factor", "constant_softmax") or not self._nothing_to_learn(f):
                 found.update(at_fault)
                 ended.add(key)
+        for key in sorted(ended & found.keys(), key=network.graph.numbers.__getitem__, reverse=True):
+            # Another end explains the same parameters, such as a gate beside a state that starts from 0.
+            starved = self._leaves_before(network.function(key)) & self._starved
+            others = ended - {key}
+            if others and self._without(others).isdisjoint(starved):
+                ended = others
+                del found[key]
         if self._learns(ended):
             found = {key: cause._replace(fatal=False) for key, cause in found.items()}
         return {hash(f): found[hash(f)] for f in network.graph.functions if hash(f) in found}

@@ -11,7 +11,7 @@ import nnabla as nn
 from ..core.formats import FLOAT32
 from ..graph.description import type_name_of
 from . import remedies
-from .target import NORMALIZATIONS, Network, listed, scope_of
+from .target import NORMALIZATIONS, Network, Note, listed, scope_of
 from .watching import Sight
 
 # Relative change of an array, or of the loss, from which storage has corrupted it.
@@ -303,7 +303,8 @@ class Finiteness:
     ) -> Tuple[str, Tuple[str, ...]]:
         """Clause about operands that enlarge numbers, or shrink them, and the parameters among them."""
         uses: Dict[Tuple[str, str], List[float]] = {}
-        first, sign = "", -1.0 if shrinks else 1.0
+        first = ""
+        sign, verb, size = (-1.0, "shrink", "smaller") if shrinks else (1.0, "grow", "larger")
         for g, before, after in steps:
             times = (after / before) ** sign if after and before else 0.0
             operand = self._factor(g, times) if times > 1.0 else ("", "")
@@ -316,24 +317,26 @@ class Finiteness:
         (factor, name), grown = max(uses.items(), key=lambda one: sum(one[1]))
         if sum(grown) < total / 2.0:
             times = min(math.exp(total), (steps[-1].after / (steps[0].before or math.inf)) ** sign)
-            told = f"; {noun} {'shrink' if shrinks else 'grow'} from layer to layer, {times:.2g} times from {first} on"
+            told = f"; {noun} {verb} from layer to layer, {times:.2g} times from {first} on"
             return told, tuple(name for _, name in uses if name)
-        makes = f"makes {noun} {math.exp(sum(grown) / len(grown)):.2g} times {'smaller' if shrinks else 'larger'}"
+        makes = f"makes {noun} {math.exp(sum(grown) / len(grown)):.2g} times {size}"
         if len(grown) > 1:
             makes = f"is applied {len(grown)} times, and {makes} each time"
         return f"; {factor}{name} {makes}", (name,) * bool(name)
 
     def exploded(self) -> Optional[Cause]:
         """Cause of a gradient that grows from function to function beyond its format."""
-        network, steps = self._network, []
+        network = self._network
+        steps: List[_Step] = []
         f = max(map(network.function, network.nodes), key=self._gradient)
         stored, cause = network.gradient_format(f.outputs[0]), network.name(f)
         size = self._gradient(f)
         if not size > stored.max:
             return None
         while f is not None:
-            readers = [g for v in f.outputs for g in network.readers.get(hash(v), ()) if hash(g) in network.nodes]
-            behind = max(readers, key=self._gradient, default=None)
+            readers = (g for v in f.outputs for g in network.readers.get(hash(v), ()))
+            of_nodes = (g for g in readers if hash(g) in network.nodes)
+            behind = max(of_nodes, key=self._gradient, default=None)
             if behind is not None:
                 steps.insert(0, _Step(behind, self._gradient(behind), self._gradient(f)))
             f = behind
@@ -343,6 +346,16 @@ class Finiteness:
             return None
         what = f"its gradient reaches {size:.1e}, beyond {stored.name}, which ends at {stored.max:g}{grown}"
         return Cause("exploding_gradient", cause, what, remedies.EXPLODING, False, (), parameters, True)
+
+    def kept_in_fp32(self) -> Optional[Note]:
+        """Note a loss beyond the format, which only fp32 at the loss keeps finite."""
+        for f in self._network.graph.functions:
+            v, seen = f.outputs[0], self._sight.data.get(hash(f.outputs[0]))
+            if v.size == 1 and seen is not None and seen.abs_max > self._network.format(v).max:
+                begin = f"The loss reaches {self._beyond(v)}, at "
+                end = ": AdaptiveLossScalingUpdater computes it in fp32; without that it would be infinite"
+                return Note(begin, [self._network.name(f)], f"{end}. {remedies.MEAN_LOSS}.")
+        return None
 
     def _gradient(self, f: Any) -> float:
         known = (self._in_fp32.gradients.get(hash(v)) for v in f.outputs)

@@ -28,8 +28,8 @@ def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
     """Write the verdict, unfixable faults, tables of formats and layers, and a line for each layer."""
     lines = [f"{network.storage} beside fp32, {_facts(network)}", ""]
     lines += _paragraph(verdict.line)
-    for text in (*verdict.causes[1:], *network.notes):
-        lines += _paragraph(f"- {text}", "  ")
+    for more in (*verdict.causes[1:], *network.notes):
+        lines += _paragraph(f"- {more}", "  ")
     for title, head, rows, words in _tables(network, verdict):
         width = max(len(row[0]) for row in (head, *rows))
         lines.append("")

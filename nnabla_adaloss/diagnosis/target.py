@@ -158,6 +158,7 @@ class Subject:
                 own = self._inputs.keys() - _written_by_forward(graph)
                 arrays = {p: self._inputs[p].data for p in own}
                 never = {p for p, a in arrays.items() if not (a.zeroing or a.modification_count)}
+                written = {p: a.modification_count for p, a in arrays.items()}
             elif hash(loss) != hash(self.loss) and graph.description(names) != first:
                 continue
             inputs = _may_be_fed(graph, names)
@@ -172,6 +173,10 @@ class Subject:
         zero = {p for p, first in self._batches[0].items() if first.size > 1 and not first.any()}
         blank = {p for p in own if p in never or (p in zero and not self._changes(p))}
         self.never_filled = {hash(self._inputs[p]) for p in never}
+        # Likewise, or 0 from before the feeder, which leaves it alone.
+        left = {p for p in zero & own if self._inputs[p].data.modification_count == written[p]}
+        is_same = self._feeder is not None and len(self._batches) > 1 and hash(loss) == hash(self.loss)
+        self.never_fed = self.never_filled | {hash(self._inputs[p]) for p in left if is_same}
         # An unfilled or all-zero input, with its reader, if no layer reads other data.
         self.unfed = self._unfed({hash(self._inputs[p]) for p in blank})
         notes = []
@@ -234,7 +239,8 @@ class Network:
     """Functions of a graph, with their names and storage formats."""
 
     def __init__(self, examined: Subject, storage: RoundedStorage) -> None:
-        self.graph, self.plan, self.never_filled = examined.graph, examined.plan, examined.never_filled
+        self.graph, self.plan = examined.graph, examined.plan
+        self.never_filled, self.never_fed = examined.never_filled, examined.never_fed
         self._storage, graph, plan = storage, self.graph, self.plan
         # Functions that backward starts from.
         self.roots = [graph.variables[p] for p in plan.roots]
@@ -297,6 +303,8 @@ class Network:
         """Why an input is 0, in words, and the remedy."""
         if hash(v) in self.never_filled:
             return "nobody has filled", remedies.FILL
+        if hash(v) in self.never_fed:
+            return "is 0 and which the feeder does not fill", remedies.FILL
         return "is all 0 in every batch", remedies.ZEROS
 
     def normalizes_single_numbers(self, f: Any) -> bool:

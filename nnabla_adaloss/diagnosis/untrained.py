@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import math
-from typing import Any, Dict, Iterator, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Set
 
 import nnabla as nn
 import numpy as np
@@ -18,6 +18,9 @@ from .target import Network, Note, Subject, listed, scope_of
 
 # Solvers whose steps are the gradient times the learning rate.
 _BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
+# Functions with steps, whose derivative is 0 or undefined.
+_STEPS = {"OneHot", "Sign", "Round", "Floor", "Ceil", "SearchSorted"}
+_COMPARES = ("Greater", "Less", "Equal", "NotEqual", "Logical")
 # A smaller changing share of a weight per iteration counts as none.
 _MOVED = 0.01
 
@@ -37,8 +40,8 @@ def untrained(examined: Subject, network: Network) -> Iterator[Cause]:
         first, cut = next(iter(missed)), _cut(network, missed)
         place, what, remedy = scope_of(first), "the loss does not depend on", remedies.USE
         if cut is not None:
-            place, how = cut
-            what, remedy = f"its output {how}, and no gradient gets to", remedies.UNCUT
+            place, how, remedy = cut
+            what = f"its output {how}, and no gradient gets to"
         elif nothing and network.graph.positions.keys().isdisjoint(missed.values()):
             remedy = remedies.OTHERS
         yield Cause("untrained", place, f"{what} {told}", remedy, nothing, parameters=(*missed,))
@@ -49,9 +52,9 @@ def notes(examined: Subject, network: Network) -> Iterator[Note]:
     missed = _missed(examined, network) if examined.solver is None and network.reached_leaves else {}
     if missed:
         cut = _cut(network, missed)
-        where = "" if cut is None else f"; the gradient stops at {cut[0]}, whose output {cut[1]}"
-        told = f"The loss does not depend on {len(missed)} parameters: "
-        yield Note(told, [*missed], f"{where}. Unless that is on purpose, link them to the loss.")
+        where = "" if cut is None else f"; the gradient stops at {cut.function}, whose output {cut.how}"
+        where += f". Unless that is on purpose, {remedies.USE if cut is None else cut.remedy}."
+        yield Note(f"No gradient gets to {len(missed)} parameters: ", [*missed], where)
         return
     solvers = (made for made in gc.get_objects() if isinstance(made, nn.solver.Solver))
     able = [made for made in solvers if has(made, "get_parameters")]
@@ -127,12 +130,20 @@ def _missed(examined: Subject, network: Network) -> Dict[str, int]:
     got = network.reached_leaves | frozen
     missed = {name: hash(v) for name, v in sorted(wanted.items()) if hash(v) not in got}
     # For a loss alone the parameters to train are unknown: a discriminator's loss reaches no generator, and a
-    # frozen part has no gradient on purpose. Then those between trained layers count, or all if data reaches
-    # trained layers only through parts that are cut off.
+    # frozen part has no gradient on purpose. Then those between trained layers and behind a variable with
+    # need_grad=False count, or all if data reaches trained layers only through parts that are cut off.
     if solver is None and not _cut_from_data(examined, network):
-        between = _between(network)
-        missed = {name: key for name, key in missed.items() if key in between}
+        counted = _between(network) | _disabled(network)
+        missed = {name: key for name, key in missed.items() if key in counted}
     return missed
+
+
+def _disabled(network: Network) -> Set[int]:
+    """Keys of the leaves behind inputs of trained layers that have need_grad=False."""
+    read = [v for f in network.graph.functions if hash(f) in network.reached for v in f.inputs]
+    cut = [v.parent for v in read if v.parent is not None and not v.need_grad]
+    before = network.walk(g for g in cut if g.info.type_name != "Unlink")
+    return {hash(v) for g in before for v in g.inputs}
 
 
 def _cut_from_data(examined: Subject, network: Network) -> bool:
@@ -163,8 +174,16 @@ def _between(network: Network) -> Set[int]:
     return found
 
 
-def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str]]:
-    """Function at whose output the gradient to parameters stops, and why; None if there is none."""
+class _Cut(NamedTuple):
+    """Function at whose output the gradient to parameters stops."""
+
+    function: str
+    how: str
+    remedy: str
+
+
+def _cut(network: Network, missed: Mapping[str, int]) -> Optional[_Cut]:
+    """Function at whose output the gradient to parameters stops; None if there is none."""
     keys = {*missed.values()}
     for f in network.graph.functions:
         if hash(f) in network.reached:
@@ -172,12 +191,17 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str
                 if v.parent is None or hash(v.parent) in network.reached:
                     continue
                 before = network.in_order(network.walk([v.parent]))
-                if any(hash(leaf) in keys for g in before for leaf in g.inputs):
+                behind = {hash(g) for g in network.behind(keys)}
+                between = [g for g in before if hash(g) in behind]
+                if between:
+                    steps = [g for g in between if _has_no_derivative(g)]
+                    if steps:
+                        return _Cut(network.name(steps[0]), "has no derivative", remedies.NO_DERIVATIVE)
                     needed = (g for g in before if any(w.need_grad for w in g.inputs))
                     g = next((g for g in needed if not any(w.need_grad for w in g.outputs)), before[-1])
                     if g.info.type_name == "Unlink":
-                        return network.name(g.inputs[0].parent or g), "is unlinked"
-                    return network.name(g), "has need_grad=False"
+                        return _Cut(network.name(g.inputs[0].parent or g), "is unlinked", remedies.UNCUT)
+                    return _Cut(network.name(g), "has need_grad=False", remedies.UNCUT)
     # Or outside the graph, which then has an input that shares its data with an output there.
     shared = {hash(v.data): v for v in network.graph.leaves.values() if hash(v) not in network.names}
     names = {key: name for name, key in missed.items()}
@@ -186,5 +210,10 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str
         reader = network.name(network.readers[hash(shared[hash(v.data)])][0])
         for key in (hash(leaf) for g in network.walk([v.parent]) for leaf in g.inputs):
             if key in names:
-                return scope_of(names[key]), f"is unlinked where {reader} reads it"
+                return _Cut(scope_of(names[key]), f"is unlinked where {reader} reads it", remedies.UNCUT)
     return None
+
+
+def _has_no_derivative(f: Any) -> bool:
+    kind = f.info.type_name
+    return bool(f.info.args.get("only_index") or kind in _STEPS or kind.startswith(_COMPARES))

@@ -229,13 +229,13 @@ def test_an_interruption_in_a_pass_comes_out_as_it_is(turn: int) -> None:
     np.testing.assert_array_equal(nn.get_parameters()["fc1/affine/W"].d, weights)
 
 
-def test_without_a_feeder_the_data_that_is_there_is_one_batch_and_the_first_thing_said() -> None:
+def test_without_a_feeder_the_data_that_is_there_is_one_batch_as_a_note_says_below_the_verdict() -> None:
     loss, feed = mlp()
     feed()
     diagnosis = diagnose(loss, batches=7)
     assert diagnosis.numbers.batches == 1
     assert diagnosis.as_dict()["notes"] == ["No feeder was given: this is about what the inputs hold now."]
-    assert str(diagnosis).index("No feeder was given") < str(diagnosis).index(diagnosis.verdict.line)
+    assert str(diagnosis).index("No feeder was given") > str(diagnosis).index(diagnosis.verdict.line)
     assert str(diagnose(loss, ["float16"])).startswith("No feeder was given")
     assert "No feeder" not in str(diagnose(loss, feeder=feed))
     # The feeder that an updater has when it is given none.
@@ -288,6 +288,34 @@ def test_whether_a_loss_leaves_parameters_out_on_purpose_is_not_judged(cut: str)
     assert note.names == ["fc1/affine/W", "fc1/affine/b"]
     assert f"the gradient stops at fc1/affine/Tanh, whose output {cut}." in str(note)
     assert not diagnosis.verdict.causes
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_part_behind_an_output_without_need_grad_is_a_note(learns: bool) -> None:
+    """An embedding that is added to data, before the first trained layer."""
+    (x, t), level = inputs(), nn.Variable((32, 1))
+    time = affine(F.tanh(affine(level, 8, "time1")), 16, "time2")
+    time.need_grad = learns
+
+    def levels() -> None:
+        level.d = np.linspace(0.0, 1.0, 32)[:, None]
+
+    diagnosis = diagnose(classes(hidden(x + F.tanh(time)), t), feeder=feeder(x, t, levels))
+    names = [name for note in diagnosis.numbers.notes for name in note.names]
+    assert names == (
+        [] if learns else [f"time{index}/affine/{letter}" for index in (1, 2) for letter in "Wb"]
+    )
+    assert all("stops at time2/affine, whose output has" in str(note) for note in diagnosis.numbers.notes)
+    assert (diagnosis.verdict.needs, diagnosis.verdict.causes) == (Way.NONE, [])
+
+
+@pytest.mark.parametrize("size", [1e3, 1e5])
+def test_a_loss_beyond_the_format_is_a_note_as_the_updater_computes_it_in_fp32(size: float) -> None:
+    loss, feed = network()
+    diagnosis = diagnose(F.log(loss * size + loss * size), feeder=feed)
+    beyond = [note.names for note in diagnosis.numbers.notes]
+    assert beyond == ([["head/affine/MulScalar"]] if size > 65504.0 else [])
+    assert (diagnosis.verdict.needs, diagnosis.verdict.causes) == (Way.NONE, [])
 
 
 def test_a_layer_that_an_input_of_zeros_teaches_nothing_is_a_note() -> None:

@@ -1008,3 +1008,112 @@ def images_divided_as_integers(mended: bool) -> Built:
         x.d = x.d if mended else np.floor(np.abs(np.tanh(x.d)))
 
     return network(spoil=zeros)
+
+
+@trouble(
+    "exploding_gradient", "fc0/affine/Sin", "gradients grow from layer to layer, ", remedy=remedies.EXPLODING
+)
+def gradients_that_explode(mended: bool) -> Built:
+    """Each layer makes the gradient some five times larger, and rounding errors too."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        for index in range(13):
+            x = F.sin(affine(x, 64, f"fc{index}", 0.5 if mended else 6.0))
+        return x
+
+    return network(layers)
+
+
+@trouble(
+    "exploding_gradient", "rnn/affine/Sin", "the weight rnn/affine/W is applied", parameters=("rnn/affine/W",)
+)
+def recurrence_whose_gradient_explodes(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        for _ in range(16):
+            x = F.sin(affine(x, 16, "rnn", 0.5 if mended else 8.0))
+        return x
+
+    return network(layers)
+
+
+@trouble(
+    "underflow",
+    "fc5/affine",
+    "numbers shrink from layer to layer, ",
+    fatal=False,
+    remedy=remedies.VANISHING,
+    parameters=tuple(f"fc{index}/affine/W" for index in range(6)),
+)
+def layers_that_shrink(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        for index in range(8):
+            x = F.tanh(affine(x, 16, f"fc{index}", 1.0 if mended else 0.05))
+        return x
+
+    return network(layers)
+
+
+def sure(y: nn.Variable) -> nn.Variable:
+    """One minus a probability that rounds to 1, and a constant that fp32 holds beside it."""
+    return 1.0 - F.sigmoid(y) + 1e-7
+
+
+@trouble("lone_constant", "head/affine/Log", "numbers near 1 round to it", remedy=remedies.HELD_IN_LOG)
+def logarithm_of_a_constant_left_alone(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        return -F.mean(F.log(sure(affine(h, 1, "head", bias=0.0 if mended else 9.0))))
+
+    return network(loss=loss)
+
+
+@trouble("lone_constant", "head/affine/PowScalar", "the constant 1e-07 of head/affine/AddScalar")
+def root_of_a_constant_left_alone(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        return F.mean(sure(affine(h, 1, "head", bias=0.0 if mended else 9.0)) ** -0.5)
+
+    return network(loss=loss)
+
+
+@trouble("saturated", "gate/affine/Sigmoid", fatal=False)
+def gate_beside_a_state_of_zeros(mended: bool) -> Built:
+    """A state that starts from 0 is no fault."""
+    x, t = nn.Variable((32, 3, 16)), nn.Variable((32, 1))
+    gate = F.sigmoid(affine(F.mean(x, axis=1), 16, "gate", bias=0.0 if mended else 100.0))
+    h = F.constant(0.0, (32, 16))
+    for step in range(3):
+        z = x[:, step] * gate
+        r = F.sigmoid(affine(F.concatenate(z, h), 16, "reset"))
+        h = F.tanh(affine(F.concatenate(z, r * h), 16, "candidate"))
+    return classes(h, t), feeder(x, t)
+
+
+@trouble("zero_factor", "fc1/affine/Mul2", remedy=remedies.FILL)
+def mask_of_zeros_that_the_feeder_leaves_alone(mended: bool) -> Built:
+    mask = nn.Variable((32, 16))
+    mask.d = 1.0 if mended else 0.0
+    return network(lambda x: affine(hidden(x) * mask, 16, "fc2"))
+
+
+@trouble("untrained", "router/affine/Max", fatal=False, remedy=remedies.NO_DERIVATIVE)
+def router_behind_a_choice(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        scores = F.softmax(affine(x, 4, "router"))
+        best = F.reshape(F.max(scores, axis=1, only_index=True), (32, 1)).apply(need_grad=False)
+        chosen = F.one_hot(best, (4,)) * (scores if mended else 1.0)
+        return sum(hidden_of(x, index) * chosen[:, index : index + 1] for index in range(4))
+
+    return trained(network(layers), S.Sgd(0.1))
+
+
+@trouble("untrained", "gate/affine/GreaterScalar", fatal=False, remedy=remedies.NO_DERIVATIVE)
+def gate_behind_a_comparison(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        y = affine(x, 16, "gate")
+        hard = F.greater_scalar(y, 0.0).apply(need_grad=False)
+        return hidden(x) * (F.sigmoid(y) if mended else F.reshape(hard * 1.0, (32, 16)))
+
+    return trained(network(layers), S.Sgd(0.1))
+
+
+def hidden_of(x: nn.Variable, index: int) -> nn.Variable:
+    return F.tanh(affine(x, 16, f"expert{index}"))
