@@ -68,7 +68,7 @@ class Ends:
             # Another end explains the same parameters, such as a gate beside a state that starts from 0.
             starved = self._leaves_before(network.function(key)) & self._starved
             others = ended - {key}
-            if others and self._without(others).isdisjoint(starved):
+            if starved and others and self._without(others).isdisjoint(starved):
                 ended = others
                 del found[key]
         if self._learns(ended):

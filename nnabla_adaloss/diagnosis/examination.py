@@ -6,7 +6,20 @@ from __future__ import annotations
 import math
 import os
 from functools import partial
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union, overload
+from typing import (
+    Any,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+    overload,
+)
 
 import numpy as np
 
@@ -294,11 +307,8 @@ class _Examination:
 
     def _not_finite(self, sights: Sequence[Sight]) -> List[Cause]:
         """Causes of nonfinite numbers in any batch, in forward order, one of each kind and function."""
-        found: Dict[Tuple[str, str], Cause] = {}
-        for sight in sights:
-            for cause in Finiteness(self._network, sight).causes():
-                found.setdefault((cause.kind, cause.function.partition("#")[0]), cause)
-        return sorted(found.values(), key=self._position)
+        found = _distinct(cause for sight in sights for cause in Finiteness(self._network, sight).causes())
+        return sorted(found, key=self._position)
 
     def _position(self, cause: Cause) -> int:
         return self._network.positions.get(cause.function, -1)
@@ -364,13 +374,11 @@ class _Examination:
         beyond = self._not_finite(self._as_stored)
         yield from beyond
         ended = self._ends.functions()
-        once: Dict[Tuple[str, str], Cause] = {}
-        for cause in (*ended.values(), *self._ends.saturated()):
-            once.setdefault((cause.kind, cause.function.partition("#")[0]), cause)
-        yield from once.values()
-        told = {name for cause in once.values() for name in cause.spoils}
+        ends = _distinct((*ended.values(), *self._ends.saturated()))
+        yield from ends
+        told = {name for cause in ends for name in cause.spoils}
         untold = tuple(name for name in noisy if name not in told)
-        if untold:
+        if untold and not beyond:
             what = "its gradient in fp32 is nothing but rounding errors"
             what += f" (one of {len(untold)} layers)" * bool(untold[1:])
             last = next(layer for layer in self._layers if layer.name == untold[-1])
@@ -390,6 +398,14 @@ class _Examination:
         yield from spoiled(self._arriving, self._for_solver)
         for_solver = {n: a for n, a in self._for_solver.items() if n not in noisy}
         yield from hardly_moved(self._examined, for_solver, self._moved)
+
+
+def _distinct(causes: Iterable[Cause]) -> Sequence[Cause]:
+    """First cause of each kind and function."""
+    found: Dict[Tuple[str, str], Cause] = {}
+    for cause in causes:
+        found.setdefault((cause.kind, cause.function.partition("#")[0]), cause)
+    return [*found.values()]
 
 
 def _emulated(examined: Subject, storage: StorageLike) -> FormatEmulation:

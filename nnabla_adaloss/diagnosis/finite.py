@@ -329,11 +329,8 @@ class Finiteness:
         network = self._network
         steps: List[_Step] = []
         f = max(map(network.function, network.nodes), key=self._gradient)
-        stored, cause = network.gradient_format(f.outputs[0]), network.name(f)
-        size = self._gradient(f)
-        if not size > stored.max:
-            return None
-        while f is not None:
+        stored, name, size = network.gradient_format(f.outputs[0]), network.name(f), self._gradient(f)
+        while f is not None and size > stored.max:
             readers = (g for v in f.outputs for g in network.readers.get(hash(v), ()))
             of_nodes = (g for g in readers if hash(g) in network.nodes)
             behind = max(of_nodes, key=self._gradient, default=None)
@@ -342,10 +339,11 @@ class Finiteness:
             f = behind
         start = min(range(len(steps)), key=lambda i: steps[i].before or math.inf, default=0)
         grown, parameters = self._growth(steps[start:], "gradients")
-        if not grown or max(s.after / s.before for s in steps[start:]) ** 2 > size / steps[start].before:
+        times = [after / (before or math.inf) for _, before, after in steps[start:]]
+        if not grown or max(times) ** 2 > math.prod(times):
             return None
         what = f"its gradient reaches {size:.1e}, beyond {stored.name}, which ends at {stored.max:g}{grown}"
-        return Cause("exploding_gradient", cause, what, remedies.EXPLODING, False, (), parameters, True)
+        return Cause("exploding_gradient", name, what, remedies.EXPLODING, False, (), parameters, True)
 
     def kept_in_fp32(self) -> Optional[Note]:
         """Note a loss beyond the format, which only fp32 at the loss keeps finite."""
@@ -369,15 +367,15 @@ class Finiteness:
             v = f.inputs[_NOT_ZERO[node.type_name]] if node.type_name in _NOT_ZERO else None
             if v is None or v.parent is None or v.parent.info.type_name not in _CONSTANTS:
                 continue
-            arriving, stored = self._sight.gradients.get(hash(v)), network.gradient_format(v)
-            gone = self._vanishing(v.parent)
-            if gone and arriving is not None and arriving.abs_max > stored.max:
+            stored, gone = network.gradient_format(v), self._vanishing(v.parent)
+            arriving, size = (self._sight.gradients.get(hash(w)) for w in (f.outputs[0], v))
+            if gone and arriving and size and arriving.abs_max <= stored.max < size.abs_max:
                 what = f"it reads numbers of which {stored.name} leaves only the constant "
                 what += f"{v.parent.info.args['val']:g} of {network.name(v.parent)}, as "
                 g = gone[0].parent
                 rounds = g is not None and g.info.type_name == "RSubScalar"
                 what += f"numbers near {g.info.args['val']:g} round to it" if rounds else "the rest becomes 0"
-                what += f": its gradient reaches {arriving.abs_max:.1e}, beyond {stored.max:g}"
+                what += f": its gradient reaches {size.abs_max:.1e}, beyond {stored.max:g}"
                 remedy = remedies.HELD_IN_LOG if node.type_name == "Log" else remedies.HELD
                 yield Cause("lone_constant", node.label, what, remedy, False, as_stored=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import math
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Set
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -18,9 +18,8 @@ from .target import Network, Note, Subject, listed, scope_of
 
 # Solvers whose steps are the gradient times the learning rate.
 _BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
-# Functions with steps, whose derivative is 0 or undefined.
-_STEPS = {"OneHot", "Sign", "Round", "Floor", "Ceil", "SearchSorted"}
-_COMPARES = ("Greater", "Less", "Equal", "NotEqual", "Logical")
+# Functions with steps that nnabla passes no gradient through.
+_STEPS = ("OneHot", "SearchSorted", "Greater", "Less", "Equal", "NotEqual", "Logical")
 # A smaller changing share of a weight per iteration counts as none.
 _MOVED = 0.01
 
@@ -52,9 +51,11 @@ def notes(examined: Subject, network: Network) -> Iterator[Note]:
     missed = _missed(examined, network) if examined.solver is None and network.reached_leaves else {}
     if missed:
         cut = _cut(network, missed)
-        where = "" if cut is None else f"; the gradient stops at {cut.function}, whose output {cut.how}"
-        where += f". Unless that is on purpose, {remedies.USE if cut is None else cut.remedy}."
-        yield Note(f"No gradient gets to {len(missed)} parameters: ", [*missed], where)
+        where = "" if cut is None else f"; the gradient stops at {cut[0]}, whose output {cut[1]}"
+        where += f". Unless that is on purpose, {remedies.USE if cut is None else cut[2]}."
+        yield Note(
+            f"No gradient gets to {len(missed)} parameter{'s' * (len(missed) > 1)}: ", [*missed], where
+        )
         return
     solvers = (made for made in gc.get_objects() if isinstance(made, nn.solver.Solver))
     able = [made for made in solvers if has(made, "get_parameters")]
@@ -133,17 +134,29 @@ def _missed(examined: Subject, network: Network) -> Dict[str, int]:
     # frozen part has no gradient on purpose. Then those between trained layers and behind a variable with
     # need_grad=False count, or all if data reaches trained layers only through parts that are cut off.
     if solver is None and not _cut_from_data(examined, network):
-        counted = _between(network) | _disabled(network)
+        layers = {key for key, node in network.nodes.items() if node.leaves}
+        # A target that only the loss reads is cut on purpose.
+        read = [v for v in _cut_off(network) if any(hash(f) in layers for f in network.behind([hash(v)]))]
+        walked = network.walk([v.parent for v in read], _linked)
+        disabled = network.walk([f for f in walked if _is_disabled(f)], _linked)
+        counted = _between(network).union(hash(v) for f in disabled for v in f.inputs)
         missed = {name: key for name, key in missed.items() if key in counted}
     return missed
 
 
-def _disabled(network: Network) -> Set[int]:
-    """Keys of the leaves behind inputs of trained layers that have need_grad=False."""
-    read = [v for f in network.graph.functions if hash(f) in network.reached for v in f.inputs]
-    cut = [v.parent for v in read if v.parent is not None and not v.need_grad]
-    before = network.walk(g for g in cut if g.info.type_name != "Unlink")
-    return {hash(v) for g in before for v in g.inputs}
+def _linked(f: Any) -> List[nn.Variable]:
+    return [] if f.info.type_name == "Unlink" else f.inputs
+
+
+def _is_disabled(f: Any) -> bool:
+    """True if outputs have need_grad=False although an input needs a gradient."""
+    return any(v.need_grad for v in f.inputs) and not any(v.need_grad for v in f.outputs)
+
+
+def _cut_off(network: Network) -> Iterator[nn.Variable]:
+    """Outputs that functions on the gradient's path read without handing it on."""
+    read = (v for f in network.graph.functions if hash(f) in network.reached for v in f.inputs)
+    return (v for v in read if v.parent is not None and hash(v.parent) not in network.reached)
 
 
 def _cut_from_data(examined: Subject, network: Network) -> bool:
@@ -174,34 +187,20 @@ def _between(network: Network) -> Set[int]:
     return found
 
 
-class _Cut(NamedTuple):
-    """Function at whose output the gradient to parameters stops."""
-
-    function: str
-    how: str
-    remedy: str
-
-
-def _cut(network: Network, missed: Mapping[str, int]) -> Optional[_Cut]:
-    """Function at whose output the gradient to parameters stops; None if there is none."""
-    keys = {*missed.values()}
-    for f in network.graph.functions:
-        if hash(f) in network.reached:
-            for v in f.inputs:
-                if v.parent is None or hash(v.parent) in network.reached:
-                    continue
-                before = network.in_order(network.walk([v.parent]))
-                behind = {hash(g) for g in network.behind(keys)}
-                between = [g for g in before if hash(g) in behind]
-                if between:
-                    steps = [g for g in between if _has_no_derivative(g)]
-                    if steps:
-                        return _Cut(network.name(steps[0]), "has no derivative", remedies.NO_DERIVATIVE)
-                    needed = (g for g in before if any(w.need_grad for w in g.inputs))
-                    g = next((g for g in needed if not any(w.need_grad for w in g.outputs)), before[-1])
-                    if g.info.type_name == "Unlink":
-                        return _Cut(network.name(g.inputs[0].parent or g), "is unlinked", remedies.UNCUT)
-                    return _Cut(network.name(g), "has need_grad=False", remedies.UNCUT)
+def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
+    """Function at whose output the gradient to parameters stops, why, and the remedy; None for none."""
+    behind = set(map(hash, network.behind({*missed.values()})))
+    for v in _cut_off(network):
+        before = network.in_order(network.walk([v.parent]))
+        between = [g for g in before if hash(g) in behind]
+        if not between:
+            continue
+        for g in filter(_has_no_derivative, between):
+            return network.name(g), "has no derivative", remedies.NO_DERIVATIVE
+        g = next(filter(_is_disabled, before), before[-1])
+        if g.info.type_name == "Unlink":
+            return network.name(g.inputs[0].parent or g), "is unlinked", remedies.UNCUT
+        return network.name(g), "has need_grad=False", remedies.UNCUT
     # Or outside the graph, which then has an input that shares its data with an output there.
     shared = {hash(v.data): v for v in network.graph.leaves.values() if hash(v) not in network.names}
     names = {key: name for name, key in missed.items()}
@@ -210,10 +209,9 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[_Cut]:
         reader = network.name(network.readers[hash(shared[hash(v.data)])][0])
         for key in (hash(leaf) for g in network.walk([v.parent]) for leaf in g.inputs):
             if key in names:
-                return _Cut(scope_of(names[key]), f"is unlinked where {reader} reads it", remedies.UNCUT)
+                return scope_of(names[key]), f"is unlinked where {reader} reads it", remedies.UNCUT
     return None
 
 
 def _has_no_derivative(f: Any) -> bool:
-    kind = f.info.type_name
-    return bool(f.info.args.get("only_index") or kind in _STEPS or kind.startswith(_COMPARES))
+    return bool(f.info.args.get("only_index") or f.info.type_name.startswith(_STEPS))

@@ -197,12 +197,6 @@ def serves(kept: Mapping[Way, Kept], way: Way) -> bool:
     )
 
 
-def _helps(layer: LayerNumbers) -> bool:
-    """True if some way keeps more of a gradient than no scaling does."""
-    none, ways = layer.kept[Way.NONE], layer.kept.values()
-    return any(_WORSE * k.error < none.error or k.underflow <= _LOST < none.underflow for k in ways)
-
-
 def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]) -> LayerVerdict:
     right = HistoryPolicy().scale(layer.amax, u_max=layer.stored.max) if layer.amax else None
     keeps = [way for way in Way if serves(layer.kept, way)]
@@ -258,11 +252,9 @@ def _network(
     network: NetworkNumbers, layers: Sequence[LayerVerdict], trains: Mapping[str, Sequence[Way]]
 ) -> str:
     storage, needs = network.storage, next(iter(trains[network.storage]), None)
-    known = list(zip(network.layers, layers))
-    failing = {way: [n for n, v in known if way not in v.serves] for way in Way}
 
     def fails(way: Way) -> str:
-        found = failing[way]
+        found = [n for n, v in zip(network.layers, layers) if way not in v.serves]
         if not found:
             return "nothing is lost"
         worst = max(found, key=lambda n: (n.kept[way].overflow, n.kept[way].underflow, n.kept[way].error))
@@ -271,15 +263,10 @@ def _network(
 
     if needs is None:
         others = [f"{name} {_IN_WORDS[ways[0]]}" for name, ways in trains.items() if ways]
-        what, helped = f"No scaling keeps all gradients in {storage}", list(filter(_helps, failing[Way.NONE]))
-        left = [n.kept[Way.ADAPTIVE] for n in failing[Way.ADAPTIVE]]
-        if not any(kept.overflow or kept.underflow > _LOST for kept in left):
-            what = "Scaling does not help"
-            if helped:
-                what = f"Scaling helps {len(helped)} of {len(known)} layers, but not enough"
-        return f"{what}: {fails(Way.ADAPTIVE)}. Use {others[0] if others else 'more bits'}."
+        line = f"No scaling keeps all gradients in {storage}: {fails(Way.ADAPTIVE)}. "
+        return f"{line}Use {others[0] if others else 'more bits'}."
     if needs is Way.NONE:
-        full = [n for n, _ in known if n.kept[Way.CONSTANT].overflow]
+        full = [n for n in network.layers if n.kept[Way.CONSTANT].overflow]
         no_room = f", and has no room for 65536, which overflows in {full[-1].name}" if full else ""
         return f"{storage} needs no scaling here{no_room}."
     if needs is Way.CONSTANT:
