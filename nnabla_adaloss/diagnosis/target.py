@@ -153,30 +153,35 @@ class Subject:
             graph = Graph(loss)
             names = graph.completed_names(named(self.parameters))
             if not index:
-                self.loss, first = loss, graph.description(names)
+                self.loss, description = loss, graph.description(names)
                 self._inputs = _may_be_fed(graph, names)
                 own = self._inputs.keys() - _written_by_forward(graph)
                 arrays = {p: self._inputs[p].data for p in own}
                 never = {p for p, a in arrays.items() if not (a.zeroing or a.modification_count)}
-                written = {p: a.modification_count for p, a in arrays.items()}
-            elif hash(loss) != hash(self.loss) and graph.description(names) != first:
+            elif hash(loss) != hash(self.loss) and graph.description(names) != description:
                 continue
             inputs = _may_be_fed(graph, names)
             self._batches.append({p: np.array(v.data.get_data("r")) for p, v in inputs.items()})
+            if not index:
+                # A scalar may be 0 on purpose.
+                zero = {p for p, first in self._batches[0].items() if first.size > 1 and not first.any()}
+                for p in zero & own - never:
+                    # Zeros that the feeder leaves alone keep this sign.
+                    self._inputs[p].d = np.full(self._inputs[p].shape, -0.0)
         self.graph = Graph(self.loss)
         # Named as in the updater.
         self.plan = GraphPlan(self.graph, names=named(self.parameters))
         changing = {p for p in self._inputs if len(self._batches) == 1 or self._changes(p)}
         # Keys of the fed leaves; with one batch, of all that may be fed.
         self.fed = {hash(self._inputs[p]) for p in changing}
-        # A scalar may be 0 on purpose.
-        zero = {p for p, first in self._batches[0].items() if first.size > 1 and not first.any()}
         blank = {p for p in own if p in never or (p in zero and not self._changes(p))}
         self.never_filled = {hash(self._inputs[p]) for p in never}
         # Likewise, or 0 from before the feeder, which leaves it alone.
-        left = {p for p in zero & own if self._inputs[p].data.modification_count == written[p]}
-        is_same = self._feeder is not None and len(self._batches) > 1 and hash(loss) == hash(self.loss)
-        self.never_fed = self.never_filled | {hash(self._inputs[p]) for p in left if is_same}
+        left = {p for p in zero if np.signbit(self._batches[-1][p]).all()}
+        self._batches[1:] = [
+            {p: a + 0.0 if p in left else a for p, a in b.items()} for b in self._batches[1:]
+        ]
+        self.never_fed = self.never_filled | {hash(self._inputs[p]) for p in left}
         # An unfilled or all-zero input, with its reader, if no layer reads other data.
         self.unfed = self._unfed({hash(self._inputs[p]) for p in blank})
         notes = []

@@ -193,14 +193,14 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str
     for v in _cut_off(network):
         before = network.in_order(network.walk([v.parent]))
         between = [g for g in before if hash(g) in behind]
-        if not between:
-            continue
-        for g in filter(_has_no_derivative, between):
-            return network.name(g), "has no derivative", remedies.NO_DERIVATIVE
-        g = next(filter(_is_disabled, before), before[-1])
-        if g.info.type_name == "Unlink":
-            return network.name(g.inputs[0].parent or g), "is unlinked", remedies.UNCUT
-        return network.name(g), "has need_grad=False", remedies.UNCUT
+        for g in between:
+            if g.info.args.get("only_index") or g.info.type_name.startswith(_STEPS):
+                return network.name(g), "has no derivative", remedies.NO_DERIVATIVE
+        if between:
+            g, how = next(filter(_is_disabled, before), before[-1]), "has need_grad=False"
+            if g.info.type_name == "Unlink":
+                g, how = g.inputs[0].parent or g, "is unlinked"
+            return network.name(g), how, remedies.UNCUT
     # Or outside the graph, which then has an input that shares its data with an output there.
     shared = {hash(v.data): v for v in network.graph.leaves.values() if hash(v) not in network.names}
     names = {key: name for name, key in missed.items()}
@@ -211,7 +211,3 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str
             if key in names:
                 return scope_of(names[key]), f"is unlinked where {reader} reads it", remedies.UNCUT
     return None
-
-
-def _has_no_derivative(f: Any) -> bool:
-    return bool(f.info.args.get("only_index") or f.info.type_name.startswith(_STEPS))

@@ -67,5 +67,7 @@ def test_nobody_is_accused_falsely(name: str) -> None:
         assert not diagnosis.verdict.causes, diagnosis
         assert diagnosis.verdict.needs is Way.NONE, diagnosis
         assert diagnosis.verdict.line.startswith("float16 needs no scaling here")
-        # A backbone or weights that no solver has may have been forgotten; what another one has, has not.
-        assert bool(diagnosis.numbers.notes) == (name in ("generator", "fine_tuned_head", "biases_only"))
+        # A backbone or weights that no solver has may have been forgotten; what another one has, has not. The
+        # sum before the division of a mean by hand is beyond the format.
+        noted = "generator", "fine_tuned_head", "biases_only", "mean_by_hand"
+        assert bool(diagnosis.numbers.notes) == (name in noted), diagnosis
