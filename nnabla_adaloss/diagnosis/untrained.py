@@ -134,14 +134,17 @@ def _missed(examined: Subject, network: Network) -> Dict[str, int]:
     # frozen part has no gradient on purpose. Then those between trained layers and behind a variable with
     # need_grad=False count, or all if data reaches trained layers only through parts that are cut off.
     if solver is None and not _cut_from_data(examined, network):
-        layers = {key for key, node in network.nodes.items() if node.leaves}
-        # A target that only the loss reads is cut on purpose.
-        read = [v for v in _cut_off(network) if any(hash(f) in layers for f in network.behind([hash(v)]))]
-        walked = network.walk([v.parent for v in read], _linked)
+        walked = network.walk([v.parent for v in _cut_off(network) if _is_only_data(network, v)], _linked)
         disabled = network.walk([f for f in walked if _is_disabled(f)], _linked)
         counted = _between(network).union(hash(v) for f in disabled for v in f.inputs)
         missed = {name: key for name, key in missed.items() if key in counted}
     return missed
+
+
+def _is_only_data(network: Network, v: nn.Variable) -> bool:
+    """True if trained parameters are applied to nothing else; a target or a fake is cut off on purpose."""
+    behind = set(map(hash, network.behind([hash(v)])))
+    return any(behind.issuperset(map(hash, network.readers[key])) for key in network.leaves)
 
 
 def _linked(f: Any) -> List[nn.Variable]:
