@@ -78,11 +78,7 @@ def namespace_folders(package: str) -> List[Path]:
 
 
 def preload_cuda_libraries() -> List[CudaLibrary]:
-    """Load the CUDA libraries of NVIDIA's wheels, so that `nnabla_ext.cuda` and CuPy find them.
-
-    Importing nnabla_adaloss calls this. It does nothing without nnabla's CUDA extension. Missing or
-    unloadable libraries are skipped: their users will report them. Returns the loaded ones.
-    """
+    """Load and list the CUDA libraries of NVIDIA's wheels for nnabla's extension and CuPy, where possible."""
     extension_library = find_extension_library(namespace_folders("nnabla_ext"))
     if extension_library is None:
         return []

@@ -41,9 +41,7 @@ def dtype_of(array: nn.NdArray) -> np.dtype[Any]:
 def host_view(
     array: nn.NdArray, dtype: Optional[np.dtype[Any]] = None, *, write_only: bool = False
 ) -> NDArray[Any]:
-    """Make a flat, writable NumPy view of an NdArray's memory, converted to `dtype`; valid until nnabla next
-    uses the array. Clears the lazy-zero flag.
-    """
+    """Make a flat, writable view of an NdArray, as `dtype`, until nnabla uses it; ends its lazy zero."""
     # `NdArray.data` takes 15 times as long: it builds a context each time.
     dtype = dtype_of(array) if dtype is None else dtype
     address = array.data_ptr(dtype, HOST, write_only)

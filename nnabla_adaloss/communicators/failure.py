@@ -18,9 +18,7 @@ from typing import Callable, Iterator, Optional, Tuple, Type
 
 
 class Watchdog:
-    """Calls `on_expiry(description, timeout_s)`, which ends the process, when a block takes longer than
-    `timeout_s` seconds; never if that is None.
-    """
+    """Calls `on_expiry(description, timeout_s)` when a watched block takes longer than that; None: never."""
 
     def __init__(self, timeout_s: Optional[float], on_expiry: Callable[[str, float], None]) -> None:
         if timeout_s is not None and not timeout_s > 0:

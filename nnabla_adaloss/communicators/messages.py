@@ -51,10 +51,8 @@ def host_values(value: Union[NdArray, npt.ArrayLike]) -> npt.NDArray[Any]:
 
 @lru_cache(maxsize=64)
 def plan_messages(sizes: Tuple[int, ...], pack: bool) -> Tuple[Tuple[int, ...], ...]:
-    """Plan the messages: positions of the arrays in each, ordered by the first; empty arrays are skipped.
-
-    The plan depends on the sizes alone, so every rank makes the same one without communication.
-    """
+    """Plan the messages: positions of the arrays in each, ordered by the first; empty arrays are skipped."""
+    # The plan depends on the sizes alone: every rank makes the same one without communication.
     messages: List[List[int]] = []
     packed: List[int] = []
     filled = MESSAGE  # makes the first small array begin a message
@@ -79,9 +77,7 @@ class Packer:
     def exchange(
         self, arrays: List[NdArray], function: Callable[[npt.NDArray[np.float32]], object], *, pack: bool
     ) -> None:
-        """Apply `function`, which changes a flat array in place, to all arrays in float32; with `pack`, the
-        small ones share messages. A sum beyond an array's dtype becomes an infinity without a warning.
-        """
+        """Change arrays in place by `function` of flat float32; with `pack`, small ones share messages."""
         for positions in plan_messages(tuple(array.size for array in arrays), pack):
             views = [host_view(arrays[position]) for position in positions]
             if len(views) == 1 and views[0].dtype == np.float32:
@@ -90,7 +86,7 @@ class Packer:
             values = self._packed(views)
             function(values)
             ends = np.cumsum([view.size for view in views])
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore"):  # a sum beyond an array's dtype is an infinity
                 for view, part in zip(views, np.split(values, ends[:-1])):
                     view[...] = part
 

@@ -69,9 +69,7 @@ def with_known_names(
     chosen: Optional[Collection[str]],
     path: str = "",
 ) -> Tuple[Dict[str, Any], List[str]]:
-    """Match `saved` to the names of `settings`, and list the names that only the state has. ValueError if a
-    setting that one of them lacks is not at its default, or may not be, as in states without `chosen`.
-    """
+    """Match `saved` to `settings`, and list names of the state alone; ValueError if one may be in use."""
     read: Dict[str, Any] = {}
     foreign: List[str] = []
     for name in sorted(saved.keys() - settings.keys()):

@@ -55,10 +55,7 @@ class ScaleState(NamedTuple):
 
 @dataclass(frozen=True)
 class ScalePolicy:
-    """Transitions of the global loss scale.
-
-    A scale that starts outside of [min_scale, max_scale] is not moved inside; it only moves no further.
-    """
+    """Transitions of the global loss scale; outside of [min_scale, max_scale] it only moves no further."""
 
     scaling_factor: float = 2.0  # factor of the scale's changes; 1 keeps it constant
     N: float = 2000  # it grows after more than this many successful updates in a row; math.inf: never

@@ -19,12 +19,10 @@ _ENDED = -(2**31)
 
 @dataclass(frozen=True)
 class ScheduleCache:
-    """Schedules in use, one for each set of loss weights, and the cycle of measuring for the next ones.
+    """Schedules in use, one for each set of loss weights, and the cycle of measuring for the next ones."""
 
-    With `delay=1` each iteration measures another slice of the arrays: at the next choice, all have been
-    measured once. The topologies of a network share this cycle. With `delay=0` the iteration that chooses
-    measures all of them.
-    """
+    # With `delay=1` each iteration measures another slice of the arrays, in a cycle that all topologies of
+    # the network share. With `delay=0` the iteration that chooses measures all of them.
 
     iterations: int  # number of iterations that use a schedule
     constant: bool  # True if scales of layers are constant, so that a given S0 needs no measurement
@@ -110,9 +108,7 @@ class ScheduleCache:
     def loaded(
         self, state: Mapping[str, Any], make: Callable[..., ScaleSchedule], *, power_of_two: bool = False
     ) -> ScheduleCache:
-        """Restore the result of `state_dict`, with schedules made by `make`; KeyError, TypeError or
-        ValueError if it is damaged, for example if scales must be powers of two and are not.
-        """
+        """Restore a `state_dict`, with schedules of `make`; KeyError, TypeError or ValueError if damaged."""
         chosen: Dict[Tuple[float, ...], Tuple[int, ScaleSchedule, Any]] = {}
         for saved in state["chosen"]:
             given = saved["fixed_scale"]

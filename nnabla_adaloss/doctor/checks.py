@@ -27,10 +27,7 @@ _PACKAGES = "nnabla|nnabla-ext-cuda.*|numpy|nvidia-(cublas|cudnn)-.*"
 
 
 def examine(*, gpu_functions: bool = False) -> List[Finding]:
-    """Examine the CPU, GPU and MPI parts of this machine, in that order; takes some seconds.
-
-    With `gpu_functions`, nnabla's functions are tried on the GPU, too.
-    """
+    """Examine the CPU, GPU and MPI parts of this machine; `gpu_functions`: try nnabla's on the GPU, too."""
     with ThreadPoolExecutor() as pool:  # the threads only wait for processes
         cpu, mpi = pool.submit(_examine_cpu), pool.submit(_examine_mpi)
         gpu = pool.submit(_examine_gpu, with_functions=gpu_functions)

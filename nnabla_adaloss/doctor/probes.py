@@ -56,9 +56,7 @@ for arguments in calls:
 def call_isolated(
     function: Callable[..., Any], *calls: Sequence[Any], time_limit: float = _TIME_LIMIT
 ) -> List[Answer]:
-    """Call a module-level function, whose result JSON can represent, in a new process, once per list of
-    arguments. Exceptions, crashes and timeouts are answers, too.
-    """
+    """Call a function in new processes, once per list of arguments; errors and crashes are answers, too."""
     # A new process continues after a failure: a GPU's context is unreliable after an error.
     results: List[Answer] = []
     while len(results) < len(calls):

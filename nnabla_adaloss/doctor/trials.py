@@ -93,10 +93,7 @@ Answers = Mapping[str, Answer]
 
 
 def try_function(extension: str, type_config: str, name: str) -> List[str]:
-    """Compare a function's output with NumPy's and its gradients with the CPU's in float; ArithmeticError.
-
-    Return the types of functions that run on the host in a GPU's context.
-    """
+    """Compare a function with NumPy and the CPU, or raise ArithmeticError; list types run on the host."""
     from nnabla.ext_utils import get_extension_context
 
     from nnabla_adaloss.graph.host_functions import runs_on_host

@@ -80,11 +80,9 @@ def operands_of(
 
 
 class OperandSwap:
-    """Replaces a function's operands by rounded copies before it runs, and restores the arrays after it.
+    """Replaces a function's operands by rounded copies before it runs, and restores the arrays after it."""
 
-    A leaf is rounded once in a forward pass and used in backward as well, unless its array has been replaced
-    by then.
-    """
+    # A leaf is rounded once in forward, and used in backward unless its array was replaced by then.
 
     def __init__(self, storage: RoundedStorage, pool: ScratchPool) -> None:
         # Arrays to restore, as arguments of `setattr`.

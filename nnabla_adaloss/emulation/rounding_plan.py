@@ -30,11 +30,7 @@ class Rounding(NamedTuple):
 
 
 class RoundingPlan:
-    """Roundings of every function of the graph of `loss`, by function key.
-
-    `names` is called if layers differ. With `float_tail`, functions at the loss compute in float; see
-    `graph/float_tail.py`. ValueError if a function computes in half already, or a pattern matches no layer.
-    """
+    """Roundings of all functions of a graph; ValueError for one in half, or a pattern without a layer."""
 
     def __init__(
         self, loss: nn.Variable, precisions: LayerPrecisions, names: Names, *, float_tail: bool

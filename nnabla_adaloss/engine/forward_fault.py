@@ -25,9 +25,7 @@ _ADVICE = {
 
 
 def first_suspect(loss: LossLike, kernels: Kernels, measurements: Measurements) -> Optional[int]:
-    """Run forward, and count the functions before the first one with an array that is not finite; None if
-    there is no such function. A device is waited for once, at the end.
-    """
+    """Run forward, wait once, and count the functions before the first nonfinite array; None: none."""
     tickets: List[List[int]] = []
     suspects: List[int] = []
 
@@ -48,10 +46,7 @@ def first_suspect(loss: LossLike, kernels: Kernels, measurements: Measurements) 
 def find_fault(
     loss: LossLike, graph: Graph, plan: GraphPlan, kernels: Kernels, storage: NativeStorage, skipped: int = 0
 ) -> str:
-    """Run forward, and name the first function that reads or computes an infinity or a NaN, if any.
-
-    The first functions can be `skipped`.
-    """
+    """Run forward, and name the first function, after `skipped` ones, with an infinity or a NaN, if any."""
     faults: List[str] = []
     left = skipped
     # Leaves that forward may write, such as running statistics, and those of them that were nonfinite before

@@ -28,14 +28,9 @@ _GRAD = repeat("grad")
 
 
 class LeafList:
-    """Leaves with one contribution each and lazily zero masters, which a few calls process together. nnabla
-    writes to the masters, or, in half precision, to scratch arrays.
+    """Leaves with one contribution each and lazily zero masters, which a few calls process together."""
 
-    Args:
-        leaves: the first contributions of all leaves of the graph.
-        places: the indices of those in the list.
-        swapped: True if scratch arrays replace the masters.
-    """
+    # nnabla writes to the masters, or, in half precision, to scratch arrays that replace them (`swapped`).
 
     def __init__(self, leaves: Sequence[Contribution], places: Sequence[int], *, swapped: bool) -> None:
         self._leaves = [leaves[place] for place in places]

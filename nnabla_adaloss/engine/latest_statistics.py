@@ -205,11 +205,7 @@ class LatestStatistics:
         self._measurements.watch(arrays, loss)
 
     def finish(self, weight_of: Callable[[int], float]) -> Tuple[GradientStatistics, Results]:
-        """Wait for all measurements of a pass, and remember them, except gradients with a loss weight of 0.
-
-        Return the measured gradients, and all results; a nonfinite gradient has the largest magnitude
-        infinity.
-        """
+        """Wait for a pass's results, and remember those with a loss weight; return gradients, and all."""
         # Cleared first: after an interruption no ticket may remain without a measurement. Graphs of one
         # topology share them.
         running, data, pending = {**self._running}, {**self._data}, self._pending
@@ -269,9 +265,7 @@ class LatestStatistics:
         weights: Mapping[str, ArrayStatistics],
         pending: Optional[Mapping[str, ArrayStatistics]] = None,
     ) -> None:
-        """Replace all statistics; those of `weights`, by name, are newer, and the `pending` ones count after
-        the next pass; None: keep the started ones.
-        """
+        """Replace all statistics; `weights` are newer, `pending` ones, if any, count after a pass."""
         statistics = {self._key(~key) if key < 0 else key: one for key, one in known.items()}
         statistics.update(weights)
         self._known, self._answers, self._iteration, self._new = statistics, {}, -1, set()

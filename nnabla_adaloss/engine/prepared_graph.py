@@ -79,9 +79,7 @@ class PreparedGraph:
 
     @cached_property
     def uncounted(self) -> FrozenSet[int]:
-        """Leaves that accumulate batches, to which nnabla adds in place, so that the amax of a batch is
-        unknown: it would be known only in the first pass after a resume.
-        """
+        """Leaves that accumulate batches, to which nnabla adds in place: a batch's amax is unknown."""
         if self.zeroed is None:
             return frozenset()
         in_place = {

@@ -38,11 +38,7 @@ def slices_of(
     rounds: bool,
     uncounted: AbstractSet[int] = frozenset(),
 ) -> List[Optional[Slice]]:
-    """Divide the arrays to measure into `count` slices, one for each iteration; None: nothing.
-
-    Leaves written by functions in half count in every pass, so that no batch of alternating ones is missed:
-    all, if an emulated storage `rounds`; the `uncounted` never.
-    """
+    """Divide the arrays to measure into `count` slices, one for each iteration; None: nothing."""
     sizes = [math.prod(shape) for shape in plan.described.shapes]
     measured = {*plan.largest_gradients} | wanted.gradients | wanted.watched
     kept, data = plan.described.kept.keys(), wanted.data
@@ -56,6 +52,7 @@ def slices_of(
         )
     ]
     slices = []
+    # So that no batch of alternating ones is missed.
     always = frozenset(leaf for node in plan.nodes if rounds or node.half for leaf in node.leaves)
     for number, (gradients, weights, activations, leaves) in enumerate(zip(*parts)):
         counted = always.union(leaves)

@@ -79,10 +79,8 @@ class Branch(ScaledFunction):
 
 
 def common_scale(branches: Sequence[Tuple[float, float]], *, u_max: float) -> float:
-    """Choose the largest of the branches' scales at which their sum cannot overflow: the largest s of
-    `branches`, pairs (scale_i, max|g_i| as stored), with sum_i max|g_i| * (s / scale_i) <= u_max, or the
-    smallest s. A branch whose max|g| is not finite does not count: its update is skipped anyway.
-    """
+    """Largest scale s of `branches` with sum_i max|g_i| * (s / scale_i) <= u_max, or the smallest."""
+    # A branch whose max|g| is not finite does not count: its update is skipped anyway.
     scales = {scale for scale, _ in branches}
     smallest = min(scales)
     # The sum is proportional to s, so one sum suffices, at the smallest s, where no term is enlarged.

@@ -24,10 +24,9 @@ def check_array(name: str, value: object) -> None:
 
 
 class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no type hints
-    """Function of one input whose outputs are copies of it; subclasses implement `pass_back`.
+    """Function of one input whose outputs are copies of it; subclasses implement `pass_back`."""
 
-    nnabla does not let Python functions share memory between input and output.
-    """
+    # nnabla lets no Python function share memory between input and output.
 
     def __init__(
         self, context: Optional[nn.Context] = None, outputs: int = 1, name: Optional[str] = None

@@ -35,10 +35,7 @@ _PYTHON = "Callback"
 def float_tail(
     graph: Graph, candidates: Sequence[int], storage: Format = FLOAT16
 ) -> Tuple[FrozenSet[int], str]:
-    """Find half-precision functions, of `candidates`, that must compute in float: scalar ones at the loss,
-    and those with a constant that `storage` changes by more than its precision. Also return a warning of
-    constants that stay rounded because Python functions follow them, or "".
-    """
+    """Find functions of `candidates` that must compute in float; warn of constants that stay rounded."""
     described = graph.described
     half = set(candidates)
     rounded = {i for i in half if any(_is_lost(c, storage) for c in constants(described, i))}

@@ -10,9 +10,7 @@ Hook = Callable[[Any], None]
 
 
 class HookGuard:
-    """Runs hooks until one raises, keeps its exception as `error`, and calls `on_error` at once: nnabla runs
-    the remaining functions anyway, and raises a SystemError that hides the cause.
-    """
+    """Runs hooks until one raises, keeps its `error`, and calls `on_error` at once: nnabla would go on."""
 
     def __init__(self, on_error: Optional[Callable[[], None]] = None) -> None:
         self.error: Optional[BaseException] = None

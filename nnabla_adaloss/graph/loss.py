@@ -114,12 +114,7 @@ def check_seed(loss: nn.Variable, grad: Optional[Seed]) -> None:
 
 
 class LossSeed:
-    """Makes the seed gradient on the device: one from the host would make the GPU wait.
-
-    Args:
-        loss: the loss.
-        scaled: writes an array of any dtype, times a scale, to another one as float32, on their device.
-    """
+    """Makes the seed gradient on the device, by `scaled`: one from the host would make the GPU wait."""
 
     def __init__(self, loss: nn.Variable, scaled: Callable[[nn.NdArray, nn.NdArray, float], None]) -> None:
         self._loss, self._scaled = loss, scaled

@@ -122,9 +122,7 @@ class LossWeights:
         return adapted
 
     def before_forward(self, variables: Sequence[nn.Variable], context: nn.Context) -> None:
-        """Copy fed leaves to the memory of the host and of `context`, so that neither forward nor `read`
-        waits for the device.
-        """
+        """Copy fed leaves to the host and `context`'s device, so that forward and `read` need not wait."""
         factors = [one.factor for one in self._passages if isinstance(one.factor, Factor)]
         positions = {p for one in factors if one.fed for _, read in one.terms for p in read}
         if positions:
@@ -138,11 +136,8 @@ class LossWeights:
     def read(
         self, variables: Sequence[nn.Variable], *, on_host: bool, in_use: Iterable[Tuple[float, ...]] = ()
     ) -> Tuple[float, ...]:
-        """Read the weight of each component, a power of two or 0; unless `on_host`, from fed leaves only.
-
-        For data-dependent weights, near ones of `in_use` (the latest last) are returned, so that not every
-        batch needs its own schedule.
-        """
+        """Read the weight of each component, a power of two or 0; unless `on_host`, from fed leaves only."""
+        # Near ones of `in_use`, the latest last, replace data-dependent weights: they share a schedule.
         factors = self._constants
         if factors is None:
             factors = tuple([_read(one.factor, variables, on_host=on_host) for one in self._passages])

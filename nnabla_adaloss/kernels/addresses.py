@@ -59,14 +59,9 @@ def _have_that_memory(arrays: Sequence[nn.NdArray], dtypes: Optional[Sequence[np
 
 
 class DirectAddresses:
-    """Direct calls of nnabla's C++ method of `NdArray.data_ptr` for many arrays: four times as fast.
+    """Addresses by nnabla's C++ method, four times as fast; ImportError if they differ from Python's."""
 
-    A C++ exception cannot pass through C: it would end the process. So the memory must exist already, on the
-    host.
-
-    Raises:
-        ImportError: nnabla's library is not as expected, or its addresses differ from Python's.
-    """
+    # A C++ exception cannot pass through C and would end the process: the memory must exist, on the host.
 
     def __init__(self, nnabla: Any = None, library: Path = LIBRARY) -> None:
         nnabla = nnabla_library() if nnabla is None else nnabla

@@ -57,15 +57,9 @@ def _array_type(of: Any, count: int) -> Any:
 
 
 class CpuKernels(Kernels):
-    """`Kernels` that take one pass over memory each, at or near its bandwidth, plus a few µs per call.
+    """`Kernels` on the host: `level` of `levels()` (None: the fastest), and `threads` per large array."""
 
-    Arrays may be of any context: nnabla copies those on a device to the host and back. Other Python threads
-    run meanwhile.
-
-    Args:
-        level: one of `levels()`; None: the fastest that this processor supports.
-        threads: limit of threads per large array; None: `allowed_threads()`.
-    """
+    # Arrays may be of any context: nnabla copies those on a device to the host and back.
 
     asynchronous = False
     context = HOST

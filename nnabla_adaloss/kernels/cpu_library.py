@@ -13,11 +13,7 @@ from .native import LIBRARY, digest, sources
 
 
 def opened(path: Path) -> Any:
-    """Open the library at `path` and declare the types of its functions.
-
-    Raises:
-        ImportError: it was not built, or built from sources that differ from those beside it.
-    """
+    """Open the library and declare its functions; ImportError unless built from the sources beside it."""
     cure = "run `python -m building` in the checkout"
     if not path.is_file():
         raise ImportError(f"the CPU kernels of nnabla_adaloss are not built ({path} is missing): {cure}")
@@ -54,11 +50,7 @@ def levels() -> List[str]:
 def allowed_threads(
     environment: Mapping[str, str] = os.environ, cgroup: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """`OMP_NUM_THREADS` if set, else the number of processors of this process.
-
-    That is the number of processors that it may run on (`taskset`, `mpirun --bind-to core`), or less if its
-    container limits their time.
-    """
+    """`OMP_NUM_THREADS` if set, else the processors that the process may use, or its container's share."""
     outermost = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if outermost.isdecimal() and int(outermost) > 0:
         return int(outermost)

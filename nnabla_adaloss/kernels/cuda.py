@@ -36,16 +36,11 @@ ELEMENTS_PER_ROW = 4 * ELEMENTS_PER_BLOCK
 
 
 class CudaKernels(Kernels):
-    """`Kernels` for a CUDA context, in one pass over memory each.
+    """`Kernels` for a CUDA context, in one pass over memory each; methods named `launch_` do not wait."""
 
-    Each method of `Kernels` with a result waits for it. Methods whose names begin with `launch_` do not wait:
-    they queue their kernels after earlier nnabla functions and write results to a `DeviceTable`, so that a
-    whole backward pass costs the host one wait, when it fetches the table. Up to 96 arrays that do not depend
-    on each other share a launch.
-
-    Sums are reproducible bit for bit on one model of GPU: the order of addition depends only on the sizes and
-    the number of multiprocessors.
-    """
+    # They queue kernels after earlier nnabla functions and write to a `DeviceTable`, so that a whole pass
+    # waits once, when it fetches the table. Up to 96 independent arrays share a launch. Sums are reproducible
+    # bit for bit on one model of GPU: their order depends on sizes and multiprocessors only.
 
     asynchronous = True
 
@@ -102,10 +97,7 @@ class CudaKernels(Kernels):
         places: Sequence[int],
         known: Optional[DeviceTasks] = None,
     ) -> DeviceTasks:
-        """Raise arrays' places in the table to their largest magnitudes, infinity and NaN included.
-
-        Return the tasks: passing them as `known` to the next call saves time if sizes and places are equal.
-        """
+        """Raise arrays' places in the table to their largest magnitudes; return tasks to reuse as `known`."""
         addresses, flags = self._read(arrays)
         sizes = [x.size for x in arrays]
         if known is None or known.given != (sizes, places):

@@ -51,16 +51,10 @@ def layout(name: str) -> np.dtype[Any]:
 
 
 class CupyLauncher:
-    """Device that runs kernels, in the order of the calls.
+    """Device that runs kernels in order; ImportError without CuPy, RuntimeError without code for the GPU."""
 
-    NVRTC compiles the kernels at construction. They run in CUDA's legacy default stream, like nnabla, for any
-    current stream of CuPy: each starts after earlier nnabla functions.
-
-    Raises:
-        ImportError: CuPy is not installed.
-        RuntimeError: CuPy has no code for the GPU.
-        cupy.cuda.compiler.CompileException: the kernels do not compile for the GPU.
-    """
+    # NVRTC compiles at construction. Kernels run in CUDA's legacy default stream, like nnabla's functions,
+    # for any current stream of CuPy: each starts after earlier functions.
 
     def __init__(self, device_id: int) -> None:
         import cupy

@@ -18,11 +18,10 @@ Column = Union[float, Sequence[float], NDArray[Any]]
 
 
 class DeviceTasks:
-    """Columns of adaloss.cu's Task: ten times as fast to write as single tasks.
+    """Columns of adaloss.cu's Task, ten times as fast to write as single tasks; reusable after `move`."""
 
-    Sources and targets are addresses, 0 for no target; `independent` tasks do not access arrays that others
-    write. Tasks may be launched again after `move`, in a fifth of the time of new ones.
-    """
+    # Sources and targets are addresses, 0 for no target; `independent` tasks access no arrays that others
+    # write.
 
     def __init__(
         self,
@@ -81,10 +80,7 @@ class DeviceTasks:
         return sources == targets or set(sources).isdisjoint(targets)
 
     def argument(self, part: slice, per_block: int, max_blocks: int) -> Tuple[NDArray[Any], int]:
-        """Make adaloss.cu's Tasks of a part of the tasks, an array of size 1, and count their blocks.
-
-        A block processes `per_block` elements, or more if its task would need more than `max_blocks`.
-        """
+        """Make adaloss.cu's Tasks of a part, of size 1, and count its blocks of `per_block` elements."""
         place = part.start, part.stop
         if place not in self._launches:
             self._launches[place] = self._sized(part, per_block, max_blocks)

@@ -49,10 +49,7 @@ class RoundingStatistics(NamedTuple):
 
 
 class ScaledCopies:
-    """Arrays, their scaled copies, and the copies that are float16 even for a float32 source.
-
-    Reusable in many passes, each with other sources and targets.
-    """
+    """Arrays, their scaled copies, and those that are float16 for any source; reusable in many passes."""
 
     def __init__(
         self,
@@ -73,21 +70,12 @@ Unscaling = Tuple[NdArray, NdArray, float, bool]
 
 
 class UnscalingList:
-    """Distinct gradients to divide by a scale each, in place or into masters that are overwritten; reusable
-    in many passes.
-
-    Args:
-        sources: the gradients; without masters they are made float32.
-        scales: the divisor of each.
-        masters: the float32 targets, of the same sizes; None: in place.
-
-    Raises:
-        ValueError: a scale is not a positive finite number.
-    """
+    """Distinct gradients to divide by a scale each, in place or into float32 masters; reusable."""
 
     def __init__(
         self, sources: Sequence[NdArray], scales: Sequence[float], masters: Optional[Sequence[NdArray]] = None
     ) -> None:
+        # Without masters, sources are made float32.
         self.sources, self.masters = sources, masters
         self.sizes = np.array([x.size for x in sources], np.int64)
         self.factors = np.array(list(map(unscaling_factor, scales)), np.float64)

@@ -32,20 +32,8 @@ def _cuda_kernels(array_class: str, device_id: str) -> CudaKernels:
 
 
 def select_kernels(context: nn.Context) -> Kernels:
-    """Choose the fastest kernels for the arrays of `context`.
-
-    `CudaKernels` for nnabla's CUDA extension if CuPy is installed, else `CpuKernels`: nnabla copies arrays on
-    a device to the host and back. All contexts of a GPU share `CudaKernels`, also that of a function that
-    runs on the host for lack of a GPU implementation.
-
-    Warns: RuntimeWarning: a CUDA context gets `CpuKernels` because CuPy is missing.
-
-    Example:
-        >>> import nnabla as nn
-        >>> from nnabla_adaloss.kernels.select import select_kernels
-        >>> type(select_kernels(nn.get_current_context())).__name__
-        'CpuKernels'
-    """
+    """Choose the fastest kernels for the arrays of `context`; RuntimeWarning if a GPU lacks CuPy."""
+    # All contexts of a GPU share kernels, also those of functions that run on the host.
     backends = {name.partition(":")[0] for name in context.backend}
     if backends & {"cuda", "cudnn"}:
         if importlib.util.find_spec("cupy") is not None:

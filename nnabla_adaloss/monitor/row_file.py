@@ -70,9 +70,7 @@ _LONGEST = 2**20  # bytes of a line
 
 
 class AppendedFile(FileIO):
-    """File that grows by whole pieces. Each is handed to the operating system at once, so that it outlives
-    the process; a piece that does not fit on the disk is removed entirely.
-    """
+    """File that grows by whole pieces, which outlive the process; one that does not fit is removed."""
 
     name: str
 

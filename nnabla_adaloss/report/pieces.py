@@ -169,9 +169,7 @@ def heat_map(
     ends: Tuple[float, float],
     labels: Sequence[str],
 ) -> str:
-    """A strip of colours for each line, by the logarithm of its values between two `ends`; `labels` stand
-    evenly beneath the key.
-    """
+    """Strips of colours by the logarithm of values between `ends`, one per line; `labels` of the key."""
     low, high = map(math.log, ends)
     strips = []
     for name, points in lines.items():
@@ -193,9 +191,7 @@ def _strip(places: Sequence[Optional[float]], words: str) -> str:
 def curve(
     lines: Lines, timeline: Timeline, written: Callable[[float], str], *, logarithmic: bool, steps: bool
 ) -> str:
-    """A curve for each line, on one scale. If `logarithmic`, equal heights are equal ratios; in `steps`,
-    a value holds until the next one.
-    """
+    """Curves on one scale, `logarithmic` in height or not; in `steps`, a value holds until the next one."""
     shown = {name: [(i, v) for i, v in points if math.isfinite(v)] for name, points in lines.items()}
     values = [value for points in shown.values() for _, value in points]
     if not values:

@@ -40,9 +40,7 @@ def special_kind(status: os.stat_result) -> Optional[str]:
 
 
 def replace_file(path: PathLike, content: bytes) -> None:
-    """Write `content` to `path`, or raise OSError and leave the old file. Links are followed; permissions and
-    the owner are kept where they can be. Temporary files that killed writers left are removed.
-    """
+    """Write `content` to `path`, or raise OSError and leave the old file; links are followed."""
     target = os.path.realpath(os.fsdecode(path))
     for _ in range(_ATTEMPTS):
         if _write_and_rename(target, content):

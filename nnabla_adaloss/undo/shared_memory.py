@@ -21,9 +21,7 @@ Use = Tuple[nn.Variable, int]
 
 
 class SharedMemory:
-    """Finds leaves that share memory with an output of the same graph, as after `h0.data = h.data`, by the
-    functions that first read each leaf and that write each output.
-    """
+    """Finds leaves that share memory with an output of the same graph, as after `h0.data = h.data`."""
 
     def __init__(self, reads: Sequence[Use], writes: Sequence[Use]) -> None:
         self._reads, self._writes = reads, writes

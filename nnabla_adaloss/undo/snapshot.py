@@ -19,9 +19,7 @@ Contents = Optional[NDArray[Any]]
 
 
 class ArraySnapshot:
-    """Contents of arrays, each in its own dtype or lazily zero; or of the data of variables, which may be in
-    other arrays when restored. A kernel copies float32 and float16.
-    """
+    """Contents of arrays, or of the data of variables, which may be in other arrays when restored."""
 
     def __init__(self, kernels: Kernels, variables: Sequence[nn.Variable] = ()) -> None:
         self._kernels, self.variables = kernels, list(variables)

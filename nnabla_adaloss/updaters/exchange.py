@@ -28,9 +28,7 @@ Numbers = Mapping[str, Sequence[float]]
 
 
 class GradientExchange:
-    """Sums gradients over the ranks of a communicator, and agrees on flags; does nothing without one. Any
-    communicator of nnabla's duck type works, as only `all_reduce` and `bcast` are needed.
-    """
+    """Sums gradients over ranks, and agrees on flags; `comm` needs `all_reduce` and `bcast`, or is None."""
 
     def __init__(self, comm: Optional[Any], grads: Optional[Sequence[nn.NdArray]], solver: Any) -> None:
         if comm is not None and not callable(getattr(comm, "all_reduce", None)):
@@ -92,12 +90,9 @@ class GradientExchange:
         return bool(check_every) and iteration % check_every == 0
 
     def sum_with(self, own: Numbers, kernels: Kernels, *, average: bool) -> Tuple[List[Numbers], bool]:
-        """Sum the gradients; return the numbers of each rank, by name, and whether all ranks' gradients of
-        the solver's parameters are finite afterwards.
-
-        One message suffices for known names, whose numbers are ordered. A rank with new names announces that,
-        and sends them in a second message; from then on all know them. A GPU waits once.
-        """
+        """Sum the gradients; return each rank's numbers, by name, and whether all are finite afterwards."""
+        # One message suffices for known names, whose numbers are ordered. A rank with new names announces
+        # that, and sends them in a second one; from then on all know them. A GPU waits once.
         new = {name: list(values) for name, values in own.items() if self._known.get(name) != len(values)}
         text = json.dumps(new).encode() if new else b""
         row = [float(len(text))]

@@ -57,10 +57,7 @@ class GlobalScale:
         alike: bool,
         bad: bool,
     ) -> Tuple[float, bool]:
-        """Sum the gradients, and adopt statistics and the lowest scale of all ranks, in one message; `alike`:
-        they have the same scale. Return the last batch's scale, and True if gradients are `bad` on any rank
-        or not finite.
-        """
+        """Sum gradients, and adopt statistics and the lowest scale; return the scale, and if any are bad."""
         state = self.state._replace(scale=scaling.loss_scale) if self.measured else self.state
         measured = scaling.shared_statistics()
         own = {**(measured or {}), **({} if alike else {_S0: list(state)}), _BAD: [float(bad)]}

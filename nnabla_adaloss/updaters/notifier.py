@@ -22,9 +22,7 @@ ANALYSE = "run `python -m nnabla_adaloss analyse`"
 
 
 class Notifier:
-    """Raises, warns once, or does nothing, according to a policy; detects batches lost in a row, and updates
-    without a gradient.
-    """
+    """Raises, warns once, or does nothing, by policy; detects batches lost in a row, and no gradients."""
 
     undone: ClassVar = ("_last_gradient",)
 
@@ -53,9 +51,7 @@ class Notifier:
     def note_update(
         self, iteration: int, scale: float, engines: Sequence[AdaptiveLossScaling], solvers: Sequence[Any]
     ) -> bool:
-        """Note an update after the last passes of these engines; False, with a warning, if every gradient is
-        exactly zero.
-        """
+        """Note an update after the passes of engines; False, with a warning, if all gradients are zero."""
         self._lost_in_a_row = 0
         if any(engine.result.loss_is_infinite for engine in engines if engine.result):
             self.warn(

@@ -70,20 +70,15 @@ def hooks_by_pass(pre: Any, post: Any) -> PassHooks:
 
 
 class Setting:
-    """Argument of an updater as an attribute.
-
-    `check(name, value)` returns the value to keep, or raises. `fixed(updater, value)`: True to refuse one
-    assigned after construction. `saved`: states contain it, and load only if it is equal. `reported`:
-    monitors receive it.
-    """
+    """Argument of an updater as an attribute, checked when it is assigned."""
 
     # It has no `__get__`: Python reads the value from the instance, at no cost.
     def __init__(
         self,
-        check: Callable[[str, Any], Any] = lambda name, value: value,
-        fixed: Callable[[Any, Any], bool] = lambda updater, value: False,
-        saved: bool = False,
-        reported: bool = True,
+        check: Callable[[str, Any], Any] = lambda name, value: value,  # returns the value to keep, or raises
+        fixed: Callable[[Any, Any], bool] = lambda updater, value: False,  # True: refuse another value
+        saved: bool = False,  # states contain it, and load only if it is equal
+        reported: bool = True,  # monitors receive it
     ) -> None:
         self._check, self.fixed, self.saved, self.reported = check, fixed, saved, reported
 

@@ -20,9 +20,8 @@ _LOSS_AFTER_SOLVER = (((nn.Variable, LossWrapper), "the loss comes after the sol
 
 
 def has(solver: Any, name: str) -> bool:
-    """True if a solver has an attribute. A class written in Python lacks a C++ solver: nnabla crashes in
-    methods that it inherits from `Solver` without overriding them.
-    """
+    """True if a solver has an attribute; of a class in Python, one that it overrides."""
+    # nnabla crashes in methods that such a class inherits from `Solver`, as it has no C++ solver.
     kind = type(solver)
     if issubclass(kind, Solver) and kind is not Solver and name not in vars(solver):
         return getattr(kind, name, None) is not getattr(Solver, name, None)
@@ -61,9 +60,7 @@ def check_solvers(solvers: Sequence[Any], instead: Any) -> Sequence[Any]:
 
 
 def make_memory(solver: Any, trained: Iterable[nn.Variable], context: nn.Context) -> None:
-    """Allocate the memory of a solver's first step, for trained parameters and states: an error in the middle
-    of the step would leave some parameters changed.
-    """
+    """Allocate the memory of a solver's first step, in whose middle an error would leave it half done."""
     states = solver.get_states().values() if has(solver, "get_states") else ()
     for variable in chain(trained, *(state.pstate.values() for state in states)):
         if dtype_of(variable.data) == FLOAT32:

@@ -36,10 +36,7 @@ MethodLike = Union[MethodName, Method, Type[Method], Callable[..., float]]
 
 
 def resolve_method(given: MethodLike, config: Any = None) -> Method:
-    """Find the method of a name, a `Method`, a subclass of it, or a function.
-
-    A method given by name or class takes its parameters from the equally named fields of `config`.
-    """
+    """Find a method by name, class, value or function; fields of `config` are parameters of the same name."""
     method: Any = _imported(given) if isinstance(given, str) else given
     if isinstance(method, Method):
         return method

@@ -42,9 +42,9 @@ class AbsRange(Method):
 
 @dataclass(frozen=True)
 class ElementWiseRange(Method):
-    """Scale that lifts every product of the backward pass to u_min, within overflow. Products are not stored:
-    the inputs are sorted per channel, in memory proportional to the inputs.
-    """
+    """Scale that lifts every product of the backward pass to u_min, within overflow."""
+
+    # Products are not stored: inputs are sorted per channel, in memory proportional to them.
 
     needs = Needs.ARRAYS
     max_rescue_ratio: Optional[float] = None

@@ -117,8 +117,6 @@ class ArrayFunction(Method):
 
 
 def overflow_limit(g: ArrayStatistics, W: Optional[ArrayStatistics], fan_in: float, u_max: float) -> float:
-    """Largest scale under which no element of the input gradient can exceed `u_max`: (u_max / K) / (max|g| *
-    max|W|), or u_max / max|g| without a weight; infinite if one of them is all zero.
-    """
+    """Largest scale that cannot overflow, u_max / (K max|g| max|W|); without a weight u_max / max|g|."""
     largest = g.abs_max if W is None else g.abs_max * W.abs_max * fan_in
     return u_max / largest if largest else math.inf

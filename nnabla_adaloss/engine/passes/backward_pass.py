@@ -44,23 +44,15 @@ def run_pass(
     seed: LossSeed,
     prepared: PreparedGraph,
     decision: Decision,
-    steps: Union[HooklessSteps, str],
+    steps: Union[HooklessSteps, str],  # without hooks, or the reason for hooks around single functions
     options: BackwardOptions,
-    masters: List[nn.NdArray],
+    masters: List[nn.NdArray],  # gradients of the leaves
     *,
-    all_zero: bool,
+    all_zero: bool,  # True if these are all lazily zero
     watch: Optional[LayerWatch] = None,
     look: Optional[Look] = None,
 ) -> PassReport:
-    """Run the backward of `loss`, and restore all swapped arrays, also after exceptions.
-
-    Args:
-        steps: steps of a pass without hooks, or the reason for hooks around single functions.
-        masters: the gradients of the leaves.
-        all_zero: True if these are all lazily zero.
-        watch: reports layers to monitors as they run.
-        look: copies the arrays of a layer in a pass that measures.
-    """
+    """Run the backward of `loss`, and restore all swapped arrays, also after exceptions."""
     schedule, statistics = decision.schedule, prepared.statistics
     running: Union[HookedPass, HooklessPass]
     if isinstance(steps, HooklessSteps):
