@@ -123,8 +123,13 @@ class LossWeights:
 
     def before_forward(self, variables: Sequence[nn.Variable], context: nn.Context) -> None:
         """Copy fed leaves to the host and `context`'s device, so that forward and `read` need not wait."""
-        factors = [one.factor for one in self._passages if isinstance(one.factor, Factor)]
-        positions = {p for one in factors if one.fed for _, read in one.terms for p in read}
+        positions = {
+            p
+            for one in self._passages
+            if isinstance(one.factor, Factor) and one.factor.fed
+            for _, read in one.factor.terms
+            for p in read
+        }
         if positions:
             with nn.context_scope(context):
                 for array in [variables[p].data for p in positions]:
