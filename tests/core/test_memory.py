@@ -305,6 +305,22 @@ def test_a_lost_amax_that_no_batch_comes_near_falls_to_the_largest_shown(
     assert scales.unit_amax("a") == 1.0
 
 
+def test_what_is_shown_once_counts_for_one_term() -> None:
+    memory = scales_with(1.0, 1.0, 1.0, 1.0).memory
+    terms = [
+        (1, {}, {"a": 2.0**8}, (2.0**8, 2001, 0.0)),
+        (2, {"a": 4.5}, {}, (2.0**8, 2001, 4.5)),
+        # A smaller batch is lost when it falls.
+        (2002, {}, {"a": 5.0}, (40.0, 4002, 0.0)),
+        (2003, {"a": 4.5}, {}, (40.0, 4002, 4.5)),
+        (4003, {}, {}, (36.0, 6003, 0.0)),
+        (6004, {}, {}, None),
+    ]
+    for iteration, unit_amaxes, lost, expected in terms:
+        memory = memory.after(unit_amaxes, completes_entry=False, lost=lost, iteration=iteration)
+        assert memory.lost.get("a") == expected
+
+
 def test_a_lost_batch_leaves_nothing_that_its_scales_had_room_for() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     see(scales, 1.0, 4.0, 5.0)
@@ -364,6 +380,34 @@ def test_an_overflow_is_explained_by_any_component_where_it_may_have_begun() -> 
     see(scales, 1.0, 2.0**4, 1.0, 1.0, measured_all=True)
     scales.after_iteration()
     assert not scales.memory.lost
+
+
+def test_overflows_of_one_batch_are_all_remembered_if_no_gradient_explains_one() -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    overflow(scales, "a", *SCALES)
+    overflow(scales, "b", *[scale or 1.0 for scale in of_all(scales)])
+    see(scales, 1.0, 1.0, 1.0, 1.0, measured_all=True)
+    assert scales.lost == {"a": 2.0**4, "b": 2.0**8}
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda scales: see(scales, 1.0, 1.0, 2.0**4, 1.0, measured_all=True),
+        lambda scales: scales.after_lost_batch(),
+        lambda scales: scales.adopting(True, {}, {}),
+    ],
+    ids=["finite", "lost", "exchanged"],
+)
+def test_an_overflow_is_not_explained_by_where_that_of_an_earlier_batch_began(
+    end: Callable[[ComponentScales], None],
+) -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    overflow(scales, "b", *SCALES)
+    end(scales)
+    overflow(scales, "a", *[scale or 1.0 for scale in of_all(scales)])
+    see(scales, 1.0, 1.0, 2.0**5, 1.0, measured_all=True)
+    assert scales.lost["a"] == 2.0**4
 
 
 def test_unmeasured_predecessors_are_lowered_with_an_overflow() -> None:
