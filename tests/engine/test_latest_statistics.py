@@ -324,6 +324,18 @@ def test_statistics_of_a_weight_hold_in_other_topologies() -> None:
     assert found.weights.keys() == {f"{name}/affine/W" for name in "abc"}
 
 
+def test_weights_of_one_name_are_told_apart() -> None:
+    arrays = Arrays([1.0], [2.0])
+    arrays.plan = GraphPlan(arrays.graph, names={hash(v): "w" for v in arrays.variables})
+    source = arrays.statistics()
+    source.measure((), arrays.positions)
+    finish(source)
+    assert [known(source, p)[1] for p in arrays.positions] == [
+        statistics_of(np.array(values)) for values in ([1.0], [2.0])
+    ]
+    assert source.weights == {}
+
+
 def test_ranks_tell_each_other_weights_where_their_graphs_differ() -> None:
     alone, rank, other = weights_of("a"), weights_of("a", "b"), weights_of("a")
     assert alone.shared() == {}

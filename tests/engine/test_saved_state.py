@@ -136,6 +136,21 @@ def test_weights_that_another_topology_has_measured_are_saved_by_name() -> None:
     assert other._graph.current().statistics.weights.keys() == weights.keys()
 
 
+def test_weights_measured_since_loading_count_in_topologies_that_waited() -> None:
+    losses = [FormatEmulation(unrolled(2), "float16"), FormatEmulation(unrolled(3), "float16")]
+    _, scaling = in_turn(losses, None, 8, "amax_history")
+    scaling = engine_with(scaling.state_dict(), losses[1], "amax_history")
+    before = scaling._graph.current().statistics.weights
+    for parameter in nn.get_parameters().values():
+        parameter.d = 4.0 * parameter.d
+    _, scaling = in_turn(losses[1:], scaling, 4, "amax_history")
+    newest = scaling._graph.current().statistics.weights
+    assert all(one.abs_max == 4.0 * before[name].abs_max for name, one in newest.items())
+    other = AdaptiveLossScaling(losses[0], scaling.config)
+    other.go_on_from(scaling)
+    assert other._graph.current().statistics.weights == newest
+
+
 @pytest.mark.parametrize("lengths", [(2,), (2, 3)])
 def test_weights_that_were_measured_after_the_last_update_are_saved(lengths: Sequence[int]) -> None:
     """In half, where the next pass finds out how large they are, of whichever topology it is."""
@@ -409,3 +424,37 @@ def test_functions_of_any_name_are_recognized() -> None:
     assert "a gate of mine a/affine/a gate of mine" in saved["network"]
     other.load_state_dict(saved)
     assert other.state_dict() == saved
+
+
+def test_what_is_named_after_an_input_goes_on() -> None:
+    def built() -> AdaptiveLossScaling:
+        x, rng = data(2, 4, 3).apply(need_grad=True), np.random.RandomState(0)
+        queries, keys = (PF.affine(x, 3, base_axis=2, name=name, rng=rng) for name in "qk")
+        loss = F.mean(F.batch_matmul(queries, keys, transpose_b=True) ** 2)
+        config = AdaLossConfig(loss_scale_method=LooksBack(), measure_every=1)
+        return AdaptiveLossScaling(FormatEmulation(loss, "float16"), config)
+
+    scaling, other = built(), built()
+    for iteration in range(3):
+        settle(scaling, iteration)
+        scaling.after_update()
+    saved = scaling.state_dict()
+    for by_name in (saved["layers"], saved["components"]["windows"]):
+        assert any(":" in name for name in by_name)
+    other.load_state_dict(saved)
+    assert other.state_dict() == saved
+
+
+@pytest.mark.parametrize("kind", ["scalar", "output"])
+def test_graphs_of_the_same_functions_differ_by_scalars_and_by_outputs_in_use(kind: str) -> None:
+    def per_example(batch: int) -> nn.Variable:
+        # Of a single example, the sum is a scalar.
+        return F.mean(F.sum(PF.affine(data(batch, 3), 2, name="a") ** 2, axis=1) ** 2)
+
+    def half(number: int) -> nn.Variable:
+        return F.mean(F.split(PF.affine(data(4, 3), 2, name="a"), axis=1)[number])
+
+    losses = map(half, (0, 1)) if kind == "output" else map(per_example, (1, 4))
+    one, other = (AdaptiveLossScaling(loss).state_dict() for loss in losses)
+    assert one["network"] == other["network"]
+    assert one["wiring"] != other["wiring"]

@@ -362,6 +362,18 @@ def test_graphs_of_other_shapes_share_statistics_of_weights(reduced: Any, first:
         assert weights.read(graph.variables, on_host=True)[-1] == first * size * weight
 
 
+def test_another_exponent_counts_at_once_though_no_derivative_can_be_read() -> None:
+    def graph_of(exponent: float) -> Graph:
+        return Graph((mean(head()) * 2.0**-10) ** exponent)
+
+    plan = GraphPlan(graph_of(2.0))
+    for exponent in (2.0, 3.0):
+        graph = graph_of(exponent)
+        plan = plan.of_alike(graph, GraphPlan(graph).described, plan.options) or plan
+        found = plan.loss_weights(by_layer=True).read(graph.variables, on_host=False)
+        assert found[-1] == 2.0 ** (-10.0 * exponent)
+
+
 def test_values_that_forward_has_freed_count_as_one() -> None:
     y, weight = head(), 1.0 - constant(0.75)
     loss = mean(y) * weight

@@ -490,12 +490,19 @@ def test_a_bad_batch_of_one_solver_leaves_the_gradients_of_another() -> None:
     loss = F.mean(PF.affine(h, 3, name="fc2") ** 2)
     first, second = solvers_of({"fc1": 0.1, "fc2": 0.1})
     scaler = GradScaler(first, second)
-    x.d[0, 0] = np.nan
-    first.zero_grad()
-    second.zero_grad()
-    scaler.forward(loss)
-    scaler.backward(loss)
-    expected = gradients()
+    good, bad = x.d.copy(), x.d.copy()
+    bad[0, 0] = np.nan
+
+    def sums(forward: Any, backward: Any) -> Any:
+        first.zero_grad()
+        second.zero_grad()
+        for x.d in (good, bad):
+            forward(loss)
+            backward(loss)
+        return gradients()
+
+    expected = sums(nn.Variable.forward, nn.Variable.backward)
+    sums(scaler.forward, scaler.backward)
     with pytest.warns(LossScaleWarning, match="fc1/affine"):
         assert not scaler.step(first)
     for name, v in second.get_parameters().items():
@@ -646,6 +653,21 @@ def test_a_copy_remembers_the_losses_that_the_original_would(count: int) -> None
     assert steps(range(saved, end), steps(range(saved))[1])[0] == straight[saved:]
 
 
+def test_a_loaded_state_replaces_what_has_begun_and_what_waits() -> None:
+    losses, solvers = gan()
+    scaler = GradScaler(*solvers, storage="float16")
+    for loss, solver in zip(losses, solvers):
+        scaler_step(scaler, solver, loss)
+    state = scaler.state_dict()
+    scaler.forward(losses[1])
+    scaler.backward(losses[1])
+    for loaded in (scaler, GradScaler(*solvers, storage="float16")):
+        for _ in range(2):
+            loaded.load_state_dict(state)
+            assert loaded.state_dict() == state
+            assert not loaded.has_begun
+
+
 def test_a_state_that_is_none_changes_nothing() -> None:
     losses, solvers = gan()
     scaler = GradScaler(*solvers, storage="float16")
@@ -771,9 +793,9 @@ def test_the_search_for_the_cause_undoes_nothing_that_another_loss_has_written()
             solver.zero_grad()
         for loss in losses:
             scaler.forward(loss)
+        statistics = snapshot()["bn/bn/mean"]
         for loss in losses:
             scaler.backward(loss)
-        statistics = snapshot()["bn/bn/mean"]
         assert scaler.step(solvers[0]) is (gate.factor == 1.0)
         assert scaler.step(solvers[1])
         scaler.update()
@@ -812,6 +834,21 @@ def test_states_after_the_users_own_forward_are_those_of_one_forward(kind: Kind)
     n.solver.zero_grad()
     scaler.backward(n.loss)
     assert_equal(snapshot(), before)
+
+
+def test_after_the_users_own_forward_a_skipped_batch_stays_in_running_statistics() -> None:
+    n = Net(storage=None)
+    for factor in (1.0, 1.0, np.inf):
+        n.solver.zero_grad()
+        n.feed(factor=factor)
+        n.loss.forward()
+        written = snapshot()["bn/bn/mean"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            n.scaler.backward(n.loss)
+            assert n.scaler.step(n.solver) is (factor == 1.0)
+        n.scaler.update()
+        np.testing.assert_array_equal(snapshot()["bn/bn/mean"], written)
 
 
 @pytest.mark.parametrize("storage", [None, "float16"])

@@ -26,7 +26,7 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, Method, Ne
 from tests.worlds.interruptions import Interrupt, Moments, Training, differences
 from tests.worlds.ranks import Pair
 from tests.worlds.trainings import AS_THE_BASELINE, training, updater_of, updater_on
-from tests.worlds.values import assert_equal, data, snapshot
+from tests.worlds.values import FLOAT, HALF, assert_equal, data, snapshot
 
 # How many updates there were before: the next one is the first; an ordinary one; one that chooses scales.
 FIRST, ORDINARY, CHOOSING = 0, 3, 8
@@ -167,6 +167,49 @@ def test_an_exception_in_a_callback_changes_nothing(callback: str) -> None:
     expected = done if callback == "monitor of updates" else before
     assert not differences(training.everything(), expected)
     assert not compare(training, before, done, end)
+
+
+@pytest.mark.parametrize("storage", ["float16", "native"])
+@pytest.mark.parametrize("graph", ["last", "rebuilt", "known", "loaded"])
+def test_an_interrupted_update_takes_nothing_from_the_topologies(graph: str, storage: str) -> None:
+    """Of the last graph, built again or not; of an earlier one; or of one that waits in a loaded state."""
+
+    def unrolled(steps: int) -> nn.Variable:
+        h, rng = data(4, 3), np.random.RandomState(0)
+        with nn.context_scope(HALF if storage == "native" else FLOAT):
+            for _ in range(steps):
+                h = F.tanh(PF.affine(h, 3, name="h", rng=rng))
+            return F.mean(PF.affine(h, 2, name="b", rng=rng) ** 2)
+
+    def trained(*, interrupted: bool) -> Any:
+        nn.clear_parameters()
+        fuse = Fuse()
+        options = {
+            "storage": None if storage == "native" else storage,
+            "config": AdaLossConfig(loss_scale_method="approx_range", delay=1, measure_every=3),
+            "on_gradients": fuse,
+        }
+        updater = updater_of(unrolled(2), **options)
+        for steps in (3, 2, 3, 2, 3):
+            updater.loss = unrolled(steps)
+            updater.update()
+        if graph == "loaded":
+            state, updater = updater.state_dict(), updater_of(unrolled(3), **options)
+            updater.load_state_dict(state)
+        if graph != "last":
+            updater.loss = unrolled(3 if graph == "rebuilt" else 2)
+        fuse.lit = interrupted
+        while fuse.lit:
+            with pytest.raises(Planned):
+                updater.update()
+        found = []
+        for steps in (2, 3, 2, 3):
+            updater.update()
+            found.append((updater.state_dict(), [v.tobytes() for v in snapshot().values()]))
+            updater.loss = unrolled(steps)
+        return found
+
+    assert trained(interrupted=True) == trained(interrupted=False)
 
 
 def test_an_iteration_that_a_feeder_ended_begins_again_with_its_batches_while_ranks_wait() -> None:
