@@ -245,6 +245,19 @@ def test_one_may_train_within_the_update_of_another() -> None:
     assert (one.counters.updates, other.counters.updates, done) == (1, 1, [1])
 
 
+def test_an_update_of_several_turns_holds_and_empties_each() -> None:
+    singles, called, free = [Idle(), Idle()], [], []
+    both = Idle([turn for idle in singles for turn in idle.turns])
+    with both.exclusive, both.lock, both.running():
+        for number, idle in enumerate(singles):
+            # In the thread of the update, as from a signal handler.
+            idle.when_idle(lambda number=number: called.append(number))
+            in_a_thread(lambda idle=idle: free.append(idle.turns[0].lock.acquire(blocking=False))).join()
+    assert (called, free) == ([], [False, False])
+    both.drain()
+    assert called == [0, 1]
+
+
 def test_an_updater_that_joins_two_others_takes_turns_with_both() -> None:
     nn.clear_parameters()
     losses = [F.mean(PF.affine(data(4, 3), 2, name=name) ** 2) for name in "ab"]
