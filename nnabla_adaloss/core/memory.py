@@ -281,8 +281,7 @@ class Observations(NamedTuple):
             if not small or not (index == first or unit_amax or name in provisional):
                 continue
             if unit_amax and index != first:
-                known = max(unit_amax, provisional.get(name, 0.0))
-                scale = min(_scale(policy, known, weights[index], u_max), scale)
+                scale = min(_scale(policy, unit_amax, weights[index], u_max), scale)
             provisional[name] = policy.amax_of(policy.after_overflow(scale * large), u_max=u_max) / small
         weight = weights[first]
         lowered = weight > 0.0 and not policy.at_floor(used[first] * _parts(weight)[1])
@@ -292,7 +291,7 @@ class Observations(NamedTuple):
     def after_lost_batch(self) -> Observations:
         """Keep the provisional amaxes of an overflow: no pass over this batch will measure them."""
         lost = _larger(_larger(self.lost, self.now), self.provisional)
-        return self._replace(now=_NONE, provisional=_NONE, began=frozenset(), lost=lost)
+        return self._replace(provisional=_NONE, began=frozenset(), lost=lost)
 
     @property
     def _learned(self) -> _Amaxes:
