@@ -81,7 +81,7 @@ class LatestStatistics:
         wanted: the variables to measure.
     """
 
-    undone = "_known", "_answers", "_iteration", "_pending"
+    undone = "_known", "_iteration", "_pending"
 
     def __init__(
         self,
