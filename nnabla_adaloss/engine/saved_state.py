@@ -162,7 +162,6 @@ def _renaming(plan: GraphPlan, own: Sequence[Saved]) -> Callable[[Saved], Dict[s
         line[len(node.type_name) + 1 :]: node.label
         for one in own
         for line, node in zip(one["network"], plan.nodes)
-        if not node.leaves
     }
 
     def renamed(by_name: Saved) -> Dict[str, Any]:
