@@ -184,6 +184,30 @@ def test_batches_that_are_lost_leave_the_state_as_it_was(
     assert updater.update().updated
 
 
+@pytest.mark.filterwarnings("ignore:gradients of a batch in iteration 3 are not finite at any loss scale")
+def test_a_state_that_a_feeder_sets_is_that_of_its_batch_after_a_lost_one_too() -> None:
+    def fed(n: SimpleNamespace, index: int) -> None:
+        n.feed()
+        n.first.d = 0.1 * index
+
+    n = net(share, rate=0.0)
+    for index in range(4):
+        fed(n, index)
+    FormatEmulation(n.loss, "float16", float_tail=True).forward()
+    expected = state_of(n)
+    n = net(share, rate=0.0)
+    # One that no scale helps, and one that runs again.
+    n.factors.update({2: np.inf, 3: 2.0**12})
+    updater = updater_of(n)
+    updater.data_feeder = lambda: fed(n, updater.counters.fed)
+    for _ in range(3):
+        result = updater.update()
+    assert result.updated
+    assert (updater.counters.fed, updater.counters.lost) == (4, {"hopeless": 1})
+    assert result.retries > 4
+    np.testing.assert_array_equal(state_of(n), expected)
+
+
 @pytest.mark.parametrize("on_overflow", ["repeat", "next"])
 def test_a_copy_behind_each_update_goes_on_from_the_last_batch_that_was_used(on_overflow: str) -> None:
     n = net(keep=True)
