@@ -141,6 +141,20 @@ def test_a_batch_that_was_repeated_as_often_as_allowed_is_lost(policy: str) -> N
     assert deep.updater.update().updated
 
 
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_scales_that_repeats_have_lowered_serve_the_batches_after_a_lost_one(policy: str) -> None:
+    deep = Deep(max_retries=1, on_scale_floor=policy)
+    deep.factors[-1] = 2.0**20
+
+    def updated() -> bool:
+        try:
+            return bool(deep.updater.update().updated)
+        except LossScaleError:
+            return False
+
+    assert [updated() for _ in range(4)] == [False, False, True, True]
+
+
 def test_a_global_scale_that_was_lowered_in_vain_is_as_before_the_error() -> None:
     ones = AdaLossConfig(loss_scale_method="fixed")
     train = training(factors={1: 2.0**40})
