@@ -26,17 +26,18 @@ class AlphaBounds(NamedTuple):
     enough: float = 0.0  # the smallest that keeps nearly all bits of it
     least: float = 0.0  # the smallest that keeps a few bits of its largest element
 
-    def within(self, other: AlphaBounds) -> AlphaBounds:
-        """Intersection of both bounds."""
+    def intersection(self, other: AlphaBounds) -> AlphaBounds:
+        """Stricter ones of both bounds."""
         highest, *others = zip(self, other)
         return AlphaBounds(min(highest), *map(max, others))
 
 
 def alpha_bounds(weight_amax: float, u_max: float, stored: Optional[Format]) -> AlphaBounds:
-    """Bounds for a weight whose scaled copy may reach `u_max` and is stored in a format; None: in float32."""
+    """Bounds for a weight whose scaled copy may reach `u_max`; `stored`: the copy's format, None: float32."""
     highest = largest_alpha(weight_amax, u_max)
     if stored is None:
         return AlphaBounds(highest)
+    # `unit` is the alpha that brings the weight's amax to 1, or down to half of it.
     unit, bits = floor_power_of_two(1.0 / weight_amax), min(_FEWEST_BITS, stored.mantissa_bits)
     # A small weight has no more bits itself.
     enough = min(unit * stored.smallest_normal * _share(_ENOUGH, stored), 1.0)
@@ -50,4 +51,5 @@ def spare_of(stored: Format) -> float:
 
 
 def _share(share: float, stored: Format) -> float:
+    """Power of two that spans this share of a format's exponents."""
     return 2.0 ** round(share * min(math.log2(stored.max / stored.smallest_normal), _EXPONENTS))

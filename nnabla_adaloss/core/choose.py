@@ -79,10 +79,11 @@ class ScaleLimits(NamedTuple):
             weight, own = self.loss_weights[index], limits[index]
             if weight:
                 limits[index] = min(within_float32(scale / weight), math.inf if own is None else own)
+        # Bits of a weight do not lower a scale that was given.
         floors = {i: floor for i, floor in self.floors.items() if i not in components.at_loss}
         return self._replace(limits=limits, floors=floors)
 
-    def along(
+    def scale_after(
         self,
         components: Components,
         edge: Edge,
@@ -92,36 +93,41 @@ class ScaleLimits(NamedTuple):
         start: Start,
         largest: float,
     ) -> float:
-        """Scale after an edge with the limit `own`, for a method that requests `before` times `wanted`, and
-        gradients of at most `largest` from all edges.
+        """Scale after an edge, for a method that requests `before`, the scale before it, times `wanted`: at
+        most its limit `own`; None: an estimate, where edges bring gradients of at most `largest`.
         """
         if own is not None:
             return min(before * wanted, own)
         if edge.layer is None or edge.predecessor in components.scalars:
             unit_amax = self.unit_amaxes[edge.predecessor] or 1.0
+            # As at the loss, in the formulas above.
             return self.first(edge.successor, start.start_scale / unit_amax, before, start.span)
         arriving = before * wanted if wanted < math.inf else before
         # Another edge into this component may carry larger gradients.
         return arriving * self._size(edge) / largest
 
     def largest(self, components: Components) -> Dict[int, float]:
-        """Largest gradient from the edges into an unmeasured component."""
+        """Largest gradient that edges bring into each component, by index; empty if all are measured."""
         sizes: Dict[int, float] = {}
         for edge in components.edges if None in self.limits else ():
             sizes[edge.successor] = max(self._size(edge), sizes.get(edge.successor, 0.0))
         return sizes
 
     def _size(self, edge: Edge) -> float:
-        """Largest gradient from an edge with the present loss weights, if known."""
+        """Largest gradient before an edge with the present loss weights; these alone, if it is unmeasured."""
         if edge.layer is None:
+            # A function at the loss may multiply by a loss weight, which only its successor's includes.
             return self.loss_weights[edge.successor]
         return self.loss_weights[edge.predecessor] * (self.unit_amaxes[edge.predecessor] or 1.0)
 
     def first(self, index: int, start: float, before: float, span: float) -> float:
-        """Scale of an unmeasured component: `start`, divided by its loss weight."""
+        """Scale of an unmeasured component: `start`, divided by its loss weight.
+
+        After an underflow `span` times that, or times `before`, its predecessor's scale, if lower.
+        """
         scale = start / (self.loss_weights[index] or 1.0)
         if index in self.underflowed:
-            # Measure again, with the largest scale at which no gradient can overflow.
+            # Measure again: `span` times gradients below u_min still keeps the margin below u_max.
             scale = max(scale, min(scale, before) * span)
         return within_float32(scale)
 
@@ -156,9 +162,9 @@ class ScaleLimits(NamedTuple):
             floors=floors,
         )
 
-    def of_root(self, base: float, span: float) -> float:
-        """Scale of a loss gradient that is measured like any other."""
-        own = self.first(0, base, math.inf, span) if self.limits[0] is None else self.limits[0]
+    def of_root(self, start: float, span: float) -> float:
+        """Scale of a loss gradient that is not 1, but measured like any other; arguments: as of `first`."""
+        own = self.first(0, start, math.inf, span) if self.limits[0] is None else self.limits[0]
         return min(own, self.provisional.get(0, math.inf))
 
 
@@ -181,7 +187,7 @@ class Choice(NamedTuple):
 def choose(
     components: Components, limits: ScaleLimits, start: Start, method_alpha: Optional[MethodAlpha]
 ) -> Choice:
-    """Choose the scale of each component."""
+    """Choose the scale of each component: along the edges from the loss, then lowered for weights."""
     limit, weights = _equalized(components, limits), limits.loss_weights
     scale_of, alphas = {components.root: start.root_scale}, {components.root: 1.0}  # products of alphas
     nonzero = {components.root}  # components that receive a nonzero gradient
@@ -191,9 +197,12 @@ def choose(
         before, own, layer = scale_of[edge.predecessor], limit[edge.successor], edge.layer
         wanted, reason = math.inf, Reason.SCALE_LIMIT
         if layer is not None and method_alpha is not None:
+            # Bounds of methods do not count a scale above the start scale, as of a small loss.
             base = min(before, start.start_scale * alphas[edge.predecessor])
             wanted, reason = method_alpha(layer, before, base)
-        scale = limits.along(components, edge, own, before, wanted, start, largest.get(edge.successor, 0.0))
+        scale = limits.scale_after(
+            components, edge, own, before, wanted, start, largest.get(edge.successor, 0.0)
+        )
         if scale == own:
             reason = Reason.SCALE_LIMIT if own == limits.limits[edge.successor] else Reason.EQUALIZED
         scale = min(scale, limits.provisional.get(edge.successor, math.inf))
@@ -225,7 +234,9 @@ def choose_merged(
     choice_of: Callable[[Components, ScaleLimits], Choice],
     spread: float,
 ) -> Optional[Choice]:
-    """Choose one scale for all components that only hooks could split; None: a leaf would underflow."""
+    """Choose one scale for each group of components that only hooks could split, given for each component.
+    None: a leaf would underflow, its largest contributions more than a factor `spread` below their limit.
+    """
     choice = choice_of(merged.components, limits.merged(merged.of, len(merged.components.names)))
     choice = choice._replace(scales=[choice.scales[index] for index in merged.of])
     own = limits.limits
@@ -234,10 +245,11 @@ def choose_merged(
         return choice
     split = choice_of(components, limits).scales
     far = {i for i in low if split[i] > _WORTH_HOOKS * choice.scales[i]}
+    # Gradients that have underflowed there bring their errors to all descendants.
     underflow = set().union(*map(components.descendants, far))
     for writers in components.leaves.values():
         by_limit = {limit: index for index in writers for limit in [own[index]] if limit is not None}
-        # The largest contributions to a leaf would be more than `spread` below their limit.
+        # The smallest limit is that of the largest contributions.
         if by_limit and by_limit[min(by_limit)] in underflow:
             return None
     return choice
@@ -329,8 +341,8 @@ def _fit_weights(
             before, after, own = scales[edge.predecessor], scales[edge.successor], bounds[edge.weight]
             if after >= before * own.enough:
                 continue
-            # Lowering the scale before raises the alphas of all its layers.
-            beside = max(
+            # A lower scale before raises the alphas of all its layers: `lowest`, one of them to its highest.
+            lowest = max(
                 scales[e.successor] / bounds[e.weight].highest
                 for e in edges
                 if e.predecessor == edge.predecessor
@@ -339,7 +351,7 @@ def _fit_weights(
             if wanted < floor:
                 # Gradients and copy lose the same number of bits.
                 wanted = math.sqrt(wanted * floor)
-            least = max(wanted, beside)
+            least = max(wanted, lowest)
             by = floor_power_of_two(before / least)
             if by > 1.0 and after >= least * own.least:
                 scales[edge.predecessor], lowered = before / by, True

@@ -195,5 +195,5 @@ def _bounds(prepared: PreparedGraph, config: AdaLossConfig) -> Mapping[int, Alph
             u_max = largest if ranges is None else ranges.of_weight(layer_input)
             stored = storage.copy_format(prepared.graph.keys[factor], math.prod(shapes[factor]))
             own = alpha_bounds(weight.abs_max, u_max, FLOAT16 if layer_input.half else stored)
-            bounds[factor] = own.within(bounds.get(factor, own))
+            bounds[factor] = own.intersection(bounds.get(factor, own))
     return bounds

@@ -27,7 +27,7 @@ def test_bounds_of_a_weight_in_float16() -> None:
 
 def test_layers_with_one_weight_have_the_narrower_of_their_bounds() -> None:
     wide, narrow = AlphaBounds(8.0, 0.25, 0.125), AlphaBounds(4.0, 0.5, 0.0)
-    assert wide.within(narrow) == narrow.within(wide) == (4.0, 0.5, 0.125)
+    assert wide.intersection(narrow) == narrow.intersection(wide) == (4.0, 0.5, 0.125)
 
 
 @FORMATS
