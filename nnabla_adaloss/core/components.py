@@ -91,7 +91,7 @@ class Components(NamedTuple):
         return _reachable(self.next, {first})
 
     def renamed(self, names: Mapping[str, str]) -> Components:
-        """Copy for other names of functions and layers."""
+        """Copy with functions and layers renamed, from the keys of `names` to its values."""
         ends = {f"{old}:input": f"{new}:input" for old, new in names.items()}
         edges = [edge._replace(layer=edge.layer and names[edge.layer]) for edge in self.edges]
         return self._replace(names=[names.get(name) or ends[name] for name in self.names], edges=edges)
@@ -117,33 +117,35 @@ def components_of(
     by_layer: bool,
     one_gradient: Mapping[int, int] = MappingProxyType({}),  # first of the leaves that share a gradient array
 ) -> Components:
-    """Find the components of a graph's gradients; a size of 2 stands for several elements."""
+    """Find the components of a graph's gradients. `sizes`, by position: only 1, of a scalar, matters;
+    `by_layer`: False if layers do not scale, and so connect their inputs as other functions do.
+    """
     # Number of each position, and, by number, a connected one (union-find).
-    given: Dict[int, int] = {}
+    entries: Dict[int, int] = {}
     parents: List[int] = []
 
     def number(position: int) -> int:
-        if position not in given:
-            given[position] = len(parents)
+        if position not in entries:
+            entries[position] = len(parents)
             parents.append(len(parents))
-        return given[position]
+        return entries[position]
 
     for node in nodes:
         same = list(map(number, node.outputs))
         layer_inputs = node.layer_inputs if by_layer else ()
-        targets = {one.input for one in layer_inputs} if layer_inputs else ()
-        passed_on = [p for p in node.inputs if p not in targets] if layer_inputs else node.inputs
+        scaled = {one.input for one in layer_inputs} if layer_inputs else ()
+        passed_on = [p for p in node.inputs if p not in scaled] if layer_inputs else node.inputs
         if node.separates:
             _connect(parents, map(number, passed_on))
         else:
-            same += [given.setdefault(position, same[0]) for position in passed_on]
+            same += [entries.setdefault(position, same[0]) for position in passed_on]
         if len(same) > 1:
             _connect(parents, same)
         for layer_input in layer_inputs:
             # Includes gradients of leaves that are kept in arrays of their own.
             if layer_input.to_leaf or layer_input.input in node.inputs:
                 number(layer_input.input)
-    return _numbered(nodes, sizes, one_gradient, given, [_root(parents, one) for one in range(len(parents))])
+    return _numbered(nodes, sizes, one_gradient, entries, [_root(parents, i) for i in range(len(parents))])
 
 
 def merge_components(
@@ -171,7 +173,9 @@ def merge_components(
 def _only_hooks_part(
     nodes: Sequence[NodeStructure], one_gradient: Mapping[int, int], swappable: AbstractSet[int]
 ) -> Iterable[List[int]]:
-    """Groups of positions whose gradients have a common scale in a pass without hooks."""
+    """Groups of positions whose gradients have a common scale in a pass without hooks: each weight then has
+    one copy, or none, and each leaf one scale of all contributions.
+    """
     alike: DefaultDict[Tuple[str, int], List[int]] = defaultdict(list)
     for node in nodes:
         own = node.outputs[0]
@@ -191,29 +195,30 @@ def _numbered(
     nodes: Sequence[NodeStructure],
     sizes: Sequence[int],
     one_gradient: Mapping[int, int],
-    given: Mapping[int, int],
+    entries: Mapping[int, int],
     roots: Sequence[int],
 ) -> Components:
-    """Number the components in backward order; connected positions have the same of `roots`."""
+    """Number the components in backward order: positions p with equal `roots[entries[p]]` are connected."""
     names: List[str] = []
     numbers: Dict[int, int] = {}
 
     def number(position: int, name: str) -> int:
-        root = roots[given[position]]
+        root = roots[entries[position]]
         if root not in numbers:
             numbers[root] = len(names)
             names.append(name)
         return numbers[root]
 
     producers = {node.number: number(node.outputs[0], node.label) for node in nodes}
+    # The rest are components without an output of these functions.
     for node in nodes if not numbers.keys() >= {*roots} else ():
         for layer_input in node.layer_inputs:
-            if layer_input.input in given:
+            if layer_input.input in entries:
                 number(layer_input.input, f"{layer_input.layer}:input")
         # A gradient of an output of a function that backward does not visit, as with nn.grad.
         for position in node.inputs:
             number(position, f"{node.label}:input")
-    of = {position: numbers[roots[one]] for position, one in given.items()}
+    of = {position: numbers[roots[one]] for position, one in entries.items()}
     several = {component for position, component in of.items() if sizes[position] != 1}
     scalars = frozenset(range(len(names))) - several
     # All other functions pass their scale on.
@@ -243,7 +248,7 @@ def _numbered(
 
 
 def _edges(node: NodeStructure, of: Mapping[int, int], before: int) -> Iterable[Edge]:
-    """Edges of a function to components other than that of its output."""
+    """Edges of a function from `before`, the component of its output, to others."""
     scaled = {one.input for one in node.layer_inputs if of.get(one.input, before) != before}
     for layer_input in node.layer_inputs:
         if layer_input.input in scaled:
@@ -254,7 +259,7 @@ def _edges(node: NodeStructure, of: Mapping[int, int], before: int) -> Iterable[
 
 
 def _reachable(following: Sequence[AbstractSet[int]], first: AbstractSet[int]) -> Set[int]:
-    """Some components and their descendants."""
+    """Components `first` and their descendants; `following` has the successors of each."""
     reachable, waiting = {*first}, [*first]
     while waiting:
         new = following[waiting.pop()] - reachable
@@ -271,8 +276,9 @@ def _root(parents: List[int], key: int) -> int:
 
 
 def _connect(parents: List[int], keys: Iterable[int]) -> None:
-    first = None
+    """Make the union of the sets of all `keys` in a union-find tree."""
+    previous = None
     for key in keys:
-        if first is not None and first != key:
-            parents[_root(parents, key)] = _root(parents, first)
-        first = key
+        if previous is not None and previous != key:
+            parents[_root(parents, key)] = _root(parents, previous)
+        previous = key
