@@ -50,7 +50,7 @@ class Memory(NamedTuple):
     def after(
         self, unit_amaxes: _Amaxes, *, completes_entry: bool, lost: _Amaxes = _NONE, iteration: int
     ) -> Memory:
-        """Add the amaxes of another iteration, and of the batches that it has `lost`."""
+        """Add the amaxes of an iteration, and of its `lost` batches; `completes_entry`: windows get these."""
         unit_amaxes = _larger(lost, unit_amaxes)
         memory = self._after_losses(unit_amaxes, lost, iteration) if self.lost or lost else self
         partial = _larger(self.partial, unit_amaxes)
@@ -63,8 +63,9 @@ class Memory(NamedTuple):
         return memory._replace(windows={**windows, **pushed}, partial=_NONE)
 
     def _after_losses(self, unit_amaxes: _Amaxes, lost: _Amaxes, iteration: int) -> Memory:
-        """Add losses; `unit_amaxes` near earlier ones prolong these."""
-        # A loss that no amax comes near expires: its amax falls to the largest shown since, or is forgotten.
+        """Add the amaxes of lost batches; `unit_amaxes` near those of earlier ones prolong these."""
+        # A loss that no amax comes near expires: its amax falls to the largest shown since, times `_CONFIRMS`
+        # so that the same amax would confirm it, or is forgotten.
         kept: Dict[str, LostAmax] = {}
         for name, (unit_amax, until, shown) in self.lost.items():
             now = unit_amaxes.get(name, 0.0)
@@ -155,8 +156,8 @@ class Observations(NamedTuple):
         """Compute `unit_amax` of many components."""
         windows, lost = self.memory.windows, self.memory.lost
         amaxes = [windows[name].amax if name in windows else None for name in names]
-        since = {name: one.unit_amax for name, one in lost.items()}, self.memory.partial, self.lost, self.now
-        for unit_amaxes in filter(None, since):
+        others = {name: one.unit_amax for name, one in lost.items()}, self.memory.partial, self.lost, self.now
+        for unit_amaxes in filter(None, others):
             for index, name in enumerate(names):
                 known = amaxes[index]
                 if name in unit_amaxes and (known is None or unit_amaxes[name] > known):
@@ -166,7 +167,7 @@ class Observations(NamedTuple):
     def limits(
         self, components: Components, weights: Tuple[float, ...], u_max: Sequence[float]
     ) -> ScaleLimits:
-        """Scale limits for a choice; `u_max` has the largest magnitude of each component."""
+        """Scale limits for a choice; `u_max`: the end of the range of each component's gradients."""
         unit_amaxes = self.unit_amaxes_of(components.names)
         limits: List[Optional[float]] = []
         provisional_limits: Dict[int, float] = {}
@@ -191,7 +192,7 @@ class Observations(NamedTuple):
         )
 
     def before_pass(self, iteration: int, names: Sequence[str], weights: Sequence[float]) -> Observations:
-        """Begin another pass, with these loss weights; after the last iteration, if this is a new one."""
+        """Begin another pass, with these loss weights; in a new iteration, end the last one first."""
         if self.iteration == iteration:
             return self._replace(attempt=self.attempt + 1, last_pass=(names, weights), calibrated=True)
         return Observations(self.remembered(), iteration, 0, (names, weights))
@@ -204,7 +205,9 @@ class Observations(NamedTuple):
         informative: bool = True,
         rerun: bool = False,
     ) -> Observations:
-        """Add the measurements of a pass; `informative`: its loss is not zero; `rerun`: a repeat."""
+        """Add the measurements of a pass; `completes_entry`: they end an entry of the windows; `informative`:
+        its loss is not zero; `rerun`: the batch must run again, with scales from these measurements.
+        """
         components, weights = measured.schedule.components, measured.schedule.loss_weights
         names, amax, everything = components.names, measured.amax, measured.measured_all and measured.finite
         if everything:
@@ -223,20 +226,23 @@ class Observations(NamedTuple):
         )
         known = self.unit_amaxes_of(names)
         counts = measured.measured_all or measured.has_gradients
+        # Components without a nonzero amax; a zero counts as seen in a pass that cannot tell more.
         unseen = {
             i for i in components.computed if weights[i] and (known[i] is None or (counts and not known[i]))
         }
         return after._after_first_look(known, unseen, measured) if unseen else after
 
     def _after_finite_pass(self, unit_amaxes: _Amaxes, *, explained: bool) -> Observations:
-        """Drop provisional amaxes, as a finite pass over the same batch has measured these `unit_amaxes`."""
+        """Drop provisional amaxes after a finite pass over the same batch. Those where the overflow began are
+        kept as lost, unless it is `explained` or one of the measured `unit_amaxes` comes near.
+        """
         # If none of these explains the overflow, it was inside a function, and shows in no gradient.
-        inside = {name: self.provisional[name] for name in self.began if name in self.provisional}
+        unexplained = {name: self.provisional[name] for name in self.began if name in self.provisional}
         if explained or any(
-            unit_amaxes.get(name, 0.0) * _CONFIRMS >= unit_amax for name, unit_amax in inside.items()
+            unit_amaxes.get(name, 0.0) * _CONFIRMS >= unit_amax for name, unit_amax in unexplained.items()
         ):
-            inside = {}
-        return self._replace(provisional=_NONE, began=frozenset(), lost=_larger(self.lost, inside))
+            unexplained = {}
+        return self._replace(provisional=_NONE, began=frozenset(), lost=_larger(self.lost, unexplained))
 
     def _after_first_look(
         self, known: Sequence[Optional[float]], unseen: AbstractSet[int], measured: PassMeasurements
@@ -255,12 +261,12 @@ class Observations(NamedTuple):
             return self._replace(calibrated=self.calibrated and not uncalibrated)
         # With their next scales, these may bring larger gradients to their descendants.
         descendants = set().union(*map(components.descendants, new))
-        # The loss gradient is not zero.
+        # The loss gradient is not zero; a zero after a nonzero one, but not after a layer, has underflowed.
         nonzero = {components.root, *(index for index, unit_amax in enumerate(known) if unit_amax)}
-        follow = {
+        followers = {
             edge.successor for edge in components.edges if edge.layer is None and edge.predecessor in nonzero
         }
-        underflowed = {names[i] for i in zero & (follow | {components.root})} - self.memory.windows.keys()
+        underflowed = {names[i] for i in zero & (followers | {components.root})} - self.memory.windows.keys()
         uncalibrated |= not underflowed <= self.underflowed or not descendants.isdisjoint(zero)
         return self._replace(
             underflowed=self.underflowed | underflowed, calibrated=self.calibrated and not uncalibrated
@@ -282,6 +288,7 @@ class Observations(NamedTuple):
                 continue
             if unit_amax and index != first:
                 scale = min(_scale(policy, unit_amax, weights[index], u_max), scale)
+            # The next try's scale becomes the limit of this amax.
             provisional[name] = policy.amax_of(policy.after_overflow(scale * large), u_max=u_max) / small
         weight = weights[first]
         lowered = weight > 0.0 and not policy.at_floor(used[first] * _parts(weight)[1])
