@@ -169,7 +169,7 @@ class AdaLossConfig:
 
     @property
     def unused(self) -> List[str]:
-        """Names of settings that were given, but that the method of a network does not use."""
+        """Names of settings that were given, but that the default method, if in use, ignores."""
         if self.loss_scale_method is not None:
             return []
         return [name for name in _OF_PUBLISHED_METHODS if getattr(self, name) != getattr(AdaLossConfig, name)]

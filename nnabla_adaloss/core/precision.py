@@ -223,6 +223,7 @@ def stream_key(seed: int, count: int) -> int:
 
 
 def _mixed(x: int) -> int:
+    """Output of SplitMix64 in the state `x`."""
     x = (x + 0x9E3779B97F4A7C15) & _64_BITS
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _64_BITS

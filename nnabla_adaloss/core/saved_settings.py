@@ -29,8 +29,8 @@ def fields_of(value: Any) -> Dict[str, SettingValue]:
     settings: Dict[str, SettingValue] = {}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            made = field.default_factory
-            default = field.default if made is dataclasses.MISSING else made()
+            factory = field.default_factory
+            default = field.default if factory is dataclasses.MISSING else factory()
             settings[field.name] = SettingValue(getattr(value, field.name), default)
     return settings
 
@@ -69,7 +69,9 @@ def with_known_names(
     chosen: Optional[Collection[str]],
     path: str = "",
 ) -> Tuple[Dict[str, Any], List[str]]:
-    """Match `saved` to `settings`, and list names of the state alone; ValueError if one may be in use."""
+    """Match `saved` to `settings`, and list names of the state alone. ValueError if a setting that one lacks
+    is not at its default: of saved ones those in `chosen`; None, as in older states: any may be.
+    """
     read: Dict[str, Any] = {}
     foreign: List[str] = []
     for name in sorted(saved.keys() - settings.keys()):
@@ -119,8 +121,8 @@ def _is_default(given: SettingValue) -> bool:
 
 def _is_same_class(saved: Any, kind: str) -> bool:
     """True if both name the same class; those of this package may have moved within it."""
-    within = all(str(name).startswith("nnabla_adaloss.") for name in (saved, kind))
-    return bool(saved == kind or (within and saved.rpartition(":")[2] == kind.rpartition(":")[2]))
+    in_package = all(str(name).startswith("nnabla_adaloss.") for name in (saved, kind))
+    return bool(saved == kind or (in_package and saved.rpartition(":")[2] == kind.rpartition(":")[2]))
 
 
 def _name(named: Any) -> str:

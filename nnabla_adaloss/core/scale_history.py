@@ -32,18 +32,18 @@ _LEAST_MEASUREMENTS = 16
 def equalized(scales: Sequence[float]) -> List[float]:
     """Equalize successive scales in runs within two bits: each takes the smallest of its run."""
     result: List[float] = []
-    alike = 0
+    run_length = 0
     smallest = largest = 0.0
     for scale in scales:
         if scale > _APART * smallest or largest > _APART * scale:
-            result += [smallest] * alike
-            alike, smallest, largest = 0, scale, scale
+            result += [smallest] * run_length
+            run_length, smallest, largest = 0, scale, scale
         elif scale < smallest:
             smallest = scale
         elif scale > largest:
             largest = scale
-        alike += 1
-    return result + [smallest] * alike
+        run_length += 1
+    return result + [smallest] * run_length
 
 
 class AmaxWindow(NamedTuple):
@@ -147,13 +147,13 @@ class HistoryPolicy:
     def scale(self, amax: float, *, u_max: float) -> float:
         """Scale limit of gradients of at most `amax`, a positive number; a power of two."""
         limit = u_max / self.margin / amax
-        # It may be zero or infinite.
+        # A limit of zero or infinity is no power of two, but is clamped.
         inside = self.min_scale < limit < 2.0 * self.max_scale
-        return self._within(floor_power_of_two(limit) if inside else limit)
+        return self._clamped(floor_power_of_two(limit) if inside else limit)
 
     def after_overflow(self, scale: float) -> float:
         """Scale of the next try after `scale` was too large."""
-        return self._within(scale / (_STEP * floor_power_of_two(self.margin)))
+        return self._clamped(scale / (_STEP * floor_power_of_two(self.margin)))
 
     def amax_of(self, scale: float, *, u_max: float) -> float:
         """Magnitude whose scale limit is `scale`: the inverse of the method `scale`."""
@@ -163,7 +163,8 @@ class HistoryPolicy:
         """True if a further overflow cannot lower the scale: the cause is not the scale."""
         return scale <= self.min_scale
 
-    def _within(self, scale: float) -> float:
+    def _clamped(self, scale: float) -> float:
+        """Clamp `scale` to the range of this policy."""
         if scale < self.min_scale:
             return self.min_scale
         return self.max_scale if scale > self.max_scale else scale

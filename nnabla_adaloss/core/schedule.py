@@ -105,6 +105,7 @@ class ScaleSchedule:
 
     @cached_property
     def _steps(self) -> Tuple[Dict[int, Step], Dict[int, float]]:
+        """Steps by number of the function, and final scales of gradients by position."""
         scales, steps = {**self.arriving}, {}
         reached: Set[int] = set()
         for node in self.nodes:
@@ -112,7 +113,8 @@ class ScaleSchedule:
                 step = _boundary(node, scales, reached, first=node is self.nodes[0])
                 if node.leaves or node.layer_inputs or step.before or step.after:
                     steps[node.number] = step
-                # A leaf's gradient is kept in an array of its own, which stays at this scale.
+                # Outputs have been rescaled in place. A leaf's gradient is kept in an array of its own, which
+                # stays at this scale.
                 leaves = [one.input for one in node.layer_inputs if one.to_leaf]
                 scales.update(dict.fromkeys((*node.outputs, *leaves), step.scale))
             elif node.leaves or node.layer_inputs:

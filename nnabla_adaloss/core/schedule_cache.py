@@ -44,8 +44,8 @@ class ScheduleCache:
         if schedule is None or schedule.given_scale != given_scale:
             return None
         # With delay=0, every batch of a measuring iteration measures.
-        first, age = int(not self.delayed), iteration - self.since
-        in_use = first <= age < self.iterations and chosen_in >= self.since
+        youngest, age = int(not self.delayed), iteration - self.since
+        in_use = youngest <= age < self.iterations and chosen_in >= self.since
         return schedule if in_use or self.for_good(given_scale) else None
 
     def moved(
@@ -63,11 +63,13 @@ class ScheduleCache:
         """Number of the slice of the arrays, of `iterations`, that an iteration measures; None: nothing."""
         if not (self.delayed and self.chosen):
             return None
-        # Each cycle begins with another slice, so that of alternating batches all are measured in time.
+        # The last term begins each cycle with another slice, so that all of alternating batches are measured.
         return (iteration - self.since - self.since // self.iterations) % self.iterations
 
     def keep(self, schedule: ScaleSchedule, iteration: int, origin: Any = None) -> ScheduleCache:
-        """Store the schedule chosen in this iteration."""
+        """Store the schedule chosen in this iteration, and the inputs of the choice, `origin`, if they can be
+        compared with later ones; None for the present schedule: as before.
+        """
         since = self.since if 0 <= iteration - self.since < self.iterations else iteration
         chosen = {weights: one for weights, one in self.chosen.items() if weights != schedule.loss_weights}
         if len(chosen) == _KEPT:
@@ -108,7 +110,9 @@ class ScheduleCache:
     def loaded(
         self, state: Mapping[str, Any], make: Callable[..., ScaleSchedule], *, power_of_two: bool = False
     ) -> ScheduleCache:
-        """Restore a `state_dict`, with schedules of `make`; KeyError, TypeError or ValueError if damaged."""
+        """Restore a `state_dict`, with schedules made by `make` from scales, a given S0, loss weights, and
+        whether components are merged; KeyError, TypeError or ValueError if damaged.
+        """
         chosen: Dict[Tuple[float, ...], Tuple[int, ScaleSchedule, Any]] = {}
         for saved in state["chosen"]:
             given = saved["fixed_scale"]
@@ -130,6 +134,7 @@ class ScheduleCache:
 
 
 def _scale(value: Any) -> float:
+    """Check a saved scale; float32 must hold it and its reciprocal."""
     scale = number("scale", value)
     if not 2.0**-126 <= scale < 2.0**126:
         raise ValueError(f"scale={scale!r} must be in [2**-126, 2**126)")

@@ -49,6 +49,7 @@ class ArrayStatistics(NamedTuple):
     @classmethod
     def loaded(cls, values: Sequence[Any]) -> ArrayStatistics:
         """Load statistics from a saved list; TypeError or ValueError if no array can have them."""
+        # Sums may be infinite, but not NaN.
         loaded = cls(*values) if len(values) == len(cls._fields) else None
         if loaded is None or not (
             number("sum", loaded.sum) <= math.inf

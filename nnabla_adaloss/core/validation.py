@@ -78,7 +78,7 @@ def boolean(name: str, value: object) -> bool:
 
 
 def choice(name: str, value: object, words: Any, otherwise: str = "") -> str:
-    """Return `value`; ValueError unless it is one of the words of a `Literal`."""
+    """Return `value`; ValueError, which ends in `otherwise`, unless it is one of the words of a `Literal`."""
     if not isinstance(value, str) or value not in get_args(words):
         known = ", ".join(map(repr, get_args(words)))
         raise ValueError(f"{name}={value!r} must be one of {known}{otherwise}")
@@ -99,7 +99,9 @@ def instance_or_none(name: str, value: _Any, kind: Type[Any]) -> _Any:
 
 
 def callable_with(*arguments: Any, what: str, instead: str) -> Callable[[str, Any], Any]:
-    """Make a check that a value can be called with these arguments, according to its signature."""
+    """Make a check that a value can be called with these arguments, according to its signature; its error
+    says that it must be `what`, and to give `instead`.
+    """
 
     def check(name: str, value: Any) -> Any:
         if not callable(value):
@@ -160,7 +162,9 @@ def path_name(name: str, value: Union[str, os.PathLike[str]]) -> str:
 
 
 def explains_keywords(instead: Mapping[str, str]) -> Callable[[_Init], _Init]:
-    """Make a decorator of `__init__` whose TypeError for an unknown keyword names its replacement."""
+    """Make a decorator of `__init__` whose TypeError for an unknown keyword names its replacement: that in
+    `instead`, or the argument with the closest name.
+    """
 
     def decorated(init: _Init) -> _Init:
         known = list(inspect.signature(init).parameters)[1:]

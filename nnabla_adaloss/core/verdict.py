@@ -74,7 +74,7 @@ class Facts(NamedTuple):
 
 
 def judge(facts: Facts, rules: Rules) -> PassVerdict:
-    """Decide the next step of a batch, or its final outcome."""
+    """Decide the next step of a batch, which adds a fact or another pass, or its final outcome."""
     last = facts.repeats >= rules.max_repeats
     if not facts.overflowed:
         return PassVerdict.GOOD if facts.calibrated or last or rules.update_lost else PassVerdict.RERUN
@@ -84,7 +84,7 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
     if rules.update_lost:
         return PassVerdict.OVERFLOW
     if facts.fits:
-        # Its scales came from earlier batches.
+        # The scales came from earlier batches: those of its own will do.
         return (
             PassVerdict.RERUN if may_repeat else PassVerdict.RETRIES if rules.repeat else PassVerdict.OVERFLOW
         )

@@ -56,6 +56,7 @@ def resolve_method(given: MethodLike, config: Any = None) -> Method:
 
 
 def _imported(name: str) -> Any:
+    """Method of this name in `METHODS`, or any object named as `"package.module:name"`."""
     if name in METHODS:
         return METHODS[name]
     if ":" not in name:
@@ -70,6 +71,7 @@ def _imported(name: str) -> Any:
 
 
 def _check_arguments(given: MethodLike, function: Callable[..., float]) -> None:
+    """Raise TypeError, naming the argument as `given`, if the function does not take a method's arguments."""
     try:
         arguments = signature(function)
     except (TypeError, ValueError):

@@ -43,7 +43,7 @@ class ApproxRange(Method):
         if W is None:
             sigma = g.std
         elif g.count and W.count:
-            # The modelled deviation of an element: sqrt(M(g)) * sqrt(M(W) * K / 2).
+            # Deviation of an element in the published model: sqrt(M(g)) * sqrt(M(W) * K / 2).
             of_weight = math.sqrt(W.sum_of_squares / W.count * fan_in * 0.5)
             sigma = math.sqrt(g.sum_of_squares / g.count) * of_weight
         else:

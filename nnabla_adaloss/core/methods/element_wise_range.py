@@ -108,6 +108,7 @@ def _nth_largest_product(pairs: List[Tuple[Magnitudes, Magnitudes]], n: int) -> 
 
 
 def _count_at_least(pairs: List[Tuple[Magnitudes, Magnitudes]], threshold: float) -> int:
+    """Count the products from `threshold` on: all, except those that a binary search finds below it."""
     count = 0
     for a, b in pairs:
         few, many = (a, b) if a.size < b.size else (b, a)
