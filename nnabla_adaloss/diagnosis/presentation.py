@@ -84,6 +84,7 @@ def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[Tuple[str, Ce
     head = [f"{what}, {way}" for what in ("lost", "error") for way in ways]
     yield _SHARES, ("layer", *head, "right scale"), rows, False
     meanings = [
+        ("yes, no", "every layer is trained so, or not; the largest error of a layer's gradient"),
         ("lost", "elements of a layer's gradients that are 0 as stored but not in fp32"),
         ("error", "of the weight gradient, relative to fp32; inf: the share that overflows"),
         ("none", "without scaling"),
