@@ -16,8 +16,8 @@ from ..graph.plan import GraphPlan
 from ..kernels import Kernels, Measurements
 from ..kernels.arrays import FLOAT16, FLOAT32, is_readable, stored_dtype
 
-# An epsilon below float16's range has no effect.
-_AWAY = "keep what it {} away from 0 by 6e-8 or more"
+# An epsilon below float16's range has no effect; the reciprocal of its smallest normal number is in range.
+_AWAY = "keep what it {} away from 0 by 2**-14 or more"
 _ADVICE = {
     "Log": f" ({_AWAY.format('reads')}, or use F.log_softmax)",
     **dict.fromkeys(("Div2", "RDivScalar"), f" ({_AWAY.format('divides by')})"),

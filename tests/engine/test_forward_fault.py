@@ -62,7 +62,7 @@ def test_a_function_that_leaves_the_finite_numbers_by_itself() -> None:
     x = nn.Variable.from_numpy_array(np.array([1.0, -1.0, 0.0], np.float32), need_grad=True)
     fault = fault_of(F.sum(F.log(x * 1.0) * 2.0))
     assert fault == "Log (Log) computes 2 infinities or NaNs from finite inputs, the first at [1] " + (
-        "(keep what it reads away from 0 by 6e-8 or more, or use F.log_softmax)"
+        "(keep what it reads away from 0 by 2**-14 or more, or use F.log_softmax)"
     )
 
 
