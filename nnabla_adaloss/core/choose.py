@@ -121,9 +121,8 @@ class ScaleLimits(NamedTuple):
         return self.loss_weights[edge.predecessor] * (self.unit_amaxes[edge.predecessor] or 1.0)
 
     def first(self, index: int, start: float, before: float, span: float) -> float:
-        """Scale of an unmeasured component: `start`, divided by its loss weight.
-
-        After an underflow `span` times that, or times `before`, its predecessor's scale, if lower.
+        """Scale of an unmeasured component: `start`, divided by its loss weight; after an underflow `span`
+        times that, or times `before`, its predecessor's scale, if that is lower.
         """
         scale = start / (self.loss_weights[index] or 1.0)
         if index in self.underflowed:
@@ -188,13 +187,13 @@ def choose(
     components: Components, limits: ScaleLimits, start: Start, method_alpha: Optional[MethodAlpha]
 ) -> Choice:
     """Choose the scale of each component: along the edges from the loss, then lowered for weights."""
-    limit, weights = _equalized(components, limits), limits.loss_weights
+    equalized_limits, weights = _equalized(components, limits), limits.loss_weights
     scale_of, alphas = {components.root: start.root_scale}, {components.root: 1.0}  # products of alphas
     nonzero = {components.root}  # components that receive a nonzero gradient
     reasons: Dict[str, Reason] = {}
     largest = limits.largest(components)
     for edge in _in_order(components, weights):
-        before, own, layer = scale_of[edge.predecessor], limit[edge.successor], edge.layer
+        before, own, layer = scale_of[edge.predecessor], equalized_limits[edge.successor], edge.layer
         wanted, reason = math.inf, Reason.SCALE_LIMIT
         if layer is not None and method_alpha is not None:
             # Bounds of methods do not count a scale above the start scale, as of a small loss.
@@ -221,7 +220,7 @@ def choose(
         if layer is not None:
             reasons[layer] = reason
     # A component without incoming edges gets no gradient.
-    scales = [scale_of.get(index, start.root_scale) for index in range(len(limit))]
+    scales = [scale_of.get(index, start.root_scale) for index in range(len(equalized_limits))]
     _fit_weights(components, scales, limits, reasons)
     _set_inactive(components, scales, weights, start.root_scale)
     return Choice(scales, reasons)
@@ -234,8 +233,8 @@ def choose_merged(
     choice_of: Callable[[Components, ScaleLimits], Choice],
     spread: float,
 ) -> Optional[Choice]:
-    """Choose one scale for each group of components that only hooks could split, given for each component.
-    None: a leaf would underflow, its largest contributions more than a factor `spread` below their limit.
+    """Choose scales that are equal for components that only hooks could split; None: a leaf would underflow,
+    its largest contributions more than a factor `spread` below their limit.
     """
     choice = choice_of(merged.components, limits.merged(merged.of, len(merged.components.names)))
     choice = choice._replace(scales=[choice.scales[index] for index in merged.of])

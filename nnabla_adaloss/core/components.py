@@ -92,9 +92,9 @@ class Components(NamedTuple):
 
     def renamed(self, names: Mapping[str, str]) -> Components:
         """Copy with functions and layers renamed, from the keys of `names` to its values."""
-        ends = {f"{old}:input": f"{new}:input" for old, new in names.items()}
+        inputs = {f"{old}:input": f"{new}:input" for old, new in names.items()}
         edges = [edge._replace(layer=edge.layer and names[edge.layer]) for edge in self.edges]
-        return self._replace(names=[names.get(name) or ends[name] for name in self.names], edges=edges)
+        return self._replace(names=[names.get(name) or inputs[name] for name in self.names], edges=edges)
 
     @property
     def computed(self) -> List[int]:
@@ -117,8 +117,8 @@ def components_of(
     by_layer: bool,
     one_gradient: Mapping[int, int] = MappingProxyType({}),  # first of the leaves that share a gradient array
 ) -> Components:
-    """Find the components of a graph's gradients. `sizes`, by position: only 1, of a scalar, matters;
-    `by_layer`: False if layers do not scale, and so connect their inputs as other functions do.
+    """Find the components of a graph's gradients; `sizes`, by position: 1 for scalars; `by_layer`: False if
+    layers do not scale, and so connect their inputs as other functions do.
     """
     # Number of each position, and, by number, a connected one (union-find).
     entries: Dict[int, int] = {}
@@ -162,12 +162,12 @@ def merge_components(
     roots = [_root(parents, own) for own in range(len(parents))]
     if len({*roots}) == len(roots):
         return MergedComponents(components, range(len(roots)))
-    together = _numbered(nodes, sizes, one_gradient, components.of, roots)
-    merged = {own: together.of[position] for position, own in components.of.items()}
-    of = [merged[index] for index in range(len(components.names))]
+    merged = _numbered(nodes, sizes, one_gradient, components.of, roots)
+    number_of = {own: merged.of[position] for position, own in components.of.items()}
+    of = [number_of[index] for index in range(len(components.names))]
     # A given S0 limits merged components only if no layer leads to any of their parts.
     after_layers = {index for own, index in enumerate(of) if own not in components.at_loss}
-    return MergedComponents(together._replace(at_loss=frozenset(of) - after_layers), of)
+    return MergedComponents(merged._replace(at_loss=frozenset(of) - after_layers), of)
 
 
 def _only_hooks_part(
@@ -219,11 +219,11 @@ def _numbered(
         for position in node.inputs:
             number(position, f"{node.label}:input")
     of = {position: numbers[roots[one]] for position, one in entries.items()}
-    several = {component for position, component in of.items() if sizes[position] != 1}
-    scalars = frozenset(range(len(names))) - several
+    arrays = {component for position, component in of.items() if sizes[position] != 1}
+    scalars = frozenset(range(len(names))) - arrays
     # All other functions pass their scale on.
-    parting = [node for node in nodes if node.layer_inputs or node.separates]
-    edges = [edge for node in parting for edge in _edges(node, of, producers[node.number])]
+    separating = [node for node in nodes if node.layer_inputs or node.separates]
+    edges = [edge for node in separating for edge in _edges(node, of, producers[node.number])]
     following: List[Set[int]] = [set() for _ in names]
     for edge in edges:
         following[edge.predecessor].add(edge.successor)

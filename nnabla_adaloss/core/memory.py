@@ -233,7 +233,7 @@ class Observations(NamedTuple):
         return after._after_first_look(known, unseen, measured) if unseen else after
 
     def _after_finite_pass(self, unit_amaxes: _Amaxes, *, explained: bool) -> Observations:
-        """Drop provisional amaxes after a finite pass over the same batch. Those where the overflow began are
+        """Drop provisional amaxes after a finite pass over the same batch; those where the overflow began are
         kept as lost, unless it is `explained` or one of the measured `unit_amaxes` comes near.
         """
         # If none of these explains the overflow, it was inside a function, and shows in no gradient.
@@ -274,12 +274,12 @@ class Observations(NamedTuple):
 
     def after_overflow(self, measured: PassMeasurements) -> Tuple[Observations, bool]:
         """Lower scales from the overflow on; False: no overflow, or its scale is at the minimum."""
-        # Descendants have usually grown, too, and would overflow in turn.
         first, schedule, policy = measured.overflowed, measured.schedule, self.policy
         components, weights = schedule.components, schedule.loss_weights
         if first is None:
             return self, False
         used, provisional = schedule.component_scales, {**self.provisional}
+        # Descendants have usually grown, too, and would overflow in turn.
         for index in set().union(*map(components.descendants, (first, *measured.suspected))):
             name, u_max = components.names[index], measured.u_max[index]
             unit_amax, scale, (small, large) = self.unit_amax(name), used[index], _parts(weights[index])

@@ -69,7 +69,7 @@ def with_known_names(
     chosen: Optional[Collection[str]],
     path: str = "",
 ) -> Tuple[Dict[str, Any], List[str]]:
-    """Match `saved` to `settings`, and list names of the state alone. ValueError if a setting that one lacks
+    """Match `saved` to `settings`, and list names of the state alone; ValueError if a setting that one lacks
     is not at its default: of saved ones those in `chosen`; None, as in older states: any may be.
     """
     read: Dict[str, Any] = {}

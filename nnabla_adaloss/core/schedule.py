@@ -76,14 +76,15 @@ class ScaleSchedule:
         """Schedule with the same alphas, if all loss weights moved by one power of two; else None."""
         if [old > 0.0 for old in self.loss_weights] != [new > 0.0 for new in weights]:
             return None
-        by = [old / new if new else None for old, new in zip(self.loss_weights, weights)]
+        factors = [old / new if new else None for old, new in zip(self.loss_weights, weights)]
         scalars = self.components.scalars
-        moves = {move for index, move in enumerate(by) if move is not None and index not in scalars}
+        # Weights of scalars may stay, as that of the loss, which is 1.
+        moves = {move for index, move in enumerate(factors) if move is not None and index not in scalars}
         if len(moves) != 1:
             return None
-        (one,) = moves
+        (common,) = moves
         # Inactive components move with the others.
-        scales = [scale * (one if move is None else move) for scale, move in zip(self.component_scales, by)]
+        scales = [s * (common if move is None else move) for s, move in zip(self.component_scales, factors)]
         if within_float32(min(scales)) != min(scales) or max(scales) > max_scale:
             return None
         return replace(self, component_scales=scales, loss_weights=weights)
