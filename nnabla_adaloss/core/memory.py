@@ -226,7 +226,7 @@ class Observations(NamedTuple):
         )
         known = self.unit_amaxes_of(names)
         counts = measured.measured_all or measured.has_gradients
-        # Components without a nonzero amax; a zero counts as seen in a pass that cannot tell more.
+        # Components unmeasured so far, or zero; a partial pass without gradients adds nothing about zeros.
         unseen = {
             i for i in components.computed if weights[i] and (known[i] is None or (counts and not known[i]))
         }

@@ -88,10 +88,8 @@ class LognormalRange(ApproxRange):
 
 
 def erfinv(y: float) -> float:
-    """Inverse of erf for -1 < y < 1, to a relative error of 1e-14, except within 1e-9 of 1.
-
-    Importing SciPy takes 20 MB and 0.2 s.
-    """
+    """Inverse of erf for -1 < y < 1, to a relative error of 1e-14, except within 1e-9 of 1."""
+    # Importing SciPy takes 20 MB and 0.2 s.
     # The sum may be rounded to 1.
     below = min(0.5 * (1.0 + y), math.nextafter(1.0, 0.0))
     x = NormalDist().inv_cdf(below) / math.sqrt(2.0)
