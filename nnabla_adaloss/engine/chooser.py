@@ -68,7 +68,7 @@ class Chooser:
     def go_on(
         self, prepared: PreparedGraph, observations: Observations, request: Request
     ) -> Optional[Decision]:
-        """Continue with a schedule in use; None: scales must be chosen."""
+        """Continue with a schedule in use, or with one moved to new loss weights; None: choose scales."""
         iteration, scale, weights, rerun, _ = request
         in_use = prepared.schedules
         schedule = None if rerun else in_use.current(iteration, scale, weights)
@@ -84,13 +84,13 @@ class Chooser:
         """Choose the scales of the next pass."""
         iteration, scale, weights, rerun, seeded = request
         in_use, policy = prepared.schedules, observations.memory.policy
-        limits = observations.limits(prepared.components, weights, prepared.limits)
+        limits = observations.limits(prepared.components, weights, prepared.u_maxes)
         unmeasured = any(weights[i] and limits.unit_amaxes[i] is None for i in prepared.components.computed)
         unknown = unmeasured or prepared.statistics.is_incomplete
-        # The caller's seed gradient is unknown.
+        # The caller's seed gradient may be another one in each batch.
         measure = (rerun or unknown or not self._delayed or seeded) and not in_use.for_good(scale)
-        # A schedule lowered by an overflow is not kept. With delay=1, nor is one from an iteration that
-        # measured single batches without the other ranks.
+        # Kept is a schedule from measurements of all layers: with delay=1 of earlier iterations, exchanged
+        # between the ranks; with delay=0 of this batch. One lowered by an overflow is for this batch only.
         kept = not (measure or observations.not_exchanged) if self._delayed else rerun or not measure
         # A pass that measures has hooks anyway.
         schedule, origin = self._next(prepared, limits, policy, request, split=measure and not kept)
@@ -108,10 +108,12 @@ class Chooser:
         *,
         split: bool,
     ) -> Tuple[ScaleSchedule, Any]:
-        """Choose the next schedule, or keep the present one, and its origin; `split`: merge nothing."""
+        """Choose the next schedule, unless the inputs of the choice, its origin, are as before; return both.
+        `split`: merge nothing.
+        """
         components, plan, scale = prepared.components, prepared.plan, request.scale
         weights, of = request.weights, components.of
-        method_alpha = self.method_alphas.about(
+        method_alpha = self.method_alphas.alpha_function(
             plan,
             prepared.statistics,
             request.iteration,
@@ -125,9 +127,9 @@ class Chooser:
             limits = limits._replace(limits=[None] * len(weights))
         origin: Any = None
         present: Optional[ScaleSchedule] = None
-        before: Any = None
+        last_origin: Any = None
         if not request.rerun and weights in prepared.schedules.chosen:
-            _, present, before = prepared.schedules.chosen[weights]
+            _, present, last_origin = prepared.schedules.chosen[weights]
             if present.nodes is not plan.nodes:
                 present = None
         if method_alpha is None:
@@ -135,11 +137,11 @@ class Chooser:
             # unknown; that of a scalar loss always is.
             unit_amaxes = limits.unit_amaxes if None in limits.limits[1:] else ()
             origin = limits._replace(unit_amaxes=unit_amaxes), scale, request.seeded, split
-            if present is not None and before == origin:
+            if present is not None and last_origin == origin:
                 return present, origin
 
         def choice_of(components: Components, limits: ScaleLimits) -> Choice:
-            start = self._start(components, limits, prepared.limits[components.root], policy, request)
+            start = self._start(components, limits, prepared.u_maxes[components.root], policy, request)
             if scale is not None:
                 limits = limits.with_s0(components, start.start_scale)
             return choose(components, limits, start, method_alpha)
@@ -187,13 +189,14 @@ def _bounds(prepared: PreparedGraph, config: AdaLossConfig) -> Mapping[int, Alph
     bounds: Dict[int, AlphaBounds] = {}
     recomputed, shapes = plan.described.recomputed, plan.described.shapes
     for _, layer_input in plan.layer_inputs.values():
-        factor = layer_input.weight
-        weight = prepared.statistics.data(factor)
-        if weight is None and (factor in prepared.statistics.wanted.data or recomputed[factor]):
-            bounds[factor] = AlphaBounds(1.0)
+        position = layer_input.weight
+        weight = prepared.statistics.data(position)
+        if weight is None and (position in prepared.statistics.wanted.data or recomputed[position]):
+            # Until it is measured, its copies must not exceed it.
+            bounds[position] = AlphaBounds(1.0)
         elif weight is not None and weight.abs_max:
             u_max = largest if ranges is None else ranges.of_weight(layer_input)
-            stored = storage.copy_format(prepared.graph.keys[factor], math.prod(shapes[factor]))
+            stored = storage.copy_format(prepared.graph.keys[position], math.prod(shapes[position]))
             own = alpha_bounds(weight.abs_max, u_max, FLOAT16 if layer_input.half else stored)
-            bounds[factor] = own.intersection(bounds.get(factor, own))
+            bounds[position] = own.intersection(bounds.get(position, own))
     return bounds

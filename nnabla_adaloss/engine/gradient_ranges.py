@@ -26,11 +26,11 @@ class GradientRanges:
         return self._config.range_in(self._storage.precision_of(self._keys[position]).stored_gradients)
 
     def u_max_scalar(self, position: int) -> float:
-        """Largest magnitude of the gradient of a scalar."""
+        """Largest magnitude that the gradient of a scalar may have."""
         return max(self.of(position).u_max, self._storage.gradient_format(self._keys[position], 1).max)
 
     def of_components(self, components: Components) -> Dict[int, float]:
-        """Largest magnitude of gradients of each component, by index."""
+        """Largest magnitude that fits the formats of all gradients of a component, by its index."""
         u_maxes: Dict[int, float] = {}
         for position, index in components.of.items():
             u_max = self.u_max_scalar(position) if index in components.scalars else self.of(position).u_max
@@ -38,7 +38,7 @@ class GradientRanges:
         return u_maxes
 
     def of_weight(self, layer_input: LayerInput) -> float:
-        """Largest magnitude of the scaled copy of a layer's weight."""
+        """Largest magnitude that the scaled copy of a layer's weight may have."""
         size = math.prod(self._shapes[layer_input.weight])
         weight_max = self._storage.data_format(self._keys[layer_input.weight], size).max
         return min(self.of(layer_input.input).u_max, weight_max)

@@ -42,16 +42,17 @@ class MethodAlphas:
         self.unbounded: Dict[str, float] = {}
 
     def look_at(self, graph: Graph, node: NodeStructure, scale: float) -> None:
+        """Copy the unscaled gradient and the weight of each layer of a function, if finite."""
         product = known(node.type_name).product
         for layer_input in node.layer_inputs:
-            assert product is not None, "only products have slots"
-            output, factor = graph.variables[node.outputs[0]], graph.variables[layer_input.weight]
-            g, w = product.matrices(output.grad.data, factor.data.data, node.args, layer_input.gemm)
+            assert product is not None, "only products have layers"
+            output, weight = graph.variables[node.outputs[0]], graph.variables[layer_input.weight]
+            g, w = product.matrices(output.grad.data, weight.data.data, node.args, layer_input.gemm)
             if np.isfinite(g).all() and np.isfinite(w).all():
                 copies = np.array(g, np.float32) / np.float32(scale), np.array(w, np.float32)
                 self._arrays = {**self._arrays, layer_input.layer: copies}
 
-    def about(
+    def alpha_function(
         self,
         plan: GraphPlan,
         statistics: LatestStatistics,
@@ -61,11 +62,14 @@ class MethodAlphas:
         *,
         fixed: bool,
     ) -> Optional[MethodAlpha]:
-        """Make alpha a function of the layer and its scale; None: up to the scale limit."""
+        """Make the method's alpha a function of layer and scale; None: scale limits determine all alphas.
+
+        `weight_of` has the loss weight of a gradient, by position; `fixed`: S0 was given.
+        """
         self.unbounded = {}
         if self._needs is Needs.COMPONENTS:
             return None
-        # A measured S0 accounts for the gradients of all layers.
+        # A measured S0 fits the gradients of all layers: alphas only enlarge them.
         lowest = 0.0 if fixed else 1.0
 
         def method_alpha(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
@@ -84,7 +88,7 @@ class MethodAlphas:
     def _inputs(
         self, layer: str, g: _Known, w: _Known, scale: float, weighted: float, iteration: int
     ) -> Optional[Tuple[Any, Any]]:
-        """Arguments of the method for a layer, with its scale and its weighted one; None if unmeasured."""
+        """Arguments of the method for a layer; `weighted`: scale times loss weight. None if unmeasured."""
         if self._needs is Needs.NOTHING:
             return None, None
         if self._needs is Needs.ARRAYS:
@@ -99,6 +103,7 @@ class MethodAlphas:
         return scaled_history(history, weighted), w
 
     def state_dict(self) -> Dict[str, List[Any]]:
+        """Histories by layer, as plain numbers and lists, for `loaded`."""
         return {
             layer: [[iteration, list(g)] for iteration, g in history]
             for layer, history in self._histories.items()

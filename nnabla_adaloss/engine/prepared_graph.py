@@ -103,6 +103,7 @@ class PreparedGraph:
 
     @cached_property
     def _data(self) -> Tuple[List[nn.Variable], List[Tuple[int, ...]]]:
+        """Leaves that may change their shape, and their shapes in the plan."""
         # A leaf without a name is not a parameter: `reset_shape` may change its batch size.
         kept, leaves = self.plan.described.kept, self.graph.leaves
         data = [p for p in leaves if kept.get(p, _NAMELESS)[1] is None]
@@ -133,8 +134,8 @@ class PreparedGraph:
         exact = {node.number for node in nodes}
         numbers = set()
         for node in nodes:
-            # A function that passes its gradient on unchanged, as a stack of losses, would pass on that
-            # scale.
+            # Its readers must be such functions, too: one that passes its gradient on unchanged, as a stack
+            # of losses, would pass on that scale.
             output = node.outputs[0]
             if keys[output] not in rounded and exact.issuperset(plan.readers.get(output, ())):
                 numbers.add(node.number)
@@ -149,8 +150,8 @@ class PreparedGraph:
         return GradientRanges(self.config, storage, self.graph, self.plan)
 
     @cached_property
-    def limits(self) -> Sequence[float]:
-        """Largest magnitude of gradients of each component."""
+    def u_maxes(self) -> Sequence[float]:
+        """Largest magnitude that fits the formats of each component's gradients, by index."""
         count = len(self.components.names)
         if self.ranges is not None:
             u_maxes = self.ranges.of_components(self.components)
@@ -206,7 +207,7 @@ class PreparedGraph:
         return descriptions
 
     def keep_steps(self, schedule: ScaleSchedule, steps: Union[HooklessSteps, str]) -> None:
-        """Store the planned steps of a schedule, for as many schedules as are in use."""
+        """Store the planned steps of a schedule, and forget those of schedules that are not in use."""
         others = self.steps
         if schedule.loss_weights not in others:
             others = {

@@ -140,7 +140,7 @@ def report_of(
             suspected = unseen_before(components, first, finite - {first})
     measurements = PassMeasurements(
         schedule=schedule,
-        u_max=prepared.limits,
+        u_max=prepared.u_maxes,
         amax=amax,
         measured_all=measure_all,
         shows_overflows=prepared.storage.rounds,
@@ -204,6 +204,7 @@ def _components_of_leaves(
     leaves = [(one.function, component, largest[place] == math.inf) for one, place, component in counted]
     seen = {one.contribution.leaf for one in counted}
     for node in plan.nodes:
+        # Known of these is only the sum with gradients of earlier batches.
         others = [leaf for leaf in map(plan.leaf, node.leaves) if leaf not in seen]
         leaves += [(node.number, written.component(leaf, node.number), leaf in bad_leaves) for leaf in others]
     finite: Set[int] = set()
@@ -242,8 +243,8 @@ def unseen_before(components: Components, overflowed: int, seen: AbstractSet[int
     unseen: Set[int] = set()
     waiting = [overflowed]
     while waiting:
-        descendants = waiting.pop()
-        before = {index for index, following in enumerate(components.next) if descendants in following}
+        successor = waiting.pop()
+        before = {index for index, following in enumerate(components.next) if successor in following}
         new = before - seen - unseen - components.scalars - {overflowed}
         unseen |= new
         waiting += new

@@ -37,7 +37,7 @@ def batch(scaling: AdaptiveLossScaling) -> int:
 def room(scaling: AdaptiveLossScaling) -> Dict[str, Any]:
     """The scales that there is room for, by component."""
     planned = scaling._graph.current()
-    found = scaling.components.limits(planned.components, planned.loss_weights(None), planned.limits)
+    found = scaling.components.limits(planned.components, planned.loss_weights(None), planned.u_maxes)
     return dict(zip(planned.components.names, found.limits))
 
 
@@ -52,7 +52,7 @@ def test_each_component_fills_the_range_but_for_the_margin(method: str, delay: i
     # Scales that an overflow held down are chosen anew.
     assert sum(batch(scaling) for _ in range(3)) <= 1 - delay
     policy, amaxes = scaling.components.policy, scaling.components.amaxes()
-    graph, limits = scaling.result.schedule.components, scaling._graph.current().limits
+    graph, limits = scaling.result.schedule.components, scaling._graph.current().u_maxes
     # All but the loss itself, whose gradient is 1.
     assert set(amaxes) == set(graph.names[1:])
     scales, u_max = room(scaling), scaling.config.range.u_max

@@ -72,7 +72,7 @@ class Layers:
     ) -> Tuple[float, Reason]:
         structure = self.plan
         asked = structure.layer_inputs[layer][0].outputs[0]
-        method_alpha = self.method_alphas.about(
+        method_alpha = self.method_alphas.alpha_function(
             structure,
             self.statistics,
             iteration,
