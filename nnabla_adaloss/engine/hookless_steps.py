@@ -20,7 +20,7 @@ from ..graph.plan import GraphPlan
 from ..kernels.interface import UnscalingList
 from ..kernels.scratch import ScratchPool
 from .leaf_gradients import Contribution, contributions_of, is_exact
-from .scaled_weights import SwappedFactors
+from .scaled_weights import SwappedWeights
 from .written_leaves import WrittenLeaves
 
 _zeroing, _size = attrgetter("zeroing"), attrgetter("size")
@@ -47,7 +47,7 @@ class LeafList:
         return masters if self._places is None else [masters[place] for place in self._places]
 
     def begin(self, masters: List[nn.NdArray], pool: ScratchPool) -> None:
-        """Direct nnabla's writes to the arrays that are unscaled."""
+        """Prepare unscaling into these masters; if swapped, let nnabla write to zeroed scratch arrays."""
         # Kernels rely on the sizes, which `reset_shape` may have changed.
         sizes = list(map(_size, masters))
         if self._sizes != sizes:
@@ -86,7 +86,7 @@ class LeafList:
 class HooklessSteps:
     """Steps before, between and after the functions of a pass without hooks."""
 
-    factors: SwappedFactors  # weights to be swapped for all of the pass
+    weights: SwappedWeights  # weights to be swapped for all of the pass
     leaves: Sequence[Contribution]  # leaves with a gradient, each with its first contribution
     # By number of a function: contributions to leaves that it wrote and a later function writes, to be
     # unscaled one by one.
@@ -96,16 +96,16 @@ class HooklessSteps:
 
     @cached_property
     def lists(self) -> Tuple[List[LeafList], List[Contribution]]:
-        """Leaves that can be lists if all masters are lazily zero, and the others."""
-        several = {after.leaf for contributions in self.following.values() for after in contributions}
+        """Lists of leaves for passes whose masters are all lazily zero, and the leaves that fit in none."""
+        repeated = {later.leaf for contributions in self.following.values() for later in contributions}
         direct, swapped, others = [], [], []
-        for place, leaf in enumerate(self.leaves):
-            if leaf.leaf not in several and not leaf.half:
+        for place, first in enumerate(self.leaves):
+            if first.leaf not in repeated and not first.half:
                 direct.append(place)
-            elif leaf.leaf not in several and not (leaf.own_references or leaf.others):
+            elif first.leaf not in repeated and not (first.own_references or first.others):
                 swapped.append(place)
             else:
-                others.append(leaf)
+                others.append(first)
         lists = [LeafList(self.leaves, direct, swapped=False), LeafList(self.leaves, swapped, swapped=True)]
         return [one for one, places in zip(lists, (direct, swapped)) if places], others
 
@@ -124,7 +124,7 @@ class HooklessSteps:
 
     @cached_property
     def _kept_keys(self) -> FrozenSet[int]:
-        return frozenset([*self.factors.keys, *(hash(leaf.variable) for leaf in self.leaves)])
+        return frozenset([*self.weights.keys, *(hash(leaf.variable) for leaf in self.leaves)])
 
 
 def plan_steps(
@@ -135,16 +135,17 @@ def plan_steps(
         return "activations are computed again in backward"
     steps = schedule.steps
     nodes = [(node, steps[node.number]) for node in plan.nodes if node.number in steps]
-    factors = _factors(nodes, graph, plan)
-    if isinstance(factors, str):
-        return factors
-    return HooklessSteps(factors, *_leaves(nodes, graph, plan, storage), _between(schedule))
+    weights = _swapped_weights(nodes, graph, plan)
+    if isinstance(weights, str):
+        return weights
+    return HooklessSteps(weights, *_leaves(nodes, graph, plan, storage), _between(schedule))
 
 
 _Nodes = Sequence[Tuple[NodeStructure, Step]]
 
 
-def _factors(nodes: _Nodes, graph: Graph, plan: GraphPlan) -> Union[SwappedFactors, str]:
+def _swapped_weights(nodes: _Nodes, graph: Graph, plan: GraphPlan) -> Union[SwappedWeights, str]:
+    """Weights to swap for a whole pass; if functions need them at different scales, the reason for hooks."""
     by_weight: Dict[int, Tuple[LayerInput, float]] = {}
     for node, step in nodes:
         for layer_input, alpha in zip(node.layer_inputs, step.alphas):
@@ -155,29 +156,31 @@ def _factors(nodes: _Nodes, graph: Graph, plan: GraphPlan) -> Union[SwappedFacto
     for layer_input, _ in swapped:
         if layer_input.weight not in plan.swappable:
             return f"others read the weight of {layer_input.layer}"
-    return SwappedFactors(graph, swapped)
+    return SwappedWeights(graph, swapped)
 
 
 def _leaves(
     nodes: _Nodes, graph: Graph, plan: GraphPlan, storage: NativeStorage
 ) -> Tuple[List[Contribution], Dict[int, List[Contribution]]]:
-    """Find first contributions of all leaves, and later ones, which are unscaled one by one."""
+    """Find the first contribution to each leaf, and those to be unscaled one by one, by the number of the
+    function that writes the same leaf before.
+    """
     by_leaf: Dict[int, List[Contribution]] = {leaf: [] for leaf in plan.leaves}
     for node, step in nodes:
-        for leaf in contributions_of(graph, plan, node, step):
-            by_leaf[leaf.leaf].append(leaf)
+        for contribution in contributions_of(graph, plan, node, step):
+            by_leaf[contribution.leaf].append(contribution)
     following: Dict[int, List[Contribution]] = {}
     for writers in [writers for writers in by_leaf.values() if len(writers) > 1]:
         # nnabla sums exact contributions; rounded ones, or those of another scale, are kept apart.
-        exact = all(is_exact(leaf, storage) for leaf in writers)
-        if not (exact and {leaf.scale for leaf in writers} == {writers[0].scale}):
-            for leaf, after in zip(writers, writers[1:]):
-                following.setdefault(leaf.function, []).append(after)
+        exact = all(is_exact(one, storage) for one in writers)
+        if not (exact and {one.scale for one in writers} == {writers[0].scale}):
+            for earlier, later in zip(writers, writers[1:]):
+                following.setdefault(earlier.function, []).append(later)
     return [writers[0] for writers in by_leaf.values()], following
 
 
 def _between(schedule: ScaleSchedule) -> Dict[int, Tuple[Rescale, ...]]:
-    """Rescales after each function, by its number; none is needed before the first one."""
+    """Rescales of a step between functions, by number of the earlier one; none precedes the first."""
     rescales: Dict[int, Tuple[Rescale, ...]] = {}
     before = -1
     for node in schedule.nodes:

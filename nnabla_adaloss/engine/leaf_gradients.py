@@ -71,6 +71,7 @@ class WrittenGradient(NamedTuple):
 
 
 def _put_back(entry: WrittenGradient) -> None:
+    """Restore the Variables' own gradient arrays."""
     entry.contribution.variable.grad = entry.master
     for other, gradient in zip(entry.contribution.others, entry.of_others):
         other.grad = gradient
@@ -105,6 +106,7 @@ class LeafGradients:
             self._take(one)
 
     def _take(self, contribution: Contribution) -> None:
+        """Choose the array that nnabla writes: the master if the sum is exact there, else a scratch array."""
         variable, half = contribution.variable, contribution.half
         own_references = contribution.own_references
         master = target = variable.grad
@@ -143,12 +145,12 @@ class LeafGradients:
         return self._pool.get(contribution.variable.shape, "gradient", contribution.leaf)
 
     def hand_on(self, following: Sequence[Contribution]) -> None:
-        """Unscale a function's contributions to leaves that later functions write."""
+        """Unscale contributions just written, and redirect the `following` ones, of later functions."""
         before = [self._running[contribution.leaf] for contribution in following]
         for contribution, entry in zip(following, before):
             last = entry.contribution
-            apart = entry.master_is_copy or entry.target is entry.master or contribution.own_references
-            if apart or contribution.variable is not last.variable or contribution.others or last.others:
+            no_scratch = entry.master_is_copy or entry.target is entry.master or contribution.own_references
+            if no_scratch or contribution.variable is not last.variable or contribution.others or last.others:
                 for one in before:
                     self._give_back(one)
                 self.take(*following)
@@ -194,6 +196,7 @@ class LeafGradients:
         self.finish()
 
     def _unscale(self, written: List[WrittenGradient]) -> None:
+        """Start unscaling written gradients into their masters."""
         if not written:
             return
         self._written += [entry.contribution for entry in written]
@@ -210,6 +213,7 @@ class LeafGradients:
                 self._kernels.scaled_copy(entry.master, entry.target, 1.0)
 
     def _task(self, entry: WrittenGradient) -> Unscaling:
+        """Arguments for unscaling one gradient, which is added to its master unless that is lazily zero."""
         in_place = entry.target is entry.master
         if in_place:
             # nnabla may have converted it to half precision.
@@ -246,7 +250,7 @@ class NonfiniteGradients:
         return bool(self._aside)
 
     def put_back(self, nonfinite: AbstractSet[int]) -> None:
-        """Add the contents set aside to the pass's gradients."""
+        """Add the contents set aside to the pass's gradients; `nonfinite`: keys of those that it left so."""
         # Their results are not fetched, which would wait for a GPU.
         sums = [(saved, gradient, 1.0, not gradient.zeroing) for _, gradient, saved in self._aside]
         measurements_by(self._kernels, len(sums)).unscale(sums)

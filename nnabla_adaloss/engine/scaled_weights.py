@@ -17,7 +17,7 @@ from ..kernels.scratch import ScratchPool
 
 
 def rescale(rescales: Sequence[Rescale], graph: Graph, kernels: Kernels, storage: NativeStorage) -> None:
-    """Multiply gradients between two functions."""
+    """Multiply gradients, if written, between two functions; an emulated storage rounds the results."""
     for position, factor in rescales:
         array = graph.variables[position].grad
         if stored_dtype(array) is not None:
@@ -25,7 +25,7 @@ def rescale(rescales: Sequence[Rescale], graph: Graph, kernels: Kernels, storage
             storage.store_gradient(graph.keys[position], array)
 
 
-class SwappedFactors:
+class SwappedWeights:
     """Weights that are swapped for a whole pass, with one schedule."""
 
     def __init__(self, graph: Graph, scaled: Sequence[Tuple[LayerInput, float]]) -> None:
@@ -44,40 +44,40 @@ class ScaledWeights:
         self._pool = pool
         self._storage = storage
         self._swapped: List[Tuple[nn.Variable, nn.NdArray, nn.NdArray]] = []
-        # Copies that an emulation itself swaps in, instead of its rounded weights.
-        self._stand_ins: List[Tuple[int, nn.NdArray]] = []
+        # Rounded weights of an emulation, by key, for which it swaps in scaled copies.
+        self._replaced: List[Tuple[int, nn.NdArray]] = []
 
     def swap(self, graph: Graph, layer_input: LayerInput, alpha: float, index: int) -> None:
-        """Swap the weight of one layer, for the next function."""
-        factor = graph.variables[layer_input.weight]
-        source = factor.data
-        scaled = self._pool.get(factor.shape, "factor", index)
+        """Swap the weight of one layer for the next function, whose layers are counted by `index`."""
+        variable = graph.variables[layer_input.weight]
+        source = variable.data
+        scaled = self._pool.get(variable.shape, "factor", index)
         # In the dtype that the function reads: nnabla's conversion would take another pass over it.
         self._kernels.scaled_copy(self._readable(source, 0), scaled, alpha, half=layer_input.half)
         self._store(graph.keys[layer_input.weight], scaled, alpha)
-        self._swapped.append((factor, source, scaled))
-        factor.data = scaled
+        self._swapped.append((variable, source, scaled))
+        variable.data = scaled
 
-    def swap_all(self, factors: SwappedFactors) -> None:
+    def swap_all(self, weights: SwappedWeights) -> None:
         """Swap all weights for scaled copies, until `restore`. Where an emulation holds a rounded weight, the
         copy replaces that one, and the Variable keeps its array.
         """
-        storage, copies = self._storage, factors.copies
-        sources = [factor.data for factor in factors.variables]
+        storage, copies = self._storage, weights.copies
+        sources = [variable.data for variable in weights.variables]
         copies.targets = targets = [
-            self._pool.get(shape, "factor", index) for index, shape in enumerate(factors.shapes)
+            self._pool.get(shape, "factor", index) for index, shape in enumerate(weights.shapes)
         ]
         readable = sources
         if not are_readable(sources):
             readable = [self._readable(source, index) for index, source in enumerate(sources)]
-        rounded = [storage.weights.get(key) for key in factors.keys]
+        rounded = [storage.weights.get(key) for key in weights.keys]
         copies.sources = [array or source for array, source in zip(rounded, readable)]
         self._kernels.scaled_copy_all(copies)
-        for key, scaled, alpha in zip(factors.keys, targets, copies.alphas):
+        for key, scaled, alpha in zip(weights.keys, targets, copies.alphas):
             self._store(key, scaled, alpha)
-        for key, array, swapped in zip(factors.keys, rounded, zip(factors.variables, sources, targets)):
+        for key, array, swapped in zip(weights.keys, rounded, zip(weights.variables, sources, targets)):
             if array is not None:
-                self._stand_ins.append((key, array))
+                self._replaced.append((key, array))
                 storage.weights[key] = swapped[2]
             else:
                 # Noted before the swap: a signal may interrupt between any two lines.
@@ -93,10 +93,10 @@ class ScaledWeights:
             if variable.data == scaled:
                 variable.data = source
             self._swapped.pop()
-        while self._stand_ins:
-            key, rounded = self._stand_ins[-1]
+        while self._replaced:
+            key, rounded = self._replaced[-1]
             self._storage.weights[key] = rounded
-            self._stand_ins.pop()
+            self._replaced.pop()
 
     def _store(self, key: int, scaled: nn.NdArray, alpha: float) -> None:
         if alpha < 1.0:

@@ -72,6 +72,7 @@ class WrittenLeaves:
 
 
 def _grouped(counted: Sequence[CountedLeaf]) -> _Groups:
+    """Sort places by component, for `np.maximum.reduceat`."""
     ordered = sorted(counted, key=lambda one: one.component)
     places = np.array([one.place for one in ordered], np.intp)
     components, starts = np.unique([one.component for one in ordered], return_index=True)
@@ -79,15 +80,16 @@ def _grouped(counted: Sequence[CountedLeaf]) -> _Groups:
 
 
 def places_of_contributions(written: Sequence[Contribution]) -> List[Tuple[Contribution, int]]:
-    """Contributions of only this batch, each with the place of its magnitude."""
-    # Contributions summed at one scale, as in a pass without hooks, are one.
+    """List contributions without gradients of earlier batches, each with the index of its magnitude."""
+    # Contributions summed at one scale, as in a pass without hooks, are one. Left out is the first one that
+    # was added to a leaf's own gradient, which earlier batches may have written.
     result: List[Tuple[Contribution, int]] = []
-    places: Dict[int, int] = {}
+    latest: Dict[int, int] = {}  # by leaf, in the result
     for index, contribution in enumerate(written):
-        alone, place = contribution.alone, places.get(contribution.leaf)
-        if place is not None and not alone and result[place][0].scale == contribution.scale:
-            result[place] = result[place][0], index
-        elif alone or place is not None:
-            places[contribution.leaf] = len(result)
+        alone, earlier = contribution.alone, latest.get(contribution.leaf)
+        if earlier is not None and not alone and result[earlier][0].scale == contribution.scale:
+            result[earlier] = result[earlier][0], index
+        elif alone or earlier is not None:
+            latest[contribution.leaf] = len(result)
             result.append((contribution, index))
     return result

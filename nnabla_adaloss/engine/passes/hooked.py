@@ -84,6 +84,7 @@ class HookedPass:
         self._leaves.restore()
 
     def _prepare(self, f: Any) -> None:
+        """Measure and rescale gradients, and swap weights and gradients of leaves, before a function runs."""
         graph, plan, schedule = self._prepared.graph, self._prepared.plan, self._decided.schedule
         node = plan.by_number.get(graph.numbers.get(hash(f), -1))
         if node is None:
@@ -107,6 +108,7 @@ class HookedPass:
         self._leaves.take(*contributions_of(graph, plan, node, step))
 
     def _finish_last(self, _: Any = None) -> None:
+        """Restore arrays after the last function, report it and rescale, if that remains to be done."""
         if not self._unfinished:
             return
         node, after = self._unfinished.pop()

@@ -45,7 +45,7 @@ class HooklessPass:
         # Variables whose gradients nnabla would free before they are measured.
         self._kept: List[nn.Variable] = []
         self._weights: Optional[ScaledWeights] = None
-        if steps.factors.keys:
+        if steps.weights.keys:
             self._weights = ScaledWeights(prepared.kernels, prepared.pool, prepared.storage)
         self._leaves: Optional[LeafGradients] = None
         if self._others:
@@ -61,7 +61,7 @@ class HooklessPass:
                 self._prepared.statistics.measure((), measured.activations)
             self._keep(measured.gradients)
         if self._weights is not None:
-            self._weights.swap_all(self._steps.factors)
+            self._weights.swap_all(self._steps.weights)
         if self._leaves is not None:
             self._leaves.take(*self._others)
         for one in self._lists:
@@ -87,6 +87,7 @@ class HooklessPass:
         return (), (after,)
 
     def _after(self, number: int) -> None:
+        """Rescale gradients, and unscale those that later functions write, after a function."""
         prepared = self._prepared
         rescale(self._steps.between.get(number, ()), prepared.graph, prepared.kernels, prepared.storage)
         following = self._steps.following.get(number)
@@ -147,6 +148,7 @@ class HooklessPass:
                 master.zero()
 
     def _release(self) -> None:
+        """Allow nnabla again to free the gradients that were kept."""
         while self._kept:
             self._kept[-1].persistent = False
             self._kept.pop()
