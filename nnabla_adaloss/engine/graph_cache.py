@@ -86,7 +86,7 @@ class GraphCache:
         return [self] if last is None else [self, last, last.statistics]
 
     def current(self, *, wiring: bool = False, marks: bool = False) -> PreparedGraph:
-        """Return the prepared graph; `wiring`, or `marks` and shapes of data, are checked on request."""
+        """Return the prepared graph; checked on request: `wiring`, or shapes and `marks`, as `need_grad`."""
         present = self._present
         if (
             present is None
@@ -142,6 +142,7 @@ class GraphCache:
         self.current().statistics.load({}, {}, {})
 
     def _prepare(self) -> PreparedGraph:
+        """Prepare the graph: with the state of the last one or of another topology, or as a new topology."""
         graph, self._read = self._read, None
         if graph is None or not graph.is_current:
             graph = self._reader.read()
@@ -166,9 +167,10 @@ class GraphCache:
             topology = Topology(plan, self._no_schedules, ())
         if before is not None:
             state = before.statistics.state(before.plan.measured)
-            own = Topology(before.plan, before.schedules, state, before.written(named=False))
-            topology = topology._replace(schedules=topology.schedules.in_cycle(own.schedules.since))
-            self._others = (*self._others[2 - _REMEMBERED :], own)
+            last = Topology(before.plan, before.schedules, state, before.written(named=False))
+            topology = topology._replace(schedules=topology.schedules.in_cycle(last.schedules.since))
+            # The oldest are forgotten: `_REMEMBERED` remain, with the present one.
+            self._others = (*self._others[2 - _REMEMBERED :], last)
             self._waiting = self._waiting[max(0, 1 + len(self._waiting) + len(self._others) - _REMEMBERED) :]
         prepared = self._prepared(graph, topology, before)
         statistics = LatestStatistics.loaded(topology.plan.measured, topology.statistics)
@@ -188,7 +190,7 @@ class GraphCache:
                 prepared.statistics.load(statistics, prepared.statistics.weights)
 
     def _take_other(self, graph: Graph, described: GraphDescription) -> Optional[Topology]:
-        """Remove the topology of a graph from the others."""
+        """Remove a graph's topology from the others and return it; None: it is not among them."""
         for other in self._others[::-1]:
             alike = other.plan.of_alike(graph, described, self._options)
             if alike is not None:
@@ -197,6 +199,7 @@ class GraphCache:
         return None
 
     def _prepared(self, graph: Graph, topology: Topology, before: Optional[PreparedGraph]) -> PreparedGraph:
+        """Prepare a graph with the state of its topology, and with the measurements that `before` runs."""
         plan, pool, storage = topology.plan, self.pool, self._storage
         shared = before if before is not None and before.kernels is self._kernels else None
         # Per variable its gradient, complete and of one branch, and its data.
@@ -222,15 +225,15 @@ class GraphCache:
         """Choose the arrays to measure besides those for components."""
         layer_inputs = plan.layer_inputs.values()
         outputs = frozenset(node.outputs[0] for node, _ in layer_inputs)
-        # Scaled copies of weights are stored like weights, and must stay in range.
-        stored = self._looked_at or self._storage.rounds
+        # The method uses them; or their scaled copies are stored in a format, whose range bounds alpha.
+        all_weights = self._looked_at or self._storage.rounds
         return StatisticsRequest(
             outputs if self._looked_at else frozenset(),
             # Recomputed activations do not exist before backward; reading one would mark it as existing.
             frozenset(
                 layer_input.weight
                 for node, layer_input in layer_inputs
-                if (stored or node.half) and not plan.described.recomputed[layer_input.weight]
+                if (all_weights or node.half) and not plan.described.recomputed[layer_input.weight]
             ),
             outputs if self._watched else frozenset(),
         )
@@ -239,6 +242,7 @@ class GraphCache:
         """Names of a graph's parameters: those of this loss, and their former names."""
         names: ParameterNames = {}
         for plans in ((before.plan,), [other.plan for other in self._others]) if before is not None else ():
+            # Known names usually suffice: reading the parameter scope takes longer.
             for plan in plans:
                 names = {**plan.names, **names, **self._names}
             if names.keys() >= {graph.keys[position] for position in graph.needed}:

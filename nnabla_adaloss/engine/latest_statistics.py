@@ -159,16 +159,16 @@ class LatestStatistics:
         if self._storage.rounds or not are_readable(arrays):
             arrays, remaining = self._left_to_measure(gradients, arrays)
         started = {*self._data, *self._pending.keys}
-        unseen = [p for p in data if self._key(p) not in started and not self._has_seen(p)]
-        arrays += self._readable(unseen)
+        unmeasured = [p for p in data if self._key(p) not in started and not self._take_rounded(p)]
+        arrays += self._readable(unmeasured)
         if not arrays:
             return
         tickets = self._measurements.measure(arrays)
         self._running.update((p, (ticket, scale)) for (p, scale), ticket in zip(remaining, tickets))
-        self._data.update(zip(map(self._key, unseen), tickets[len(remaining) :]))
+        self._data.update(zip(map(self._key, unmeasured), tickets[len(remaining) :]))
 
-    def _has_seen(self, position: int) -> bool:
-        """Take over an emulated storage's statistics of data that it has rounded."""
+    def _take_rounded(self, position: int) -> bool:
+        """Take over the statistics of data that an emulated storage has rounded; False if it has not."""
         statistics = self._storage.data_statistics(self._graph.keys[position])
         if statistics is not None:
             self._data[self._key(position)] = statistics
@@ -177,7 +177,7 @@ class LatestStatistics:
     def _left_to_measure(
         self, gradients: Sequence[Tuple[int, float]], arrays: Sequence[nn.NdArray]
     ) -> Tuple[List[nn.NdArray], List[Tuple[int, float]]]:
-        """Gradients to measure: neither measured by a storage nor left at zero by backward."""
+        """Take over gradients that a storage has measured; return the others that backward has written."""
         keys, storage = self._graph.keys, self._storage
         left, remaining = [], []
         for (position, scale), array in zip(gradients, arrays):
@@ -190,7 +190,7 @@ class LatestStatistics:
         return left, remaining
 
     def measure_weights(self, positions: Sequence[int]) -> None:
-        """Start measuring the present data, before rounding by an emulated storage."""
+        """Start measuring weights after an update, before they are rounded; known after the next pass."""
         if not positions:
             return
         tickets = self._measurements.measure(self._readable(positions))
@@ -205,9 +205,11 @@ class LatestStatistics:
         self._measurements.watch(arrays, loss)
 
     def finish(self, weight_of: Callable[[int], float]) -> Tuple[GradientStatistics, Results]:
-        """Wait for a pass's results, and remember those with a loss weight; return gradients, and all."""
-        # Cleared first: after an interruption no ticket may remain without a measurement. Graphs of one
-        # topology share them.
+        """Wait for the results of a pass and remember them, except gradients with a loss weight of 0; return the
+        measured gradients, and all results.
+        """
+        # Cleared first: after an interruption no ticket may remain without a measurement. In place, as graphs
+        # of one topology share these dicts.
         running, data, pending = {**self._running}, {**self._data}, self._pending
         self._running.clear()
         self._data.clear()
@@ -274,7 +276,7 @@ class LatestStatistics:
 
     @property
     def _shared(self) -> Dict[str, _Key]:
-        """Statistics to exchange, by name: ranks have equal weights, but not equal activations."""
+        """Keys of statistics to exchange, by common name: ranks have equal weights, but other activations."""
         weights = self._plan.described.kept
         shared: Dict[str, _Key] = {}
         for layer, (node, layer_input) in self._plan.layer_inputs.items():
@@ -291,7 +293,7 @@ class LatestStatistics:
             n: list(self._known[k]) for n, k in shared.items() if k in self._new
         }
         weights = [name for name in self._new if isinstance(name, str)]
-        # If graphs differ, other ranks may not have measured them.
+        # Weights of other graphs are known, too: ranks may have run different graphs, and measured others.
         if weights and not self.weights.keys() <= {*self._names.values()}:
             message.update((name + _WEIGHT, list(self._known[name])) for name in sorted(weights))
         return message

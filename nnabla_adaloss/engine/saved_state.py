@@ -68,8 +68,8 @@ def load_state(
 ) -> Tuple[ScheduleCache, Memory, int, int, List[Saved]]:
     """Load a `state_of`, and return the engine's part of it; a ValueError leaves all unchanged."""
     try:
-        before = integer("schema", state["schema"]) == _MAGNITUDES
-        if not before:
+        no_weights = integer("schema", state["schema"]) == _MAGNITUDES
+        if not no_weights:
             check_version(state["schema"], SCHEMA)
         topologies = topologies_of(state)
         own = of_topology(prepared.plan, topologies)
@@ -82,7 +82,7 @@ def load_state(
         pending: Dict[str, ArrayStatistics] = {}
         histories: Dict[str, History] = {}
         others: List[Saved] = []
-        if before:
+        if no_weights:
             warn(
                 "the state was saved by an earlier version, which did not remember with which loss weights "
                 "it had measured: scales are measured again, with the next batch"
@@ -192,9 +192,11 @@ def _check_network(plan: GraphPlan, topologies: Sequence[Saved]) -> None:
     ours, network = fingerprint(plan), topologies[-1]["network"]
     theirs = {line for one in topologies for line in one["network"]}
     own = {line: f"{node.type_name} {node.label} " for line, node in zip(ours, plan.nodes) if node.leaves}
+    # A function of the same type and name, with parameters of other shapes.
     others = ((b, a) for a in own if a not in theirs for b in network if b.startswith(own[a]))
     first = next(others, None)
     if first is None and theirs.isdisjoint(own):
+        # No function with parameters in common.
         first = next(pair for pair in zip_longest(network, ours) if pair[0] != pair[1])
     if first is not None:
         raise ValueError(f"state is of another network: it has {first[0]} where this one has {first[1]}")

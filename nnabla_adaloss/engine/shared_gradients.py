@@ -24,7 +24,7 @@ class SharedGradients:
         self._places: Dict[int, Tuple[int, int]] = {}
 
     def find(self, graph: Graph, names: ParameterNames, context: nn.Context) -> Dict[int, int]:
-        """Map positions of leaves to the first leaf with the same gradient array."""
+        """Map positions of leaves to the first leaf, preferably a parameter, with the same gradient array."""
         positions = sorted(graph.needed, key=lambda p: (graph.keys[p] not in names, p))
         keys = [graph.keys[p] for p in positions]
         if keys != self._keys:
@@ -45,7 +45,7 @@ class SharedGradients:
 
 
 def _one_array(places: Sequence[Tuple[int, int]], name_of: Callable[[int], str]) -> Dict[int, int]:
-    """Map indices of arrays to the first one at the same address."""
+    """Map indices of arrays, given by begin and end in memory, to the first one at the same place."""
     first = {place: index for index, place in reversed([*enumerate(places)]) if place[0] < place[1]}
     ordered = sorted(first)
     for before, after in zip(ordered, ordered[1:]):

@@ -56,6 +56,7 @@ def slices_of(
     always = frozenset(leaf for node in plan.nodes if rounds or node.half for leaf in node.leaves)
     for number, (gradients, weights, activations, leaves) in enumerate(zip(*parts)):
         counted = always.union(leaves)
+        # The last slice is never None: it completes a measurement of everything.
         one = Slice(gradients, weights, activations, counted, last=number == count - 1)
         slices.append(one._replace(leaves=counted - uncounted) if any(one) else None)
     return slices
