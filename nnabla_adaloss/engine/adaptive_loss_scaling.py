@@ -202,7 +202,7 @@ class AdaptiveLossScaling:
         self.share_with(before)
 
     def go_back_to(self, before: AdaptiveLossScaling) -> None:
-        """Forget the present iteration, after a `savepoint` of this engine was restored."""
+        """Forget the present iteration, and continue from `before`, which a `savepoint` has restored."""
         self.iteration = before.iteration
         self._graph.go_on_from(before._graph)
         self.components = before.components.without_iteration()
@@ -261,7 +261,7 @@ class AdaptiveLossScaling:
 
     @property
     def loss_scale(self) -> float:
-        """Loss scale after the scalar functions at the loss in the last backward: S0, or as measured."""
+        """Loss scale of the last backward: S0; if measured, that after the scalar functions at the loss."""
         if self._result is None:
             return self.components.policy.start_scale
         return self._result.measurements.schedule.loss_scale
@@ -304,6 +304,7 @@ class AdaptiveLossScaling:
         self.guard.rewind()
         prepared, first = self._graph.current(wiring=True), 0
         if self.kernels.asynchronous:
+            # Skips the functions before it, each of which would wait for the device.
             suspect = first_suspect(self.loss, self.kernels, prepared.measurements)
             if suspect is None:
                 return ""
@@ -374,7 +375,7 @@ class AdaptiveLossScaling:
         self.components = self.components.after_iteration(good=True)
         if step is not None:
             step()
-        # Forward of a half context converts weights.
+        # The next forward of a half context converts weights: measured now, they have all their bits.
         if self.in_half and self._result is not None:
             present = self._graph.current()
             part = present.slice(present.schedules, self.iteration, self._result.schedule.given_scale)
@@ -561,6 +562,7 @@ class AdaptiveLossScaling:
         prepared = self._graph.current()
         check_scale(scale)
         weights = prepared.loss_weights(scale)
+        # Gradients grow with a loss weight above 1: the scale of their component falls by it.
         scales = [within_float32(scale / max(weight, 1.0)) for weight in weights]
         run_pass(
             self.loss,

@@ -87,6 +87,7 @@ class BatchLoop(NamedTuple):
                 if measured.overflowed:
                     facts, outcome = measured, self._of_pass()
                 else:
+                    # The outcome stays that of the overflow.
                     facts = facts._replace(fits=True)
             elif verdict is PassVerdict.CHECK_FORWARD:
                 facts = facts._replace(fault=scaling.find_fault())
@@ -100,11 +101,13 @@ class BatchLoop(NamedTuple):
                 return outcome._replace(verdict=verdict, facts=facts)
 
     def _of_pass(self) -> Outcome:
+        """Describe the last pass, without a verdict."""
         scaling = self.scaling
         layers, component = tuple(scaling.found_inf), scaling.result.component or ""
         return Outcome(layers=layers, component=component, attempt=scaling.components.attempt)
 
     def _facts(self, repeats: int) -> Facts:
+        """Collect facts about the last pass. A batch that cannot run again counts as calibrated."""
         scaling = self.scaling
         calibrated = scaling.calibrated or not scaling.guard.can_undo_batch
         if not scaling.result.loss_is_nan and (
@@ -114,7 +117,7 @@ class BatchLoop(NamedTuple):
         return self.overflow(repeats)
 
     def overflow(self, repeats: int = 0, *, may_run: bool = True) -> Facts:
-        """Collect facts about a batch whose gradients were not finite, or whose loss was NaN."""
+        """Collect facts about a batch that overflowed; without `may_run`, no further pass can measure it."""
         scaling = self.scaling
         loss_finite = bool(np.isfinite(scaling.variable.d).all())
         suspect = not loss_finite or scaling.forward_is_suspect
@@ -128,7 +131,7 @@ class BatchLoop(NamedTuple):
         )
 
     def _fits_smallest(self) -> bool:
-        """Check whether gradients are finite at the smallest scale. They must not be used for an update."""
+        """Check whether gradients are finite at the smallest scale."""
         scaling = self.scaling
         scaling.guard.rewind()
         scaling.forward(clear_no_need_grad=True)
@@ -142,5 +145,6 @@ class BatchLoop(NamedTuple):
         scaling.probe(self.smallest_scale)
         finite = scaling.kernels.gradients_are_finite(self.parameters())
         if finite:
+            # An update must not use them: those of the overflow come back.
             snapshot.restore()
         return finite

@@ -110,7 +110,7 @@ def _count(bad: int) -> str:
 
 
 def _where(v: nn.Variable) -> str:
-    """Index of the first nonfinite element, which shows the sample of the batch."""
+    """Describe the index of the first nonfinite element, which shows the sample of the batch."""
     if v.size == 1:
         return ""
     first = np.argwhere(~np.isfinite(v.data.get_data("r")))[0]
@@ -118,6 +118,7 @@ def _where(v: nn.Variable) -> str:
 
 
 def _nonfinite(v: nn.Variable, kernels: Kernels) -> int:
+    """Count the infinities and NaNs in a Variable's data."""
     # Inputs of functions without gradients may be freed.
     stored = None if v.data.clear_called else stored_dtype(v.data)
     if stored is None:

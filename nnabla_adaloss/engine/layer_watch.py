@@ -71,6 +71,7 @@ class LayerWatch:
         return LayerLook({"gradient": gradient, **data}, arrays)
 
     def _gradient(self, array: nn.NdArray, key: int) -> Optional[GradientSeen]:
+        """Summarize a gradient, with the elements that an emulated storage lost."""
         rounded = self._storage.gradients.get(key)
         lost = () if rounded is None else (rounded.underflowed, rounded.overflowed)
         return self._seen(array, self._storage.gradient_format(key, array.size), *lost)
