@@ -205,8 +205,8 @@ class LatestStatistics:
         self._measurements.watch(arrays, loss)
 
     def finish(self, weight_of: Callable[[int], float]) -> Tuple[GradientStatistics, Results]:
-        """Wait for the results of a pass and remember them, except gradients with a loss weight of 0; return the
-        measured gradients, and all results.
+        """Wait for the results of a pass and remember them, except gradients with a loss weight of 0; return
+        the measured gradients, and all results.
         """
         # Cleared first: after an interruption no ticket may remain without a measurement. In place, as graphs
         # of one topology share these dicts.

@@ -62,9 +62,8 @@ class MethodAlphas:
         *,
         fixed: bool,
     ) -> Optional[MethodAlpha]:
-        """Make the method's alpha a function of layer and scale; None: scale limits determine all alphas.
-
-        `weight_of` has the loss weight of a gradient, by position; `fixed`: S0 was given.
+        """Make the method's alpha a function of layer and scale, with the loss weight of each output gradient,
+        and for a `fixed` S0 if that was given; None: scale limits determine all alphas.
         """
         self.unbounded = {}
         if self._needs is Needs.COMPONENTS:
