@@ -33,6 +33,7 @@ class LeafList:
     # nnabla writes to the masters, or, in half precision, to scratch arrays that replace them (`swapped`).
 
     def __init__(self, leaves: Sequence[Contribution], places: Sequence[int], *, swapped: bool) -> None:
+        # `leaves` are the first contributions of all leaves, `places` the indices of those in the list.
         self._leaves = [leaves[place] for place in places]
         self._places = None if len(places) == len(leaves) else places
         self._variables = [leaf.variable for leaf in self._leaves]

@@ -58,13 +58,11 @@ class MethodAlphas:
         statistics: LatestStatistics,
         iteration: int,
         ranges: Optional[GradientRanges],
-        weight_of: Callable[[int], float],
+        weight_of: Callable[[int], float],  # loss weight of a gradient, by position
         *,
-        fixed: bool,
+        fixed: bool,  # True if S0 was given
     ) -> Optional[MethodAlpha]:
-        """Make the method's alpha a function of layer and scale, with the loss weight of each output gradient,
-        and for a `fixed` S0 if that was given; None: scale limits determine all alphas.
-        """
+        """Make the method's alpha a function of layer and scale; None: scale limits determine all alphas."""
         self.unbounded = {}
         if self._needs is Needs.COMPONENTS:
             return None
