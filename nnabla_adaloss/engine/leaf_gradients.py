@@ -151,6 +151,7 @@ class LeafGradients:
             last = entry.contribution
             no_scratch = entry.master_is_copy or entry.target is entry.master or contribution.own_references
             if no_scratch or contribution.variable is not last.variable or contribution.others or last.others:
+                # The array in place does not serve the next function.
                 for one in before:
                     self._give_back(one)
                 self.take(*following)

@@ -175,12 +175,12 @@ def _magnitudes(
     measured = [(p, own.abs_max / scale) for p, (own, scale) in gradients.items() if p in limiting]
     # Gradients between functions in float are not stored in the format. Scalars that are a component by
     # themselves count anyway.
-    apart = {p for p in scalars if p in components.of and components.of[p] in components.scalars}
+    lone_scalars = {p for p in scalars if p in components.of and components.of[p] in components.scalars}
     if not storage.rounds:
-        return [one for one in measured if one[0] in apart or one[0] not in plan.in_float]
+        return [one for one in measured if one[0] in lone_scalars or one[0] not in plan.in_float]
     # Scalars count only if measured: some are rounded only in passes with hooks.
     rounded, scales = storage.gradients, schedule.scales
-    found = [one for one in measured if one[0] in apart or keys[one[0]] in rounded]
+    found = [one for one in measured if one[0] in lone_scalars or keys[one[0]] in rounded]
     found += [
         (p, rounded[keys[p]].statistics.abs_max / scales[p])
         for p in plan.largest_gradients

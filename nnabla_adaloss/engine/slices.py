@@ -52,7 +52,7 @@ def slices_of(
         )
     ]
     slices = []
-    # So that no batch of alternating ones is missed.
+    # Leaves that functions in half write count in every pass: no batch of alternating ones is missed.
     always = frozenset(leaf for node in plan.nodes if rounds or node.half for leaf in node.leaves)
     for number, (gradients, weights, activations, leaves) in enumerate(zip(*parts)):
         counted = always.union(leaves)
