@@ -119,12 +119,9 @@ class HooklessSteps:
             self._written = last = WrittenLeaves(contributions, plan, components)
         return last
 
-    def hold_for(self, plan: GraphPlan) -> bool:
-        """True if a graph of this plan has the same weights and leaves, so that the steps are valid."""
-        return plan.kept_keys.issuperset(self._kept_keys)
-
     @cached_property
-    def _kept_keys(self) -> FrozenSet[int]:
+    def keys(self) -> FrozenSet[int]:
+        """Keys of the weights and leaves: the steps are valid for graphs that have all of them."""
         return frozenset([*self.weights.keys, *(hash(leaf.variable) for leaf in self.leaves)])
 
 

@@ -60,7 +60,7 @@ class PreparedGraph:
         steps = {
             weights: known
             for weights, known in self.steps.items()
-            if isinstance(known[1], str) or known[1].hold_for(plan)
+            if isinstance(known[1], str) or known[1].keys <= plan.kept_keys
         }
         return replace(
             self,

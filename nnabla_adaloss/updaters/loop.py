@@ -412,7 +412,10 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
     def _skipped(self, policy: str, kind: str, message: str, **extra: Any) -> UpdateResult:
         """End the iteration without an update, notify according to `policy`, and return the result."""
         self._undone.clear()
-        self._notifier.notify(policy, kind, message)
+        if policy == "raise":
+            raise LossScaleError(message)
+        if policy == "warn":
+            self._notifier.warn(kind, message)
         retries = self._retries
         return UpdateResult(False, self.scale, retries.retries, overflow_layers=retries.last.layers, **extra)
 

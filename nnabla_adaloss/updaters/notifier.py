@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors and warnings of a training, each warning once."""
+"""Warnings of a training, each once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Dict, Sequence, Set
 import nnabla as nn
 
 from ..engine import AdaptiveLossScaling
-from ..errors import LossScaleError, warn
+from ..errors import warn
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from .solvers import parameters_of
@@ -22,7 +22,7 @@ ANALYSE = "run `python -m nnabla_adaloss analyse`"
 
 
 class Notifier:
-    """Raises, warns once, or does nothing, by policy; detects batches lost in a row, and no gradients."""
+    """Warns once of each kind; detects batches lost in a row, and no gradients."""
 
     undone: ClassVar = ("_last_gradient",)
 
@@ -35,13 +35,6 @@ class Notifier:
         self._last_gradient = 0
         # Parameters without any nonzero gradient so far, by name.
         self._untrained: Dict[str, nn.Variable] = {}
-
-    def notify(self, policy: str, kind: str, message: str) -> None:
-        """Follow a policy: `"raise"` a LossScaleError, `"warn"` once for each kind, or `"skip"`."""
-        if policy == "raise":
-            raise LossScaleError(message)
-        if policy == "warn":
-            self.warn(kind, message)
 
     def warn(self, kind: str, message: str) -> None:
         if kind not in self._warned:
