@@ -26,6 +26,8 @@ SOFTMAX = {"Softmax", "LogSoftmax"}
 # Input that must not be 0.
 _NOT_ZERO = {"Log": 0, "PowScalar": 0, "Pow2": 0, "Div2": 1, "RDivScalar": 0}
 _DIVISIONS = {"Div2", "RDivScalar"}
+# Constants below this one are against 0.
+_SMALL = 2.0**-10
 # Functions with a constant that may keep numbers away from 0.
 _CONSTANTS = {"AddScalar", "MaximumScalar", "Constant"}
 
@@ -360,22 +362,28 @@ class Finiteness:
         return max((one.abs_max for one in known if one is not None), default=0.0)
 
     def lone_constants(self) -> Iterator[Cause]:
-        """Constants that are all that storage leaves of a sum, so that a derivative leaves the format."""
-        network = self._network
+        """Constants that alone keep numbers from 0, and are so small that a derivative leaves the format."""
+        network, gradients = self._network, self._sight.gradients
         for key, node in network.nodes.items():
             f = network.function(key)
             v = f.inputs[_NOT_ZERO[node.type_name]] if node.type_name in _NOT_ZERO else None
-            if v is None or v.parent is None or v.parent.info.type_name not in _CONSTANTS:
+            g = None if v is None else v.parent
+            if g is None or g.info.type_name not in _CONSTANTS or not 0.0 < g.info.args["val"] < _SMALL:
                 continue
-            stored, gone = network.gradient_format(v), self._vanishing(v.parent)
-            arriving, size = (self._sight.gradients.get(hash(w)) for w in (f.outputs[0], v))
-            if gone and arriving and size and arriving.abs_max <= stored.max < size.abs_max:
-                what = f"it reads numbers of which {stored.name} leaves only the constant "
-                what += f"{v.parent.info.args['val']:g} of {network.name(v.parent)}, as "
-                g = gone[0].parent
-                rounds = g is not None and g.info.type_name == "RSubScalar"
-                what += f"numbers near {g.info.args['val']:g} round to it" if rounds else "the rest becomes 0"
-                what += f": its gradient reaches {size.abs_max:.1e}, beyond {stored.max:g}"
+            constant, stored = g.info.args["val"], network.gradient_format(v)
+            read = self._sight.data.get(hash(v))
+            arriving, size = (gradients.get(hash(w)) for w in (f.outputs[0], v))
+            is_alone = read is not None and read.abs_min <= 2.0 * constant
+            if is_alone and arriving and size and arriving.abs_max <= stored.max < size.abs_max:
+                what = (
+                    f"it reads numbers that only the constant {constant:g} of {network.name(g)} keeps from 0"
+                )
+                before = [w.parent for w in self._vanishing(g) if w.parent is not None]
+                if before and before[0].info.type_name == "RSubScalar":
+                    one = before[0].info.args["val"]
+                    what += f", as numbers near {one:g} become {one:g} in {stored.name}"
+                what += f": its gradient reaches {size.abs_max:.1e}, beyond {stored.name}, "
+                what += f"which ends at {stored.max:g}"
                 remedy = remedies.HELD_IN_LOG if node.type_name == "Log" else remedies.HELD
                 yield Cause("lone_constant", node.label, what, remedy, False, as_stored=True)
 

@@ -1058,7 +1058,9 @@ def sure(y: nn.Variable) -> nn.Variable:
     return 1.0 - F.sigmoid(y) + 1e-7
 
 
-@trouble("lone_constant", "head/affine/Log", "numbers near 1 round to it", remedy=remedies.HELD_IN_LOG)
+@trouble(
+    "lone_constant", "head/affine/Log", "numbers near 1 become 1 in float16", remedy=remedies.HELD_IN_LOG
+)
 def logarithm_of_a_constant_left_alone(mended: bool) -> Built:
     def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
         return -F.mean(F.log(sure(affine(h, 1, "head", bias=0.0 if mended else 9.0))))
@@ -1117,3 +1119,14 @@ def gate_behind_a_comparison(mended: bool) -> Built:
 
 def hidden_of(x: nn.Variable, index: int) -> nn.Variable:
     return F.tanh(affine(x, 16, f"expert{index}"))
+
+
+@trouble("lone_constant", "head/affine/Log", "the constant 1e-07 of head/affine/AddScalar", fatal=False)
+def logarithm_of_impossible_classes(mended: bool) -> Built:
+    """The constant bounds the logarithm, and its inverse is beyond the format."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        y = F.softmax(affine(h, 5, "head", factor=1.0 if mended else 60.0))
+        return -F.mean(F.sum(F.one_hot(t, (5,)) * F.log(y + 1e-7), axis=1))
+
+    return network(loss=loss)
