@@ -205,7 +205,7 @@ class AdaptiveLossScaling:
         """Forget the present iteration, and continue from `before`, which a `savepoint` has restored."""
         self.iteration = before.iteration
         self._graph.go_on_from(before._graph)
-        self.components = before.components.without_iteration()
+        self.components = before.components
 
     def share_with(self, other: AdaptiveLossScaling) -> None:
         """Share random numbers, and the record of nonfinite gradients, with another loss."""

@@ -223,11 +223,50 @@ def test_an_iteration_that_a_feeder_ended_begins_again_with_its_batches_while_ra
 
     updater = updater_on(train._replace(feed=feed), comm=Pair(), accum_grad=2)
     updater.update()
+    before = snapshot()
     with pytest.raises(KeyError):
         updater.update()
+    assert_equal(snapshot(), before)
     assert updater.update().updated
     assert asked == [(1, 0), (1, 1), (2, 2), (2, 3), (2, 2), (2, 3)]
     assert (updater.counters.updates, updater.counters.batches, updater.counters.fed) == (2, 4, 4)
+
+
+def feeding(train: Any, fuse: Fuse, burns: int) -> Any:
+    """The training, with a fuse in the feeder that is lit for one batch."""
+    batches = [0]
+
+    def feed() -> None:
+        fuse.lit = batches[0] == burns
+        batches[0] += 1
+        fuse()
+        train.feed()
+
+    return train._replace(feed=feed)
+
+
+def test_retries_of_an_iteration_that_a_feeder_ended_count_while_ranks_wait() -> None:
+    train = feeding(training(factors={1: 2.0**30}), Fuse(), burns=2)
+    updater = updater_on(train, comm=Pair(), on_overflow="next")
+    updater.update()
+    with pytest.raises(Planned):
+        updater.update()
+    result = updater.update()
+    assert (result.updated, result.retries) == (True, 1)
+
+
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+def test_what_a_lost_batch_has_shown_is_known_after_a_bad_one_and_an_interruption() -> None:
+    train = feeding(training(factors={3: 2.0**12}, nan=[4]), Fuse(), burns=5)
+    updater = updater_on(train, on_overflow="next", on_nonfinite_loss="skip")
+    updated = [updater.update().updated for _ in range(4)]
+    assert updated == [True, True, True, False]
+    assert updater.counters.lost == {"overflow": 1, "nonfinite_loss": 1}
+    before = updater.state_dict()
+    assert before["scaling"]["components"]["lost"]
+    with pytest.raises(Planned):
+        updater.update()
+    assert updater.state_dict() == before
 
 
 def test_a_solver_that_raises_changes_nothing() -> None:
