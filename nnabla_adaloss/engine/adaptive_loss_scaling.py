@@ -197,7 +197,6 @@ class AdaptiveLossScaling:
         self.guard.state = before.guard.state
         self.iteration = before.iteration
         self._graph.go_on_from(before._graph)
-        self._nonfinite = before._nonfinite
         self._reader.go_on_from(before._reader)
         self.share_with(before)
 
