@@ -30,6 +30,9 @@ class NativeStorage:
     rounds = False
     """True if arrays are rounded and measured when stored."""
 
+    by_layer: Mapping[str, Precision] = {}
+    """Precision by pattern of layer names; empty: that of the context."""
+
     narrowest: Optional[Precision] = None
     """Narrowest precision of any array, if that is not the context's."""
 
@@ -94,7 +97,7 @@ class RoundedStorage(NativeStorage):
     def __init__(self, precisions: LayerPrecisions, kernels: Kernels) -> None:
         super().__init__()
         self.precisions = precisions
-        self.narrowest = precisions.narrowest
+        self.narrowest, self.by_layer = precisions.narrowest, precisions.storage
         self.largest_weight = precisions.narrowest.stored_data.max
         # Scalar gradients are never stored in 8 bits.
         self.largest_scalar = precisions.narrowest.gradient_format(1).max

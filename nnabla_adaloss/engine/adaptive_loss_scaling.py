@@ -186,12 +186,17 @@ class AdaptiveLossScaling:
         """Take over the state of the network's previous graph, for one rebuilt in each iteration.
 
         Raises:
-            ValueError: it scales layers in another way.
+            ValueError: it scales layers, or stores gradients, in another way.
         """
         if before.config is not self.config and before.config != self.config:
             raise ValueError(
                 f"before scales layers in another way: {before.config}, and here {self.config}; "
                 "make both with the same config"
+            )
+        if before._storage.by_layer != self._storage.by_layer:
+            raise ValueError(
+                "loss has another storage than the loss before: wrap each in a FormatEmulation of the same "
+                "format, or none; an updater with storage= wraps each by itself"
             )
         self.components, self._chooser = before.components, before._chooser
         self.guard.state = before.guard.state
@@ -501,8 +506,6 @@ class AdaptiveLossScaling:
         masters = list(map(_gradient, leaves.values()))
         all_zero = all(map(_zeroing, masters))
         self.guard.before_backward(masters, all_zero=all_zero)
-        if self._nonfinite.keys and self._nonfinite.set_aside(leaves):
-            all_zero = all(map(_zeroing, masters))
         weights = prepared.loss_weights(scale)
         if grad is not None and not prepared.schedules.for_good(scale):
             factor = seed_weight(grad, on_host=not self.kernels.asynchronous)
@@ -512,6 +515,8 @@ class AdaptiveLossScaling:
             clear_buffer, communicator_callbacks, function_pre_hook, function_post_hook, grad
         )
         report: Optional[PassReport] = None
+        if self._nonfinite.keys and self._nonfinite.set_aside(leaves):
+            all_zero = all(map(_zeroing, masters))
         try:
             request = Request(iteration, scale, weights, rerun, grad is not None)
             decision = self._chooser.go_on(prepared, self.components, request)

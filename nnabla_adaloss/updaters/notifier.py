@@ -46,7 +46,7 @@ class Notifier:
     ) -> bool:
         """Note an update after the passes of engines; False, with a warning, if all gradients are zero."""
         self._lost_in_a_row = 0
-        if any(engine.result.loss_is_infinite for engine in engines if engine.result):
+        if any(engine.result.loss_is_infinite for engine in engines):
             self.warn(
                 "infinite loss",
                 f"the loss is infinite in iteration {iteration}, its gradients are not: training goes on, "
@@ -86,7 +86,7 @@ class Notifier:
                 f"solver only those that it trains; to list the others, {ANALYSE}",
             )
         # Other ranks may have had gradients, and an inactive loss may become active.
-        inactive = any(0.0 in engine.result.schedule.loss_weights for engine in engines if engine.result)
+        inactive = any(0.0 in engine.result.schedule.loss_weights for engine in engines)
         zero = [] if inactive else [name for name in left if name not in missing]
         if zero and engines[0].kernels.gradients_are_zero([left[name] for name in zero]):
             self.warn(

@@ -14,7 +14,14 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, GraphPlan, Recorder
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScaling,
+    AdaptiveLossScalingUpdater,
+    FormatEmulation,
+    GraphPlan,
+    Recorder,
+)
 from nnabla_adaloss.core.layer_record import Reason
 from tests.worlds.monitors import Records
 from tests.worlds.networks import two_layers
@@ -475,3 +482,20 @@ def test_data_whose_gradient_is_wanted_may_be_another_leaf_in_each_graph(storage
         return found
 
     np.testing.assert_equal(trained(rebuilt=True), trained(rebuilt=False))
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_graph_in_another_storage_is_refused_before_anything_is_changed(stored: bool) -> None:
+    def built(emulated: bool) -> Any:
+        loss = shared(data(4, 5))
+        return FormatEmulation(loss, "float16") if emulated else loss
+
+    updater = updater_of(built(stored), solver=S.Sgd(0.1), storage=None)
+    updater.update()
+    before, scales = updater.loss, updater.scaling.layer_scales
+    with pytest.raises(ValueError, match="^loss has another storage than the loss before: wrap each"):
+        updater.loss = built(not stored)
+    assert updater.loss is before
+    assert updater.scaling.layer_scales == scales
+    updater.loss = built(stored)
+    assert updater.update().updated
