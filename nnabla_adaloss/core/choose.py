@@ -12,8 +12,8 @@ whose gradient is not linear. In backward order, with S the scale that the gradi
                                                                   of zeros times u_max / (margin * u_min)
     S(c)    = lowered, until alpha * max|W| stays in range for every layer that leads to c
     S(before) = lowered to limit(before) / spare at most, until the copies alpha * W of the layers after it
-                keep their bits, and from there on by half the missing bits; not at the root, nor with a
-                given S0
+                keep their bits, and from there on by half the missing bits; not at the root, nor at the
+                loss with a given S0
     alpha   = S(c) / S(before)         of a layer: a power of two
 
     weight(c) = loss weight of a component, read from the graph before the pass
@@ -70,7 +70,7 @@ class ScaleLimits(NamedTuple):
     underflowed: AbstractSet[int] = frozenset()  # measured as zero, although predecessors are not
     equalize: bool = True  # True if successive components may share a scale
     bounds: Mapping[int, AlphaBounds] = {}  # bounds of alphas, by position of the weight
-    floors: Mapping[int, float] = {}  # lower bounds of scales for a weight; missing: not lowered
+    floors: Mapping[int, float] = {}  # below which a scale loses bits; missing: not lowered for a weight
 
     def with_s0(self, components: Components, scale: float) -> ScaleLimits:
         """Limit the components at the loss by a given S0, divided by their loss weights."""

@@ -95,7 +95,7 @@ class ScaleSchedule:
 
     @cached_property
     def arriving(self) -> Mapping[int, float]:
-        """Scale of each completely accumulated gradient, by position."""
+        """Scale of each completely accumulated gradient, by position, before the rescales of `steps`."""
         # Float32 scalars have the scale of their successors, without a multiplication in between.
         scales = {position: self.component_scales[index] for position, index in self.components.of.items()}
         for node in reversed(self.nodes) if self.in_float else ():

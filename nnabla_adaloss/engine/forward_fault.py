@@ -46,7 +46,9 @@ def first_suspect(loss: LossLike, kernels: Kernels, measurements: Measurements) 
 def find_fault(
     loss: LossLike, graph: Graph, plan: GraphPlan, kernels: Kernels, storage: NativeStorage, skipped: int = 0
 ) -> str:
-    """Run forward, and name the first function, after `skipped` ones, with an infinity or a NaN, if any."""
+    """Run forward, and name the first function with an infinity or a NaN, if any. The first `skipped` ones
+    are known to be finite. Callers restore leaves that forward writes before.
+    """
     faults: List[str] = []
     left = skipped
     # Leaves that forward may write, such as running statistics, and those of them that were nonfinite before

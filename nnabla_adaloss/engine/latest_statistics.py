@@ -299,7 +299,9 @@ class LatestStatistics:
         return message
 
     def adopt(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
-        """Take over the statistics of all ranks, combined as if the arrays were one."""
+        """Take over the `shared` statistics of all ranks, in one order, combined as if the arrays were one;
+        choices use them from the next `begin` on.
+        """
         self._known, self._new = {**self._known}, set()
         # All ranks have the same weights: the last one wins, on each of them.
         weights = {name: row for one in messages for name, row in one.items() if name.endswith(_WEIGHT)}

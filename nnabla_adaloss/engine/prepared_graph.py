@@ -55,7 +55,9 @@ class PreparedGraph:
     _slices: Sequence[Optional[Slice]] = ()
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> PreparedGraph:
-        """Adapt to another graph of this topology."""
+        """Adapt to another graph of this topology. Fields that are not replaced must not depend on the graph;
+        cached properties are computed again.
+        """
         # Steps that are invalid for the graph are made again.
         steps = {
             weights: known

@@ -53,6 +53,7 @@ class HookedPass:
             self._measured = frozenset(decision.slice.gradients)
             self._data = [*decision.slice.activations, *decision.slice.weights]
         # nnabla recomputes activations before it calls a hook: weights must be restored by then.
+        # `unscale_each` is true whenever there is a `post_hook`.
         self._finishes_each = unscale_each or watch is not None or plan.recomputes
         # The present or last function, if work after it remains.
         self._unfinished: List[Tuple[NodeStructure, Tuple[Rescale, ...]]] = []
