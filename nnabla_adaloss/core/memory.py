@@ -63,8 +63,8 @@ class Memory(NamedTuple):
         return memory._replace(windows={**windows, **pushed}, partial=_NONE)
 
     def _after_losses(self, unit_amaxes: _Amaxes, lost: _Amaxes, iteration: int) -> Memory:
-        """Add the amaxes of `lost` batches; `unit_amaxes`, these included, prolong earlier ones that they come
-        near. The windows are still those before this iteration.
+        """Add the amaxes of `lost` batches; `unit_amaxes`, these included, prolong earlier ones near them.
+        The windows are still those before this iteration.
         """
         # A loss that no amax comes near expires: its amax falls to the largest shown since, times `_CONFIRMS`
         # so that the same amax would confirm it, or is forgotten.
@@ -333,8 +333,8 @@ class Observations(NamedTuple):
         )
 
     def after_iteration(self, *, good: bool = False) -> Observations:
-        """End the iteration. If it ended `good`, with an update, provisional amaxes of an overflow are dropped,
-        else kept as those of a lost batch.
+        """End the iteration. If it ended `good`, with an update, provisional amaxes are dropped, else kept as
+        those of a lost batch.
         """
         if not (self.now or self.lost or self.provisional or self.entry_complete):
             return self

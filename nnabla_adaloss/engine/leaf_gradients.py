@@ -251,8 +251,8 @@ class NonfiniteGradients:
         return bool(self._aside)
 
     def put_back(self, nonfinite: AbstractSet[int]) -> None:
-        """Add the contents set aside, if any, to the pass's gradients, and remember the keys of nonfinite ones,
-        for the next `set_aside`; `nonfinite`: those that this pass has left so.
+        """Add the contents set aside, if any, to the pass's gradients, and remember the keys of nonfinite
+        ones for the next `set_aside`; `nonfinite`: those that this pass has left so.
         """
         # Their results are not fetched, which would wait for a GPU.
         sums = [(saved, gradient, 1.0, not gradient.zeroing) for _, gradient, saved in self._aside]
