@@ -6,20 +6,7 @@ from __future__ import annotations
 import math
 import os
 from functools import partial
-from typing import (
-    Any,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    Union,
-    overload,
-)
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union, overload
 
 import numpy as np
 
@@ -307,8 +294,8 @@ class _Examination:
 
     def _not_finite(self, sights: Sequence[Sight]) -> List[Cause]:
         """Causes of nonfinite numbers in any batch, in forward order, one of each kind and function."""
-        found = _distinct(cause for sight in sights for cause in Finiteness(self._network, sight).causes())
-        return sorted(found, key=self._position)
+        found = [cause for sight in sights for cause in Finiteness(self._network, sight).causes()]
+        return sorted(_distinct(found), key=self._position)
 
     def _position(self, cause: Cause) -> int:
         return self._network.positions.get(cause.function, -1)
@@ -400,7 +387,7 @@ class _Examination:
         yield from hardly_moved(self._examined, for_solver, self._moved)
 
 
-def _distinct(causes: Iterable[Cause]) -> Sequence[Cause]:
+def _distinct(causes: Sequence[Cause]) -> Sequence[Cause]:
     """First cause of each kind and function."""
     found: Dict[Tuple[str, str], Cause] = {}
     for cause in causes:

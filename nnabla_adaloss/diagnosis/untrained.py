@@ -53,9 +53,8 @@ def notes(examined: Subject, network: Network) -> Iterator[Note]:
         cut = _cut(network, missed)
         where = "" if cut is None else f"; the gradient stops at {cut[0]}, whose output {cut[1]}"
         where += f". Unless that is on purpose, {remedies.USE if cut is None else cut[2]}."
-        yield Note(
-            f"No gradient gets to {len(missed)} parameter{'s' * (len(missed) > 1)}: ", [*missed], where
-        )
+        begin = f"No gradient gets to {len(missed)} parameter{'s' * (len(missed) > 1)}: "
+        yield Note(begin, [*missed], where)
         return
     solvers = (made for made in gc.get_objects() if isinstance(made, nn.solver.Solver))
     able = [made for made in solvers if has(made, "get_parameters")]
