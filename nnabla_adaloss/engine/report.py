@@ -158,7 +158,7 @@ def report_of(
         kind=kind,
         state_finite=results.finite,
         loss_is_nan=math.isnan(results.loss),
-        loss_is_infinite=math.isinf(results.loss),
+        loss_is_infinite=results.loss == math.inf,
     )
 
 

@@ -46,7 +46,7 @@ class Notifier:
     ) -> bool:
         """Note an update after the passes of engines; False, with a warning, if all gradients are zero."""
         self._lost_in_a_row = 0
-        if any(engine.result.loss_is_infinite for engine in engines):
+        if True in [engine.result.loss_is_infinite for engine in engines]:
             self.warn(
                 "infinite loss",
                 f"the loss is infinite in iteration {iteration}, its gradients are not: training goes on, "
