@@ -11,8 +11,9 @@ from .layer_alpha import largest_alpha
 from .power_of_two import floor_power_of_two
 
 # Shares of a format's exponents, at most of float16's: distance of a scaled weight's amax above the smallest
-# normal number, and limit of lowering scales for it alone.
-_ENOUGH, _SPARE = 0.27, 0.4
+# normal number, limit of lowering scales for it, and further limit if the weight would lose nearly all its
+# bits.
+_ENOUGH, _SPARE, _FURTHER = 0.27, 0.4, 0.27
 _EXPONENTS = 30.0
 
 # A scaled weight with fewer bits is not worth lowering scales.
@@ -25,6 +26,7 @@ class AlphaBounds(NamedTuple):
     highest: float  # the largest that keeps the scaled copy in range
     enough: float = 0.0  # the smallest that keeps nearly all bits of it
     least: float = 0.0  # the smallest that keeps a few bits of its largest element
+    further: float = 1.0  # factor of lowering scales beyond their floors for these few
 
     def intersection(self, other: AlphaBounds) -> AlphaBounds:
         """Stricter ones of both bounds."""
@@ -42,7 +44,7 @@ def alpha_bounds(weight_amax: float, u_max: float, stored: Optional[Format]) -> 
     # A small weight has no more bits itself.
     enough = min(unit * stored.smallest_normal * _share(_ENOUGH, stored), 1.0)
     least = unit * stored.smallest_subnormal * 2.0**bits
-    return AlphaBounds(highest, enough, least)
+    return AlphaBounds(highest, enough, least, _share(_FURTHER, stored))
 
 
 def spare_of(stored: Format) -> float:

@@ -12,8 +12,7 @@ whose gradient is not linear. In backward order, with S the scale that the gradi
                                                                   of zeros times u_max / (margin * u_min)
     S(c)    = lowered, until alpha * max|W| stays in range for every layer that leads to c
     S(before) = lowered to limit(before) / spare at most, until the copies alpha * W of the layers after it
-                keep their bits, and from there on by half the missing bits; not at the root, nor at the
-                loss with a given S0
+                keep their bits; not at the root, nor at the loss with a given S0
     alpha   = S(c) / S(before)         of a layer: a power of two
 
     weight(c) = loss weight of a component, read from the graph before the pass
@@ -27,7 +26,8 @@ whose gradient is not linear. In backward order, with S the scale that the gradi
                 so do those after several losses, at most four bits apart
     merged    : components that only hooks could split are one, with the smallest of their limits, unless
                 the gradient of a leaf would underflow
-    spare     : 2^12 for float16: gradients that far below their limit keep their bits, too
+    spare     : 2^12 for float16: gradients that far below their limit keep their bits, too; 2^20 where
+                the copy would lose nearly all bits otherwise
     inactive  : with a loss weight of 0, c limits nothing, and takes the scale of its successor, so that its
                 layers have alpha 1
 
@@ -346,11 +346,10 @@ def _fit_weights(
                 for e in edges
                 if e.predecessor == edge.predecessor
             )
-            wanted, floor = after / own.enough, floors[edge.predecessor]
-            if wanted < floor:
-                # Gradients and copy lose the same number of bits.
-                wanted = math.sqrt(wanted * floor)
-            least = max(wanted, lowest)
-            by = floor_power_of_two(before / least)
+            least, wanted = max(floors[edge.predecessor], lowest), after / own.enough
+            if after < least * own.least:
+                # The copy would keep no bit: gradients give up some of theirs.
+                least, wanted = max(floors[edge.predecessor] / own.further, lowest), after / own.least
+            by = floor_power_of_two(before / max(least, wanted))
             if by > 1.0 and after >= least * own.least:
                 scales[edge.predecessor], lowered = before / by, True

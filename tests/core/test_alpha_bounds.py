@@ -16,10 +16,10 @@ FORMATS = pytest.mark.parametrize("stored", [FLOAT16, BFLOAT16, FLOAT32, FLOAT8_
 
 
 def test_bounds_of_a_weight_in_float16() -> None:
-    assert alpha_bounds(0.25, FLOAT16.max, FLOAT16) == (2.0**17, 2.0**-4, 2.0**-18)
+    assert alpha_bounds(0.25, FLOAT16.max, FLOAT16) == (2.0**17, 2.0**-4, 2.0**-18, 2.0**8)
     # A small weight has no more bits itself, and only float32 holds a copy of any size.
-    assert alpha_bounds(2.0**-10, FLOAT16.max, FLOAT16) == (2.0**25, 1.0, 2.0**-10)
-    assert alpha_bounds(0.25, FLOAT16.max, None) == (2.0**17, 0.0, 0.0)
+    assert alpha_bounds(2.0**-10, FLOAT16.max, FLOAT16) == (2.0**25, 1.0, 2.0**-10, 2.0**8)
+    assert alpha_bounds(0.25, FLOAT16.max, None) == (2.0**17, 0.0, 0.0, 1.0)
     assert [spare_of(stored) for stored in (FLOAT16, BFLOAT16, FLOAT8_E5M2)] == [2.0**12] * 3
     # Half the exponents, half of everything.
     assert spare_of(FLOAT8_E4M3) == 2.0**6
@@ -27,7 +27,7 @@ def test_bounds_of_a_weight_in_float16() -> None:
 
 def test_layers_with_one_weight_have_the_narrower_of_their_bounds() -> None:
     wide, narrow = AlphaBounds(8.0, 0.25, 0.125), AlphaBounds(4.0, 0.5, 0.0)
-    assert wide.intersection(narrow) == narrow.intersection(wide) == (4.0, 0.5, 0.125)
+    assert wide.intersection(narrow) == narrow.intersection(wide) == (4.0, 0.5, 0.125, 1.0)
 
 
 @FORMATS
