@@ -364,7 +364,13 @@ class _Examination:
         ends = _distinct((*ended.values(), *self._ends.saturated()))
         yield from ends
         told = {name for cause in ends for name in cause.spoils}
-        untold = tuple(name for name in noisy if name not in told)
+        # A bias before a normalization may be noise; a computed weight is a layer of its own beside it.
+        beside = tuple(layer.name for layer in learning)
+        untold = tuple(
+            name
+            for name in noisy
+            if name not in told and not any(one.startswith(f"{name}/") for one in beside)
+        )
         if untold and not beyond:
             what = "its gradient in fp32 is nothing but rounding errors"
             what += f" (one of {len(untold)} layers)" * bool(untold[1:])

@@ -451,9 +451,11 @@ class Finiteness:
     def _begins(self, f: Any, v: nn.Variable) -> Cause:
         """Cause of a difference in a variable that `f` computes, or reads from a leaf."""
         network, name = self._network, self._network.name(f)
-        own, error, stored = v.parent is not None, self._sight.error(v), network.format(v)
+        # A function that only cuts or reshapes data computes nothing.
+        source = _repeated(v)
+        own, error, stored = source.parent is not None, self._sight.error(v), network.format(v)
         lost, typical_lost = self._sight.lost(v)
-        subject = "it computes numbers" if own else f"it reads {network.called(v)}"
+        subject = "it computes numbers" if own else f"it reads {network.called(source)}"
         if self._amax(v) > stored.max:
             grown, parameters = self.grown(f) if own else ("", ())
             what = f"{subject} up to {self._beyond(v)}{grown}"
@@ -484,10 +486,15 @@ class Finiteness:
             start = max(range(len(steps)), key=lambda i: steps[i].before, default=0)
             shrunk, parameters = self._growth(steps[start:], "numbers", shrinks=True)
             remedy = remedies.VANISHING if parameters else remedies.TOO_SMALL
+            if f.info.type_name == "Prod":
+                remedy = remedies.LOGARITHMS
+            elif not own and f.info.type_name != "Mul2":
+                remedy = remedies.SCALE_DATA
             return Cause("underflow", name, what + factors + shrunk, remedy, parameters=parameters)
         what = f"{subject} that come out with an error of {error:.0%} in {stored.name}"
         what += self._reads(f) if own else ""
-        return Cause("precision", name, what, remedies.MORE_BITS)
+        periodic = own and f.info.type_name in ("Sin", "Cos")
+        return Cause("precision", name, what, remedies.PERIOD if periodic else remedies.MORE_BITS)
 
 
 def factors_in_words(network: Network, functions: List[Any]) -> str:
@@ -501,8 +508,13 @@ def factors_in_words(network: Network, functions: List[Any]) -> str:
 
 
 def _repeated(v: nn.Variable) -> nn.Variable:
-    """Variable that functions have only reshaped or repeated."""
-    while v.parent is not None and v.parent.info.type_name in ("Broadcast", "BroadcastTo", "Reshape"):
+    """Variable that functions have only cut, reshaped or repeated."""
+    while v.parent is not None and v.parent.info.type_name in (
+        "Broadcast",
+        "BroadcastTo",
+        "Reshape",
+        "Slice",
+    ):
         v = v.parent.inputs[0]
     return v
 

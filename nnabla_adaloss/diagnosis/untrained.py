@@ -64,7 +64,10 @@ def notes(examined: Subject, network: Network) -> Iterator[Note]:
         return
     told = f"No solver has {len(found)} of the parameters that get a gradient: "
     yield Note(
-        told, found, ". If this program is to train them, call set_parameters after all layers are built."
+        told,
+        found,
+        ". If this program is to train them, call set_parameters after all layers are built, with "
+        "reset=False after another call.",
     )
 
 

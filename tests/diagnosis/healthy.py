@@ -65,6 +65,18 @@ def digits() -> Built:
     return network(layers, cross_entropy, fill, (32, 1, 8, 8))
 
 
+def quantized() -> Built:
+    """The gradient of a bias before a normalization is 0; that of the weight is behind a function."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = PF.fixed_point_quantized_convolution(
+            x, 8, (3, 3), pad=(1, 1), delta_w=2.0**-6, quantize_b=False, name="conv"
+        )
+        return F.relu(PF.batch_normalization(h, name="bn"))
+
+    return network(layers, shape=IMAGES)
+
+
 def resnet() -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         h = F.relu(conv(x, "stem"))

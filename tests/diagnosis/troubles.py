@@ -417,6 +417,36 @@ def elementwise_weights(mended: bool) -> Built:
     return network(loss=loss, spoil=fill)
 
 
+@trouble("underflow", "fc1/affine/Slice", "reads the input of shape (32, 16)", remedy=remedies.SCALE_DATA)
+def data_too_small_for_the_format(mended: bool) -> Built:
+    def spoil(x: nn.Variable, t: nn.Variable) -> None:
+        x.d *= 1.0 if mended else 1e-9
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        return affine(F.tanh(x[:, :8] * (1.0 if mended else 1e9)), 16, "fc1")
+
+    return network(layers, spoil=spoil)
+
+
+@trouble("underflow", "fc1/affine/Prod", remedy=remedies.LOGARITHMS)
+def product_of_probabilities(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        p = F.reshape(F.sigmoid(affine(x, 48, "fc1") - 2.0), (32, 4, 12))
+        return F.sum(F.log(p), axis=2) if mended else F.prod(p, axis=2)
+
+    return network(layers)
+
+
+@trouble("precision", "fc1/affine/Sin", "as it reads numbers up to", remedy=remedies.PERIOD)
+def phase_of_many_periods(mended: bool) -> Built:
+    rng = np.random.default_rng(1)
+
+    def spoil(x: nn.Variable, t: nn.Variable) -> None:
+        x.d = rng.integers(0, 60000, x.shape) % (60 if mended else 60000)
+
+    return network(lambda x: affine(F.sin(x * (2.0 * np.pi / 60.0)), 16, "fc1"), spoil=spoil)
+
+
 @trouble("rounding_noise", "head/affine", remedy=remedies.MEAN_OF_SOFTMAX)
 def mean_of_a_softmax(mended: bool) -> Built:
     return network(loss=lambda h, t: F.mean(F.softmax(affine(h, 5, "head")) ** (2 if mended else 1)))
