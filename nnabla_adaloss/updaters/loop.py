@@ -403,8 +403,8 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         message = (
             f"gradients are not finite in iteration {self.iteration} at the smallest loss scale, {floor:g}"
             f"{several}; first bad layer: {outcome.where}; parameter gradients hold {nans} NaNs and "
-            f"{infinities} infinities{good}. The scale is {self.scale:g} again. No scale helps: check the "
-            f"data, and {ANALYSE}"
+            f"{infinities} infinities{good}. The scale is {self.scale:g} again. No scale helps that "
+            f"min_scale allows: check the data, and {ANALYSE}"
         )
         extra = {"nonfinite_layers": outcome.layers, "component": outcome.component}
         return self._skipped(self.on_scale_floor, "scale_floor", message, reason="overflow", **extra)

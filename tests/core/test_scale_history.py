@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any, List
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -146,3 +147,10 @@ def test_equalized_scales_are_at_most_two_bits_smaller_and_seldom_change(
             run = scales[start : index + 1]
             assert max(run) > 4.0 * min(run)
             start = index
+
+
+@given(st.floats(2.0**-30, 2.0**30))
+def test_a_scale_keeps_gradients_down_to_37_bits_below_the_largest_in_float16(amax: float) -> None:
+    scale = HistoryPolicy().scale(amax, u_max=65504.0)
+    assert np.float16(scale * amax * 2.0**-37) > 0.0
+    assert np.isfinite(np.float16(scale * amax))

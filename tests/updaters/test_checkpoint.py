@@ -336,6 +336,18 @@ def test_a_training_goes_on_in_another_storage_with_scales_for_it(
         assert 0.25 <= again.scaling.layer_scales[name] / scale <= 4.0
 
 
+def test_native_half_goes_on_with_the_scales_of_emulated_float16(tmp_path: Path) -> None:
+    first = training(storage="float16")
+    for _ in range(3):
+        first.update()
+    save_checkpoint(tmp_path / "c", first)
+    with nn.context_scope(HALF):
+        again = training(storage=None)
+        load_checkpoint(tmp_path / "c", again)
+        assert again.state_dict()["scaling"]["schedule"] == first.state_dict()["scaling"]["schedule"]
+        assert (again.update().retries, again.scaling.result.kind) == (0, "hookless")
+
+
 def carrying(*, named: bool) -> AdaptiveLossScalingUpdater:
     """A training whose last state becomes its first one, in the same memory."""
     nn.clear_parameters()
