@@ -35,11 +35,11 @@ def save(path: Path, verdicts: Verdicts) -> None:
     right, bottom = lefts[-1] + 1.0, float(len(verdicts.methods))
     figure = plt.figure(figsize=(13.0, 6.4))
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-    axes.set_xlim(-3.1, right + 1.45)
+    axes.set_xlim(-3.35, right + 1.45)
     axes.set_ylim(bottom + 0.8, -2.05)
     axes.axis("off")
     axes.text(
-        -3.0,
+        -3.25,
         -1.6,
         "Does it train in fp16 as well as in fp32, without a loss scale to set?",
         fontsize=24,
@@ -49,7 +49,7 @@ def save(path: Path, verdicts: Verdicts) -> None:
     for row, method in enumerate(verdicts.methods):
         ours = method == "adaptive"
         axes.text(
-            -3.0, row + 0.5, _LABELS[method], fontsize=17, va="center", weight="bold" if ours else "normal"
+            -3.25, row + 0.5, _LABELS[method], fontsize=17, va="center", weight="bold" if ours else "normal"
         )
         for left, case in zip(lefts, verdicts.cases):
             _tile(axes, left, row, verdicts, method, case)
@@ -74,11 +74,11 @@ def save(path: Path, verdicts: Verdicts) -> None:
             ha="center",
             va="center",
         )
-    axes.text(-3.0, -0.27, "weight of the loss", fontsize=14, va="center", color="#444444")
+    axes.text(-3.25, -0.27, "weight of the loss", fontsize=14, va="center", color="#444444")
     for left, case in zip(lefts, verdicts.cases):
         axes.text(left + 0.5, -0.27, case_label(case), fontsize=14, ha="center", va="center", color="#444444")
     axes.text(
-        -3.0,
+        -3.25,
         bottom + 0.4,
         f"✓ test accuracy at most {POINTS} points below fp32's, ✗ further below; "
         "emulated fp16, handwritten digits, the same batches for all",
