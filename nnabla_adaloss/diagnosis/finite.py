@@ -10,6 +10,7 @@ import nnabla as nn
 
 from ..core.formats import FLOAT32
 from ..graph.description import type_name_of
+from ..graph.functions import is_matrix_product
 from . import remedies
 from .target import NORMALIZATIONS, Network, Note, listed, scope_of
 from .watching import Sight
@@ -19,8 +20,8 @@ _DEVIATES = 0.25
 _LOSS_DEVIATES = 0.02
 # Factor of growth by weights from which it is reported.
 _GROWN = 8.0
-# Share of numbers that become 0 from which it is reported.
-_LOST = 0.1
+# Share of numbers that become 0 from which it is reported, and from which most do.
+_LOST, _MOST = 0.1, 0.5
 
 SOFTMAX = {"Softmax", "LogSoftmax"}
 # Input that must not be 0.
@@ -192,6 +193,7 @@ class Finiteness:
             remedy = remedies.MASK
         elif self._negatives(f) and remedy in (remedies.AWAY, remedies.LOG):
             remedy = remedies.ABOVE
+        remedy = self._scaled_before(f, remedy)
         return Cause("not_finite", name, what + grown, remedy, parameters=parameters)
 
     def before(self, f: Any) -> Optional[Cause]:
@@ -203,7 +205,7 @@ class Finiteness:
             if constant and not stored.nearest(constant):
                 what = f"its constant {constant:g} is 0 in {stored.name}{self._reads(f, network.name(f))}"
                 remedy = remedies.HELD_IN_LOG if f.info.type_name == "Log" else remedies.HELD
-                return Cause("lost_constant", network.name(g), what, remedy)
+                return Cause("lost_constant", network.name(g), what, self._scaled_before(f, remedy))
         for g in network.in_order(network.walk([f])):
             cause = self._variance(g)
             if cause is not None and not self._amax(g.outputs[0]) < _GROWN * self._amax(g.inputs[0]):
@@ -223,8 +225,40 @@ class Finiteness:
 
     def _vanishing(self, f: Any) -> List[nn.Variable]:
         """Inputs of a function with elements that are 0 as stored alone."""
-        known = [(v, *(one.data.get(hash(v)) for one in (self._sight, self._in_fp32))) for v in f.inputs]
-        return [v for v, now, before in known if now and before and now.zeros > before.zeros]
+        return [v for v in f.inputs if self._vanished(v) > 0]
+
+    def _vanished(self, v: nn.Variable) -> int:
+        """Number of elements that are 0 as stored alone."""
+        now, before = (one.data.get(hash(v)) for one in (self._sight, self._in_fp32))
+        return now.zeros - before.zeros if now and before else 0
+
+    def _first_zeros(self, v: nn.Variable) -> nn.Variable:
+        """First variable on the way to another with at least half its share of numbers that become 0."""
+        least = self._vanished(v) / v.size / 2.0
+
+        def lost(g: Any) -> List[nn.Variable]:
+            return [w for w in g.inputs if self._vanished(w) >= max(least * w.size, 1.0)]
+
+        for g in self._network.in_order(self._network.walk([v.parent], lost)):
+            leaves = [w for w in lost(g) if w.parent is None]
+            if leaves or not lost(g):
+                return [*leaves, *g.outputs][0]
+        return v
+
+    def _scaled_before(self, f: Any, remedy: str) -> str:
+        """Remedy that also keeps the numbers that become 0 before a function, if those are most."""
+        kind = f.info.type_name
+        v = f.inputs[_NOT_ZERO[kind]] if kind in _NOT_ZERO else None
+        if v is None or not self._is_stored or self._vanished(v) <= _MOST * v.size:
+            return remedy
+        first = self._first_zeros(v)
+        g = first.parent
+        if g is None:
+            return f"{remedies.SCALE_DATA}, and {remedy}"
+        if g.info.type_name == "PowScalar" or (g.info.type_name == "Mul2" and g.inputs[0] == g.inputs[1]):
+            return f"multiply what {self._network.name(g)} reads by a constant first, and {remedy}"
+        is_product = g.info.type_name in ("Mul2", "Prod") or is_matrix_product(g.info.type_name)
+        return remedies.CHAIN if is_product else remedy
 
     def _amax(self, v: nn.Variable) -> float:
         seen = self._in_fp32.data.get(hash(v))
@@ -245,19 +279,21 @@ class Finiteness:
             if negative:
                 source = f" from {network.called(v)}{self._difference(f)}"
                 return f", as {subject} reads {negative} number{'s' * (negative > 1)} below 0{source}"
-            now, before = (one.data.get(hash(v)) for one in (self._sight, self._in_fp32))
+            now, more = self._sight.data.get(hash(v)), self._vanished(v)
             if now is not None and now.zeros:
                 verb = "divides by" if kind in _DIVISIONS else "reads"
-                more = 0 if before is None else now.zeros - before.zeros
                 if more <= 0:
                     return f", as {subject} {verb} {now.zeros} zero{'s' * (now.zeros > 1)}"
                 number = "1 number that becomes" if more == 1 else f"{more} numbers that become"
-                return f", as {subject} {verb} {number} 0 in {network.format(v).name}"
+                first = self._first_zeros(v)
+                begins = "" if first is v else f" from {network.called(first)} on"
+                return f", as {subject} {verb} {number} 0 in {network.format(v).name}{begins}"
         sizes = [(self._amax(v), v) for v in f.inputs if hash(v) not in network.names]
         if not sizes:
             return ""
         size, v = max(sizes, key=lambda one: one[0])
-        what = f" from {network.called(v)}" if v.parent is None else ""
+        is_beyond = v.parent is not None and size > network.format(v).max
+        what = f" from {network.called(_repeated(v))}" if v.parent is None or is_beyond else ""
         if kind == "Sum":
             return f", as it adds up {v.size // max(f.outputs[0].size, 1)} numbers of up to {size:.3g}{what}"
         factor = f", and multiplies by {args['val']:g}" if kind == "MulScalar" else ""

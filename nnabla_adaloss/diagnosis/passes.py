@@ -208,10 +208,13 @@ class Tally:
         return self.kept((*layer.outputs, *layer.weights), layer.weights or layer.outputs)
 
     def worst(self, layer: Layer, but: Set[int]) -> Kept:
-        """Worst of a layer's parameters except some: a large bias must not hide a weight."""
+        """Worst of a layer's parameters: a large bias must not hide a weight; of some, only overflows."""
         parts = [[key] for key in layer.weights] or [list(layer.outputs)]
-        kept = [self.kept(part, part) for part in parts if but.isdisjoint(part)]
-        return Kept(*map(max, zip(*kept))) if kept else Kept(0.0, 0.0, 0.0)
+        every = [self.kept(part, part) for part in parts]
+        kept = [
+            one if but.isdisjoint(part) else Kept(0.0, one.overflow, 0.0) for part, one in zip(parts, every)
+        ]
+        return Kept(*map(max, zip(*kept)))
 
     def kept(self, counted: Iterable[int], compared: Iterable[int]) -> Kept:
         """Compute shares over some gradients, and the error over some, by key."""

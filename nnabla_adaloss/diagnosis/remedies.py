@@ -48,6 +48,7 @@ STATISTICS = "run batches with batch_stat=True first, or load the statistics of 
 TOO_SMALL = "bring them into range: divide later, or multiply the mean rather than the elements"
 SCALE_DATA = "multiply the data by a constant before they are fed"
 LOGARITHMS = "add up logarithms instead of multiplying"
+CHAIN = f"{LOGARITHMS}, or normalise after each product"
 VANISHING = "start from larger weights, such as Glorot's, or normalise between layers"
 EXPLODING = "start from smaller weights or normalise between layers"
 MORE_BITS = "use a format with more bits there"
@@ -66,6 +67,7 @@ LOG_SOFTMAX = "subtract the maximum first, as F.log_softmax does"
 MEAN_LOSS = "Add up means rather than sums"
 MEAN = "use F.mean, or sum less at a time"
 DIVIDE_EARLIER = "divide an operand before the product, not the result after it"
+MULTIPLY_EARLIER = "multiply by the factor before numbers become large"
 
 # By function; for numbers that are too large, and for others.
 _TOO_LARGE = {"Exp": EXP, "Sum": MEAN, "BatchMatmul": DIVIDE_EARLIER, "Constant": CONSTANT}
@@ -91,6 +93,8 @@ def of(f: Any, *, too_large: bool = False) -> str:
         return SOFTMAX
     if kind == "Sub2" and _is_variance(f):
         return VARIANCE
+    if kind == "MulScalar" and abs(f.info.args["val"]) < 1.0:
+        return MULTIPLY_EARLIER
     if kind == "PowScalar":
         return SMALLER if too_large or f.info.args["val"] >= 1.0 else AWAY
     return (_TOO_LARGE if too_large else _UNDEFINED).get(kind, SMALLER)

@@ -20,6 +20,8 @@ TOLERANCE = 0.05
 # error from which no gradient is left.
 _WORSE = 1.25
 USELESS = 0.5
+# A larger error than fp8's usual ones is told.
+_COARSE = 0.3
 # A larger lost share means no gradient, for any error.
 _LOST = 0.5
 
@@ -182,6 +184,9 @@ def verdict_of(network: NetworkNumbers) -> Verdict:
     else:
         scaling = _network(network, layers, trains)
     needs = next(iter(trains.get(network.storage, ())), None)
+    errors = [kept[needs].error for kept in network.formats[network.storage].values()] if needs else []
+    if max(errors, default=0.0) > _COARSE:
+        scaling += f" Errors of gradients reach {max(errors):.0%}, as {network.storage} is coarse here."
     line = " ".join([scaling, *["But"] * bool(needs and causes), *map(str, causes[:1])])
     return Verdict(line, needs, causes, scaling, layers, trains)
 
@@ -209,6 +214,9 @@ def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]
         line = "not judged: its gradient is another one in each pass"
     elif not layer.nonzero:
         line = "gets no gradient, not even in fp32"
+        beside = [other.name for other in network.layers if other.name.startswith(f"{layer.name}/")]
+        if beside:
+            line += f", apart from {listed(beside)}"
         if layer.waits_for:
             line = f"gets no gradient until {layer.waits_for}, which is 0 and gets one, has moved"
     elif not keeps:
@@ -239,7 +247,7 @@ def _lost(layer: LayerNumbers, way: Way) -> str:
     within = f" in {which}" * bool(which)
     if math.isinf(kept.error):
         return f"gets NaN{within}"
-    small = kept.error > _WORSE * min(own.error for own in layer.kept.values())
+    small = kept.error > _WORSE * max(layer.floor, min(own.error for own in layer.kept.values()))
     coarse = f"{layer.stored.name} is coarse{' for numbers so small' * small}"
     return f"has an error of {_percent(kept.error)}%{within}, as {coarse}"
 
@@ -274,8 +282,8 @@ def _network(
     if needs is Way.ONE:
         scale = scale_text(network.scales[Way.ONE])
         line = f"One measured scale works for all layers, {scale} now; without it, {fails(Way.NONE)}; with "
-        return f"{line}65536, {fails(Way.CONSTANT)}. Use AdaptiveLossScalingUpdater, which measures it."
-    line = f"{_apart(layers)}: use AdaptiveLossScalingUpdater at its defaults. "
+        return f"{line}65536, {fails(Way.CONSTANT)}. AdaptiveLossScalingUpdater measures it."
+    line = f"{_apart(layers)}: AdaptiveLossScalingUpdater works at its defaults. "
     return f"{line}Without, {fails(Way.NONE)}; with one measured scale, {fails(Way.ONE)}."
 
 

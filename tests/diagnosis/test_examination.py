@@ -380,6 +380,15 @@ def test_layers_that_get_a_gradient_when_a_weight_of_zero_has_moved() -> None:
     assert (diagnosis.verdict.needs, diagnosis.verdict.causes) == (Way.NONE, [])
 
 
+def test_a_gradient_of_zero_that_overflows_at_65536_leaves_no_room_for_it() -> None:
+    """The scores of a critic for real and for faked data, whose gradients cancel in the bias."""
+    rng = np.random.default_rng(0)
+    real, faked = (affine(nn.Variable.from_numpy_array(rng.random((4, 16))), 1, "score") for _ in range(2))
+    verdict = diagnose(F.mean(real) - F.mean(faked)).verdict
+    assert (verdict.needs, verdict.line.partition("which ")[2]) == (Way.NONE, "overflows in score/affine.")
+    assert verdict.trains["float16"] == [Way.NONE, Way.ONE, Way.ADAPTIVE]
+
+
 @pytest.mark.parametrize("before", [False, True])
 def test_layers_that_depend_on_numbers_of_every_pass_are_left_out_of_the_judgement(before: bool) -> None:
     """A function in Python with a generator of its own: no pass can be repeated."""

@@ -49,7 +49,7 @@ def test_the_function_is_named_with_its_inputs(name: str) -> None:
         damages = not all(layer.serves for layer in verdict.layers)
         assert (verdict.needs is None) == (trouble.fatal or damages)
         # Table and data agree: a format is served where a column says so.
-        table = str(diagnosis).partition("\nformat ")[2].splitlines()[1 : 1 + len(verdict.formats)]
+        table = str(diagnosis).partition("\n\nformat ")[2].splitlines()[1 : 1 + len(verdict.formats)]
         serve = {row.split()[0]: " yes, " in row for row in table}
         assert serve == {name: bool(way) for name, way in diagnosis.as_dict()["formats"].items()}
 

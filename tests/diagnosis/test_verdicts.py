@@ -50,12 +50,12 @@ ALL = {way.name.lower(): LOST for way in Way}
                 layer("b", 2.0**-2, constant=OVERFLOWS),
             ],
             Way.ADAPTIVE,
-            "Layers a and b need scales 2^14 apart: use AdaptiveLossScalingUpdater",
+            "Layers a and b need scales 2^14 apart: AdaptiveLossScalingUpdater works at its defaults.",
         ),
         (
             [layer("a", none=LOST, constant=LOST, one=LOST)],
             Way.ADAPTIVE,
-            "No single scale works for layer a: use AdaptiveLossScalingUpdater at its defaults.",
+            "No single scale works for layer a: AdaptiveLossScalingUpdater works at its defaults.",
         ),
         ([layer("a", **ALL)], None, "No scaling keeps all gradients in float16: a loses 90%"),
         ([layer("a", **ALL)], None, "Use bfloat16 without scaling."),
@@ -75,9 +75,9 @@ ALL = {way.name.lower(): LOST for way in Way}
             "No scaling keeps all gradients in float16: lost has an error of 70%, as float16 is coarse",
         ),
         (
-            [layer("a", **{way.name.lower(): Kept(0.0, 0.0, 0.3) for way in Way})],
+            [layer("a", **{way.name.lower(): Kept(0.0, 0.0, 0.4) for way in Way})],
             Way.NONE,
-            "float16 needs no scaling here.",
+            "float16 needs no scaling here. Errors of gradients reach 40%, as float16 is coarse here.",
         ),
     ],
 )
@@ -177,6 +177,20 @@ def test_cancellation_is_not_underflow() -> None:
         "a loses 90% at b/Tanh, where gradients that are added cancel, as float16 is coarse" in verdict.line
     )
     assert "underflow" not in verdict.line + verdict.layers[0].line
+
+
+def test_only_gradients_that_a_scale_mends_are_called_small() -> None:
+    errors = dict(zip(("none", "constant", "one", "adaptive"), (1.4, 1.4, 1.0, 1.4)))
+    kept = {name: Kept(float(error == 1.0), 0.0, error) for name, error in errors.items()}
+    for floor, small in (0.1, True), (1.4, False):
+        (judged,) = verdict_of(network(layer("a", floor=floor, **kept))).layers
+        assert ("for numbers so small" in judged.line) is small
+
+
+def test_a_bias_without_a_gradient_is_told_apart_from_its_computed_weight() -> None:
+    bias = layer("a")._replace(nonzero=0)
+    line = verdict_of(network(bias, layer("a/SpectralNorm"))).layers[0].line
+    assert line == "gets no gradient, not even in fp32, apart from a/SpectralNorm"
 
 
 def test_layers_that_are_lost_for_a_known_reason_are_left_to_it() -> None:

@@ -854,6 +854,62 @@ def epsilon_of_a_logarithm(mended: bool) -> Built:
     return network(loss=loss)
 
 
+# Numbers that become 0 before a logarithm, far from it.
+
+
+@trouble("lost_constant", "fc1/affine/AddScalar", "become 0 in float16 from the output of fc1/affine/Mul2 on")
+def squares_under_a_logarithm(mended: bool) -> Built:
+    """Energies of a quiet signal; a larger constant alone would be all that is left of them."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        bands = affine(x * (1.0 if mended else 2**-14), 16, "fc1")
+        return affine(F.log(bands * bands + (2**-14 if mended else 1e-9)), 16, "fc2")
+
+    return network(layers)
+
+
+@trouble(
+    "lost_constant", "fc1/affine/AddScalar", "become 0 in float16 from the output of fc1/affine/PowScalar on"
+)
+def mean_of_squares_under_a_logarithm(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        power = F.mean(affine(x * (1.0 if mended else 2**-14), 16, "fc1") ** 2, axis=1, keepdims=True)
+        return affine(F.log(power + (2**-14 if mended else 1e-9)), 16, "fc2")
+
+    return network(layers)
+
+
+@trouble("not_finite", "head/affine/Log", "from the output of head/affine/Mul2#4 on", remedy=remedies.CHAIN)
+def likelihood_of_unlikely_observations(mended: bool) -> Built:
+    """Likelihood of six independent observations, each of which the network thinks unlikely."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        p = F.sigmoid(affine(h, 6, "head", 0.3, bias=1.0 if mended else -3.5))
+        likelihood = p[:, 0]
+        for index in range(1, 6):
+            likelihood = likelihood * p[:, index]
+        return -F.mean(F.log(likelihood))
+
+    return network(loss=loss)
+
+
+@trouble(
+    "not_finite",
+    "critic/affine/MulScalar#2",
+    "from the output of critic/affine/CumSum, and multiplies by 0.0001",
+    remedy=remedies.MULTIPLY_EARLIER,
+)
+def returns_that_are_scaled_late(mended: bool) -> Built:
+    """Rewards are added up over time, then scaled."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        rewards = F.abs(affine(h, 64, "critic")) * (1.0 if mended else 2e4)
+        returns = F.reshape(F.cumsum(rewards, axis=1), (32, 64)) * 1e-4
+        return F.mean(F.squared_error(F.reshape(returns, (32 * 64, 1)), F.constant(0.5, (32 * 64, 1))))
+
+    return network(loss=loss)
+
+
 # A scale brings gradients to the solver, which must use them.
 
 
