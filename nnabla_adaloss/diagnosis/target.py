@@ -162,26 +162,18 @@ class Subject:
                 continue
             inputs = _may_be_fed(graph, names)
             self._batches.append({p: np.array(v.data.get_data("r")) for p, v in inputs.items()})
-            if not index:
-                # A scalar may be 0 on purpose.
-                zero = {p for p, first in self._batches[0].items() if first.size > 1 and not first.any()}
-                for p in zero & own - never:
-                    # Zeros that the feeder leaves alone keep this sign.
-                    self._inputs[p].d = np.full(self._inputs[p].shape, -0.0)
         self.graph = Graph(self.loss)
         # Named as in the updater.
         self.plan = GraphPlan(self.graph, names=named(self.parameters))
         changing = {p for p in self._inputs if len(self._batches) == 1 or self._changes(p)}
         # Keys of the fed leaves; with one batch, of all that may be fed.
         self.fed = {hash(self._inputs[p]) for p in changing}
-        blank = {p for p in own if p in never or (p in zero and not self._changes(p))}
+        # A scalar may be 0 on purpose.
+        zero = {
+            p for p in own if self._inputs[p].size > 1 and not any(batch[p].any() for batch in self._batches)
+        }
+        blank = never | zero
         self.never_filled = {hash(self._inputs[p]) for p in never}
-        # Likewise, or 0 from before the feeder, which leaves it alone.
-        left = {p for p in zero if np.signbit(self._batches[-1][p]).all()}
-        self._batches[1:] = [
-            {p: a + 0.0 if p in left else a for p, a in b.items()} for b in self._batches[1:]
-        ]
-        self.never_fed = self.never_filled | {hash(self._inputs[p]) for p in left}
         # An unfilled or all-zero input, with its reader, if no layer reads other data.
         self.unfed = self._unfed({hash(self._inputs[p]) for p in blank})
         notes = []
@@ -245,7 +237,7 @@ class Network:
 
     def __init__(self, examined: Subject, storage: RoundedStorage) -> None:
         self.graph, self.plan = examined.graph, examined.plan
-        self.never_filled, self.never_fed = examined.never_filled, examined.never_fed
+        self.never_filled = examined.never_filled
         self._storage, graph, plan = storage, self.graph, self.plan
         # Functions that backward starts from.
         self.roots = [graph.variables[p] for p in plan.roots]
@@ -308,8 +300,6 @@ class Network:
         """Why an input is 0, in words, and the remedy."""
         if hash(v) in self.never_filled:
             return "nobody has filled", remedies.FILL
-        if hash(v) in self.never_fed:
-            return "is 0 and which the feeder does not fill", remedies.FILL
         return "is all 0 in every batch", remedies.ZEROS
 
     def normalizes_single_numbers(self, f: Any) -> bool:

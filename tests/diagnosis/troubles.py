@@ -1175,7 +1175,7 @@ def gate_beside_a_state_of_zeros(mended: bool) -> Built:
     return classes(h, t), feeder(x, t)
 
 
-@trouble("zero_factor", "fc1/affine/Mul2", remedy=remedies.FILL)
+@trouble("zero_factor", "fc1/affine/Mul2", remedy=remedies.ZEROS)
 def mask_of_zeros_that_the_feeder_leaves_alone(mended: bool) -> Built:
     mask = nn.Variable((32, 16))
     mask.d = 1.0 if mended else 0.0
