@@ -6,8 +6,8 @@ from .advice import LayerAdvice as LayerAdvice
 from .advice import PrecisionAdvice as PrecisionAdvice
 from .examination import Diagnosis as Diagnosis
 from .examination import diagnose as diagnose
-from .finite import Cause as Cause
 from .passes import Kept as Kept
+from .remedies import Cause as Cause
 from .sanity_checker import LayerLoss as LayerLoss
 from .sanity_checker import SanityChecker as SanityChecker
 from .verdicts import LayerNumbers as LayerNumbers

@@ -11,8 +11,10 @@ import nnabla as nn
 from ..core.components import NodeStructure
 from ..graph.functions import is_matrix_product
 from . import remedies
-from .finite import Cause, Finiteness, factors_in_words
+from .finite import Finiteness
+from .operands import Operands, factors_in_words
 from .passes import Layer
+from .remedies import Cause
 from .target import NORMALIZATIONS, Network, Note, input_name
 from .watching import Sight, largest
 
@@ -138,12 +140,11 @@ class Ends:
 
     def _saturated(self, f: Any, what: str, remedy: str) -> Cause:
         """Cause of saturation: what makes its inputs large, or the function."""
-        numbers = Finiteness(self._network, self._sights[0])
-        grown, parameters = numbers.grown(f)
+        grown, parameters = Operands(self._network, self._sights[0]).grown(f)
         if remedy == remedies.SATURATED and grown.startswith("; the bias"):
             remedy = remedies.SMALLER_BIAS
         own = Cause("saturated", self._network.name(f), what + grown, remedy, parameters=parameters)
-        return numbers.before(f) or own
+        return Finiteness(self._network, self._sights[0]).before(f) or own
 
     def _labels(self, leaves: AbstractSet[int]) -> Tuple[str, ...]:
         """Names of the layers that leaves belong to."""
@@ -264,9 +265,14 @@ class Ends:
             what = "it passes no gradient: what it normalises together is constant"
             if self._network.normalizes_single_numbers(f):
                 what = "it passes no gradient: it normalises one number at a time"
+                return cause("constant_input", what, remedies.SINGLE_NUMBERS)
             return cause("constant_input", what, remedies.CONSTANT_INPUT)
         if kind in _SATURATES:
             what = "it is saturated: all of its outputs are where its derivative is 0"
+            if "val" in args:
+                read = self._sights[0].data[hash(f.inputs[0])]
+                around, bound = f"{read.sum / read.count:.3g}", f"{args['val']:g}"
+                what += f", as it reads numbers around {around}, and its bound is {bound}"
             return self._saturated(f, what, remedies.BOUND if kind in _BOUNDS else remedies.SATURATED)
         return cause("no_gradient", "it passes no gradient on", remedies.NO_GRADIENT)
 

@@ -16,10 +16,12 @@ from ..emulation import FormatEmulation
 from ..state.whole_file import replace_page
 from . import remedies
 from .advice import PrecisionAdvice, advise, candidates_of
+from .deviations import Deviations
 from .ends import Ends, blank_input, ends_as_stored
-from .finite import SOFTMAX, Cause, Finiteness
+from .finite import SOFTMAX, Finiteness
 from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
 from .presentation import as_page, as_text
+from .remedies import Cause
 from .target import Feeder, Network, Note, Subject
 from .untrained import hardly_moved, moved, notes, spoiled, untrained
 from .verdicts import USELESS, LayerNumbers, NetworkNumbers, Verdict, Way, verdict_of
@@ -286,7 +288,7 @@ class _Examination:
         """Describe inputs of zeros, and gradients that are not judged, because passes differ."""
         if tried:
             yield from self._ends.blank()
-            beyond = (Finiteness(self._network, sight).kept_in_fp32() for sight in self._as_stored)
+            beyond = (Deviations(self._network, sight).kept_in_fp32() for sight in self._as_stored)
             yield from list(filter(None, beyond))[:1]
         if self._random:
             what = "Numbers that differ from pass to pass are computed by "
@@ -379,10 +381,10 @@ class _Examination:
             remedy = remedies.MEAN_OF_SOFTMAX if softmax else remedies.NOT_CONSTANT
             yield Cause("rounding_noise", untold[-1], what, remedy, not learning, untold)
         if not any(cause.fatal for cause in beyond):
-            found = list(filter(None, (Finiteness(network, sight).exploded() for sight in self._in_fp32)))
-            found += [one for sight in self._as_stored for one in Finiteness(network, sight).lone_constants()]
+            found = list(filter(None, (Deviations(network, sight).exploded() for sight in self._in_fp32)))
+            found += [one for sight in self._as_stored for one in Deviations(network, sight).lone_constants()]
             if damaged:
-                changed = (Finiteness(network, sight).changed(damaged) for sight in self._as_stored)
+                changed = (Deviations(network, sight).changed(damaged) for sight in self._as_stored)
                 found += sorted((cause for cause in changed if cause), key=self._position)
                 found += ends_as_stored(network, Ends(network, self._as_stored), ended)
             fatal = len(damaged) == len(learning)
@@ -390,7 +392,7 @@ class _Examination:
         yield from untrained(self._examined, network)
         yield from spoiled(self._arriving, self._for_solver)
         for_solver = {n: a for n, a in self._for_solver.items() if n not in noisy}
-        yield from hardly_moved(self._examined, for_solver, self._moved)
+        yield from hardly_moved(self._examined, self._layers, for_solver, self._moved)
 
 
 def _distinct(causes: Sequence[Cause]) -> Sequence[Cause]:

@@ -19,8 +19,7 @@ Cells = Sequence[str]
 _WIDTH = 110
 _SHARES = "Shares and errors, layer by layer"
 _NOT_JUDGED = (
-    "Not judged, as no matter of numbers: learning rates, labels, initial weights, weight decay, the "
-    "architecture, signs."
+    "Not judged, as no matter of numbers: learning rates, labels, initial weights, the architecture, signs."
 )
 
 

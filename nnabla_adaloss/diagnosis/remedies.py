@@ -1,9 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remedies for faults that no loss scale can fix, by cause and function."""
+"""Causes of faults that no loss scale can fix, and remedies by cause and function."""
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, Optional
+from typing import Any, Iterable, Iterator, NamedTuple, Optional, Tuple
+
+
+class Cause(NamedTuple):
+    """Fault that no loss scale can fix, and its remedy."""
+
+    kind: str  # such as "dead_relu"
+    function: str  # its name in the updater
+    what: str
+    remedy: str
+    fatal: bool = True  # True if nothing is learned before it is fixed
+    spoils: Tuple[str, ...] = ()  # layers whose gradients no scale keeps because of it
+    parameters: Tuple[str, ...] = ()  # those at fault, or without a gradient
+    as_stored: bool = False  # True if fp32 does not have it
+
+    def __str__(self) -> str:
+        return f"{self.function}: {self.what}. {self.remedy[0].upper()}{self.remedy[1:]}."
+
 
 # Remedies where the gradient ends.
 DEAD = "start again with biases of 0, or use F.leaky_relu"
@@ -19,6 +36,9 @@ SMALLER_BIAS = "start the bias from a smaller number"
 SOFTMAX_AXIS = "choose the axis of the places that it weighs; for a single class, use a sigmoid"
 GAMMA = "start it from 1"
 CONSTANT_INPUT = "check what it reads; feed larger batches or maps"
+SINGLE_NUMBERS = (
+    "normalise more numbers together: over the batch or all channels, or before maps become this small"
+)
 SATURATED = "make what it reads smaller, by a normalization or a factor before it"
 BOUND = "shift or widen the bound, or what it reads"
 NO_GRADIENT = "check whether it masks everything or has no derivative"
@@ -27,15 +47,18 @@ NOT_CONSTANT = "check what the loss computes of it, which is constant"
 MEAN_OF_SOFTMAX = f"{NOT_CONSTANT}, as a mean over all classes of a softmax is"
 EPSILON = "make eps smaller, or the loss larger"
 LEARNING_RATE = "use a larger learning rate: with a loss weight, divide it by that"
+WEIGHT_DECAY = "use a smaller weight decay: with a loss weight, multiply it by that"
 CLIP_NORM = "clip at a norm above 0"
 CHECK_DIVISION = "check what it divides by"
 UNCUT = "use the variable itself there: no unlinking, and need_grad=True"
+CUT_COPY = "set need_grad=False on a copy by F.identity, for the reader that shall pass no gradient on"
 FORWARD = "link it, or run forward of it in the feeder"
 OTHERS = "the graph has other parameters: give the solver those that it was built with"
 USE = "link it to the loss: look for an unlinked variable, need_grad=False or an unused output"
 
 # Remedies for numbers that are not finite, or differ from fp32.
 CLEAN = "clean the data, or leave such samples out"
+WHOLE_NUMBERS = "feed whole numbers"
 RESTORE = "restore earlier weights"
 INTO_RANGE = "bring it into range, or use a wider format"
 MASK = "mask with a finite number that the format holds, such as -1e4"
@@ -56,6 +79,7 @@ PERIOD = "subtract whole periods from what it reads before that is stored"
 DIFFERENCE = "take the difference before numbers become large (subtract the mean first), or in fp32"
 VARIANCE = "compute a variance as F.mean((x - F.mean(x)) ** 2), which no rounding makes negative"
 ABOVE = "keep it above 0, such as by F.maximum_scalar(x, 2**-14)"
+ABSOLUTE = "take its absolute value first, by F.abs"
 AWAY = "keep it away from 0 by a number that the format holds, such as 2**-14"
 HELD = "use a larger constant, such as 2**-14"
 _OR_LOG = "; for a softmax or sigmoid, use F.log_softmax or F.sigmoid_cross_entropy"
@@ -64,6 +88,7 @@ BELOW_ONE = "clip what it reads below 1 and above -1, such as by F.clip_by_value
 EXP = "subtract the maximum, or bound what it reads, such as by F.minimum_scalar(x, 10.0)"
 SOFTMAX = "use F.softmax, which subtracts the largest number first"
 LOG_SOFTMAX = "subtract the maximum first, as F.log_softmax does"
+NORMALISE_DATA = "normalise the data"
 MEAN_LOSS = "Add up means rather than sums"
 MEAN = "use F.mean, or sum less at a time"
 DIVIDE_EARLIER = "divide an operand before the product, not the result after it"

@@ -88,6 +88,7 @@ class Subject:
         alone = getattr(source, "comm", None) is None
         # Not if it waits for other processes.
         self.on_gradients = getattr(source, "on_gradients", None) if alone else None
+        self.weight_decay = float(getattr(source, "weight_decay", 0.0) or 0.0)
         # The solver's parameters, by its names.
         self.parameters: Mapping[str, nn.Variable] = {}
         if self.solver:

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import gc
 import math
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 import numpy as np
 
 from ..updaters.solvers import has
 from . import remedies
-from .finite import Cause
 from .passes import Layer
+from .remedies import Cause
 from .target import Network, Note, Subject, listed, scope_of
 
 # Solvers whose steps are the gradient times the learning rate.
@@ -22,6 +22,8 @@ _BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
 _STEPS = ("OneHot", "SearchSorted", "Greater", "Less", "Equal", "NotEqual", "Logical")
 # A smaller changing share of a weight per iteration counts as none.
 _MOVED = 0.01
+# Gradients below this share of the weight decay count as nothing beside it.
+_DECAYED = 0.01
 
 
 def untrained(examined: Subject, network: Network) -> Iterator[Cause]:
@@ -100,9 +102,9 @@ def moved(solver: Any, layer: Layer) -> float:
 
 
 def hardly_moved(
-    examined: Subject, gradients: Mapping[str, float], moved: Mapping[str, float]
+    examined: Subject, layers: Sequence[Layer], gradients: Mapping[str, float], moved: Mapping[str, float]
 ) -> Iterator[Cause]:
-    """Layers whose gradients, given by largest magnitude, are too small for the solver."""
+    """Layers with gradients, given by largest magnitude, too small for the solver or the weight decay."""
     solver = examined.solver
     epsilon = float(solver.info.get("eps", 0.0)) if solver is not None and has(solver, "info") else 0.0
     trained = {name: amax for name, amax in gradients.items() if amax}
@@ -119,6 +121,18 @@ def hardly_moved(
         what += f" (as {'those' if others[1:] else 'that'} of {listed(others)})" * bool(others)
         what += ": it hardly moves, whatever the loss scale, which is undone before the solver"
         yield Cause(kind, name, what, remedy, len(small) == len(trained), tuple(small))
+        return
+    decays = {
+        layer.name: examined.weight_decay * max(float(np.abs(v.d).max()) for v in layer.weights.values())
+        for layer in layers
+        if layer.name in trained
+    }
+    # At the end of a training both are equal.
+    if decays and all(trained[name] < _DECAYED * decay for name, decay in decays.items()):
+        name = max(decays, key=decays.__getitem__)
+        what = f"its gradient reaches {trained[name]:.1e}, and weight decay adds up to {decays[name]:.1e}, "
+        what += "so that the weights only shrink, whatever the loss scale"
+        yield Cause("weight_decay", name, what, remedies.WEIGHT_DECAY, True, (*decays,))
 
 
 def _missed(examined: Subject, network: Network) -> Dict[str, int]:
@@ -205,7 +219,8 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str
             g, how = next(filter(_is_disabled, before), before[-1]), "has need_grad=False"
             if g.info.type_name == "Unlink":
                 g, how = g.inputs[0].parent or g, "is unlinked"
-            return network.name(g), how, remedies.UNCUT
+            is_shared = any(hash(f) in network.reached for f in network.readers[hash(v)][1:])
+            return network.name(g), how, remedies.CUT_COPY if is_shared else remedies.UNCUT
     # Or outside the graph, which then has an input that shares its data with an output there.
     shared = {hash(v.data): v for v in network.graph.leaves.values() if hash(v) not in network.names}
     names = {key: name for name, key in missed.items()}

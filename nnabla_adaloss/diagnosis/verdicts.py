@@ -10,8 +10,8 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 from ..core.formats import Format
 from ..core.power_of_two import scale_text
 from ..core.scale_history import HistoryPolicy
-from .finite import Cause
 from .passes import Kept
+from .remedies import Cause
 from .target import Note, listed
 
 # Harmless relative error of a weight gradient.
@@ -151,7 +151,7 @@ _IN_WORDS = {
 
 
 # Causes with kept gradients but without learning; for others no loss scale helps.
-_IN_SOLVER = ("untrained", "empty_solver", "epsilon", "small_steps", "on_gradients")
+_IN_SOLVER = ("untrained", "empty_solver", "epsilon", "small_steps", "weight_decay", "on_gradients")
 _HEADLINES = {
     **dict.fromkeys(("unfed", "zero_input"), "Nothing can be said"),
     **dict.fromkeys(_IN_SOLVER, "Nothing is learned"),

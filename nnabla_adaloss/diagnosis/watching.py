@@ -28,6 +28,8 @@ _MASKED = 5e3
 _NONE = 0.0, 0.0, 0.0
 # A logarithm or a root.
 _FROM_ZERO: List[str] = ["Log", "PowScalar", "Pow2"]
+# Input of indices.
+INDICES = {"Embed": 0, "OneHot": 0, "SoftmaxCrossEntropy": 1, "CategoricalCrossEntropy": 1}
 
 
 class Sight:
@@ -45,8 +47,8 @@ class Sight:
         # Numbers of NaNs and of positive infinities in each nonfinite array.
         self.nans: Dict[int, int] = {}
         self.infinities: Dict[int, int] = {}
-        # Number of negative inputs of each function that is not defined for them.
-        self.negatives: Dict[int, int] = {}
+        # Number of inputs that a function is not defined for: negative ones, or fractions as indices.
+        self.undefined: Dict[int, int] = {}
         # Share of each activation's outputs (of a softmax, of its rows) with next to no derivative.
         self.flat: Dict[int, float] = {}
         self.in_fp32 = in_fp32
@@ -84,7 +86,9 @@ class Sight:
         read_keys = [hash(v) for v in f.inputs if hash(v) in self._rounded]
         self.data.update((key, self._rounded[key].statistics) for key in read_keys)
         if type_name in _FROM_ZERO and f.inputs[0].parent is not None:
-            self.negatives[hash(f)] = int(np.count_nonzero(f.inputs[0].data.data < 0))
+            self.undefined[hash(f)] = int(np.count_nonzero(f.inputs[0].data.data < 0))
+        if type_name in INDICES:
+            self.undefined[hash(f)] = int(np.count_nonzero(f.inputs[INDICES[type_name]].data.data % 1.0))
         look = _FLATNESS.get(type_name)
         if look is not None and self.in_fp32 is None:
             flat = look(f)
@@ -118,15 +122,13 @@ class Sight:
         self.gradients.update({key: found for key, found in known.items() if found is not None})
 
     def statistics(self, array: nn.NdArray) -> Optional[ArrayStatistics]:
-        """Statistics of an array; None if it is not of floating point."""
+        """Statistics of an array; None if it was cleared."""
         if array.clear_called:
             return None
         stored = stored_dtype(array)
         if stored is None:
             return ArrayStatistics.of_zeros(array.size)
         if stored not in (FLOAT32, FLOAT16):
-            if stored.kind != "f":
-                return None
             array = nn.NdArray.from_numpy_array(np.asarray(array.data, FLOAT32))
         return self._kernels.statistics(array)
 

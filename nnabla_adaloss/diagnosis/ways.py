@@ -14,7 +14,7 @@ from ..core.scale_history import HistoryPolicy
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
 from .passes import Gradients, Kept, Layer, Passes, Tally
-from .target import Network, Subject
+from .target import Network, Subject, scope_of
 from .verdicts import TOLERANCE, Way
 
 _CONSTANT = 65536.0
@@ -102,5 +102,7 @@ class FormatTrial:
         """Parameters of a layer that lose, if others do not."""
         kept = {key: self.ways[way].kept([key], [key]) for key in layer.weights if key not in noise}
         found = [key for key, own in kept.items() if own.overflow or own.error > TOLERANCE]
-        names = network.plan.names
-        return ", ".join(names.get(key, "an input") for key in found) if len(found) < len(kept) else ""
+        names = [network.plan.names.get(key, "an input") for key in found]
+        # A function that only reshapes a parameter has no name of its own.
+        is_named = any(layer.name.startswith(scope_of(name)) for name in names)
+        return "" if is_named and len(found) == len(kept) else ", ".join(names)

@@ -130,7 +130,7 @@ NEEDS: Dict[str, Any] = {
     "vanishing_sigmoid": (Way.ADAPTIVE, "Layers fc0/affine and head/affine need scales 2^42 apart"),
     "recurrence_with_a_quiet_beginning": (
         Way.CONSTANT,
-        "without it, rnn/affine/Broadcast loses 100% to underflow",
+        "without it, rnn/affine/Broadcast loses 100% of state to underflow",
     ),
     "two_heads": (
         Way.ONE,

@@ -314,7 +314,13 @@ def mostly_flat_softmax(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("saturated", "fc1/affine/MinimumScalar", remedy=remedies.BOUND, parameters=("fc1/affine/b",))
+@trouble(
+    "saturated",
+    "fc1/affine/MinimumScalar",
+    "as it reads numbers around 20.1, and its bound is 1",
+    remedy=remedies.BOUND,
+    parameters=("fc1/affine/b",),
+)
 def clipped_away(mended: bool) -> Built:
     bias = 0.0 if mended else 20.0
     return network(lambda x: F.clip_by_value(affine(x, 16, "fc1", 0.5, bias), -1.0, 1.0))
@@ -532,6 +538,18 @@ def generator_cut_off(mended: bool) -> Built:
     built = network(layers)
     own = {name: v for name, v in nn.get_parameters().items() if name.startswith("fc1/")}
     return trained(built, S.Adam(1e-3), own)
+
+
+@trouble("untrained", "fc1/affine/Tanh", "has need_grad=False", fatal=False, remedy=remedies.CUT_COPY)
+def target_that_is_also_predicted_from(mended: bool) -> Built:
+    """Two views of a sample: cutting the target off cuts the predictor off, too."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        target = F.identity(h) if mended else h
+        target.need_grad = False
+        return F.mean(F.squared_error(affine(h, 16, "predictor"), target))
+
+    return trained(network(loss=loss), S.Sgd(0.1))
 
 
 @trouble("untrained", "head/affine", "has need_grad=False", remedy=remedies.UNCUT)
@@ -767,17 +785,35 @@ def one_number(mended: bool, normalization: Callable[..., nn.Variable]) -> Built
     return network(layers, shape=IMAGES)
 
 
-@trouble("constant_input", "n/instance_normalization", "one number at a time", fatal=False)
+@trouble(
+    "constant_input",
+    "n/instance_normalization",
+    "one number at a time",
+    fatal=False,
+    remedy=remedies.SINGLE_NUMBERS,
+)
 def instance_normalization_of_one_number(mended: bool) -> Built:
     return one_number(mended, lambda h: PF.instance_normalization(h, name="n"))
 
 
-@trouble("constant_input", "n/group_normalization", "one number at a time", fatal=False)
+@trouble(
+    "constant_input",
+    "n/group_normalization",
+    "one number at a time",
+    fatal=False,
+    remedy=remedies.SINGLE_NUMBERS,
+)
 def group_normalization_of_one_number(mended: bool) -> Built:
     return one_number(mended, lambda h: PF.group_normalization(h, 8, name="n"))
 
 
-@trouble("constant_input", "n/layer_normalization", "one number at a time", fatal=False)
+@trouble(
+    "constant_input",
+    "n/layer_normalization",
+    "one number at a time",
+    fatal=False,
+    remedy=remedies.SINGLE_NUMBERS,
+)
 def layer_normalization_of_one_number(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         h = affine(x, 16 if mended else 1, "fc1")
@@ -910,7 +946,67 @@ def returns_that_are_scaled_late(mended: bool) -> Built:
     return network(loss=loss)
 
 
+@trouble("not_finite", "mix/Log", "below 0 from the output of mix/BatchDet", remedy=remedies.ABSOLUTE)
+def logarithm_of_a_negative_determinant(mended: bool) -> Built:
+    """A flow's invertible mixing of two channels."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        with nn.parameter_scope("mix"):
+            mix = nn.parameter.get_parameter_or_create("W", initializer=np.array([[[0.0, 1.0], [1.0, 0.5]]]))
+        y = F.reshape(F.affine(F.reshape(h, (256, 2)), F.reshape(mix, (2, 2))), (32, 16))
+        determinant = F.batch_det(mix)
+        return classes(y, t) - 0.01 * F.mean(F.log(F.abs(determinant) if mended else determinant))
+
+    return network(loss=loss)
+
+
+@trouble("beyond_format", "fc1/affine/MulScalar", "which reaches 7.99e+04, beyond float16")
+def seconds_of_the_day_as_integers(mended: bool) -> Built:
+    """Integers are numbers, too."""
+    seconds = nn.Variable((32, 1))
+
+    def fill(x: nn.Variable, t: nn.Variable) -> None:
+        seconds.d = np.arange(32)[:, None] * (577 if mended else 2577)
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        phase = seconds / 86400 * (2 * np.pi)
+        return F.tanh(affine(F.concatenate(F.sin(phase), F.cos(phase), x), 16, "fc1"))
+
+    return network(layers, spoil=fill)
+
+
+@trouble("fractional_index", "item/embed", "of which 32 are no whole numbers", fatal=False)
+def identifiers_that_were_normalized(mended: bool) -> Built:
+    item = nn.Variable((32,))
+
+    def fill(x: nn.Variable, t: nn.Variable) -> None:
+        item.d = np.arange(32) if mended else np.arange(32) / 32 + 0.01
+
+    return network(lambda x: hidden(x) + PF.embed(item, 32, 16, name="item"), spoil=fill)
+
+
+@trouble(
+    "not_finite", "rate/affine/Exp", "the input of shape (32, 16) reaches", remedy=remedies.NORMALISE_DATA
+)
+def rates_of_raw_data(mended: bool) -> Built:
+    def spoil(x: nn.Variable, t: nn.Variable) -> None:
+        x.d = np.abs(x.d) * (1.0 if mended else 3e4)
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        rate = affine(h, 1, "rate")
+        return F.mean(F.exp(rate) - t * rate)
+
+    return network(lambda x: F.relu(affine(x, 16, "fc1")), loss, spoil)
+
+
 # A scale brings gradients to the solver, which must use them.
+
+
+@trouble("weight_decay", "head/affine", "the weights only shrink", remedy=remedies.WEIGHT_DECAY)
+def weight_decay_beside_a_loss_weight(mended: bool) -> Built:
+    loss, feed = network()
+    solver = S.Adam(1e-3, eps=1e-30)
+    return updater_of(loss * 1e-6, feed, solver, weight_decay=1e-10 if mended else 1e-4), None
 
 
 @trouble("small_steps", "fc1/affine", remedy=remedies.LEARNING_RATE)

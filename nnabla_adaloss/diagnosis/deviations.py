@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Search for numbers that storage changes first, and for gradients beyond a format."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
+
+import nnabla as nn
+
+from . import remedies
+from .operands import CONSTANTS, NOT_ZERO, Operands, Step, factors_in_words, repeated
+from .remedies import Cause
+from .target import Network, Note, listed, scope_of
+from .watching import Sight
+
+# Relative change of an array, or of the loss, from which storage has corrupted it.
+_DEVIATES = 0.25
+_LOSS_DEVIATES = 0.02
+# Share of numbers that become 0 from which it is reported.
+_LOST = 0.1
+# Constants below this one are against 0.
+_SMALL = 2.0**-10
+
+
+class Deviations:
+    """Search in one batch as stored, or in fp32 for gradients."""
+
+    def __init__(self, network: Network, sight: Sight) -> None:
+        self._network, self._sight = network, sight
+        self._operands = Operands(network, sight)
+
+    def exploded(self) -> Optional[Cause]:
+        """Cause of a gradient that grows from function to function beyond its format."""
+        network = self._network
+        steps: List[Step] = []
+        f = max(map(network.function, network.nodes), key=self._gradient)
+        stored, name, size = network.gradient_format(f.outputs[0]), network.name(f), self._gradient(f)
+        while f is not None and size > stored.max:
+            readers = (g for v in f.outputs for g in network.readers.get(hash(v), ()))
+            of_nodes = (g for g in readers if hash(g) in network.nodes)
+            behind = max(of_nodes, key=self._gradient, default=None)
+            if behind is not None:
+                steps.insert(0, Step(behind, self._gradient(behind), self._gradient(f)))
+            f = behind
+        start = min(range(len(steps)), key=lambda i: steps[i].before or math.inf, default=0)
+        grown, parameters = self._operands.growth(steps[start:], "gradients")
+        times = [after / (before or math.inf) for _, before, after in steps[start:]]
+        if not grown or max(times) ** 2 > math.prod(times):
+            return None
+        what = f"its gradient reaches {size:.1e}, beyond {stored.name}, which ends at {stored.max:g}{grown}"
+        return Cause("exploding_gradient", name, what, remedies.EXPLODING, False, (), parameters, True)
+
+    def kept_in_fp32(self) -> Optional[Note]:
+        """Note a loss beyond the format, which only fp32 at the loss keeps finite."""
+        for f in self._network.graph.functions:
+            v, seen = f.outputs[0], self._sight.data.get(hash(f.outputs[0]))
+            if v.size == 1 and seen is not None and seen.abs_max > self._network.format(v).max:
+                begin = f"The loss reaches {self._operands.beyond(v)}, at "
+                end = ": AdaptiveLossScalingUpdater computes it in fp32; without that it would be infinite"
+                return Note(begin, [self._network.name(f)], f"{end}. {remedies.MEAN_LOSS}.")
+        return None
+
+    def _gradient(self, f: Any) -> float:
+        known = (self._operands.in_fp32.gradients.get(hash(v)) for v in f.outputs)
+        return max((one.abs_max for one in known if one is not None), default=0.0)
+
+    def lone_constants(self) -> Iterator[Cause]:
+        """Constants that alone keep numbers from 0, and are so small that a derivative leaves the format."""
+        network, gradients = self._network, self._sight.gradients
+        for key, node in network.nodes.items():
+            f = network.function(key)
+            v = f.inputs[NOT_ZERO[node.type_name]] if node.type_name in NOT_ZERO else None
+            g = None if v is None else v.parent
+            if g is None or g.info.type_name not in CONSTANTS or not 0.0 < g.info.args["val"] < _SMALL:
+                continue
+            constant, stored = g.info.args["val"], network.gradient_format(v)
+            read = self._sight.data.get(hash(v))
+            arriving, size = (gradients.get(hash(w)) for w in (f.outputs[0], v))
+            is_alone = read is not None and read.abs_min <= 2.0 * constant
+            if is_alone and arriving and size and arriving.abs_max <= stored.max < size.abs_max:
+                what = (
+                    f"it reads numbers that only the constant {constant:g} of {network.name(g)} keeps from 0"
+                )
+                before = [w.parent for w in self._operands.vanishing(g) if w.parent is not None]
+                if before and before[0].info.type_name == "RSubScalar":
+                    one = before[0].info.args["val"]
+                    what += f", as numbers near {one:g} become {one:g} in {stored.name}"
+                what += f": its gradient reaches {size.abs_max:.1e}, beyond {stored.name}, "
+                what += f"which ends at {stored.max:g}"
+                remedy = remedies.HELD_IN_LOG if node.type_name == "Log" else remedies.HELD
+                yield Cause("lone_constant", node.label, what, remedy, False, as_stored=True)
+
+    def changed(self, damaged: Sequence[str]) -> Optional[Cause]:
+        """Causes of differences of stored forward from fp32 that reach a loss or a damaged layer."""
+        error_of, network = self._sight.error, self._network
+        leads: Set[int] = set()
+        origins: List[Tuple[Any, nn.Variable]] = []
+        layers = [f for f in network.graph.functions if network.name(f) in damaged]
+        behind = set(map(hash, network.behind(hash(v) for f in layers for v in f.outputs)))
+        for f in reversed(network.graph.functions):
+            single = (v for v in f.outputs if v.size == 1)
+            leads.update(hash(v) for v in single if error_of(v) > _LOSS_DEVIATES)
+            changed = not leads.isdisjoint(map(hash, f.outputs))
+            # A factor that becomes 0 makes the other one's gradient 0.
+            factors = f.inputs if f.info.type_name == "Mul2" and hash(f) in behind else ()
+            vanishes = any(self._sight.lost(v)[0] == 1.0 for v in factors)
+            if not (changed or vanishes or f in layers):
+                continue
+            before = [v for v in f.inputs if not error_of(v) < _DEVIATES]
+            leads.update(map(hash, before))
+            origins += [(f, v) for v in before if v.parent is None]
+            error = max(map(error_of, f.outputs))
+            # An error that accumulates over functions has no single origin.
+            jumps = all(2.0 * error_of(v) < error for v in f.inputs)
+            if changed and jumps and not (before or error < _DEVIATES):
+                origins.append((f, f.outputs[0]))
+        if not origins:
+            return None
+        origins.sort(key=lambda one: network.graph.numbers[hash(one[0])])
+        cause = self._begins(*origins[0])
+        if cause.remedy != remedies.LARGER:
+            return cause
+        alike = network.parameters(v for _, v in origins if self._sight.lost(v)[0] > _LOST)
+        others = f" (like {listed(alike[1:])})" * bool(alike[1:])
+        return cause._replace(what=cause.what + others, parameters=alike)
+
+    def _begins(self, f: Any, v: nn.Variable) -> Cause:
+        """Cause of a difference in a variable that `f` computes, or reads from a leaf."""
+        network, name = self._network, self._network.name(f)
+        # A function that only cuts or reshapes data computes nothing.
+        source = repeated(v)
+        own, error, stored = source.parent is not None, self._sight.error(v), network.format(v)
+        lost, typical_lost = self._sight.lost(v)
+        subject = "it computes numbers" if own else f"it reads {network.called(source)}"
+        if self._operands.amax(v) > stored.max:
+            grown, parameters = self._operands.grown(f) if own else ("", ())
+            what = f"{subject} up to {self._operands.beyond(v)}{grown}"
+            return Cause("overflow", name, what, remedies.of(f, too_large=True), parameters=parameters)
+        largest = max(map(self._operands.amax, f.inputs), default=0.0)
+        # Rounding errors of its inputs are as large as its outputs.
+        size = math.sqrt(self._operands.in_fp32.data[hash(v)].mean_square)
+        cancels = math.ldexp(largest, -stored.mantissa_bits) > _LOST * size
+        if own and cancels and f.info.type_name in ("Add2", "Sub2", "AddScalar", "RSubScalar"):
+            what = f"it computes the difference of numbers up to {largest:.3g}, which is so small "
+            what += f"beside them that {stored.name} holds it with an error of {error:.0%}"
+            return Cause("precision", name, what, remedies.of(f))
+        before = f.inputs[0].parent if f.inputs else None
+        if own and typical_lost > stored.smallest_subnormal and before is not None:
+            # Its input was not 0, but for example 1 + 1e-5.
+            what = f"it computes numbers, of which {lost:.0%} become 0 in {stored.name}, which "
+            what += f"holds too few bits of the numbers up to {largest:.3g} that it reads from "
+            what += network.name(before)
+            return Cause("precision", name, what, remedies.SMALL_TERMS)
+        if lost > _LOST:
+            what = f"{subject}, {'of which' if own else 'of whose numbers'} {lost:.0%} become 0 in "
+            what += f"{stored.name}, whose smallest is {stored.smallest_subnormal:.1g}"
+            factors = factors_in_words(network, list(network.walk([f])))
+            if hash(v) in network.names:
+                what += factors
+                return Cause("underflow", scope_of(network.names[hash(v)]), what, remedies.LARGER)
+            steps = self._operands.steps(f) if own and not factors else []
+            start = max(range(len(steps)), key=lambda i: steps[i].before, default=0)
+            shrunk, parameters = self._operands.growth(steps[start:], "numbers", shrinks=True)
+            remedy = remedies.VANISHING if parameters else remedies.TOO_SMALL
+            if f.info.type_name == "Prod":
+                remedy = remedies.LOGARITHMS
+            elif not own and f.info.type_name != "Mul2":
+                remedy = remedies.SCALE_DATA
+            return Cause("underflow", name, what + factors + shrunk, remedy, parameters=parameters)
+        what = f"{subject} that come out with an error of {error:.0%} in {stored.name}"
+        what += self._operands.reads(f) if own else ""
+        periodic = own and f.info.type_name in ("Sin", "Cos")
+        return Cause("precision", name, what, remedies.PERIOD if periodic else remedies.MORE_BITS)

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operands that make numbers of a batch large, small or 0."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
+
+import nnabla as nn
+
+from ..core.formats import FLOAT32
+from . import remedies
+from .target import NORMALIZATIONS, Network
+from .watching import Sight
+
+# Data above this magnitude are not normalized.
+_RAW = 64.0
+# Factor of growth by weights from which it is reported.
+GROWN = 8.0
+# Input that must not be 0.
+NOT_ZERO = {"Log": 0, "PowScalar": 0, "Pow2": 0, "Div2": 1, "RDivScalar": 0}
+_DIVISIONS = {"Div2", "RDivScalar"}
+# Functions with a constant that may keep numbers away from 0.
+CONSTANTS = {"AddScalar", "MaximumScalar", "Constant"}
+
+
+class Step(NamedTuple):
+    """Function, with the largest magnitude that it reads, and that it computes."""
+
+    function: Any
+    before: float
+    after: float
+
+
+class Operands:
+    """Numbers of one batch, in fp32 or as stored, and the operands that made them so."""
+
+    def __init__(self, network: Network, sight: Sight) -> None:
+        self.network, self.sight = network, sight
+        self.in_fp32 = sight.in_fp32 or sight
+        self.is_stored = sight.in_fp32 is not None
+
+    def bad(self, variables: Iterable[nn.Variable]) -> List[nn.Variable]:
+        return [v for v in variables if hash(v) in self.sight.nans]
+
+    def amax(self, v: nn.Variable) -> float:
+        seen = self.in_fp32.data.get(hash(v))
+        return 0.0 if seen is None else FLOAT32.max if seen.nonfinite else seen.abs_max
+
+    def beyond(self, v: nn.Variable) -> str:
+        stored = self.network.format(v)
+        return f"{self.amax(v):.3g}, beyond {stored.name}, which ends at {stored.max:g}"
+
+    def vanished(self, v: nn.Variable) -> int:
+        """Number of elements that are 0 as stored alone."""
+        now, before = (one.data.get(hash(v)) for one in (self.sight, self.in_fp32))
+        return now.zeros - before.zeros if now and before else 0
+
+    def vanishing(self, f: Any) -> List[nn.Variable]:
+        """Inputs of a function with elements that are 0 as stored alone."""
+        return [v for v in f.inputs if self.vanished(v) > 0]
+
+    def first_zeros(self, v: nn.Variable) -> nn.Variable:
+        """First variable on the way to another with at least half its share of numbers that become 0."""
+        least = self.vanished(v) / v.size / 2.0
+
+        def lost(g: Any) -> List[nn.Variable]:
+            return [w for w in g.inputs if self.vanished(w) >= max(least * w.size, 1.0)]
+
+        for g in self.network.in_order(self.network.walk([v.parent], lost)):
+            leaves = [w for w in lost(g) if w.parent is None]
+            if leaves or not lost(g):
+                return [*leaves, *g.outputs][0]
+        return v
+
+    def negatives(self, f: Any) -> int:
+        """Number of negative inputs of a function that is not defined for them."""
+        power = f.info.args["val"] if f.info.type_name == "PowScalar" else 0.5
+        return self.sight.undefined.get(hash(f), 0) if power != int(power) else 0
+
+    def reads(self, f: Any, subject: str = "it") -> str:
+        """Clause about a function's inputs that explains its result."""
+        kind, args, network = f.info.type_name, f.info.args, self.network
+        power = args["val"] if kind == "PowScalar" else 0.5
+        # A square of 0 is harmless.
+        if kind in NOT_ZERO and power < 1.0:
+            v = f.inputs[NOT_ZERO[kind]]
+            negative = self.negatives(f)
+            if negative:
+                source = f" from {network.called(v)}{self._difference(f)}"
+                return f", as {subject} reads {negative} number{'s' * (negative > 1)} below 0{source}"
+            now, more = self.sight.data.get(hash(v)), self.vanished(v)
+            if now is not None and now.zeros:
+                verb = "divides by" if kind in _DIVISIONS else "reads"
+                if more <= 0:
+                    return f", as {subject} {verb} {now.zeros} zero{'s' * (now.zeros > 1)}"
+                number = "1 number that becomes" if more == 1 else f"{more} numbers that become"
+                first = self.first_zeros(v)
+                begins = "" if first is v else f" from {network.called(first)} on"
+                return f", as {subject} {verb} {number} 0 in {network.format(v).name}{begins}"
+        sizes = [(self.amax(v), v) for v in f.inputs if hash(v) not in network.names]
+        if not sizes:
+            return ""
+        size, v = max(sizes, key=lambda one: one[0])
+        is_beyond = v.parent is not None and size > network.format(v).max
+        what = f" from {network.called(repeated(v))}" if v.parent is None or is_beyond else ""
+        if kind == "Sum":
+            return f", as it adds up {v.size // max(f.outputs[0].size, 1)} numbers of up to {size:.3g}{what}"
+        factor = f", and multiplies by {args['val']:g}" if kind == "MulScalar" else ""
+        return f", as it reads numbers up to {size:.3g}{what}{factor}"
+
+    def _difference(self, f: Any) -> str:
+        """Clause about a difference that is below 0 as stored but not in fp32."""
+        g = remedies.difference_before(f)
+        in_fp32 = not self.is_stored or self.in_fp32.undefined.get(hash(f))
+        if in_fp32 or g is None:
+            return ""
+        largest = max(map(self.amax, g.inputs))
+        return f", and in fp32 none: {self.network.name(g)} subtracts numbers up to {largest:.3g}"
+
+    def grown(self, f: Any) -> Tuple[str, Tuple[str, ...]]:
+        """Clause about the operand or recurrence that enlarged numbers before `f`; and its parameters."""
+        steps = self.steps(f)
+        start = min(range(len(steps)), key=lambda i: steps[i].before or math.inf)
+        for g, before, after in reversed(steps[start:]):
+            for what, name, added in self._addends(g):
+                if 2.0 * added > after > 2.0 * before:
+                    return f"; {what}{name} reaches {added:.3g}", (name,) * bool(name)
+        grown, parameters = self.growth(steps[start:], "numbers")
+        first = steps[0].function
+        large = [v for v in first.inputs if v.parent is None and self.amax(v) == steps[0].before > _RAW]
+        if large and not grown and first is not f:
+            return f"; {self.network.called(large[0])} reaches {self.amax(large[0]):.3g}", ()
+        return grown, parameters
+
+    def steps(self, f: Any) -> List[Step]:
+        """Functions up to `f`, along the largest inputs."""
+        steps: List[Step] = []
+        while f is not None:
+            known = [v for v in f.inputs if hash(v) not in self.network.names]
+            read = max(known, key=self.amax, default=None)
+            size = 0.0 if read is None else self.amax(read)
+            # A nonfinite output does not show growth.
+            made = max(map(self.amax, f.outputs))
+            steps.insert(0, Step(f, size, made if made < FLOAT32.max else size))
+            f = None if read is None else read.parent
+        return steps
+
+    def growth(
+        self, steps: Sequence[Step], noun: str, *, shrinks: bool = False
+    ) -> Tuple[str, Tuple[str, ...]]:
+        """Clause about operands that enlarge numbers, or shrink them, and the parameters among them."""
+        uses: Dict[Tuple[str, str], List[float]] = {}
+        first = ""
+        sign, verb, size = (-1.0, "shrink", "smaller") if shrinks else (1.0, "grow", "larger")
+        for g, before, after in steps:
+            times = (after / before) ** sign if after and before else 0.0
+            operand = self._factor(g, times) if times > 1.0 else ("", "")
+            if any(operand) and not (shrinks and g.info.type_name in NORMALIZATIONS):
+                first = first or self.network.name(g)
+                uses.setdefault(operand, []).append(math.log(times))
+        total = sum(map(sum, uses.values()))
+        if total < math.log(GROWN):
+            return "", ()
+        (factor, name), grown = max(uses.items(), key=lambda one: sum(one[1]))
+        if sum(grown) < total / 2.0:
+            times = min(math.exp(total), (steps[-1].after / (steps[0].before or math.inf)) ** sign)
+            told = f"; {noun} {verb} from layer to layer, {times:.2g} times from {first} on"
+            return told, tuple(name for _, name in uses if name)
+        makes = f"makes {noun} {math.exp(sum(grown) / len(grown)):.2g} times {size}"
+        if len(grown) > 1:
+            makes = f"is applied {len(grown)} times, and {makes} each time"
+        return f"; {factor}{name} {makes}", (name,) * bool(name)
+
+    def _addends(self, f: Any) -> Iterator[Tuple[str, str, float]]:
+        """Constants and parameters that a function adds, in words and by name, and their magnitudes."""
+        if f.info.type_name == "AddScalar":
+            yield f"the constant of {self.network.name(f)}", "", abs(f.info.args["val"])
+        for v in f.inputs[1:]:
+            name = self.network.names.get(hash(v), "")
+            if name and (v.ndim == 1 or name.endswith("beta") or f.info.type_name == "Add2"):
+                yield "the bias ", name, self.amax(v)
+
+    def _factor(self, f: Any, growth: float) -> Tuple[str, str]:
+        """Operand by which a function enlarges numbers, in words and by name; empty for none."""
+        kind, network = f.info.type_name, self.network
+        if kind == "MulScalar":
+            return f"the factor {f.info.args['val']:g} of {network.name(f)}", ""
+        named = {network.names[hash(v)]: v for v in f.inputs if hash(v) in network.names and v.ndim > 1}
+        if kind.endswith("Normalization"):
+            for name, v in named.items():
+                if name.endswith("gamma") and self.amax(v) ** 2 >= growth:
+                    return "the weight ", name
+            return f"the division by a small deviation in {network.name(f)}", ""
+        weight = max(named, key=lambda name: self.amax(named[name]), default="")
+        if weight:
+            return "the weight ", weight
+        if kind == "Div2":
+            return f"the division by {network.called(f.inputs[1])}", ""
+        return f"the product with {network.called(f.inputs[1])}" if kind == "Mul2" else "", ""
+
+
+def factors_in_words(network: Network, functions: List[Any]) -> str:
+    """Product of small constant factors, if there are several."""
+    found = [f for f in functions if f.info.type_name == "MulScalar" and 0.0 < abs(f.info.args["val"]) < 1.0]
+    if len(found) < 2:
+        return ""
+    product = math.prod(abs(f.info.args["val"]) for f in found)
+    told = ", ".join(f"{f.info.args['val']:g} in {network.name(f)}" for f in reversed(found[:4]))
+    return f" (factors multiply to {product:.1e}: {told}{', ...' * (len(found) > 4)})"
+
+
+def repeated(v: nn.Variable) -> nn.Variable:
+    """Variable that functions have only cut, reshaped or repeated."""
+    while v.parent is not None and v.parent.info.type_name in (
+        "Broadcast",
+        "BroadcastTo",
+        "Reshape",
+        "Slice",
+    ):
+        v = v.parent.inputs[0]
+    return v
