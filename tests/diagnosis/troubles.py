@@ -317,7 +317,7 @@ def mostly_flat_softmax(mended: bool) -> Built:
 @trouble(
     "saturated",
     "fc1/affine/MinimumScalar",
-    "as it reads numbers around 20.1, and its bound is 1",
+    "as it reads numbers around 20, and its bound is 1",
     remedy=remedies.BOUND,
     parameters=("fc1/affine/b",),
 )
