@@ -12,7 +12,7 @@ from . import remedies
 from .operands import CONSTANTS, NOT_ZERO, Operands, Step, factors_in_words, repeated
 from .remedies import Cause
 from .target import Network, Note, listed, scope_of
-from .watching import Sight
+from .watching import INDICES, Sight
 
 # Relative change of an array, or of the loss, from which storage has corrupted it.
 _DEVIATES = 0.25
@@ -51,15 +51,25 @@ class Deviations:
         what = f"its gradient reaches {size:.1e}, beyond {stored.name}, which ends at {stored.max:g}{grown}"
         return Cause("exploding_gradient", name, what, remedies.EXPLODING, False, (), parameters, True)
 
-    def kept_in_fp32(self) -> Optional[Note]:
-        """Note a loss beyond the format, which only fp32 at the loss keeps finite."""
-        for f in self._network.graph.functions:
-            v, seen = f.outputs[0], self._sight.data.get(hash(f.outputs[0]))
-            if v.size == 1 and seen is not None and seen.abs_max > self._network.format(v).max:
-                begin = f"The loss reaches {self._operands.beyond(v)}, at "
-                end = ": AdaptiveLossScalingUpdater computes it in fp32; without that it would be infinite"
-                return Note(begin, [self._network.name(f)], f"{end}. {remedies.MEAN_LOSS}.")
-        return None
+    def notes(self) -> Iterator[Note]:
+        """Note a loss that only fp32 keeps finite, and indices beyond their table."""
+        network, operands, functions = self._network, self._operands, self._network.graph.functions
+        single = ((f, f.outputs[0]) for f in functions if f.outputs[0].size == 1)
+        seen = ((f, v, self._sight.data.get(hash(v))) for f, v in single)
+        beyond = [(f, v) for f, v, one in seen if one and one.abs_max > network.format(v).max]
+        for f, v in beyond[:1]:
+            begin = f"The loss reaches {operands.beyond(v)}, at "
+            end = ": AdaptiveLossScalingUpdater computes it in fp32; without that it would be infinite"
+            yield Note(begin, [network.name(f)], f"{end}. {remedies.MEAN_LOSS}.")
+        for f in functions:
+            kind, args = f.info.type_name, f.info.args
+            if kind in INDICES:
+                read, table = f.inputs[INDICES[kind]], f.inputs[INDICES[kind] - 1]
+                shape = args["shape"] if kind == "OneHot" else table.shape
+                last, largest = shape[args.get("axis", 0)] - 1, operands.amax(read)
+                if largest > last:
+                    end = f" reads indices up to {largest:g} from {network.called(read)}, but its last is "
+                    yield Note("", [network.name(f)], f"{end}{last}: nnabla reads other memory there.")
 
     def _gradient(self, f: Any) -> float:
         known = (self._operands.in_fp32.gradients.get(hash(v)) for v in f.outputs)

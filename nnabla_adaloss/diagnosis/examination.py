@@ -288,8 +288,8 @@ class _Examination:
         """Describe inputs of zeros, and gradients that are not judged, because passes differ."""
         if tried:
             yield from self._ends.blank()
-            beyond = (Deviations(self._network, sight).kept_in_fp32() for sight in self._as_stored)
-            yield from list(filter(None, beyond))[:1]
+            found = [note for one in self._as_stored for note in Deviations(self._network, one).notes()]
+            yield from {tuple(note.names): note for note in found}.values()
         if self._random:
             what = "Numbers that differ from pass to pass are computed by "
             yield Note(what, self._random, ": gradients that depend on them are not judged.")

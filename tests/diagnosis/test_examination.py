@@ -380,6 +380,20 @@ def test_layers_that_get_a_gradient_when_a_weight_of_zero_has_moved() -> None:
     assert (diagnosis.verdict.needs, diagnosis.verdict.causes) == (Way.NONE, [])
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_classes_counted_from_1_are_a_note(first: int) -> None:
+    def count(x: nn.Variable, t: nn.Variable) -> None:
+        t.d = np.arange(32)[:, None] % 5 + first
+
+    loss, feed = network(spoil=count)
+    diagnosis = diagnose(loss, feeder=feed)
+    assert [
+        "indices up to 5 from the input of shape (32, 1), but its last is 4" in str(note)
+        for note in diagnosis.numbers.notes
+    ] == [True] * first
+    assert not diagnosis.verdict.causes
+
+
 def test_a_gradient_of_zero_that_overflows_at_65536_leaves_no_room_for_it() -> None:
     """The scores of a critic for real and for faked data, whose gradients cancel in the bias."""
     rng = np.random.default_rng(0)
