@@ -24,14 +24,14 @@ TROUBLES: Dict[str, Trouble] = {n: found for n, found in vars(troubles).items() 
 def faces(build: Callable[..., Built], *mended: bool) -> Iterator[Diagnosis]:
     """What is said of a network, and, if it is a loss alone, of an updater that trains what it depends on."""
     source, feed = build(*mended)
-    yield diagnose(source, feeder=feed)
+    yield diagnose(source, feeder=feed, batches=2)
     if isinstance(source, nn.Variable):
         nn.clear_parameters()
         loss, feed = build(*mended)
         graph = Graph(loss)
         leaves = graph.by_key(GraphPlan(graph).leaves)
         parameters = {name: v for name, v in nn.get_parameters().items() if hash(v) in leaves}
-        yield diagnose(updater_of(loss, feed, S.Sgd(1e10), parameters or nn.get_parameters()))
+        yield diagnose(updater_of(loss, feed, S.Sgd(1e10), parameters or nn.get_parameters()), batches=2)
 
 
 @pytest.mark.parametrize("name", TROUBLES)
