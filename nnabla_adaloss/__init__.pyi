@@ -20,7 +20,6 @@ from .core import get_power_of_two_scale as get_power_of_two_scale
 from .diagnosis import Cause as Cause
 from .diagnosis import Diagnosis as Diagnosis
 from .diagnosis import Harm as Harm
-from .diagnosis import Kept as Kept
 from .diagnosis import LayerAdvice as LayerAdvice
 from .diagnosis import LayerLoss as LayerLoss
 from .diagnosis import LayerNumbers as LayerNumbers
@@ -28,6 +27,7 @@ from .diagnosis import LayerVerdict as LayerVerdict
 from .diagnosis import NetworkNumbers as NetworkNumbers
 from .diagnosis import PrecisionAdvice as PrecisionAdvice
 from .diagnosis import SanityChecker as SanityChecker
+from .diagnosis import StorageEffect as StorageEffect
 from .diagnosis import Verdict as Verdict
 from .diagnosis import Way as Way
 from .diagnosis import diagnose as diagnose

@@ -6,7 +6,7 @@ from .advice import LayerAdvice as LayerAdvice
 from .advice import PrecisionAdvice as PrecisionAdvice
 from .examination import Diagnosis as Diagnosis
 from .examination import diagnose as diagnose
-from .passes import Kept as Kept
+from .passes import StorageEffect as StorageEffect
 from .remedies import Cause as Cause
 from .sanity_checker import LayerLoss as LayerLoss
 from .sanity_checker import SanityChecker as SanityChecker

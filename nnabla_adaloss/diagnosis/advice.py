@@ -13,7 +13,7 @@ from ..core.formats import FLOAT32
 from ..core.precision import PrecisionLike, get_precision
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
-from .passes import Kept, Passes, Tally, layers_of
+from .passes import Passes, StorageEffect, Tally, layers_of
 from .target import Subject, input_name
 
 # Harmless relative error of a network's weight gradients from storing one layer.
@@ -37,7 +37,7 @@ class Harm(NamedTuple):
         data_overflow: share of them that become infinite or NaN.
     """
 
-    gradients: Kept
+    gradients: StorageEffect
     data_underflow: float
     data_overflow: float
 
@@ -198,7 +198,7 @@ class _Trials:
             _, overflow, error = map(max, zip(*(harm.gradients for harm in harms.values())))
             underflow = max(harm.gradients.underflow for harm in own)
             data = (max(shares) for shares in zip(*(harm[1:] for harm in own)))
-            harm = found[str(precision)] = Harm(Kept(underflow, overflow, error), *data)
+            harm = found[str(precision)] = Harm(StorageEffect(underflow, overflow, error), *data)
             if not harm.reason():
                 break
         return found

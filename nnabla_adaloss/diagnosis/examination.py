@@ -81,8 +81,8 @@ class Diagnosis:
                     "right_scale": judged.right_scale,
                     "verdict": judged.line,
                     "ways": {
-                        way.value: {name: _plain(value) for name, value in kept._asdict().items()}
-                        for way, kept in layer.kept.items()
+                        way.value: {name: _plain(value) for name, value in effect._asdict().items()}
+                        for way, effect in layer.effects.items()
                     },
                 }
                 for layer, judged in zip(numbers.layers, verdict.layers)
@@ -234,7 +234,7 @@ class _Examination:
             causes = [Cause("no_backward", self._network.name(name), what, remedies.NO_DERIVATIVE)]
         in_fp32, as_stored = (float(np.mean(one)) for one in zip(*self._losses or [(math.nan, math.nan)]))
         formats = {
-            name: {layer.name: one.kept(layer, self._noise | self._unsteady) for layer in self._layers}
+            name: {layer.name: one.effects(layer, self._noise | self._unsteady) for layer in self._layers}
             for name, one in tried.items()
         }
         return NetworkNumbers(
@@ -333,18 +333,18 @@ class _Examination:
     def _numbers(self, tried: FormatTrial, layer: Layer) -> LayerNumbers:
         noise, unsteady = self._noise, self._unsteady
         left_out = noise | unsteady
-        keys, kept = [*layer.outputs, *layer.weights], tried.kept(layer, left_out)
+        keys, effects = [*layer.outputs, *layer.weights], tried.effects(layer, left_out)
         known = (s.gradients[k].abs_max for s in self._in_fp32 for k in keys if k in s.gradients)
         nonzero = tried.floor.nonzero(layer)
-        losing = [way for way, one in kept.items() if one.overflow or one.underflow >= 0.01]
-        begins = {way: tried.begins(self._network, layer, way, kept[way]) for way in losing}
+        losing = [way for way, one in effects.items() if one.overflow or one.underflow >= 0.01]
+        begins = {way: tried.begins(self._network, layer, way, effects[way]) for way in losing}
         return LayerNumbers(
             name=layer.name,
             type_name=layer.type_name,
             amax=max(known, default=0.0),
             nonzero=nonzero,
             floor=tried.floor.worst(layer, left_out).error,
-            kept=kept,
+            effects=effects,
             stored=self._emulation.emulated_storage.precision_of(keys[0]).stored_gradients,
             is_noise=bool(nonzero and layer.weights and layer.weights.keys() <= noise),
             waits_for="" if nonzero else self._ends.waits_for(layer),

@@ -155,7 +155,7 @@ def _unscaled(arrays: Gradients, scales: Mapping[int, float]) -> Gradients:
     return {key: array.astype(np.float64) / scales.get(key, 1.0) for key, array in arrays.items()}
 
 
-class Kept(NamedTuple):
+class StorageEffect(NamedTuple):
     """Effect of storing a layer's gradients with one way of scaling.
 
     Attributes:
@@ -203,20 +203,21 @@ class Tally:
         """Keys of the gradients that are exactly 0 in fp32."""
         return {key for key, sums in self._sums.items() if not sums[5]}
 
-    def of(self, layer: Layer) -> Kept:
+    def of(self, layer: Layer) -> StorageEffect:
         """Effect on all gradients of a layer; the error is that of its weights, if it has any."""
-        return self.kept((*layer.outputs, *layer.weights), layer.weights or layer.outputs)
+        return self.effect((*layer.outputs, *layer.weights), layer.weights or layer.outputs)
 
-    def worst(self, layer: Layer, but: Set[int]) -> Kept:
+    def worst(self, layer: Layer, but: Set[int]) -> StorageEffect:
         """Worst of a layer's parameters: a large bias must not hide a weight; of some, only overflows."""
-        parts = [[key] for key in layer.weights] or [list(layer.outputs)]
-        every = [self.kept(part, part) for part in parts]
-        kept = [
-            one if but.isdisjoint(part) else Kept(0.0, one.overflow, 0.0) for part, one in zip(parts, every)
-        ]
-        return Kept(*map(max, zip(*kept)))
+        worst = StorageEffect(0.0, 0.0, 0.0)
+        for part in [[key] for key in layer.weights] or [list(layer.outputs)]:
+            own = self.effect(part, part)
+            if not but.isdisjoint(part):
+                own = StorageEffect(0.0, own.overflow, 0.0)
+            worst = StorageEffect(*map(max, zip(worst, own)))
+        return worst
 
-    def kept(self, counted: Iterable[int], compared: Iterable[int]) -> Kept:
+    def effect(self, counted: Iterable[int], compared: Iterable[int]) -> StorageEffect:
         """Compute shares over some gradients, and the error over some, by key."""
         nonzero, lost, finite, overflowed = np.sum([self._sums[key][:4] for key in counted], axis=0).tolist()
         squared_error, squared = np.sum([self._sums[key][4:] for key in compared], axis=0).tolist()
@@ -224,4 +225,4 @@ class Tally:
         if squared_error:
             is_known = math.isfinite(squared_error) and squared
             error = math.sqrt(squared_error / squared) if is_known else math.inf
-        return Kept(lost / max(nonzero, 1.0), overflowed / max(finite, 1.0), error)
+        return StorageEffect(lost / max(nonzero, 1.0), overflowed / max(finite, 1.0), error)

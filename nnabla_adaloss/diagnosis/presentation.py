@@ -11,7 +11,7 @@ from typing import Iterator, List, Sequence, Tuple
 from ..core.power_of_two import scale_text
 from ..report.pieces import bullets, document, paragraph, table
 from ..updaters.notifications import installed_version
-from .passes import Kept
+from .passes import StorageEffect
 from .verdicts import NetworkNumbers, Verdict, Way
 
 Cells = Sequence[str]
@@ -74,9 +74,9 @@ def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[Tuple[str, Ce
     one = scale_text(network.scales[Way.ONE])
     rows = []
     for layer, judged in zip(network.layers, verdict.layers):
-        kept = [layer.kept[way] for way in Way]
-        lost = [_share(one.underflow) if layer.is_judged else "-" for one in kept]
-        errors = [_error(one) if layer.is_judged else "-" for one in kept]
+        effects = [layer.effects[way] for way in Way]
+        lost = [_share(one.underflow) if layer.is_judged else "-" for one in effects]
+        errors = [_error(one) if layer.is_judged else "-" for one in effects]
         scale = "-" if judged.right_scale is None else scale_text(judged.right_scale)
         rows.append((layer.name, *lost, *errors, scale))
     ways = ("none", "65536", f"one {one}", "adaptive")
@@ -117,20 +117,20 @@ def _facts(network: NetworkNumbers) -> str:
     return f"{batches}; loss {network.stored_loss:.6g} (fp32: {network.loss:.6g})"
 
 
-def _trains(kept: Sequence[Kept], trains: bool) -> str:
-    if any(one.overflow for one in kept):
+def _trains(effects: Sequence[StorageEffect], trains: bool) -> str:
+    if any(one.overflow for one in effects):
         return "no, overflows"
-    worst = max((one.error for one in kept), default=0.0)
+    worst = max((one.error for one in effects), default=0.0)
     if trains:
         return f"yes, {_share(worst)}"
     return "no" if not worst else "no, NaN" if math.isinf(worst) else f"no, {_share(worst)}"
 
 
-def _error(kept: Kept) -> str:
+def _error(effect: StorageEffect) -> str:
     """Write the error, or the share of elements that overflow."""
-    if kept.overflow:
-        return f"inf {_share(kept.overflow)}"
-    return "NaN" if math.isinf(kept.error) else _share(kept.error)
+    if effect.overflow:
+        return f"inf {_share(effect.overflow)}"
+    return "NaN" if math.isinf(effect.error) else _share(effect.error)
 
 
 def _share(value: float) -> str:

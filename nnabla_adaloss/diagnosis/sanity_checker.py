@@ -124,7 +124,7 @@ class SanityChecker:
             if unsteady.error > REPEATED:
                 # A Python function uses a generator of its own.
                 continue
-            lost = self.last[layer.name] = LayerLoss(*(kept.underflow for kept in shares))
+            lost = self.last[layer.name] = LayerLoss(*(effect.underflow for effect in shares))
             if lost.with_alpha > self._threshold and layer.name not in self._told:
                 self._told.add(layer.name)
                 warn(

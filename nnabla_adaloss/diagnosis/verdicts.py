@@ -10,7 +10,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 from ..core.formats import Format
 from ..core.power_of_two import scale_text
 from ..core.scale_history import HistoryPolicy
-from .passes import Kept
+from .passes import StorageEffect
 from .remedies import Cause
 from .target import Note, listed
 
@@ -49,7 +49,7 @@ class LayerNumbers(NamedTuple):
         amax: largest magnitude in fp32 of its weights' gradients and its outputs'.
         nonzero: elements of these that are not zero in fp32.
         floor: the error with gradients in fp32, and activations and weights as stored.
-        kept: the effect of each way.
+        effects: of storage, by way.
         stored: the format of its output gradient.
         is_noise: True if its gradient is 0 except for rounding errors, in fp32 too.
         is_random: True if its gradient differs from pass to pass over the same batch.
@@ -65,7 +65,7 @@ class LayerNumbers(NamedTuple):
     amax: float
     nonzero: int
     floor: float
-    kept: Mapping[Way, Kept]
+    effects: Mapping[Way, StorageEffect]
     stored: Format
     is_noise: bool = False
     is_random: bool = False
@@ -100,7 +100,7 @@ class NetworkNumbers(NamedTuple):
     scales: Mapping[Way, float]
     layers: Sequence[LayerNumbers]
     causes: Sequence[Cause]
-    formats: Mapping[str, Mapping[str, Mapping[Way, Kept]]]
+    formats: Mapping[str, Mapping[str, Mapping[Way, StorageEffect]]]
     notes: Sequence[Note]
 
 
@@ -171,10 +171,10 @@ def verdict_of(network: NetworkNumbers) -> Verdict:
     elif network.layers and all(layer.is_random for layer in network.layers):
         nothing = "no gradient is the same in two passes over a batch"
     trains: Dict[str, List[Way]] = {}
-    for name, kept in network.formats.items():
+    for name, effects in network.formats.items():
         stopped = nothing or any(name == network.storage or not cause.as_stored for cause in fatal)
         ways = [] if stopped else list(Way)
-        trains[name] = [way for way in ways if all(serves(one, way) for one in kept.values())]
+        trains[name] = [way for way in ways if all(serves(one, way) for one in effects.values())]
     if fatal:
         scaling = f"{_HEADLINES.get(fatal[0].kind, 'No loss scale helps')}."
     elif nothing:
@@ -184,19 +184,19 @@ def verdict_of(network: NetworkNumbers) -> Verdict:
     else:
         scaling = _network(network, layers, trains)
     needs = next(iter(trains.get(network.storage, ())), None)
-    errors = [kept[needs].error for kept in network.formats[network.storage].values()] if needs else []
+    errors = [effects[needs].error for effects in network.formats[network.storage].values()] if needs else []
     if max(errors, default=0.0) > _COARSE:
         scaling += f" Errors of gradients reach {max(errors):.0%}, as {network.storage} is coarse here."
     line = " ".join([scaling, *["But"] * bool(needs and causes), *map(str, causes[:1])])
     return Verdict(line, needs, causes, scaling, layers, trains)
 
 
-def serves(kept: Mapping[Way, Kept], way: Way) -> bool:
+def serves(effects: Mapping[Way, StorageEffect], way: Way) -> bool:
     """True if a way keeps the gradient of a layer: without overflow, and with a harmless error."""
-    own = kept[way]
+    own = effects[way]
     if own.overflow or not math.isfinite(own.error):
         return False
-    best = min((k.error for k in kept.values() if not k.overflow), default=math.inf)
+    best = min((k.error for k in effects.values() if not k.overflow), default=math.inf)
     return own.error <= TOLERANCE or (
         own.error < USELESS and own.error <= _WORSE * best and own.underflow <= _LOST
     )
@@ -204,7 +204,7 @@ def serves(kept: Mapping[Way, Kept], way: Way) -> bool:
 
 def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]) -> LayerVerdict:
     right = HistoryPolicy().scale(layer.amax, u_max=layer.stored.max) if layer.amax else None
-    keeps = [way for way in Way if serves(layer.kept, way)]
+    keeps = [way for way in Way if serves(layer.effects, way)]
     own = [cause for cause in causes if cause.function == layer.name]
     if own:
         line = own[0].what
@@ -223,7 +223,7 @@ def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]
         kind = "activations and weights as stored change it" if layer.floor > USELESS else "no scale keeps it"
         line = f"{_lost(layer, Way.ADAPTIVE)} with any scale: {kind}"
     elif keeps[0] is Way.NONE:
-        lost = layer.kept[Way.NONE].underflow
+        lost = layer.effects[Way.NONE].underflow
         line = "needs no scaling" + (f"; losing {lost:.0%} does no harm" if lost >= 0.01 else "")
     elif keeps[0] is Way.ADAPTIVE:
         line = f"needs a scale of its own; without, it {_lost(layer, Way.NONE)}"
@@ -236,20 +236,20 @@ def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]
 
 def _lost(layer: LayerNumbers, way: Way) -> str:
     """Clause about a layer's loss: its share, kind and origin."""
-    kept, begins, which = layer.kept[way], layer.begins.get(way, ""), layer.losing.get(way, "")
-    if not kept.overflow and kept.underflow > _LOST and layer.cancels.get(way):
+    effect, begins, which = layer.effects[way], layer.begins.get(way, ""), layer.losing.get(way, "")
+    if not effect.overflow and effect.underflow > _LOST and layer.cancels.get(way):
         where = f"at {layer.cancels[way]}, where gradients that are added cancel"
-        return f"loses {_percent(kept.underflow)}% {where}, as {layer.stored.name} is coarse"
-    if kept.overflow or kept.underflow > _LOST:
-        share, to = (kept.overflow, "overflow") if kept.overflow else (kept.underflow, "underflow")
+        return f"loses {_percent(effect.underflow)}% {where}, as {layer.stored.name} is coarse"
+    if effect.overflow or effect.underflow > _LOST:
+        share, to = (effect.overflow, "overflow") if effect.overflow else (effect.underflow, "underflow")
         of, where = f" of {which}" * bool(which), f" from {begins} on" * bool(begins)
         return f"loses {_percent(share)}%{of} to {to}{where}"
     within = f" in {which}" * bool(which)
-    if math.isinf(kept.error):
+    if math.isinf(effect.error):
         return f"gets NaN{within}"
-    small = kept.error > _WORSE * max(layer.floor, min(own.error for own in layer.kept.values()))
+    small = effect.error > _WORSE * max(layer.floor, min(own.error for own in layer.effects.values()))
     coarse = f"{layer.stored.name} is coarse{' for numbers so small' * small}"
-    return f"has an error of {_percent(kept.error)}%{within}, as {coarse}"
+    return f"has an error of {_percent(effect.error)}%{within}, as {coarse}"
 
 
 def _percent(share: float) -> str:
@@ -265,7 +265,9 @@ def _network(
         found = [n for n, v in zip(network.layers, layers) if way not in v.serves]
         if not found:
             return "nothing is lost"
-        worst = max(found, key=lambda n: (n.kept[way].overflow, n.kept[way].underflow, n.kept[way].error))
+        worst = max(
+            found, key=lambda n: (n.effects[way].overflow, n.effects[way].underflow, n.effects[way].error)
+        )
         others = f" (and {len(found) - 1} more layer{'s' * (len(found) > 2)})" if found[1:] else ""
         return f"{worst.name} {_lost(worst, way)}{others}"
 
@@ -274,7 +276,7 @@ def _network(
         line = f"No scaling keeps all gradients in {storage}: {fails(Way.ADAPTIVE)}. "
         return f"{line}Use {others[0] if others else 'more bits'}."
     if needs is Way.NONE:
-        full = [n for n in network.layers if n.kept[Way.CONSTANT].overflow]
+        full = [n for n in network.layers if n.effects[Way.CONSTANT].overflow]
         no_room = f", and has no room for 65536, which overflows in {full[-1].name}" if full else ""
         return f"{storage} needs no scaling here{no_room}."
     if needs is Way.CONSTANT:

@@ -13,7 +13,7 @@ import nnabla as nn
 from ..core.scale_history import HistoryPolicy
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
-from .passes import Gradients, Kept, Layer, Passes, Tally
+from .passes import Gradients, Layer, Passes, StorageEffect, Tally
 from .target import Network, Subject, scope_of
 from .verdicts import TOLERANCE, Way
 
@@ -54,16 +54,16 @@ class FormatTrial:
                 counted = self._rounded[way].setdefault(key, Counter())
                 counted.update(nonzero=seen.nonzero, underflow=seen.underflowed, overflow=seen.overflowed)
 
-    def kept(self, layer: Layer, noise: Set[int]) -> Dict[Way, Kept]:
+    def effects(self, layer: Layer, noise: Set[int]) -> Dict[Way, StorageEffect]:
         """Effect on a layer's worst parameter, except those whose gradients are noise."""
         return {way: tally.worst(layer, noise) for way, tally in self.ways.items()}
 
-    def begins(self, network: Network, layer: Layer, way: Way, kept: Kept) -> str:
+    def begins(self, network: Network, layer: Layer, way: Way, effect: StorageEffect) -> str:
         """First function of each branch in whose backward most of a layer's loss occurs; empty for a gradual
         loss.
         """
         what, least = (
-            ("overflow", 0.0) if kept.overflow else ("underflow", max(_BEGINS * kept.underflow, 0.01))
+            ("overflow", 0.0) if effect.overflow else ("underflow", max(_BEGINS * effect.underflow, 0.01))
         )
         counts = self._rounded[way].items()
         losing = {key for key, counted in counts if counted[what] > least * counted["nonzero"]}
@@ -100,9 +100,9 @@ class FormatTrial:
 
     def losing(self, network: Network, layer: Layer, way: Way, noise: Set[int]) -> str:
         """Parameters of a layer that lose, if others do not."""
-        kept = {key: self.ways[way].kept([key], [key]) for key in layer.weights if key not in noise}
-        found = [key for key, own in kept.items() if own.overflow or own.error > TOLERANCE]
+        effects = {key: self.ways[way].effect([key], [key]) for key in layer.weights if key not in noise}
+        found = [key for key, own in effects.items() if own.overflow or own.error > TOLERANCE]
         names = [network.plan.names.get(key, "an input") for key in found]
         # A function that only reshapes a parameter has no name of its own.
         is_named = any(layer.name.startswith(scope_of(name)) for name in names)
-        return "" if is_named and len(found) == len(kept) else ", ".join(names)
+        return "" if is_named and len(found) == len(effects) else ", ".join(names)

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import FormatEmulation, LossScaleError, Precision, diagnose
-from nnabla_adaloss.diagnosis import Harm, Kept, PrecisionAdvice
+from nnabla_adaloss.diagnosis import Harm, PrecisionAdvice, StorageEffect
 from nnabla_adaloss.diagnosis.advice import bits_of, candidates_of, storage_of
 from tests.worlds.trainings import updater_of
 
 from .nets import Built, affine, cross_entropy
 
-NONE = Harm(Kept(0.0, 0.0, 0.03), 0.0, 0.0)
+NONE = Harm(StorageEffect(0.0, 0.0, 0.03), 0.0, 0.0)
 CANDIDATES = ["float16", "fp8_hybrid", "float8_e4m3"]
 
 
@@ -29,10 +29,10 @@ CANDIDATES = ["float16", "fp8_hybrid", "float8_e4m3"]
         (NONE, ""),
         (NONE._replace(data_overflow=0.01), "its data overflows"),
         (NONE._replace(data_underflow=0.6), "60% of its data become 0"),
-        (NONE._replace(gradients=Kept(0.0, 0.1, 0.0)), "its gradients overflow"),
-        (NONE._replace(gradients=Kept(0.7, 0.0, 0.0)), "70% of its gradients become 0"),
-        (NONE._replace(gradients=Kept(0.0, 0.0, 0.2)), "error 20%"),
-        (NONE._replace(gradients=Kept(0.0, 0.0, math.nan)), "error nan%"),
+        (NONE._replace(gradients=StorageEffect(0.0, 0.1, 0.0)), "its gradients overflow"),
+        (NONE._replace(gradients=StorageEffect(0.7, 0.0, 0.0)), "70% of its gradients become 0"),
+        (NONE._replace(gradients=StorageEffect(0.0, 0.0, 0.2)), "error 20%"),
+        (NONE._replace(gradients=StorageEffect(0.0, 0.0, math.nan)), "error nan%"),
     ],
 )
 def test_harm_beyond_the_limits(harm: Harm, reason: str) -> None:

@@ -48,9 +48,9 @@ def test_underflow_equals_the_emulations_losses() -> None:
     loss.forward()
     loss.backward()
     np.testing.assert_allclose(
-        np.linalg.norm(stored - W.g) / np.linalg.norm(W.g), head.kept[Way.ONE].error, rtol=0.7
+        np.linalg.norm(stored - W.g) / np.linalg.norm(W.g), head.effects[Way.ONE].error, rtol=0.7
     )
-    assert head.kept[Way.NONE].underflow == 1.0
+    assert head.effects[Way.NONE].underflow == 1.0
 
 
 def state_of_everything(x: Any) -> Dict[str, bytes]:
@@ -104,7 +104,7 @@ def test_all_passes_draw_the_same_dropout() -> None:
     diagnosis = diagnose(loss, feeder=feed)
     for layer in diagnosis.numbers.layers:
         assert layer.floor < 0.05
-        assert all(kept.error < 0.05 and kept.underflow < 0.05 for kept in layer.kept.values())
+        assert all(kept.error < 0.05 and kept.underflow < 0.05 for kept in layer.effects.values())
 
 
 def test_a_gradient_that_ends_in_one_batch_is_not_a_cause() -> None:

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from nnabla_adaloss.diagnosis.passes import Kept, Layer, Tally
+from nnabla_adaloss.diagnosis.passes import Layer, StorageEffect, Tally
 
 FP32 = {1: np.array([1.0, 2.0, 0.0, 4.0]), 2: np.array([3.0, 4.0]), 3: np.zeros(2)}
 
@@ -15,12 +15,12 @@ def test_losses_are_counted_against_unrounded_gradients_and_errors_against_fp32(
     unstored = {1: np.array([1.0, 0.0, 0.0, 4.0]), 2: np.array([3.0, 4.0])}
     for _ in range(2):
         tally.add({1: np.array([0.0, 0.0, 0.0, np.inf]), 2: np.array([3.0, 3.0])}, FP32, unstored)
-    assert tally.kept([1], [1]) == Kept(0.5, 0.25, math.inf)
+    assert tally.effect([1], [1]) == StorageEffect(0.5, 0.25, math.inf)
     layer = Layer("a", "Affine", {1: None}, {2: None})
-    assert tally.of(layer) == Kept(0.25, 1 / 6, 0.2)
-    assert (tally.nonzero(layer), tally.worst(layer, set())) == (4, Kept(0.0, 0.0, 0.2))
+    assert tally.of(layer) == StorageEffect(0.25, 1 / 6, 0.2)
+    assert (tally.nonzero(layer), tally.worst(layer, set())) == (4, StorageEffect(0.0, 0.0, 0.2))
     both = layer._replace(outputs={}, weights={1: None, 2: None})
-    assert tally.worst(both, {1}) == Kept(0.0, 0.25, 0.2)
+    assert tally.worst(both, {1}) == StorageEffect(0.0, 0.25, 0.2)
 
 
 def test_differences_are_finite_and_zeros_exact() -> None:

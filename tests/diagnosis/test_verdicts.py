@@ -7,24 +7,31 @@ from typing import Dict, Optional, Sequence
 import pytest
 
 from nnabla_adaloss.core.formats import get_format
-from nnabla_adaloss.diagnosis import Cause, Kept, LayerNumbers, NetworkNumbers, Way
+from nnabla_adaloss.diagnosis import Cause, LayerNumbers, NetworkNumbers, StorageEffect, Way
 from nnabla_adaloss.diagnosis.verdicts import serves, verdict_of
 
-GOOD, LOST, OVERFLOWS = Kept(0.0, 0.0, 0.001), Kept(0.9, 0.0, 0.8), Kept(0.0, 0.3, math.inf)
+GOOD, LOST, OVERFLOWS = (
+    StorageEffect(0.0, 0.0, 0.001),
+    StorageEffect(0.9, 0.0, 0.8),
+    StorageEffect(0.0, 0.3, math.inf),
+)
 
 
-def layer(name: str, amax: float = 1e-3, floor: float = 0.001, **kept: Kept) -> LayerNumbers:
-    found: Dict[Way, Kept] = {way: kept.get(way.name.lower(), GOOD) for way in Way}
+def layer(name: str, amax: float = 1e-3, floor: float = 0.001, **kept: StorageEffect) -> LayerNumbers:
+    found: Dict[Way, StorageEffect] = {way: kept.get(way.name.lower(), GOOD) for way in Way}
     return LayerNumbers(name, "Affine", amax, 100, floor, found, get_format("float16"))
 
 
 def network(*layers: LayerNumbers, causes: Sequence[Cause] = ()) -> NetworkNumbers:
     scales = {Way.NONE: 1.0, Way.CONSTANT: 65536.0, Way.ONE: 2048.0}
-    formats = {"float16": {one.name: one.kept for one in layers}, "bfloat16": {"a": dict.fromkeys(Way, GOOD)}}
+    formats = {
+        "float16": {one.name: one.effects for one in layers},
+        "bfloat16": {"a": dict.fromkeys(Way, GOOD)},
+    }
     return NetworkNumbers("float16", 4, 1.0, 1.0, scales, layers, causes, formats, [])
 
 
-COARSE = {way.name.lower(): Kept(0.0, 0.0, 0.7) for way in Way}
+COARSE = {way.name.lower(): StorageEffect(0.0, 0.0, 0.7) for way in Way}
 ALL = {way.name.lower(): LOST for way in Way}
 
 
@@ -66,8 +73,8 @@ ALL = {way.name.lower(): LOST for way in Way}
         ),
         (
             [
-                layer("lost", **{**COARSE, "none": Kept(0.9, 0.0, 0.7)}),
-                layer("worse", **{**COARSE, "none": Kept(0.0, 0.0, 0.9)}),
+                layer("lost", **{**COARSE, "none": StorageEffect(0.9, 0.0, 0.7)}),
+                layer("worse", **{**COARSE, "none": StorageEffect(0.0, 0.0, 0.9)}),
                 layer("beyond", **{**COARSE, "none": OVERFLOWS}),
                 layer("same", **COARSE),
             ],
@@ -75,7 +82,7 @@ ALL = {way.name.lower(): LOST for way in Way}
             "No scaling keeps all gradients in float16: lost has an error of 70%, as float16 is coarse",
         ),
         (
-            [layer("a", **{way.name.lower(): Kept(0.0, 0.0, 0.4) for way in Way})],
+            [layer("a", **{way.name.lower(): StorageEffect(0.0, 0.0, 0.4) for way in Way})],
             Way.NONE,
             "float16 needs no scaling here. Errors of gradients reach 40%, as float16 is coarse here.",
         ),
@@ -120,14 +127,14 @@ def test_a_fault_that_damages_one_layer_is_not_hidden_by_the_others() -> None:
     assert [one.serves for one in verdict.layers] == [[Way.CONSTANT, Way.ONE, Way.ADAPTIVE], []]
 
 
-NAN = Kept(0.0, 0.0, math.inf)
+NAN = StorageEffect(0.0, 0.0, math.inf)
 
 
 @pytest.mark.parametrize(
     ("one", "line", "right_scale"),
     [
         (
-            layer("sound", 1.0, none=Kept(0.3, 0.0, 0.01)),
+            layer("sound", 1.0, none=StorageEffect(0.3, 0.0, 0.01)),
             "needs no scaling; losing 30% does no harm",
             2.0**13,
         ),
@@ -158,16 +165,16 @@ def test_every_layer_has_a_line_and_a_scale_that_leaves_two_bits(
 @pytest.mark.parametrize(
     ("kept", "serve"),
     [
-        (Kept(0.9, 0.0, 0.04), True),  # what is lost is too small to matter
-        (Kept(0.0, 0.0, 0.2), True),  # as good as it gets in so narrow a format
-        (Kept(0.0, 0.0, 0.3), False),
-        (Kept(0.6, 0.0, 0.2), False),
-        (Kept(0.0, 1e-6, 0.0), False),
-        (Kept(0.0, 0.0, math.inf), False),
+        (StorageEffect(0.9, 0.0, 0.04), True),  # what is lost is too small to matter
+        (StorageEffect(0.0, 0.0, 0.2), True),  # as good as it gets in so narrow a format
+        (StorageEffect(0.0, 0.0, 0.3), False),
+        (StorageEffect(0.6, 0.0, 0.2), False),
+        (StorageEffect(0.0, 1e-6, 0.0), False),
+        (StorageEffect(0.0, 0.0, math.inf), False),
     ],
 )
-def test_kernels_that_serve(kept: Kept, serve: bool) -> None:
-    assert serves({**dict.fromkeys(Way, Kept(0.0, 0.0, 0.2)), Way.NONE: kept}, Way.NONE) is serve
+def test_kernels_that_serve(kept: StorageEffect, serve: bool) -> None:
+    assert serves({**dict.fromkeys(Way, StorageEffect(0.0, 0.0, 0.2)), Way.NONE: kept}, Way.NONE) is serve
 
 
 def test_cancellation_is_not_underflow() -> None:
@@ -181,7 +188,7 @@ def test_cancellation_is_not_underflow() -> None:
 
 def test_only_gradients_that_a_scale_mends_are_called_small() -> None:
     errors = dict(zip(("none", "constant", "one", "adaptive"), (1.4, 1.4, 1.0, 1.4)))
-    kept = {name: Kept(float(error == 1.0), 0.0, error) for name, error in errors.items()}
+    kept = {name: StorageEffect(float(error == 1.0), 0.0, error) for name, error in errors.items()}
     for floor, small in (0.1, True), (1.4, False):
         (judged,) = verdict_of(network(layer("a", floor=floor, **kept))).layers
         assert ("for numbers so small" in judged.line) is small
