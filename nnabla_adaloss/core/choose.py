@@ -83,38 +83,8 @@ class ScaleLimits(NamedTuple):
         floors = {i: floor for i, floor in self.floors.items() if i not in components.at_loss}
         return self._replace(limits=limits, floors=floors)
 
-    def scale_after(
-        self,
-        components: Components,
-        edge: Edge,
-        own: Optional[float],
-        before: float,
-        wanted: float,
-        start: Start,
-        largest: float,
-    ) -> float:
-        """Scale after an edge, for a method that requests `before`, the scale before it, times `wanted`: at
-        most its limit `own`; None: an estimate, where edges bring gradients of at most `largest`.
-        """
-        if own is not None:
-            return min(before * wanted, own)
-        if edge.layer is None or edge.predecessor in components.scalars:
-            unit_amax = self.unit_amaxes[edge.predecessor] or 1.0
-            # As at the loss, in the formulas above.
-            return self.first(edge.successor, start.start_scale / unit_amax, before, start.span)
-        arriving = before * wanted if wanted < math.inf else before
-        # Another edge into this component may carry larger gradients.
-        return arriving * self._size(edge) / largest
-
-    def largest(self, components: Components) -> Dict[int, float]:
-        """Largest gradient that edges bring into each component, by index; empty if all are measured."""
-        sizes: Dict[int, float] = {}
-        for edge in components.edges if None in self.limits else ():
-            sizes[edge.successor] = max(self._size(edge), sizes.get(edge.successor, 0.0))
-        return sizes
-
-    def _size(self, edge: Edge) -> float:
-        """Largest gradient before an edge with the present loss weights; these alone, if it is unmeasured."""
+    def size_before(self, edge: Edge) -> float:
+        """Largest gradient before an edge, with the present loss weights; unit amax 1 if it is unmeasured."""
         if edge.layer is None:
             # A function at the loss may multiply by a loss weight, which only its successor's includes.
             return self.loss_weights[edge.successor]
@@ -134,31 +104,25 @@ class ScaleLimits(NamedTuple):
         """Limits of `count` merged components, each made of those with its index in `of`: the strictest
         limits, and the largest amax and loss weight.
         """
-        limits: List[Optional[float]] = [None] * count
-        amax: List[Optional[float]] = [None] * count
-        weight = [0.0] * count
-        provisional: Dict[int, float] = {}
-        floors: Dict[int, float] = {}
+        parts: List[List[int]] = [[] for _ in range(count)]
         for own, index in enumerate(of):
-            limit, unit_amax, largest = self.limits[own], self.unit_amaxes[own], amax[index]
-            if limit is not None:
-                limits[index] = min(limit, limits[index] or limit)
-            if unit_amax is not None:
-                amax[index] = max(unit_amax * self.loss_weights[own], largest or 0.0)
-            weight[index] = max(weight[index], self.loss_weights[own])
-            if own in self.provisional:
-                provisional[index] = min(self.provisional[own], provisional.get(index, math.inf))
-            if own in self.floors:
-                floors[index] = max(self.floors[own], floors.get(index, 0.0))
+            parts[index].append(own)
+
+        def known(value_of: Callable[[int], Optional[float]]) -> List[List[float]]:
+            return [[value for value in map(value_of, part) if value is not None] for part in parts]
+
+        weights = [max(own) for own in known(self.loss_weights.__getitem__)]
+        amaxes = [None if a is None else a * w for a, w in zip(self.unit_amaxes, self.loss_weights)]
+        largest = [max(own, default=None) for own in known(amaxes.__getitem__)]
         return ScaleLimits(
-            limits=limits,
-            provisional=provisional,
-            loss_weights=tuple(weight),
-            unit_amaxes=[None if a is None else a / (w or 1.0) for a, w in zip(amax, weight)],
+            limits=[min(own, default=None) for own in known(self.limits.__getitem__)],
+            provisional={i: min(own) for i, own in enumerate(known(self.provisional.get)) if own},
+            loss_weights=tuple(weights),
+            unit_amaxes=[None if a is None else a / (w or 1.0) for a, w in zip(largest, weights)],
             underflowed={of[own] for own in self.underflowed},
             equalize=self.equalize,
             bounds=self.bounds,
-            floors=floors,
+            floors={i: max(own) for i, own in enumerate(known(self.floors.get)) if own},
         )
 
     def of_root(self, start: float, span: float) -> float:
@@ -186,43 +150,63 @@ class Choice(NamedTuple):
 def choose(
     components: Components, limits: ScaleLimits, start: Start, method_alpha: Optional[MethodAlpha]
 ) -> Choice:
-    """Choose the scale of each component: along the edges from the loss, then lowered for weights."""
-    equalized_limits, weights = _equalized(components, limits), limits.loss_weights
-    scale_of, alphas = {components.root: start.root_scale}, {components.root: 1.0}  # products of alphas
+    """Choose the scale of each component, by the formulas above: follow the edges from the loss, each of
+    which gives its successor a scale, then lower scales for weights. `method_alpha`: None for "amax_history".
+    """
+    shared_limits = _equalized(components, limits)
+    # Largest gradient that arrives at each component, which unmeasured ones need.
+    arriving: Dict[int, float] = {}
+    for edge in components.edges if None in limits.limits else ():
+        arriving[edge.successor] = max(limits.size_before(edge), arriving.get(edge.successor, 0.0))
+    scale_of = {components.root: start.root_scale}
+    alpha_products = {components.root: 1.0}  # of the layers from the loss to each component
     nonzero = {components.root}  # components that receive a nonzero gradient
     reasons: Dict[str, Reason] = {}
-    largest = limits.largest(components)
-    for edge in _in_order(components, weights):
-        before, own, layer = scale_of[edge.predecessor], equalized_limits[edge.successor], edge.layer
-        wanted, reason = math.inf, Reason.SCALE_LIMIT
+    for edge in _in_order(components, limits.loss_weights):
+        predecessor, successor, layer, _ = edge
+        before, limit = scale_of[predecessor], shared_limits[successor]
+        # Alpha that the method requests.
+        alpha, reason = math.inf, Reason.SCALE_LIMIT
         if layer is not None and method_alpha is not None:
             # Bounds of methods do not count a scale above the start scale, as of a small loss.
-            base = min(before, start.start_scale * alphas[edge.predecessor])
-            wanted, reason = method_alpha(layer, before, base)
-        scale = limits.scale_after(
-            components, edge, own, before, wanted, start, largest.get(edge.successor, 0.0)
-        )
-        if scale == own:
-            reason = Reason.SCALE_LIMIT if own == limits.limits[edge.successor] else Reason.EQUALIZED
-        scale = min(scale, limits.provisional.get(edge.successor, math.inf))
-        scale = before * floor_power_of_two(scale / before) if start.power_of_two else scale
-        # Of several edges into an unmeasured component, the first with a nonzero gradient determines its
-        # scale.
-        arrives = edge.predecessor in nonzero
-        if edge.successor not in scale_of or (own is None and arrives and edge.successor not in nonzero):
-            scale_of[edge.successor] = scale
-            alphas[edge.successor] = alphas[edge.predecessor] * (1.0 if layer is None else scale / before)
-        elif scale != scale_of[edge.successor]:
+            base = min(before, start.start_scale * alpha_products[predecessor])
+            alpha, reason = method_alpha(layer, before, base)
+        # Scale that this edge gives its successor.
+        if limit is not None:
+            scale = min(before * alpha, limit)
+            if scale == limit:
+                reason = Reason.SCALE_LIMIT if limit == limits.limits[successor] else Reason.EQUALIZED
+        elif layer is None or predecessor in components.scalars:
+            at_amax_1 = start.start_scale / (limits.unit_amaxes[predecessor] or 1.0)
+            scale = limits.first(successor, at_amax_1, before, start.span)
+        else:
+            # Unmeasured after a layer: another edge may bring larger gradients than this one.
+            requested = before * alpha if alpha < math.inf else before
+            scale = requested * limits.size_before(edge) / arriving[successor]
+        scale = min(scale, limits.provisional.get(successor, math.inf))
+        if start.power_of_two:
+            scale = before * floor_power_of_two(scale / before)
+        # The first edge into a component determines its scale; into an unmeasured one the first that brings a
+        # nonzero gradient.
+        brings_nonzero = predecessor in nonzero
+        if successor not in scale_of or (limit is None and brings_nonzero and successor not in nonzero):
+            scale_of[successor] = scale
+            alpha_products[successor] = alpha_products[predecessor] * (
+                1.0 if layer is None else scale / before
+            )
+        elif scale != scale_of[successor]:
             reason = Reason.BRANCHES
         # A scalar zero is inactive in the batch; of an array all elements may have underflowed.
-        if own is not None or (arrives and edge.successor not in components.scalars):
-            nonzero.add(edge.successor)
+        if limit is not None or (brings_nonzero and successor not in components.scalars):
+            nonzero.add(successor)
         if layer is not None:
             reasons[layer] = reason
     # A component without incoming edges gets no gradient.
-    scales = [scale_of.get(index, start.root_scale) for index in range(len(equalized_limits))]
-    _fit_weights(components, scales, limits, reasons)
-    _set_inactive(components, scales, weights, start.root_scale)
+    scales = [scale_of.get(index, start.root_scale) for index in range(len(components.names))]
+    edges = [e for e in components.edges if e.weight in limits.bounds and limits.loss_weights[e.predecessor]]
+    _keep_weights_in_range(edges, scales, limits.bounds, reasons)
+    _keep_bits_of_weights(components, edges, scales, limits)
+    _set_inactive(components, scales, limits.loss_weights, start.root_scale)
     return Choice(scales, reasons)
 
 
@@ -233,23 +217,24 @@ def choose_merged(
     choice_of: Callable[[Components, ScaleLimits], Choice],
     spread: float,
 ) -> Optional[Choice]:
-    """Choose scales that are equal for components that only hooks could split; None: a leaf would underflow,
-    its largest contributions more than a factor `spread` below their limit.
+    """Choose scales that are equal for components that only hooks could split; None if a leaf would
+    underflow: where its largest contributions are, the scale is more than `spread` below its limit.
     """
     choice = choice_of(merged.components, limits.merged(merged.of, len(merged.components.names)))
+    # From merged components to their parts.
     choice = choice._replace(scales=[choice.scales[index] for index in merged.of])
-    own = limits.limits
-    low = {i for i, limit in enumerate(own) if limit is not None and limit > spread * choice.scales[i]}
-    if not low:
+    limit_of = {i: limit for i, limit in enumerate(limits.limits) if limit is not None}
+    too_low = {i for i, limit in limit_of.items() if limit > spread * choice.scales[i]}
+    if not too_low:
         return choice
-    split = choice_of(components, limits).scales
-    far = {i for i in low if split[i] > _WORTH_HOOKS * choice.scales[i]}
+    split = choice_of(components, limits)
+    worth_hooks = {i for i in too_low if split.scales[i] > _WORTH_HOOKS * choice.scales[i]}
     # Gradients that have underflowed there bring their errors to all descendants.
-    underflow = set().union(*map(components.descendants, far))
-    for writers in components.leaves.values():
-        by_limit = {limit: index for index in writers for limit in [own[index]] if limit is not None}
+    inexact = set().union(*map(components.descendants, worth_hooks))
+    for contributors in components.leaves.values():
         # The smallest limit is that of the largest contributions.
-        if by_limit and by_limit[min(by_limit)] in underflow:
+        by_limit = {limit_of[i]: i for i in contributors if i in limit_of}
+        if by_limit and by_limit[min(by_limit)] in inexact:
             return None
     return choice
 
@@ -277,19 +262,18 @@ def _equalized(components: Components, limits: ScaleLimits) -> Sequence[Optional
     loss, then those of neighbours in backward order, by which components are numbered. Scalars keep their
     own, as multiplying one is free.
     """
-    result = list(limits.limits)
-    if limits.equalize:
-        scalars = components.scalars
-        ends = {e.successor for e in components.edges if e.layer is None and e.predecessor in scalars}
-        at_loss = [i for i in ends - scalars if result[i] is not None]
-        smallest = min([result[i] or 0.0 for i in at_loss], default=0.0)
-        for index in at_loss:
-            if (result[index] or 0.0) <= _LOSSES_APART * smallest:
-                result[index] = smallest
-        many = [(i, limit) for i, limit in enumerate(result) if limit is not None and i not in scalars]
-        for (index, _), limit in zip(many, equalized([limit for _, limit in many])):
-            result[index] = limit
-    return result
+    if not limits.equalize:
+        return limits.limits
+    scalars = components.scalars
+    of_arrays = {i: own for i, own in enumerate(limits.limits) if own is not None and i not in scalars}
+    after_scalars = {e.successor for e in components.edges if e.layer is None and e.predecessor in scalars}
+    at_loss = after_scalars & of_arrays.keys()
+    smallest = min([of_arrays[i] for i in at_loss], default=0.0)
+    for index in at_loss:
+        if of_arrays[index] <= _LOSSES_APART * smallest:
+            of_arrays[index] = smallest
+    of_arrays = dict(zip(of_arrays, equalized([*of_arrays.values()])))
+    return [of_arrays.get(index, own) for index, own in enumerate(limits.limits)]
 
 
 def within_float32(scale: float) -> float:
@@ -315,13 +299,14 @@ def _set_inactive(
         scales[edge.predecessor] = scales[edge.predecessor] or start
 
 
-def _fit_weights(
-    components: Components, scales: List[float], limits: ScaleLimits, reasons: Dict[str, Reason]
+def _keep_weights_in_range(
+    edges: Sequence[Edge],
+    scales: List[float],
+    bounds: Mapping[int, AlphaBounds],
+    reasons: Dict[str, Reason],
 ) -> None:
-    """Lower scales until the scaled copy of every weight stays in range, and then until it keeps its bits."""
-    weights, bounds = limits.loss_weights, limits.bounds
-    edges = [edge for edge in components.edges if edge.weight in bounds and weights[edge.predecessor]]
-    # Scales only decrease, so both loops terminate.
+    """Lower the scales after layers until no alpha exceeds its highest, where alpha * W would overflow."""
+    # A lowered scale may be the one before other layers; scales only decrease, so the loop terminates.
     lowered = True
     while lowered:
         lowered = False
@@ -330,26 +315,36 @@ def _fit_weights(
             if scales[edge.successor] > highest:
                 scales[edge.successor], lowered = highest, True
                 reasons[edge.layer or ""] = Reason.WEIGHT_RANGE
-    # From the leaves on: lowering a scale may require lowering its predecessors, except the root.
-    floors = limits.floors
-    edges = [e for e in reversed(edges) if e.predecessor in floors and e.predecessor != components.root]
+
+
+def _keep_bits_of_weights(
+    components: Components, edges: Sequence[Edge], scales: List[float], limits: ScaleLimits
+) -> None:
+    """Lower the scales before layers until each alpha is large `enough` that alpha * W keeps its bits, or a
+    scale is as low as its floor, where gradients begin to lose theirs.
+    """
+    # From the leaves on: lowering a scale may require lowering its predecessors, except the root. Scales only
+    # decrease, so the loop terminates.
+    edges = [
+        e for e in reversed(edges) if e.predecessor in limits.floors and e.predecessor != components.root
+    ]
     lowered = True
     while lowered:
         lowered = False
         for edge in edges:
-            before, after, own = scales[edge.predecessor], scales[edge.successor], bounds[edge.weight]
+            before, after, own = scales[edge.predecessor], scales[edge.successor], limits.bounds[edge.weight]
             if after >= before * own.enough:
                 continue
-            # A lower scale before raises the alphas of all its layers: `lowest`, one of them to its highest.
-            lowest = max(
-                scales[e.successor] / bounds[e.weight].highest
+            # A lower scale raises the alphas of all layers behind it: until one of them is at its highest.
+            in_range = max(
+                scales[e.successor] / limits.bounds[e.weight].highest
                 for e in edges
                 if e.predecessor == edge.predecessor
             )
-            least, wanted = max(floors[edge.predecessor], lowest), after / own.enough
-            if after < least * own.least:
-                # The copy would keep no bit: gradients give up some of theirs.
-                least, wanted = max(floors[edge.predecessor] / own.further, lowest), after / own.least
-            by = floor_power_of_two(before / max(least, wanted))
-            if by > 1.0 and after >= least * own.least:
+            alpha, lowest = own.enough, max(limits.floors[edge.predecessor], in_range)
+            if after < lowest * own.least:
+                # The copy would keep no bit: gradients give up some of theirs for a few.
+                alpha, lowest = own.least, max(limits.floors[edge.predecessor] / own.further, in_range)
+            by = floor_power_of_two(before / max(lowest, after / alpha))
+            if by > 1.0 and after >= lowest * own.least:
                 scales[edge.predecessor], lowered = before / by, True
