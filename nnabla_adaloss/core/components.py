@@ -120,32 +120,22 @@ def components_of(
     """Find the components of a graph's gradients; `sizes`, by position: 1 for scalars; `by_layer`: False if
     layers do not scale, and so connect their inputs as other functions do.
     """
-    # Number of each position, and, by number, a connected one (union-find).
-    entries: Dict[int, int] = {}
-    parents: List[int] = []
-
-    def number(position: int) -> int:
-        if position not in entries:
-            entries[position] = len(parents)
-            parents.append(len(parents))
-        return entries[position]
-
+    # Union-find tree of positions.
+    parents: Dict[int, int] = {}
     for node in nodes:
-        same = list(map(number, node.outputs))
         layer_inputs = node.layer_inputs if by_layer else ()
-        scaled = {one.input for one in layer_inputs} if layer_inputs else ()
-        passed_on = [p for p in node.inputs if p not in scaled] if layer_inputs else node.inputs
+        scaled = {one.input for one in layer_inputs}
+        passed_on = [position for position in node.inputs if position not in scaled]
         if node.separates:
-            _connect(parents, map(number, passed_on))
+            _connect(parents, node.outputs)
+            _connect(parents, passed_on)
         else:
-            same += [entries.setdefault(position, same[0]) for position in passed_on]
-        if len(same) > 1:
-            _connect(parents, same)
+            _connect(parents, [*node.outputs, *passed_on])
         for layer_input in layer_inputs:
             # Includes gradients of leaves that are kept in arrays of their own.
             if layer_input.to_leaf or layer_input.input in node.inputs:
-                number(layer_input.input)
-    return _numbered(nodes, sizes, one_gradient, entries, [_root(parents, i) for i in range(len(parents))])
+                _connect(parents, [layer_input.input])
+    return _numbered(nodes, sizes, one_gradient, {position: _root(parents, position) for position in parents})
 
 
 def merge_components(
@@ -156,21 +146,23 @@ def merge_components(
     one_gradient: Mapping[int, int] = MappingProxyType({}),
 ) -> MergedComponents:
     """Merge components that only hooks could split; `swappable` weights can be swapped for a whole pass."""
-    parents = list(range(len(components.names)))
-    for alike in _only_hooks_part(nodes, one_gradient, swappable):
-        _connect(parents, map(components.of.__getitem__, alike))
-    roots = [_root(parents, own) for own in range(len(parents))]
+    # Union-find tree of components.
+    parents = {index: index for index in range(len(components.names))}
+    for positions in _share_without_hooks(nodes, one_gradient, swappable):
+        _connect(parents, [components.of[position] for position in positions])
+    roots = [_root(parents, index) for index in parents]
     if len({*roots}) == len(roots):
         return MergedComponents(components, range(len(roots)))
-    merged = _numbered(nodes, sizes, one_gradient, components.of, roots)
-    number_of = {own: merged.of[position] for position, own in components.of.items()}
-    of = [number_of[index] for index in range(len(components.names))]
+    root_of = {position: roots[index] for position, index in components.of.items()}
+    merged = _numbered(nodes, sizes, one_gradient, root_of)
+    number_of = {index: merged.of[position] for position, index in components.of.items()}
+    of = [number_of[index] for index in parents]
     # A given S0 limits merged components only if no layer leads to any of their parts.
-    after_layers = {index for own, index in enumerate(of) if own not in components.at_loss}
+    after_layers = {number for index, number in enumerate(of) if index not in components.at_loss}
     return MergedComponents(merged._replace(at_loss=frozenset(of) - after_layers), of)
 
 
-def _only_hooks_part(
+def _share_without_hooks(
     nodes: Sequence[NodeStructure], one_gradient: Mapping[int, int], swappable: AbstractSet[int]
 ) -> Iterable[List[int]]:
     """Groups of positions whose gradients have a common scale in a pass without hooks: each weight then has
@@ -195,15 +187,14 @@ def _numbered(
     nodes: Sequence[NodeStructure],
     sizes: Sequence[int],
     one_gradient: Mapping[int, int],
-    entries: Mapping[int, int],
-    roots: Sequence[int],
+    root_of: Mapping[int, int],
 ) -> Components:
-    """Number the components in backward order: positions p with equal `roots[entries[p]]` are connected."""
+    """Number the components in backward order: positions with equal `root_of` are connected."""
     names: List[str] = []
-    numbers: Dict[int, int] = {}
+    numbers: Dict[int, int] = {}  # by root
 
     def number(position: int, name: str) -> int:
-        root = roots[entries[position]]
+        root = root_of[position]
         if root not in numbers:
             numbers[root] = len(names)
             names.append(name)
@@ -211,14 +202,14 @@ def _numbered(
 
     producers = {node.number: number(node.outputs[0], node.label) for node in nodes}
     # The rest are components without an output of these functions.
-    for node in nodes if not numbers.keys() >= {*roots} else ():
+    for node in nodes if not numbers.keys() >= {*root_of.values()} else ():
         for layer_input in node.layer_inputs:
-            if layer_input.input in entries:
+            if layer_input.input in root_of:
                 number(layer_input.input, f"{layer_input.layer}:input")
         # A gradient of an output of a function that backward does not visit, as with nn.grad.
         for position in node.inputs:
             number(position, f"{node.label}:input")
-    of = {position: numbers[roots[one]] for position, one in entries.items()}
+    of = {position: numbers[root] for position, root in root_of.items()}
     arrays = {component for position, component in of.items() if sizes[position] != 1}
     scalars = frozenset(range(len(names))) - arrays
     # All other functions pass their scale on.
@@ -268,17 +259,15 @@ def _reachable(following: Sequence[AbstractSet[int]], first: AbstractSet[int]) -
     return reachable
 
 
-def _root(parents: List[int], key: int) -> int:
+def _root(parents: Dict[int, int], key: int) -> int:
     """Find the root of `key` in a union-find tree, with path compression."""
     while parents[key] != key:
         parents[key] = key = parents[parents[key]]
     return key
 
 
-def _connect(parents: List[int], keys: Iterable[int]) -> None:
-    """Make the union of the sets of all `keys` in a union-find tree."""
-    previous = None
-    for key in keys:
-        if previous is not None and previous != key:
-            parents[_root(parents, key)] = _root(parents, previous)
-        previous = key
+def _connect(parents: Dict[int, int], keys: Sequence[int]) -> None:
+    """Make the union of the sets of all `keys` in a union-find tree; keys that are new are added."""
+    roots = [_root(parents, parents.setdefault(key, key)) for key in keys]
+    for root in roots:
+        parents[root] = roots[0]

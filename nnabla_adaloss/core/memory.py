@@ -63,27 +63,26 @@ class Memory(NamedTuple):
         return memory._replace(windows={**windows, **pushed}, partial=_NONE)
 
     def _after_losses(self, unit_amaxes: _Amaxes, lost: _Amaxes, iteration: int) -> Memory:
-        """Add the amaxes of `lost` batches; `unit_amaxes`, these included, prolong earlier ones near them.
-        The windows are still those before this iteration.
+        """Remember the amaxes of `lost` batches, and longer those that a measured one of `unit_amaxes` comes
+        near; forget expired ones. The windows are still those before this iteration.
         """
-        # A loss that no amax comes near expires: its amax falls to the largest shown since, times `_CONFIRMS`
-        # so that the same amax would confirm it, or is forgotten.
-        kept: Dict[str, LostAmax] = {}
+        remembered: Dict[str, LostAmax] = {}
         for name, (unit_amax, until, shown) in self.lost.items():
-            now = unit_amaxes.get(name, 0.0)
-            if now > shown and self._is_beyond(name, now):
-                shown = now
-            if now * _CONFIRMS >= unit_amax:
+            measured = unit_amaxes.get(name, 0.0)
+            if self._is_beyond(name, measured):
+                shown = max(shown, measured)
+            if measured * _CONFIRMS >= unit_amax:
                 until, shown = iteration + _REMEMBERED, 0.0
             elif until < iteration:
+                # It falls to the largest shown since, times `_CONFIRMS` so that the same would confirm it.
                 unit_amax, until, shown = shown * _CONFIRMS, iteration + _REMEMBERED, 0.0
             if unit_amax:
-                kept[name] = LostAmax(unit_amax, until, shown)
+                remembered[name] = LostAmax(unit_amax, until, shown)
         for name, unit_amax in lost.items():
             if self._is_beyond(name, unit_amax):
-                before = kept[name].unit_amax if name in kept else 0.0
-                kept[name] = LostAmax(max(unit_amax, before), iteration + _REMEMBERED)
-        return self._replace(lost=kept)
+                before = remembered[name].unit_amax if name in remembered else 0.0
+                remembered[name] = LostAmax(max(unit_amax, before), iteration + _REMEMBERED)
+        return self._replace(lost=remembered)
 
     def _is_beyond(self, name: str, unit_amax: float) -> bool:
         """True if an amax exceeds the margin that the windows leave; False for a first measurement."""
@@ -171,18 +170,14 @@ class Observations(NamedTuple):
     ) -> ScaleLimits:
         """Scale limits for a choice; `u_max`: the end of the range of each component's gradients."""
         unit_amaxes = self.unit_amaxes_of(components.names)
-        limits: List[Optional[float]] = []
+        limits: List[Optional[float]] = [None] * len(weights)
         provisional_limits: Dict[int, float] = {}
-        for index, (name, unit_amax, weight, largest) in enumerate(
-            zip(components.names, unit_amaxes, weights, u_max)
-        ):
-            provisional = self.provisional.get(name, 0.0)
+        for index, (name, weight) in enumerate(zip(components.names, weights)):
+            unit_amax, provisional = unit_amaxes[index], self.provisional.get(name, 0.0)
             if weight and provisional:
-                provisional_limits[index] = _scale(self.policy, provisional, weight, largest)
-            measured = bool(unit_amax and weight)
-            limits.append(
-                _scale(self.policy, max(unit_amax or 0.0, provisional), weight, largest) if measured else None
-            )
+                provisional_limits[index] = _limit(self.policy, provisional, weight, u_max[index])
+            if weight and unit_amax:
+                limits[index] = _limit(self.policy, max(unit_amax, provisional), weight, u_max[index])
         return ScaleLimits(
             limits=limits,
             provisional=provisional_limits,
@@ -211,13 +206,13 @@ class Observations(NamedTuple):
         its loss is not zero; `rerun`: the batch must run again, with scales from these measurements.
         """
         components, weights = measured.schedule.components, measured.schedule.loss_weights
-        names, amax, everything = components.names, measured.amax, measured.measured_all and measured.finite
-        if everything:
+        names, amax, complete = components.names, measured.amax, measured.measured_all and measured.finite
+        if complete:
             # A component without a written array has a gradient of zero.
             amax = {**dict.fromkeys(components.computed, 0.0), **amax}
         unit_amaxes = {names[i]: magnitude / weights[i] for i, magnitude in amax.items() if weights[i]}
         after = self
-        if everything and self.provisional:
+        if complete and self.provisional:
             after = self._after_finite_pass(unit_amaxes, explained=measured.shows_overflows)
         after = after._replace(
             now=_larger(self.now, unit_amaxes),
@@ -226,13 +221,15 @@ class Observations(NamedTuple):
             not_exchanged=self.not_exchanged or measured.measured_all,
             calibrated=self.calibrated and not rerun,
         )
-        known = self.unit_amaxes_of(names)
-        counts = measured.measured_all or measured.has_gradients
-        # Components unmeasured so far, or zero; a partial pass without gradients adds nothing about zeros.
+        before = self.unit_amaxes_of(names)
+        # A partial pass without gradients adds nothing about zeros.
+        zeros_count = measured.measured_all or measured.has_gradients
         unseen = {
-            i for i in components.computed if weights[i] and (known[i] is None or (counts and not known[i]))
+            i
+            for i in components.computed
+            if weights[i] and (before[i] is None or (zeros_count and before[i] == 0.0))
         }
-        return after._after_first_look(known, unseen, measured) if unseen else after
+        return after._after_first_measurement(before, unseen, measured) if unseen else after
 
     def _after_finite_pass(self, unit_amaxes: _Amaxes, *, explained: bool) -> Observations:
         """Drop provisional amaxes after a finite pass over the same batch; those where the overflow began are
@@ -246,56 +243,59 @@ class Observations(NamedTuple):
             unexplained = {}
         return self._replace(provisional=_NONE, began=frozenset(), lost=_larger(self.lost, unexplained))
 
-    def _after_first_look(
-        self, known: Sequence[Optional[float]], unseen: AbstractSet[int], measured: PassMeasurements
+    def _after_first_measurement(
+        self, before: Sequence[Optional[float]], unseen: AbstractSet[int], measured: PassMeasurements
     ) -> Observations:
-        """Decide whether a first measurement of `unseen` requires a rerun; `known`: the amaxes before it."""
+        """Decide whether a pass requires a rerun because of components `unseen` before it: unmeasured or
+        zero. `before`: all unit amaxes before it.
+        """
         schedule, policy = measured.schedule, self.policy
         components, names = schedule.components, schedule.components.names
-        new = {index for index in unseen if self.unit_amax(names[index])}
-        uncalibrated = any(
-            _scale(policy, self.now[names[i]], schedule.loss_weights[i], measured.u_max[i])
+        nonzero = {index for index in unseen if self.unit_amax(names[index])}
+        scales_too_low = any(
+            _limit(policy, self.now[names[i]], schedule.loss_weights[i], measured.u_max[i])
             > schedule.component_scales[i] * policy.margin
-            for i in new
+            for i in nonzero
         )
-        zero = unseen - new
+        zero = unseen - nonzero
         if not (measured.measured_all and measured.finite and zero):
-            return self._replace(calibrated=self.calibrated and not uncalibrated)
-        # With their next scales, these may bring larger gradients to their descendants.
-        descendants = set().union(*map(components.descendants, new))
+            return self._replace(calibrated=self.calibrated and not scales_too_low)
+        # With their next scales, nonzero ones may bring larger gradients to their descendants.
+        descendants = set().union(*map(components.descendants, nonzero))
         # The loss gradient is not zero; a zero after a nonzero one, but not after a layer, has underflowed.
-        nonzero = {components.root, *(index for index, unit_amax in enumerate(known) if unit_amax)}
-        followers = {
-            edge.successor for edge in components.edges if edge.layer is None and edge.predecessor in nonzero
-        }
+        sources = {components.root, *(index for index, unit_amax in enumerate(before) if unit_amax)}
+        followers = {e.successor for e in components.edges if e.layer is None and e.predecessor in sources}
         underflowed = {names[i] for i in zero & (followers | {components.root})} - self.memory.windows.keys()
-        uncalibrated |= not underflowed <= self.underflowed or not descendants.isdisjoint(zero)
+        rerun = scales_too_low or not underflowed <= self.underflowed or not descendants.isdisjoint(zero)
         return self._replace(
-            underflowed=self.underflowed | underflowed, calibrated=self.calibrated and not uncalibrated
+            underflowed=self.underflowed | underflowed, calibrated=self.calibrated and not rerun
         )
 
     def after_overflow(self, measured: PassMeasurements) -> Tuple[Observations, bool]:
-        """Lower scales from the overflow on; False: no overflow, or its scale is at the minimum."""
+        """Lower the scales of the components where a pass overflowed, and of their descendants, for the next
+        try; False: it did not overflow, or the scale where it began is at the minimum.
+        """
         first, schedule, policy = measured.overflowed, measured.schedule, self.policy
-        components, weights = schedule.components, schedule.loss_weights
         if first is None:
             return self, False
-        used, provisional = schedule.component_scales, {**self.provisional}
+        components, provisional = schedule.components, {**self.provisional}
+        began = {first, *measured.suspected}
         # Descendants have usually grown, too, and would overflow in turn.
-        for index in set().union(*map(components.descendants, (first, *measured.suspected))):
-            name, u_max = components.names[index], measured.u_max[index]
-            unit_amax, scale, (small, large) = self.unit_amax(name), used[index], _parts(weights[index])
+        for index in set().union(*map(components.descendants, began)):
+            name, weight, u_max = components.names[index], schedule.loss_weights[index], measured.u_max[index]
+            scale, unit_amax = schedule.component_scales[index], self.unit_amax(name)
             # Unmeasured components follow from their predecessors.
-            if not small or not (index == first or unit_amax or name in provisional):
+            if not weight or not (index == first or unit_amax or name in provisional):
                 continue
             if unit_amax and index != first:
-                scale = min(_scale(policy, unit_amax, weights[index], u_max), scale)
-            # The next try's scale becomes the limit of this amax.
+                scale = min(_limit(policy, unit_amax, weight, u_max), scale)
+            # The amax whose limit is the scale of the next try: the inverse of `_limit`.
+            small, large = _parts(weight)
             provisional[name] = policy.amax_of(policy.after_overflow(scale * large), u_max=u_max) / small
-        weight = weights[first]
-        lowered = weight > 0.0 and not policy.at_floor(used[first] * _parts(weight)[1])
-        began = self.began.union(components.names[index] for index in (first, *measured.suspected))
-        return self._replace(provisional=provisional, began=began), lowered
+        weight, scale = schedule.loss_weights[first], schedule.component_scales[first]
+        lowered = weight > 0.0 and not policy.at_floor(scale * _parts(weight)[1])
+        names = self.began.union(components.names[index] for index in began)
+        return self._replace(provisional=provisional, began=names), lowered
 
     def after_lost_batch(self) -> Observations:
         """Keep the provisional amaxes of an overflow: no pass over this batch will measure them."""
@@ -362,7 +362,7 @@ class Observations(NamedTuple):
         return {name: unit_amax * weights.get(name, 1.0) for name, unit_amax in self.unit_amaxes().items()}
 
 
-def _scale(policy: HistoryPolicy, unit_amax: float, weight: float, u_max: float) -> float:
+def _limit(policy: HistoryPolicy, unit_amax: float, weight: float, u_max: float) -> float:
     """Scale limit of gradients of at most `unit_amax * weight`, stored in a format that ends at `u_max`."""
     # Dividing by the large part after the policy has clamped its scale lowers the smallest scale with it.
     small, large = _parts(weight)

@@ -79,38 +79,36 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
     if not facts.overflowed:
         return PassVerdict.GOOD if facts.calibrated or last or rules.update_lost else PassVerdict.RERUN
     may_repeat = rules.repeat and not last
+    # It may be finite with scales of its own: tried before it is lost, or if the loss is not finite.
     if facts.can_measure_more and facts.fits is None and not (may_repeat and facts.loss_finite):
         return PassVerdict.MEASURE
     if rules.update_lost:
         return PassVerdict.OVERFLOW
+    again_or_lost = (
+        PassVerdict.RERUN if may_repeat else PassVerdict.RETRIES if rules.repeat else PassVerdict.OVERFLOW
+    )
+    # The scales came from earlier batches; those from its own measurements will do.
     if facts.fits:
-        # The scales came from earlier batches: those of its own will do.
-        return (
-            PassVerdict.RERUN if may_repeat else PassVerdict.RETRIES if rules.repeat else PassVerdict.OVERFLOW
-        )
+        return again_or_lost
+    # The fault may lie in forward: searched for if it is suspect, or before the batch is lost.
     if facts.fault is None and (facts.suspect or not may_repeat):
         return PassVerdict.CHECK_FORWARD
     if not facts.loss_finite:
         return PassVerdict.NONFINITE_LOSS
-    if facts.fault:
-        # An attention mask of minus infinity is not a fault: gradients after it are finite.
-        if facts.fits_smallest is None:
-            return PassVerdict.PROBE
-        if not facts.fits_smallest:
-            return PassVerdict.NONFINITE_FORWARD
-    if facts.lost_before and not may_repeat and facts.fits_smallest is None:
+    # An attention mask of minus infinity is not a fault: gradients after it are finite at the smallest scale.
+    if facts.fits_smallest is None and (facts.fault or (facts.lost_before and not may_repeat)):
         return PassVerdict.PROBE
     if facts.fits_smallest is False:
-        return PassVerdict.HOPELESS
+        return PassVerdict.NONFINITE_FORWARD if facts.fault else PassVerdict.HOPELESS
     if facts.lowered is None:
         return PassVerdict.LOWER
-    if not rules.repeat:
-        return PassVerdict.OVERFLOW
-    due = facts.repeats == rules.check_after
-    if facts.fault is None and (due or not facts.lowered):
-        return PassVerdict.CHECK_FORWARD
-    if facts.lowered and due and facts.fits_smallest is None:
-        return PassVerdict.PROBE
-    if not facts.lowered:
-        return PassVerdict.HOPELESS
-    return PassVerdict.RETRIES if last else PassVerdict.RERUN
+    # One that no lower scale helps, or not several of them, is examined once.
+    if rules.repeat:
+        due = facts.repeats == rules.check_after
+        if facts.fault is None and (due or not facts.lowered):
+            return PassVerdict.CHECK_FORWARD
+        if not facts.lowered:
+            return PassVerdict.HOPELESS
+        if due and facts.fits_smallest is None:
+            return PassVerdict.PROBE
+    return again_or_lost
