@@ -31,7 +31,8 @@ import numpy as np
 
 from nnabla_adaloss.core.formats import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16
 from nnabla_adaloss.core.statistics import ArrayStatistics, statistics_of
-from nnabla_adaloss.kernels import CpuKernels, CudaKernels, ScaledCopies
+from nnabla_adaloss.kernels import CpuKernels, CudaKernels
+from nnabla_adaloss.kernels.interface import ScaledCopies
 
 try:
     import cupy

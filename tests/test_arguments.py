@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import nnabla_adaloss as na
-from nnabla_adaloss.core import FLOAT8_E4M3, methods
+from nnabla_adaloss.core import methods
+from nnabla_adaloss.core.formats import FLOAT8_E4M3
 from nnabla_adaloss.kernels import CpuKernels
 from tests.worlds.networks import two_layers
 from tests.worlds.trainings import solver_of, updater_of

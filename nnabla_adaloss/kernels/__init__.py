@@ -3,12 +3,8 @@
 
 from .cpu import CpuKernels as CpuKernels
 from .cuda import CudaKernels as CudaKernels
-from .interface import EXPONENT_BINS as EXPONENT_BINS
 from .interface import Kernels as Kernels
 from .interface import PackedArrays as PackedArrays
-from .interface import ScaledCopies as ScaledCopies
-from .interface import Unscaling as Unscaling
-from .interface import UnscalingList as UnscalingList
 from .measurements import Measurements as Measurements
 from .measurements import measurements_by as measurements_by
 from .select import select_kernels as select_kernels

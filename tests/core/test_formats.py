@@ -10,8 +10,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nnabla_adaloss.core import BFLOAT16, FLOAT8_E5M2, FLOAT16, FLOAT32, FORMATS, Format, get_format
-from nnabla_adaloss.core.formats import canonical_name
+from nnabla_adaloss.core import Format
+from nnabla_adaloss.core.formats import (
+    BFLOAT16,
+    FLOAT8_E5M2,
+    FLOAT16,
+    FLOAT32,
+    FORMATS,
+    canonical_name,
+    get_format,
+)
 
 
 @pytest.mark.parametrize(("stored", "dtype"), [(FLOAT16, np.float16), (FLOAT32, np.float32)])

@@ -16,8 +16,9 @@ for module in pkgutil.walk_packages(core.__path__, "nnabla_adaloss.core."):
     importlib.import_module(module.name)
 import numpy as np
 from nnabla_adaloss.core.layer_alpha import bounded, unbounded_alpha
+from nnabla_adaloss.core.statistics import statistics_of
 config = AdaLossConfig()
-g, W = core.statistics_of(np.full((2, 2), 1e-7)), core.statistics_of(np.full((2, 2), 0.1))
+g, W = statistics_of(np.full((2, 2), 1e-7)), statistics_of(np.full((2, 2), 0.1))
 assert bounded(unbounded_alpha(config, g, W, config.range, 2.0), 1.0, config)[0] == 16.0
 
 from nnabla_adaloss.core.choose import Start, choose

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from nnabla_adaloss.core import LayerSelection
+from nnabla_adaloss.core.layer_selection import LayerSelection
 
 NAMES = ["block[0]/conv", "block[1]/conv", "rnn/affine", "rnn/affine#2"]
 

@@ -10,19 +10,17 @@ from typing import Any
 
 import pytest
 
-from nnabla_adaloss.core import (
-    FLOAT8_E4M3,
-    FLOAT8_E5M2,
-    FLOAT16,
-    FORMATS,
+from nnabla_adaloss.core import AdaLossConfig, Format, Precision, Range
+from nnabla_adaloss.core.formats import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FORMATS
+from nnabla_adaloss.core.precision import (
+    FP8_HYBRID,
+    FP32,
     PRECISIONS,
-    AdaLossConfig,
-    Format,
-    Precision,
-    Range,
+    LayerPrecisions,
     get_precision,
+    stream_key,
+    widest,
 )
-from nnabla_adaloss.core.precision import FP8_HYBRID, FP32, LayerPrecisions, stream_key, widest
 
 OWN = Format.ieee("float12", exponent_bits=5, mantissa_bits=6)
 

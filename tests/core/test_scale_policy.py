@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnabla_adaloss.core import ScalePolicy, ScaleState
+from nnabla_adaloss.core.scale_policy import ScalePolicy, ScaleState
 
 
 def baseline(scale: float, factor: float, N: int, overflows: List[bool]) -> List[Tuple[float, int]]:

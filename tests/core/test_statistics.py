@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from nnabla_adaloss.core import ArrayStatistics, statistics_of
-from nnabla_adaloss.core.statistics import pool
+from nnabla_adaloss.core import ArrayStatistics
+from nnabla_adaloss.core.statistics import pool, statistics_of
 
 
 def test_statistics_of_specials() -> None:

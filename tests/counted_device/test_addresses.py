@@ -20,7 +20,8 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, profile
 from nnabla_adaloss.host_context import HOST, is_on_host
-from nnabla_adaloss.kernels import CpuKernels, CudaKernels, UnscalingList, measurements_by
+from nnabla_adaloss.kernels import CpuKernels, CudaKernels, measurements_by
+from nnabla_adaloss.kernels.interface import UnscalingList
 from tests.counted_device.device import CountedDevice, ForeignAddress
 from tests.worlds.architectures import NETWORKS, RNG, finite_gradients, image
 from tests.worlds.random_graphs import STEPS, build

@@ -9,7 +9,8 @@ from typing import Any, Callable, Optional
 import numpy as np
 import pytest
 
-from nnabla_adaloss.core import METHODS, AdaLossConfig
+from nnabla_adaloss.core import AdaLossConfig
+from nnabla_adaloss.core.methods import METHODS
 from nnabla_adaloss.functions import (
     bound_loss_scale_by_heuristics,
     get_loss_scale,

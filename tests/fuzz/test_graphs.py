@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.core import PRECISIONS, get_precision
+from nnabla_adaloss.core.precision import PRECISIONS, get_precision
 from tests.fuzz.budget import budget
 from tests.worlds import random_graphs
 from tests.worlds.random_graphs import STEPS, Network

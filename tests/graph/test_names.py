@@ -12,7 +12,7 @@ import pytest
 from nnabla.core.module import Module
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, Graph, GraphPlan
-from nnabla_adaloss.core import LayerSelection
+from nnabla_adaloss.core.layer_selection import LayerSelection
 from nnabla_adaloss.graph.names import function_names, named, registered_names
 from tests.worlds.architectures import NETWORKS as ARCHITECTURES
 from tests.worlds.networks import two_layers

@@ -11,8 +11,9 @@ import nnabla as nn
 import numpy as np
 import pytest
 
-from nnabla_adaloss.kernels import CudaKernels, Unscaling
+from nnabla_adaloss.kernels import CudaKernels
 from nnabla_adaloss.kernels.cuda_launcher import layout
+from nnabla_adaloss.kernels.interface import Unscaling
 from tests.kernels.arrays import DTYPES, assert_same_floats, assert_statistics, everything, nd_array, normal
 from tests.kernels.conftest import CPU
 from tests.kernels.host_launcher import THREADS_PER_BLOCK, HostLauncher

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nnabla_adaloss.core.formats import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, FORMATS, Format
-from nnabla_adaloss.kernels import EXPONENT_BINS, Kernels, PackedArrays, ScaledCopies, UnscalingList
+from nnabla_adaloss.kernels import Kernels, PackedArrays
 from nnabla_adaloss.kernels.cpu_library import levels
+from nnabla_adaloss.kernels.interface import EXPONENT_BINS, ScaledCopies, UnscalingList
 from tests.kernels.arrays import (
     DTYPES,
     NARROW_DTYPES,

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.core import ArrayStatistics
-from nnabla_adaloss.kernels import CudaKernels, Kernels, Measurements, UnscalingList, measurements_by
+from nnabla_adaloss.kernels import CudaKernels, Kernels, Measurements, measurements_by
 from nnabla_adaloss.kernels.device_tasks import DeviceTable
+from nnabla_adaloss.kernels.interface import UnscalingList
 from nnabla_adaloss.kernels.measurements import DeviceMeasurements
 from tests.kernels.arrays import DTYPES, assert_same_floats, nd_array, normal, scaled
 from tests.kernels.conftest import CPU

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnabla_adaloss import LayerRecord, Reason
-from nnabla_adaloss.core import FORMATS, statistics_of
-from nnabla_adaloss.core.formats import Format
+from nnabla_adaloss.core.formats import FORMATS, Format
+from nnabla_adaloss.core.statistics import statistics_of
 from nnabla_adaloss.monitor import GradientSeen, LayerScaled
 from nnabla_adaloss.monitor.rows import row_of
 

@@ -13,18 +13,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nnabla_adaloss.core import (
+from nnabla_adaloss.core import AdaLossConfig, HistoryPolicy, Method, Needs, Range
+from nnabla_adaloss.core.methods import (
     METHODS,
-    AdaLossConfig,
-    HistoryPolicy,
-    Method,
-    Needs,
-    Range,
+    AmaxHistory,
+    ApproxRange,
+    ElementWiseRange,
+    Fixed,
+    LognormalRange,
     overflow_limit,
     resolve_method,
-    statistics_of,
 )
-from nnabla_adaloss.core.methods import AmaxHistory, ApproxRange, ElementWiseRange, Fixed, LognormalRange
+from nnabla_adaloss.core.statistics import statistics_of
 from nnabla_adaloss.functions import (
     get_loss_scale_by_abs_range,
     get_loss_scale_by_approx_range,
