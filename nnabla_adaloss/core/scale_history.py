@@ -149,11 +149,11 @@ class HistoryPolicy:
         limit = u_max / self.margin / amax
         # A limit of zero or infinity is no power of two, but is clamped.
         inside = self.min_scale < limit < 2.0 * self.max_scale
-        return self._clamped(floor_power_of_two(limit) if inside else limit)
+        return min(max(floor_power_of_two(limit) if inside else limit, self.min_scale), self.max_scale)
 
     def after_overflow(self, scale: float) -> float:
         """Scale of the next try after `scale` was too large."""
-        return self._clamped(scale / (_STEP * floor_power_of_two(self.margin)))
+        return min(max(scale / (_STEP * floor_power_of_two(self.margin)), self.min_scale), self.max_scale)
 
     def amax_of(self, scale: float, *, u_max: float) -> float:
         """Magnitude whose scale limit is `scale`: the inverse of the method `scale`."""
@@ -162,12 +162,6 @@ class HistoryPolicy:
     def at_floor(self, scale: float) -> bool:
         """True if a further overflow cannot lower the scale: the cause is not the scale."""
         return scale <= self.min_scale
-
-    def _clamped(self, scale: float) -> float:
-        """Clamp `scale` to the range of this policy."""
-        if scale < self.min_scale:
-            return self.min_scale
-        return self.max_scale if scale > self.max_scale else scale
 
 
 # Making and checking one takes as long as reading ten functions of a rebuilt graph.
