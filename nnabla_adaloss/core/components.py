@@ -90,12 +90,6 @@ class Components(NamedTuple):
         """A component and its descendants."""
         return _reachable(self.next, {first})
 
-    def renamed(self, names: Mapping[str, str]) -> Components:
-        """Copy with functions and layers renamed, from the keys of `names` to its values."""
-        inputs = {f"{old}:input": f"{new}:input" for old, new in names.items()}
-        edges = [edge._replace(layer=edge.layer and names[edge.layer]) for edge in self.edges]
-        return self._replace(names=[names.get(name) or inputs[name] for name in self.names], edges=edges)
-
     @property
     def computed(self) -> List[int]:
         """Components whose gradient backward computes: all, except that of a scalar loss."""

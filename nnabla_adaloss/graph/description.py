@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import heapq
 from itertools import chain, repeat
 from operator import attrgetter, itemgetter, sub
 from types import MappingProxyType
@@ -119,3 +120,30 @@ def visited(loss: nn.Variable) -> Tuple[List[Any], List[List[nn.Variable]], List
                 if parent is not None:
                     waiting.append(parent)
     return functions, inputs, parents
+
+
+def backward_order(described: GraphDescription) -> List[int]:
+    """Numbers of the functions that backward visits, in its order: by rank in forward, then as reached."""
+    producers_of = described.inputs.by_function(described.producers)
+    needs_of = described.inputs.by_function(described.needs)
+    # Rank: the longest path from a leaf. nnabla's own ranks differ before forward, and even in order for a
+    # rewired graph.
+    ranks: List[int] = []
+    for producers in producers_of:
+        rank = 0
+        for producer in producers:
+            if producer is not None and ranks[producer] > rank:
+                rank = ranks[producer]
+        ranks.append(rank + 1)
+    order: List[int] = []
+    last = len(described.type_names) - 1
+    waiting = [(-ranks[last], 1, last)] if described.need_grads[last] else []
+    seen = {last}
+    while waiting:
+        index = heapq.heappop(waiting)[2]
+        order.append(index)
+        for producer, need in zip(producers_of[index], needs_of[index]):
+            if need and producer not in seen and producer is not None and described.need_grads[producer]:
+                seen.add(producer)
+                heapq.heappush(waiting, (-ranks[producer], len(seen), producer))
+    return order

@@ -7,7 +7,7 @@ from itertools import compress
 from typing import Dict, List, NamedTuple
 
 from .description import GraphDescription
-from .functions import hands_memory_on
+from .functions import hands_memory_on, written_inputs
 
 
 class MemoryUses(NamedTuple):
@@ -57,3 +57,17 @@ def memory_uses(described: GraphDescription) -> MemoryUses:
     left_out = (named & trained).union(cut_off)
     leaves = {p: index for p, index in of_leaves.items() if p not in left_out}
     return MemoryUses(leaves, outputs, cut_off)
+
+
+def fixed_leaves(described: GraphDescription) -> Dict[int, bool]:
+    """Leaves without gradient, and whether forward writes them; of the others, those it writes."""
+    positions, producers = described.inputs.positions, described.producers
+    uses = zip(positions, producers, described.needs)
+    fixed = dict.fromkeys([p for p, producer, need in uses if producer is None and not need], False)
+    for index, (type_name, args) in enumerate(zip(described.type_names, described.args)):
+        part = described.inputs.part(index)
+        written = [part.start + number for number in sorted(written_inputs(type_name, args))]
+        # A function that writes to `w.reshape(...)` writes to w. Optional inputs may be missing.
+        origins = [origin_of(described, use) for use in written if use < part.stop]
+        fixed.update((positions[use], True) for use in origins if producers[use] is None)
+    return fixed

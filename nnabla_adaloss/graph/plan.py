@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
 from copy import copy
@@ -22,13 +21,13 @@ from ..core.components import (
     merge_components,
 )
 from ..core.layer_selection import LayerSelection
-from .description import GraphDescription, may_depend
-from .functions import known, written_inputs
+from .description import GraphDescription, backward_order, may_depend
+from .functions import known
 from .graph import Graph
 from .host_functions import host_functions, numbers_on_host
 from .loss_weights import LossWeights
 from .matrix_products import UNSCALED
-from .memory_uses import MemoryUses, memory_uses, origin_of
+from .memory_uses import MemoryUses, fixed_leaves, memory_uses
 from .names import ParameterNames, function_names
 
 _SEVERAL = 2
@@ -98,7 +97,7 @@ class GraphPlan:
         # Row of each function in the table.
         self._rows = list(map(known, described.type_names))
         self.labels = function_names(described)
-        self.order = self._backward_order()
+        self.order = backward_order(described)
         self._half = frozenset(described.in_half)
         scalable = {index: self._layer_inputs(index) for index in self.order}
         selection.check([one.layer for layer_inputs in scalable.values() for one in layer_inputs])
@@ -134,27 +133,22 @@ class GraphPlan:
     ) -> Optional[GraphPlan]:
         """Plan of a graph that differs only in shapes, arguments that depend on them, and data, or None."""
         # Compared in full: hashes may collide. Most graphs differ in parameters.
-        kept, before, others = described.kept, self.described.kept, set()
+        kept, before = described.kept, self.described.kept
         if options != self.options or len(kept) != len(before):
             return None
-        for position, leaf in kept.items() if kept != before else ():
-            own = before.get(position)
-            if own != leaf:
-                # Data with a gradient are new leaves in each graph. Parameters have names.
-                if own is None or own[1] is not None or leaf[1] is not None:
-                    return None
-                others.add(position)
-        if others and any(one.weight in others for node in self.nodes for one in node.layer_inputs):
+        new_leaves = {position for position, leaf in kept.items() if before.get(position) != leaf}
+        for position in new_leaves:
+            # Data with a gradient are new leaves in each graph. Parameters have names.
+            if position not in before or before[position][1] is not None or kept[position][1] is not None:
+                return None
+        if new_leaves and any(one.weight in new_leaves for node in self.nodes for one in node.layer_inputs):
             return None
         if described == self.described:
             return self
         # Cached roles of a leaf depend on its shape.
         if any(self.described.shapes[p] != described.shapes[p] for p in kept):
             return None
-        other = self._of_wiring(described)
-        if other is not None and others:
-            other._hold(graph)
-        return other
+        return self._adapted_to(graph, described)
 
     def of_others(
         self, graph: Graph, described: GraphDescription, options: PlanOptions
@@ -166,18 +160,12 @@ class GraphPlan:
             return None
         if described.type_names != before.type_names or _nameless(described) != _nameless(before):
             return None
-        other = self._of_wiring(described)
-        if other is not None:
-            other._hold(graph)
-            other.layers = [one.layer for node in other.nodes for one in node.layer_inputs]
-            names = dict(zip([*self.layers, *self.labels], [*other.layers, *other.labels]))
-            other._components = {key: one.renamed(names) for key, one in self._components.items()}
-            if "merged" in vars(self):
-                other.merged = self.merged._replace(components=self.merged.components.renamed(names))
-        return other
+        return self._adapted_to(graph, described)
 
-    def _of_wiring(self, described: GraphDescription) -> Optional[GraphPlan]:
-        """Plan of a graph in which shapes, arguments, and keys and names of leaves may differ."""
+    def _adapted_to(self, graph: Graph, described: GraphDescription) -> Optional[GraphPlan]:
+        """Copy for a graph in which shapes, arguments, and keys and names of leaves may differ; None if more
+        does.
+        """
         before = self.described
         own = before._replace(args=described.args, shapes=described.shapes, kept=described.kept)
         if own != described or self._sizes != _sizes(described):
@@ -185,17 +173,23 @@ class GraphPlan:
         other = copy(self)
         other.described = described
         if described.kept != before.kept:
+            other._hold(graph)
             other.labels = function_names(described)
         other.nodes = [other._changed(node) for node in self.nodes]
         other._weights = {
             by_layer: weights.of_alike(other.nodes, described) for by_layer, weights in self._weights.items()
         }
         # Cached properties that depend on names, or on shapes and arguments.
-        renamed = (described.args, described.shapes) == (before.args, before.shapes)
-        for name, value in vars(GraphPlan).items():
-            holds = name != "merged" and (name in _NAMED or not renamed)
-            if isinstance(value, cached_property) and holds:
-                vars(other).pop(name, None)
+        outdated = {*_NAMED}
+        if (described.args, described.shapes) != (before.args, before.shapes):
+            outdated |= {name for name, one in vars(GraphPlan).items() if isinstance(one, cached_property)}
+            outdated.remove("merged")
+        if other.labels != self.labels:
+            other.layers = [one.layer for node in other.nodes for one in node.layer_inputs]
+            other._components = {}
+            outdated.add("merged")
+        for name in outdated:
+            vars(other).pop(name, None)
         return other
 
     def _changed(self, node: NodeStructure) -> NodeStructure:
@@ -309,54 +303,23 @@ class GraphPlan:
         """Times at which leaves are read and outputs written."""
         return memory_uses(self.described)
 
-    def _backward_order(self) -> List[int]:
-        described = self.described
-        order: List[int] = []
-        # Ranks of the functions in nnabla's forward: the longest path from a leaf. nnabla's own ranks differ
-        # before forward, and even in order for a rewired graph.
-        ranks: List[int] = []
-        for producers in self._producers:
-            rank = 0
-            for producer in producers:
-                if producer is not None and ranks[producer] > rank:
-                    rank = ranks[producer]
-            ranks.append(rank + 1)
-        last = len(described.type_names) - 1
-        waiting = [(-ranks[last], 1, last)] if described.need_grads[last] else []
-        seen = {last}
-        while waiting:
-            index = heapq.heappop(waiting)[2]
-            order.append(index)
-            for producer, need in zip(self._producers[index], self._needs[index]):
-                if need and producer not in seen and producer is not None and described.need_grads[producer]:
-                    seen.add(producer)
-                    heapq.heappush(waiting, (-ranks[producer], len(seen), producer))
-        return order
-
     def _layer_inputs(self, index: int) -> List[LayerInput]:
         """Inputs that can get a scale, before the selection."""
         product, described = self._rows[index].product, self.described
         if product is None:
             return []
-        inputs, label = self._inputs[index], self.labels[index]
+        inputs, label, needs = self._inputs[index], self.labels[index], self._needs[index]
         shapes = [described.shapes[p] for p in inputs]
         output = described.shapes[self._outputs[index][0]]
         result = []
         roles = list(map(self.leaf, inputs))
-        for scaled_input in product.scaled_inputs(described.args[index], shapes, output):
-            target, factor = inputs[scaled_input.input], inputs[scaled_input.weight]
+        for scaled in product.scaled_inputs(described.args[index], shapes, output):
+            own, weight = inputs[scaled.input], inputs[scaled.weight]
             # A variable with two roles, as in x times x, would be scaled in both: it gets no scale.
-            if self._needs[index][scaled_input.input] and roles.count(self.leaf(target)) == 1 == inputs.count(
-                factor
-            ):
-                name = label if scaled_input.input == 0 else f"{label}:{scaled_input.input}"
-                to_leaf = self._producers[index][scaled_input.input] is None
-                half = index in self._half
-                result.append(
-                    LayerInput(
-                        layer=name, gemm=scaled_input, input=target, weight=factor, to_leaf=to_leaf, half=half
-                    )
-                )
+            if needs[scaled.input] and roles.count(self.leaf(own)) == inputs.count(weight) == 1:
+                name = label if scaled.input == 0 else f"{label}:{scaled.input}"
+                to_leaf, half = self._producers[index][scaled.input] is None, index in self._half
+                result.append(LayerInput(name, scaled, own, weight, to_leaf=to_leaf, half=half))
         return result
 
     def _refuse_shared_factors(
@@ -364,24 +327,22 @@ class GraphPlan:
     ) -> None:
         """Raise ValueError if another gradient of a product depends on a weight that may be swapped."""
         for index, layer_inputs in scalable.items():
-            for operand in [one.gemm for one in layer_inputs]:
-                for other in [
-                    i for i, need in enumerate(self._needs[index]) if need and i not in operand[:2]
-                ]:
-                    if may_depend(functions[index].grad_depends_input_data, other, operand.weight):
+            depends, needs = functions[index].grad_depends_input_data, self._needs[index]
+            for scaled in [one.gemm for one in layer_inputs]:
+                for other in [i for i, need in enumerate(needs) if need and i not in scaled[:2]]:
+                    if may_depend(depends, other, scaled.weight):
                         type_name = self.described.type_names[index]
                         raise ValueError(
-                            f"{type_name} is known as a product whose input {operand.input} is multiplied by "
-                            f"input {operand.weight}, but the gradient of input {other} may depend on that "
+                            f"{type_name} is known as a product whose input {scaled.input} is multiplied by "
+                            f"input {scaled.weight}, but the gradient of input {other} may depend on that "
                             "one, too, and would be scaled: make it UNSCALED in "
                             "nnabla_adaloss.graph.functions, or take its row out"
                         )
 
     def _swappable(self, functions: Sequence[Any]) -> FrozenSet[int]:
         """Positions of the weights that only their layers read in backward, so that a pass can swap them."""
-        described = self.described
         producers = {p: index for index, outputs in enumerate(self._outputs) for p in outputs}
-        layers: Dict[int, Set[int]] = {}
+        layers: Dict[int, Set[int]] = {}  # that read each weight
         swappable: Set[int] = set()
         for node in self.nodes:
             product = self._rows[node.number].product
@@ -390,11 +351,12 @@ class GraphPlan:
                 if layer_input.weight not in producers or not (product and product.of_activations):
                     swappable.add(layer_input.weight)
         visited = {*self.order}
-        for position in sorted(swappable):
-            others = self.readers[position] | ({producers.get(position, -1)} & visited)
-            others -= layers[position]
-            if any(self._rows[i].reads_more or described.reads(functions[i], i, position) for i in others):
-                swappable.remove(position)
+        for weight in sorted(swappable):
+            others = self.readers[weight] | ({producers.get(weight, -1)} & visited)
+            others -= layers[weight]
+            reads = self.described.reads
+            if any(self._rows[i].reads_more or reads(functions[i], i, weight) for i in others):
+                swappable.remove(weight)
         return frozenset(swappable)
 
     def _loss_section(self) -> Set[int]:
@@ -441,17 +403,7 @@ class GraphPlan:
     @cached_property
     def fixed(self) -> Dict[int, bool]:
         """Leaves without gradient, and whether forward writes them; of the others, those it writes."""
-        described = self.described
-        flat = zip(described.inputs.positions, described.producers, described.needs)
-        fixed = dict.fromkeys([p for p, producer, need in flat if producer is None and not need], False)
-        for index in [i for i, row in enumerate(self._rows) if row.writes]:
-            written = written_inputs(described.type_names[index], described.args[index])
-            uses = enumerate(range(len(described.needs))[described.inputs.part(index)])
-            # A function that writes to `w.reshape(...)` writes to w.
-            origins = [origin_of(described, use) for number, use in uses if number in written]
-            leaves = [use for use in origins if described.producers[use] is None]
-            fixed.update((described.inputs.positions[use], True) for use in leaves)
-        return fixed
+        return fixed_leaves(self.described)
 
     def __str__(self) -> str:
         rows = [("function", "role", "layer", "K", "W shape")]
