@@ -133,8 +133,8 @@ class AdaLossConfig:
     @cached_property
     def method(self) -> Method:
         """`loss_scale_method` as a value with its parameters; for None, that of a layer scaled by hand."""
-        given = self.loss_scale_method
-        return resolve_method("approx_range" if given is None else given, self)
+        method = self.loss_scale_method
+        return resolve_method("approx_range" if method is None else method, self)
 
     @cached_property
     def range(self) -> Range:
@@ -198,10 +198,10 @@ class AdaLossConfig:
         if self.dtype is None:
             dtype: Any = stored.name if FORMATS.get(stored.name) == stored else stored
             return replace(self, dtype=dtype)
-        given = get_format(self.dtype)
-        if given.saturating(False) != stored:
+        own = get_format(self.dtype)
+        if own.saturating(False) != stored:
             raise ValueError(
-                f"config has dtype={given.name!r}, but storage keeps gradients in {stored.name}: "
+                f"config has dtype={own.name!r}, but storage keeps gradients in {stored.name}: "
                 "leave dtype out (u_min and u_max set a range of your own)"
             )
         return self

@@ -134,10 +134,10 @@ class Format:
         """
         if abs_max == 0.0:
             return self
-        (own, own_exponent), (given, given_exponent) = math.frexp(self.max), math.frexp(abs_max)
+        (own, own_exponent), (wished, wished_exponent) = math.frexp(self.max), math.frexp(abs_max)
         _, normal_exponent = math.frexp(self.smallest_normal)
         dropped = 23 - self.mantissa_bits
-        power = given_exponent - own_exponent + (given > own)
+        power = wished_exponent - own_exponent + (wished > own)
         # The kernels round a number by adding one that is 2**dropped times as large.
         power = min(power, 128 - own_exponent, 128 - dropped - normal_exponent)
         power = max(power, -125 - normal_exponent)
@@ -199,13 +199,13 @@ def canonical_name(name: str) -> str:
     return _ALIASES.get(name, name)
 
 
-def name_of(given: object) -> str:
+def name_of(name_or_dtype: object) -> str:
     """Name of a format given by a name or as a dtype of NumPy's; empty for anything else."""
-    if isinstance(given, np.dtype):
-        return given.name
-    if isinstance(given, type) and issubclass(given, np.generic):
-        return given.__name__
-    return canonical_name(given) if isinstance(given, str) else ""
+    if isinstance(name_or_dtype, np.dtype):
+        return name_or_dtype.name
+    if isinstance(name_or_dtype, type) and issubclass(name_or_dtype, np.generic):
+        return name_or_dtype.__name__
+    return canonical_name(name_or_dtype) if isinstance(name_or_dtype, str) else ""
 
 
 def get_format(name_or_format: Union[DTypeLike, Format], argument: str = "storage") -> Format:

@@ -29,11 +29,11 @@ def scaled_history(history: History, scale: float) -> Tuple[ArrayStatistics, ...
 
 def unbounded_alpha(config: AdaLossConfig, g: Any, W: Any, range: Range, fan_in: float) -> float:
     """Compute alpha by the method of a configuration; ValueError unless it is positive and finite."""
-    given = config.method.scale(g, W, range=range, fan_in=fan_in)
-    alpha = float(given)
+    result = config.method.scale(g, W, range=range, fan_in=fan_in)
+    alpha = float(result)
     if not 0.0 < alpha < math.inf:
         raise ValueError(
-            f"loss_scale_method={config.loss_scale_method!r} returned {given!r} for a finite gradient; "
+            f"loss_scale_method={config.loss_scale_method!r} returned {result!r} for a finite gradient; "
             "a scale must be positive and finite"
         )
     return alpha

@@ -160,8 +160,8 @@ class Observations(NamedTuple):
         others = {name: one.unit_amax for name, one in lost.items()}, self.memory.partial, self.lost, self.now
         for unit_amaxes in filter(None, others):
             for index, name in enumerate(names):
-                known = amaxes[index]
-                if name in unit_amaxes and (known is None or unit_amaxes[name] > known):
+                largest = amaxes[index]
+                if name in unit_amaxes and (largest is None or unit_amaxes[name] > largest):
                     amaxes[index] = unit_amaxes[name]
         return amaxes
 

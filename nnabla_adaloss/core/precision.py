@@ -155,13 +155,13 @@ class LayerPrecisions:
     """Precision of each layer: that of the first pattern that matches its name, else fp32."""
 
     def __init__(self, storage: StorageLike, argument: str = "storage") -> None:
-        given = storage if isinstance(storage, Mapping) else {"*": storage}
-        if not given:
+        by_pattern = storage if isinstance(storage, Mapping) else {"*": storage}
+        if not by_pattern:
             raise ValueError(f"{argument} is an empty mapping: name a pattern of layers, such as '*'")
         # Precisions by pattern, in order; one for all has the pattern "*".
         self.storage: Dict[str, Precision] = {}
         all_layers = None
-        for pattern, precision in given.items():
+        for pattern, precision in by_pattern.items():
             if not isinstance(pattern, str):
                 raise TypeError(f"{argument} has the key {pattern!r}; patterns of layer names are strings")
             if all_layers is not None:
@@ -169,7 +169,7 @@ class LayerPrecisions:
                     f"{argument} has the pattern {pattern!r} after {all_layers!r}, which matches every "
                     f"layer; the first pattern that matches decides, so put {all_layers!r} last"
                 )
-            named = f"{argument}[{pattern!r}]" if given is storage else argument
+            named = f"{argument}[{pattern!r}]" if by_pattern is storage else argument
             self.storage[pattern] = get_precision(precision, named)
             all_layers = pattern if matches_all(pattern) else None
 

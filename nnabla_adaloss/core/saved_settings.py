@@ -50,16 +50,16 @@ def plain(value: Any) -> Any:
 
 def as_plain(settings: Mapping[str, SettingValue]) -> Dict[str, Any]:
     """Values of settings after a round trip through JSON."""
-    return {name: plain(given.value) for name, given in settings.items()}
+    return {name: plain(setting.value) for name, setting in settings.items()}
 
 
 def not_default(settings: Mapping[str, SettingValue]) -> List[str]:
     """Names of settings that are not at their defaults, such as `config.margin` for a field of `config`."""
     names: List[str] = []
-    for name, given in settings.items():
-        if not _is_default(given):
+    for name, setting in settings.items():
+        if not _is_default(setting):
             names.append(name)
-        names += [f"{name}.{inner}" for inner in not_default(fields_of(given.value))]
+        names += [f"{name}.{inner}" for inner in not_default(fields_of(setting.value))]
     return names
 
 
@@ -81,19 +81,19 @@ def with_known_names(
                 "load it with the version of nnabla_adaloss that saved it"
             )
         foreign.append(path + name)
-    for name, given in settings.items():
-        inner, kind = fields_of(given.value), _name(type(given.value))
+    for name, setting in settings.items():
+        inner, kind = fields_of(setting.value), _name(type(setting.value))
         if name not in saved:
-            if not _is_default(given):
+            if not _is_default(setting):
                 raise ValueError(
-                    f"state was saved by a version without {path}{name}, which is {plain(given.value)!r} "
+                    f"state was saved by a version without {path}{name}, which is {plain(setting.value)!r} "
                     f"here: leave {path}{name} out, or begin with a new state"
                 )
-            read[name] = plain(given.value)
+            read[name] = plain(setting.value)
         elif isinstance(saved[name], Mapping) and _is_same_class(saved[name].get("type"), kind):
             fields = {field: value for field, value in saved[name].items() if field != "type"}
-            known, more = with_known_names(fields, inner, chosen, f"{path}{name}.")
-            read[name] = {"type": kind, **known}
+            own, more = with_known_names(fields, inner, chosen, f"{path}{name}.")
+            read[name] = {"type": kind, **own}
             foreign += more
         else:
             read[name] = saved[name]
@@ -108,15 +108,15 @@ def foreign_settings_warning(foreign: Collection[str]) -> str:
     )
 
 
-def check_version(version: Any, known: int) -> None:
-    """Raise unless `version`, that of a saved state, is the known one."""
-    if integer("version", version) != known:
-        remedy = "update nnabla_adaloss" if version > known else "begin with a new state"
-        raise ValueError(f"state has version {version}, this package knows {known}: {remedy}")
+def check_version(version: Any, present: int) -> None:
+    """Raise unless `version`, that of a saved state, is the `present` one."""
+    if integer("version", version) != present:
+        remedy = "update nnabla_adaloss" if version > present else "begin with a new state"
+        raise ValueError(f"state has version {version}, this package knows {present}: {remedy}")
 
 
-def _is_default(given: SettingValue) -> bool:
-    return given.default is not dataclasses.MISSING and plain(given.value) == plain(given.default)
+def _is_default(setting: SettingValue) -> bool:
+    return setting.default is not dataclasses.MISSING and plain(setting.value) == plain(setting.default)
 
 
 def _is_same_class(saved: Any, kind: str) -> bool:

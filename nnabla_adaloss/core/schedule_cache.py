@@ -43,21 +43,20 @@ class ScheduleCache:
         chosen_in, schedule, _ = self.chosen.get(weights, (0, None, None))
         if schedule is None or schedule.given_scale != given_scale:
             return None
-        # With delay=0, every batch of a measuring iteration measures.
-        youngest, age = int(not self.delayed), iteration - self.since
-        in_use = youngest <= age < self.iterations and chosen_in >= self.since
+        # With delay=0, every batch of the iteration that measures, `since`, measures.
+        first = self.since if self.delayed else self.since + 1
+        in_use = first <= iteration < self.since + self.iterations and chosen_in >= self.since
         return schedule if in_use or self.for_good(given_scale) else None
 
     def moved(
         self, iteration: int, given_scale: Optional[float], weights: Tuple[float, ...], max_scale: float
     ) -> Optional[ScaleSchedule]:
         """Latest schedule, if it only has to be moved to these loss weights."""
-        before = next(reversed([*self.chosen]), None)
-        if before is None or self.current(iteration, given_scale, before) is None:
-            return None
-        moved, known = self.chosen[before][1].moved_to(weights, max_scale), self.last(weights)
+        weights_before = next(reversed([*self.chosen]), None)
+        latest = None if weights_before is None else self.current(iteration, given_scale, weights_before)
+        moved, cached = latest and latest.moved_to(weights, max_scale), self.last(weights)
         # Reuse the cached one if equal, as usual.
-        return known if moved is not None and known is not None and known.is_applied_as(moved) else moved
+        return cached if moved and cached and cached.is_applied_as(moved) else moved
 
     def slice_number(self, iteration: int) -> Optional[int]:
         """Number of the slice of the arrays, of `iterations`, that an iteration measures; None: nothing."""
@@ -115,11 +114,10 @@ class ScheduleCache:
         """
         chosen: Dict[Tuple[float, ...], Tuple[int, ScaleSchedule, Any]] = {}
         for saved in state["chosen"]:
-            given = saved["fixed_scale"]
             key = tuple([number("weight", weight) for weight in saved["weights"]])
-            given = None if given is None else _scale(given)
+            given_scale = None if saved["fixed_scale"] is None else _scale(saved["fixed_scale"])
             # Older states have no merged components.
-            schedule = make(list(map(_scale, saved["scales"])), given, key, saved.get("joined", False))
+            schedule = make(list(map(_scale, saved["scales"])), given_scale, key, saved.get("joined", False))
             counts = {len(schedule.component_scales), len(key), len(schedule.components.names)}
             if len(counts) != 1:
                 raise ValueError(f"{len(key)} components; the network has {len(schedule.components.names)}")

@@ -80,8 +80,8 @@ def boolean(name: str, value: object) -> bool:
 def choice(name: str, value: object, words: Any, otherwise: str = "") -> str:
     """Return `value`; ValueError, which ends in `otherwise`, unless it is one of the words of a `Literal`."""
     if not isinstance(value, str) or value not in get_args(words):
-        known = ", ".join(map(repr, get_args(words)))
-        raise ValueError(f"{name}={value!r} must be one of {known}{otherwise}")
+        accepted = ", ".join(map(repr, get_args(words)))
+        raise ValueError(f"{name}={value!r} must be one of {accepted}{otherwise}")
     return value
 
 
@@ -167,20 +167,20 @@ def explains_keywords(instead: Mapping[str, str]) -> Callable[[_Init], _Init]:
     """
 
     def decorated(init: _Init) -> _Init:
-        known = list(inspect.signature(init).parameters)[1:]
-        by_lower_case = {name.lower(): name for name in known}
+        names = list(inspect.signature(init).parameters)[1:]
+        by_lower_case = {name.lower(): name for name in names}
 
         @wraps(init)
         def checked(self: Any, *args: Any, **kwargs: Any) -> None:
             for name in kwargs:
-                if name not in known:
+                if name not in names:
                     close = get_close_matches(name.lower(), by_lower_case, n=1)
                     if name in instead:
                         advice = instead[name]
                     elif close:
                         advice = f"did you mean {by_lower_case[close[0]]}=?"
                     else:
-                        advice = f"it takes {', '.join(known)}"
+                        advice = f"it takes {', '.join(names)}"
                     raise TypeError(f"{type(self).__name__} has no argument {name}; {advice}")
             init(self, *args, **kwargs)
 

@@ -123,10 +123,12 @@ class FormatEmulation:
 
     def gradient_rounding(self, variable: nn.Variable) -> Optional[GradientRounding]:
         """Counts from rounding the gradient of `variable` in the last backward, or None."""
-        known = self.emulated_storage.gradients.get(hash(variable))
-        if known is None:
+        rounded = self.emulated_storage.gradients.get(hash(variable))
+        if rounded is None:
             return None
-        return GradientRounding(known.statistics.count, known.nonzero, known.underflowed, known.overflowed)
+        return GradientRounding(
+            rounded.statistics.count, rounded.nonzero, rounded.underflowed, rounded.overflowed
+        )
 
     def forward(
         self,

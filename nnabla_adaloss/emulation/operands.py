@@ -12,7 +12,7 @@ import nnabla as nn
 from ..core.formats import Format
 from ..core.precision import Precision
 from ..graph.description import may_depend
-from ..graph.functions import known
+from ..graph.functions import properties_of
 from ..kernels.scratch import ScratchPool
 from .rounded_storage import RoundedStorage
 
@@ -39,7 +39,7 @@ def operands_of(
     f: Any, precision: Precision, unrounded: Collection[nn.Variable] = ()
 ) -> Tuple[List[Operand], List[Operand]]:
     """List the operands of `f` in forward and backward: those of a matrix product, and `unrounded` inputs."""
-    function, inputs = known(f.info.type_name), f.inputs
+    function, inputs = properties_of(f.info.type_name), f.inputs
     is_product = precision.operands_only and function.product is not None
     factors = range(len(inputs)) if function.operands is None else function.operands
     needs = [i for i, v in enumerate(inputs) if v.need_grad]
@@ -117,9 +117,9 @@ class OperandSwap:
         name, index, format = f"operand {operand.attribute}", operand.position, operand.format
         lasting = operand.is_leaf and not operand.holds_gradient
         if lasting:
-            known = self._leaves.get((operand.key, format))
-            if known is not None and known[0] == source:
-                return known[1]
+            before, rounded = self._leaves.get((operand.key, format), (None, None))
+            if before is not None and before == source:
+                return rounded
             if remember:
                 name, index = f"operand of all functions in {format.name}", operand.key
         target = self._pool.get(source.shape, name, index)

@@ -69,13 +69,13 @@ class NativeStorage:
 
     def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
         """Statistics of a gradient as last rounded, or None."""
-        known = self.gradients.get(key)
-        return known and known.statistics
+        rounded = self.gradients.get(key)
+        return rounded and rounded.statistics
 
     def data_statistics(self, key: int) -> Optional[ArrayStatistics]:
         """Statistics of a weight or activation as last rounded, or None."""
-        known = self.data.get(key)
-        return known and known.statistics
+        rounded = self.data.get(key)
+        return rounded and rounded.statistics
 
     def rounds_gradient(self, leaf: nn.Variable) -> bool:
         """True if the gradient of a leaf is rounded after each function that writes it."""
@@ -127,7 +127,7 @@ class RoundedStorage(NativeStorage):
     def round_gradient(self, key: int, array: nn.NdArray) -> None:
         """Round the gradient of the variable `key`; unwritten and non-float32 arrays do not change."""
         if stored_dtype(array) == FLOAT32:
-            precision = self.of_variables.get(key, self._default)
+            precision = self.precision_of(key)
             storage, random_key = precision.gradient_format(array.size), None
             # With `operands_only`, `backward` is the format of operands, not of storage.
             if storage is precision.backward and not precision.operands_only:
@@ -139,7 +139,7 @@ class RoundedStorage(NativeStorage):
         readable = _as_float32(source, target)
         if readable is None:
             return source
-        precision = self.of_variables.get(key, self._default)
+        precision = self.precision_of(key)
         self.data[key] = self.kernels.round_to_format(readable, target, precision.data_format(source.size))
         return target
 

@@ -9,7 +9,7 @@ import nnabla as nn
 
 from ..core.precision import NARROWEST_SCALAR, LayerPrecisions, Precision, widest
 from ..graph.float_tail import float_tail as find_tail
-from ..graph.functions import hands_memory_on, is_matrix_product, known
+from ..graph.functions import hands_memory_on, is_matrix_product, properties_of
 from ..graph.graph import Graph
 from ..graph.names import function_names
 from .operands import Operand, operands_of
@@ -130,17 +130,17 @@ def _function_precisions(graph: Graph, precisions: LayerPrecisions, names: Names
     matched: List[str] = []
     producers = described.inputs.by_function(described.producers)
     for index, positions in enumerate(described.inputs.by_function()):
-        behind = [followed[producer] for producer in producers[index] if producer is not None]
-        known = [precision for precision in behind if precision is not None]
+        passed_on = [followed[producer] for producer in producers[index] if producer is not None]
+        of_layers = [precision for precision in passed_on if precision is not None]
         reads_parameter = not described.kept.keys().isdisjoint(positions)
         is_layer = reads_parameter or is_matrix_product(described.type_names[index])
-        if known and not is_layer:
-            own = widest(known)
+        if of_layers and not is_layer:
+            own = widest(of_layers)
         else:
             own = precisions.of(labels[index])
             matched.append(labels[index])
         result.append(own)
-        followed.append(own if known or is_layer else None)
+        followed.append(own if of_layers or is_layer else None)
     precisions.check(matched)
     return result
 
@@ -162,7 +162,7 @@ def _variable_precisions(graph: Graph, of_functions: Sequence[Precision]) -> Dic
 
 def half_outputs(f: Any) -> List[nn.Variable]:
     """Outputs of `f` that are stored in half precision."""
-    function = known(f.info.type_name)
+    function = properties_of(f.info.type_name)
     # An output that aliases its input was rounded with it, or is an fp32 master.
     if function.keeps_fp32 or _is_view(f):
         return []
@@ -172,7 +172,7 @@ def half_outputs(f: Any) -> List[nn.Variable]:
 
 def half_inputs(f: Any, *, casts_data: bool = True) -> List[nn.Variable]:
     """Inputs that `f` reads in half; with `casts_data`, arithmetic casts data without gradient, too."""
-    function = known(f.info.type_name)
+    function = properties_of(f.info.type_name)
     # Functions that hold references of their own would not read swapped arrays.
     if function.keeps_fp32 or function.own_references or _is_view(f):
         return []
@@ -186,7 +186,7 @@ def half_inputs(f: Any, *, casts_data: bool = True) -> List[nn.Variable]:
 
 def half_gradients(f: Any) -> List[nn.Variable]:
     """Inputs of `f` whose gradients are stored in half precision after its backward."""
-    function = known(f.info.type_name)
+    function = properties_of(f.info.type_name)
     # Rounding an unscaled gradient would lose the bits that scaling saved.
     if function.unscales:
         return []
@@ -201,7 +201,7 @@ def half_gradients(f: Any) -> List[nn.Variable]:
 
 def _keeps_fp32(f: Any) -> bool:
     """True if outputs of `f` stay fp32 until a half function reads them."""
-    return known(f.info.type_name).keeps_fp32
+    return properties_of(f.info.type_name).keeps_fp32
 
 
 def _is_view(f: Any) -> bool:

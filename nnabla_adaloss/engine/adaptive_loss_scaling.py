@@ -22,7 +22,7 @@ from ..emulation import FormatEmulation
 from ..emulation.rounded_storage import NativeStorage
 from ..errors import GraphChangedError, warn
 from ..graph.float_tail import TailReader
-from ..graph.functions import known
+from ..graph.functions import properties_of
 from ..graph.graph import Graph
 from ..graph.hooks import Hook
 from ..graph.loss import NEEDS_NO_GRADIENT, LossLike, LossSeed, Seed, check_scale, check_seed, variable_of
@@ -130,11 +130,11 @@ class AdaptiveLossScaling:
         self._storage: NativeStorage = getattr(loss, "emulated_storage", NativeStorage())
         self.loss, self.variable = loss, variable_of(loss)
         # A Sink does not compute: its output is uninitialized memory.
-        self._is_sink = known(self.variable.parent.info.type_name).keeps_gradients
+        self._is_sink = properties_of(self.variable.parent.info.type_name).keeps_gradients
         self._reader = TailReader(self.variable, float_tail=float_tail)
         # An emulation has usually just read it.
         graph = self._reader.read(loss.graph if isinstance(loss, FormatEmulation) else None)
-        if any(known(type_name).scales for type_name in {*graph.described.type_names}):
+        if any(properties_of(type_name).scales for type_name in {*graph.described.type_names}):
             raise ValueError(
                 "loss scales itself already, by nnabla_adaloss.loss_scaling with a tracker: "
                 "train on it as it is, or wrap the loss that was given to loss_scaling"

@@ -16,7 +16,7 @@ from ..core.layer_record import Reason
 from ..core.methods import Needs
 from ..core.statistics import ArrayStatistics
 from ..core.validation import integer
-from ..graph.functions import known
+from ..graph.functions import properties_of
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from .gradient_ranges import GradientRanges
@@ -43,7 +43,7 @@ class MethodAlphas:
 
     def look_at(self, graph: Graph, node: NodeStructure, scale: float) -> None:
         """Copy the unscaled gradient and the weight of each layer of a function, if finite."""
-        product = known(node.type_name).product
+        product = properties_of(node.type_name).product
         for layer_input in node.layer_inputs:
             assert product is not None, "only products have layers"
             output, weight = graph.variables[node.outputs[0]], graph.variables[layer_input.weight]

@@ -144,7 +144,7 @@ class AdaLoss:
                 g_statistics = self.statistics(g)
             if weight_statistics is None and W is not None:
                 weight_statistics = self.statistics(W)
-        if any(known is not None and known.nonfinite for known in (g_statistics, weight_statistics)):
+        if any(one is not None and one.nonfinite for one in (g_statistics, weight_statistics)):
             # Not stored: the next finite gradient determines the layer's scale.
             alpha, unbounded, reason = 1.0, 1.0, Reason.NONFINITE
         else:

@@ -75,13 +75,13 @@ def get_loss_scale_by_approx_range(
     method = ApproxRange(config.n_uf_threshold)
     if W is None or fan_in is not None:
         return _scale_by(method, g, W, config, fan_in)
-    g, W, known, weight = _with_statistics(g, W)
-    if weight is None or known.nonfinite or weight.nonfinite:
+    g, W, of_g, of_w = _with_statistics(g, W)
+    if of_w is None or of_g.nonfinite or of_w.nonfinite:
         return np.array(1.0)
     # As published, K from the shape of W counts for sigma only.
     K = W.shape[0] * math.prod(W.shape[2:]) if W.ndim else 1
-    unlimited = method.scale(known, weight, range=config.range._replace(u_max=math.inf), fan_in=K)
-    return np.array(clamp_scale(min(unlimited, overflow_limit(known, weight, 1.0, config.range.u_max))))
+    unlimited = method.scale(of_g, of_w, range=config.range._replace(u_max=math.inf), fan_in=K)
+    return np.array(clamp_scale(min(unlimited, overflow_limit(of_g, of_w, 1.0, config.range.u_max))))
 
 
 def get_loss_scale_by_abs_range(
@@ -138,10 +138,10 @@ def _scale_by(
 ) -> NDArray[np.float64]:
     terms = 1.0 if fan_in is None else positive_number("fan_in", fan_in)
     instance("config", config, AdaLossConfig)
-    g, W, known, weight = _with_statistics(g, W)
-    if known.nonfinite or (weight is not None and weight.nonfinite):
+    g, W, of_g, of_w = _with_statistics(g, W)
+    if of_g.nonfinite or (of_w is not None and of_w.nonfinite):
         return np.array(1.0)
-    inputs = (g, W) if method.needs is Needs.ARRAYS else (known, weight)
+    inputs = (g, W) if method.needs is Needs.ARRAYS else (of_g, of_w)
     return np.array(method.scale(*inputs, range=config.range, fan_in=terms))
 
 
@@ -220,7 +220,7 @@ def get_loss_scale(
     """
     terms = positive_number("fan_in", fan_in)
     instance("config", config, AdaLossConfig)
-    g, W, known, weight = _with_statistics(g, W)
+    g, W, of_g, of_w = _with_statistics(g, W)
     alpha = AdaLoss(config).loss_scale(
         "",
         g,
@@ -228,7 +228,7 @@ def get_loss_scale(
         fan_in=terms,
         previous_scale=positive_number("prev_scale", prev_scale),
         iteration=0,
-        g_statistics=known,
-        weight_statistics=weight,
+        g_statistics=of_g,
+        weight_statistics=of_w,
     )
     return np.array(alpha)

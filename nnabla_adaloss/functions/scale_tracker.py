@@ -79,8 +79,8 @@ class ScaleTracker:
     def __init__(
         self, config: Optional[AdaLossConfig] = None, scale: float = 8.0, monitors: Sequence[Any] = ()
     ) -> None:
-        given = instance_or_none("config", config, AdaLossConfig)
-        self.config = _DEFAULT if given is None else given.stored_in(None)
+        checked = instance_or_none("config", config, AdaLossConfig)
+        self.config = _DEFAULT if checked is None else checked.stored_in(None)
         if self.config.delay == 1:
             raise ValueError("config.delay is 1, but functions compute a scale where they apply it: use 0")
         self.scale = scale

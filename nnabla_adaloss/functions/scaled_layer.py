@@ -15,7 +15,7 @@ from ..core.config import AdaLossConfig
 from ..core.methods import Needs
 from ..core.validation import boolean, instance
 from ..graph.description import type_name_of
-from ..graph.functions import known, scaled_inputs
+from ..graph.functions import properties_of
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels.arrays import as_float32
@@ -157,14 +157,12 @@ def cast_loss_scaling(
 def _layout_of(x: nn.Variable, w: nn.Variable, or_affine: bool = False) -> Layout:
     """Layout of the layer that computed `x` with `w`; without one that of an affine layer, or ValueError."""
     layer = x.parent
-    if layer is not None:
-        inputs, product = layer.inputs, known(layer.info.type_name).product
-        shapes = [v.shape for v in inputs]
-        for scaled_input in scaled_inputs(layer.info.type_name, layer.info.args, shapes, x.shape):
-            if product is not None and inputs[scaled_input.weight] == w:
-                return scaled_input, partial(
-                    product.matrices, args=layer.info.args, scaled_input=scaled_input
-                )
+    product = None if layer is None else properties_of(layer.info.type_name).product
+    if product is not None:
+        args, inputs = layer.info.args, layer.inputs
+        for scaled_input in product.scaled_inputs(args, [v.shape for v in inputs], x.shape):
+            if inputs[scaled_input.weight] == w:
+                return scaled_input, partial(product.matrices, args=args, scaled_input=scaled_input)
     if or_affine:
         fan_in = float(math.prod(w.shape[1:]))
         return ScaledInput(0, 1, fan_in, fan_in), _as_they_are

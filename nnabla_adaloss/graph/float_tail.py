@@ -19,7 +19,7 @@ from ..core.formats import FLOAT16, Format
 from ..core.validation import boolean
 from ..errors import warn
 from .description import GraphDescription, is_half
-from .functions import is_matrix_product, known, written_inputs
+from .functions import is_matrix_product, properties_of, written_inputs
 from .graph import Graph
 from .names import function_names, registered_names
 
@@ -39,12 +39,12 @@ def float_tail(
     described = graph.described
     half = set(candidates)
     rounded = {i for i in half if any(_is_lost(c, storage) for c in constants(described, i))}
-    wanted = half & (_at_the_loss(described) | rounded)
-    if not wanted:
+    in_float = half & (_at_the_loss(described) | rounded)
+    if not in_float:
         return frozenset(), ""
-    before = _before_python([graph.functions[i] for i in wanted])
-    possible = (i for i in wanted if graph.functions[i] not in before)
-    replaced = frozenset(i for i in possible if _can_be_replaced(described, i))
+    before_python = _before_python([graph.functions[i] for i in in_float])
+    movable = (i for i in in_float if graph.functions[i] not in before_python)
+    replaced = frozenset(i for i in movable if _can_be_replaced(described, i))
     left = sorted(rounded - replaced)
     return replaced, _warning(graph, left, storage) if left else ""
 
@@ -81,9 +81,9 @@ class TailReader:
         # Outputs of moved functions that forward must recompute.
         self._missing: List[nn.Variable] = []
 
-    def read(self, known: Optional[Graph] = None) -> Graph:
-        """Read the present graph, with its float tail moved; `known`: a graph read by another reader."""
-        graph = known if known is not None and known.is_current and not known.reshaped else Graph(self._loss)
+    def read(self, other: Optional[Graph] = None) -> Graph:
+        """Read the present graph, with its float tail moved; `other`: one that another reader has read."""
+        graph = other if other is not None and other.is_current and not other.reshaped else Graph(self._loss)
         candidates = graph.described.in_half if self._moves else []
         functions, warning = float_tail(graph, candidates) if candidates else (frozenset(), "")
         if not (functions or warning):
@@ -128,7 +128,7 @@ def constants(described: GraphDescription, index: int) -> List[float]:
     """Constants that a function casts to the type of its arrays; for a mean, 1/N."""
     args = described.args[index]
     numbers = [float(args[name]) for name in _CONSTANTS & args.keys()]
-    if known(described.type_names[index]).averages:
+    if properties_of(described.type_names[index]).averages:
         inputs, outputs = _sizes(described, index)
         numbers.append(outputs[0] / max(inputs[0], 1))
     return numbers
@@ -214,7 +214,8 @@ def _is_written(variable: nn.Variable) -> bool:
 def _can_be_replaced(described: GraphDescription, index: int) -> bool:
     """True if a function is nnabla's own, without weight, statistics or random numbers to lose."""
     type_name, args = described.type_names[index], described.args[index]
-    keeps = is_matrix_product(type_name) or known(type_name).own_references or written_inputs(type_name, args)
+    references = properties_of(type_name).own_references
+    keeps = is_matrix_product(type_name) or references or written_inputs(type_name, args)
     return not keeps and "seed" not in args and hasattr(nnabla.function, type_name)
 
 

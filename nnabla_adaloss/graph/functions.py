@@ -9,12 +9,10 @@ from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Op
 
 import nnabla as nn
 
-from ..core.components import ScaledInput
 from .matrix_products import (
     UNSCALED,
     Args,
     Product,
-    Shape,
     input_of_convolution,
     input_of_depthwise_convolution,
     inputs_of_activations,
@@ -228,27 +226,21 @@ _ORDINARY = Function()
 _SWITCHES = ("batch_stat", "update_running_mean")
 
 
-def known(type_name: str) -> Function:
-    """Look up the row of a function."""
+def properties_of(type_name: str) -> Function:
+    """Properties of a function, by type name."""
     return FUNCTIONS.get(type_name, _ORDINARY)
 
 
 def is_matrix_product(type_name: str) -> bool:
     """True if functions of this type multiply by weights, with a scale of their own or without."""
-    return known(type_name).product is not None
-
-
-def scaled_inputs(type_name: str, args: Args, inputs: Sequence[Shape], output: Shape) -> List[ScaledInput]:
-    """Inputs of a function whose gradients can have a scale of their own; may be empty."""
-    product = known(type_name).product
-    return product.scaled_inputs(args, inputs, output) if product else []
+    return properties_of(type_name).product is not None
 
 
 def written_inputs(type_name: str, args: Mapping[str, Any]) -> FrozenSet[int]:
     """Indices of the inputs that a function writes, by the table."""
-    return known(type_name).writes if all(args.get(name, True) for name in _SWITCHES) else frozenset()
+    return properties_of(type_name).writes if all(args.get(name, True) for name in _SWITCHES) else frozenset()
 
 
 def hands_memory_on(type_name: str, args: Mapping[str, Any]) -> bool:
     """True if a function's output shares its input's memory, without access in forward."""
-    return known(type_name).hands_memory_on and bool(args.get("inplace", True))
+    return properties_of(type_name).hands_memory_on and bool(args.get("inplace", True))

@@ -11,7 +11,7 @@ import nnabla as nn
 
 from ..host_context import is_on_host
 from .description import GraphDescription
-from .functions import known
+from .functions import properties_of
 
 _GPU = "cuda", "cudnn"
 
@@ -40,7 +40,7 @@ def host_functions(described: GraphDescription, on_host: AbstractSet[int]) -> Di
     stays = {p for positions in read for p in positions} - read_on_gpu
     sizes = {}
     for index in sorted(on_host):
-        if known(described.type_names[index]).moves_nothing:
+        if properties_of(described.type_names[index]).moves_nothing:
             continue
         # Inputs without producer and gradient are data, which come from the host.
         read_here = {*zip(read[index], producers[index], needs[index])}

@@ -27,7 +27,7 @@ from ..core.components import Components, NodeStructure
 from ..core.power_of_two import floor_power_of_two
 from ..host_context import host_view
 from .description import GraphDescription
-from .functions import ONE, Derivative, known
+from .functions import ONE, Derivative, properties_of
 from .loss import Seed
 from .matrix_products import Args
 from .memory_uses import origin_of
@@ -161,7 +161,7 @@ class LossWeights:
         components, passages = self._components, []
         for node in map(nodes.__getitem__, self._at_loss):
             read = described.inputs.positions[described.inputs.part(node.number)]
-            derivatives = known(node.type_name).derivatives
+            derivatives = properties_of(node.type_name).derivatives
             for position in node.inputs:
                 size = math.prod(described.shapes[position])
                 own = [derivative for one, derivative in zip(read, derivatives) if one == position] or [ONE]

@@ -22,7 +22,7 @@ from ..core.components import (
 )
 from ..core.layer_selection import LayerSelection
 from .description import GraphDescription, backward_order, may_depend
-from .functions import known
+from .functions import properties_of
 from .graph import Graph
 from .host_functions import host_functions, numbers_on_host
 from .loss_weights import LossWeights
@@ -95,7 +95,7 @@ class GraphPlan:
         self._needs = described.inputs.by_function(described.needs)
         self._outputs = described.outputs.by_function()
         # Row of each function in the table.
-        self._rows = list(map(known, described.type_names))
+        self._rows = list(map(properties_of, described.type_names))
         self.labels = function_names(described)
         self.order = backward_order(described)
         self._half = frozenset(described.in_half)

@@ -95,17 +95,17 @@ class CudaKernels(Kernels):
         arrays: Sequence[NdArray],
         table: DeviceTable,
         places: Sequence[int],
-        known: Optional[DeviceTasks] = None,
+        tasks: Optional[DeviceTasks] = None,
     ) -> DeviceTasks:
-        """Raise arrays' places in the table to their largest magnitudes; return tasks to reuse as `known`."""
+        """Raise arrays' places in the table to their largest magnitudes; return tasks for the next call."""
         addresses, flags = self._read(arrays)
         sizes = [x.size for x in arrays]
-        if known is None or known.given != (sizes, places):
-            known = DeviceTasks(addresses, 0, sizes, rows=places, flags=flags)
+        if tasks is None or tasks.sizes_and_rows != (sizes, places):
+            tasks = DeviceTasks(addresses, 0, sizes, rows=places, flags=flags)
         else:
-            known.move(addresses, 0, flags)
-        self._launch("largest_magnitude", known, table.largest)
-        return known
+            tasks.move(addresses, 0, flags)
+        self._launch("largest_magnitude", tasks, table.largest)
+        return tasks
 
     def launch_unscale_add(self, gradients: Sequence[Unscaling], table: DeviceTable, first: int = 0) -> None:
         """Launch `unscale_add` for many gradients; their largest magnitudes go to places from `first` on."""
@@ -134,14 +134,15 @@ class CudaKernels(Kernels):
         else:
             addresses, flags = self._read(sources)
             targets = addresses_of(gradients.masters[part], None, self.context, write_only=True)
-        kept: Dict[int, Tuple[int, DeviceTasks]] = gradients.tasks or {}
-        known, tasks = kept.get(part.start, (None, None))
-        if tasks is None or known != first:
+        # Tasks of the last pass, and their first place, by the start of their part.
+        last: Dict[int, Tuple[int, DeviceTasks]] = gradients.tasks or {}
+        first_before, tasks = last.get(part.start, (None, None))
+        if tasks is None or first_before != first:
             sizes, factors = gradients.sizes[part], gradients.factors[part]
             tasks = DeviceTasks(
                 addresses, targets, sizes, rows=places, factors=factors, flags=flags, independent=True
             )
-            gradients.tasks = {**kept, part.start: (first, tasks)}
+            gradients.tasks = {**last, part.start: (first, tasks)}
         else:
             tasks.move(addresses, targets, flags)
         self._launch("unscale_add", tasks, table.largest)

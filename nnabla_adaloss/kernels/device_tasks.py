@@ -35,7 +35,7 @@ class DeviceTasks:
         independent: bool = False,
     ) -> None:
         self._count = count = len(sources)
-        self.given: Any = (sizes, rows)
+        self.sizes_and_rows: Any = (sizes, rows)
         self._sizes, self._rows = (_column(values, np.int64, count) for values in (sizes, rows))
         self._factors = _column(factors, np.float64, count)
         self._independent = independent

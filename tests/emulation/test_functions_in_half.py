@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from nnabla_adaloss import FormatEmulation
 from nnabla_adaloss.functions import ScaleTracker
 from nnabla_adaloss.functions.loss_scaling import LossScaling, Unscale
-from nnabla_adaloss.graph.functions import FUNCTIONS, known
+from nnabla_adaloss.graph.functions import FUNCTIONS, properties_of
 from tests.emulation.networks import half, is_half, leaf
 from tests.worlds.values import FLOAT, HALF, constant
 
@@ -207,7 +207,7 @@ def ignores_copies(function: Callable[..., Any], arrays: Sequence[Array], index:
 
 def is_rounded(name: str, arrays: Sequence[Array], index: int) -> bool:
     """Whether an input is read in half precision: not what cuDNN computes in fp32, nor what is written."""
-    row, inputs = known(name), [nn.Variable(array.shape) for array in arrays]
+    row, inputs = properties_of(name), [nn.Variable(array.shape) for array in arrays]
     in_half = any(v is inputs[index] for v in row.in_half(inputs))
     return in_half and not (row.keeps_fp32 or row.own_references or index in row.writes)
 
@@ -215,7 +215,7 @@ def is_rounded(name: str, arrays: Sequence[Array], index: int) -> bool:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_inputs_in_fp32_are_rounded_as_native_half_rounds_them(name: str) -> None:
     if name in ALIKE:
-        assert known(name) is known(ALIKE[name])
+        assert properties_of(name) is properties_of(ALIKE[name])
         return
     assert name in CALLS, f"{name} has a row in the table of functions: add what makes it to CALLS"
     function, inputs = CALLS[name]
@@ -234,7 +234,7 @@ def test_inputs_in_fp32_are_rounded_as_native_half_rounds_them(name: str) -> Non
                 casts = equal(outcome(function, fine, needs), outcome(function, stored, needs))
             with nn.context_scope(FLOAT):
                 found = outcome(function, fine, needs, computed=i)
-                if known(name).keeps_fp32:
+                if properties_of(name).keeps_fp32:
                     for y, expected in zip(found[0], outcome(function, fine, needs)[0]):
                         np.testing.assert_array_equal(y, expected)
                 elif rounded and not ignores_copies(function, exact, i):

@@ -35,7 +35,7 @@ def changed(y: nn.Variable) -> Set[int]:
     return {i for i, v in enumerate(inputs) if not np.array_equal(v.d, before[i])}
 
 
-def known(y: nn.Variable) -> FrozenSet[int]:
+def properties_of(y: nn.Variable) -> FrozenSet[int]:
     return written_inputs(y.parent.info.type_name, y.parent.info.args)
 
 
@@ -89,7 +89,7 @@ CASES: Dict[str, Tuple[Callable[..., Any], List[Any], Set[int]]] = {
 def test_arrays_that_forward_writes_are_known(name: str) -> None:
     function, shapes, written = CASES[name]
     y = function(*(variable(*shape) for shape in shapes))
-    assert changed(y) == written == known(y)
+    assert changed(y) == written == properties_of(y)
 
 
 def test_arrays_that_backward_writes_are_known() -> None:
@@ -100,7 +100,7 @@ def test_arrays_that_backward_writes_are_known() -> None:
     written, before = y.parent.inputs[1], y.parent.inputs[1].d.copy()
     y.backward()
     assert (written.d != before).all()
-    assert known(y) == {1}
+    assert properties_of(y) == {1}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_weights_that_are_fixed_while_training_are_written(make: Callable[[], nn
     y.forward()
     y.forward()
     y.parent.inputs[1].d = 1.0
-    assert changed(y) == {1, 2} == known(y)
+    assert changed(y) == {1, 2} == properties_of(y)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ DIFFERENTIATED: Dict[str, Callable[..., Any]] = {
 def test_derivatives_are_those_of_nnabla(values: Tuple[float, ...]) -> None:
     assert {name for name, row in functions.FUNCTIONS.items() if row.derivatives} == {*DIFFERENTIATED}
     for name, function in DIFFERENTIATED.items():
-        derivatives, first = functions.known(name).derivatives, int(name != "Where")
+        derivatives, first = functions.properties_of(name).derivatives, int(name != "Where")
         inputs = [variable(1) for _ in derivatives]
         for v, value in zip(inputs, values[first:]):
             v.d, v.need_grad = value, True
@@ -279,10 +279,10 @@ def test_derivatives_are_those_of_nnabla(values: Tuple[float, ...]) -> None:
 
 @pytest.mark.parametrize("name", ["Div2", "Log", "Mul2", "PowScalar", "RDivScalar"])
 def test_degrees_tell_how_a_factor_of_an_input_counts_where_it_cannot_be_read(name: str) -> None:
-    for index, derivative in enumerate(functions.known(name).derivatives):
+    for index, derivative in enumerate(functions.properties_of(name).derivatives):
         found = []
         for factor in (1.0, 16.0):
-            inputs = [variable(1) for _ in functions.known(name).derivatives]
+            inputs = [variable(1) for _ in functions.properties_of(name).derivatives]
             for i, v in enumerate(inputs):
                 v.d, v.need_grad = 0.7 * (factor if i == index else 1.0), True
                 v.grad.zero()

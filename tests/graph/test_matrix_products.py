@@ -16,7 +16,7 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, get_loss_scale_by_element_wise_range
 from nnabla_adaloss.core.components import LayerInput, NodeStructure, ScaledInput
 from nnabla_adaloss.graph import functions
-from nnabla_adaloss.graph.functions import Function, is_matrix_product, known, scaled_inputs
+from nnabla_adaloss.graph.functions import Function, is_matrix_product, properties_of
 from nnabla_adaloss.graph.matrix_products import UNSCALED, Product
 from nnabla_adaloss.graph.plan import GraphPlan
 
@@ -67,7 +67,9 @@ SCALED = [name for name, row in functions.FUNCTIONS.items() if row.product not i
 
 
 def scaled_inputs_of(f: Any) -> List[ScaledInput]:
-    return scaled_inputs(f.info.type_name, f.info.args, [v.shape for v in f.inputs], f.outputs[0].shape)
+    product = properties_of(f.info.type_name).product
+    shapes = [v.shape for v in f.inputs]
+    return product.scaled_inputs(f.info.args, shapes, f.outputs[0].shape) if product else []
 
 
 def check_that_slots_scale(y: nn.Variable) -> None:
@@ -106,7 +108,7 @@ def test_an_input_gradient_is_scaled_by_the_weight_alone(type_name: str) -> None
         y = make()
         assert y.parent.info.type_name == type_name
         check_that_slots_scale(y)
-    assert not known(type_name).own_references
+    assert not properties_of(type_name).own_references
 
 
 def test_a_product_with_references_of_its_own_cannot_be_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +153,7 @@ def products_of(case: str) -> Tuple[Any, Any, Any]:
 def matrices(
     node: NodeStructure, scaled_input: LayerInput, g: np.ndarray, weight: np.ndarray
 ) -> Tuple[Any, Any]:
-    product = known(node.type_name).product
+    product = properties_of(node.type_name).product
     assert product is not None
     return product.matrices(g, weight, node.args, scaled_input.gemm)
 

@@ -35,23 +35,32 @@ MethodLike = Union[MethodName, Method, Type[Method], Callable[..., float]]
 """Arguments of `resolve_method`, which also accepts names as `"package.module:name"`."""
 
 
-def resolve_method(given: MethodLike, config: Any = None) -> Method:
+def resolve_method(method: MethodLike, config: Any = None) -> Method:
     """Find a method by name, class, value or function; fields of `config` are parameters of the same name."""
-    method: Any = _imported(given) if isinstance(given, str) else given
-    if isinstance(method, Method):
-        return method
-    if isinstance(method, type) and issubclass(method, Method):
-        own: Any = method
+    found: Any = _imported(method) if isinstance(method, str) else method
+    if isinstance(found, Method):
+        return found
+    if isinstance(found, type) and issubclass(found, Method):
+        own: Any = found
         names = [field.name for field in fields(own)] if is_dataclass(own) else []
-        return method(**{name: getattr(config, name) for name in names if hasattr(config, name)})
+        return found(**{name: getattr(config, name) for name in names if hasattr(config, name)})
     # Calling a class would make an object, not a scale.
-    if isinstance(method, type) or not callable(method):
+    if isinstance(found, type) or not callable(found):
         raise TypeError(
-            f"loss_scale_method={given!r} must be a name or a callable f(g, W, *, config, fan_in), "
+            f"loss_scale_method={method!r} must be a name or a callable f(g, W, *, config, fan_in), "
             "or a Method"
         )
-    function: Callable[..., float] = method
-    _check_arguments(given, function)
+    function: Callable[..., float] = found
+    try:
+        arguments = signature(function)
+    except (TypeError, ValueError):
+        return ArrayFunction(function, config)  # some C functions have no signature
+    try:
+        arguments.bind(None, None, config=None, fan_in=1.0)
+    except TypeError as error:
+        raise TypeError(
+            f"loss_scale_method={method!r} must be callable as f(g, W, *, config, fan_in): {error}"
+        ) from None
     return ArrayFunction(function, config)
 
 
@@ -68,17 +77,3 @@ def _imported(name: str) -> Any:
         return resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"loss_scale_method={name!r} cannot be imported: {error}") from error
-
-
-def _check_arguments(given: MethodLike, function: Callable[..., float]) -> None:
-    """Raise TypeError, naming the argument as `given`, if the function does not take a method's arguments."""
-    try:
-        arguments = signature(function)
-    except (TypeError, ValueError):
-        return  # some C functions have no signature
-    try:
-        arguments.bind(None, None, config=None, fan_in=1.0)
-    except TypeError as error:
-        raise TypeError(
-            f"loss_scale_method={given!r} must be callable as f(g, W, *, config, fan_in): {error}"
-        ) from None

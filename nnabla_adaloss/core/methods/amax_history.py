@@ -43,9 +43,8 @@ class AmaxHistory(Method):
 
     def policy(self, of_global_scale: HistoryPolicy) -> HistoryPolicy:
         """The policy of the global scale, with this method's margin and window."""
-        own = {"margin": self.margin, "window": self.window}
-        given: Dict[str, Any] = {name: value for name, value in own.items() if value is not None}
-        return replace(of_global_scale, **given)
+        own: Dict[str, Any] = {"margin": self.margin, "window": self.window}
+        return replace(of_global_scale, **{name: value for name, value in own.items() if value is not None})
 
     def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
         """Return 1.0: a single layer, without the components of a network, is not scaled."""
