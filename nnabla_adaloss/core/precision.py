@@ -96,19 +96,19 @@ class Precision:
 
     def data_format(self, size: int) -> Format:
         """Storage format of an activation of `size` elements."""
-        return self.stored_data if size != 1 else self._of_scalar(self.stored_data)
+        return self._of_size(self.stored_data, size)
 
     def gradient_format(self, size: int) -> Format:
         """Storage format of a gradient of `size` elements."""
-        return self.stored_gradients if size != 1 else self._of_scalar(self.stored_gradients)
+        return self._of_size(self.stored_gradients, size)
 
     def random_key(self, count: int) -> Optional[int]:
         """Key of stream number `count` of random bits; None without random rounding."""
         return None if self.stochastic_seed is None else stream_key(self.stochastic_seed, count)
 
-    def _of_scalar(self, stored: Format) -> Format:
+    def _of_size(self, stored: Format, size: int) -> Format:
         # A loss weight of 1e-10 would underflow in 8 bits, and a scalar saves no memory.
-        return self.otherwise if stored.bits < NARROWEST_SCALAR else stored
+        return self.otherwise if size == 1 and stored.bits < NARROWEST_SCALAR else stored
 
     def __str__(self) -> str:
         both = self.forward.name
@@ -154,23 +154,23 @@ FP32 = Precision("float32")
 class LayerPrecisions:
     """Precision of each layer: that of the first pattern that matches its name, else fp32."""
 
-    def __init__(self, storage: StorageLike, argument: str = "storage") -> None:
+    def __init__(self, storage: StorageLike) -> None:
         by_pattern = storage if isinstance(storage, Mapping) else {"*": storage}
         if not by_pattern:
-            raise ValueError(f"{argument} is an empty mapping: name a pattern of layers, such as '*'")
+            raise ValueError("storage is an empty mapping: name a pattern of layers, such as '*'")
         # Precisions by pattern, in order; one for all has the pattern "*".
         self.storage: Dict[str, Precision] = {}
         all_layers = None
         for pattern, precision in by_pattern.items():
             if not isinstance(pattern, str):
-                raise TypeError(f"{argument} has the key {pattern!r}; patterns of layer names are strings")
+                raise TypeError(f"storage has the key {pattern!r}; patterns of layer names are strings")
             if all_layers is not None:
                 raise ValueError(
-                    f"{argument} has the pattern {pattern!r} after {all_layers!r}, which matches every "
+                    f"storage has the pattern {pattern!r} after {all_layers!r}, which matches every "
                     f"layer; the first pattern that matches decides, so put {all_layers!r} last"
                 )
-            named = f"{argument}[{pattern!r}]" if by_pattern is storage else argument
-            self.storage[pattern] = get_precision(precision, named)
+            argument = f"storage[{pattern!r}]" if by_pattern is storage else "storage"
+            self.storage[pattern] = get_precision(precision, argument)
             all_layers = pattern if matches_all(pattern) else None
 
     @cached_property

@@ -23,11 +23,11 @@ class Operand(NamedTuple):
     key: int  # of the variable
     variable: nn.Variable
     attribute: str  # "data" or "grad"
-    holds_gradient: bool  # read in the format of gradients
     position: int  # distinguishes the operands of a function
-    is_leaf: bool  # unchanged from forward to backward
     precision: Precision  # that of the function
-    fitted: bool = True  # scaled by a power of two of its own, as for a matrix product
+    fitted: bool  # scaled by a power of two of its own, as for a matrix product
+    holds_gradient: bool  # read in the format of gradients
+    lasting: bool = False  # unchanged from forward to backward: data of a leaf
 
     @property
     def format(self) -> Format:
@@ -50,30 +50,14 @@ def operands_of(
         fitted = is_product and i in factors and v.size > 1
         if fitted or v in unrounded:
             holds_gradient = i == 0 and function.multiplies_gradient and fitted
-            operand = Operand(
-                key=hash(v),
-                variable=v,
-                attribute="data",
-                holds_gradient=holds_gradient,
-                position=i,
-                is_leaf=v.parent is None,
-                precision=precision,
-                fitted=fitted,
-            )
+            lasting = v.parent is None and not holds_gradient
+            operand = Operand(hash(v), v, "data", i, precision, fitted, holds_gradient, lasting)
             operand = forward.setdefault(operand.key, operand)
             if function.reads_more or any(may_depend(f.grad_depends_input_data, of, i) for of in needs):
                 backward[operand.key] = operand
     outputs = [v for v in f.outputs if v.size > 1] if is_product and not function.more_behind else []
     gradients = [
-        Operand(
-            key=hash(v),
-            variable=v,
-            attribute="grad",
-            holds_gradient=True,
-            position=i,
-            is_leaf=False,
-            precision=precision,
-        )
+        Operand(hash(v), v, "grad", i, precision, fitted=True, holds_gradient=True)
         for i, v in enumerate(outputs)
     ]
     return [*forward.values()], [*backward.values(), *gradients]
@@ -115,8 +99,7 @@ class OperandSwap:
         if source.clear_called:
             return None
         name, index, format = f"operand {operand.attribute}", operand.position, operand.format
-        lasting = operand.is_leaf and not operand.holds_gradient
-        if lasting:
+        if operand.lasting:
             before, rounded = self._leaves.get((operand.key, format), (None, None))
             if before is not None and before == source:
                 return rounded
@@ -128,8 +111,8 @@ class OperandSwap:
         )
         if rounding is None:
             return None
-        if remember and (lasting or not operand.fitted):
+        if remember and (operand.lasting or not operand.fitted):
             self._storage.data[operand.key] = rounding
-        if remember and lasting:
+        if remember and operand.lasting:
             self._leaves[operand.key, format] = source, target
         return target

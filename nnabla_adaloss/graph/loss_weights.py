@@ -169,16 +169,7 @@ class LossWeights:
                 factor = _factor(own, node, size, described)
                 before, after = components.producers[node.number], components.of[position]
                 counts = size != 1 or after in components.scalars
-                passage = Passage(
-                    output=node.outputs[0],
-                    before=before,
-                    input=position,
-                    after=after,
-                    factor=factor,
-                    degree=degree,
-                    counts=counts,
-                )
-                passages.append(passage)
+                passages.append(Passage(node.outputs[0], before, position, after, factor, degree, counts))
         return passages
 
     def _weights(self, factors: Sequence[Optional[float]]) -> Tuple[float, ...]:

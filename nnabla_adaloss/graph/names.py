@@ -9,6 +9,7 @@ producer and its nearest consumer share, or else that of the producer, and its t
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
@@ -143,9 +144,6 @@ def _between(producer: Optional[Tuple[int, str]], consumer: Optional[Tuple[int, 
         return (producer or consumer or (0, ""))[1]
     if producer[1] == consumer[1]:
         return producer[1]
-    shared: List[str] = []
-    for own, other in zip(producer[1].split("/"), consumer[1].split("/")):
-        if own != other:
-            break
-        shared.append(own)
+    pairs = zip(producer[1].split("/"), consumer[1].split("/"))
+    shared = [own for own, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
     return "/".join(shared) or producer[1]

@@ -7,7 +7,6 @@ import ctypes
 import os
 import sys
 from functools import cache
-from pathlib import Path
 from typing import Any, Optional, Sequence, Union
 
 import nnabla as nn
@@ -63,10 +62,10 @@ class DirectAddresses:
 
     # A C++ exception cannot pass through C and would end the process: the memory must exist, on the host.
 
-    def __init__(self, nnabla: Any = None, library: Path = LIBRARY) -> None:
+    def __init__(self, nnabla: Any = None) -> None:
         nnabla = nnabla_library() if nnabla is None else nnabla
         # PyDLL keeps Python's lock, so that no other thread uses the arrays meanwhile.
-        self._call = ctypes.PyDLL(str(library)).adaloss_addresses
+        self._call = ctypes.PyDLL(str(LIBRARY)).adaloss_addresses
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self._call.argtypes = [pointer, pointer, pointer, number, pointer, ctypes.c_bool]
         self._call.restype = None

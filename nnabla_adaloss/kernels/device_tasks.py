@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,7 +120,6 @@ class DeviceTable:
         # Magnitudes first, so that one copy covers them and the first rows. Rows have 8 bytes per number.
         self._before_rows = 4 * (gradients + gradients % 2)
         self._size = self._before_rows + rows * self._row.itemsize
-        self._number_of_rows, self._gradients = rows, gradients
         self._launcher = launcher
         self._memory = launcher.allocate(self._size)
         self.largest = np.uint64(self._memory.ptr)
@@ -130,13 +129,9 @@ class DeviceTable:
         """Empty all rows and reset the magnitudes, without waiting."""
         self._launcher.clear(self._memory, self._size)
 
-    def fetch(
-        self, rows: Optional[int] = None, gradients: Optional[int] = None
-    ) -> Tuple[List[RoundingStatistics], List[float]]:
-        """Wait for the kernels launched so far, and copy the first rows and places to the host; None: all."""
+    def fetch(self, rows: int, gradients: int) -> Tuple[List[RoundingStatistics], List[float]]:
+        """Wait for the kernels launched so far, and copy the first rows and places to the host."""
         # An unwritten row is that of an empty array, an unwritten place 0.
-        rows = self._number_of_rows if rows is None else rows
-        gradients = self._gradients if gradients is None else gradients
         table = self._launcher.fetch(self._memory, self._before_rows + rows * self._row.itemsize)
         largest = table[: 4 * gradients].view(np.float32)
         records = table[self._before_rows :].view(self._row)
