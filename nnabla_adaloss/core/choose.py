@@ -341,10 +341,11 @@ def _keep_bits_of_weights(
                 for e in edges
                 if e.predecessor == edge.predecessor
             )
-            alpha, lowest = own.enough, max(limits.floors[edge.predecessor], in_range)
+            gradients_keep_bits = limits.floors[edge.predecessor]
+            alpha, lowest = own.enough, max(gradients_keep_bits, in_range)
             if after < lowest * own.least:
                 # The copy would keep no bit: gradients give up some of theirs for a few.
-                alpha, lowest = own.least, max(limits.floors[edge.predecessor] / own.further, in_range)
+                alpha, lowest = own.least, max(gradients_keep_bits / own.further, in_range)
             by = floor_power_of_two(before / max(lowest, after / alpha))
             if by > 1.0 and after >= lowest * own.least:
                 scales[edge.predecessor], lowered = before / by, True

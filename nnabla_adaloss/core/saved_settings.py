@@ -69,8 +69,10 @@ def with_known_names(
     chosen: Optional[Collection[str]],
     path: str = "",
 ) -> Tuple[Dict[str, Any], List[str]]:
-    """Match `saved` to `settings`, and list names of the state alone; ValueError if a setting that one lacks
-    is not at its default: of saved ones those in `chosen`; None, as in older states: any may be.
+    """Read saved settings: those of this version, and the names of those that only the state has.
+
+    ValueError if a setting that one of them lacks is in use, so not at its default: a saved one in `chosen`;
+    None, as in older states: any may be.
     """
     read: Dict[str, Any] = {}
     foreign: List[str] = []

@@ -60,6 +60,7 @@ class AmaxWindow(NamedTuple):
         entries, start, end = self.entries, 0, len(self.entries)
         while start < end and entries[start][0] <= pushed - length:
             start += 1
+        # An entry that is smaller and older than the new one will never be the largest.
         while start < end and entries[end - 1][1] <= magnitude:
             end -= 1
         entries = (*entries[start:end], (pushed, magnitude))

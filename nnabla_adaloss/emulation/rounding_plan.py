@@ -57,30 +57,32 @@ class RoundingPlan:
             # Scalars are stored in the format that constants are cast to.
             in_float, _ = find_tail(graph, candidates, precision.data_format(1))
             self._in_float.update(hash(functions[i]) for i in in_float)
-        # Outputs are not leaves, also when they are read cut off from the graph.
-        others = {graph.keys[position] for position in described.outputs.positions}
+        # Leaves that some function reads in float; outputs, also read cut off from the graph, are none.
+        read_in_float = {graph.keys[position] for position in described.outputs.positions}
         # Variables that are already in the format when a function reads them.
-        self._rounded = {graph.keys[position] for position in graph.leaves} - others
+        self._rounded = {graph.keys[position] for position in graph.leaves} - read_in_float
         self.roundings: Dict[int, Rounding] = {}
-        half: Dict[int, nn.Variable] = {}
+        read_in_half: Dict[int, nn.Variable] = {}
         for f in functions:
-            read, inputs = self._half_inputs(f), f.inputs
-            rounding = self.roundings[hash(f)] = self.rounding_of(f, read)
+            inputs, halves = f.inputs, self._half_inputs(f)
+            rounding = self.roundings[hash(f)] = self.rounding_of(f, halves)
             if not rounding.outputs and _is_view(f):
                 if inputs[0].parent is not None and hash(inputs[0]) in self._rounded:
                     self._rounded.update(map(hash, f.outputs))
                 continue
             self._rounded.update(key for key, _ in rounding.outputs)
+            # Operands have copies of their own.
             operands = {operand.key for operand in rounding.reads}
-            of_half = {hash(v): v for v in read if v.parent is None and hash(v) not in operands}
-            half.update(of_half)
-            others.update({hash(v) for v in inputs if v.parent is None} - of_half.keys() - operands)
-        # A leaf that is also read in fp32 is rounded for each function that reads it in half.
-        self.leaves: Keyed = [(key, v) for key, v in half.items() if key not in others]
-        apart = half.keys() & others
-        self._rounded -= apart
-        for f in functions if apart else ():
-            if not apart.isdisjoint(map(hash, f.inputs)):
+            leaves = {hash(v) for v in inputs if v.parent is None} - operands
+            in_half = {hash(v): v for v in halves if v.parent is None and hash(v) in leaves}
+            read_in_half.update(in_half)
+            read_in_float |= leaves - in_half.keys()
+        # A leaf that is also read in float is rounded for each function that reads it in half.
+        self.leaves: Keyed = [(key, v) for key, v in read_in_half.items() if key not in read_in_float]
+        in_both = read_in_half.keys() & read_in_float
+        self._rounded -= in_both
+        for f in functions if in_both else ():
+            if not in_both.isdisjoint(map(hash, f.inputs)):
                 self.roundings[hash(f)] = self.rounding_of(f)
         # Operands in forward and in backward, by function key.
         roundings = self.roundings.items()
@@ -95,16 +97,16 @@ class RoundingPlan:
         function, loss = self._loss
         return frozenset(keys if function in self._in_float else keys | {loss})
 
-    def rounding_of(self, f: Any, read: Optional[List[nn.Variable]] = None) -> Rounding:
-        """Arrays that are rounded for `f`, which reads `read` in half precision."""
+    def rounding_of(self, f: Any, halves: Optional[List[nn.Variable]] = None) -> Rounding:
+        """Arrays that are rounded for `f`; `halves`: inputs that it reads in half, if listed already."""
         precision = self._of.get(hash(f), self._default)
         outputs, gradients = half_outputs(f), half_gradients(f)
         if hash(f) in self._in_float:
             # Gradients that leave the float tail are half; its outputs are rounded by readers in half.
             outputs, before = [], ((v, v.parent) for v in gradients if v.parent is not None)
             gradients = [v for v, g in before if hash(g) not in self._in_float and not _keeps_fp32(g)]
-        read = self._half_inputs(f) if read is None else read
-        unrounded = [v for v in read if hash(v) not in self._rounded]
+        halves = self._half_inputs(f) if halves is None else halves
+        unrounded = [v for v in halves if hash(v) not in self._rounded]
         reads = operands_of(f, precision, unrounded) if unrounded or precision.operands_only else ((), ())
         return Rounding([(hash(v), v) for v in outputs], [(hash(v), v) for v in gradients], *reads)
 

@@ -148,7 +148,7 @@ class AdaLoss:
             # Not stored: the next finite gradient determines the layer's scale.
             alpha, unbounded, reason = 1.0, 1.0, Reason.NONFINITE
         else:
-            # Statistics of an empty array determine no scale.
+            # The method, if it is due; statistics of an empty array determine no scale.
             if due and (needs is Needs.NOTHING or (g_statistics is not None and g_statistics.count)):
                 inputs: Tuple[Any, Any] = g_statistics, weight_statistics
                 if needs is Needs.ARRAYS:
@@ -159,10 +159,12 @@ class AdaLoss:
                     inputs = scaled_history(state.history, previous_scale), weight_statistics
                 unbounded = unbounded_alpha(config, *inputs, config.range, fan_in)
                 state = state._replace(computed_at=iteration, unbounded=unbounded)
+            # The overflow guard, from these statistics if both are known, else from the last ones.
             if g_statistics is not None and (W is None) == (weight_statistics is None):
                 terms = fan_in if fan_in_bound is None else fan_in_bound
                 limit = overflow_limit(g_statistics, weight_statistics, terms, config.range.u_max)
                 state = state._replace(accumulated_limit=previous_scale * limit)
+            # Bounds, the guard, a power of two, and the range of the scaled weight.
             unbounded = state.unbounded
             alpha, reason = bounded(unbounded, previous_scale, config)
             if alpha > state.accumulated_limit / previous_scale:

@@ -143,19 +143,20 @@ def compute_in_float(graph: Graph, functions: AbstractSet[int]) -> List[nn.Varia
         make = getattr(nnabla.function, described.type_names[index])
         inputs, outputs = f.inputs, f.outputs
         computed = all(map(_is_written, outputs))
-        again = computed and all(is_computed(v) for v in inputs if v.parent is not None)
+        recompute = computed and all(is_computed(v) for v in inputs if v.parent is not None)
         function = make(float_context(f.context), **described.args[index])
-        made = function(*inputs, n_outputs=len(outputs), auto_forward=again)
+        made = function(*inputs, n_outputs=len(outputs), auto_forward=recompute)
         for old, new in zip(outputs, made if isinstance(made, (list, tuple)) else [made]):
             need_grad = old.need_grad
             old.rewire_on(new)
             if old.need_grad != need_grad:
                 old.need_grad = need_grad
-        missing += outputs if computed and not again else []
+        missing += outputs if computed and not recompute else []
     return missing
 
 
 def _is_lost(constant: float, storage: Format) -> bool:
+    """True if a format changes a constant by more than its precision."""
     error = abs(storage.nearest(constant) - constant)
     return error > math.ldexp(abs(constant), -storage.mantissa_bits)
 

@@ -60,7 +60,7 @@ def memory_uses(described: GraphDescription) -> MemoryUses:
 
 
 def fixed_leaves(described: GraphDescription) -> Dict[int, bool]:
-    """Leaves without gradient, and whether forward writes them; of the others, those it writes."""
+    """Leaves that get no gradient, False, and all leaves that forward writes, True; by position."""
     positions, producers = described.inputs.positions, described.producers
     uses = zip(positions, producers, described.needs)
     fixed = dict.fromkeys([p for p, producer, need in uses if producer is None and not need], False)

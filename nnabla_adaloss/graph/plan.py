@@ -89,7 +89,7 @@ class GraphPlan:
         self._on_host = numbers_on_host(described, graph.functions)
         self._components: Dict[bool, Components] = {}
         self._weights: Dict[bool, LossWeights] = {}
-        self._sizes = _sizes(described)
+        self._size_classes = _size_classes(described)
         self._inputs = described.inputs.by_function()
         self._producers = described.inputs.by_function(described.producers)
         self._needs = described.inputs.by_function(described.needs)
@@ -138,8 +138,10 @@ class GraphPlan:
             return None
         new_leaves = {position for position, leaf in kept.items() if before.get(position) != leaf}
         for position in new_leaves:
-            # Data with a gradient are new leaves in each graph. Parameters have names.
-            if position not in before or before[position][1] is not None or kept[position][1] is not None:
+            # Data with a gradient are new leaves in each graph. Parameters, which have names, are not.
+            _, name_before = before.get(position, (0, "not kept"))
+            _, name = kept[position]
+            if name is not None or name_before is not None:
                 return None
         if new_leaves and any(one.weight in new_leaves for node in self.nodes for one in node.layer_inputs):
             return None
@@ -168,7 +170,7 @@ class GraphPlan:
         """
         before = self.described
         own = before._replace(args=described.args, shapes=described.shapes, kept=described.kept)
-        if own != described or self._sizes != _sizes(described):
+        if own != described or self._size_classes != _size_classes(described):
             return None
         other = copy(self)
         other.described = described
@@ -206,7 +208,7 @@ class GraphPlan:
         """Components: gradients connected by functions that pass a scale on; see `components_of`."""
         if by_layer not in self._components:
             shared = self.described.one_gradient
-            components = components_of(self.nodes, self._sizes, by_layer=by_layer, one_gradient=shared)
+            components = components_of(self.nodes, self._size_classes, by_layer=by_layer, one_gradient=shared)
             self._components[by_layer] = components
         return self._components[by_layer]
 
@@ -215,7 +217,7 @@ class GraphPlan:
         """Components, merged where only hooks could split them."""
         components = self.components(by_layer=True)
         return merge_components(
-            components, self.nodes, self._sizes, self.swappable, self.described.one_gradient
+            components, self.nodes, self._size_classes, self.swappable, self.described.one_gradient
         )
 
     def loss_weights(self, *, by_layer: bool) -> LossWeights:
@@ -258,7 +260,7 @@ class GraphPlan:
     @cached_property
     def scalars(self) -> FrozenSet[int]:
         """Positions of the scalar variables."""
-        return frozenset(position for position, size in enumerate(self._sizes) if size == 1)
+        return frozenset(position for position, size in enumerate(self._size_classes) if size == 1)
 
     @cached_property
     def limiting_gradients(self) -> Set[int]:
@@ -372,7 +374,7 @@ class GraphPlan:
                 descendants.update(self._inputs[index])
             elif len(outputs) == 1:
                 section.add(index)
-        return section if layers else {i for i in section if self._sizes[self._outputs[i][0]] == 1}
+        return section if layers else {i for i in section if self._size_classes[self._outputs[i][0]] == 1}
 
     def _node(self, index: int, layer_inputs: Sequence[LayerInput], section: Set[int]) -> NodeStructure:
         described, label, row = self.described, self.labels[index], self._rows[index]
@@ -382,6 +384,7 @@ class GraphPlan:
             if need and position not in needed:
                 needed[position] = producer
         linear = row.linear and type_name not in self.options.non_homogeneous
+        scalar_output = len(outputs) == 1 and self._size_classes[outputs[0]] == 1
         in_section, selects = index in section, self.options.selection.selects
         layers = tuple([s for s in layer_inputs if selects(label, s.layer)]) if layer_inputs else ()
         return NodeStructure(
@@ -397,12 +400,12 @@ class GraphPlan:
             linear=linear,
             own_references=row.own_references,
             half=index in self._half,
-            separates=not linear or (in_section and len(outputs) == 1 and self._sizes[outputs[0]] == 1),
+            separates=not linear or (in_section and scalar_output),
         )
 
     @cached_property
     def fixed(self) -> Dict[int, bool]:
-        """Leaves without gradient, and whether forward writes them; of the others, those it writes."""
+        """Leaves that get no gradient, False, and all leaves that forward writes, True; by position."""
         return fixed_leaves(self.described)
 
     def __str__(self) -> str:
@@ -438,7 +441,7 @@ def _nameless(described: GraphDescription) -> Dict[int, bool]:
     return {position: name is None for position, (_, name) in described.kept.items()}
 
 
-def _sizes(described: GraphDescription) -> List[int]:
+def _size_classes(described: GraphDescription) -> List[int]:
     """Size class of each variable: 0, 1 or several elements."""
     size = {shape: min(math.prod(shape), _SEVERAL) for shape in {*described.shapes}}
     return list(map(size.__getitem__, described.shapes))

@@ -192,6 +192,7 @@ class CudaKernels(Kernels):
         return self._largest(arrays) == 0.0
 
     def mark_nonfinite(self, arrays: Sequence[NdArray], mark: NdArray) -> None:
+        # The kernel raises a float32 to the largest magnitude: infinity or NaN, if an element is.
         last = self._address(mark) + 4 * (mark.size - 1)
         self._launch("largest_magnitude", self._readings(arrays), np.uint64(last))
 

@@ -173,6 +173,7 @@ class Kernels(ABC):
         self.mark_nonfinite(self._written(variables), mark)
 
     def _written(self, variables: Iterable[Variable]) -> List[NdArray]:
+        """Gradients that were written, readable by the kernels."""
         # A lazily zero gradient stays so: a solver skips its parameter.
         written = [v.grad for v in variables if not v.grad.zeroing]
         return [as_float32(g, NdArray(g.shape)) for g in written]

@@ -101,11 +101,12 @@ class DeviceMeasurements:
 
     def fetch(self) -> Results:
         results = Results([], [])
-        used, unscaled, watched = self._used, self._unscaled, self._watched
+        # Results that the remaining tables hold.
+        rows_left, gradients_left, watched = self._used, self._unscaled, self._watched
         self._used = self._unscaled = 0
         self._watched = False
         for table in self._tables:
-            rows, gradients = min(used, self._rows), min(unscaled, self._rows)
+            rows, gradients = min(rows_left, self._rows), min(gradients_left, self._rows)
             if rows or gradients or watched:
                 fetched, magnitudes = table.fetch(rows, _FIRST_GRADIENT + gradients)
                 table.clear()
@@ -114,7 +115,8 @@ class DeviceMeasurements:
                 if watched:
                     finite = math.isfinite(magnitudes[_WATCHED])
                     results = results._replace(finite=finite, loss=magnitudes[_LOSS])
-            used, unscaled, watched = used - rows, unscaled - gradients, False
+            # Watched arrays have their places in the first table.
+            rows_left, gradients_left, watched = rows_left - rows, gradients_left - gradients, False
         return results
 
     def _new_table(self) -> DeviceTable:
