@@ -13,36 +13,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
-from .validation import integer, number, positive_integer, positive_number
+from .validation import integer, limited, number, positive_integer, positive_number
 
 # Gradients are unscaled in float32, by 1 / scale: below the smallest normal float32 that becomes infinite.
 SMALLEST_SCALE = 2.0**-126
 
 
-def global_scale(name: str, value: object) -> float:
-    """Convert a scale to float; ValueError unless gradients can be scaled and unscaled by it."""
-    result = positive_number(name, value)
-    if result < SMALLEST_SCALE:
-        raise ValueError(
-            f"{name}={value!r} is too small to unscale gradients in float32: it must be 2**-126 or more"
-        )
-    return result
-
-
-def growth_factor(name: str, value: object) -> float:
-    """Convert `value` to float; ValueError unless it is 1 or more."""
-    result = positive_number(name, value)
-    if result < 1.0:
-        raise ValueError(f"{name}={value!r} must be 1 or more")
-    return result
-
-
-def backoff_factor(name: str, value: object) -> float:
-    """Convert `value` to float; ValueError unless it is at most 1."""
-    result = positive_number(name, value)
-    if result > 1.0:
-        raise ValueError(f"{name}={value!r} must not be larger than 1")
-    return result
+global_scale = limited(
+    positive_number,
+    lambda scale: scale >= SMALLEST_SCALE,
+    "is too small to unscale gradients in float32: it must be 2**-126 or more",
+)
+growth_factor = limited(positive_number, lambda factor: factor >= 1.0, "must be 1 or more")
+backoff_factor = limited(positive_number, lambda factor: factor <= 1.0, "must not be larger than 1")
 
 
 class ScaleState(NamedTuple):

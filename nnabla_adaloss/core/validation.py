@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _Any = TypeVar("_Any")
+_Number = TypeVar("_Number", int, float)
 _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
@@ -29,22 +30,6 @@ def number(name: str, value: object) -> float:
         raise ValueError(f"{name} is an integer beyond the range of floating-point numbers") from None
 
 
-def positive_number(name: str, value: object) -> float:
-    """Convert `value` to float; ValueError unless it is positive and finite."""
-    result = number(name, value)
-    if not (math.isfinite(result) and result > 0.0):
-        raise ValueError(f"{name}={value!r} must be a positive finite number")
-    return result
-
-
-def nonnegative_number(name: str, value: object) -> float:
-    """Convert `value` to float; ValueError unless it is finite, and 0 or more."""
-    result = number(name, value)
-    if not (math.isfinite(result) and result >= 0.0):
-        raise ValueError(f"{name}={value!r} must be a finite number, 0 or more")
-    return result
-
-
 def integer(name: str, value: object) -> int:
     """Convert `value` to int; TypeError unless it is an integer other than a boolean."""
     if type(value) is int:
@@ -54,20 +39,24 @@ def integer(name: str, value: object) -> int:
     return int(value)
 
 
-def positive_integer(name: str, value: object) -> int:
-    """Convert `value` to int; TypeError or ValueError unless it is an integer from 1 on."""
-    result = integer(name, value)
-    if result < 1:
-        raise ValueError(f"{name}={value!r} must be 1 or more")
-    return result
+def limited(
+    convert: Callable[[str, object], _Number], accepts: Callable[[_Number], bool], demand: str
+) -> Callable[[str, object], _Number]:
+    """Make a check that converts a value; ValueError with `demand` unless it `accepts` the result."""
+
+    def check(name: str, value: object) -> _Number:
+        result = convert(name, value)
+        if not accepts(result):
+            raise ValueError(f"{name}={value!r} {demand}")
+        return result
+
+    return check
 
 
-def nonnegative_integer(name: str, value: object) -> int:
-    """Convert `value` to int; TypeError or ValueError unless it is an integer from 0 on."""
-    result = integer(name, value)
-    if result < 0:
-        raise ValueError(f"{name}={value!r} must be 0 or more")
-    return result
+positive_number = limited(number, lambda x: 0.0 < x < math.inf, "must be a positive finite number")
+nonnegative_number = limited(number, lambda x: 0.0 <= x < math.inf, "must be a finite number, 0 or more")
+positive_integer = limited(integer, lambda n: n >= 1, "must be 1 or more")
+nonnegative_integer = limited(integer, lambda n: n >= 0, "must be 0 or more")
 
 
 def boolean(name: str, value: object) -> bool:

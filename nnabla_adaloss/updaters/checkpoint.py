@@ -19,7 +19,7 @@ from nnabla.solver import Solver
 
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..errors import warn
-from ..graph.names import must_override
+from ..graph.names import must_override, parameters_in
 from ..state import StateFileError
 from ..state.whole_file import replace_file, special_kind
 from ..undo.shared_memory import shared_memory_of
@@ -315,18 +315,10 @@ def _of_module(module: Any) -> Dict[str, nn.Variable]:
     """Parameters of a Module; its `get_parameters` would change the current scope, also of other threads."""
     if not isinstance(module, nn.Module):
         return cast(Dict[str, nn.Variable], module.get_parameters(grad_only=False))
-    variables = dict(_in_scope(module.parameter_scope, ""))
+    variables = dict(parameters_in(module.parameter_scope))
     for name, below in module.submodules.items():
         variables.update({f"@{name}/{key}": variable for key, variable in _of_module(below).items()})
     return variables
-
-
-def _in_scope(scope: Mapping[str, Any], path: str) -> Iterator[Tuple[str, nn.Variable]]:
-    for name, entry in scope.items():
-        if isinstance(entry, dict):
-            yield from _in_scope(entry, f"{path}{name}/")
-        else:
-            yield path + name, entry
 
 
 def _read(name: str) -> Any:
