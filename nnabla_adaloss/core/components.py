@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from types import MappingProxyType
 from typing import (
     AbstractSet,
     Any,
-    DefaultDict,
     Dict,
     FrozenSet,
-    Iterable,
     List,
     Mapping,
     NamedTuple,
@@ -158,23 +155,27 @@ def merge_components(
 
 def _share_without_hooks(
     nodes: Sequence[NodeStructure], one_gradient: Mapping[int, int], swappable: AbstractSet[int]
-) -> Iterable[List[int]]:
+) -> List[List[int]]:
     """Groups of positions whose gradients have a common scale in a pass without hooks: each weight then has
     one copy, or none, and each leaf one scale of all contributions.
     """
-    alike: DefaultDict[Tuple[str, int], List[int]] = defaultdict(list)
+    around_layers: List[List[int]] = []
+    # By weight, the outputs and the scaled inputs of its layers; by leaf, its contributions.
+    outputs: Dict[int, List[int]] = {}
+    inputs: Dict[int, List[int]] = {}
+    contributions: Dict[int, List[int]] = {}
     for node in nodes:
         own = node.outputs[0]
         for layer_input in node.layer_inputs:
             if layer_input.weight not in swappable:
-                yield [own, layer_input.input]
-            alike["output of", layer_input.weight].append(own)
-            alike["target of", layer_input.weight].append(layer_input.input)
+                around_layers.append([own, layer_input.input])
+            outputs.setdefault(layer_input.weight, []).append(own)
+            inputs.setdefault(layer_input.weight, []).append(layer_input.input)
         scaled = {one.input for one in node.layer_inputs}
         # A function that separates components writes a leaf at any scale.
         for leaf in () if node.separates else node.leaves:
-            alike["added to", one_gradient.get(leaf, leaf)].append(leaf if leaf in scaled else own)
-    yield from alike.values()
+            contributions.setdefault(one_gradient.get(leaf, leaf), []).append(leaf if leaf in scaled else own)
+    return [*around_layers, *outputs.values(), *inputs.values(), *contributions.values()]
 
 
 def _numbered(
@@ -232,15 +233,14 @@ def _numbered(
     )
 
 
-def _edges(node: NodeStructure, of: Mapping[int, int], before: int) -> Iterable[Edge]:
+def _edges(node: NodeStructure, of: Mapping[int, int], before: int) -> List[Edge]:
     """Edges of a function from `before`, the component of its output, to others."""
-    scaled = {one.input for one in node.layer_inputs if of.get(one.input, before) != before}
-    for layer_input in node.layer_inputs:
-        if layer_input.input in scaled:
-            yield Edge(before, of[layer_input.input], layer_input.layer, layer_input.weight)
-    for after in dict.fromkeys(of[p] for p in node.inputs if p not in scaled):
-        if after != before:
-            yield Edge(before, after, None, -1)
+    layers = [one for one in node.layer_inputs if of.get(one.input, before) != before]
+    scaled = {one.input for one in layers}
+    others = {of[position]: None for position in node.inputs if position not in scaled}
+    others.pop(before, None)
+    edges = [Edge(before, of[one.input], one.layer, one.weight) for one in layers]
+    return [*edges, *(Edge(before, after, None, -1) for after in others)]
 
 
 def _reachable(following: Sequence[AbstractSet[int]], first: AbstractSet[int]) -> Set[int]:

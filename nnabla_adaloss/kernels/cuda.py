@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from threading import RLock
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -173,10 +173,7 @@ class CudaKernels(Kernels):
     # ---- Kernels
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
-        with self._lock:
-            self.launch_statistics([x], self._own_table)
-            (row,), _ = self._own_table.fetch(1, 0)
-        return row.statistics
+        return self._results(lambda table: self.launch_statistics([x], table))[0].statistics
 
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
         with self._lock:
@@ -200,11 +197,7 @@ class CudaKernels(Kernels):
         """Largest magnitude in the arrays, infinity and NaN included."""
         if not arrays:
             return 0.0
-        with self._lock:
-            self._own_table.clear()
-            self.launch_largest(arrays, self._own_table, [0] * len(arrays))
-            _, (largest,) = self._own_table.fetch(0, 1)
-        return largest
+        return self._results(lambda table: self.launch_largest(arrays, table, [0] * len(arrays)))[1]
 
     def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
         self.scaled_copy_all(ScaledCopies([source], [target], [alpha], [half]))
@@ -231,22 +224,25 @@ class CudaKernels(Kernels):
         self._launch("scaled_copy", DeviceTasks(addresses, addresses, [x.size], factors=alpha, flags=flags))
 
     def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
-        with self._lock:
-            self._own_table.clear()
-            self.launch_unscale_add([(source, master, scale, accumulate)], self._own_table)
-            _, (largest,) = self._own_table.fetch(0, 1)
-        return largest
+        gradients = [(source, master, scale, accumulate)]
+        return self._results(lambda table: self.launch_unscale_add(gradients, table))[1]
 
     def _round(
         self, source: NdArray, target: NdArray, storage: Format, fitted: bool, random_key: Optional[int]
     ) -> RoundingStatistics:
-        with self._lock:
-            self._own_table.clear()
-            self.launch_round_to_format(source, target, storage, self._own_table, fitted, random_key)
-            (row,), _ = self._own_table.fetch(1, 0)
-        return row
+        return self._results(
+            lambda table: self.launch_round_to_format(source, target, storage, table, fitted, random_key)
+        )[0]
 
     # ---- launching
+
+    def _results(self, launch: Callable[[DeviceTable], Any]) -> Tuple[RoundingStatistics, float]:
+        """Wait for the results of one launch: the first row of its table, and the first largest magnitude."""
+        with self._lock:
+            self._own_table.clear()
+            launch(self._own_table)
+            (row,), (largest,) = self._own_table.fetch(1, 1)
+        return row, largest
 
     def _address(self, x: NdArray, write_only: bool = False) -> int:
         return addresses_of([x], None, self.context, write_only=write_only)[0]
