@@ -108,21 +108,22 @@ class ScaleLimits(NamedTuple):
         for own, index in enumerate(of):
             parts[index].append(own)
 
-        def known(value_of: Callable[[int], Optional[float]]) -> List[List[float]]:
+        def of_parts(value_of: Callable[[int], Optional[float]]) -> List[List[float]]:
+            # Values of the parts of each merged component, of those that have one.
             return [[value for value in map(value_of, part) if value is not None] for part in parts]
 
-        weights = [max(own) for own in known(self.loss_weights.__getitem__)]
+        weights = [max(own) for own in of_parts(self.loss_weights.__getitem__)]
         amaxes = [None if a is None else a * w for a, w in zip(self.unit_amaxes, self.loss_weights)]
-        largest = [max(own, default=None) for own in known(amaxes.__getitem__)]
+        largest = [max(own, default=None) for own in of_parts(amaxes.__getitem__)]
         return ScaleLimits(
-            limits=[min(own, default=None) for own in known(self.limits.__getitem__)],
-            provisional={i: min(own) for i, own in enumerate(known(self.provisional.get)) if own},
+            limits=[min(own, default=None) for own in of_parts(self.limits.__getitem__)],
+            provisional={i: min(own) for i, own in enumerate(of_parts(self.provisional.get)) if own},
             loss_weights=tuple(weights),
             unit_amaxes=[None if a is None else a / (w or 1.0) for a, w in zip(largest, weights)],
             underflowed={of[own] for own in self.underflowed},
             equalize=self.equalize,
             bounds=self.bounds,
-            floors={i: max(own) for i, own in enumerate(known(self.floors.get)) if own},
+            floors={i: max(own) for i, own in enumerate(of_parts(self.floors.get)) if own},
         )
 
     def of_root(self, start: float, span: float) -> float:
@@ -191,10 +192,10 @@ def choose(
         brings_nonzero = predecessor in nonzero
         if successor not in scale_of or (limit is None and brings_nonzero and successor not in nonzero):
             scale_of[successor] = scale
-            alpha_products[successor] = alpha_products[predecessor] * (
-                1.0 if layer is None else scale / before
-            )
+            applied = 1.0 if layer is None else scale / before
+            alpha_products[successor] = alpha_products[predecessor] * applied
         elif scale != scale_of[successor]:
+            # Another function's contribution carries another scale already.
             reason = Reason.BRANCHES
         # A scalar zero is inactive in the batch; of an array all elements may have underflowed.
         if limit is not None or (brings_nonzero and successor not in components.scalars):

@@ -184,7 +184,7 @@ def _numbered(
     one_gradient: Mapping[int, int],
     root_of: Mapping[int, int],
 ) -> Components:
-    """Number the components in backward order: positions with equal `root_of` are connected."""
+    """Components of positions with equal `root_of`, numbered in backward order, with edges between them."""
     names: List[str] = []
     numbers: Dict[int, int] = {}  # by root
 
@@ -214,7 +214,7 @@ def _numbered(
     for edge in edges:
         following[edge.predecessor].add(edge.successor)
     after_layers = _reachable(following, {edge.successor for edge in edges if edge.layer is not None})
-    writers: Dict[int, Set[int]] = {}
+    writers: Dict[int, Set[int]] = {}  # components that contribute to each leaf's gradient
     for node in nodes:
         own = producers[node.number]
         for leaf in node.leaves:

@@ -96,6 +96,7 @@ class OperandSwap:
         self.swapped.clear()
 
     def _rounded(self, operand: Operand, source: nn.NdArray, remember: bool) -> Optional[nn.NdArray]:
+        """Rounded copy of an operand's array, new or remembered; None if it must not be rounded."""
         if source.clear_called:
             return None
         name, index, format = f"operand {operand.attribute}", operand.position, operand.format

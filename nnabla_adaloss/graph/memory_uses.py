@@ -39,23 +39,25 @@ def memory_uses(described: GraphDescription) -> MemoryUses:
         if hands_memory_on(type_name, args)
     }
     outputs = {p: index for p, index in zip(written.positions, written.functions) if index not in views}
-    # Includes views, whose memory is written at its first use.
-    filled = {**outputs} if views else outputs
+    # Function that writes the memory of each variable, also through a view of it.
+    writers = {**outputs} if views else outputs
     for index, (source, view) in views.items():
-        if filled.get(source, never) < index:
-            filled[view] = filled[source]
-    of_leaves: Dict[int, int] = {}
-    of_others: Dict[int, int] = {}
+        if writers.get(source, never) < index:
+            writers[view] = writers[source]
+    # First function that reads each leaf, or other variable: from the last use to the first, which remains. A
+    # view is read when its output is.
+    readers: Dict[int, int] = {}
+    readers_of_others: Dict[int, int] = {}
     for position, producer, index in list(zip(inputs.positions, described.producers, inputs.functions))[::-1]:
-        at = of_others.get(views[index][1], never) if index in views else index
-        reads = of_leaves if producer is None else of_others
-        if at <= reads.get(position, never):
-            reads[position] = at
-    cut_off = [p for p, index in of_leaves.items() if filled.get(p, never) < index]
-    trained = {*compress(inputs.positions, described.needs)}
-    named = {p for p, (_, name) in described.kept.items() if name is not None}
-    left_out = (named & trained).union(cut_off)
-    leaves = {p: index for p, index in of_leaves.items() if p not in left_out}
+        reader = readers_of_others.get(views[index][1], never) if index in views else index
+        first = readers if producer is None else readers_of_others
+        if reader <= first.get(position, never):
+            first[position] = reader
+    cut_off = [p for p, reader in readers.items() if writers.get(p, never) < reader]
+    with_gradient = {*compress(inputs.positions, described.needs)}
+    trained = {p for p, (_, name) in described.kept.items() if name is not None} & with_gradient
+    left_out = trained.union(cut_off)
+    leaves = {p: reader for p, reader in readers.items() if p not in left_out}
     return MemoryUses(leaves, outputs, cut_off)
 
 

@@ -76,18 +76,18 @@ def function_names(graph: GraphDescription) -> List[str]:
     products = [type_name in types for type_name in graph.type_names]
     of_products = {scope for scope, product in zip(scopes, products) if product}
     edges = [(index, parent) for index, own in enumerate(parents) for parent in own if parent is not None]
-    before = _nearest(edges, scopes)
-    behind = _nearest([(parent, index) for index, parent in reversed(edges)], scopes)
+    producers = _nearest(edges, scopes)
+    consumers = _nearest([(parent, index) for index, parent in reversed(edges)], scopes)
     names: List[str] = []
-    # The last number given to a name.
-    numbers: Dict[str, int] = {}
+    numbers: Dict[str, int] = {}  # the last number given to a name
     used: Set[str] = set()
     for index, type_name in enumerate(graph.type_names):
         scope = scopes[index]
+        # Where a scope has a product, its other functions are named after it and their type.
         if scope and (products[index] or scope not in of_products):
             base = scope
         else:
-            around = scope or _between(before.get(index), behind.get(index))
+            around = scope or _between(producers.get(index), consumers.get(index))
             base = f"{around}/{type_name}" if around else type_name
         name, number = base, numbers.get(base, 1)
         while name in used:
@@ -140,10 +140,9 @@ def _nearest(edges: Sequence[Tuple[int, int]], scopes: Sequence[str]) -> Dict[in
 
 
 def _between(producer: Optional[Tuple[int, str]], consumer: Optional[Tuple[int, str]]) -> str:
+    """Scope that the nearest producer and consumer share, or else that of the producer."""
     if producer is None or consumer is None:
         return (producer or consumer or (0, ""))[1]
-    if producer[1] == consumer[1]:
-        return producer[1]
     pairs = zip(producer[1].split("/"), consumer[1].split("/"))
     shared = [own for own, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
     return "/".join(shared) or producer[1]

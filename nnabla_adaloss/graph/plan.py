@@ -377,6 +377,7 @@ class GraphPlan:
         return section if layers else {i for i in section if self._size_classes[self._outputs[i][0]] == 1}
 
     def _node(self, index: int, layer_inputs: Sequence[LayerInput], section: Set[int]) -> NodeStructure:
+        """Structure of a function, with those of its possible `layer_inputs` that are selected."""
         described, label, row = self.described, self.labels[index], self._rows[index]
         type_name, outputs = described.type_names[index], self._outputs[index]
         needed: Dict[int, Optional[int]] = {}
