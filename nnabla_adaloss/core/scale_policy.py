@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
-from .validation import integer, limited, number, positive_integer, positive_number
+from .validation import integer, limited, nonnegative_integer, number, positive_integer, positive_number
 
 # Gradients are unscaled in float32, by 1 / scale: below the smallest normal float32 that becomes infinite.
 SMALLEST_SCALE = 2.0**-126
@@ -65,8 +65,7 @@ class ScalePolicy:
 
     def checked(self, state: ScaleState) -> ScaleState:
         """Check a state's numbers; ValueError or TypeError if a policy cannot have made them."""
-        if integer("counter", state.counter) < 0:
-            raise ValueError(f"counter={state.counter!r} must be 0 or more")
+        nonnegative_integer("counter", state.counter)
         if not 1 <= integer("hysteresis_left", state.hysteresis_left) <= self.hysteresis:
             raise ValueError(f"hysteresis_left={state.hysteresis_left!r} must lie in [1, {self.hysteresis}]")
         return state._replace(scale=global_scale("scale", state.scale))

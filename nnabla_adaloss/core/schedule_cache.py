@@ -8,10 +8,13 @@ from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 from .power_of_two import is_power_of_two
 from .schedule import ScaleSchedule
-from .validation import integer, number
+from .validation import integer, limited, number
 
 # Number of loss-weight tuples with a cached schedule.
 _KEPT = 64
+
+# Check of a saved scale: float32 must hold it and its reciprocal.
+_scale = limited(number, lambda scale: 2.0**-126 <= scale < 2.0**126, "must be in [2**-126, 2**126)")
 
 # Start of a cycle that has ended.
 _ENDED = -(2**31)
@@ -115,9 +118,10 @@ class ScheduleCache:
         chosen: Dict[Tuple[float, ...], Tuple[int, ScaleSchedule, Any]] = {}
         for saved in state["chosen"]:
             key = tuple([number("weight", weight) for weight in saved["weights"]])
-            given_scale = None if saved["fixed_scale"] is None else _scale(saved["fixed_scale"])
+            given_scale = None if saved["fixed_scale"] is None else _scale("scale", saved["fixed_scale"])
+            scales = [_scale("scale", scale) for scale in saved["scales"]]
             # Older states have no merged components.
-            schedule = make(list(map(_scale, saved["scales"])), given_scale, key, saved.get("joined", False))
+            schedule = make(scales, given_scale, key, saved.get("joined", False))
             counts = {len(schedule.component_scales), len(key), len(schedule.components.names)}
             if len(counts) != 1:
                 raise ValueError(f"{len(key)} components; the network has {len(schedule.components.names)}")
@@ -129,11 +133,3 @@ class ScheduleCache:
                     raise ValueError(f"scale={scale!r} must be a power of two, as power_of_two is True")
             chosen[key] = integer("iteration", saved["iteration"]), schedule, None
         return replace(self, chosen=chosen, since=integer("since", state["since"]))
-
-
-def _scale(value: Any) -> float:
-    """Check a saved scale; float32 must hold it and its reciprocal."""
-    scale = number("scale", value)
-    if not 2.0**-126 <= scale < 2.0**126:
-        raise ValueError(f"scale={scale!r} must be in [2**-126, 2**126)")
-    return scale
