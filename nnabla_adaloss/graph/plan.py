@@ -221,7 +221,7 @@ class GraphPlan:
         )
 
     def loss_weights(self, *, by_layer: bool) -> LossWeights:
-        """Reader of the loss weights of these components."""
+        """Reader of the loss weights of the components that `components` returns."""
         if by_layer not in self._weights:
             components = self.components(by_layer=by_layer)
             self._weights[by_layer] = LossWeights(

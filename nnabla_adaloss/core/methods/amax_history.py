@@ -39,6 +39,7 @@ class AmaxHistory(Method):
     window: Optional[int] = None
 
     def __post_init__(self) -> None:
+        # It checks both.
         self.policy(HistoryPolicy())
 
     def policy(self, of_global_scale: HistoryPolicy) -> HistoryPolicy:
