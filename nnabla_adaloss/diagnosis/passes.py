@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.verdict import Rules
+from ..emulation.rounded_storage import RoundedStorage
 from ..engine import AdaptiveLossScaling, BatchLoop
 from ..graph.description import type_name_of
 from ..graph.graph import Graph
@@ -78,6 +79,8 @@ class Passes:
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._outputs = {key: v for layer in layers for key, v in layer.outputs.items()}
         self._weights = {key: v for layer in layers for key, v in layer.weights.items()}
+        # Each use of a weight is a variable of its own, with the same gradient.
+        self._key_of_grad = {hash(v.grad): key for key, v in self._weights.items()}
 
     def with_one_scale(
         self,
@@ -91,6 +94,19 @@ class Passes:
         """Run backward of a Variable or its emulation, which can leave gradients in fp32; with a pre hook."""
         arrays: Gradients = {}
         last: Any = None
+        storage: Optional[RoundedStorage] = getattr(loss, "emulated_storage", None)
+        # Gradients of weights so far, and their elements of which a part is beyond the format: one of several
+        # uses may overflow where the sum does not.
+        sums: Dict[int, NDArray[Any]] = {}
+        beyond: Dict[int, NDArray[Any]] = {}
+
+        def note_parts(f: Any) -> None:
+            for v in f.inputs:
+                key = self._key_of_grad.get(hash(v.grad))
+                if key is not None and storage is not None:
+                    before, sums[key] = sums.get(key, 0.0), np.array(v.grad.data, np.float64)
+                    is_beyond = np.abs(sums[key] - before) > storage.gradient_format(key, v.size).max
+                    beyond[key] = beyond.get(key, False) | is_beyond
 
         def note(f: Any) -> None:
             nonlocal last
@@ -102,7 +118,7 @@ class Passes:
         self._begin(forward)
         try:
             if round_gradients:
-                loss.backward(scale, function_pre_hook=note)
+                loss.backward(scale, function_pre_hook=note, function_post_hook=note_parts)
             else:
                 emulation: Any = loss
                 emulation.backward(scale, function_pre_hook=note, round_gradients=False)
@@ -115,6 +131,8 @@ class Passes:
             # nnabla hides an interruption in a user's function.
             raise root_cause(error) from None
         self._note_weights(arrays)
+        for key, parts in beyond.items():
+            arrays[key][parts] = np.inf
         return _unscaled(arrays, dict.fromkeys(arrays, scale))
 
     def adaptive(self, forward: Forward, scaling: AdaptiveLossScaling, iteration: int) -> Gradients:

@@ -394,11 +394,12 @@ def test_classes_counted_from_1_are_a_note(first: int) -> None:
     assert not diagnosis.verdict.causes
 
 
-def test_a_gradient_of_zero_that_overflows_at_65536_leaves_no_room_for_it() -> None:
+@pytest.mark.parametrize("share", [1.0, 0.75])
+def test_a_gradient_with_a_part_that_overflows_at_65536_leaves_no_room_for_it(share: float) -> None:
     """The scores of a critic for real and for faked data, whose gradients cancel in the bias."""
     rng = np.random.default_rng(0)
     real, faked = (affine(nn.Variable.from_numpy_array(rng.random((4, 16))), 1, "score") for _ in range(2))
-    verdict = diagnose(F.mean(real) - F.mean(faked)).verdict
+    verdict = diagnose(F.mean(real) - share * F.mean(faked)).verdict
     assert (verdict.needs, verdict.line.partition("which ")[2]) == (Way.NONE, "overflows in score/affine.")
     assert verdict.trains["float16"] == [Way.NONE, Way.ONE, Way.ADAPTIVE]
 
