@@ -173,11 +173,13 @@ class LossWeights:
         return passages
 
     def _weights(self, factors: Sequence[Optional[float]]) -> Tuple[float, ...]:
+        """Weight of each component, as in the module's formulas, from the factor of each passage."""
         weights = [0.0] * len(self._components.names)
         weights[self._components.root] = float(self._root_counts)
-        risen = True
-        while risen:
-            risen = False
+        before_round: List[float] = []
+        # A scalar function that other functions lead to needs the weights of the round before.
+        while weights != before_round:
+            before_round = [*weights]
             # Weights of variables reached only through scalar functions, by the exponent of later factors;
             # and the variables that other functions reach, too.
             of_variables = {root: {1.0: 1.0} for root in self._roots}
@@ -199,15 +201,14 @@ class LossWeights:
                 if arriving is None or one.output in of_others:
                     of_others.add(one.input)
                     weight = max(weight, weights[one.before])
-                if one.counts and weight > weights[one.after]:
-                    weights[one.after], risen = weight, True
+                if one.counts:
+                    weights[one.after] = max(weights[one.after], weight)
             for way in self._ways:
                 arriving = of_variables.get(way.output)
                 weight = weights[way.before] if arriving is None else sum(arriving.values())
                 if way.limited:
                     weight = float(weight > 0.0)
-                if weight > weights[way.after]:
-                    weights[way.after], risen = weight, True
+                weights[way.after] = max(weights[way.after], weight)
         return tuple([floor_power_of_two(weight) if weight else 0.0 for weight in weights])
 
 
