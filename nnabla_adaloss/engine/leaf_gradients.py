@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import AbstractSet, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 
@@ -60,21 +60,24 @@ def is_exact(contribution: Contribution, storage: NativeStorage) -> bool:
 
 
 class WrittenGradient(NamedTuple):
-    """Gradient written by a function: into its master, or into a scratch array that replaces it."""
+    """Arrays of a leaf while a function writes it; afterwards target / scale is added to `total`.
+
+    In place all three are one array. Otherwise `target` is a scratch array that replaces the master for the
+    function; or `total` is a copy of the master, because the function writes to the master in any case.
+    """
 
     contribution: Contribution
+    master: nn.NdArray  # the leaf's own gradient
     target: nn.NdArray  # array that nnabla writes
-    master: nn.NdArray  # array that it is added to: the leaf's own gradient, or its former contents
-    # True if `target` is the leaf's own gradient, and `master` a copy of it.
-    master_is_copy: bool = False
-    of_others: Tuple[nn.NdArray, ...] = ()  # gradients of `contribution.others`
+    total: nn.NdArray  # array that holds the former contents of the master
+    of_others: Tuple[nn.NdArray, ...]  # gradients of `contribution.others`
 
-
-def _put_back(entry: WrittenGradient) -> None:
-    """Restore the Variables' own gradient arrays."""
-    entry.contribution.variable.grad = entry.master
-    for other, gradient in zip(entry.contribution.others, entry.of_others):
-        other.grad = gradient
+    def put_back(self) -> None:
+        """Restore the Variables' own gradient arrays, if `target` has replaced them."""
+        if self.target is not self.master:
+            self.contribution.variable.grad = self.master
+            for other, gradient in zip(self.contribution.others, self.of_others):
+                other.grad = gradient
 
 
 class LeafGradients:
@@ -96,131 +99,101 @@ class LeafGradients:
         self._written: List[Contribution] = []
         # Gradients that functions are writing, and those to be unscaled, by leaf.
         self._running: Dict[int, WrittenGradient] = {}
-        self._waiting: Dict[int, List[WrittenGradient]] = {}
+        self._waiting: Dict[int, WrittenGradient] = {}
 
     def take(self, *contributions: Contribution) -> None:
-        """Redirect contributions to arrays that can be unscaled, for one function or a whole pass."""
+        """Choose the array that nnabla writes each contribution to, for one function or a whole pass."""
         # A second use of a leaf must find the first one's result in its master.
-        self._unscale([entry for one in contributions for entry in self._waiting.pop(one.leaf, ())])
-        for one in contributions:
-            self._take(one)
-
-    def _take(self, contribution: Contribution) -> None:
-        """Choose the array that nnabla writes: the master if the sum is exact there, else a scratch array."""
-        variable, half = contribution.variable, contribution.half
-        own_references = contribution.own_references
-        master = target = variable.grad
-        master_is_copy = False
-        prepare_master(master, self._kernels.context)
-        # A lazily zero array needs no scaling, even if a half-precision function adds to it.
-        if master.zeroing and (own_references or not half):
-            pass
-        elif own_references and half:
-            # It writes to the leaf's gradient despite any swap, and would add in half precision.
-            master_is_copy, master = True, self._scratch(contribution)
-            self._kernels.scaled_copy(target, master, 1.0)
-            target.fill(-0.0)
-        elif own_references or is_exact(contribution, self._storage):
-            # Exact in both directions, and nnabla adds as without the engine.
-            self._kernels.scale_(master, contribution.scale)
-            contribution = contribution._replace(alone=False)
-        else:
-            target = self._scratch(contribution)
-            if master.zeroing:
-                target.zero()
+        earlier = [self._waiting.pop(one.leaf, None) for one in contributions]
+        self._unscale([entry for entry in earlier if entry is not None])
+        for contribution in contributions:
+            variable, half = contribution.variable, contribution.half
+            own_references = contribution.own_references
+            scratch = variable.shape, "gradient", contribution.leaf
+            master = target = total = variable.grad
+            prepare_master(master, self._kernels.context)
+            # A lazily zero array needs no scaling, even if a half-precision function adds to it.
+            if master.zeroing and (own_references or not half):
+                pass
+            elif own_references and half:
+                # It writes to the master despite any swap, and would add in half precision.
+                total = self._pool.get(*scratch)
+                self._kernels.scaled_copy(master, total, 1.0)
+                master.fill(-0.0)
+            elif own_references or is_exact(contribution, self._storage):
+                # Exact in both directions, and nnabla adds as without the engine.
+                self._kernels.scale_(master, contribution.scale)
+                contribution = contribution._replace(alone=False)
             else:
-                # nnabla has already read the master's state and may add: to -0.0, which preserves even signs.
-                target.fill(-0.0)
-        # Noted before the swap: a signal may interrupt between any two lines.
-        of_others = tuple([other.grad for other in contribution.others])
-        self._running[contribution.leaf] = WrittenGradient(
-            contribution, target, master, master_is_copy, of_others
-        )
-        if target is not master and not master_is_copy:
-            variable.grad = target
-            for other in contribution.others:
-                other.grad = target.view(other.shape)
+                target = self._pool.get(*scratch)
+                if master.zeroing:
+                    target.zero()
+                else:
+                    # nnabla has already read the master's state and may add: to -0.0, which preserves even
+                    # signs.
+                    target.fill(-0.0)
+            of_others = tuple([other.grad for other in contribution.others])
+            # Noted before the swap: a signal may interrupt between any two lines.
+            self._running[contribution.leaf] = WrittenGradient(contribution, master, target, total, of_others)
+            if target is not master:
+                variable.grad = target
+                for other in contribution.others:
+                    other.grad = target.view(other.shape)
 
-    def _scratch(self, contribution: Contribution) -> nn.NdArray:
-        return self._pool.get(contribution.variable.shape, "gradient", contribution.leaf)
-
-    def hand_on(self, following: Sequence[Contribution]) -> None:
-        """Unscale contributions just written, and redirect the `following` ones, of later functions."""
-        before = [self._running[contribution.leaf] for contribution in following]
-        for contribution, entry in zip(following, before):
-            last = entry.contribution
-            no_scratch = entry.master_is_copy or entry.target is entry.master or contribution.own_references
-            if no_scratch or contribution.variable is not last.variable or contribution.others or last.others:
-                # The array in place does not serve the next function.
-                for one in before:
-                    self._give_back(one)
-                self.take(*following)
-                return
-        # Scratch arrays stay in place.
-        self._unscale([entry for entry in before if not entry.target.zeroing])
-        for contribution, entry in zip(following, before):
-            self._running[contribution.leaf] = WrittenGradient(contribution, entry.target, entry.master)
-            entry.target.fill(-0.0)
-
-    def give_back(self) -> None:
-        """Restore the masters after the function ran, and unscale its contributions."""
-        for entry in [*self._running.values()]:
-            self._give_back(entry)
+    def give_back(self, contributions: Optional[Sequence[Contribution]] = None) -> None:
+        """Restore the masters after functions ran, of all leaves or of those of `contributions`; unscaling
+        waits for the next use of a leaf, or for the end of the pass.
+        """
+        leaves = [*self._running] if contributions is None else [one.leaf for one in contributions]
+        for leaf in leaves:
+            entry = self._running[leaf]
+            entry.put_back()
+            # A still lazily zero array was not written: its master stays.
+            if not entry.target.zeroing:
+                self._waiting[leaf] = entry
+            del self._running[leaf]
         if not self._waits:
             self.finish()
 
-    def _give_back(self, entry: WrittenGradient) -> None:
-        if entry.target is not entry.master and not entry.master_is_copy:
-            _put_back(entry)
-        # A still lazily zero array was not written: its master stays.
-        if not entry.target.zeroing:
-            self._waiting.setdefault(entry.contribution.leaf, []).append(entry)
-        del self._running[entry.contribution.leaf]
-
     def finish(self) -> List[Contribution]:
         """Unscale the rest; return all contributions of the pass, in the order of unscaling."""
-        waiting = [entry for entries in self._waiting.values() for entry in entries]
+        waiting = [*self._waiting.values()]
         self._waiting.clear()
         self._unscale(waiting)
         return self._written
 
     def restore(self) -> None:
-        """Restore the masters, if replaced, when a pass is given up."""
+        """Restore the masters when a pass is given up, and unscale what functions that ran have written."""
         for entry in self._running.values():
-            if entry.master_is_copy:
-                self._kernels.scaled_copy(entry.master, entry.target, 1.0)
-                continue
-            _put_back(entry)
-            if entry.target is entry.master and not entry.master.zeroing:
+            entry.put_back()
+            if entry.total is not entry.master:
+                self._kernels.scaled_copy(entry.total, entry.master, 1.0)
+            elif entry.target is entry.master and not entry.master.zeroing:
                 self._kernels.scale_(entry.master, 1.0 / entry.contribution.scale)
         self._running.clear()
         self.finish()
 
     def _unscale(self, written: List[WrittenGradient]) -> None:
-        """Start unscaling written gradients into their masters."""
+        """Start dividing written gradients by their scales, and adding them to the masters."""
         if not written:
             return
         self._written += [entry.contribution for entry in written]
-        if all(entry.target is entry.master for entry in written):
-            # In place.
-            masters = [entry.master for entry in written]
-            scales = [entry.contribution.scale for entry in written]
-            self._measurements.unscale_list(UnscalingList(masters, scales))
+        scales = [entry.contribution.scale for entry in written]
+        if all(entry.target is entry.total for entry in written):
+            self._measurements.unscale_list(UnscalingList([entry.total for entry in written], scales))
             return
-        self._measurements.unscale([self._task(entry) for entry in written])
+        tasks: List[Unscaling] = []
+        for entry, scale in zip(written, scales):
+            in_place = entry.target is entry.total
+            if in_place:
+                # nnabla may have converted it to half precision.
+                prepare_master(entry.total, self._kernels.context)
+            accumulate = not in_place and not entry.total.zeroing
+            tasks.append((entry.target, entry.total, scale, accumulate))
+        self._measurements.unscale(tasks)
         for entry in written:
-            if entry.master_is_copy:
-                # The copy has the sum, which the leaf's own gradient needs.
-                self._kernels.scaled_copy(entry.master, entry.target, 1.0)
-
-    def _task(self, entry: WrittenGradient) -> Unscaling:
-        """Arguments for unscaling one gradient, which is added to its master unless that is lazily zero."""
-        in_place = entry.target is entry.master
-        if in_place:
-            # nnabla may have converted it to half precision.
-            prepare_master(entry.master, self._kernels.context)
-        accumulate = not in_place and not entry.master.zeroing
-        return (entry.target, entry.master, entry.contribution.scale, accumulate)
+            if entry.total is not entry.master:
+                self._kernels.scaled_copy(entry.total, entry.master, 1.0)
 
 
 class NonfiniteGradients:

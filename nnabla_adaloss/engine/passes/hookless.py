@@ -92,7 +92,8 @@ class HooklessPass:
         rescale(self._steps.between.get(number, ()), prepared.graph, prepared.kernels, prepared.storage)
         following = self._steps.following.get(number)
         if following is not None and self._leaves is not None:
-            self._leaves.hand_on(following)
+            self._leaves.give_back(following)
+            self._leaves.take(*following)
 
     def _keep(self, positions: Sequence[int]) -> None:
         """Keep gradients from being freed before they are measured, unless emulated storage does that."""
