@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
-from typing import AbstractSet, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Iterator, Mapping, Optional, Sequence, Set, Tuple
 
 from ..core.components import Components
 from ..core.memory import PassMeasurements
@@ -104,47 +104,18 @@ def report_of(
     *,
     kind: str,
 ) -> PassReport:
-    """Report a pass that has run; `results` has the largest magnitude of each contribution to leaves."""
-    leaves, largest = written.contributions, results.largest
-    schedule, sliced, measure_all = decision.schedule, decision.slice, decision.measure
-    plan, components = prepared.plan, schedule.components
-    nonfinite = {p for p, (own, _) in gradients.items() if own.nonfinite} if gradients else set()
-    found_bad = nonfinite or math.inf in largest
-    amax: Dict[int, float] = {}
-    if measure_all or sliced is not None:
-        counted = frozenset(plan.leaves) - prepared.uncounted if sliced is None else sliced.leaves
-        amax = written.amax_of_components(largest, counted)
-        for position, magnitude in _magnitudes(prepared, schedule, gradients):
-            index = components.of.get(position)
-            if index is not None and magnitude > amax.get(index, -1.0):
-                amax[index] = magnitude
-    rounded = _rounded_nonfinite(prepared, schedule) if measure_all or found_bad else set()
-    labels: Sequence[str] = ()
-    first: Optional[int] = None
-    suspected: FrozenSet[int] = frozenset()
-    if found_bad or rounded:
-        bad = nonfinite | rounded
-        bad_leaves = {one.leaf for one, amax in zip(leaves, largest) if amax == math.inf}
-        bad_functions, finite = _components_of_leaves(plan, written, largest, bad_leaves)
-        raised = rounded - nonfinite if measure_all else set()
-        first = first_overflow(plan, components, bad, bad_functions, raised)
-        labels = [
-            node.label
-            for node in plan.nodes
-            if not bad.isdisjoint(node.outputs)
-            # All uses of a weight share its master: measured output gradients are more specific.
-            or (not bad_leaves.isdisjoint(map(plan.leaf, node.leaves)) and not (bad and node.layer_inputs))
-        ]
-        # A nonfinite gradient of a layer makes that of its weight nonfinite; not all functions have one.
-        if first is not None and not (prepared.storage.rounds or measure_all):
-            suspected = unseen_before(components, first, finite - {first})
+    """Report a pass that has run, from the `gradients` that it measured and the contributions to leaves that
+    it has written, whose largest magnitudes are in `results`.
+    """
+    schedule, largest = decision.schedule, results.largest
+    functions, first, suspected = _overflow_of(prepared, decision, written, largest, gradients)
     measurements = PassMeasurements(
         schedule=schedule,
         u_max=prepared.u_maxes,
-        amax=amax,
-        measured_all=measure_all,
+        amax=_component_amaxes(prepared, decision, written, largest, gradients),
+        measured_all=decision.measure,
         shows_overflows=prepared.storage.rounds,
-        finite=not labels,
+        finite=not functions,
         has_gradients=any(largest),
         overflowed=first,
         suspected=suspected,
@@ -152,9 +123,9 @@ def report_of(
     return PassReport(
         graph=prepared.graph,
         measurements=measurements,
-        leaves=leaves,
+        leaves=written.contributions,
         largest=largest,
-        found_inf=labels,
+        found_inf=functions,
         kind=kind,
         state_finite=results.finite,
         loss_is_nan=math.isnan(results.loss),
@@ -162,38 +133,80 @@ def report_of(
     )
 
 
-def _magnitudes(
-    prepared: PreparedGraph, schedule: ScaleSchedule, gradients: GradientStatistics
-) -> List[Tuple[int, float]]:
-    """Position and unscaled amax of each gradient that counts for its component: those measured in this pass,
-    and those that an emulated storage rounded.
+def _component_amaxes(
+    prepared: PreparedGraph,
+    decision: Decision,
+    written: WrittenLeaves,
+    largest: Sequence[float],
+    gradients: GradientStatistics,
+) -> Dict[int, float]:
+    """Largest unscaled magnitude of each component in the arrays that the pass was to measure: leaves,
+    measured gradients, and those that an emulated storage has rounded.
     """
-    if not (gradients or prepared.storage.rounds):
-        return []
-    plan, keys, components = prepared.plan, prepared.graph.keys, schedule.components
-    storage, scalars, limiting = prepared.storage, plan.scalars, plan.limiting_gradients
-    measured = [(p, own.abs_max / scale) for p, (own, scale) in gradients.items() if p in limiting]
-    # Gradients between functions in float are not stored in the format. Scalars that are a component by
-    # themselves count anyway.
-    lone_scalars = {p for p in scalars if p in components.of and components.of[p] in components.scalars}
-    if not storage.rounds:
-        return [one for one in measured if one[0] in lone_scalars or one[0] not in plan.in_float]
-    # Scalars count only if measured: some are rounded only in passes with hooks.
-    rounded, scales = storage.gradients, schedule.scales
-    found = [one for one in measured if one[0] in lone_scalars or keys[one[0]] in rounded]
-    found += [
-        (p, rounded[keys[p]].statistics.abs_max / scales[p])
-        for p in plan.largest_gradients
-        if p not in scalars and keys[p] in rounded
+    measured = decision.slice
+    if not decision.measure and measured is None:
+        return {}
+    plan, keys, rounded = prepared.plan, prepared.graph.keys, prepared.storage.gradients
+    components, scales = decision.schedule.components, decision.schedule.scales
+    leaves = frozenset(plan.leaves) - prepared.uncounted if measured is None else measured.leaves
+    amaxes = written.amax_of_components(largest, leaves)
+
+    def count(position: int, amax: float) -> None:
+        index = components.of.get(position)
+        if index is not None and amax > amaxes.get(index, -1.0):
+            amaxes[index] = amax
+
+    for position, (statistics, scale) in gradients.items():
+        # Gradients between functions in float are not stored in the format, and limit no scale but that of a
+        # scalar which is a component by itself.
+        stored = keys[position] in rounded if prepared.storage.rounds else position not in plan.in_float
+        alone = position in plan.scalars and components.of.get(position) in components.scalars
+        if position in plan.limiting_gradients and (stored or alone):
+            count(position, statistics.abs_max / scale)
+    for position in plan.largest_gradients if rounded else ():
+        # Scalars count only if measured: some are rounded only in passes with hooks.
+        if position not in plan.scalars and keys[position] in rounded:
+            count(position, rounded[keys[position]].statistics.abs_max / scales[position])
+    return amaxes
+
+
+def _overflow_of(
+    prepared: PreparedGraph,
+    decision: Decision,
+    written: WrittenLeaves,
+    largest: Sequence[float],
+    gradients: GradientStatistics,
+) -> Tuple[Sequence[str], Optional[int], AbstractSet[int]]:
+    """Find the functions whose gradients are not finite, by label, the component where that began, and its
+    predecessors that may not have been finite, either.
+    """
+    plan, keys, rounded = prepared.plan, prepared.graph.keys, prepared.storage.gradients
+    components, measure_all = decision.schedule.components, decision.measure
+    arrived = {position for position, (statistics, _) in gradients.items() if statistics.nonfinite}
+    leaf_overflowed = math.inf in largest
+    overflowed: Set[int] = set()
+    if measure_all or arrived or leaf_overflowed:
+        scaled = (p for p in decision.schedule.scales if keys[p] in rounded)
+        overflowed = {p for p in scaled if rounded[keys[p]].statistics.nonfinite}.difference(plan.leaves)
+    if not (arrived or leaf_overflowed or overflowed):
+        return (), None, frozenset()
+    bad = arrived | overflowed
+    bad_leaves = {one.leaf for one, amax in zip(written.contributions, largest) if amax == math.inf}
+    bad_functions, finite = _components_of_leaves(plan, written, largest, bad_leaves)
+    # If all were measured as they arrived, the others overflowed when they were multiplied afterwards.
+    raised = overflowed - arrived if measure_all else frozenset()
+    first = first_overflow(plan, components, bad, bad_functions, raised)
+    functions = [
+        node.label
+        for node in plan.nodes
+        if not bad.isdisjoint(node.outputs)
+        # All uses of a weight share its master: measured output gradients are more specific.
+        or (not bad_leaves.isdisjoint(map(plan.leaf, node.leaves)) and not (bad and node.layer_inputs))
     ]
-    return found
-
-
-def _rounded_nonfinite(prepared: PreparedGraph, schedule: ScaleSchedule) -> Set[int]:
-    """Positions of nonfinite gradients in an emulated storage, except leaves."""
-    keys, rounded = prepared.graph.keys, prepared.storage.gradients
-    bad = {p for p in schedule.scales if keys[p] in rounded and rounded[keys[p]].statistics.nonfinite}
-    return bad.difference(prepared.plan.leaves)
+    # A nonfinite gradient of a layer makes that of its weight nonfinite; not all functions have one.
+    if first is None or prepared.storage.rounds or measure_all:
+        return functions, first, frozenset()
+    return functions, first, unseen_before(components, first, finite - {first})
 
 
 def _components_of_leaves(
@@ -207,13 +220,9 @@ def _components_of_leaves(
         # Known of these is only the sum with gradients of earlier batches.
         others = [leaf for leaf in map(plan.leaf, node.leaves) if leaf not in seen]
         leaves += [(node.number, written.component(leaf, node.number), leaf in bad_leaves) for leaf in others]
-    finite: Set[int] = set()
-    bad_functions: Dict[int, int] = {}
-    for function, component, is_bad in leaves:
-        if is_bad:
-            bad_functions.setdefault(function, component)
-        else:
-            finite.add(component)
+    finite = {component for _, component, is_bad in leaves if not is_bad}
+    # Of several leaves of a function, the first one's.
+    bad_functions = {function: component for function, component, is_bad in reversed(leaves) if is_bad}
     return bad_functions, finite
 
 
