@@ -519,10 +519,7 @@ class AdaptiveLossScaling:
             all_zero = all(map(_zeroing, masters))
         try:
             request = Request(iteration, scale, weights, rerun, grad is not None)
-            decision = self._chooser.go_on(prepared, self.components, request)
-            if decision is None:
-                prepared.statistics.begin(iteration, rerun=rerun)
-                decision = self._chooser.decide(prepared, self.components, request)
+            decision = self._chooser.decide(prepared, self.components, request)
             prepared.schedules = decision.schedules
             watch = None
             if self.audience is not None:

@@ -65,25 +65,20 @@ class Chooser:
             self._checked = given, check_scale(given * self._config.init_scale, "scale * init_scale")
         return self._checked[1]
 
-    def go_on(
-        self, prepared: PreparedGraph, observations: Observations, request: Request
-    ) -> Optional[Decision]:
-        """Continue with a schedule in use, or with one moved to new loss weights; None: choose scales."""
-        iteration, scale, weights, rerun, _ = request
-        in_use = prepared.schedules
-        schedule = None if rerun else in_use.current(iteration, scale, weights)
-        if schedule is None and not rerun:
-            schedule = in_use.moved(iteration, scale, weights, observations.memory.policy.max_scale)
-            if schedule is not None:
-                in_use = in_use.keep(schedule, iteration)
-        if schedule is None:
-            return None
-        return Decision(schedule, in_use, slice=prepared.slice(in_use, iteration, scale))
-
     def decide(self, prepared: PreparedGraph, observations: Observations, request: Request) -> Decision:
-        """Choose the scales of the next pass."""
+        """Decide whether the next pass goes on with a schedule in use, perhaps moved to new loss weights, or
+        which scales it has otherwise; and which arrays it measures.
+        """
         iteration, scale, weights, rerun, seeded = request
         in_use, policy = prepared.schedules, observations.memory.policy
+        schedule = None if rerun else in_use.current(iteration, scale, weights)
+        if schedule is not None:
+            return Decision(schedule, in_use, slice=prepared.slice(in_use, iteration, scale))
+        moved = None if rerun else in_use.moved(iteration, scale, weights, policy.max_scale)
+        if moved is not None:
+            in_use = in_use.keep(moved, iteration)
+            return Decision(moved, in_use, slice=prepared.slice(in_use, iteration, scale))
+        prepared.statistics.begin(iteration, rerun=rerun)
         limits = observations.limits(prepared.components, weights, prepared.u_maxes)
         unmeasured = any(weights[i] and limits.unit_amaxes[i] is None for i in prepared.components.computed)
         unknown = unmeasured or prepared.statistics.is_incomplete
@@ -93,13 +88,13 @@ class Chooser:
         # between the ranks; with delay=0 of this batch. One lowered by an overflow is for this batch only.
         kept = not (measure or observations.not_exchanged) if self._delayed else rerun or not measure
         # A pass that measures has hooks anyway.
-        schedule, origin = self._next(prepared, limits, policy, request, split=measure and not kept)
+        schedule, origin = self._choose(prepared, limits, policy, request, split=measure and not kept)
         kept = kept and not observations.provisional
         schedules = in_use.keep(schedule, iteration, origin) if kept else in_use.drop()
         part = None if measure else prepared.slice(schedules, iteration, scale)
         return Decision(schedule, schedules, schedule is not in_use.last(weights), measure, part)
 
-    def _next(
+    def _choose(
         self,
         prepared: PreparedGraph,
         limits: ScaleLimits,
@@ -108,17 +103,16 @@ class Chooser:
         *,
         split: bool,
     ) -> Tuple[ScaleSchedule, Any]:
-        """Choose the next schedule, unless the inputs of the choice, its origin, are as before; return both.
-        `split`: merge nothing.
+        """Choose the scales of a pass within limits; `split`: merge nothing. Return their schedule, the last
+        one if it is equal, with its origin: the inputs of the choice, if it depends on nothing else.
         """
-        components, plan, scale = prepared.components, prepared.plan, request.scale
-        weights, of = request.weights, components.of
+        components, plan, scale, weights = prepared.components, prepared.plan, request.scale, request.weights
         method_alpha = self.method_alphas.alpha_function(
             plan,
             prepared.statistics,
             request.iteration,
             prepared.ranges,
-            lambda p: weights[of[p]],
+            lambda position: weights[components.of[position]],
             fixed=scale is not None,
         )
         floors = {i: limit / self._spare for i, limit in enumerate(limits.limits) if limit is not None}
@@ -126,19 +120,19 @@ class Chooser:
         if prepared.schedules.for_good(scale):
             limits = limits._replace(limits=[None] * len(weights))
         origin: Any = None
-        present: Optional[ScaleSchedule] = None
+        last: Optional[ScaleSchedule] = None
         last_origin: Any = None
         if not request.rerun and weights in prepared.schedules.chosen:
-            _, present, last_origin = prepared.schedules.chosen[weights]
-            if present.nodes is not plan.nodes:
-                present = None
+            _, last, last_origin = prepared.schedules.chosen[weights]
+            if last.nodes is not plan.nodes:
+                last = None
         if method_alpha is None:
-            # Usually the choice would be the same: compare its origins. Amaxes matter only if some limit is
-            # unknown; that of a scalar loss always is.
+            # Usually the choice would be the same. Amaxes matter only if some limit is unknown; that of a
+            # scalar loss always is.
             unit_amaxes = limits.unit_amaxes if None in limits.limits[1:] else ()
             origin = limits._replace(unit_amaxes=unit_amaxes), scale, request.seeded, split
-            if present is not None and last_origin == origin:
-                return present, origin
+            if last is not None and last_origin == origin:
+                return last, origin
 
         def choice_of(components: Components, limits: ScaleLimits) -> Choice:
             start = self._start(components, limits, prepared.u_maxes[components.root], policy, request)
@@ -147,18 +141,20 @@ class Chooser:
             return choose(components, limits, start, method_alpha)
 
         merged = None if split else prepared.merged
-        if merged is not None and scale is not None:
+        if (
+            merged is not None
+            and scale is not None
+            and merged.components.root not in merged.components.at_loss
+        ):
             # The loss gradient itself has the scale S0.
-            root = merged.components.root
-            merged = merged if root in merged.components.at_loss else None
+            merged = None
         choice = merged and choose_merged(components, merged, limits, choice_of, self._spread / policy.margin)
         if choice is None:
             choice, merged = choice_of(components, limits), None
-        if present is None or (present.given_scale, present.component_scales) != (scale, choice.scales):
-            present = prepared.schedule(
-                choice.scales, scale, request.weights, merged, choice.reasons, self.method_alphas.unbounded
-            )
-        return present, origin
+        if last is not None and (last.given_scale, last.component_scales) == (scale, choice.scales):
+            return last, origin
+        unbounded = self.method_alphas.unbounded
+        return prepared.schedule(choice.scales, scale, weights, merged, choice.reasons, unbounded), origin
 
     def _start(
         self,
@@ -168,7 +164,7 @@ class Chooser:
         policy: HistoryPolicy,
         request: Request,
     ) -> Start:
-        """Start of a pass's scales; `u_max`: the largest magnitude of the loss gradient."""
+        """Scales of the loss gradient, in whose format `u_max` is the end, and of unmeasured gradients."""
         start_scale = self.start_scale(policy.start_scale if request.scale is None else request.scale)
         span = self._config.range.u_max / (policy.margin * self._config.range.u_min)
         if request.scale is not None:

@@ -142,28 +142,30 @@ class GraphCache:
         self.current().statistics.load({}, {}, {})
 
     def _prepare(self) -> PreparedGraph:
-        """Prepare the graph: with the state of the last one or of another topology, or as a new topology."""
+        """Prepare the present graph: with the state of the last one, if it has the same topology; else with
+        the state of another known topology, or as a new one, with measurements of common weights.
+        """
         graph, self._read = self._read, None
         if graph is None or not graph.is_current:
             graph = self._reader.read()
         before, self._before = self._present or self._before, None
         names = self._names_for(graph, before)
-        shared = self._shared_gradients.find(graph, names, self._kernels.context)
-        described = graph.description(names, shared)
+        shared_gradients = self._shared_gradients.find(graph, names, self._kernels.context)
+        described = graph.description(names, shared_gradients)
         if before is not None:
-            alike = before.plan.of_alike(graph, described, self._options)
-            if alike is not before.plan:
+            plan = before.plan.of_alike(graph, described, self._options)
+            if plan is not before.plan:
                 self.pool.end_graph()
-            if alike is not None:
-                return before.for_graph(graph, alike, self._storage)
+            if plan is not None:
+                return before.for_graph(graph, plan, self._storage)
         topology = self._take_other(graph, described)
         is_new = topology is None
         if topology is None:
-            known = [] if before is None else [before.plan, *(other.plan for other in self._others[::-1])]
-            alikes = (plan.of_others(graph, described, self._options) for plan in known)
-            plan = next(filter(None, alikes), None)
+            plans = [] if before is None else [before.plan, *(other.plan for other in self._others[::-1])]
+            partly_alike = (plan.of_others(graph, described, self._options) for plan in plans)
+            plan = next(filter(None, partly_alike), None)
             if plan is None:
-                plan = GraphPlan(graph, **self._options._asdict(), names=names, one_gradient=shared)
+                plan = GraphPlan(graph, **self._options._asdict(), names=names, one_gradient=shared_gradients)
             topology = Topology(plan, self._no_schedules, ())
         if before is not None:
             state = before.statistics.state(before.plan.measured)
@@ -174,49 +176,48 @@ class GraphCache:
             self._waiting = self._waiting[max(0, 1 + len(self._waiting) + len(self._others) - _REMEMBERED) :]
         prepared = self._prepared(graph, topology, before)
         statistics = LatestStatistics.loaded(topology.plan.measured, topology.statistics)
-        prepared.statistics.load(statistics, {} if before is None else before.statistics.weights)
-        if is_new and self._waiting:
-            self._load_waiting(prepared)
-        return prepared
-
-    def _load_waiting(self, prepared: PreparedGraph) -> None:
-        """Load the waiting saved state of this topology, if any; ignore a damaged one."""
-        own = of_topology(prepared.plan, self._waiting)
+        weights = {} if before is None else before.statistics.weights
+        prepared.statistics.load(statistics, weights)
+        # The saved state of a topology waits for its first graph; a damaged one is ignored.
+        own = of_topology(prepared.plan, self._waiting) if is_new and self._waiting else []
         self._waiting = tuple([one for one in self._waiting if one not in own])
         for one in own:
             with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
                 statistics, schedules = load_topology(one, prepared)
                 prepared.schedules = schedules.in_cycle(prepared.schedules.since)
-                prepared.statistics.load(statistics, prepared.statistics.weights)
+                prepared.statistics.load(statistics, weights)
+        return prepared
 
     def _take_other(self, graph: Graph, described: GraphDescription) -> Optional[Topology]:
         """Remove a graph's topology from the others and return it; None: it is not among them."""
         for other in self._others[::-1]:
-            alike = other.plan.of_alike(graph, described, self._options)
-            if alike is not None:
+            plan = other.plan.of_alike(graph, described, self._options)
+            if plan is not None:
                 self._others = tuple([one for one in self._others if one is not other])
-                return other._replace(plan=alike)
+                return other._replace(plan=plan)
         return None
 
     def _prepared(self, graph: Graph, topology: Topology, before: Optional[PreparedGraph]) -> PreparedGraph:
-        """Prepare a graph with the state of its topology, and with the measurements that `before` runs."""
-        plan, pool, storage = topology.plan, self.pool, self._storage
-        shared = before if before is not None and before.kernels is self._kernels else None
+        """Prepare a graph with the schedules of its topology, and the measurements that `before` runs."""
+        plan = topology.plan
+        if before is not None and before.kernels is not self._kernels:
+            before = None
         # Per variable its gradient, complete and of one branch, and its data.
         rows = 3 * len(plan.gradients) + 64
-        measurements = measurements_by(self._kernels, rows) if shared is None else shared.measurements
-        statistics = LatestStatistics(graph, plan, measurements, pool, storage, self._wanted(plan))
-        if shared is not None:
-            statistics.go_on_from(shared.statistics)
+        measurements = measurements_by(self._kernels, rows) if before is None else before.measurements
+        wanted = self._wanted(plan)
+        statistics = LatestStatistics(graph, plan, measurements, self.pool, self._storage, wanted)
+        if before is not None:
+            statistics.go_on_from(before.statistics)
         return PreparedGraph(
             graph=graph,
             plan=plan,
             config=self._config,
             kernels=self._kernels,
-            pool=pool,
+            pool=self.pool,
             measurements=measurements,
             statistics=statistics,
-            storage=storage,
+            storage=self._storage,
             schedules=topology.schedules,
             zeroed=self._parameters,
         )
