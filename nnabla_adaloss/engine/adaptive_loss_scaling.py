@@ -527,7 +527,7 @@ class AdaptiveLossScaling:
             looking = watch if watch is not None and watch.looks else None
             steps = steps_for(prepared, decision, options, looking)
             arrays = self.guard.state.arrays if self.guard.state.written else ()
-            prepared.statistics.watch(arrays, None if self._is_sink else self.variable.data)
+            prepared.measurements.watch(arrays, None if self._is_sink else self.variable.data)
             report = self._result = run_pass(
                 self.loss,
                 self._seed,

@@ -187,7 +187,7 @@ def _bounds(prepared: PreparedGraph, config: AdaLossConfig) -> Mapping[int, Alph
     for _, layer_input in plan.layer_inputs.values():
         position = layer_input.weight
         weight = prepared.statistics.data(position)
-        if weight is None and (position in prepared.statistics.wanted.data or recomputed[position]):
+        if weight is None and (position in prepared.statistics.request.data or recomputed[position]):
             # Until it is measured, its copies must not exceed it.
             bounds[position] = AlphaBounds(1.0)
         elif weight is not None and weight.abs_max:

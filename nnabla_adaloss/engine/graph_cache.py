@@ -69,7 +69,7 @@ class GraphCache:
             config.iterations_per_measurement, constant=constant, delayed=delayed
         )
         # True if the method uses statistics of layers; True if a monitor does.
-        self._looked_at, self._watched = needs in (Needs.STATISTICS, Needs.HISTORY), watched
+        self._uses_statistics, self._watched = needs in (Needs.STATISTICS, Needs.HISTORY), watched
         self.pool = ScratchPool()
         self._shared_gradients = SharedGradients()
         # Other topologies of the network, the latest last.
@@ -205,8 +205,8 @@ class GraphCache:
         # Per variable its gradient, complete and of one branch, and its data.
         rows = 3 * len(plan.gradients) + 64
         measurements = measurements_by(self._kernels, rows) if before is None else before.measurements
-        wanted = self._wanted(plan)
-        statistics = LatestStatistics(graph, plan, measurements, self.pool, self._storage, wanted)
+        request = self._request(plan)
+        statistics = LatestStatistics(graph, plan, measurements, self.pool, self._storage, request)
         if before is not None:
             statistics.go_on_from(before.statistics)
         return PreparedGraph(
@@ -222,14 +222,14 @@ class GraphCache:
             zeroed=self._parameters,
         )
 
-    def _wanted(self, plan: GraphPlan) -> StatisticsRequest:
+    def _request(self, plan: GraphPlan) -> StatisticsRequest:
         """Choose the arrays to measure besides those for components."""
         layer_inputs = plan.layer_inputs.values()
         outputs = frozenset(node.outputs[0] for node, _ in layer_inputs)
         # The method uses them; or their scaled copies are stored in a format, whose range bounds alpha.
-        all_weights = self._looked_at or self._storage.rounds
+        all_weights = self._uses_statistics or self._storage.rounds
         return StatisticsRequest(
-            outputs if self._looked_at else frozenset(),
+            outputs if self._uses_statistics else frozenset(),
             # Recomputed activations do not exist before backward; reading one would mark it as existing.
             frozenset(
                 layer_input.weight

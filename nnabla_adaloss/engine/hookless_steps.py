@@ -147,8 +147,8 @@ def _swapped_weights(nodes: _Nodes, graph: Graph, plan: GraphPlan) -> Union[Swap
     by_weight: Dict[int, Tuple[LayerInput, float]] = {}
     for node, step in nodes:
         for layer_input, alpha in zip(node.layer_inputs, step.alphas):
-            known = by_weight.setdefault(layer_input.weight, (layer_input, alpha))
-            if known[1] != alpha:
+            _, first_alpha = by_weight.setdefault(layer_input.weight, (layer_input, alpha))
+            if alpha != first_alpha:
                 return f"{layer_input.layer} shares a weight with a layer of another scale"
     swapped = [(layer_input, alpha) for layer_input, alpha in by_weight.values() if alpha != 1.0]
     for layer_input, _ in swapped:

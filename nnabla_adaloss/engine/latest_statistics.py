@@ -78,10 +78,10 @@ class LatestStatistics:
     Args:
         measurements: runs the kernels, whose results `finish` fetches.
         pool: scratch arrays for data that must be read as float32.
-        wanted: the variables to measure.
+        request: the variables to measure.
     """
 
-    undone = "_known", "_iteration", "_pending"
+    undone = "_latest", "_iteration", "_pending"
 
     def __init__(
         self,
@@ -90,18 +90,18 @@ class LatestStatistics:
         measurements: Measurements,
         pool: ScratchPool,
         storage: NativeStorage,
-        wanted: StatisticsRequest,
+        request: StatisticsRequest,
     ) -> None:
         self._graph, self._plan, self._storage = graph, plan, storage
         self._measurements, self._pool = measurements, pool
-        self.wanted = wanted
+        self.request = request
         # Names of parameters, by position, except ambiguous ones.
         counts = Counter(name for _, name in plan.described.kept.values())
         self._names = {p: n for p, (_, n) in plan.described.kept.items() if n is not None and counts[n] == 1}
         # Parameters by name, as graphs of other topologies read them, too; other data by `~position`.
-        self._known: Dict[_Key, ArrayStatistics] = {}
+        self._latest: Dict[_Key, ArrayStatistics] = {}
         # Choices use the statistics at the start of the iteration, equal on all ranks.
-        self._answers = self._known
+        self._at_start = self._latest
         self._iteration = -1
         # Measurements of gradients in this pass, each with its scale, and of data: tickets of results, or
         # finished results.
@@ -125,14 +125,14 @@ class LatestStatistics:
     def begin(self, iteration: int, *, rerun: bool) -> None:
         """Answer from the present statistics, in a new iteration or for a repeat."""
         if rerun or iteration != self._iteration:
-            self._iteration, self._answers = iteration, self._known
+            self._iteration, self._at_start = iteration, self._latest
 
     def gradient(self, position: int) -> Optional[ArrayStatistics]:
         """Statistics of a gradient, divided by its scale and its loss weight; None if unknown."""
-        return self._answers.get(position)
+        return self._at_start.get(position)
 
     def data(self, position: int) -> Optional[ArrayStatistics]:
-        return self._answers.get(self._key(position))
+        return self._at_start.get(self._key(position))
 
     def _key(self, position: int) -> _Key:
         return self._names.get(position, ~position)
@@ -140,54 +140,47 @@ class LatestStatistics:
     @property
     def is_incomplete(self) -> bool:
         """True if a needed weight, or all gradients that methods use, are unmeasured."""
-        kept, known, gradients = self._plan.described.kept, self._answers, self.wanted.gradients
-        return any(p in kept and self._key(p) not in known for p in self.wanted.data) or (
-            bool(gradients) and gradients.isdisjoint(known)
+        parameters, gradients = self._plan.described.kept, self.request.gradients
+        return any(p in parameters and self._key(p) not in self._at_start for p in self.request.data) or (
+            bool(gradients) and gradients.isdisjoint(self._at_start)
         )
 
     @property
     def weights(self) -> Dict[str, ArrayStatistics]:
         """Statistics of parameters, by name."""
-        return {key: statistics for key, statistics in self._known.items() if isinstance(key, str)}
+        return {key: statistics for key, statistics in self._latest.items() if isinstance(key, str)}
 
     def measure(self, gradients: Sequence[Tuple[int, float]], data: Sequence[int]) -> None:
-        """Start measuring the arrays' present contents, all in one call; gradients with their scales."""
+        """Start measuring the arrays' present contents, all in one call; gradients with their scales. Those
+        that an emulated storage has rounded are measured already, and those without contents are left out.
+        """
         if not (gradients or data):
             return
-        arrays = [self._graph.variables[position].grad for position, _ in gradients]
-        remaining = [*gradients]
-        if self._storage.rounds or not are_readable(arrays):
-            arrays, remaining = self._left_to_measure(gradients, arrays)
-        started = {*self._data, *self._pending.keys}
-        unmeasured = [p for p in data if self._key(p) not in started and not self._take_rounded(p)]
-        arrays += self._readable(unmeasured)
+        keys, variables, storage = self._graph.keys, self._graph.variables, self._storage
+        arrays = [variables[position].grad for position, _ in gradients]
+        unmeasured = gradients
+        if storage.rounds or not are_readable(arrays):
+            unmeasured = []
+            for (position, scale), array in zip(gradients, arrays):
+                statistics = storage.gradient_statistics(keys[position])
+                if statistics is not None:
+                    self._running[position] = statistics, scale
+                elif stored_dtype(array) is not None:
+                    unmeasured.append((position, scale))
+            arrays = [variables[position].grad for position, _ in unmeasured]
+        started, unmeasured_data = {*self._data, *self._pending.keys}, []
+        for position in data:
+            key, statistics = self._key(position), storage.data_statistics(keys[position])
+            if key not in started and statistics is not None:
+                self._data[key] = statistics
+            elif key not in started:
+                unmeasured_data.append(position)
+        arrays += self._readable(unmeasured_data)
         if not arrays:
             return
         tickets = self._measurements.measure(arrays)
-        self._running.update((p, (ticket, scale)) for (p, scale), ticket in zip(remaining, tickets))
-        self._data.update(zip(map(self._key, unmeasured), tickets[len(remaining) :]))
-
-    def _take_rounded(self, position: int) -> bool:
-        """Take over the statistics of data that an emulated storage has rounded; False if it has not."""
-        statistics = self._storage.data_statistics(self._graph.keys[position])
-        if statistics is not None:
-            self._data[self._key(position)] = statistics
-        return statistics is not None
-
-    def _left_to_measure(
-        self, gradients: Sequence[Tuple[int, float]], arrays: Sequence[nn.NdArray]
-    ) -> Tuple[List[nn.NdArray], List[Tuple[int, float]]]:
-        """Take over gradients that a storage has measured; return the others that backward has written."""
-        keys, storage = self._graph.keys, self._storage
-        left, remaining = [], []
-        for (position, scale), array in zip(gradients, arrays):
-            statistics = storage.gradient_statistics(keys[position])
-            if statistics is not None:
-                self._running[position] = statistics, scale
-            elif stored_dtype(array) is not None:
-                left.append(array)
-                remaining.append((position, scale))
-        return left, remaining
+        self._running.update((p, (ticket, scale)) for (p, scale), ticket in zip(unmeasured, tickets))
+        self._data.update(zip(map(self._key, unmeasured_data), tickets[len(unmeasured) :]))
 
     def measure_weights(self, positions: Sequence[int]) -> None:
         """Start measuring weights after an update, before they are rounded; known after the next pass."""
@@ -199,10 +192,6 @@ class LatestStatistics:
     def _readable(self, positions: Sequence[int]) -> List[nn.NdArray]:
         variables = [self._graph.variables[position] for position in positions]
         return [as_float32(v.data, self._pool.get(v.shape, "float32", i)) for i, v in enumerate(variables)]
-
-    def watch(self, arrays: Sequence[nn.NdArray], loss: Optional[nn.NdArray]) -> None:
-        """Start checking that arrays are finite, and that the loss is not NaN."""
-        self._measurements.watch(arrays, loss)
 
     def finish(self, weight_of: Callable[[int], float]) -> Tuple[GradientStatistics, Results]:
         """Wait for the results of a pass and remember them, except gradients with a loss weight of 0; return
@@ -217,11 +206,11 @@ class LatestStatistics:
         results = pending.fetch(self._measurements)
         gradients: Dict[int, Tuple[ArrayStatistics, float]] = {}
         new: Dict[_Key, ArrayStatistics] = {}
+        remembered = self.request.gradients | self.request.watched
         for position, (ticket, scale) in running.items():
             statistics = results.statistics[ticket] if isinstance(ticket, int) else ticket
             gradients[position] = statistics, scale
-            looked_at = position in self.wanted.gradients or position in self.wanted.watched
-            weight = 0.0 if statistics.nonfinite or not looked_at else weight_of(position)
+            weight = 0.0 if statistics.nonfinite or position not in remembered else weight_of(position)
             if weight:
                 new[position] = statistics.scaled(1.0 / (scale * weight))
         for key, ticket in (*pending.by_key.items(), *data.items()):
@@ -229,7 +218,7 @@ class LatestStatistics:
             if not statistics.nonfinite:
                 new[key] = statistics
         if new:
-            self._known = {**self._known, **new}
+            self._latest = {**self._latest, **new}
             self._new.update(new)
         return gradients, results
 
@@ -239,8 +228,8 @@ class LatestStatistics:
         """
         rows = []
         for index, position in enumerate(positions):
-            gradient = self._known.get(position) if position in self.wanted.gradients else None
-            data = self._known.get(self._key(position))
+            gradient = self._latest.get(position) if position in self.request.gradients else None
+            data = self._latest.get(self._key(position))
             if gradient is not None or data is not None:
                 rows.append([index, gradient and list(gradient), data and list(data)])
         return rows
@@ -263,14 +252,14 @@ class LatestStatistics:
 
     def load(
         self,
-        known: Mapping[int, ArrayStatistics],
+        statistics: Mapping[int, ArrayStatistics],
         weights: Mapping[str, ArrayStatistics],
         pending: Optional[Mapping[str, ArrayStatistics]] = None,
     ) -> None:
         """Replace all statistics; `weights` are newer, `pending` ones, if any, count after a pass."""
-        statistics = {self._key(~key) if key < 0 else key: one for key, one in known.items()}
-        statistics.update(weights)
-        self._known, self._answers, self._iteration, self._new = statistics, {}, -1, set()
+        latest = {self._key(~key) if key < 0 else key: one for key, one in statistics.items()}
+        latest.update(weights)
+        self._latest, self._at_start, self._iteration, self._new = latest, {}, -1, set()
         if pending is not None:
             self._pending = _Pending([*pending], [], [*pending.values()])
 
@@ -280,9 +269,9 @@ class LatestStatistics:
         weights = self._plan.described.kept
         shared: Dict[str, _Key] = {}
         for layer, (node, layer_input) in self._plan.layer_inputs.items():
-            if node.outputs[0] in self.wanted.gradients:
+            if node.outputs[0] in self.request.gradients:
                 shared[f"{layer} gradient"] = node.outputs[0]
-            if layer_input.weight in self.wanted.data and layer_input.weight not in weights:
+            if layer_input.weight in self.request.data and layer_input.weight not in weights:
                 shared[f"{layer} factor"] = ~layer_input.weight
         return shared
 
@@ -290,25 +279,25 @@ class LatestStatistics:
         """Measurements since the last `adopt`, by names that are common to all ranks."""
         shared = self._shared
         message: Dict[str, Sequence[float]] = {
-            n: list(self._known[k]) for n, k in shared.items() if k in self._new
+            n: list(self._latest[k]) for n, k in shared.items() if k in self._new
         }
         weights = [name for name in self._new if isinstance(name, str)]
         # Weights of other graphs are known, too: ranks may have run different graphs, and measured others.
         if weights and not self.weights.keys() <= {*self._names.values()}:
-            message.update((name + _WEIGHT, list(self._known[name])) for name in sorted(weights))
+            message.update((name + _WEIGHT, list(self._latest[name])) for name in sorted(weights))
         return message
 
     def adopt(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Take over the `shared` statistics of all ranks, in one order, combined as if the arrays were one;
         choices use them from the next `begin` on.
         """
-        self._known, self._new = {**self._known}, set()
+        self._latest, self._new = {**self._latest}, set()
         # All ranks have the same weights: the last one wins, on each of them.
         weights = {name: row for one in messages for name, row in one.items() if name.endswith(_WEIGHT)}
         for name, values in weights.items():
-            self._known[name[: -len(_WEIGHT)]] = ArrayStatistics._make(values)
+            self._latest[name[: -len(_WEIGHT)]] = ArrayStatistics._make(values)
         for name, key in self._shared.items():
             rows = (one.get(name) for one in messages)
             pooled = pool([ArrayStatistics._make(row) for row in rows if row is not None])
             if pooled is not None:
-                self._known[key] = pooled
+                self._latest[key] = pooled

@@ -60,9 +60,9 @@ class PreparedGraph:
         """
         # Steps that are invalid for the graph are made again.
         steps = {
-            weights: known
-            for weights, known in self.steps.items()
-            if isinstance(known[1], str) or known[1].keys <= plan.kept_keys
+            weights: (schedule, steps)
+            for weights, (schedule, steps) in self.steps.items()
+            if isinstance(steps, str) or steps.keys <= plan.kept_keys
         }
         return replace(
             self,
@@ -210,14 +210,10 @@ class PreparedGraph:
 
     def keep_steps(self, schedule: ScaleSchedule, steps: Union[HooklessSteps, str]) -> None:
         """Store the planned steps of a schedule, and forget those of schedules that are not in use."""
-        others = self.steps
-        if schedule.loss_weights not in others:
-            others = {
-                weights: known
-                for weights, known in others.items()
-                if self.schedules.last(weights) is not None
-            }
-        self.steps = {**others, schedule.loss_weights: (schedule, steps)}
+        kept = self.steps
+        if schedule.loss_weights not in kept:
+            kept = {weights: one for weights, one in kept.items() if weights in self.schedules.chosen}
+        self.steps = {**kept, schedule.loss_weights: (schedule, steps)}
 
     def slice(
         self, schedules: ScheduleCache, iteration: int, given_scale: Optional[float]
@@ -228,10 +224,10 @@ class PreparedGraph:
             return None
         if not self._slices:
             # Empty slices come first: graphs that are new in each iteration seldom divide their arrays.
-            wanted, count = self.statistics.wanted, self.schedules.iterations
+            request, count = self.statistics.request, self.schedules.iterations
             if number < empty_slices(self.plan, count, rounds=self.storage.rounds):
                 return None
             self._slices = slices_of(
-                self.plan, wanted, count, rounds=self.storage.rounds, uncounted=self.uncounted
+                self.plan, request, count, rounds=self.storage.rounds, uncounted=self.uncounted
             )
         return self._slices[number]

@@ -32,9 +32,11 @@ class SharedGradients:
             places = self._places
             if not places.keys() >= {*keys}:
                 # Freed memory is reused, so addresses of different moments cannot be compared.
-                known = {**self._parameters, **dict(zip(keys, leaves))}
-                places = dict(zip(known, places_of([leaf.grad for leaf in known.values()], context)))
-                self._parameters = {key: leaf for key, leaf in known.items() if key in names}
+                leaves_so_far = {**self._parameters, **dict(zip(keys, leaves))}
+                places = dict(
+                    zip(leaves_so_far, places_of([leaf.grad for leaf in leaves_so_far.values()], context))
+                )
+                self._parameters = {key: leaf for key, leaf in leaves_so_far.items() if key in names}
                 self._places = {key: places[key] for key in self._parameters}
             self._first = _one_array(
                 [places[key] for key in keys],

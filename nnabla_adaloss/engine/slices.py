@@ -32,7 +32,7 @@ def empty_slices(plan: GraphPlan, count: int, *, rounds: bool) -> int:
 
 def slices_of(
     plan: GraphPlan,
-    wanted: StatisticsRequest,
+    request: StatisticsRequest,
     count: int,
     *,
     rounds: bool,
@@ -40,8 +40,8 @@ def slices_of(
 ) -> List[Optional[Slice]]:
     """Divide the arrays to measure into `count` slices, one for each iteration; None: nothing."""
     sizes = [math.prod(shape) for shape in plan.described.shapes]
-    measured = {*plan.largest_gradients} | wanted.gradients | wanted.watched
-    kept, data = plan.described.kept.keys(), wanted.data
+    measured = {*plan.largest_gradients} | request.gradients | request.watched
+    kept, data = plan.described.kept.keys(), request.data
     parts = [
         _divided(positions, sizes, count)
         for positions in (

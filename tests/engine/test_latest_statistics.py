@@ -40,7 +40,7 @@ class Arrays:
         self,
         storage: Any = None,
         measurements: Optional[HostMeasurements] = None,
-        wanted: Optional[StatisticsRequest] = None,
+        request: Optional[StatisticsRequest] = None,
     ) -> LatestStatistics:
         """Statistics for methods that look at everything."""
         everything = frozenset(self.positions)
@@ -50,7 +50,7 @@ class Arrays:
             measurements or HostMeasurements(CpuKernels()),
             ScratchPool(),
             storage or NativeStorage(),
-            wanted or StatisticsRequest(everything, everything, frozenset()),
+            request or StatisticsRequest(everything, everything, frozenset()),
         )
 
 
@@ -145,8 +145,8 @@ def test_nonfinite_gradients_are_reported_once_and_leave_earlier_measurements(ba
 def test_requested_arrays_are_kept_and_no_others() -> None:
     arrays = Arrays([1.0], [2.0], [3.0], [4.0])
     of_method, of_data, watched, other = arrays.positions
-    wanted = StatisticsRequest(frozenset({of_method}), frozenset({of_data}), frozenset({watched}))
-    source = arrays.statistics(wanted=wanted)
+    request = StatisticsRequest(frozenset({of_method}), frozenset({of_data}), frozenset({watched}))
+    source = arrays.statistics(request=request)
     source.measure([(position, 1.0) for position in arrays.positions], [of_data])
     # Whatever is measured counts for components.
     assert [amax for amax, _ in finish(source).values()] == [1.0, 2.0, 3.0, 4.0]
@@ -225,12 +225,12 @@ class Rank:
         self.layers = self.plan.layer_inputs
         gradients = frozenset(node.outputs[0] for node, _ in self.layers.values())
         factors = frozenset(slot.weight for _, slot in self.layers.values())
-        measurements, wanted = (
+        measurements, request = (
             HostMeasurements(CpuKernels()),
             StatisticsRequest(gradients, factors, frozenset()),
         )
         self.source = LatestStatistics(
-            self.graph, self.plan, measurements, ScratchPool(), NativeStorage(), wanted
+            self.graph, self.plan, measurements, ScratchPool(), NativeStorage(), request
         )
 
     def measure(self, values: Mapping[str, float], *, weight: float = 1.0) -> None:
@@ -301,9 +301,9 @@ def weights_of(*layers: str) -> LatestStatistics:
     graph = Graph(F.mean(h))
     plan = GraphPlan(graph)
     factors = [slot.weight for _, slot in plan.layer_inputs.values()]
-    wanted = StatisticsRequest(frozenset(), frozenset(factors), frozenset())
+    request = StatisticsRequest(frozenset(), frozenset(factors), frozenset())
     measurements = HostMeasurements(CpuKernels())
-    found = LatestStatistics(graph, plan, measurements, ScratchPool(), NativeStorage(), wanted)
+    found = LatestStatistics(graph, plan, measurements, ScratchPool(), NativeStorage(), request)
     found.measure((), factors)
     found.finish(lambda position: 1.0)
     return found

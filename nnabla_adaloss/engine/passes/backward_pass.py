@@ -108,12 +108,12 @@ def steps_for(
     if not (watch is options.callbacks is options.pre_hook is options.post_hook is None):
         return "single functions are watched"
     schedule = decision.schedule
-    known = prepared.steps.get(schedule.loss_weights)
-    if known is not None and known[0] is schedule:
-        return known[1]
+    planned = prepared.steps.get(schedule.loss_weights)
+    if planned is not None and planned[0] is schedule:
+        return planned[1]
     # New scales are usually equal to the old ones.
-    if known is not None and schedule.is_applied_as(known[0]):
-        steps = known[1]
+    if planned is not None and schedule.is_applied_as(planned[0]):
+        steps = planned[1]
     else:
         steps = plan_steps(prepared.graph, prepared.plan, schedule, prepared.storage)
     prepared.keep_steps(schedule, steps)

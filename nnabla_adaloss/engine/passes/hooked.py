@@ -42,13 +42,13 @@ class HookedPass:
         self._prepared, self._decided = prepared, decision
         self._pre_hook, self._post_hook = pre_hook, post_hook
         self._watch, self._look = watch, look if decision.measure else None
-        plan, wanted = prepared.plan, prepared.statistics.wanted
+        plan, request = prepared.plan, prepared.statistics.request
         # Gradients that are measured as they arrive, and data.
         self._measured: AbstractSet[int] = frozenset()
         self._data: Sequence[int] = ()
         if decision.measure:
-            self._measured = plan.limiting_gradients | wanted.gradients | wanted.watched
-            self._data = sorted(wanted.data)
+            self._measured = plan.limiting_gradients | request.gradients | request.watched
+            self._data = sorted(request.data)
         elif decision.slice is not None:
             self._measured = frozenset(decision.slice.gradients)
             self._data = [*decision.slice.activations, *decision.slice.weights]
