@@ -140,7 +140,14 @@ class AdaptiveLossScaling:
                 "train on it as it is, or wrap the loss that was given to loss_scaling"
             )
         context, self.in_half = self.variable.parent.context, bool(graph.described.in_half)
-        self.config = _config_for(config, self._storage, in_half=self.in_half)
+        if config is not None and config.unused:
+            ignored = " and ".join(config.unused)
+            warn(
+                f"{ignored} change nothing with the default method; "
+                'give loss_scale_method="approx_range", too'
+            )
+        stored = self._storage.narrowest or (Precision() if self.in_half else None)
+        self.config = (config or AdaLossConfig()).for_network().stored_in(stored)
         self.kernels = select_kernels(context)
         method_alphas = MethodAlphas(self.config)
         # Statistics of earlier iterations avoid a second pass.
@@ -166,11 +173,11 @@ class AdaptiveLossScaling:
             watched=self.audience is not None,
         )
 
-        def graph_unchanged() -> Tuple[Graph, GraphPlan]:
+        def checked_graph() -> Tuple[Graph, GraphPlan]:
             prepared = cache.current(wiring=True)
             return prepared.graph, prepared.plan
 
-        self.guard = BatchGuard(graph_unchanged, self.kernels, forward_state)
+        self.guard = BatchGuard(checked_graph, self.kernels, forward_state)
         policy = self.config.method.policy(HistoryPolicy() if history is None else history)
         self.components = Observations(Memory(policy.measured_every(self.config.iterations_per_measurement)))
         self.iteration = 0
@@ -340,10 +347,6 @@ class AdaptiveLossScaling:
         self.components, lowered = self.components.after_overflow(report.measurements)
         return lowered
 
-    def raise_again(self) -> None:
-        """Restore scales that were lowered for a batch that no scale helps."""
-        self.components = self.components._replace(provisional={}, began=frozenset())
-
     def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
         """Measurements for the next scales, for other ranks; None: no new ones."""
         prepared, report = self._graph.current(), self._result
@@ -393,14 +396,6 @@ class AdaptiveLossScaling:
     def drop_iteration(self) -> None:
         """Drop the measurements of this iteration."""
         self.components = self.components.without_iteration()
-
-    def drop_batch(self) -> None:
-        """Drop the measurements of this iteration, except of batches lost before."""
-        self.components = self.components.without_batch()
-
-    def lose_batch(self) -> None:
-        """Remember the provisional amaxes after an overflow, as the batch is lost."""
-        self.components = self.components.after_lost_batch()
 
     def forget(self) -> None:
         """Drop all measurements of gradients and weights: call it after loading other weights."""
@@ -484,10 +479,10 @@ class AdaptiveLossScaling:
                 `grad`, or `grad` has another shape, or the loss no longer needs a gradient.
             GraphChangedError: the graph was rewired while backward ran.
         """
-        # Loops of this package number their iterations.
-        if scale is not None and iteration is None:
-            _refuse_a_second_division(self)
         if iteration is None:
+            # Loops of this package number their iterations, and do not divide.
+            if scale is not None:
+                _refuse_a_second_division(self)
             iteration = self.iteration
         elif type(iteration) is not int:
             iteration = integer("iteration", iteration)
@@ -515,6 +510,7 @@ class AdaptiveLossScaling:
             clear_buffer, communicator_callbacks, function_pre_hook, function_post_hook, grad
         )
         report: Optional[PassReport] = None
+        # Nonfinite gradients of an earlier batch, which nobody zeroed, would hide those of this one.
         if self._nonfinite.keys and self._nonfinite.set_aside(leaves):
             all_zero = all(map(_zeroing, masters))
         try:
@@ -579,15 +575,6 @@ class AdaptiveLossScaling:
 
 def _of_kind(kind: str, message: Mapping[str, Sequence[float]]) -> Dict[str, Sequence[float]]:
     return {name[len(kind) :]: row for name, row in message.items() if name.startswith(kind)}
-
-
-def _config_for(config: Optional[AdaLossConfig], storage: NativeStorage, *, in_half: bool) -> AdaLossConfig:
-    """Complete a configuration for a network: method and dtype."""
-    if config is not None and config.unused:
-        ignored = " and ".join(config.unused)
-        warn(f'{ignored} change nothing with the default method; give loss_scale_method="approx_range", too')
-    stored = storage.narrowest or (Precision() if in_half else None)
-    return (config or AdaLossConfig()).for_network().stored_in(stored)
 
 
 def _refuse_a_second_division(loss: Any) -> None:

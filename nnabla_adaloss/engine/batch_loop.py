@@ -97,7 +97,8 @@ class BatchLoop(NamedTuple):
                 facts = facts._replace(lowered=scaling.after_overflow() or self.lower())
             else:
                 if verdict.lowers_nothing:
-                    scaling.raise_again()
+                    # No scale helps: those that an overflow has lowered for this batch rise again.
+                    scaling.components = scaling.components._replace(provisional={}, began=frozenset())
                 return outcome._replace(verdict=verdict, facts=facts)
 
     def _of_pass(self) -> Outcome:

@@ -33,9 +33,8 @@ class SharedGradients:
             if not places.keys() >= {*keys}:
                 # Freed memory is reused, so addresses of different moments cannot be compared.
                 leaves_so_far = {**self._parameters, **dict(zip(keys, leaves))}
-                places = dict(
-                    zip(leaves_so_far, places_of([leaf.grad for leaf in leaves_so_far.values()], context))
-                )
+                gradients = [leaf.grad for leaf in leaves_so_far.values()]
+                places = dict(zip(leaves_so_far, places_of(gradients, context)))
                 self._parameters = {key: leaf for key, leaf in leaves_so_far.items() if key in names}
                 self._places = {key: places[key] for key in self._parameters}
             self._first = _one_array(

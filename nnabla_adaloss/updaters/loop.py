@@ -331,7 +331,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             self._notifier.count_lost(self.iteration, cause)
         else:
             self._notifier.count_overflow(self.iteration, outcome.where)
-        self.scaling.lose_batch()
+        self.scaling.components = self.scaling.components.after_lost_batch()
         self.scaling.guard.begin()
         if verdict is not PassVerdict.RETRIES and retries.discarded <= self.max_retries:
             return None
@@ -374,7 +374,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         if self._repeat:
             # Lower scales were tried without success.
             self._s0.state = self._retries.scale_state
-        self.scaling.drop_batch()
+        self.scaling.components = self.scaling.components.without_batch()
 
     def _skip_bad_batch(self, outcome: Outcome, verdict: PassVerdict) -> UpdateResult:
         self._drop_batches()
