@@ -30,12 +30,12 @@ from ..graph.loss_weights import seed_weight
 from ..graph.names import Parameters, check_parameters
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
-from ..monitor import Audience, audience_of
+from ..monitor import Audience, LayerScaled, audience_of
 from ..undo import BatchGuard, ForwardState
 from .chooser import Chooser, Decision, Request
 from .forward_fault import find_fault, first_suspect
 from .graph_cache import GraphCache
-from .layer_watch import watch_layers
+from .layer_watch import LayerWatch
 from .leaf_gradients import NonfiniteGradients
 from .method_alphas import MethodAlphas
 from .passes import BackwardOptions, run_pass, steps_for
@@ -518,8 +518,8 @@ class AdaptiveLossScaling:
             decision = self._chooser.decide(prepared, self.components, request)
             prepared.schedules = decision.schedules
             watch = None
-            if self.audience is not None:
-                watch = watch_layers(self.audience, prepared, decision, iteration, self.components.attempt)
+            if self.audience is not None and self.audience.wants(LayerScaled, iteration):
+                watch = LayerWatch(self.audience, prepared, decision, iteration, self.components.attempt)
             looking = watch if watch is not None and watch.looks else None
             steps = steps_for(prepared, decision, options, looking)
             arrays = self.guard.state.arrays if self.guard.state.written else ()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, Iterable, List, Optional, cast
+from typing import Any, Dict, List, Optional, cast
 
 import nnabla as nn
 import numpy as np
@@ -23,18 +23,13 @@ class LayerWatch:
     """Reports the layers of one pass: as they run, or after it if no monitor reads their arrays."""
 
     def __init__(
-        self,
-        audience: Audience,
-        prepared: PreparedGraph,
-        format: Format,
-        records: Iterable[LayerRecord],
-        *,
-        looks: bool = True,
+        self, audience: Audience, prepared: PreparedGraph, decision: Decision, iteration: int, attempt: int
     ) -> None:
-        self._audience, self.looks = audience, looks
+        self._audience, self.looks = audience, audience.looks(iteration)
+        self._kernels, self._storage, self._graph = prepared.kernels, prepared.storage, prepared.graph
         # Gradients are stored in the format, if no storage is emulated.
-        self._kernels, self._storage, self._format = prepared.kernels, prepared.storage, format
-        self._graph = prepared.graph
+        self._format = get_format(prepared.config.dtype or "float16")
+        records = records_of(prepared, decision, iteration, attempt)
         self._records = {record.layer: record for record in records}
 
     def ran(self, node: NodeStructure) -> None:
@@ -87,16 +82,6 @@ class LayerWatch:
             return None
         statistics, exponents = self._kernels.exponent_histogram(array)
         return GradientSeen(statistics, exponents, format or self._format, *lost)
-
-
-def watch_layers(
-    audience: Audience, prepared: PreparedGraph, decision: Decision, iteration: int, attempt: int
-) -> Optional[LayerWatch]:
-    """Make the watch of a pass's layers; None if no monitor wants them in this iteration."""
-    if not audience.wants(LayerScaled, iteration):
-        return None
-    records, format = records_of(prepared, decision, iteration, attempt), prepared.config.dtype or "float16"
-    return LayerWatch(audience, prepared, get_format(format), records, looks=audience.looks(iteration))
 
 
 def records_of(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import nnabla as nn
@@ -210,7 +209,12 @@ class GradScaler:
         # its backward: forward runs again, and may free arrays that it needs.
         knows_forward = key in self._forwarded or len(self._losses.engines) == 1
         if self._enabled and knows_forward and not any(self._forwarded.values()):
-            self._find_causes()
+            for used_key, used in self._used.items():
+                if self._overflow(used_key) is None and (
+                    used.result.loss_is_nan
+                    or (used.found_inf and not used.kernels.gradients_are_finite(self._parameters()))
+                ):
+                    self._outcomes[used_key] = self._examine(used)
 
     def unscale_(self, solver: Any) -> None:
         """Call this before a solver's gradients are read or changed, for example clipped.
@@ -409,22 +413,22 @@ class GradScaler:
             raise RuntimeError(f"{verb}() before backward(): there are no gradients since the last update()")
 
     def _is_finite(self, solver: Any) -> bool:
+        """True if a solver's gradients are finite, and no NaN loss depends on its parameters."""
         finite = self._finite.get(id(solver))
         if finite is not None or not self._enabled:
             return finite is not False
-        # A solver's own check waits for the GPU once per parameter.
-        kernels = next(iter(self._used.values())).kernels
-        return not self._learns_from_nan(solver) and kernels.gradients_are_finite(parameters_of([solver]))
-
-    def _learns_from_nan(self, solver: Any) -> bool:
-        """True if a NaN loss depends on parameters of a solver, whose gradients may be finite."""
-        lost = [
-            scaling.graph.by_key(scaling.plan.leaves)
+        parameters = parameters_of([solver])
+        # Gradients of a NaN loss may be finite.
+        of_nan = {
+            leaf
             for key, scaling in self._used.items()
             if scaling.result.loss_is_nan
             or (key in self._outcomes and self._outcomes[key].verdict is PassVerdict.NONFINITE_LOSS)
-        ]
-        return bool(lost) and not {*chain(*lost)}.isdisjoint(map(hash, parameters_of([solver])))
+            for leaf in scaling.graph.by_key(scaling.plan.leaves)
+        }
+        # A solver's own check waits for the GPU once per parameter.
+        kernels = next(iter(self._used.values())).kernels
+        return of_nan.isdisjoint(map(hash, parameters)) and kernels.gradients_are_finite(parameters)
 
     def _overflow(self, key: int) -> Optional[Outcome]:
         """Outcome of the loss with this key, if its gradients were not finite."""
@@ -468,15 +472,6 @@ class GradScaler:
         if not self.cause:
             self.cause = "gradients are not finite, though no backward has left them so"
             self._warn("other", self.cause)
-
-    def _find_causes(self) -> None:
-        """Examine the losses that were NaN, or left nonfinite gradients, in their last batch."""
-        for key, scaling in self._used.items():
-            if self._overflow(key) is None and (
-                scaling.result.loss_is_nan
-                or (scaling.found_inf and not scaling.kernels.gradients_are_finite(self._parameters()))
-            ):
-                self._outcomes[key] = self._examine(scaling)
 
     def _examine(self, scaling: AdaptiveLossScaling) -> Outcome:
         """Find the cause of nonfinite gradients, without changing any."""

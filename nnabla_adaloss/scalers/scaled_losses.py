@@ -23,60 +23,60 @@ class ScaledLosses:
         self.forward_state: Optional[ForwardState] = None
         self._make = make
         # By labels of the functions, in the order of use.
-        self._known: Dict[Tuple[str, ...], AdaptiveLossScaling] = {}
+        self._engines: Dict[Tuple[str, ...], AdaptiveLossScaling] = {}
         # Saved states whose networks have not been seen yet.
         self._saved: List[Mapping[str, Any]] = []
 
     def of(self, loss: LossLike) -> AdaptiveLossScaling:
-        """Return the engine of a loss, made at the first use."""
+        """Return the engine of a loss, made at its first use with the measurements of the last loss of the same
+        functions, or of a saved state. The least recent losses are forgotten.
+        """
         key = hash(variable_of(loss))
-        for structure, scaling in self._known.items():
+        for structure, scaling in self._engines.items():
             if hash(scaling.variable) == key:
-                self._known[structure] = self._known.pop(structure)
+                self._engines[structure] = self._engines.pop(structure)
                 return scaling
-        return self._remember(self._make(loss, self.forward_state))
+        scaling = self._make(loss, self.forward_state)
+        self.forward_state = scaling.guard.state
+        structure = tuple(node.label for node in scaling.plan.nodes)
+        before = self._engines.pop(structure, None)
+        if before is not None:
+            scaling.go_on_from(before)
+        else:
+            self._saved = [state for state in self._saved if not _loaded(scaling, state)]
+        # After loading, so that a late loss continues the random stream of the others.
+        for other in self._engines.values():
+            scaling.share_with(other)
+        self._engines[structure] = scaling
+        if len(self._saved) + len(self._engines) > _REMEMBERED:
+            # Saved states are older.
+            if self._saved:
+                del self._saved[0]
+            else:
+                del self._engines[next(iter(self._engines))]
+        return scaling
 
     @property
     def engines(self) -> List[AdaptiveLossScaling]:
         """Engines, in the order of use."""
-        return list(self._known.values())
+        return list(self._engines.values())
 
     def states(self) -> List[Mapping[str, Any]]:
         """States of the engines, in the order of use."""
-        return [*self._saved, *(scaling.state_dict() for scaling in self._known.values())]
+        return [*self._saved, *(scaling.state_dict() for scaling in self._engines.values())]
 
     def load(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Resume from a result of `states`; ValueError, without any change, if a state is damaged."""
-        before = [(scaling, scaling.state_dict()) for scaling in self._known.values()]
+        before = [(scaling, scaling.state_dict()) for scaling in self._engines.values()]
         left = list(states)
         try:
-            for scaling in self._known.values():
+            for scaling in self._engines.values():
                 left = [state for state in left if not _loaded(scaling, state)]
         except ValueError as error:
             for scaling, state in before:
                 scaling.load_state_dict(state)
             raise ValueError(f"state is damaged: {error}") from error
         self._saved = left
-
-    def _remember(self, scaling: AdaptiveLossScaling) -> AdaptiveLossScaling:
-        self.forward_state = scaling.guard.state
-        structure = tuple(node.label for node in scaling.plan.nodes)
-        before = self._known.pop(structure, None)
-        if before is not None:
-            scaling.go_on_from(before)
-        else:
-            self._saved = [state for state in self._saved if not _loaded(scaling, state)]
-        # After loading, so that a late loss continues the random stream of the others.
-        for other in self._known.values():
-            scaling.share_with(other)
-        self._known[structure] = scaling
-        if len(self._saved) + len(self._known) > _REMEMBERED:
-            # Saved states are older.
-            if self._saved:
-                del self._saved[0]
-            else:
-                del self._known[next(iter(self._known))]
-        return scaling
 
 
 def _loaded(scaling: AdaptiveLossScaling, state: Mapping[str, Any]) -> bool:

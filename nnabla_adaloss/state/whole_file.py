@@ -49,8 +49,14 @@ def replace_file(path: PathLike, content: bytes) -> None:
         raise FileNotFoundError(
             errno.ENOENT, "something removes the temporary files that become this one: stop it", target
         )
-    # The file is written. The rest must not raise.
-    _sync_folder(os.path.dirname(target))
+    # The file is written. The rest must not raise: not every folder can be opened or synced.
+    with suppress(OSError):
+        # The new name is on disk once its folder is.
+        descriptor = os.open(os.path.dirname(target), os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     _remove_left_overs(target)
 
 
@@ -71,8 +77,13 @@ def check_page(path: PathLike) -> None:
 
 
 def _write_and_rename(target: str, content: bytes) -> bool:
-    # False if the temporary file was removed before it could be renamed.
-    old = _status(target)
+    """Write a temporary file and rename it to `target`; False if another writer removed it before."""
+    old: Optional[os.stat_result] = None
+    with suppress(FileNotFoundError):
+        old = os.stat(target)
+    kind = old and special_kind(old)
+    if kind:
+        raise OSError(errno.EINVAL, f"is {kind}: give the path of a file", target)
     # os.replace needs the same folder. The mode is strict until the old file's permissions are copied.
     mode = 0o666 if old is None else 0o600
     folder, name = os.path.split(target)
@@ -100,28 +111,8 @@ def _write_and_rename(target: str, content: bytes) -> bool:
     return True
 
 
-def _status(target: str) -> Optional[os.stat_result]:
-    try:
-        status = os.stat(target)
-    except FileNotFoundError:
-        return None
-    kind = special_kind(status)
-    if kind:
-        raise OSError(errno.EINVAL, f"is {kind}: give the path of a file", target)
-    return status
-
-
-def _sync_folder(folder: str) -> None:
-    # The new name is on disk once its folder is. Not every folder can be opened or synced.
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def _remove_left_overs(target: str) -> None:
+    """Remove temporary files of writers that were killed: those that no process keeps locked."""
     folder, name = os.path.split(target)
     temporary = re.compile(re.escape(name[:_KEPT]) + r"\.[0-9a-f]{16}" + re.escape(_SUFFIX))
     with suppress(OSError):

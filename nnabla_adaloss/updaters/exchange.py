@@ -50,8 +50,8 @@ class GradientExchange:
         self._grads = list(grads) if grads is not None else []
         self._solver = solver
         self._broadcast = False
-        # Names known on all ranks, in order, with their lengths.
-        self._known: Dict[str, int] = {}
+        # Names that all ranks have sent numbers under, in order, with their lengths.
+        self._lengths: Dict[str, int] = {}
 
     @property
     def parameters(self) -> Dict[str, nn.Variable]:
@@ -91,26 +91,26 @@ class GradientExchange:
 
     def sum_with(self, own: Numbers, kernels: Kernels, *, average: bool) -> Tuple[List[Numbers], bool]:
         """Sum the gradients; return each rank's numbers, by name, and whether all are finite afterwards."""
-        # One message suffices for known names, whose numbers are ordered. A rank with new names announces
-        # that, and sends them in a second one; from then on all know them. A GPU waits once.
-        new = {name: list(values) for name, values in own.items() if self._known.get(name) != len(values)}
+        # One message suffices for common names, whose numbers are ordered. A rank with new names announces
+        # that, and sends them in a second one; from then on all have them. A GPU waits once.
+        new = {name: list(values) for name, values in own.items() if self._lengths.get(name) != len(values)}
         text = json.dumps(new).encode() if new else b""
         row = [float(len(text))]
-        for name, count in self._known.items():
+        for name, count in self._lengths.items():
             values = own.get(name, ())
             row += values if len(values) == count else [math.nan] * count
         rows, finite = self._gather(np.array(row, np.float64), kernels, average=average)
         messages: List[Numbers] = []
         for values in map(iter, rows[:, 1:].tolist()):
-            known = {name: list(islice(values, count)) for name, count in self._known.items()}
-            messages.append({name: own for name, own in known.items() if not math.isnan(own[0])})
+            common = {name: list(islice(values, count)) for name, count in self._lengths.items()}
+            messages.append({name: own for name, own in common.items() if not math.isnan(own[0])})
         longest = int(rows[:, 0].max())
         if longest:
             texts, _ = self._gather(np.frombuffer(text.ljust(longest + longest % 2), np.uint8))
             more = [json.loads(bytes(one).strip() or b"{}") for one in texts]
-            messages = [{**known, **further} for known, further in zip(messages, more)]
+            messages = [{**common, **further} for common, further in zip(messages, more)]
             names = {name: len(values) for further in more for name, values in further.items()}
-            self._known = {**self._known, **names}
+            self._lengths = {**self._lengths, **names}
         # Sums carry infinities and NaNs to all ranks, except those of gradients that are not exchanged.
         return messages, finite if self._exchanges_all else not self.any([not finite])[0]
 

@@ -46,18 +46,18 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
     undone = ("iteration",)
     drop_overflow_update: Any = True  # an argument of `FixedLossScalingUpdater`
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
         # A docstring would be the one that help() shows of the public updaters' `__init__`.
-        scale, comm = check_scale(given["scale"]), given["comm"]
-        self._hooks = hooks_by_pass(given["function_pre_hook"], given["function_post_hook"])
-        history = history_of(given["global_scale"], scale, given["min_scale"])
-        policy = ScalePolicy(**{name: given[name] for name in POLICY_FIELDS})
+        scale, comm = check_scale(arguments["scale"]), arguments["comm"]
+        self._hooks = hooks_by_pass(arguments["function_pre_hook"], arguments["function_post_hook"])
+        history = history_of(arguments["global_scale"], scale, arguments["min_scale"])
+        policy = ScalePolicy(**{name: arguments[name] for name in POLICY_FIELDS})
         self._s0 = GlobalScale(scale, policy, history)
-        self.solver = given["solver"]
-        self._exchange = GradientExchange(comm, given["grads"], self.solver)
-        self._audience = audience_of(given["monitors"])
+        self.solver = arguments["solver"]
+        self._exchange = GradientExchange(comm, arguments["grads"], self.solver)
+        self._audience = audience_of(arguments["monitors"])
         made = {"history": history, "grads": [] if comm is None else self._exchange.grads}
-        for name, value in {**given, **made}.items():
+        for name, value in {**arguments, **made}.items():
             if name not in ("self", "loss", "scale"):
                 setattr(self, name, value)
         self.counters, self._notifier = Counters(), Notifier()
@@ -71,7 +71,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         # Savepoints for rolling back an interrupted iteration.
         self._undone: List[Tuple[Callable[[], None], AdaptiveLossScaling]] = []
         # Last, because it may replace functions of the graph: all other arguments are valid by now.
-        self._loss: LossLike = given["loss"]
+        self._loss: LossLike = arguments["loss"]
         self.scaling = self._engine(self._loss, self.config)
         used = chain(Graph(self.scaling.variable).leaves.values(), parameters_of([self.solver]))
         self._idle = idle_of(frozenset({id(self.solver), *(hash(v.data) for v in used)}))
@@ -133,9 +133,11 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             yield
 
     def _update(self) -> UpdateResult:
-        if self._undone:
-            # Finish a rollback that was itself interrupted.
-            self._undo_iteration()
+        """Run an iteration, undo it if it raises, and notify monitors of its end. After an exception before
+        the exchange with other ranks, the next call resumes the same iteration.
+        """
+        # Finish a rollback that was itself interrupted.
+        self._undo_iteration()
         resumed, self._interrupted = self._interrupted, None
         before = self._s0.state
         self._retries = resumed or RetryState(before)
@@ -164,6 +166,9 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         return result
 
     def _run_iteration(self, *, resumed: bool) -> UpdateResult:
+        """Run batches until their gradients are finite on all ranks, or no policy allows more of them, and
+        update the parameters.
+        """
         self._before_exchange = False
         self._exchange.check_communicator()
         if not self.iteration:
@@ -192,11 +197,13 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             skipped = self._lose_batches(outcome)
             if skipped is not None:
                 return skipped
+        # The gradients are complete, unscaled, and equal on all ranks.
         report, retries = self.scaling.result, self._retries
         learns = self._notifier.note_update(
             self.iteration, self._s0.state.scale, [self.scaling], [self.solver]
         )
         if not report.state_finite:
+            # Infinite running statistics would outlast the batch, whose gradients are finite.
             self._undo_batches()
         if self.average and self.accum_grad > 1:
             self.solver.scale_grad(1.0 / self.accum_grad)

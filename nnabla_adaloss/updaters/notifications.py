@@ -21,12 +21,6 @@ from .solvers import has
 _OF_SEARCHED_SCALES = {"scale"} | POLICY_FIELDS
 
 
-def notify_beginning(audience: Audience, iteration: int, updater: Any) -> None:
-    """Notify monitors of a training's start and its settings."""
-    now = datetime.now().astimezone().isoformat(timespec="seconds")
-    audience.tell(TrainingBegan(iteration, now, installed_version(), _settings_in_words(updater)))
-
-
 def installed_version() -> str:
     """Version of the installed package; unknown for a checkout that is only on the path."""
     try:
@@ -35,32 +29,35 @@ def installed_version() -> str:
         return "not installed"
 
 
-def _settings_in_words(updater: Any) -> Dict[str, str]:
-    """Describe the used arguments of an updater, and the fields of those that have fields."""
-    solver = updater.solver
+def notify_beginning(audience: Audience, iteration: int, updater: Any) -> None:
+    """Notify monitors of a training's start and its settings: the updater's arguments that are in use, field
+    by field where they have fields, and the solver's learning rate.
+    """
+    kind, solver = type(updater), updater.solver
     # A duck-typed solver may lack these.
     rate = solver.learning_rate() if has(solver, "learning_rate") else "unknown"
     settings: Dict[str, Any] = {
-        "updater": type(updater).__name__,
+        "updater": kind.__name__,
         "solver": solver.name if has(solver, "name") else type(solver).__name__,
         "learning_rate": f"{rate:g}" if isinstance(rate, float) else rate,
         "context": "|".join(variable_of(updater.loss).parent.context.backend),
         "ranks": 1 if updater.comm is None else updater.comm.size,
     }
-    kind = type(updater)
     rows = {name: inspect.getattr_static(kind, name) for name in inspect.signature(kind).parameters}
-    used = [name for name, row in rows.items() if getattr(row, "reported", name == "scale")]
-    values = {name: getattr(updater, name) for name in used}
+    reported = [name for name, row in rows.items() if getattr(row, "reported", name == "scale")]
+    values = {name: getattr(updater, name) for name in reported}
     if "config" in values:
         values["config"] = updater.scaling.config
     if values.get("global_scale", "dynamic") != "dynamic":
         settings["global_scale"], values["global_scale"] = "history", updater.history
         values = {name: value for name, value in values.items() if name not in _OF_SEARCHED_SCALES}
     for name, value in values.items():
-        fields = as_plain(fields_of(value))
-        given = {f: own for f, own in fields.items() if f not in getattr(value, "ignored", ())}
-        settings.update({f"{name}.{field}": own for field, own in given.items()} or {name: plain(value)})
-    return {name: str(value) for name, value in settings.items()}
+        ignored = getattr(value, "ignored", ())
+        fields = {f"{name}.{f}": own for f, own in as_plain(fields_of(value)).items() if f not in ignored}
+        settings.update(fields or {name: plain(value)})
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    words = {name: str(value) for name, value in settings.items()}
+    audience.tell(TrainingBegan(iteration, now, installed_version(), words))
 
 
 def notify_update(audience: Audience, iteration: int, result: UpdateResult, loss: nn.Variable) -> None:

@@ -61,7 +61,17 @@ class Notifier:
             none = self._none_has_learned(engines)
             # Other batches, ranks and hooks may have added to gradients that these passes left at zero.
             if none and engines[0].kernels.gradients_are_zero(parameters):
-                self._warn_of_zeros(iteration, scale, engines)
+                in_a_row = iteration - self._last_gradient
+                # The batch may have had no signal, as one without a reward.
+                may_be_silent = self._last_gradient or in_a_row < _SILENT
+                if not (may_be_silent and all(engine.has_nothing_to_learn() for engine in engines)):
+                    since = f"in {in_a_row} updates up to" if in_a_row > 1 else "in"
+                    self.warn(
+                        "zero_gradients",
+                        f"every gradient is exactly zero {since} iteration {iteration}, at loss scale "
+                        f"{scale:g}: the network has converged, or everything underflows. Check the loss "
+                        f"weight, and {ANALYSE}",
+                    )
                 return False
         self._last_gradient = iteration
         return True
@@ -95,19 +105,6 @@ class Notifier:
                 f"updates (the first is {zero[0]!r}): they underflow, or a later function passes no "
                 f"gradient on. To find out, {ANALYSE}",
             )
-
-    def _warn_of_zeros(self, iteration: int, scale: float, engines: Sequence[AdaptiveLossScaling]) -> None:
-        in_a_row = iteration - self._last_gradient
-        # The batch may have had no signal, as one without a reward.
-        may_be_silent = self._last_gradient or in_a_row < _SILENT
-        if may_be_silent and all(engine.has_nothing_to_learn() for engine in engines):
-            return
-        since = f"in {in_a_row} updates up to" if in_a_row > 1 else "in"
-        self.warn(
-            "zero_gradients",
-            f"every gradient is exactly zero {since} iteration {iteration}, at loss scale {scale:g}: the "
-            f"network has converged, or everything underflows. Check the loss weight, and {ANALYSE}",
-        )
 
     def count_lost(self, iteration: int, cause: str, advice: str = "") -> None:
         """Count a lost batch; warn of many in a row, with the `cause` of the last as a clause."""
