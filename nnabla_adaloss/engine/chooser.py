@@ -111,12 +111,12 @@ class Chooser:
             plan,
             prepared.statistics,
             request.iteration,
-            prepared.ranges,
+            prepared.range_of,
             lambda position: weights[components.of[position]],
             fixed=scale is not None,
         )
         floors = {i: limit / self._spare for i, limit in enumerate(limits.limits) if limit is not None}
-        limits = limits._replace(bounds=_bounds(prepared, self._config), floors=floors)
+        limits = limits._replace(bounds=_bounds(prepared), floors=floors)
         if prepared.schedules.for_good(scale):
             limits = limits._replace(limits=[None] * len(weights))
         origin: Any = None
@@ -177,22 +177,20 @@ class Chooser:
         return Start(root_scale, start_scale, span, self._config.power_of_two)
 
 
-def _bounds(prepared: PreparedGraph, config: AdaLossConfig) -> Mapping[int, AlphaBounds]:
-    """Bounds of alphas, by position of the weight."""
-    # Scaled copies of weights are stored like weights.
-    plan, storage, ranges = prepared.plan, prepared.storage, prepared.ranges
-    largest = min(config.range.u_max, storage.largest_weight)
+def _bounds(prepared: PreparedGraph) -> Mapping[int, AlphaBounds]:
+    """Bounds of alphas with which the scaled copies of each weight stay in their range, by its position."""
+    described, statistics = prepared.plan.described, prepared.statistics
     bounds: Dict[int, AlphaBounds] = {}
-    recomputed, shapes = plan.described.recomputed, plan.described.shapes
-    for _, layer_input in plan.layer_inputs.values():
+    for _, layer_input in prepared.plan.layer_inputs.values():
         position = layer_input.weight
-        weight = prepared.statistics.data(position)
-        if weight is None and (position in prepared.statistics.request.data or recomputed[position]):
+        weight = statistics.data(position)
+        if weight is None and (position in statistics.request.data or described.recomputed[position]):
             # Until it is measured, its copies must not exceed it.
             bounds[position] = AlphaBounds(1.0)
         elif weight is not None and weight.abs_max:
-            u_max = largest if ranges is None else ranges.of_weight(layer_input)
-            stored = storage.copy_format(prepared.graph.keys[position], math.prod(shapes[position]))
-            own = alpha_bounds(weight.abs_max, u_max, FLOAT16 if layer_input.half else stored)
+            size = math.prod(described.shapes[position])
+            stored = prepared.storage.copy_format(prepared.graph.keys[position], size)
+            copy_format = FLOAT16 if layer_input.half else stored
+            own = alpha_bounds(weight.abs_max, prepared.largest_copy(layer_input), copy_format)
             bounds[position] = own.intersection(bounds.get(position, own))
     return bounds

@@ -13,13 +13,12 @@ from ..core.components import NodeStructure
 from ..core.config import AdaLossConfig
 from ..core.layer_alpha import History, bounded, scaled_history, unbounded_alpha, with_newest
 from ..core.layer_record import Reason
-from ..core.methods import Needs
+from ..core.methods import Needs, Range
 from ..core.statistics import ArrayStatistics
 from ..core.validation import integer
 from ..graph.functions import properties_of
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
-from .gradient_ranges import GradientRanges
 from .latest_statistics import LatestStatistics
 
 _Known = Optional[ArrayStatistics]
@@ -57,7 +56,7 @@ class MethodAlphas:
         plan: GraphPlan,
         statistics: LatestStatistics,
         iteration: int,
-        ranges: Optional[GradientRanges],
+        range_of: Callable[[int], Range],  # range of the format of a gradient, by position
         weight_of: Callable[[int], float],  # loss weight of a gradient, by position
         *,
         fixed: bool,  # True if S0 was given
@@ -76,8 +75,8 @@ class MethodAlphas:
             inputs = self._inputs(layer, g, w, scale, scale * weight_of(position), iteration)
             if inputs is None:
                 return 1.0, Reason.UNKNOWN
-            range_ = self._config.range if ranges is None else ranges.of(layer_input.input)
-            self.unbounded[layer] = unbounded_alpha(self._config, *inputs, range_, layer_input.gemm.fan_in)
+            in_range, fan_in = range_of(layer_input.input), layer_input.gemm.fan_in
+            self.unbounded[layer] = unbounded_alpha(self._config, *inputs, in_range, fan_in)
             return bounded(max(self.unbounded[layer], lowest), base, self._config)
 
         return method_alpha

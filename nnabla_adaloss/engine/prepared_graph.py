@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -11,10 +12,10 @@ from typing import Any, ClassVar, Dict, FrozenSet, List, Mapping, Optional, Sequ
 
 import nnabla as nn
 
-from ..core.components import Components, MergedComponents
+from ..core.components import Components, LayerInput, MergedComponents
 from ..core.config import AdaLossConfig
 from ..core.layer_record import Reason
-from ..core.methods import Needs
+from ..core.methods import Needs, Range
 from ..core.schedule import ScaleSchedule
 from ..core.schedule_cache import ScheduleCache
 from ..emulation.rounded_storage import NativeStorage, RoundedStorage
@@ -24,12 +25,11 @@ from ..graph.names import Parameters, names_of
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels, Measurements
 from ..kernels.scratch import ScratchPool
-from .gradient_ranges import GradientRanges
 from .hookless_steps import HooklessSteps
 from .latest_statistics import LatestStatistics
 from .slices import Slice, empty_slices, slices_of
 
-_NO_STEPS: Any = MappingProxyType({})
+_NOTHING: Any = MappingProxyType({})
 _NAMELESS = 0, None
 _shape = attrgetter("shape")
 
@@ -50,8 +50,8 @@ class PreparedGraph:
     schedules: ScheduleCache
     # Parameters whose gradients are zeroed in each iteration; None: of all leaves.
     zeroed: Parameters = None
-    # By loss weights: schedule, and its steps without hooks or the reason for hooks.
-    steps: Mapping[Tuple[float, ...], Tuple[ScaleSchedule, Union[HooklessSteps, str]]] = _NO_STEPS
+    # Steps of passes without hooks, or the reason for hooks, by the scales of the components.
+    steps: Mapping[Tuple[float, ...], Union[HooklessSteps, str]] = _NOTHING
     _slices: Sequence[Optional[Slice]] = ()
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> PreparedGraph:
@@ -60,8 +60,8 @@ class PreparedGraph:
         """
         # Steps that are invalid for the graph are made again.
         steps = {
-            weights: (schedule, steps)
-            for weights, (schedule, steps) in self.steps.items()
+            scales: steps
+            for scales, steps in self.steps.items()
             if isinstance(steps, str) or steps.keys <= plan.kept_keys
         }
         return replace(
@@ -144,23 +144,39 @@ class PreparedGraph:
         return frozenset(numbers)
 
     @cached_property
-    def ranges(self) -> Optional[GradientRanges]:
-        """Range of each gradient, where layers have different formats."""
+    def _by_layer(self) -> Optional[RoundedStorage]:
+        """Emulated storage whose formats differ between layers; None for any other storage."""
         storage = self.storage
-        if not isinstance(storage, RoundedStorage) or storage.precisions.only is not None:
-            return None
-        return GradientRanges(self.config, storage, self.graph, self.plan)
+        return storage if isinstance(storage, RoundedStorage) and storage.precisions.only is None else None
+
+    def range_of(self, position: int) -> Range:
+        """Range of the format in which a gradient is stored, unless the user gave a range."""
+        if self._by_layer is None:
+            return self.config.range
+        return self.config.range_in(self._by_layer.precision_of(self.graph.keys[position]).stored_gradients)
+
+    def largest_copy(self, layer_input: LayerInput) -> float:
+        """Largest magnitude that the scaled copy of a weight, which is stored as weights are, may have."""
+        largest = self.storage.largest_weight
+        if self._by_layer is not None:
+            key, shape = self.graph.keys[layer_input.weight], self.plan.described.shapes[layer_input.weight]
+            largest = self._by_layer.data_format(key, math.prod(shape)).max
+        return min(self.range_of(layer_input.input).u_max, largest)
 
     @cached_property
     def u_maxes(self) -> Sequence[float]:
         """Largest magnitude that fits the formats of each component's gradients, by index."""
-        count = len(self.components.names)
-        if self.ranges is not None:
-            u_maxes = self.ranges.of_components(self.components)
-            return [u_maxes.get(index, self.config.range.u_max) for index in range(count)]
-        u_max = self.config.range.u_max
-        of_scalar = max(u_max, self.storage.largest_scalar)
-        return [of_scalar if i in self.components.scalars else u_max for i in range(count)]
+        components, u_max = self.components, self.config.range.u_max
+        if self._by_layer is None:
+            of_scalar = max(u_max, self.storage.largest_scalar)
+            return [of_scalar if i in components.scalars else u_max for i in range(len(components.names))]
+        u_maxes: Dict[int, float] = {}
+        for position, index in components.of.items():
+            own = self.range_of(position).u_max
+            if index in components.scalars:
+                own = max(own, self._by_layer.gradient_format(self.graph.keys[position], 1).max)
+            u_maxes[index] = min(own, u_maxes.get(index, own))
+        return [u_maxes.get(index, u_max) for index in range(len(components.names))]
 
     def before_forward(self, context: nn.Context) -> None:
         """Prepare reading loss weights after a forward in the device's `context` without waiting for it."""
@@ -180,8 +196,8 @@ class PreparedGraph:
         given_scale: Optional[float],
         weights: Tuple[float, ...],
         merged: Optional[MergedComponents] = None,
-        reasons: Mapping[str, Reason] = _NO_STEPS,
-        unbounded: Mapping[str, float] = _NO_STEPS,
+        reasons: Mapping[str, Reason] = _NOTHING,
+        unbounded: Mapping[str, float] = _NOTHING,
     ) -> ScaleSchedule:
         """Make a schedule of this graph's components, with these scales, for these loss weights."""
         return ScaleSchedule(
@@ -207,13 +223,6 @@ class PreparedGraph:
                 leaf = leaves[position]
                 descriptions[hash(leaf.data)] = f"{label} writes a Variable of shape {leaf.shape}"
         return descriptions
-
-    def keep_steps(self, schedule: ScaleSchedule, steps: Union[HooklessSteps, str]) -> None:
-        """Store the planned steps of a schedule, and forget those of schedules that are not in use."""
-        kept = self.steps
-        if schedule.loss_weights not in kept:
-            kept = {weights: one for weights, one in kept.items() if weights in self.schedules.chosen}
-        self.steps = {**kept, schedule.loss_weights: (schedule, steps)}
 
     def slice(
         self, schedules: ScheduleCache, iteration: int, given_scale: Optional[float]

@@ -28,8 +28,8 @@ class ScaledLosses:
         self._saved: List[Mapping[str, Any]] = []
 
     def of(self, loss: LossLike) -> AdaptiveLossScaling:
-        """Return the engine of a loss, made at its first use with the measurements of the last loss of the same
-        functions, or of a saved state. The least recent losses are forgotten.
+        """Return the engine of a loss, made at its first use with the measurements of the last loss of the
+        same functions, or of a saved state. The least recent losses are forgotten.
         """
         key = hash(variable_of(loss))
         for structure, scaling in self._engines.items():

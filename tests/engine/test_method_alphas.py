@@ -6,18 +6,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import nnabla as nn
 import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, FormatEmulation, Method, Needs
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, Method, Needs
 from nnabla_adaloss.core.layer_record import Reason
 from nnabla_adaloss.core.methods import Range
 from nnabla_adaloss.core.statistics import statistics_of
-from nnabla_adaloss.engine.gradient_ranges import GradientRanges
 from nnabla_adaloss.engine.method_alphas import MethodAlphas
 from nnabla_adaloss.graph.graph import Graph
 from nnabla_adaloss.graph.plan import GraphPlan
@@ -51,7 +50,7 @@ class Layers:
         self.plan = GraphPlan(self.graph)
         made = AdaLossConfig(loss_scale_method=method, **{"use_bound": False, **config})
         self.heard: List[Any] = getattr(made.method, "heard", [])
-        self.method_alphas = MethodAlphas(made)
+        self.config, self.method_alphas = made, MethodAlphas(made)
         self.know(G)
 
     def know(self, g: Optional[np.ndarray], w: Optional[np.ndarray] = W) -> None:
@@ -68,7 +67,7 @@ class Layers:
         layer: str = "b/affine",
         weight: float = 1.0,
         fixed: bool = False,
-        ranges: Optional[GradientRanges] = None,
+        range_of: Optional[Callable[[int], Any]] = None,
     ) -> Tuple[float, Reason]:
         structure = self.plan
         asked = structure.layer_inputs[layer][0].outputs[0]
@@ -76,7 +75,7 @@ class Layers:
             structure,
             self.statistics,
             iteration,
-            ranges,
+            range_of or (lambda position: self.config.range),
             lambda position: weight if position == asked else math.nan,
             fixed=fixed,
         )
@@ -217,6 +216,6 @@ def test_the_range_is_that_of_the_gradient_between_layers_stored_differently(
 ) -> None:
     n = Layers(Listener())
     emulation = FormatEmulation(n.loss, {narrow: "float8_e5m2", "*": "float16"})
-    n.ask(8.0, ranges=GradientRanges(AdaLossConfig(), emulation.emulated_storage, n.graph, n.plan))
+    n.ask(8.0, range_of=AdaptiveLossScaling(emulation)._graph.current().range_of)
     # It is the output gradient of the layer before.
     assert n.heard[0][2].u_max == u_max

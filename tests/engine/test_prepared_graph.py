@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -11,7 +11,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, Precision
 from tests.worlds.passes import run, settle
 from tests.worlds.values import FLOAT, HALF, assert_equal, constant, data, gradients
 
@@ -222,9 +222,11 @@ def test_steps_for_loss_weights_are_kept_as_long_as_their_schedule() -> None:
     for iteration, exponent in enumerate((0, 0, 1, 2, *range(3, 80))):
         weight.d = 2.0**exponent
         settle(scaling, iteration)
-        planned.append({weights[-1] for weights in prepared.steps})
-    assert planned[3] == {1.0, 2.0, 4.0}
-    assert planned[-1] == {2.0**exponent for exponent in range(16, 80)}
+        planned.append({*prepared.steps})
+    assert len(planned[3]) == 3
+    in_use = [schedule for _, schedule, _ in prepared.schedules.chosen.values()]
+    assert planned[-1] == {tuple(schedule.component_scales) for schedule in in_use}
+    assert len(planned[-1]) == len(in_use) == 64
 
 
 # Functions of one element whose gradients are float32, however everything else is stored.
@@ -326,3 +328,46 @@ def test_slices_are_divided_by_the_sizes_of_the_graph_in_use() -> None:
     of_small = slices(small)
     large.go_on_from(small)
     assert slices(large) == slices(engine(2048)) != of_small
+
+
+# Ranges of gradients, where layers have different formats.
+
+
+@pytest.mark.parametrize("narrow", ["a", "b", "c"])
+def test_the_narrowest_format_of_a_component_is_its_range(narrow: str) -> None:
+    h = batch()
+    # The sums connect what follows several layers.
+    for name in "abc":
+        h = h + F.tanh(affine(h, name))
+    loss = F.mean(h)
+
+    def prepared_in(storage: Dict[str, str]) -> Any:
+        return AdaptiveLossScaling(FormatEmulation(loss, storage))._graph.current()
+
+    # A single element has 16 bits in any case.
+    eight = prepared_in({f"{narrow}/*": "float8_e5m2", "*": "float8_e4m3"})
+    assert eight.u_maxes[eight.components.root] == 65504.0
+    prepared = prepared_in({f"{narrow}/*": "float8_e4m3", "*": "float16"})
+    found: Dict[int, Set[float]] = {}
+    for position, index in prepared.components.of.items():
+        if index not in prepared.components.scalars:
+            found.setdefault(index, set()).add(prepared.range_of(position).u_max)
+    assert any(each == {448.0, 65504.0} for each in found.values())
+    assert {index: prepared.u_maxes[index] for index in found} == {i: min(each) for i, each in found.items()}
+
+
+def test_a_scaled_weight_stays_in_the_formats_of_its_own_layer() -> None:
+    h = constant(np.ones((2, 3)))
+    for name in "abcd":
+        h = F.tanh(PF.affine(h * 1e-2, 3, name=name, with_bias=False))
+    for v in nn.get_parameters().values():
+        v.d = 100.0
+    # What layer c hands on is stored as what it reads, which is in the formats of layer b.
+    storage = {"b/*": Precision("float16", "float8_e4m3"), "d/*": Precision("float8_e4m3", "float16")}
+    emulation = FormatEmulation(F.mean(h) * 1e-6, {**storage, "*": "float16"})
+    scaling = AdaptiveLossScaling(emulation, AdaLossConfig("fixed", fixed_loss_scale=16.0, delay=0))
+    for again in (False, True):
+        scaling.forward()
+        scaling.backward(1.0, iteration=0, rerun=again)
+    # 400 is in the range of float8_e4m3, 1600 is not: what c and d leave undone, b makes up for.
+    assert [scaling.layer_scales[f"{name}/affine"] for name in "bcd"] == [64.0, 4.0, 4.0]

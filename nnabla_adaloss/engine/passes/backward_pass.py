@@ -107,16 +107,14 @@ def steps_for(
         return "measuring"
     if not (watch is options.callbacks is options.pre_hook is options.post_hook is None):
         return "single functions are watched"
-    schedule = decision.schedule
-    planned = prepared.steps.get(schedule.loss_weights)
-    if planned is not None and planned[0] is schedule:
-        return planned[1]
     # New scales are usually equal to the old ones.
-    if planned is not None and schedule.is_applied_as(planned[0]):
-        steps = planned[1]
-    else:
-        steps = plan_steps(prepared.graph, prepared.plan, schedule, prepared.storage)
-    prepared.keep_steps(schedule, steps)
+    scales = tuple(decision.schedule.component_scales)
+    steps = prepared.steps.get(scales)
+    if steps is None:
+        steps = plan_steps(prepared.graph, prepared.plan, decision.schedule, prepared.storage)
+        in_use = {tuple(schedule.component_scales) for _, schedule, _ in prepared.schedules.chosen.values()}
+        kept = {earlier: planned for earlier, planned in prepared.steps.items() if earlier in in_use}
+        prepared.steps = {**kept, scales: steps}
     return steps
 
 
