@@ -55,15 +55,10 @@ class Chooser:
         stored = get_format(config.dtype or "float16")
         self._spread = min(config.range.u_max, stored.max) / (_NORMAL_SPAN * stored.smallest_normal)
         self._spare = spare_of(stored)
-        # The last checked start scale and its result.
-        self._checked: Tuple[Optional[float], float] = None, 0.0
 
-    def start_scale(self, given: float) -> float:
-        """Initial scale of the loss gradient, from S0 or from an engine's start scale."""
-        if type(given) is not float or given != self._checked[0]:
-            check_scale(given)
-            self._checked = given, check_scale(given * self._config.init_scale, "scale * init_scale")
-        return self._checked[1]
+    def start_scale(self, scale: float) -> float:
+        """Initial scale of the loss gradient, from S0 or from an engine's start scale; both are checked."""
+        return check_scale(check_scale(scale) * self._config.init_scale, "scale * init_scale")
 
     def decide(self, prepared: PreparedGraph, observations: Observations, request: Request) -> Decision:
         """Decide whether the next pass goes on with a schedule in use, perhaps moved to new loss weights, or

@@ -23,14 +23,6 @@ class CountedLeaf(NamedTuple):
     component: int  # component of its gradient
 
 
-class _Groups(NamedTuple):
-    """Places of magnitudes, sorted by component, and the start of each component's places."""
-
-    places: NDArray[np.intp]
-    starts: NDArray[np.intp]
-    components: Sequence[int]
-
-
 class WrittenLeaves:
     """Contributions of a pass, in the order of unscaling; shared by passes with equal ones."""
 
@@ -38,7 +30,8 @@ class WrittenLeaves:
         self, contributions: Sequence[Contribution], plan: GraphPlan, components: Components
     ) -> None:
         self.contributions, self.components, self._plan = contributions, components, plan
-        self._groups: Dict[AbstractSet[int], _Groups] = {}
+        # By leaves: their components, the start of each one's places among the sorted places, and these.
+        self._groups: Dict[AbstractSet[int], Tuple[List[int], NDArray[np.intp], NDArray[np.intp]]] = {}
 
     @cached_property
     def counted(self) -> List[CountedLeaf]:
@@ -57,26 +50,20 @@ class WrittenLeaves:
 
     def amax_of_components(self, largest: Sequence[float], leaves: FrozenSet[int]) -> Dict[int, float]:
         """Largest finite magnitude of each component in these leaves, from the `largest` of all."""
-        groups = self._groups.get(leaves)
-        if groups is None:
-            groups = self._groups[leaves] = _grouped(
-                [one for one in self.counted if one.contribution.leaf in leaves]
-            )
-        if not groups.components:
+        if leaves not in self._groups:
+            counted = [one for one in self.counted if one.contribution.leaf in leaves]
+            counted.sort(key=lambda one: one.component)
+            places = np.array([one.place for one in counted], np.intp)
+            of_places, starts = np.unique([one.component for one in counted], return_index=True)
+            self._groups[leaves] = of_places.tolist(), starts, places
+        components, starts, places = self._groups[leaves]
+        if not components:
             return {}
-        magnitudes = np.array(largest)[groups.places]
+        magnitudes = np.array(largest)[places]
         if math.inf in largest:
             magnitudes[magnitudes == math.inf] = -1.0
-        amaxes: Any = np.maximum.reduceat(magnitudes, groups.starts).tolist()
-        return {index: amax for index, amax in zip(groups.components, amaxes) if amax >= 0.0}
-
-
-def _grouped(counted: Sequence[CountedLeaf]) -> _Groups:
-    """Sort places by component, for `np.maximum.reduceat`."""
-    ordered = sorted(counted, key=lambda one: one.component)
-    places = np.array([one.place for one in ordered], np.intp)
-    components, starts = np.unique([one.component for one in ordered], return_index=True)
-    return _Groups(places, starts, components.tolist())
+        amaxes: Any = np.maximum.reduceat(magnitudes, starts).tolist()
+        return {index: amax for index, amax in zip(components, amaxes) if amax >= 0.0}
 
 
 def places_of_contributions(written: Sequence[Contribution]) -> List[Tuple[Contribution, int]]:

@@ -26,25 +26,27 @@ class Audience:
         self._failed: Set[int] = set()
         self._began = False
         for monitor in monitors:
-            self._add(monitor)
-
-    def _add(self, monitor: Any) -> None:
-        every = positive_integer(f"every of {type(monitor).__name__}", getattr(monitor, "every", 1))
-        methods = {kind: method for kind, name in METHODS.items() if (method := _method(monitor, name))}
-        for kind, listeners in self._listeners.items():
-            method = methods.get(kind, methods.get(Event))
-            if method is not None:
-                periodic = kind in (LayerScaled, UpdateEnded)
-                listeners.append((monitor, method, every if periodic else 1))
-        if not methods and type(monitor).__module__ == "nnabla.monitor":
-            raise TypeError(
-                f"monitors contains nnabla's {type(monitor).__name__}, which receives no events: give a "
-                "Recorder(), and write its recording with to_monitor_series(path)"
-            )
-        if not methods:
-            raise TypeError(
-                f"monitors contains {monitor!r}: it must have a method of {', '.join(METHODS.values())}"
-            )
+            every = positive_integer(f"every of {type(monitor).__name__}", getattr(monitor, "every", 1))
+            methods: Dict[Type[Any], Callable[[Any], Any]] = {}
+            for kind, name in METHODS.items():
+                method = getattr(monitor, name, None)
+                # Methods that the base class has do nothing.
+                if callable(method) and getattr(method, "__func__", None) is not getattr(Monitor, name):
+                    methods[kind] = method
+            if not methods and type(monitor).__module__ == "nnabla.monitor":
+                raise TypeError(
+                    f"monitors contains nnabla's {type(monitor).__name__}, which receives no events: give a "
+                    "Recorder(), and write its recording with to_monitor_series(path)"
+                )
+            if not methods:
+                raise TypeError(
+                    f"monitors contains {monitor!r}: it must have a method of {', '.join(METHODS.values())}"
+                )
+            for kind, listeners in self._listeners.items():
+                method = methods.get(kind, methods.get(Event))
+                if method is not None:
+                    periodic = kind in (LayerScaled, UpdateEnded)
+                    listeners.append((monitor, method, every if periodic else 1))
 
     def begins(self) -> bool:
         """True at the first call: no event has been delivered yet."""
@@ -82,18 +84,11 @@ class Audience:
                         logger.exception("%s; training goes on", message)
 
 
-def _method(monitor: Any, name: str) -> Optional[Callable[[Any], Any]]:
-    """A method of a monitor; None if it is missing, or does nothing."""
-    method = getattr(monitor, name, None)
-    inherited = getattr(method, "__func__", None) is getattr(Monitor, name)
-    return method if callable(method) and not inherited else None
-
-
 def audience_of(monitors: Union[Sequence[Any], Audience]) -> Optional[Audience]:
     """The audience of `monitors`, which may be one already; None for no monitors."""
     if isinstance(monitors, Audience):
         return monitors
     if not isinstance(monitors, (list, tuple)):
-        given = type(monitors).__name__
-        raise TypeError(f"monitors must be a list of monitors, got {given}: give [{given}(...)]")
+        kind = type(monitors).__name__
+        raise TypeError(f"monitors must be a list of monitors, got {kind}: give [{kind}(...)]")
     return Audience(monitors) if monitors else None

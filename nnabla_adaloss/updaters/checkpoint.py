@@ -9,8 +9,8 @@ import json
 import os
 import zipfile
 from contextlib import ExitStack, contextmanager
-from itertools import chain, compress
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Union, cast
+from itertools import compress
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union, cast
 
 import nnabla as nn
 import numpy as np
@@ -212,21 +212,24 @@ def _between_updates(parts: List[Any], caller: str) -> Iterator[None]:
 def _parameters(parts: List[Any], modules: List[Any]) -> Dict[str, nn.Variable]:
     """Parameters of the current scope and of the parts; ValueError if names clash or some are missing."""
     parameters = dict(nn.get_parameters(grad_only=False))
-    known = {variable.data for variable in parameters.values()}
+    saved = {variable.data for variable in parameters.values()}
     owners = [(f"{n}:", part.get_parameters()) for n, part in enumerate(parts) if isinstance(part, Solver)]
     owners += [(f"module{n}:", _of_module(module)) for n, module in enumerate(modules)]
     for prefix, own in owners:
-        others = {prefix + name: variable for name, variable in own.items() if variable.data not in known}
+        others = {prefix + name: variable for name, variable in own.items() if variable.data not in saved}
         for name in others:
             if name in parameters:
                 raise ValueError(f"two parameters would be saved as {name!r}: rename the one of the scope")
         parameters.update(others)
-        known.update(variable.data for variable in others.values())
+        saved.update(variable.data for variable in others.values())
     for name in parameters:
         if zipfile.ZipInfo(name).filename != name:
             raise ValueError(f"the parameter {name!r} has a name that an archive cuts off: rename it")
-    engines = list(_engines(parts))
-    missing = next(chain(_unsaved_by_forward(engines, known), _unsaved_of_modules(engines, known)), None)
+    engines: List[AdaptiveLossScaling] = []
+    for part in parts:
+        scaling = getattr(part, "scaling", None)
+        engines += [scaling] if isinstance(scaling, AdaptiveLossScaling) else getattr(part, "engines", ())
+    missing = next(_unsaved(engines, saved), None)
     if missing is not None:
         raise ValueError(
             f"{missing}, which the checkpoint would miss: give its Module, too, as in save_checkpoint(path, "
@@ -270,45 +273,31 @@ def _set(variables: Mapping[str, nn.Variable], arrays: Arrays, parts: List[Any],
             part.load_state_dict(own)
 
 
-def _engines(parts: List[Any]) -> Iterator[AdaptiveLossScaling]:
-    """Engines of updaters and scalers, one for each loss."""
-    for part in parts:
-        scaling = getattr(part, "scaling", None)
-        yield from [scaling] if isinstance(scaling, AdaptiveLossScaling) else getattr(part, "engines", ())
-
-
-def _unsaved_by_forward(engines: List[AdaptiveLossScaling], known: Set[nn.NdArray]) -> Iterator[str]:
-    """Variables that forward writes, such as running statistics or a carried state, except known ones."""
+def _unsaved(engines: Sequence[AdaptiveLossScaling], saved: Set[nn.NdArray]) -> Iterator[str]:
+    """Describe arrays that a training needs, but that are not among the `saved` ones: those that forward
+    writes, such as running statistics, and further parameters of living Modules with saved ones.
+    """
+    keys = {*map(hash, saved)}
+    read: Set[nn.NdArray] = set()
     for engine in engines:
-        keys = {*map(hash, known)}
-        yield from [what for key, what in engine.written.items() if key not in keys]
+        yield from [description for key, description in engine.written.items() if key not in keys]
         for leaf in shared_memory_of(engine.graph, engine.plan).find()[1]:
-            if leaf.data not in known:
+            if leaf.data not in saved:
                 yield f"an input of shape {leaf.shape} whose data an output has written"
-
-
-def _unsaved_of_modules(engines: List[AdaptiveLossScaling], known: Set[nn.NdArray]) -> Iterator[str]:
-    """Unknown parameters of living Modules that have known ones: in a graph, frozen ones are data."""
-    # If graphs are known, only their leaves count.
-    read = {leaf.data for engine in engines for leaf in engine.graph.leaves.values()}
-    for module in _living_modules():
-        own = _of_module(module) if module.is_root() else {}
-        unsaved = {name: variable.data for name, variable in own.items() if variable.data not in known}
-        if len(unsaved) < len(own):
-            for name, data in unsaved.items():
-                if not engines or data in read:
-                    yield f"the Module {type(module).__name__} has {name}"
-
-
-def _living_modules() -> List[Any]:
-    """All living Modules."""
+        read.update(leaf.data for leaf in engine.graph.leaves.values())
     kinds = [nn.Module]
     # The list grows meanwhile.
     for kind in kinds:
         kinds += kind.__subclasses__()
     # Avoids a line of Python for each of perhaps millions of objects.
     objects = gc.get_objects() if kinds[1:] else []
-    return list(compress(objects, map(set(map(id, kinds)).__contains__, map(id, map(type, objects)))))
+    for module in compress(objects, map(set(map(id, kinds)).__contains__, map(id, map(type, objects)))):
+        own = _of_module(module) if module.is_root() else {}
+        unsaved = {name: variable.data for name, variable in own.items() if variable.data not in saved}
+        # In a graph, frozen parameters are data. If graphs are known, only their leaves count.
+        for name, data in unsaved.items() if len(unsaved) < len(own) else ():
+            if not engines or data in read:
+                yield f"the Module {type(module).__name__} has {name}"
 
 
 def _of_module(module: Any) -> Dict[str, nn.Variable]:
@@ -357,27 +346,27 @@ def _read(name: str) -> Any:
 def _check(saved: List[Any], arrays: Arrays, parts: List[Any], variables: Mapping[str, nn.Variable]) -> None:
     """Raise ValueError unless a checkpoint is of these parts, with these Variables."""
     kinds = [str(part.get("solver", "a state")) for part in saved]
-    given = [part.name if isinstance(part, Solver) else "a state" for part in parts]
-    if kinds != given:
+    present = [part.name if isinstance(part, Solver) else "a state" for part in parts]
+    if kinds != present:
         raise ValueError(
-            f"the checkpoint holds {', '.join(kinds)}; given are {', '.join(given)}: give the same solvers, "
-            "updaters and scalers in the order in which they were saved"
+            f"the checkpoint holds {', '.join(kinds)}; given are {', '.join(present)}: give the same "
+            "solvers, updaters and scalers in the order in which they were saved"
         )
     shapes = {key: array.shape for key, array in arrays.items()}
-    wanted = {key: variable.shape for key, variable in variables.items()}
+    expected = {key: variable.shape for key, variable in variables.items()}
     for index, (part, own) in enumerate(zip(parts, saved)):
         if isinstance(part, Solver):
             steps, rate = own.get("steps"), own.get("learning_rate", 0.0)
             if not isinstance(steps, dict) or type(rate) is not float:
                 raise StateFileError(f"the checkpoint is damaged: steps={steps!r}, learning_rate={rate!r}")
             shapes.update({f"{index}/{name}": () for name in steps})
-            wanted.update({f"{index}/{name}": () for name in part.get_states()})
+            expected.update({f"{index}/{name}": () for name in part.get_states()})
             for name, step in steps.items():
                 if type(step) is not int or step not in _STEPS:
                     raise StateFileError(f"the checkpoint is damaged: {name} had {step!r} updates")
-    odd = [key for key in sorted({*shapes, *wanted}) if shapes.get(key) != wanted.get(key)]
+    odd = [key for key in sorted({*shapes, *expected}) if shapes.get(key) != expected.get(key)]
     if odd:
-        names = [f"{k} ({shapes.get(k, 'not saved')}, here {wanted.get(k, 'not there')})" for k in odd[:3]]
+        names = [f"{k} ({shapes.get(k, 'not saved')}, here {expected.get(k, 'not there')})" for k in odd[:3]]
         raise ValueError(
             f"the checkpoint is of another network: {len(odd)} of its arrays differ, such as "
             f"{', '.join(names)}. Build the network that was saved"

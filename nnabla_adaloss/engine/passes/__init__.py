@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backward passes: without hooks if the schedule allows it, else with hooks."""
 
-from .backward_pass import BackwardOptions as BackwardOptions
 from .backward_pass import run_pass as run_pass
 from .backward_pass import steps_for as steps_for
+from .hooked import BackwardOptions as BackwardOptions

@@ -5,38 +5,23 @@ from __future__ import annotations
 
 from itertools import compress
 from operator import attrgetter
-from typing import Any, Iterable, List, NamedTuple, Optional, Tuple, Union
+from typing import Iterable, List, Optional, Tuple, Union
 
 import nnabla as nn
 
 from ...core.schedule import ScaleSchedule
 from ...graph.hooks import Hook, HookGuard, root_cause
-from ...graph.loss import LossLike, LossSeed, Seed, run_backward
+from ...graph.loss import LossLike, LossSeed, run_backward
 from ...kernels.arrays import stored_dtype
 from ..chooser import Decision
 from ..hookless_steps import HooklessSteps, plan_steps
 from ..layer_watch import LayerWatch
 from ..prepared_graph import PreparedGraph
 from ..report import PassReport, report_of
-from .hooked import HookedPass, Look
+from .hooked import BackwardOptions, HookedPass, Look
 from .hookless import HooklessPass
 
 _persistent = attrgetter("persistent")
-
-
-class BackwardOptions(NamedTuple):
-    """Arguments of a call of `backward`, besides its scale."""
-
-    clear_buffer: bool
-    callbacks: Optional[Any] = None  # nnabla's communicator callbacks
-    pre_hook: Optional[Hook] = None
-    post_hook: Optional[Hook] = None
-    grad: Optional[Seed] = None  # seed gradient of the loss's shape; None for one
-
-    @property
-    def unscale_each(self) -> bool:
-        """True if parameter gradients are needed right after the function that writes them."""
-        return not (self.callbacks is self.post_hook is None)
 
 
 def run_pass(
@@ -57,20 +42,9 @@ def run_pass(
     running: Union[HookedPass, HooklessPass]
     if isinstance(steps, HooklessSteps):
         kind = "hookless"
-        running = HooklessPass(
-            prepared, decision, steps, masters, all_zero=all_zero, clear_buffer=options.clear_buffer
-        )
+        running = HooklessPass(prepared, decision, steps, options, masters, all_zero=all_zero)
     else:
-        kind = steps
-        running = HookedPass(
-            prepared,
-            decision,
-            pre_hook=options.pre_hook,
-            post_hook=options.post_hook,
-            watch=watch,
-            look=look,
-            unscale_each=options.unscale_each,
-        )
+        kind, running = steps, HookedPass(prepared, decision, options, watch, look)
     guard: Optional[HookGuard] = None
     pre: Optional[Hook] = None
     post: Optional[Hook] = None

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Callable, List, Optional, Sequence, Tuple
+from typing import AbstractSet, Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ...core.components import NodeStructure
 from ...core.schedule import Rescale
@@ -11,6 +11,7 @@ from ...errors import GraphChangedError
 from ...graph.description import type_name_of
 from ...graph.graph import Graph
 from ...graph.hooks import Hook
+from ...graph.loss import Seed
 from ..chooser import Decision
 from ..layer_watch import LayerWatch
 from ..leaf_gradients import LeafGradients, contributions_of
@@ -25,6 +26,21 @@ Look = Callable[[Graph, NodeStructure, float], None]
 """Copies the arrays of a layer, with the scale of its output gradient, for a method that needs them."""
 
 
+class BackwardOptions(NamedTuple):
+    """Arguments of a call of `backward`, besides its scale."""
+
+    clear_buffer: bool
+    callbacks: Optional[Any] = None  # nnabla's communicator callbacks
+    pre_hook: Optional[Hook] = None
+    post_hook: Optional[Hook] = None
+    grad: Optional[Seed] = None  # seed gradient of the loss's shape; None for one
+
+    @property
+    def unscale_each(self) -> bool:
+        """True if parameter gradients are needed right after the function that writes them."""
+        return not (self.callbacks is self.post_hook is None)
+
+
 class HookedPass:
     """Applies the steps of a schedule around each function."""
 
@@ -32,15 +48,11 @@ class HookedPass:
         self,
         prepared: PreparedGraph,
         decision: Decision,
-        *,
-        pre_hook: Optional[Hook],
-        post_hook: Optional[Hook],
+        options: BackwardOptions,
         watch: Optional[LayerWatch],
         look: Optional[Look],
-        unscale_each: bool,
     ) -> None:
-        self._prepared, self._decided = prepared, decision
-        self._pre_hook, self._post_hook = pre_hook, post_hook
+        self._prepared, self._decision, self._options = prepared, decision, options
         self._watch, self._look = watch, look if decision.measure else None
         plan, request = prepared.plan, prepared.statistics.request
         # Gradients that are measured as they arrive, and data.
@@ -54,7 +66,7 @@ class HookedPass:
             self._data = [*decision.slice.activations, *decision.slice.weights]
         # nnabla recomputes activations before it calls a hook: weights must be restored by then.
         # `unscale_each` is true whenever there is a `post_hook`.
-        self._finishes_each = unscale_each or watch is not None or plan.recomputes
+        self._finishes_each = options.unscale_each or watch is not None or plan.recomputes
         # The present or last function, if work after it remains.
         self._unfinished: List[Tuple[NodeStructure, Tuple[Rescale, ...]]] = []
         self._weights = ScaledWeights(prepared.kernels, prepared.pool, prepared.storage)
@@ -63,21 +75,21 @@ class HookedPass:
             prepared.pool,
             prepared.measurements,
             storage=prepared.storage,
-            unscale_each=unscale_each,
+            unscale_each=options.unscale_each,
         )
 
     def begin(self) -> Tuple[Hooks, Hooks]:
         """Measure data that backward frees; return the hooks before and after functions."""
         self._prepared.statistics.measure((), self._data)
         if self._finishes_each:
-            return (self._prepare, self._pre_hook), (self._finish_last, self._post_hook)
+            return (self._prepare, self._options.pre_hook), (self._finish_last, self._options.post_hook)
         # Each hook call costs time: work after a function is done before the next, or by `end`.
-        return (self._finish_last, self._prepare, self._pre_hook), ()
+        return (self._finish_last, self._prepare, self._options.pre_hook), ()
 
     def end(self) -> WrittenLeaves:
         """Unscale gradients of leaves, and return them."""
         self._finish_last()
-        return WrittenLeaves(self._leaves.finish(), self._prepared.plan, self._decided.schedule.components)
+        return WrittenLeaves(self._leaves.finish(), self._prepared.plan, self._decision.schedule.components)
 
     def restore(self) -> None:
         """Restore all swapped arrays of a pass that is given up, and unscale what it has written."""
@@ -86,7 +98,7 @@ class HookedPass:
 
     def _prepare(self, f: Any) -> None:
         """Measure and rescale gradients, and swap weights and gradients of leaves, before a function runs."""
-        graph, plan, schedule = self._prepared.graph, self._prepared.plan, self._decided.schedule
+        graph, plan, schedule = self._prepared.graph, self._prepared.plan, self._decision.schedule
         node = plan.by_number.get(graph.numbers.get(hash(f), -1))
         if node is None:
             raise GraphChangedError.at(type_name_of(f.info.type_name))

@@ -18,7 +18,7 @@ from ..leaf_gradients import Contribution, LeafGradients
 from ..prepared_graph import PreparedGraph
 from ..scaled_weights import ScaledWeights, rescale
 from ..written_leaves import WrittenLeaves
-from .hooked import Hooks
+from .hooked import BackwardOptions, Hooks
 
 
 class HooklessPass:
@@ -29,13 +29,13 @@ class HooklessPass:
         prepared: PreparedGraph,
         decision: Decision,
         steps: HooklessSteps,
+        options: BackwardOptions,
         masters: List[nn.NdArray],
         *,
         all_zero: bool,
-        clear_buffer: bool,
     ) -> None:
         self._prepared, self._schedule, self._slice = prepared, decision.schedule, decision.slice
-        self._steps, self._masters, self._clear_buffer = steps, masters, clear_buffer
+        self._steps, self._masters, self._clear_buffer = steps, masters, options.clear_buffer
         self._lists: List[LeafList] = []
         self._others: Sequence[Contribution] = steps.leaves
         if all_zero:
