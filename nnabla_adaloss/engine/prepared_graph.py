@@ -16,7 +16,7 @@ from ..core.components import Components, LayerInput, MergedComponents
 from ..core.config import AdaLossConfig
 from ..core.layer_record import Reason
 from ..core.methods import Needs, Range
-from ..core.schedule import ScaleSchedule
+from ..core.schedule import Rescale, ScaleSchedule
 from ..core.schedule_cache import ScheduleCache
 from ..emulation.rounded_storage import NativeStorage, RoundedStorage
 from ..graph.graph import Graph
@@ -24,6 +24,7 @@ from ..graph.loss_weights import LossWeights
 from ..graph.names import Parameters, names_of
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels, Measurements
+from ..kernels.arrays import stored_dtype
 from ..kernels.scratch import ScratchPool
 from .hookless_steps import HooklessSteps
 from .latest_statistics import LatestStatistics
@@ -211,6 +212,14 @@ class PreparedGraph:
             merged=merged,
             in_float=self.in_float,
         )
+
+    def rescale(self, rescales: Sequence[Rescale]) -> None:
+        """Multiply gradients, if written, between two functions; an emulated storage rounds the results."""
+        for position, factor in rescales:
+            array = self.graph.variables[position].grad
+            if stored_dtype(array) is not None:
+                self.kernels.scale_(array, factor)
+                self.storage.store_gradient(self.graph.keys[position], array)
 
     def written(self, *, named: bool = True) -> Dict[int, str]:
         """Descriptions of leaves written by forward, such as running statistics, by key of their data."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiplication of arrays in a pass: weights, replaced by scaled copies, and gradients, in place."""
+"""Weights that are replaced by scaled copies for a function, or for a whole pass, and restored."""
 
 from __future__ import annotations
 
@@ -8,21 +8,11 @@ from typing import List, Sequence, Tuple
 import nnabla as nn
 
 from ..core.components import LayerInput
-from ..core.schedule import Rescale
 from ..emulation.rounded_storage import NativeStorage
 from ..graph.graph import Graph
-from ..kernels.arrays import are_readable, as_float32, stored_dtype
+from ..kernels.arrays import are_readable, as_float32
 from ..kernels.interface import Kernels, ScaledCopies
 from ..kernels.scratch import ScratchPool
-
-
-def rescale(rescales: Sequence[Rescale], graph: Graph, kernels: Kernels, storage: NativeStorage) -> None:
-    """Multiply gradients, if written, between two functions; an emulated storage rounds the results."""
-    for position, factor in rescales:
-        array = graph.variables[position].grad
-        if stored_dtype(array) is not None:
-            kernels.scale_(array, factor)
-            storage.store_gradient(graph.keys[position], array)
 
 
 class SwappedWeights:

@@ -332,12 +332,11 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                 f"gradients of a batch in iteration {self.iteration} are not finite at any loss scale: "
                 f"it is thrown away; first bad layer: {outcome.where}",
             )
-        retries.discarded += 1
-        if verdict is PassVerdict.HOPELESS:
             cause = f"no loss scale makes its gradients finite; first bad layer: {outcome.where}"
             self._notifier.count_lost(self.iteration, cause)
         else:
             self._notifier.count_overflow(self.iteration, outcome.where)
+        retries.discarded += 1
         self.scaling.components = self.scaling.components.after_lost_batch()
         self.scaling.guard.begin()
         if verdict is not PassVerdict.RETRIES and retries.discarded <= self.max_retries:

@@ -16,7 +16,7 @@ from ..chooser import Decision
 from ..layer_watch import LayerWatch
 from ..leaf_gradients import LeafGradients, contributions_of
 from ..prepared_graph import PreparedGraph
-from ..scaled_weights import ScaledWeights, rescale
+from ..scaled_weights import ScaledWeights
 from ..written_leaves import WrittenLeaves
 
 Hooks = Sequence[Optional[Hook]]
@@ -111,7 +111,7 @@ class HookedPass:
         step = schedule.steps.get(node.number)
         if step is None:
             return
-        self._rescale(step.before)
+        self._prepared.rescale(step.before)
         if self._look is not None and node.layer_inputs:
             self._look(graph, node, step.scale)
         self._unfinished[:] = [(node, step.after)]
@@ -128,10 +128,6 @@ class HookedPass:
         self._weights.restore()
         if self._watch is not None:
             self._watch.ran(node)
-        self._rescale(after)
+        self._prepared.rescale(after)
         if node.leaves:
             self._leaves.give_back()
-
-    def _rescale(self, rescales: Sequence[Rescale]) -> None:
-        if rescales:
-            rescale(rescales, self._prepared.graph, self._prepared.kernels, self._prepared.storage)

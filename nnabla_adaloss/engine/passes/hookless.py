@@ -8,7 +8,7 @@ and each contribution is rounded.
 from __future__ import annotations
 
 from functools import partial
-from typing import List, Optional, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 import nnabla as nn
 
@@ -16,7 +16,7 @@ from ..chooser import Decision
 from ..hookless_steps import HooklessSteps, LeafList
 from ..leaf_gradients import Contribution, LeafGradients
 from ..prepared_graph import PreparedGraph
-from ..scaled_weights import ScaledWeights, rescale
+from ..scaled_weights import ScaledWeights
 from ..written_leaves import WrittenLeaves
 from .hooked import BackwardOptions, Hooks
 
@@ -44,26 +44,26 @@ class HooklessPass:
         self._running: List[Tuple[LeafList, List[nn.NdArray]]] = []
         # Variables whose gradients nnabla would free before they are measured.
         self._kept: List[nn.Variable] = []
-        self._weights: Optional[ScaledWeights] = None
-        if steps.weights.keys:
-            self._weights = ScaledWeights(prepared.kernels, prepared.pool, prepared.storage)
-        self._leaves: Optional[LeafGradients] = None
-        if self._others:
-            self._leaves = LeafGradients(
-                prepared.kernels, prepared.pool, prepared.measurements, storage=prepared.storage
-            )
+        kernels, pool, storage = prepared.kernels, prepared.pool, prepared.storage
+        self._weights = ScaledWeights(kernels, pool, storage)
+        self._leaves = LeafGradients(kernels, pool, prepared.measurements, storage=storage)
 
     def begin(self) -> Tuple[Hooks, Hooks]:
         """Swap weights and gradients of leaves; return the hooks before and after functions."""
-        measured = self._slice
+        measured, graph, storage = self._slice, self._prepared.graph, self._prepared.storage
         if measured is not None:
-            if measured.activations:
-                self._prepared.statistics.measure((), measured.activations)
-            self._keep(measured.gradients)
-        if self._weights is not None:
+            self._prepared.statistics.measure((), measured.activations)
+            for position in measured.gradients:
+                variable = graph.variables[position]
+                # An emulated storage measures gradients when it rounds them.
+                rounded = storage.gradient_statistics(graph.keys[position]) is not None
+                if not rounded and not variable.persistent:
+                    # Noted before it is set: a signal may interrupt between any two lines.
+                    self._kept.append(variable)
+                    variable.persistent = True
+        if self._steps.weights.keys:
             self._weights.swap_all(self._steps.weights)
-        if self._leaves is not None:
-            self._leaves.take(*self._others)
+        self._leaves.take(*self._others)
         for one in self._lists:
             masters = one.masters_among(self._masters)
             # Noted before the swap: a signal may interrupt between any two lines.
@@ -72,8 +72,7 @@ class HooklessPass:
         between, following = self._steps.between, self._steps.following
         if not (between or following):
             return (), ()
-        functions, storage = self._prepared.graph.functions, self._prepared.storage
-        numbers = {hash(functions[number]): number for number in (*between, *following)}
+        numbers = {hash(graph.functions[number]): number for number in (*between, *following)}
         if storage.rounds:
             # An emulated storage handles each function anyway.
             storage.after = {key: partial(self._after, number) for key, number in numbers.items()}
@@ -88,43 +87,27 @@ class HooklessPass:
 
     def _after(self, number: int) -> None:
         """Rescale gradients, and unscale those that later functions write, after a function."""
-        prepared = self._prepared
-        rescale(self._steps.between.get(number, ()), prepared.graph, prepared.kernels, prepared.storage)
+        self._prepared.rescale(self._steps.between.get(number, ()))
         following = self._steps.following.get(number)
-        if following is not None and self._leaves is not None:
+        if following is not None:
             self._leaves.give_back(following)
             self._leaves.take(*following)
-
-    def _keep(self, positions: Sequence[int]) -> None:
-        """Keep gradients from being freed before they are measured, unless emulated storage does that."""
-        graph, storage = self._prepared.graph, self._prepared.storage
-        for position in positions:
-            variable = graph.variables[position]
-            seen = storage.gradient_statistics(graph.keys[position]) is not None
-            if not seen and not variable.persistent:
-                # Noted before it is set: a signal may interrupt between any two lines.
-                self._kept.append(variable)
-                variable.persistent = True
 
     def end(self) -> WrittenLeaves:
         """Restore weights, measure, unscale gradients of leaves, and return these."""
         prepared, measured, scales = self._prepared, self._slice, self._schedule.scales
         prepared.storage.after = {}
         # Measured are the weights themselves, and gradients of layers, which stay scaled.
-        if self._weights is not None:
-            self._weights.restore()
+        self._weights.restore()
         if measured is not None:
             arrived = [(p, scales[p]) for p in measured.gradients if p in scales]
             prepared.statistics.measure(arrived, measured.weights)
             kept = self._kept[:]
             self._release()
-            if self._clear_buffer:
-                for variable in kept:
-                    variable.grad.clear()
-        written: List[Contribution] = []
-        if self._leaves is not None:
-            self._leaves.give_back()
-            written += self._leaves.finish()
+            for variable in kept if self._clear_buffer else ():
+                variable.grad.clear()
+        self._leaves.give_back()
+        written = self._leaves.finish()
         for one, masters in self._running:
             one.put_back(masters)
             leaves, gradients = one.written()
@@ -136,12 +119,9 @@ class HooklessPass:
     def restore(self) -> None:
         """Restore all swapped arrays, if any."""
         self._prepared.storage.after = {}
-        if self._kept:
-            self._release()
-        if self._weights is not None:
-            self._weights.restore()
-        if self._leaves is not None:
-            self._leaves.restore()
+        self._release()
+        self._weights.restore()
+        self._leaves.restore()
         for one, masters in self._running:
             one.put_back(masters)
             for master in masters:
