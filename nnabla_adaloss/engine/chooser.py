@@ -103,12 +103,7 @@ class Chooser:
         """
         components, plan, scale, weights = prepared.components, prepared.plan, request.scale, request.weights
         method_alpha = self.method_alphas.alpha_function(
-            plan,
-            prepared.statistics,
-            request.iteration,
-            prepared.range_of,
-            lambda position: weights[components.of[position]],
-            fixed=scale is not None,
+            prepared, request.iteration, weights, fixed=scale is not None
         )
         floors = {i: limit / self._spare for i, limit in enumerate(limits.limits) if limit is not None}
         limits = limits._replace(bounds=_bounds(prepared), floors=floors)

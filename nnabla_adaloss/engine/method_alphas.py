@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +13,14 @@ from ..core.components import NodeStructure
 from ..core.config import AdaLossConfig
 from ..core.layer_alpha import History, bounded, scaled_history, unbounded_alpha, with_newest
 from ..core.layer_record import Reason
-from ..core.methods import Needs, Range
+from ..core.methods import Needs
 from ..core.statistics import ArrayStatistics
 from ..core.validation import integer
 from ..graph.functions import properties_of
 from ..graph.graph import Graph
-from ..graph.plan import GraphPlan
-from .latest_statistics import LatestStatistics
+from .prepared_graph import PreparedGraph
 
-_Known = Optional[ArrayStatistics]
+_Measured = Optional[ArrayStatistics]
 
 
 class MethodAlphas:
@@ -52,16 +51,11 @@ class MethodAlphas:
                 self._arrays = {**self._arrays, layer_input.layer: copies}
 
     def alpha_function(
-        self,
-        plan: GraphPlan,
-        statistics: LatestStatistics,
-        iteration: int,
-        range_of: Callable[[int], Range],  # range of the format of a gradient, by position
-        weight_of: Callable[[int], float],  # loss weight of a gradient, by position
-        *,
-        fixed: bool,  # True if S0 was given
+        self, prepared: PreparedGraph, iteration: int, weights: Sequence[float], *, fixed: bool
     ) -> Optional[MethodAlpha]:
-        """Make the method's alpha a function of layer and scale; None: scale limits determine all alphas."""
+        """Make the method's alpha a function of layer and scale, with these loss weights of the components;
+        `fixed`: S0 was given. None: scale limits determine all alphas.
+        """
         self.unbounded = {}
         if self._needs is Needs.COMPONENTS:
             return None
@@ -69,22 +63,25 @@ class MethodAlphas:
         lowest = 0.0 if fixed else 1.0
 
         def method_alpha(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
-            node, layer_input = plan.layer_inputs[layer]
+            node, layer_input = prepared.plan.layer_inputs[layer]
             position = node.outputs[0]
-            g, w = statistics.gradient(position), statistics.data(layer_input.weight)
-            inputs = self._inputs(layer, g, w, scale, scale * weight_of(position), iteration)
+            g, w = prepared.statistics.gradient(position), prepared.statistics.data(layer_input.weight)
+            weighted = scale * weights[prepared.components.of[position]]
+            inputs = self._inputs(layer, g, w, scale, weighted, iteration)
             if inputs is None:
                 return 1.0, Reason.UNKNOWN
-            in_range, fan_in = range_of(layer_input.input), layer_input.gemm.fan_in
+            in_range, fan_in = prepared.range_of(layer_input.input), layer_input.gemm.fan_in
             self.unbounded[layer] = unbounded_alpha(self._config, *inputs, in_range, fan_in)
             return bounded(max(self.unbounded[layer], lowest), base, self._config)
 
         return method_alpha
 
     def _inputs(
-        self, layer: str, g: _Known, w: _Known, scale: float, weighted: float, iteration: int
+        self, layer: str, g: _Measured, w: _Measured, scale: float, weighted: float, iteration: int
     ) -> Optional[Tuple[Any, Any]]:
-        """Arguments of the method for a layer; `weighted`: scale times loss weight. None if unmeasured."""
+        """Gradient and weight of a layer as the method needs them, None if unmeasured; `weighted`: scale
+        times loss weight.
+        """
         if self._needs is Needs.NOTHING:
             return None, None
         if self._needs is Needs.ARRAYS:

@@ -71,14 +71,13 @@ class Layers:
     ) -> Tuple[float, Reason]:
         structure = self.plan
         asked = structure.layer_inputs[layer][0].outputs[0]
-        method_alpha = self.method_alphas.alpha_function(
-            structure,
-            self.statistics,
-            iteration,
-            range_of or (lambda position: self.config.range),
-            lambda position: weight if position == asked else math.nan,
-            fixed=fixed,
+        prepared: Any = SimpleNamespace(
+            plan=structure,
+            statistics=self.statistics,
+            range_of=range_of or (lambda position: self.config.range),
+            components=SimpleNamespace(of={asked: 0}),
         )
+        method_alpha = self.method_alphas.alpha_function(prepared, iteration, [weight], fixed=fixed)
         assert method_alpha is not None
         return method_alpha(layer, scale, scale if base is None else base)
 
