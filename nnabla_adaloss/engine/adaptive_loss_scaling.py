@@ -321,7 +321,7 @@ class AdaptiveLossScaling:
                 return ""
             self.guard.rewind()
             first = suspect
-        return find_fault(self.loss, prepared.graph, prepared.plan, self.kernels, self._storage, first)
+        return find_fault(self.loss, prepared, first)
 
     def scale_of(self, variable: nn.Variable) -> float:
         """Scale S that the gradient of `variable` carried in the last backward.

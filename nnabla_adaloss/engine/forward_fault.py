@@ -8,13 +8,12 @@ from typing import Any, List, Optional, Sequence, Set
 import nnabla as nn
 import numpy as np
 
-from ..emulation.rounded_storage import NativeStorage
 from ..graph.description import type_name_of
-from ..graph.graph import Graph
 from ..graph.loss import LossLike
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels, Measurements
 from ..kernels.arrays import FLOAT16, FLOAT32, is_readable, stored_dtype
+from .prepared_graph import PreparedGraph
 
 # An epsilon below float16's range has no effect; the reciprocal of its smallest normal number is in range.
 _AWAY = "keep what it {} away from 0 by 2**-14 or more"
@@ -43,12 +42,11 @@ def first_suspect(loss: LossLike, kernels: Kernels, measurements: Measurements) 
     return min(suspects, default=None)
 
 
-def find_fault(
-    loss: LossLike, graph: Graph, plan: GraphPlan, kernels: Kernels, storage: NativeStorage, skipped: int = 0
-) -> str:
-    """Run forward, and name the first function with an infinity or a NaN, if any. The first `skipped` ones
-    are known to be finite. Callers restore leaves that forward writes before.
+def find_fault(loss: LossLike, prepared: PreparedGraph, skipped: int = 0) -> str:
+    """Run forward, and name the first function with an infinity or a NaN, if any, except the `skipped` ones
+    before. Callers restore leaves that forward writes before.
     """
+    graph, plan, kernels = prepared.graph, prepared.plan, prepared.kernels
     faults: List[str] = []
     left = skipped
     # Leaves that forward may write, such as running statistics, and those of them that were nonfinite before
@@ -66,7 +64,7 @@ def find_fault(
             left -= 1
             return
         written = [v for v in f.inputs if hash(v) in state - before]
-        fault = "" if faults else _fault(f, plan, kernels, storage, written)
+        fault = "" if faults else _fault(f, prepared, written)
         if fault:
             kind = type_name_of(f.info.type_name)
             number = graph.numbers.get(hash(f))
@@ -76,10 +74,9 @@ def find_fault(
     return "".join(faults)
 
 
-def _fault(
-    f: Any, plan: GraphPlan, kernels: Kernels, storage: NativeStorage, written: Sequence[nn.Variable]
-) -> str:
+def _fault(f: Any, prepared: PreparedGraph, written: Sequence[nn.Variable]) -> str:
     """Describe the first nonfinite input, output or `written` leaf of a function that has run, if any."""
+    plan, kernels, storage = prepared.plan, prepared.kernels, prepared.storage
     for v in f.inputs:
         bad = 0 if v.parent is not None or v in written else _nonfinite(v, kernels)
         if bad:
