@@ -150,6 +150,7 @@ class _Clock:
         """Wrap a kernel to record its time, including kernels that it calls."""
 
         def run(*arguments: Any, **keywords: Any) -> Any:
+            # The time of a kernel that another one calls is part of that one's.
             if self._nested:
                 return kernel(*arguments, **keywords)
             self._nested = True

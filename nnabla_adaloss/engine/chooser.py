@@ -108,14 +108,16 @@ class Chooser:
         floors = {i: limit / self._spare for i, limit in enumerate(limits.limits) if limit is not None}
         limits = limits._replace(bounds=_bounds(prepared), floors=floors)
         if prepared.schedules.for_good(scale):
+            # All scales are S0, whatever was measured.
             limits = limits._replace(limits=[None] * len(weights))
-        origin: Any = None
+        # The last choice for these loss weights, from which a repeat must differ; its nodes may be those of
+        # another graph.
         last: Optional[ScaleSchedule] = None
         last_origin: Any = None
         if not request.rerun and weights in prepared.schedules.chosen:
             _, last, last_origin = prepared.schedules.chosen[weights]
-            if last.nodes is not plan.nodes:
-                last = None
+            last = last if last.nodes is plan.nodes else None
+        origin: Any = None
         if method_alpha is None:
             # Usually the choice would be the same. Amaxes matter only if some limit is unknown; that of a
             # scalar loss always is.
@@ -131,13 +133,10 @@ class Chooser:
             return choose(components, limits, start, method_alpha)
 
         merged = None if split else prepared.merged
-        if (
-            merged is not None
-            and scale is not None
-            and merged.components.root not in merged.components.at_loss
-        ):
-            # The loss gradient itself has the scale S0.
+        if merged and scale is not None and merged.components.root not in merged.components.at_loss:
+            # A given S0 is the scale of the loss gradient, and must not be shared with layers.
             merged = None
+        # None if the gradient of a leaf would underflow at the merged scale.
         choice = merged and choose_merged(components, merged, limits, choice_of, self._spread / policy.margin)
         if choice is None:
             choice, merged = choice_of(components, limits), None

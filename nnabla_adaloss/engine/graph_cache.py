@@ -117,7 +117,7 @@ class GraphCache:
 
     @property
     def others(self) -> List[Saved]:
-        """States of other topologies, the latest last."""
+        """States of other topologies for saving, the latest last."""
         return [
             *self._waiting,
             *(topology_state(one.plan, one.statistics, one.schedules) for one in self._others),

@@ -28,14 +28,21 @@ _GRAD = repeat("grad")
 
 
 class LeafList:
-    """Leaves with one contribution each and lazily zero masters, which a few calls process together."""
+    """Leaves with one contribution each and lazily zero masters, which a few calls process together.
 
-    # nnabla writes to the masters, or, in half precision, to scratch arrays that replace them (`swapped`).
+    Args:
+        contributions: the first contribution to each leaf of the graph.
+        places: indices of those that the list consists of.
+        swapped: False: nnabla writes to the masters; True: to scratch arrays that replace them, as in half
+            precision.
+    """
 
-    def __init__(self, leaves: Sequence[Contribution], places: Sequence[int], *, swapped: bool) -> None:
-        # `leaves` are the first contributions of all leaves, `places` the indices of those in the list.
-        self._leaves = [leaves[place] for place in places]
-        self._places = None if len(places) == len(leaves) else places
+    def __init__(
+        self, contributions: Sequence[Contribution], places: Sequence[int], *, swapped: bool
+    ) -> None:
+        self._leaves = [contributions[place] for place in places]
+        # None: all of them, so that nothing has to be selected.
+        self._places = None if len(places) == len(contributions) else places
         self._variables = [leaf.variable for leaf in self._leaves]
         self._scales = [leaf.scale for leaf in self._leaves]
         self._swapped = swapped

@@ -110,31 +110,33 @@ class ForwardState:
                 yield leaf, before
 
     def _find(self, graph: Graph, plan: GraphPlan) -> None:
+        """Find the leaves that forward through a graph writes, and their snapshots; and the parameters that
+        it may write, which the first forward shows.
+        """
         self._shared = shared_memory_of(graph, plan)
         # nnabla may free these before the functions that read them cut off have run.
         for position in plan.memory_uses.cut_off:
             graph.variables[position].persistent = True
-        known: Dict[ArraySnapshot, None] = {}
-        lasting: List[nn.Variable] = []
-        passing: List[nn.Variable] = []
+        snapshots: Dict[ArraySnapshot, None] = {}
+        parameters: List[nn.Variable] = []
+        others: List[nn.Variable] = []
         self.written, self.candidates = [], []
         for position, written in plan.fixed.items():
             leaf, key = graph.leaves[position], graph.keys[position]
+            if key in self._snapshots or written:
+                self.written.append(leaf)
             if key in self._snapshots:
-                known[self._snapshots[key]] = None
+                snapshots[self._snapshots[key]] = None
             elif written:
-                (lasting if key in plan.names else passing).append(leaf)
-            else:
-                if key in plan.names and key not in self._examined:
-                    self.candidates.append(leaf)
-                continue
-            self.written.append(leaf)
-        self._present = list(known)
-        if lasting:
-            self._add(lasting)
-        if passing:
-            # Not parameters: they may disappear with this graph.
-            self._present.append(ArraySnapshot(self._kernels, passing))
+                (parameters if key in plan.names else others).append(leaf)
+            elif key in plan.names and key not in self._examined:
+                self.candidates.append(leaf)
+        self._present = list(snapshots)
+        if parameters:
+            self._add(parameters)
+        if others:
+            # They may disappear with this graph.
+            self._present.append(ArraySnapshot(self._kernels, others))
         # Assigned last: a signal may interrupt between any two lines.
         self._graph = graph
 

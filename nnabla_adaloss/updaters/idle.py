@@ -57,6 +57,7 @@ class Idle:
         if not callable(callback):
             raise TypeError(f"callback must be callable without arguments, got {type(callback).__name__}")
 
+        # Either calls `callback`, or leaves that to the end of an update that is in the way.
         def attempt() -> None:
             with _tried(self.turns) as busy:
                 if not busy:

@@ -383,6 +383,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         self.scaling.components = self.scaling.components.without_batch()
 
     def _skip_bad_batch(self, outcome: Outcome, verdict: PassVerdict) -> UpdateResult:
+        """End the iteration after a batch whose forward is not finite, on this rank or another."""
         self._drop_batches()
         what = "the loss" if verdict is PassVerdict.NONFINITE_LOSS else "the forward pass"
         whose = "" if self.comm is None else f" of {'this' if outcome.verdict is verdict else 'another'} rank"
@@ -398,6 +399,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         return self._skipped(getattr(self, argument), cause, message, **extra)
 
     def _skip_at_floor(self, outcome: Outcome) -> UpdateResult:
+        """End the iteration after batches whose gradients overflow at the smallest scale."""
         gradients = [v.g for v in parameters_of([self.solver])]
         nans, infinities = (sum(int(f(g).sum()) for g in gradients) for f in (np.isnan, np.isinf))
         # The last attempt of a repeated batch had the smallest scale.
