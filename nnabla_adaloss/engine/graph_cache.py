@@ -240,10 +240,11 @@ class GraphCache:
         )
 
     def _names_for(self, graph: Graph, before: Optional[PreparedGraph]) -> ParameterNames:
-        """Names of a graph's parameters: those of this loss, and their former names."""
+        """Names of a graph's parameters: as in the last graph, or in all earlier ones, if they suffice; else
+        as they are registered now, which takes longer to read.
+        """
         names: ParameterNames = {}
         for plans in ((before.plan,), [other.plan for other in self._others]) if before is not None else ():
-            # Known names usually suffice: reading the parameter scope takes longer.
             for plan in plans:
                 names = {**plan.names, **names, **self._names}
             if names.keys() >= {graph.keys[position] for position in graph.needed}:

@@ -168,16 +168,17 @@ class PreparedGraph:
     def u_maxes(self) -> Sequence[float]:
         """Largest magnitude that fits the formats of each component's gradients, by index."""
         components, u_max = self.components, self.config.range.u_max
+        indices = range(len(components.names))
         if self._by_layer is None:
             of_scalar = max(u_max, self.storage.largest_scalar)
-            return [of_scalar if i in components.scalars else u_max for i in range(len(components.names))]
+            return [of_scalar if index in components.scalars else u_max for index in indices]
         u_maxes: Dict[int, float] = {}
         for position, index in components.of.items():
             own = self.range_of(position).u_max
             if index in components.scalars:
                 own = max(own, self._by_layer.gradient_format(self.graph.keys[position], 1).max)
             u_maxes[index] = min(own, u_maxes.get(index, own))
-        return [u_maxes.get(index, u_max) for index in range(len(components.names))]
+        return [u_maxes.get(index, u_max) for index in indices]
 
     def before_forward(self, context: nn.Context) -> None:
         """Prepare reading loss weights after a forward in the device's `context` without waiting for it."""

@@ -212,17 +212,17 @@ def _overflow_of(
 def _components_of_leaves(
     plan: GraphPlan, written: WrittenLeaves, largest: Sequence[float], bad_leaves: AbstractSet[int]
 ) -> Tuple[Dict[int, int], Set[int]]:
-    """Component of the nonfinite leaf of each function, by number; and components with a finite leaf."""
-    counted = written.counted
-    leaves = [(one.function, component, largest[place] == math.inf) for one, place, component in counted]
-    seen = {one.contribution.leaf for one in counted}
+    """Component of the first nonfinite leaf of each function, by number; and those with a finite leaf."""
+    # Function, component, and whether it is not finite, of each contribution that was measured alone.
+    parts = [(one.function, index, largest[place] == math.inf) for one, place, index in written.counted]
+    counted = {one.contribution.leaf for one in written.counted}
     for node in plan.nodes:
-        # Known of these is only the sum with gradients of earlier batches.
-        others = [leaf for leaf in map(plan.leaf, node.leaves) if leaf not in seen]
-        leaves += [(node.number, written.component(leaf, node.number), leaf in bad_leaves) for leaf in others]
-    finite = {component for _, component, is_bad in leaves if not is_bad}
-    # Of several leaves of a function, the first one's.
-    bad_functions = {function: component for function, component, is_bad in reversed(leaves) if is_bad}
+        for leaf in map(plan.leaf, node.leaves):
+            if leaf not in counted:
+                # Only the sum over its functions and earlier batches was measured.
+                parts.append((node.number, written.component(leaf, node.number), leaf in bad_leaves))
+    finite = {index for _, index, is_bad in parts if not is_bad}
+    bad_functions = {function: index for function, index, is_bad in reversed(parts) if is_bad}
     return bad_functions, finite
 
 

@@ -137,6 +137,7 @@ def row_of(event: LayerScaled, *, histograms: bool, data: bool) -> LayerRow:
 
 
 def _compact(exponents: Any) -> List[int]:
+    """The least binary exponent, and the counts from it to the largest; empty without nonzero elements."""
     # The row has counts of its own for zeros and for infinities and NaNs.
     (present,) = np.nonzero(exponents[1:255])
     if not present.size:

@@ -147,13 +147,15 @@ class GradientExchange:
         return [bool(total > 0.0) for total in host_view(array)]
 
     def agree(self, outcome: Outcome, *, repeat: bool) -> Tuple[PassVerdict, bool]:
-        """Agree on the verdict if gradients of some rank are not finite, and whether a scale was lowered."""
-        unexplained = outcome.facts.overflowed and not outcome.lowered and not repeat
+        """Agree on the verdict if gradients of some rank are not finite, and whether the scales that ranks have
+        lowered suffice; False: S0 must go down, too.
+        """
+        overflowed_at_s0 = outcome.facts.overflowed and not outcome.lowered and not repeat
         *causes, lowered, only_s0 = self.any(
-            [*(outcome.verdict is verdict for verdict in _CAUSES), outcome.lowered, unexplained]
+            [*(outcome.verdict is verdict for verdict in _CAUSES), outcome.lowered, overflowed_at_s0]
         )
         cause = next(compress(_CAUSES, causes), PassVerdict.OVERFLOW)
-        # The sum over ranks may overflow although no rank's own gradients did.
+        # Otherwise the sum over the ranks has overflowed, although no rank's own gradients did.
         explained = lowered or cause in (PassVerdict.HOPELESS, PassVerdict.RETRIES)
         return cause, explained and not only_s0
 

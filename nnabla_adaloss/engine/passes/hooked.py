@@ -121,7 +121,7 @@ class HookedPass:
         self._leaves.take(*contributions_of(graph, plan, node, step))
 
     def _finish_last(self, _: Any = None) -> None:
-        """Restore arrays after the last function, report it and rescale, if that remains to be done."""
+        """Do the work after the last function, unless it is done: restore its arrays, and rescale."""
         if not self._unfinished:
             return
         node, after = self._unfinished.pop()

@@ -86,7 +86,7 @@ class HooklessPass:
         return (), (after,)
 
     def _after(self, number: int) -> None:
-        """Rescale gradients, and unscale those that later functions write, after a function."""
+        """After a function, rescale gradients, and unscale those of leaves that others write, too."""
         self._prepared.rescale(self._steps.between.get(number, ()))
         following = self._steps.following.get(number)
         if following is not None:
