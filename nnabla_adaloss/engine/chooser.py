@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from ..core.alpha_bounds import AlphaBounds, alpha_bounds, spare_of
-from ..core.choose import Choice, ScaleLimits, Start, choose, choose_merged
+from ..core.choose import Choice, MethodAlpha, ScaleLimits, Start, choose, choose_merged
 from ..core.components import Components
 from ..core.config import AdaLossConfig
 from ..core.formats import FLOAT16, get_format
@@ -126,12 +127,7 @@ class Chooser:
             if last is not None and last_origin == origin:
                 return last, origin
 
-        def choice_of(components: Components, limits: ScaleLimits) -> Choice:
-            start = self._start(components, limits, prepared.u_maxes[components.root], policy, request)
-            if scale is not None:
-                limits = limits.with_s0(components, start.start_scale)
-            return choose(components, limits, start, method_alpha)
-
+        choice_of = partial(self._choice, prepared, policy, request, method_alpha)
         merged = None if split else prepared.merged
         if merged and scale is not None and merged.components.root not in merged.components.at_loss:
             # A given S0 is the scale of the loss gradient, and must not be shared with layers.
@@ -145,25 +141,28 @@ class Chooser:
         unbounded = self.method_alphas.unbounded
         return prepared.schedule(choice.scales, scale, weights, merged, choice.reasons, unbounded), origin
 
-    def _start(
+    def _choice(
         self,
-        components: Components,
-        limits: ScaleLimits,
-        u_max: float,
+        prepared: PreparedGraph,
         policy: HistoryPolicy,
         request: Request,
-    ) -> Start:
-        """Scales of the loss gradient, in whose format `u_max` is the end, and of unmeasured gradients."""
+        method_alpha: Optional[MethodAlpha],
+        components: Components,
+        limits: ScaleLimits,
+    ) -> Choice:
+        """Choose the scales of components, merged or not, beginning with that of the loss gradient."""
         start_scale = self.start_scale(policy.start_scale if request.scale is None else request.scale)
         span = self._config.range.u_max / (policy.margin * self._config.range.u_min)
         if request.scale is not None:
             root_scale = min(start_scale, limits.provisional.get(components.root, math.inf))
+            limits = limits.with_s0(components, start_scale)
         elif components.root in components.scalars and not request.seeded:
             # The loss gradient is 1.
-            root_scale = min(floor_power_of_two(u_max), policy.max_scale)
+            root_scale = min(floor_power_of_two(prepared.u_maxes[components.root]), policy.max_scale)
         else:
             root_scale = limits.of_root(start_scale, span)
-        return Start(root_scale, start_scale, span, self._config.power_of_two)
+        start = Start(root_scale, start_scale, span, self._config.power_of_two)
+        return choose(components, limits, start, method_alpha)
 
 
 def _bounds(prepared: PreparedGraph) -> Mapping[int, AlphaBounds]:

@@ -28,20 +28,20 @@ class BatchGuard:
         # True if the batch is the first of the window; the state at the start of any other.
         self._first = True
         self._start: Moment = {}
-        self._saves_gradients = self.can_undo_batch = self._can_undo_window = False
-        # Gradients at the start of the first batch of the window, and of another one, by `_first`.
+        self._saves_gradients = self.can_undo_batch = False
+        # Gradients at the start of the first batch of the window, if saved, and of another one, by `_first`.
         self._gradients = {first: ArraySnapshot(kernels) for first in (True, False)}
 
     def begin(self) -> None:
         """Begin a window: drop the state saved for the previous one."""
         self.state.drop()
-        self._first, self._saves_gradients = True, False
-        self.can_undo_batch = self._can_undo_window = False
+        self._gradients[True].put(())
+        self._first, self._saves_gradients, self.can_undo_batch = True, False, False
 
     def undo_window(self) -> None:
+        """Restore the state at the start of the window, gradients included if they were saved."""
         self.state.restore()
-        if self._can_undo_window:
-            self._gradients[True].restore()
+        self._gradients[True].restore()
 
     def begin_batch(self, *, first: bool, repeat: bool = True) -> None:
         """Before forward, save the state that the batch changes, and leaf gradients if it may be repeated."""
@@ -59,7 +59,6 @@ class BatchGuard:
         self.can_undo_batch = self._saves_gradients or all_zero
         if self.can_undo_batch:
             self._gradients[self._first].save(gradients, all_zero=all_zero)
-            self._can_undo_window = self._can_undo_window or self._first
 
     def rewind(self) -> None:
         """Restore the leaves written by forward since the batch began, so that it can run again."""

@@ -46,6 +46,7 @@ class ArraySnapshot:
         self._arrays, self._holds, self._others = arrays, bool(readable), others
 
     def put(self, contents: Sequence[Contents]) -> None:
+        """Replace the saved contents; with none, `restore` does nothing."""
         self._holds, self._others = False, dict(enumerate(contents))
 
     def restore(self, arrays: Optional[Sequence[nn.NdArray]] = None) -> None:
