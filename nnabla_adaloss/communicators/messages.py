@@ -83,15 +83,12 @@ class Packer:
             if len(views) == 1 and views[0].dtype == np.float32:
                 function(views[0])
                 continue
-            values = self._packed(views)
+            size = sum(view.size for view in views)
+            if self._buffer.size < size:
+                self._buffer = np.empty(size, np.float32)
+            values = np.concatenate(views, out=self._buffer[:size])
             function(values)
             ends = np.cumsum([view.size for view in views])
             with np.errstate(over="ignore"):  # a sum beyond an array's dtype is an infinity
                 for view, part in zip(views, np.split(values, ends[:-1])):
                     view[...] = part
-
-    def _packed(self, views: List[npt.NDArray[Any]]) -> npt.NDArray[np.float32]:
-        size = sum(view.size for view in views)
-        if self._buffer.size < size:
-            self._buffer = np.empty(size, np.float32)
-        return np.concatenate(views, out=self._buffer[:size])

@@ -30,16 +30,13 @@ _GRAD = repeat("grad")
 class LeafList:
     """Leaves with one contribution each and lazily zero masters, which a few calls process together.
 
-    Args:
-        contributions: the first contribution to each leaf of the graph.
-        places: indices of those that the list consists of.
-        swapped: False: nnabla writes to the masters; True: to scratch arrays that replace them, as in half
-            precision.
+    nnabla writes to the masters, or, if `swapped`, to scratch arrays that replace them, as in half precision.
     """
 
     def __init__(
         self, contributions: Sequence[Contribution], places: Sequence[int], *, swapped: bool
     ) -> None:
+        # `contributions` are the first ones of all leaves, `places` the indices of those in the list.
         self._leaves = [contributions[place] for place in places]
         # None: all of them, so that nothing has to be selected.
         self._places = None if len(places) == len(contributions) else places

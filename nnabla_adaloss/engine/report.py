@@ -69,12 +69,6 @@ class PassReport:
         return self.measurements.schedule
 
     @property
-    def is_inactive(self) -> bool:
-        """True if no component has a nonzero loss weight in the batch."""
-        scalars, weights = self.schedule.components.scalars, self.schedule.loss_weights
-        return not any(weight for index, weight in enumerate(weights) if index not in scalars)
-
-    @property
     def component(self) -> Optional[str]:
         """The first component, in backward order, that was not finite, named after the function that its
         first gradient belongs to; None: all were finite.
