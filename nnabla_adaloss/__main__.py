@@ -114,8 +114,8 @@ def _add_doctor(commands: Any) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     findings = examine(gpu_functions=options.gpu)
     print(as_json(findings) if options.json else as_text(findings))
-    asked = {"CPU": True, "GPU": options.gpu, "MPI": options.mpi}
-    return 0 if all(area_works(findings, area) for area in AREAS if asked[area]) else 1
+    required = {"CPU": True, "GPU": options.gpu, "MPI": options.mpi}
+    return 0 if all(area_works(findings, area) for area in AREAS if required[area]) else 1
 
 
 def _add_analyse(commands: Any) -> None:
@@ -178,6 +178,7 @@ def _add_report(commands: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
+    """Draw the page of one recording, or of two; return the exit code."""
     # Imported late, to keep help and other commands fast.
     from nnabla_adaloss.monitor import Recording
     from nnabla_adaloss.report.page import comparison_of, page_of

@@ -139,7 +139,16 @@ class _Clock:
     """Sums times by layer; the time since the last reading belongs to the function just run."""
 
     def __init__(self, graph: Graph, plan: GraphPlan) -> None:
-        self._layers = _nearest_layers(graph, plan)
+        # Layer that each function is or follows, by function key.
+        self._layers: Dict[int, str] = {}
+        for number, f in enumerate(graph.functions):
+            node = plan.by_number.get(number)
+            if node is not None and (node.layer_inputs or node.leaves):
+                layer = node.label
+            else:
+                before = (self._layers[hash(v.parent)] for v in f.inputs if v.parent is not None)
+                layer = next((layer for layer in before if layer != _INPUTS), _INPUTS)
+            self._layers[hash(f)] = layer
         names = (*self._layers.values(), _BETWEEN)
         self._sums = {name: dict.fromkeys(LayerTimes._fields, 0.0) for name in names}
         self._pending: DefaultDict[str, float] = defaultdict(float)
@@ -195,16 +204,3 @@ class _Clock:
             for name, sums in self._sums.items()
         }
         return Profile(layers, 1e3 * (self._last - self._start) / iterations)
-
-
-def _nearest_layers(graph: Graph, plan: GraphPlan) -> Dict[int, str]:
-    """Layer that each function is or follows, by function key."""
-    layers: Dict[int, str] = {}
-    for number, f in enumerate(graph.functions):
-        node = plan.by_number.get(number)
-        if node is not None and (node.layer_inputs or node.leaves):
-            layers[hash(f)] = node.label
-        else:
-            before = (layers[hash(v.parent)] for v in f.inputs if v.parent is not None)
-            layers[hash(f)] = next((layer for layer in before if layer != _INPUTS), _INPUTS)
-    return layers

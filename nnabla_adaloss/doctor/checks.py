@@ -53,6 +53,7 @@ def _examine_cpu() -> List[Finding]:
 
 
 def _examine_gpu(*, with_functions: bool) -> List[Finding]:
+    """Examine driver, libraries and packages, then their use, if all of them work."""
     extension_library = find_extension_library(namespace_folders("nnabla_ext"))
     if extension_library is None:
         cure = "on a machine with an NVIDIA GPU: pip install 'nnabla-adaloss[cuda120]'"
@@ -108,6 +109,7 @@ def _examine_functions(area: Area, extension: str, scaled: List[Finding], *machi
 
 
 def _examine_cuda_libraries(cuda_version: str) -> Iterable[Finding]:
+    """Load each CUDA library that the extension needs; its cure is the package with all."""
     cure = f"pip install 'nnabla-adaloss[cuda{cuda_version}]'"
     if cuda_version == "110":
         cure = "install CUDA 11.0 and cuDNN 8 from NVIDIA (there are no wheels), or use cuda116"

@@ -64,10 +64,10 @@ def call_isolated(
         command = [sys.executable, "-c", _CHILD, function.__module__, function.__name__, *waiting]
         try:
             process = subprocess.run(command, capture_output=True, timeout=time_limit)
-            said, ended = process.stdout, _how_it_ended(process)
+            output, ended = process.stdout, _how_it_ended(process)
         except subprocess.TimeoutExpired as expired:
-            said, ended = expired.stdout or b"", f"TimeoutExpired: no answer within {time_limit:g} s"
-        answers: List[Answer] = [tuple(json.loads(line)) for line in said.splitlines()]
+            output, ended = expired.stdout or b"", f"TimeoutExpired: no answer within {time_limit:g} s"
+        answers: List[Answer] = [tuple(json.loads(line)) for line in output.splitlines()]
         if len(answers) < len(waiting) and not any(error for _, error in answers):
             answers.append((None, ended))
         results += answers
@@ -75,9 +75,10 @@ def call_isolated(
 
 
 def _how_it_ended(process: subprocess.CompletedProcess[bytes]) -> str:
-    said, code = process.stderr.decode(errors="replace").strip().rpartition("\n")[2], process.returncode
+    """Describe the end of a process that gave no answer: the signal or the exit code, and its last line."""
+    last, code = process.stderr.decode(errors="replace").strip().rpartition("\n")[2], process.returncode
     how = f"Crash: the process ended by {signal.Signals(-code).name}" if code < 0 else ""
-    return f"{how or f'Exit: the process ended with code {code}'} {said}".rstrip()
+    return f"{how or f'Exit: the process ended with code {code}'} {last}".rstrip()
 
 
 def package_versions() -> str:

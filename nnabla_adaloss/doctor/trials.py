@@ -105,8 +105,8 @@ def try_function(extension: str, type_config: str, name: str) -> List[str]:
     if name in LIKE_NUMPY:
         right[0] = program(SimpleNamespace(F=np), *(values.astype(np.float64) for values in inputs))
     largest = max(np.abs(array).max() for array in right)
-    for index, (array, wanted) in enumerate(zip(results, right)):
-        difference = np.abs(array - wanted).max() / max(np.abs(wanted).max(), _NOTHING * largest)
+    for index, (array, expected) in enumerate(zip(results, right)):
+        difference = np.abs(array - expected).max() / max(np.abs(expected).max(), _NOTHING * largest)
         if not difference <= _TOLERANCE[type_config]:
             what = "a gradient" if index else "its output"
             raise ArithmeticError(f"wrong numbers: {what} differs by {difference:.1e} of the largest")
@@ -126,12 +126,12 @@ def _results(program: Callable[..., Any], inputs: Sequence[Any], context: Any) -
     nn.seed(0)
     functions: List[Any] = []
     with nn.context_scope(context):
-        given = [nn.Variable.from_numpy_array(values, need_grad=True) for values in inputs]
-        y = program(SimpleNamespace(F=F, PF=PF, labels=labels), *given)
+        variables = [nn.Variable.from_numpy_array(values, need_grad=True) for values in inputs]
+        y = program(SimpleNamespace(F=F, PF=PF, labels=labels), *variables)
         y.visit(functions.append)
         y.forward()
         output = np.array(y.d, np.float64)
-        leaves = [*given, *nn.get_parameters().values()]
+        leaves = [*variables, *nn.get_parameters().values()]
         for leaf in leaves:
             leaf.grad.zero()
         y.backward(np.random.default_rng(1).standard_normal(y.shape).astype(np.float32))

@@ -131,16 +131,16 @@ class PreparedGraph:
 
     @cached_property
     def in_float(self) -> FrozenSet[int]:
-        """Scalar functions that receive and pass on gradients in float32."""
+        """Scalar functions that receive and pass on gradients in float32, as numbers of the functions."""
         plan, keys, rounded = self.plan, self.graph.keys, self.storage.rounded_gradients()
         nodes = [n for n in plan.nodes if n.separates and n.linear and not n.half]
-        exact = {node.number for node in nodes}
+        rescaling = {node.number for node in nodes}
         numbers = set()
         for node in nodes:
-            # Its readers must be such functions, too: one that passes its gradient on unchanged, as a stack
-            # of losses, would pass on that scale.
+            # The functions that read its output must change scales, too: one that passes a gradient on
+            # unchanged, as a stack of losses, would pass on the scale of its output.
             output = node.outputs[0]
-            if keys[output] not in rounded and exact.issuperset(plan.readers.get(output, ())):
+            if keys[output] not in rounded and rescaling.issuperset(plan.readers.get(output, ())):
                 numbers.add(node.number)
         return frozenset(numbers)
 

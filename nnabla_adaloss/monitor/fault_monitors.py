@@ -124,8 +124,8 @@ class NanDump(Monitor):
         os.makedirs(self._folder, exist_ok=True)
         layer = re.sub(r"[^\w#.-]+", "_", record.layer)[-_LONGEST:]
         name = os.path.join(self._folder, f"{record.iteration:08d}-{record.attempt}-{layer}.npz")
-        known: Any = {name: getattr(record, name) for name in ("layer", "iteration", "attempt", "alpha")}
+        fields: Any = {name: getattr(record, name) for name in ("layer", "iteration", "attempt", "alpha")}
         archive = io.BytesIO()
-        np.savez_compressed(archive, scale=record.accumulated_scale, **event.look.arrays(), **known)
+        np.savez_compressed(archive, scale=record.accumulated_scale, **event.look.arrays(), **fields)
         replace_file(name, archive.getvalue())
         self.files.append(name)

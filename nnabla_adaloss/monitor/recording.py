@@ -179,6 +179,7 @@ class Recording:
 
 
 def _underflow(rows: List[LayerRow], above: float) -> Optional[Underflow]:
+    """Describe the underflow of a layer; None if no share of it exceeds `above`."""
     shares = [(row.iteration, row.underflow) for row in rows if row.underflow is not None]
     bad = [index for index, (_, share) in enumerate(shares) if share > above]
     if not bad:

@@ -123,6 +123,7 @@ class RowFile(AppendedFile):
 
 
 def _end_of_whole_lines(name: str) -> int:
+    """Length of a file up to its last whole line; ValueError if it is not a recording."""
     with open(name, "rb") as file:
         first = file.readline(_LONGEST)
         if not _HEADER.startswith(first):  # a crash may have cut off the header
@@ -171,6 +172,7 @@ def _line(row: events.Event) -> bytes:
 
 
 def _row(event: str, **fields: Any) -> events.Event:
+    """Make a row from the fields of a line; ValueError if one has no value that `_line` writes."""
     if event not in _KINDS:
         raise ValueError(f"there is no event {event!r}")
     kind = _KINDS[event]
@@ -184,6 +186,7 @@ def _row(event: str, **fields: Any) -> events.Event:
 
 
 def _check_header(name: str, line: bytes) -> None:
+    """Raise ValueError unless a line is the header of a recording that this version reads."""
     header = re.match(re.escape(_SIGNATURE) + rb"(\d+)", line)
     if header is None:
         raise ValueError(f"{name} is not a recording of nnabla_adaloss: choose another path")

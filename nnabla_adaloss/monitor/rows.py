@@ -97,17 +97,17 @@ def points_of(row: Event) -> Dict[str, float]:
     """Values of a row that are drawn over iterations, by the name of the curve: `conv/scale`, or `loss`."""
     layer = f"{row.layer}/" if isinstance(row, LayerRow) else ""
     fields = _CURVES.get(type(row), {}).items()
-    known = ((layer + name, getattr(row, field)) for name, field in fields)
-    return {name: float(value) for name, value in known if value is not None}
+    values = ((layer + name, getattr(row, field)) for name, field in fields)
+    return {name: float(value) for name, value in values if value is not None}
 
 
 def row_of(event: LayerScaled, *, histograms: bool, data: bool) -> LayerRow:
     """Make the row of a layer that has just been scaled; with `data`, from its weight and input as well."""
     record, gradient = event.record, event.look.gradient
-    known: Dict[str, Any] = {}
+    measured: Dict[str, Any] = {}
     if gradient is not None:
         statistics, headroom = gradient.statistics, gradient.headroom
-        known = {
+        measured = {
             "elements": statistics.count,
             "zeros": statistics.zeros,
             "subnormals": gradient.subnormals,
@@ -122,8 +122,8 @@ def row_of(event: LayerScaled, *, histograms: bool, data: bool) -> LayerRow:
         seen = getattr(event.look, name)
         if seen is not None:
             nonzero = seen.statistics.count - seen.statistics.zeros
-            known[f"{name}_max"] = seen.statistics.abs_max
-            known[f"{name}_subnormal"] = seen.subnormals / nonzero if nonzero else 0.0
+            measured[f"{name}_max"] = seen.statistics.abs_max
+            measured[f"{name}_subnormal"] = seen.subnormals / nonzero if nonzero else 0.0
     return LayerRow(
         iteration=record.iteration,
         attempt=record.attempt,
@@ -132,7 +132,7 @@ def row_of(event: LayerScaled, *, histograms: bool, data: bool) -> LayerRow:
         scale=record.accumulated_scale,
         reason=record.reason.value,
         loss_weight=record.loss_weight,
-        **known,
+        **measured,
     )
 
 

@@ -113,6 +113,7 @@ def scale_maps(layers: Layers, timeline: Timeline) -> List[str]:
 
 
 def _lines(layers: Layers, field: str) -> Lines:
+    """Values of a field over the iterations, of each layer that has any."""
     lines = {
         name: [(row.iteration, value) for row in rows if (value := getattr(row, field)) is not None]
         for name, rows in layers.items()
@@ -121,6 +122,7 @@ def _lines(layers: Layers, field: str) -> Lines:
 
 
 def _scales(lines: Lines, timeline: Timeline) -> str:
+    """Heat map of scales by layer, or a list if none of them changes."""
     scales = [scale for points in lines.values() for _, scale in points]
     if all(scale == points[0][1] for points in lines.values() for _, scale in points):
         constant: Dict[str, List[str]] = {}
@@ -139,10 +141,11 @@ def _scales(lines: Lines, timeline: Timeline) -> str:
 
 def worst_underflow(rows: Sequence[LayerRow]) -> Optional[float]:
     """The largest share of elements that a layer lost in one pass; None if unknown."""
-    return max(_known(rows, "underflow"), default=None)
+    return max(_recorded(rows, "underflow"), default=None)
 
 
-def _known(rows: Sequence[LayerRow], field: str) -> List[float]:
+def _recorded(rows: Sequence[LayerRow], field: str) -> List[float]:
+    """Recorded values of a field."""
     return [value for row in rows if (value := getattr(row, field)) is not None]
 
 
@@ -182,7 +185,7 @@ def stretch(under: Underflow, what: str = "") -> str:
 
 
 def _scale(rows: Sequence[LayerRow]) -> str:
-    scales = _known(rows, "scale")
+    scales = _recorded(rows, "scale")
     return scale_text(scales[-1]) + (f" ({extent(scales)})" if min(scales) < max(scales) else "")
 
 
@@ -208,13 +211,13 @@ COLUMNS: Columns = {
     "subnormal": lambda rows: _share(rows[-1].subnormals, rows[-1].elements),
     "zero": lambda rows: _share(rows[-1].zeros, rows[-1].elements),
     "headroom": lambda rows: "–" if rows[-1].headroom is None else f"{rows[-1].headroom:.1f}",
-    "not finite": lambda rows: f"{sum(map(bool, _known(rows, 'nonfinite'))) or '–'}",
+    "not finite": lambda rows: f"{sum(map(bool, _recorded(rows, 'nonfinite'))) or '–'}",
 }
 _DATA_COLUMNS: Columns = {
-    "largest weight": lambda rows: _largest(_known(rows, "weight_max")),
-    "weights subnormal": lambda rows: percent(next(reversed(_known(rows, "weight_subnormal")), None)),
-    "largest input": lambda rows: _largest(_known(rows, "input_max")),
-    "inputs subnormal": lambda rows: percent(next(reversed(_known(rows, "input_subnormal")), None)),
+    "largest weight": lambda rows: _largest(_recorded(rows, "weight_max")),
+    "weights subnormal": lambda rows: percent(next(reversed(_recorded(rows, "weight_subnormal")), None)),
+    "largest input": lambda rows: _largest(_recorded(rows, "input_max")),
+    "inputs subnormal": lambda rows: percent(next(reversed(_recorded(rows, "input_subnormal")), None)),
 }
 
 
@@ -227,8 +230,8 @@ def layer_tables(layers: Layers) -> List[str]:
         "At the last recorded iteration, unless stated otherwise.",
         _table("The layers, from the loss backwards", COLUMNS, layers),
     )
-    looked_at = {**_lines(layers, "weight_max"), **_lines(layers, "input_max")}
-    data = {name: rows for name, rows in layers.items() if name in looked_at}
+    with_data = {**_lines(layers, "weight_max"), **_lines(layers, "input_max")}
+    data = {name: rows for name, rows in layers.items() if name in with_data}
     if not data:
         return [numbers]
     weights = section(

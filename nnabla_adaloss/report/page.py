@@ -88,6 +88,7 @@ def _losses(recording: Recording) -> Points:
 
 
 def _headline(recording: Recording, timeline: Timeline) -> str:
+    """The layer with the worst underflow, and numbers of the whole training."""
     lost, underflows = recording.lost_batches(), recording.underflows()
     finding = "No layer lost more than 1 % of its gradient to underflow."
     if underflows:
@@ -108,6 +109,7 @@ def _headline(recording: Recording, timeline: Timeline) -> str:
 
 
 def _incidents(recording: Recording, timeline: Timeline) -> str:
+    """Section with overflows, repeats and lost batches, over the iterations and one by one."""
     repeats, lost = recording.of(BatchRepeated), recording.of(BatchThrownAway)
     marks = (
         ("gradients overflowed", "triangle", [row.iteration for row in recording.of(Overflowed)]),
@@ -166,6 +168,7 @@ def _scale_and_loss(runs: Mapping[str, Recording], timeline: Timeline) -> List[s
 
 
 def _changes(scales: Points) -> str:
+    """Table of the iterations in which S0 changed, folded; empty if it never did."""
     changes = [scales[0], *(b for a, b in zip(scales, scales[1:]) if a[1] != b[1])]
     if len(changes) == 1:
         return ""
@@ -242,6 +245,7 @@ def _by_difference(first: Dict[str, List[LayerRow]], second: Dict[str, List[Laye
 
 
 def _layers(names: Sequence[str], rows: Dict[str, Dict[str, List[LayerRow]]]) -> str:
+    """Section with the layers of both runs side by side."""
     columns = ("alpha", "S", "worst underflow")
     body = [
         (name, *(COLUMNS[what](of[name]) if name in of else "–" for what in columns for of in rows.values()))

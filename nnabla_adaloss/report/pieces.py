@@ -80,8 +80,8 @@ class Timeline(NamedTuple):
         """Make the columns of a recording: one per recorded iteration, if these are not too many."""
         iterations = [row.iteration for row in recording.rows]
         first, last = min(iterations), max(iterations)
-        looked_at = sorted({row.iteration for row in recording.of(LayerRow)})
-        step = min((b - a for a, b in zip(looked_at, looked_at[1:])), default=1)
+        of_layers = sorted({row.iteration for row in recording.of(LayerRow)})
+        step = min((b - a for a, b in zip(of_layers, of_layers[1:])), default=1)
         return cls(first, last, min(_MOST_COLUMNS, (last - first) // step + 1))
 
     def column(self, iteration: int) -> int:
@@ -267,6 +267,7 @@ def _tips(lines: Lines, written: Callable[[float], str], timeline: Timeline) -> 
 
 
 def _path(places: Iterable[Tuple[float, float]], *, steps: bool) -> str:
+    """SVG path through places that are sorted from left to right."""
     commands: List[str] = []
     # A few points per column of pixels are enough.
     for _, group in groupby(places, key=lambda place: int(place[0])):

@@ -360,6 +360,7 @@ class GradScaler:
         self._begin()
 
     def _make(self, loss: LossLike, forward_state: Optional[ForwardState]) -> AdaptiveLossScaling:
+        """Make the engine of a loss, which shares `forward_state` with those of earlier losses."""
         common: Any = {"parameters": named_parameters(self._solvers), "float_tail": self._float_tail}
         return AdaptiveLossScaling(
             with_storage(loss, self._storage, **common),
@@ -404,7 +405,8 @@ class GradScaler:
             scaling.guard.begin_batch(first=False, repeat=self._may_run_again(scaling))
 
     def _check_has_gradients(self, solver: Any, verb: str) -> None:
-        if not any(solver is known for known in self._solvers):
+        """Raise ValueError unless the solver is known, and RuntimeError before any backward."""
+        if not any(solver is own for own in self._solvers):
             raise ValueError(
                 f"solver is none of the {len(self._solvers)} that this scaler was made with: "
                 "GradScaler(*solvers)"

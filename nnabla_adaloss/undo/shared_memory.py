@@ -50,9 +50,9 @@ class SharedMemory:
             carried = _sharing(shared, _overwriting(shared, writes))
             if list(map(_references, self._variables)) == counts:
                 break
-        known = set(shared)
+        sharing = set(shared)
         # The next search distinguishes these leaves from the outputs by their counts.
-        self._marks += _marks([read for read in reads if read not in known])
+        self._marks += _marks([read for read in reads if read not in sharing])
         return [v for v, _ in writes], [v for v, _ in carried]
 
 

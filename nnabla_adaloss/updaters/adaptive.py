@@ -223,16 +223,16 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
             with self._idle.exclusive, self._idle.running():
                 return self._update()
         except (MemoryError, RuntimeError) as error:
-            said = missing_code(error, self.scaling.kernels.card)
+            message = missing_code(error, self.scaling.kernels.card)
             if is_out_of_memory(error):
-                said = (
+                message = (
                     "no memory is left for an update, which is undone: take smaller batches, of which "
                     "accum_grad adds up several, or a larger measure_every, with which fewer gradients are "
                     "kept"
                 )
-            if said is None:
+            if message is None:
                 raise
-            raise (MemoryError if isinstance(error, MemoryError) else RuntimeError)(said) from error
+            raise (MemoryError if isinstance(error, MemoryError) else RuntimeError)(message) from error
         finally:
             self._idle.drain()
 

@@ -81,8 +81,8 @@ class FixedLossScalingUpdater(AdaptiveLossScalingUpdater):
         float_tail: bool = True,
     ) -> None:
         self.drop_overflow_update = drop_overflow_update
-        given = {name: value for name, value in locals().items() if name in _SHARED}
-        super().__init__(**given, **_PRESET)
+        arguments = {name: value for name, value in locals().items() if name in _SHARED}
+        super().__init__(**arguments, **_PRESET)
 
     def _lose_batches(self, outcome: Outcome) -> Optional[UpdateResult]:
         """Drop the batches of an update: no other scale is tried."""
@@ -96,13 +96,6 @@ class FixedLossScalingUpdater(AdaptiveLossScalingUpdater):
             else f"gradients overflowed at the fixed scale {self.scale:g}; first bad layer: {outcome.where}",
             "; take a smaller scale, or AdaptiveLossScalingUpdater, which needs none",
         )
-        self._undone.clear()
-        return UpdateResult(
-            False,
-            self.scale,
-            reason="overflow",
-            overflow_layers=outcome.layers,
-            nonfinite_layers=outcome.layers,
-            cause=outcome.fault,
-            component=outcome.component,
-        )
+        self._retries.last = outcome
+        extra = {"nonfinite_layers": outcome.layers, "cause": outcome.fault, "component": outcome.component}
+        return self._skipped("skip", "", "", reason="overflow", **extra)

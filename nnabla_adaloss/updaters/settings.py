@@ -58,12 +58,12 @@ def history_of(
 def hooks_by_pass(pre: Any, post: Any) -> PassHooks:
     """Split hooks into those of forward and of backward; TypeError unless each is a `HookLike`."""
     pairs = {}
-    for name, given in (("function_pre_hook", pre), ("function_post_hook", post)):
-        pairs[name] = pair = given if isinstance(given, tuple) else (given, given)
+    for name, value in (("function_pre_hook", pre), ("function_post_hook", post)):
+        pairs[name] = pair = value if isinstance(value, tuple) else (value, value)
         if len(pair) != 2 or not all(hook is None or callable(hook) for hook in pair):
             raise TypeError(
                 f"{name} must be a callable with a function, or a pair of these for forward and backward, "
-                f"or None; got {given!r}"
+                f"or None; got {value!r}"
             )
     forward, backward = ({name: pair[index] for name, pair in pairs.items()} for index in (0, 1))
     return forward, backward
@@ -86,6 +86,7 @@ class Setting:
         self._name = name
 
     def __set__(self, updater: Any, value: Any) -> None:
+        """Check and assign a value; AttributeError if another one is refused."""
         name, values = self._name, vars(updater)
         if name in values and self.fixed(updater, value):
             raise AttributeError(
