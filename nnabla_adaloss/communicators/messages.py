@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Callable, List, Sequence, Tuple, Union
+from typing import Callable, List, Sequence, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -40,13 +40,6 @@ def array_list(data: Union[NdArray, Sequence[NdArray]], *, floating: bool = Fals
 def shapes_of(arrays: Sequence[NdArray]) -> Tuple[Tuple[int, ...], ...]:
     """The shape of every array."""
     return tuple(tuple(array.shape) for array in arrays)
-
-
-def host_values(value: Union[NdArray, npt.ArrayLike]) -> npt.NDArray[Any]:
-    """Read the values of an NdArray, NumPy array or number; a lazily zero NdArray stays so."""
-    if not isinstance(value, NdArray):
-        return np.asarray(value)
-    return np.zeros(value.size, np.float32) if value.zeroing else host_view(value)
 
 
 @lru_cache(maxsize=64)

@@ -31,7 +31,7 @@ from nnabla import NdArray
 from ..host_context import HOST, dtype_of, host_view
 from . import failure
 from .agreement import Call, ProcessGroup
-from .messages import Packer, array_list, host_values, shapes_of
+from .messages import Packer, array_list, shapes_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -278,7 +278,13 @@ class MPICommunicator:
         """
         named = values if isinstance(values, Mapping) else {str(i): value for i, value in enumerate(values)}
         with self._exchange("check_agreement", entries=named, what=what) as world:
-            hosted = {name: host_values(value) for name, value in named.items()}
+            hosted = {}
+            for name, value in named.items():
+                if not isinstance(value, NdArray):
+                    hosted[name] = np.asarray(value)
+                else:
+                    # A lazily zero array stays so.
+                    hosted[name] = np.zeros(value.size, np.float32) if value.zeroing else host_view(value)
             world.compare_values(hosted, what)
 
     # Failure

@@ -165,27 +165,24 @@ def findings_of(area: Area, type_config: str, tried: Answers, machine: str) -> L
             names = ", ".join(sorted({name for on_host in works for name in on_host}))
             detail += f"; on the host, for lack of a CUDA implementation: {names}"
         findings.append(Finding(area, "works", subject, detail))
+    # Failures without their parts that differ between functions, so that equal ones merge.
     alike: Dict[Finding, List[str]] = {}
     for name, (_, error) in tried.items():
-        if error:
-            alike.setdefault(_failed(area, subject, error), []).append(name)
+        if not error:
+            continue
+        finding = failure(area, subject, error)
+        detail = "wrong numbers" if "wrong numbers" in error else " ".join(finding.detail.split())[:200]
+        if area == "CPU":
+            cure = finding.cure or "install into a fresh virtual environment: pip install nnabla-adaloss"
+        elif finding.cure:
+            cure = f"{finding.cure}; until then avoid these functions"
+        else:
+            cure = "avoid these functions, or report this to nnabla"
+        alike.setdefault(finding._replace(detail=detail, cure=cure), []).append(name)
     for finding, failed in sorted(alike.items()):
         detail = f"{', '.join(failed)}: {finding.detail}. This is nnabla without this package ({machine})"
         findings.append(finding._replace(detail=detail))
     return findings
-
-
-def _failed(area: Area, subject: str, error: str) -> Finding:
-    """Explain an error without its parts that differ between functions, so that equal failures merge."""
-    finding = failure(area, subject, error)
-    detail = "wrong numbers" if "wrong numbers" in error else " ".join(finding.detail.split())[:200]
-    if area == "CPU":
-        cure = finding.cure or "install into a fresh virtual environment: pip install nnabla-adaloss"
-    elif finding.cure:
-        cure = f"{finding.cure}; until then avoid these functions"
-    else:
-        cure = "avoid these functions, or report this to nnabla"
-    return finding._replace(detail=detail, cure=cure)
 
 
 def blamed(finding: Finding, tried: Answers) -> Finding:
