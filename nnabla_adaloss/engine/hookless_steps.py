@@ -19,7 +19,7 @@ from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels.interface import UnscalingList
 from ..kernels.scratch import ScratchPool
-from .leaf_gradients import Contribution, contributions_of, is_exact
+from .leaf_gradients import Contribution, contributions_of
 from .scaled_weights import SwappedWeights
 from .written_leaves import WrittenLeaves
 
@@ -169,13 +169,12 @@ def _leaves(
     """
     by_leaf: Dict[int, List[Contribution]] = {leaf: [] for leaf in plan.leaves}
     for node, step in nodes:
-        for contribution in contributions_of(graph, plan, node, step):
+        for contribution in contributions_of(graph, plan, node, step, storage):
             by_leaf[contribution.leaf].append(contribution)
     following: Dict[int, List[Contribution]] = {}
     for writers in [writers for writers in by_leaf.values() if len(writers) > 1]:
         # nnabla sums exact contributions; rounded ones, or those of another scale, are kept apart.
-        exact = all(is_exact(one, storage) for one in writers)
-        if not (exact and {one.scale for one in writers} == {writers[0].scale}):
+        if not all(one.exact and one.scale == writers[0].scale for one in writers):
             for earlier, later in zip(writers, writers[1:]):
                 following.setdefault(earlier.function, []).append(later)
     return [writers[0] for writers in by_leaf.values()], following

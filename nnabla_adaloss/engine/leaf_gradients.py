@@ -28,11 +28,14 @@ class Contribution(NamedTuple):
     scale: float  # scale of the part
     half: bool  # True if a half-precision function writes it
     own_references: bool  # True if a function keeps references to the gradient's array
+    exact: bool  # True if nnabla adds it to a scaled gradient bit for bit as to an unscaled one
     others: Tuple[nn.Variable, ...] = ()  # further variables with the same gradient array
     alone: bool = True  # True if it was written to an array of its own
 
 
-def contributions_of(graph: Graph, plan: GraphPlan, node: NodeStructure, step: Step) -> List[Contribution]:
+def contributions_of(
+    graph: Graph, plan: GraphPlan, node: NodeStructure, step: Step, storage: NativeStorage
+) -> List[Contribution]:
     """List the contributions of a function to the gradients of leaves."""
     scales = step.input_scales(node) if any(layer_input.to_leaf for layer_input in node.layer_inputs) else {}
     by_leaf: Dict[int, Contribution] = {}
@@ -49,14 +52,9 @@ def contributions_of(graph: Graph, plan: GraphPlan, node: NodeStructure, step: S
                 scale=scale,
                 half=node.half,
                 own_references=node.own_references,
+                exact=not (node.half or storage.rounds_gradient(variable)) and is_power_of_two(scale),
             )
     return list(by_leaf.values())
-
-
-def is_exact(contribution: Contribution, storage: NativeStorage) -> bool:
-    """True if nnabla adds a contribution to a scaled gradient bit for bit as to an unscaled one."""
-    half, scale = contribution.half, contribution.scale
-    return not half and is_power_of_two(scale) and not storage.rounds_gradient(contribution.variable)
 
 
 class WrittenGradient(NamedTuple):
@@ -84,16 +82,9 @@ class LeafGradients:
     """Takes the gradients of one function's leaves, and adds them to the masters, divided by their scale."""
 
     def __init__(
-        self,
-        kernels: Kernels,
-        pool: ScratchPool,
-        measurements: Measurements,
-        *,
-        storage: NativeStorage,
-        unscale_each: bool = False,
+        self, kernels: Kernels, pool: ScratchPool, measurements: Measurements, *, unscale_each: bool = False
     ) -> None:
         self._kernels, self._pool, self._measurements = kernels, pool, measurements
-        self._storage = storage
         # One call for the whole pass, unless each gradient is needed right after its function.
         self._waits = not unscale_each
         self._written: List[Contribution] = []
@@ -120,7 +111,7 @@ class LeafGradients:
                 total = self._pool.get(*scratch)
                 self._kernels.scaled_copy(master, total, 1.0)
                 master.fill(-0.0)
-            elif own_references or is_exact(contribution, self._storage):
+            elif own_references or contribution.exact:
                 # Exact in both directions, and nnabla adds as without the engine.
                 self._kernels.scale_(master, contribution.scale)
                 contribution = contribution._replace(alone=False)
@@ -139,6 +130,26 @@ class LeafGradients:
                 variable.grad = target
                 for other in contribution.others:
                     other.grad = target.view(other.shape)
+
+    def hand_on(self, following: Sequence[Contribution]) -> None:
+        """Give back the leaves of the `following` contributions, which an earlier function has written, and
+        take them for these.
+        """
+        entries = [self._running[one.leaf] for one in following]
+        if not all(
+            entry.target is not entry.master
+            and one.variable is entry.contribution.variable
+            and not (one.own_references or one.others or entry.contribution.others)
+            for one, entry in zip(following, entries)
+        ):
+            self.give_back(following)
+            self.take(*following)
+            return
+        # Scratch arrays stay in place, which saves recurrent networks time.
+        self._unscale([entry for entry in entries if not entry.target.zeroing])
+        for one, entry in zip(following, entries):
+            self._running[one.leaf] = entry._replace(contribution=one)
+            entry.target.fill(-0.0)
 
     def give_back(self, contributions: Optional[Sequence[Contribution]] = None) -> None:
         """Restore the masters after functions ran, of all leaves or of those of `contributions`; unscaling

@@ -23,7 +23,7 @@ from tests.worlds.tampering import Sometimes
 
 def entry(leaf: int, function: int, scale: float = 2.0, *, alone: bool = True) -> Contribution:
     v = nn.Variable((2,), need_grad=True)
-    return Contribution(leaf, function, v, scale, half=False, own_references=False, alone=alone)
+    return Contribution(leaf, function, v, scale, half=False, own_references=False, exact=True, alone=alone)
 
 
 def test_contributions_to_a_leaf_are_reported_singly_or_as_a_sum_for_the_first() -> None:

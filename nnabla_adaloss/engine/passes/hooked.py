@@ -71,11 +71,7 @@ class HookedPass:
         self._unfinished: List[Tuple[NodeStructure, Tuple[Rescale, ...]]] = []
         self._weights = ScaledWeights(prepared.kernels, prepared.pool, prepared.storage)
         self._leaves = LeafGradients(
-            prepared.kernels,
-            prepared.pool,
-            prepared.measurements,
-            storage=prepared.storage,
-            unscale_each=options.unscale_each,
+            prepared.kernels, prepared.pool, prepared.measurements, unscale_each=options.unscale_each
         )
 
     def begin(self) -> Tuple[Hooks, Hooks]:
@@ -118,7 +114,7 @@ class HookedPass:
         for index, (layer_input, alpha) in enumerate(zip(node.layer_inputs, step.alphas)):
             if alpha != 1.0:
                 self._weights.swap(graph, layer_input, alpha, index)
-        self._leaves.take(*contributions_of(graph, plan, node, step))
+        self._leaves.take(*contributions_of(graph, plan, node, step, self._prepared.storage))
 
     def _finish_last(self, _: Any = None) -> None:
         """Do the work after the last function, unless it is done: restore its arrays, and rescale."""

@@ -44,9 +44,8 @@ class HooklessPass:
         self._running: List[Tuple[LeafList, List[nn.NdArray]]] = []
         # Variables whose gradients nnabla would free before they are measured.
         self._kept: List[nn.Variable] = []
-        kernels, pool, storage = prepared.kernels, prepared.pool, prepared.storage
-        self._weights = ScaledWeights(kernels, pool, storage)
-        self._leaves = LeafGradients(kernels, pool, prepared.measurements, storage=storage)
+        self._weights = ScaledWeights(prepared.kernels, prepared.pool, prepared.storage)
+        self._leaves = LeafGradients(prepared.kernels, prepared.pool, prepared.measurements)
 
     def begin(self) -> Tuple[Hooks, Hooks]:
         """Swap weights and gradients of leaves; return the hooks before and after functions."""
@@ -90,8 +89,7 @@ class HooklessPass:
         self._prepared.rescale(self._steps.between.get(number, ()))
         following = self._steps.following.get(number)
         if following is not None:
-            self._leaves.give_back(following)
-            self._leaves.take(*following)
+            self._leaves.hand_on(following)
 
     def end(self) -> WrittenLeaves:
         """Restore weights, measure, unscale gradients of leaves, and return these."""
