@@ -53,20 +53,9 @@ class Finiteness:
         return []
 
     def _in_backward(self) -> List[Cause]:
-        gradients, network = self._sight.gradients, self._network
-        found: List[Tuple[bool, bool, Any]] = []
-        for key, node in network.nodes.items():
-            arriving = [gradients[k] for k in network.keys(node.outputs) if k in gradients]
-            handed_on = network.keys((*node.inputs, *node.leaves))
-            broken = [k for k in handed_on if k in gradients and not gradients[k].finite]
-            if broken and arriving and all(s.finite for s in arriving):
-                f = network.function(key)
-                # If others read it as well, the gradient may be theirs.
-                shared = all(len(network.readers[k]) > 1 for k in broken)
-                found.append((shared, not (self._operands.bad(f.inputs) or self._operands.reads(f)), f))
-        if not found:
+        gradients, network, f = self._sight.gradients, self._network, self._sight.breaks
+        if f is None:
             return []
-        f = min(found, key=lambda one: one[:2])[2]
         bad = self._operands.bad((*f.inputs, *f.outputs))
         if bad:
             return self._origins(bad)

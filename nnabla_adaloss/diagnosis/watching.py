@@ -49,6 +49,9 @@ class Sight:
         self.infinities: Dict[int, int] = {}
         # Number of inputs that a function is not defined for: negative ones, or fractions as indices.
         self.undefined: Dict[int, int] = {}
+        # First function that makes a gradient that is not finite of gradients that are.
+        self.breaks: Any = None
+        self._last: Any = None
         # Share of each activation's outputs (of a softmax, of its rows) with next to no derivative.
         self.flat: Dict[int, float] = {}
         self.in_fp32 = in_fp32
@@ -96,10 +99,13 @@ class Sight:
 
     def before_backward(self, f: Any) -> None:
         """Pre hook of backward: the gradients that arrive at a function are complete."""
+        self._note_break()
         self._note_gradients(f.outputs)
+        self._last = f
 
     def end(self) -> None:
         """Finish after backward."""
+        self._note_break()
         self._note_gradients(self._leaves)
         if self.in_fp32 is not None:
             self.in_fp32._kept.clear()
@@ -116,6 +122,15 @@ class Sight:
             self._kept[key] = np.array(v.data.data, np.float32)
         elif key in self.in_fp32._kept:
             self._deviations[key] = _deviation(np.asarray(v.data.data), self.in_fp32._kept[key])
+
+    def _note_break(self) -> None:
+        """Note the last function if it is the first that made finite gradients nonfinite."""
+        f = self._last
+        if f is not None and self.breaks is None:
+            arrived = [self.gradients[hash(v)] for v in f.outputs if hash(v) in self.gradients]
+            made = [self.statistics(v.grad) for v in f.inputs if v.need_grad]
+            if all(one.finite for one in arrived) and not all(one is None or one.finite for one in made):
+                self.breaks = f
 
     def _note_gradients(self, variables: Iterable[nn.Variable]) -> None:
         known = {hash(v): self.statistics(v.grad) for v in variables}
