@@ -58,11 +58,16 @@ class Deviations:
         seen = ((f, v, self._sight.data.get(hash(v))) for f, v in single)
         beyond = [(f, v) for f, v, one in seen if one and one.abs_max > network.format(v).max]
         for f, v in beyond[:1]:
-            begin = f"The loss reaches {operands.beyond(v)}, at "
+            begin = f"A single number reaches {operands.beyond(v)}, at "
             end = ": AdaptiveLossScalingUpdater computes it in fp32; without that it would be infinite"
-            yield Note(begin, [network.name(f)], f"{end}. {remedies.MEAN_LOSS}.")
+            remedy = remedies.NO_FACTOR if f.info.type_name == "MulScalar" else remedies.MEAN_LOSS
+            yield Note(begin, [network.name(f)], f"{end}. {remedy}.")
         for f in functions:
             kind, args = f.info.type_name, f.info.args
+            before = f.inputs[0].parent.info.type_name if f.inputs and f.inputs[0].parent is not None else ""
+            if kind in (f"{before}CrossEntropy", "SoftmaxCrossEntropy" if before == "LogSoftmax" else ""):
+                end = f" applies a {before.lower()} to the output of one: give it the scores."
+                yield Note("", [network.name(f)], end)
             if kind in INDICES:
                 read, table = f.inputs[INDICES[kind]], f.inputs[INDICES[kind] - 1]
                 shape = args["shape"] if kind == "OneHot" else table.shape

@@ -24,10 +24,20 @@ _MOST = 0.5
 # Functions that stop the gradient on purpose.
 _STOPS = {"Unlink", "Sink"}
 _RECTIFIERS = {"ReLU", "ReLU6", "CReLU"}
-_BOUNDS = {"MinimumScalar", "MaximumScalar", "Minimum2", "Maximum2", "HardTanh", "HardSigmoid", "ReLU6"}
+_BOUNDS = {
+    "MinimumScalar",
+    "MaximumScalar",
+    "Minimum2",
+    "Maximum2",
+    "HardTanh",
+    "HardSigmoid",
+    "ReLU6",
+    "FixedPointQuantize",
+}
 _SATURATES = {*_BOUNDS, "Sigmoid", "Tanh", "Softmax"}
 _SOFTMAX = {"Softmax", "LogSoftmax", "SoftmaxCrossEntropy"}
 _PRODUCTS = {"Mul2", "Div2"}
+_DIFFERENCES = {"Sub2", "SquaredError", "AbsoluteError", "HuberLoss"}
 
 
 class Ends:
@@ -84,19 +94,36 @@ class Ends:
         kept = [f for f in own if not nodes[hash(f)].loss_section and any(map(self._largest, f.inputs))]
         return [self._told(f, nodes[hash(f)])._replace(fatal=False) for f in kept]
 
+    def zero_loss(self) -> List[Cause]:
+        """Cause of a loss that is 0 in every batch: the first function before it that computes only zeros."""
+        network = self._network
+        if any(map(self._largest, network.roots)):
+            return []
+        f = network.in_order(g for g in network.walk(network.last, self._zeros) if not self._zeros(g))[0]
+        kind, why, remedy = f.info.type_name, "", remedies.SATURATED
+        if kind in _DIFFERENCES:
+            why, remedy = ", as it compares equal numbers", remedies.DIFFERENT
+        elif kind in _RECTIFIERS | _BOUNDS:
+            read = self._sights[0].data[hash(f.inputs[0])]
+            why, remedy = f", as it reads numbers around {read.sum / read.count:.3g}", remedies.MARGIN
+        else:
+            why = Operands(network, self._sights[0]).grown(f)[0]
+        what = f"it computes only zeros, so that the loss is 0 and no layer gets a gradient{why}"
+        return [Cause("zero_loss", network.name(f), what, remedy)]
+
+    def _zeros(self, f: Any) -> List[nn.Variable]:
+        """Computed inputs that are all 0."""
+        return [v for v in f.inputs if v.parent is not None and not self._largest(v)]
+
     def _at_fault(self, f: Any) -> Dict[int, Cause]:
         """Functions that turn other numbers into zeros, so that the gradient ends at `f`; or `f`."""
-
-        def zeros(g: Any) -> List[nn.Variable]:
-            return [v for v in g.inputs if v.parent is not None and not self._largest(v)]
-
         nodes, network = self._network.nodes, self._network
-        origins = [g for g in network.walk([f], zeros) if not zeros(g)]
-        dead = [g for g in network.walk([f]) if self._is_dead(g) and not zeros(g)]
+        origins = [g for g in network.walk([f], self._zeros) if not self._zeros(g)]
+        dead = [g for g in network.walk([f]) if self._is_dead(g) and not self._zeros(g)]
         first = network.in_order({*origins, *dead, f})
         found = {hash(g): self._told(g, nodes[hash(g)]) for g in first if hash(g) in nodes}
         known = {key: cause for key, cause in found.items() if cause.kind != "no_gradient"}
-        if len(known) > 1 and hash(f) in known and zeros(f):
+        if len(known) > 1 and hash(f) in known and self._zeros(f):
             del known[hash(f)]
         return known or {hash(f): found[hash(f)]}
 
@@ -253,7 +280,11 @@ class Ends:
             why, remedy = "is all 0", remedies.TRAIN if hash(v) in names else remedies.WHY_ZERO
             if v.parent is None and hash(v) not in names:
                 why, remedy = self._network.emptiness(v)
+            elif v.parent is not None and v.parent.info.type_name in _DIFFERENCES:
+                why, remedy = "is all 0, as it compares equal numbers", remedies.DIFFERENT
             return cause("zero_factor", f"it multiplies by {called(v)}, which {why}", remedy, v)
+        if kind == "Prod":
+            return cause("zero_factor", "it multiplies several zeros", remedies.FACTORS)
         if kind in _SOFTMAX and f.inputs[0].shape[args["axis"]] == 1:
             what = "it runs over an axis of size 1, so that all its outputs are the same"
             return cause("constant_softmax", what, remedies.SOFTMAX_AXIS)

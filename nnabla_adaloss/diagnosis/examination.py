@@ -205,9 +205,9 @@ class _Examination:
         self._random: List[str] = []
         self._unsteady: Set[int] = set()
         self._noise: Set[int] = set()
-        # Largest gradient before `on_gradients`; by layer, the share of weights that a step changes, and the
-        # largest gradient for the solver.
-        self._arriving = 0.0
+        # By layer: the largest gradient before `on_gradients`, the share of weights that a step changes, and
+        # the largest gradient for the solver.
+        self._arriving = {layer.name: 0.0 for layer in self._layers}
         self._moved = {layer.name: 0.0 for layer in self._layers}
         self._for_solver = {layer.name: 0.0 for layer in self._layers}
 
@@ -231,7 +231,7 @@ class _Examination:
                 causes = list(self._of_gradients(layers))
         except NoBackward as error:
             what, name = "it has no backward, so that nothing before it can be trained", error.function
-            causes = [Cause("no_backward", self._network.name(name), what, remedies.NO_DERIVATIVE)]
+            causes = [Cause("no_backward", self._network.name(name), what, remedies.NO_BACKWARD)]
         in_fp32, as_stored = (float(np.mean(one)) for one in zip(*self._losses or [(math.nan, math.nan)]))
         formats = {
             name: {layer.name: one.effects(layer, self._noise | self._unsteady) for layer in self._layers}
@@ -268,7 +268,9 @@ class _Examination:
                 self._random = again.random_functions(self._network)
             loss = float(examined.loss.d)
             if examined.on_gradients is not None:
-                self._arriving = max(self._arriving, largest(in_fp32.gradients.get(key) for key in leaves))
+                for layer in self._layers:
+                    arriving = largest(in_fp32.gradients.get(key) for key in layer.weights)
+                    self._arriving[layer.name] = max(arriving, self._arriving[layer.name])
                 examined.on_gradients(examined.solver)
             for layer in self._layers:
                 own = largest(in_fp32.statistics(v.grad) for v in layer.weights.values())
@@ -290,6 +292,9 @@ class _Examination:
             yield from self._ends.blank()
             found = [note for one in self._as_stored for note in Deviations(self._network, one).notes()]
             yield from {tuple(note.names): note for note in found}.values()
+        zeroed = [name for name, amax in self._for_solver.items() if self._arriving[name] and not amax]
+        if zeroed and any(self._for_solver.values()):
+            yield Note("on_gradients makes all gradients 0 of ", zeroed, ".")
         if self._random:
             what = "Numbers that differ from pass to pass are computed by "
             yield Note(what, self._random, ": gradients that depend on them are not judged.")
@@ -364,7 +369,7 @@ class _Examination:
         yield from beyond
         ended = self._ends.functions()
         ends = _distinct((*ended.values(), *self._ends.saturated()))
-        yield from ends
+        yield from ends or self._ends.zero_loss()
         told = {name for cause in ends for name in cause.spoils}
         # A bias before a normalization may be noise; a computed weight is a layer of its own beside it.
         beside = tuple(layer.name for layer in learning)

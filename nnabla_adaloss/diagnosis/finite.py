@@ -17,6 +17,8 @@ from .target import Network, listed
 from .watching import INDICES, Sight
 
 SOFTMAX = {"Softmax", "LogSoftmax"}
+# Functions of numbers up to 1, at which their derivative is infinite.
+_BOUNDED = {"ACos", "ASin", "ATanh"}
 # Share of numbers that become 0 from which most do.
 _MOST = 0.5
 
@@ -54,7 +56,7 @@ class Finiteness:
 
     def _in_backward(self) -> List[Cause]:
         gradients, network, f = self._sight.gradients, self._network, self._sight.breaks
-        if f is None:
+        if f is None or all(gradients[key].finite for key in network.leaves if key in gradients):
             return []
         bad = self._operands.bad((*f.inputs, *f.outputs))
         if bad:
@@ -63,7 +65,9 @@ class Finiteness:
         parameters = network.parameters(map(repeated, broken))
         parameters = parameters if len(parameters) == len(broken) else ()
         of = f" of {listed(parameters)}" * bool(parameters)
-        what = f"its gradient{of} is not finite{self._operands.reads(f)}{self._also}"
+        # Other functions have finite derivatives for numbers of any size.
+        reads = self._operands.reads(f) if f.info.type_name in {*NOT_ZERO, *_BOUNDED} else ""
+        what = f"its gradient{of} is not finite{reads}{self._also}"
         own = Cause("backward_not_finite", network.name(f), what, remedies.of(f), parameters=parameters)
         return [(self.before(f) or own)._replace(as_stored=self._operands.is_stored)]
 
@@ -197,6 +201,8 @@ class Finiteness:
             return f"{remedies.SCALE_DATA}, and {remedy}"
         if g.info.type_name == "PowScalar" or (g.info.type_name == "Mul2" and g.inputs[0] == g.inputs[1]):
             return f"multiply what {self._network.name(g)} reads by a constant first, and {remedy}"
+        if g.info.type_name == "MulScalar":
+            return f"{remedies.UNITS}: {g.info.args['val']:g} in {self._network.name(g)}"
         is_product = g.info.type_name in ("Mul2", "Prod") or is_matrix_product(g.info.type_name)
         return remedies.CHAIN if is_product else remedy
 

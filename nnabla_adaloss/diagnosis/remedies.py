@@ -26,6 +26,9 @@ class Cause(NamedTuple):
 DEAD = "start again with biases of 0, or use F.leaky_relu"
 DROPOUT = "lower p: it is the share dropped"
 ZERO_FACTOR = "use another factor, or leave this part out"
+FACTORS = "keep the factors away from 0, such as by F.maximum_scalar(x, 2**-14)"
+DIFFERENT = "check that they come from different data, parameters or axes"
+MARGIN = "use harder samples, or a larger margin"
 SMALL_FACTORS = "take factors out; a solver takes them into the learning rate"
 INITIALISE = "initialise them randomly"
 WHY_ZERO = "check why that is 0"
@@ -43,6 +46,7 @@ SATURATED = "make what it reads smaller, by a normalization or a factor before i
 BOUND = "shift or widen the bound, or what it reads"
 NO_GRADIENT = "check whether it masks everything or has no derivative"
 NO_DERIVATIVE = "use a function with a derivative, such as a factor of the scores, or a straight-through one"
+NO_BACKWARD = f"for a condition or an index, set need_grad=False on it; else {NO_DERIVATIVE}"
 NOT_CONSTANT = "check what the loss computes of it, which is constant"
 MEAN_OF_SOFTMAX = f"{NOT_CONSTANT}, as a mean over all classes of a softmax is"
 EPSILON = "make eps smaller, or the loss larger"
@@ -83,6 +87,11 @@ ABSOLUTE = "take its absolute value first, by F.abs"
 AWAY = "keep it away from 0 by a number that the format holds, such as 2**-14"
 HELD = "use a larger constant, such as 2**-14"
 _OR_LOG = "; for a softmax or sigmoid, use F.log_softmax or F.sigmoid_cross_entropy"
+ARCTANGENT = "keep its two inputs from being 0 together, such as by adding 2**-14 to the second"
+SOFTPLUS = "use F.softplus, which is exact for large numbers"
+CHOOSE_BEFORE = "choose before it, not after: F.log(F.where(condition, x, one))"
+UNITS = "use units in which its factor is near 1"
+NO_FACTOR = "Leave the factor out, as the updater scales the loss"
 LOG, HELD_IN_LOG = AWAY + _OR_LOG, HELD + _OR_LOG
 BELOW_ONE = "clip what it reads below 1 and above -1, such as by F.clip_by_value(x, -0.999, 0.999)"
 EXP = "subtract the maximum, or bound what it reads, such as by F.minimum_scalar(x, 10.0)"
@@ -101,6 +110,7 @@ _UNDEFINED = {
     **dict.fromkeys(("Div2", "RDivScalar", "Pow2", "Norm", "NormNormalization"), AWAY),
     **dict.fromkeys(("ACos", "ASin", "ATanh"), BELOW_ONE),
     "Log": LOG,
+    "ATan2": ARCTANGENT,
     "Sub2": DIFFERENCE,
 }
 # Functions that pass a number on, or shift it.
@@ -111,11 +121,15 @@ def of(f: Any, *, too_large: bool = False) -> str:
     """Remedy for a function whose output or gradient is not finite."""
     kind = f.info.type_name
     if kind == "Exp":
+        if any(g.info.type_name == "Log" for g in _readers(f)):
+            return SOFTPLUS
         sums = [g for g in _readers(f) if g.info.type_name == "Sum"]
         behind = {h.info.type_name for g in sums for h in _readers(g)}
         return SOFTMAX if "Div2" in behind else LOG_SOFTMAX if "Log" in behind else EXP
     if kind == "Div2" and not too_large and _origin(f.inputs[1], ("Sum", *_PASSING), "Exp") is not None:
         return SOFTMAX
+    if kind == "Log" and any(g.info.type_name == "Where" for g in _readers(f)):
+        return CHOOSE_BEFORE
     if kind == "Sub2" and _is_variance(f):
         return VARIANCE
     if kind == "MulScalar" and abs(f.info.args["val"]) < 1.0:

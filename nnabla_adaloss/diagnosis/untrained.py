@@ -73,8 +73,9 @@ def notes(examined: Subject, network: Network) -> Iterator[Note]:
     )
 
 
-def spoiled(arriving: float, left: Mapping[str, float]) -> Iterator[Cause]:
+def spoiled(gradients: Mapping[str, float], left: Mapping[str, float]) -> Iterator[Cause]:
     """Cause for gradients corrupted by an updater's function; magnitudes are the largest by layer."""
+    arriving = max(gradients.values(), default=0.0)
     if arriving and math.isfinite(arriving):
         broken = [name for name, amax in left.items() if not math.isfinite(amax)]
         if broken:

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import FormatEmulation, LossScaleError, Precision, Way, diagnose
+from nnabla_adaloss.diagnosis import remedies
 from nnabla_adaloss.updaters.settings import keep_data
 from tests.worlds.architectures import NETWORKS
 from tests.worlds.interruptions import Interrupt, Moments, Training, differences
@@ -380,6 +381,43 @@ def test_layers_that_get_a_gradient_when_a_weight_of_zero_has_moved() -> None:
     assert (diagnosis.verdict.needs, diagnosis.verdict.causes) == (Way.NONE, [])
 
 
+def test_layers_whose_gradients_on_gradients_makes_0_are_a_note() -> None:
+    """A prefix that others begin with, too."""
+    loss, feed = network(lambda x: affine(hidden(x), 16, "fc10"))
+
+    def freeze(solver: S.Solver) -> None:
+        for name, v in solver.get_parameters().items():
+            if name.startswith("fc1"):
+                v.g = 0
+
+    diagnosis = diagnose(updater_of(loss, feed, S.Adam(1e-3), on_gradients=freeze))
+    assert [note.names for note in diagnosis.numbers.notes] == [["fc1/affine", "fc10/affine"]]
+    assert not diagnosis.verdict.causes
+
+
+@pytest.mark.parametrize("softmax", [F.softmax, F.log_softmax, F.identity])
+def test_a_softmax_of_a_softmax_is_a_note(softmax: Any) -> None:
+    loss, feed = network(
+        lambda x: x, lambda x, t: F.mean(F.softmax_cross_entropy(softmax(affine(x, 5, "h")), t))
+    )
+    (notes,) = [diagnose(loss, feeder=feed).numbers.notes]
+    assert ["give it the scores" in str(note) for note in notes] == [True] * (softmax is not F.identity)
+
+
+def test_a_gradient_that_is_nonfinite_only_where_it_is_dropped_is_no_cause() -> None:
+    """ReLU's backward hands nothing on, not even NaN, where it has output 0."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        rate = F.relu(affine(h, 5, "rate"))
+        is_positive = F.greater_scalar(rate, 0.0)
+        is_positive.need_grad = False
+        log = F.where(is_positive, F.log(rate), F.constant(0.0, rate.shape))
+        return F.mean(rate - F.one_hot(t, (5,)) * log)
+
+    built, feed = network(loss=loss)
+    assert not diagnose(built, feeder=feed).verdict.causes
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_classes_counted_from_1_are_a_note(first: int) -> None:
     def count(x: nn.Variable, t: nn.Variable) -> None:
@@ -446,8 +484,8 @@ def test_other_formats_and_a_loss_of_zero() -> None:
     assert diagnose(loss * 1e-6, "fp8_hybrid", feed).verdict.needs is Way.CONSTANT
     (x, t) = inputs()
     verdict = diagnose(F.mean(F.relu(affine(x, 1, "score", bias=-100.0))), feeder=feeder(x, t)).verdict
-    nothing = "Nothing can be said: no layer gets a gradient, and the loss is 0."
-    assert (verdict.needs, verdict.line) == (None, nothing)
+    assert (verdict.needs, verdict.scaling) == (None, "Nothing can be said.")
+    assert [(cause.kind, cause.remedy) for cause in verdict.causes] == [("zero_loss", remedies.MARGIN)]
 
 
 def test_a_feeder_that_ends() -> None:

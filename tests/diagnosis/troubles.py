@@ -7,6 +7,7 @@ from typing import Callable, List
 
 import nnabla as nn
 import nnabla.functions as F
+import nnabla.initializer as I
 import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
@@ -149,10 +150,11 @@ def infinite_mask_times_zero(mended: bool) -> Built:
     return network(loss=loss, spoil=possible)
 
 
-@trouble("backward_not_finite", "fc1/affine/PowScalar", "its gradient is not finite, as it reads 270 zeros")
+@trouble("backward_not_finite", "fc1/affine/PowScalar", "its gradient is not finite, as it reads 256 zeros")
 def root_of_zero(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
-        h = F.relu(affine(x, 16, "fc1"))
+        every_second = nn.Variable.from_numpy_array(np.arange(32 * 16).reshape(32, 16) % 2)
+        h = F.abs(affine(x, 16, "fc1") * every_second)
         return F.tanh((h + 2**-8 if mended else h) ** 0.5)
 
     return network(layers)
@@ -458,7 +460,7 @@ def mean_of_a_softmax(mended: bool) -> Built:
     return network(loss=lambda h, t: F.mean(F.softmax(affine(h, 5, "head")) ** (2 if mended else 1)))
 
 
-@trouble("no_backward", "gate/affine/GreaterScalar", remedy=remedies.NO_DERIVATIVE)
+@trouble("no_backward", "gate/affine/GreaterScalar", remedy=remedies.NO_BACKWARD)
 def hard_gate(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         y = affine(x, 16, "gate")
@@ -838,7 +840,7 @@ def angle_of_a_cosine_beyond_one(mended: bool) -> Built:
 @trouble("backward_not_finite", "head/affine/ASin", remedy=remedies.BELOW_ONE)
 def angle_of_one(mended: bool) -> Built:
     def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
-        y = F.minimum_scalar(F.maximum_scalar(affine(h, 5, "head", 4.0), -1.0), 1.0)
+        y = F.tanh(affine(h, 5, "head", 1.0 if mended else 20.0))
         return F.mean(F.asin(y * 0.9 if mended else y))
 
     return network(loss=loss)
@@ -997,6 +999,111 @@ def rates_of_raw_data(mended: bool) -> Built:
         return F.mean(F.exp(rate) - t * rate)
 
     return network(lambda x: F.relu(affine(x, 16, "fc1")), loss, spoil)
+
+
+@trouble("zero_loss", "head/affine/SoftmaxCrossEntropy", "the factor 100000 of", remedy=remedies.SATURATED)
+def tiny_temperature(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        scores = affine(h, 5, "head") + F.one_hot(t, (5,)) * (0.0 if mended else 8.0)
+        return cross_entropy(scores / (1.0 if mended else 1e-5), t)
+
+    return network(loss=loss)
+
+
+@trouble("zero_loss", "head/affine/ReLU", "as it reads numbers around", remedy=remedies.MARGIN)
+def margin_that_all_samples_keep(mended: bool) -> Built:
+    return network(loss=lambda h, t: F.mean(F.relu((1.0 if mended else -99.0) + affine(h, 1, "head"))))
+
+
+@trouble("zero_loss", "fc1/affine/SquaredError", "equal numbers", remedy=remedies.DIFFERENT)
+def teacher_with_the_students_parameters(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        return F.squared_error(
+            F.tanh(affine(x, 16, "fc1")), F.tanh(affine(x, 16, "fc2" if mended else "fc1"))
+        )
+
+    return network(layers, lambda errors, t: F.mean(errors))
+
+
+@trouble("backward_not_finite", "fc1/affine/ATan2", remedy=remedies.ARCTANGENT)
+def phase_of_silence(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        imaginary = PF.affine(x, 16, name="fc1", with_bias=False)
+        real = PF.affine(x, 16, name="fc2", with_bias=False)
+        return affine(F.atan2(imaginary, real + (2.0**-7 if mended else 0.0)), 16, "fc3")
+
+    def silence(x: nn.Variable, t: nn.Variable) -> None:
+        x.d[:4] = 0.0
+
+    return network(layers, spoil=silence)
+
+
+@trouble("backward_not_finite", "fc1/affine/Norm", remedy=remedies.AWAY, parameters=("fc1/affine/W",))
+def norm_of_weights_that_start_from_zero(mended: bool) -> Built:
+    """The weights have another reader, which is not at fault."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        w = nn.get_parameters()["fc1/affine/W"]
+        return classes(h, t) + 1e-3 * F.norm(w + 0.1 if mended else w)
+
+    return network(lambda x: PF.affine(x, 16, name="fc1", w_init=I.ConstantInitializer(0.0)), loss)
+
+
+@trouble("not_finite", "head/affine/Log", remedy=remedies.CHOOSE_BEFORE)
+def logarithm_before_a_choice(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        known = nn.Variable.from_numpy_array(np.arange(160).reshape(32, 5) % 3)
+        rate, one = affine(h, 5, "head") ** 2 * known, F.constant(1.0, (32, 5))
+        is_positive = F.greater_scalar(rate, 0.0)
+        is_positive.need_grad = False
+        log = F.log(F.where(is_positive, rate, one)) if mended else F.where(is_positive, F.log(rate), one)
+        return F.mean(rate - F.one_hot(t, (5,)) * log)
+
+    return network(loss=loss)
+
+
+@trouble("zero_factor", "fc1/affine/Prod", "several zeros", remedy=remedies.FACTORS)
+def product_of_masked_factors(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        factors = F.reshape(F.relu(affine(x, 64, "fc1") + (4.0 if mended else -0.3)), (32, 4, 16))
+        return affine(F.prod(factors * (0.3 if mended else 1.0), axis=2), 16, "fc2")
+
+    return network(layers)
+
+
+@trouble("saturated", "fc1/affine/FixedPointQuantize", "reaches 5e+03", remedy=remedies.BOUND)
+def quantizer_of_raw_data(mended: bool) -> Built:
+    def spoil(x: nn.Variable, t: nn.Variable) -> None:
+        x.d = np.abs(np.tanh(x.d)) * 0.3 if mended else np.full(x.shape, 5e3)
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        return affine(F.fixed_point_quantize(affine(x, 16, "fc1"), n=8, delta=2**-8), 16, "fc2")
+
+    return network(layers, spoil=spoil)
+
+
+@trouble("overflow", "head/affine/Exp", remedy=remedies.SOFTPLUS)
+def softplus_by_hand(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        y = affine(h, 5, "head", 1.0 if mended else 20.0)
+        return F.mean(F.log(1.0 + F.exp(y)))
+
+    return network(loss=loss)
+
+
+@trouble(
+    "not_finite",
+    "levels/affine/Div2",
+    "MulScalar on",
+    remedy=f"{remedies.UNITS}: 1.4e-12 in head/affine/MulScalar",
+)
+def energies_in_joules(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        unit = 1.0 if mended else 1.4e-12
+        warm = F.sigmoid(affine(h, 5, "head")) * unit
+        return F.mean(F.sigmoid(affine(h, 5, "levels")) * unit / warm)
+
+    return network(loss=loss)
 
 
 # A scale brings gradients to the solver, which must use them.
