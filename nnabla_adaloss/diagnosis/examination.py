@@ -369,7 +369,7 @@ class _Examination:
         yield from beyond
         ended = self._ends.functions()
         ends = _distinct((*ended.values(), *self._ends.saturated()))
-        yield from ends or self._ends.zero_loss()
+        yield from ends or ([] if learning else self._ends.zero_loss())
         told = {name for cause in ends for name in cause.spoils}
         # A bias before a normalization may be noise; a computed weight is a layer of its own beside it.
         beside = tuple(layer.name for layer in learning)
