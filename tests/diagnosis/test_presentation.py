@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Callable, Dict
+from typing import Any, Callable, Dict
 
 import pytest
 
@@ -73,11 +73,17 @@ def test_a_page_needs_nothing_else(name: str, tmp_path: Path) -> None:
     assert all(layer.name in page.text for layer in diagnosis.numbers.layers)
 
 
-def test_the_documentation_shows_the_printed_output(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documentation_shows_the_printed_output(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     document = (Path(__file__).parents[2] / "docs/diagnosing.md").read_text("utf-8")
-    program, printed = re.findall(r"```(?:python|text)\n(.*?)```", document, re.S)[:2]
-    exec(program, {})
+    program, printed, uses = re.findall(r"```(?:python|text)\n(.*?)```", document, re.S)[:3]
+    monkeypatch.chdir(tmp_path)
+    names: Dict[str, Any] = {}
+    exec(program, names)
     shown, said = printed.strip().splitlines(), capsys.readouterr().out.splitlines()
     assert len(shown) == len(said)
     # Numbers may differ in their last digits from machine to machine; the verdict does not.
     assert shown[2:4] == said[2:4]
+    exec(uses, names)
+    assert (tmp_path / "diagnosis.html").exists()
