@@ -176,7 +176,8 @@ def verdict_of(network: NetworkNumbers) -> Verdict:
         ways = [] if stopped else list(Way)
         trains[name] = [way for way in ways if all(serves(one, way) for one in effects.values())]
     if fatal:
-        scaling = f"{_HEADLINES.get(fatal[0].kind, 'No loss scale helps')}."
+        works = f"; {_other_format(trains)} works" if any(trains.values()) else ""
+        scaling = f"{_HEADLINES.get(fatal[0].kind, 'No loss scale helps')}{works}."
     elif nothing:
         scaling = f"Nothing can be said: {nothing}."
     elif spoilt:
@@ -272,9 +273,8 @@ def _network(
         return f"{worst.name} {_lost(worst, way)}{others}"
 
     if needs is None:
-        others = [f"{name} {_IN_WORDS[ways[0]]}" for name, ways in trains.items() if ways]
         line = f"No scaling keeps all gradients in {storage}: {fails(Way.ADAPTIVE)}. "
-        return f"{line}Use {others[0] if others else 'more bits'}."
+        return f"{line}Use {_other_format(trains)}."
     if needs is Way.NONE:
         full = [n for n in network.layers if n.effects[Way.CONSTANT].overflow]
         no_room = f", and has no room for 65536, which overflows in {full[-1].name}" if full else ""
@@ -287,6 +287,11 @@ def _network(
         return f"{line}65536, {fails(Way.CONSTANT)}. AdaptiveLossScalingUpdater measures it."
     line = f"{_apart(layers)}: AdaptiveLossScalingUpdater works at its defaults. "
     return f"{line}Without, {fails(Way.NONE)}; with one measured scale, {fails(Way.ONE)}."
+
+
+def _other_format(trains: Mapping[str, Sequence[Way]]) -> str:
+    """First format that a way of scaling trains in, and the least such way."""
+    return next((f"{name} {_IN_WORDS[ways[0]]}" for name, ways in trains.items() if ways), "more bits")
 
 
 def _apart(layers: Sequence[LayerVerdict]) -> str:

@@ -119,6 +119,15 @@ def test_the_headline_fits_the_cause(kind: str, headline: str) -> None:
     assert (verdict.needs, verdict.line) == (None, f"{headline}a: it does not move. Mend it.")
 
 
+def test_a_format_that_trains_is_named_where_storage_alone_is_at_fault() -> None:
+    for as_stored, scaling in (
+        (True, "No loss scale helps; bfloat16 without scaling works."),
+        (False, "No loss scale helps."),
+    ):
+        cause = Cause("overflow", "a", "it is large", "mend it", as_stored=as_stored)
+        assert verdict_of(network(layer("a", **ALL), causes=[cause])).scaling == scaling
+
+
 def test_a_fault_that_damages_one_layer_is_not_hidden_by_the_others() -> None:
     spoils = Cause("underflow", "b/Mul2", "it computes zeros", "mend it", fatal=False, spoils=("b",))
     verdict = verdict_of(network(layer("a", none=LOST), layer("b", floor=0.9, **ALL), causes=[spoils]))
