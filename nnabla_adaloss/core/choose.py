@@ -177,7 +177,7 @@ def choose(
             scale = min(before * alpha, limit)
             if scale == limit:
                 reason = Reason.SCALE_LIMIT if limit == limits.limits[successor] else Reason.EQUALIZED
-        elif layer is None or predecessor in components.scalars:
+        elif layer is None or predecessor in components.scalar_components:
             at_amax_1 = start.start_scale / (limits.unit_amaxes[predecessor] or 1.0)
             scale = limits.first(successor, at_amax_1, before, start.span)
         else:
@@ -198,7 +198,7 @@ def choose(
             # Another function's contribution carries another scale already.
             reason = Reason.BRANCHES
         # A scalar zero is inactive in the batch; of an array all elements may have underflowed.
-        if limit is not None or (brings_nonzero and successor not in components.scalars):
+        if limit is not None or (brings_nonzero and successor not in components.scalar_components):
             nonzero.add(successor)
         if layer is not None:
             reasons[layer] = reason
@@ -265,7 +265,7 @@ def _equalized(components: Components, limits: ScaleLimits) -> Sequence[Optional
     """
     if not limits.equalize:
         return limits.limits
-    scalars = components.scalars
+    scalars = components.scalar_components
     of_arrays = {i: own for i, own in enumerate(limits.limits) if own is not None and i not in scalars}
     after_scalars = {e.successor for e in components.edges if e.layer is None and e.predecessor in scalars}
     at_loss = after_scalars & of_arrays.keys()

@@ -72,7 +72,7 @@ class Components(NamedTuple):
     of: Dict[int, int]  # of each variable with a gradient, except leaves that no layer scales
     names: List[str]  # of the function whose output gradient is the component's first in backward order
     producers: Dict[int, int]  # of each function's output gradient
-    scalars: FrozenSet[int]  # components of scalars only
+    scalar_components: FrozenSet[int]  # components of scalars only
     next: Sequence[AbstractSet[int]]  # successors of each
     leaves: Mapping[int, FrozenSet[int]]  # components of all contributions to the gradient of each leaf
     edges: Sequence[Edge]  # in backward order
@@ -90,7 +90,7 @@ class Components(NamedTuple):
     @property
     def computed(self) -> List[int]:
         """Components whose gradient backward computes: all, except that of a scalar loss."""
-        root = self.root if self.root in self.scalars else -1
+        root = self.root if self.root in self.scalar_components else -1
         return [index for index in range(len(self.names)) if index != root]
 
 
@@ -225,7 +225,7 @@ def _numbered(
         of=of,
         names=names,
         producers=producers,
-        scalars=scalars,
+        scalar_components=scalars,
         next=following,
         leaves={leaf: frozenset(indices) for leaf, indices in writers.items()},
         edges=edges,

@@ -50,17 +50,17 @@ class AmaxWindow(NamedTuple):
     """Sliding maximum of magnitudes over the last iterations."""
 
     pushed: int = 0  # total number of entries
-    # By number; an entry that is smaller and older than another is dropped, so magnitudes decrease.
+    # By number; an older entry that is not larger than another is dropped, so magnitudes decrease.
     entries: Tuple[Tuple[int, float], ...] = ()
     amax: float = 0.0  # the largest entry, which is the first
 
     def push(self, magnitude: float, length: int) -> AmaxWindow:
-        """Window after another iteration, of which the last `length` count."""
+        """Add an iteration's magnitude; the last `length` iterations count."""
         pushed = self.pushed + 1
         entries, start, end = self.entries, 0, len(self.entries)
         while start < end and entries[start][0] <= pushed - length:
             start += 1
-        # An entry that is smaller and older than the new one will never be the largest.
+        # An older entry that is not larger than the new one will never be the largest.
         while start < end and entries[end - 1][1] <= magnitude:
             end -= 1
         entries = (*entries[start:end], (pushed, magnitude))

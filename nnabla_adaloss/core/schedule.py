@@ -49,7 +49,7 @@ class ScaleSchedule:
     unbounded: Mapping[str, float] = field(default_factory=dict)  # result of the method, by layer
     merged: Optional[MergedComponents] = None  # merged components; None: none had to share a scale
     # Scalar functions that receive and pass on gradients in float32.
-    in_float: FrozenSet[int] = frozenset()
+    float_functions: FrozenSet[int] = frozenset()
 
     @cached_property
     def seed_scale(self) -> float:
@@ -59,7 +59,7 @@ class ScaleSchedule:
     @cached_property
     def loss_scale(self) -> float:
         """S0; if measured, the scale after the scalar functions at the loss."""
-        scalars, at_loss = self.components.scalars, self.components.at_loss
+        scalars, at_loss = self.components.scalar_components, self.components.at_loss
         if self.given_scale is None:
             for edge in self.components.edges:
                 at_the_loss = edge.layer is None and edge.predecessor in at_loss
@@ -77,7 +77,7 @@ class ScaleSchedule:
         if [old > 0.0 for old in self.loss_weights] != [new > 0.0 for new in weights]:
             return None
         factors = [old / new if new else None for old, new in zip(self.loss_weights, weights)]
-        scalars = self.components.scalars
+        scalars = self.components.scalar_components
         # Weights of scalars may stay, as that of the loss, which is 1.
         moves = {move for index, move in enumerate(factors) if move is not None and index not in scalars}
         if len(moves) != 1:
@@ -98,8 +98,8 @@ class ScaleSchedule:
         """Scale of each completely accumulated gradient, by position, before the rescales of `steps`."""
         # Float32 scalars have the scale of their successors, without a multiplication in between.
         scales = {position: self.component_scales[index] for position, index in self.components.of.items()}
-        for node in reversed(self.nodes) if self.in_float else ():
-            if node.number in self.in_float and node.inputs:
+        for node in reversed(self.nodes) if self.float_functions else ():
+            if node.number in self.float_functions and node.inputs:
                 own, of_inputs = scales[node.outputs[0]], min(scales[position] for position in node.inputs)
                 scales[node.outputs[0]] = min(max(of_inputs, own / _FLOAT_FACTOR), own * _FLOAT_FACTOR)
         return scales

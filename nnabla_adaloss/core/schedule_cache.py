@@ -69,10 +69,11 @@ class ScheduleCache:
         return (iteration - self.since - self.since // self.iterations) % self.iterations
 
     def keep(self, schedule: ScaleSchedule, iteration: int, origin: Any = None) -> ScheduleCache:
-        """Store the schedule chosen in this iteration, and the inputs of the choice, `origin`, if they can be
-        compared with later ones; None for the present schedule: as before.
+        """Store the schedule chosen in this iteration, with the inputs of the choice, `origin`, if they can
+        be compared with later ones. Stored again without them, a schedule keeps those that it has.
         """
         since = self.since if 0 <= iteration - self.since < self.iterations else iteration
+        # A choice for other loss weights joins the running cycle. The latest schedule is the last.
         chosen = {weights: one for weights, one in self.chosen.items() if weights != schedule.loss_weights}
         if len(chosen) == _KEPT:
             del chosen[next(iter(chosen))]
@@ -124,11 +125,14 @@ class ScheduleCache:
             schedule = make(scales, given_scale, key, saved.get("joined", False))
             counts = {len(schedule.component_scales), len(key), len(schedule.components.names)}
             if len(counts) != 1:
-                raise ValueError(f"{len(key)} components; the network has {len(schedule.components.names)}")
+                raise ValueError(
+                    f"{len(key)} loss weights and {len(scales)} scales; the network has "
+                    f"{len(schedule.components.names)} components"
+                )
             root = schedule.component_scales[schedule.components.root]
             for scale in schedule.component_scales if power_of_two else ():
-                # A given S0 may be any number; a scale at the end of float32's range is a power of two
-                # itself.
+                # Scales are S0, which may be any number if it is given, times powers of two; one that was
+                # clamped to float32's range is a power of two itself.
                 if not (is_power_of_two(scale / root) or is_power_of_two(scale)):
                     raise ValueError(f"scale={scale!r} must be a power of two, as power_of_two is True")
             chosen[key] = integer("iteration", saved["iteration"]), schedule, None

@@ -299,7 +299,10 @@ class AdaptiveLossScaling:
     def has_nothing_to_learn(self) -> bool:
         """True if the loss of the last batch, or every loss weight, is zero."""
         if self._result is not None:
-            scalars, weights = self._result.schedule.components.scalars, self._result.schedule.loss_weights
+            scalars, weights = (
+                self._result.schedule.components.scalar_components,
+                self._result.schedule.loss_weights,
+            )
             if not any(weight for index, weight in enumerate(weights) if index not in scalars):
                 return True
         # A loss that the storage rounded to zero is not zero.

@@ -132,9 +132,10 @@ class BatchLoop(NamedTuple):
         )
 
     def _fits_smallest(self) -> bool:
-        """Check whether gradients are finite at the smallest scale."""
+        """Run the batch again at the smallest scale, and check whether its gradients are finite."""
         scaling = self.scaling
         scaling.guard.rewind()
+        # Backward has freed what it read.
         scaling.forward(clear_no_need_grad=True)
         leaves = scaling.graph.by_key(scaling.plan.leaves)
         leaves.update((hash(v), v) for v in self.parameters())

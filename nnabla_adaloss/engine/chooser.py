@@ -156,7 +156,7 @@ class Chooser:
         if request.scale is not None:
             root_scale = min(start_scale, limits.provisional.get(components.root, math.inf))
             limits = limits.with_s0(components, start_scale)
-        elif components.root in components.scalars and not request.seeded:
+        elif components.root in components.scalar_components and not request.seeded:
             # The loss gradient is 1.
             root_scale = min(floor_power_of_two(prepared.u_maxes[components.root]), policy.max_scale)
         else:

@@ -117,7 +117,7 @@ def _where(v: nn.Variable) -> str:
 
 
 def _nonfinite(v: nn.Variable, kernels: Kernels) -> int:
-    """Count the infinities and NaNs in a Variable's data."""
+    """Count the infinities and NaNs in a Variable's data; 0 if they were freed or never written."""
     # Inputs of functions without gradients may be freed.
     stored = None if v.data.clear_called else stored_dtype(v.data)
     if stored is None:

@@ -76,7 +76,7 @@ class LayerWatch:
 
     def _seen(self, array: nn.NdArray, format: Optional[Format], *lost: int) -> Optional[GradientSeen]:
         """Summarize an array stored in a format, where `lost` elements underflowed and overflowed; None if it
-        was freed.
+        was freed or has another dtype.
         """
         if array.clear_called or not is_readable(array):
             return None

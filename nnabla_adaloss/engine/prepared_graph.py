@@ -130,7 +130,7 @@ class PreparedGraph:
         return merged if len(merged.components.names) < len(merged.of) else None
 
     @cached_property
-    def in_float(self) -> FrozenSet[int]:
+    def float_functions(self) -> FrozenSet[int]:
         """Scalar functions that receive and pass on gradients in float32, as numbers of the functions."""
         plan, keys, rounded = self.plan, self.graph.keys, self.storage.rounded_gradients()
         nodes = [n for n in plan.nodes if n.separates and n.linear and not n.half]
@@ -171,11 +171,11 @@ class PreparedGraph:
         indices = range(len(components.names))
         if self._by_layer is None:
             of_scalar = max(u_max, self.storage.largest_scalar)
-            return [of_scalar if index in components.scalars else u_max for index in indices]
+            return [of_scalar if index in components.scalar_components else u_max for index in indices]
         u_maxes: Dict[int, float] = {}
         for position, index in components.of.items():
             own = self.range_of(position).u_max
-            if index in components.scalars:
+            if index in components.scalar_components:
                 own = max(own, self._by_layer.gradient_format(self.graph.keys[position], 1).max)
             u_maxes[index] = min(own, u_maxes.get(index, own))
         return [u_maxes.get(index, u_max) for index in indices]
@@ -211,7 +211,7 @@ class PreparedGraph:
             reasons=reasons,
             unbounded=unbounded,
             merged=merged,
-            in_float=self.in_float,
+            float_functions=self.float_functions,
         )
 
     def rescale(self, rescales: Sequence[Rescale]) -> None:

@@ -142,21 +142,23 @@ def _component_amaxes(
         return {}
     plan, keys, rounded = prepared.plan, prepared.graph.keys, prepared.storage.gradients
     components, scales = decision.schedule.components, decision.schedule.scales
+    # A slice has no uncounted leaves.
     leaves = frozenset(plan.leaves) - prepared.uncounted if measured is None else measured.leaves
     amaxes = written.amax_of_components(largest, leaves)
 
     def count(position: int, amax: float) -> None:
         index = components.of.get(position)
-        if index is not None and amax > amaxes.get(index, -1.0):
+        if index is not None and (index not in amaxes or amax > amaxes[index]):
             amaxes[index] = amax
 
     for position, (statistics, scale) in gradients.items():
         # Gradients between functions in float are not stored in the format, and limit no scale but that of a
         # scalar which is a component by itself.
-        stored = keys[position] in rounded if prepared.storage.rounds else position not in plan.in_float
-        alone = position in plan.scalars and components.of.get(position) in components.scalars
-        if position in plan.limiting_gradients and (stored or alone):
+        is_stored = keys[position] in rounded if prepared.storage.rounds else position not in plan.in_float
+        is_alone = position in plan.scalars and components.of.get(position) in components.scalar_components
+        if position in plan.limiting_gradients and (is_stored or is_alone):
             count(position, statistics.abs_max / scale)
+    # Rounding measures in every pass, slice or not.
     for position in plan.largest_gradients if rounded else ():
         # Scalars count only if measured: some are rounded only in passes with hooks.
         if position not in plan.scalars and keys[position] in rounded:
@@ -248,7 +250,7 @@ def unseen_before(components: Components, overflowed: int, seen: AbstractSet[int
     while waiting:
         successor = waiting.pop()
         before = {index for index, following in enumerate(components.next) if successor in following}
-        new = before - seen - unseen - components.scalars - {overflowed}
+        new = before - seen - unseen - components.scalar_components - {overflowed}
         unseen |= new
         waiting += new
     return frozenset(unseen)

@@ -65,14 +65,16 @@ class ScaledWeights:
         self._kernels.scaled_copy_all(copies)
         for key, scaled, alpha in zip(weights.keys, targets, copies.alphas):
             self._store(key, scaled, alpha)
-        for key, array, swapped in zip(weights.keys, rounded, zip(weights.variables, sources, targets)):
+        # Each swap is noted before it is made: a signal may interrupt between any two lines.
+        for key, array, variable, source, scaled in zip(
+            weights.keys, rounded, weights.variables, sources, targets
+        ):
             if array is not None:
                 self._replaced.append((key, array))
-                storage.weights[key] = swapped[2]
+                storage.weights[key] = scaled
             else:
-                # Noted before the swap: a signal may interrupt between any two lines.
-                self._swapped.append(swapped)
-                swapped[0].data = swapped[2]
+                self._swapped.append((variable, source, scaled))
+                variable.data = scaled
 
     def restore(self) -> None:
         """Restore all swapped arrays, if any."""
@@ -89,6 +91,7 @@ class ScaledWeights:
             self._replaced.pop()
 
     def _store(self, key: int, scaled: nn.NdArray, alpha: float) -> None:
+        """Round a copy as an emulation stores it; a power of two of 1 or more leaves a rounded weight so."""
         if alpha < 1.0:
             self._storage.store(key, scaled)
 

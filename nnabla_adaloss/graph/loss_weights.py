@@ -84,7 +84,7 @@ class LossWeights:
         scalars: AbstractSet[int],  # positions of the scalar variables
     ) -> None:
         self._components, self._roots = components, nodes[0].outputs
-        self._root_counts = components.root in components.scalars or not scalars >= {*self._roots}
+        self._root_counts = components.root in components.scalar_components or not scalars >= {*self._roots}
         self._at_loss: List[int] = []  # indices of the scalar functions
         # Positions of the variables that other functions read.
         self._read_otherwise: Set[int] = set()
@@ -168,7 +168,7 @@ class LossWeights:
                 degree = sum([one.degree(node.args) for one in own])
                 factor = _factor(own, node, size, described)
                 before, after = components.producers[node.number], components.of[position]
-                counts = size != 1 or after in components.scalars
+                counts = size != 1 or after in components.scalar_components
                 passages.append(Passage(node.outputs[0], before, position, after, factor, degree, counts))
         return passages
 

@@ -706,7 +706,7 @@ def test_loss_weights_that_grow_together_move_the_scales_and_leave_the_alphas(ca
     # What underflowed is looked at with no more than the scale before it, which may be that of the loss.
     components, known = case.components, case.known._replace(underflowed=frozenset())
     present = case.present - {components.root}
-    moved = present if components.root in components.scalars else case.present
+    moved = present if components.root in components.scalar_components else case.present
     by = [2.0**power if index in moved else 1.0 for index in range(len(known.loss_weights))]
     grown = known._replace(
         limits=[None if room is None else room / own for room, own in zip(known.limits, by)],

@@ -31,7 +31,7 @@ class Found(graphs.Graph):
 
     @property
     def scalars(self) -> Set[str]:
-        return {self.names[index] for index in self.components.scalars}
+        return {self.names[index] for index in self.components.scalar_components}
 
     def of(self, *variables: nn.Variable) -> List[int]:
         return [*map(self.index, variables)]

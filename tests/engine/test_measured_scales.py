@@ -63,7 +63,7 @@ def test_each_component_fills_the_range_but_for_the_margin(method: str, delay: i
             assert limit / (2.0 * policy.margin) < scale * amax
         assert scale * amax <= limit / policy.margin
         # Of a single element, 16 bits are stored at least.
-        assert (limit > u_max) == (index in graph.scalars and storage.startswith("float8"))
+        assert (limit > u_max) == (index in graph.scalar_components and storage.startswith("float8"))
 
 
 @pytest.mark.parametrize("delay", [0, 1])

@@ -237,7 +237,7 @@ def in_float(loss: Any, **options: Any) -> Set[str]:
     settle(scaling)
     prepared = scaling._graph.current()
     structure = prepared.plan
-    return {structure.by_number[number].type_name for number in prepared.in_float}
+    return {structure.by_number[number].type_name for number in prepared.float_functions}
 
 
 def two_losses(context: nn.Context = FLOAT) -> nn.Variable:
@@ -350,7 +350,7 @@ def test_the_narrowest_format_of_a_component_is_its_range(narrow: str) -> None:
     prepared = prepared_in({f"{narrow}/*": "float8_e4m3", "*": "float16"})
     found: Dict[int, Set[float]] = {}
     for position, index in prepared.components.of.items():
-        if index not in prepared.components.scalars:
+        if index not in prepared.components.scalar_components:
             found.setdefault(index, set()).add(prepared.range_of(position).u_max)
     assert any(each == {448.0, 65504.0} for each in found.values())
     assert {index: prepared.u_maxes[index] for index in found} == {i: min(each) for i, each in found.items()}

@@ -166,7 +166,9 @@ def trained(storage: Optional[str], way: str, form: str, exponent: int, *, mean:
         assert all(updater.update().reason == "updated" for _ in range(50))
         scaling, repeats = updater.scaling, updater.counters.repeats
     schedule = scaling.result.schedule
-    several = [i for i in range(len(schedule.components.names)) if i not in schedule.components.scalars]
+    several = [
+        i for i in range(len(schedule.components.names)) if i not in schedule.components.scalar_components
+    ]
     scales = [schedule.component_scales[i] * schedule.loss_weights[i] for i in several]
     return Trained(repeats, scales, [v.d.tobytes() for v in nn.get_parameters().values()])
 

@@ -50,7 +50,8 @@ class ApproxRange(Method):
             sigma = 0.0
         if sigma == 0.0:
             return 1.0
-        scale = range.u_min / self._quantile / sigma
+        scale = self.sigma_min(range) / sigma
+        # Underflow asks for no scale below 1; the limit against overflow may.
         if scale < 1.0:
             scale = 1.0
         limit = overflow_limit(g, W, fan_in, range.u_max)
@@ -80,10 +81,11 @@ class LognormalRange(ApproxRange):
         deviation = float(logarithms.std()) if logarithms.size else 0.0
         if deviation == 0.0:
             return 1.0
-        quantile = NormalDist().inv_cdf(self.n_uf_threshold)  # sqrt(2) erfinv(2p - 1)
-        exponent = math.log(range.u_min) - float(logarithms.mean()) - deviation * quantile
+        # A share p of the logarithms lies below this point, which the scale brings to u_min.
+        lowest = float(logarithms.mean()) + deviation * NormalDist().inv_cdf(self.n_uf_threshold)
+        exponent = math.log(range.u_min) - lowest
         limit = range.u_max / float(np.abs(np.asarray(g, np.float64)).max())
-        # exp overflows beyond 709; the limit decides long before.
+        # exp overflows beyond 709; the limit decides long before. Underflow asks for no scale below 1.
         return clamp_scale(min(max(math.exp(min(exponent, 709.0)), 1.0), limit))
 
 
