@@ -260,7 +260,11 @@ class Ends:
             what = "it computes numbers of places, which have no derivative, and hands on their gradient"
             return cause("no_backward", what, remedies.NO_DERIVATIVE)
         if self._is_dead(f):
-            return cause("dead_relu", "it is dead: every output is 0 in every batch", remedies.DEAD)
+            what = "it is dead: every output is 0 in every batch"
+            grown, _ = Operands(self._network, self._sights[0]).grown(f)
+            if grown.startswith("; the input"):
+                return cause("dead_relu", what + grown, f"{remedies.NORMALISE_DATA}, or use F.leaky_relu")
+            return cause("dead_relu", what, remedies.DEAD)
         if kind == "Dropout":
             return cause("zero_factor", f"it drops everything (p={args['p']:g})", remedies.DROPOUT)
         if kind == "MulScalar" and not args["val"]:

@@ -14,6 +14,7 @@ from ..core.formats import Format, canonical_name
 from ..core.precision import LayerPrecisions, PrecisionLike, PrecisionName, StorageLike
 from ..emulation import FormatEmulation
 from ..state.whole_file import replace_page
+from ..updaters.solvers import has
 from . import remedies
 from .advice import PrecisionAdvice, advise, candidates_of
 from .deviations import Deviations
@@ -24,7 +25,7 @@ from .presentation import as_page, as_text
 from .remedies import Cause
 from .target import Feeder, Network, Note, Subject
 from .untrained import hardly_moved, moved, notes, spoiled, untrained
-from .verdicts import USELESS, LayerNumbers, NetworkNumbers, Verdict, Way, verdict_of
+from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, Verdict, Way, verdict_of
 from .watching import REPEATED, Sight, largest
 from .ways import FormatTrial
 
@@ -295,6 +296,9 @@ class _Examination:
         zeroed = [name for name, amax in self._for_solver.items() if self._arriving[name] and not amax]
         if zeroed and any(self._for_solver.values()):
             yield Note("on_gradients makes all gradients 0 of ", zeroed, ".")
+        solver = self._examined.solver
+        if solver is not None and has(solver, "learning_rate") and not solver.learning_rate():
+            yield Note("The learning rate is 0 after the feeder: nothing moves until that is raised.")
         if self._random:
             what = "Numbers that differ from pass to pass are computed by "
             yield Note(what, self._random, ": gradients that depend on them are not judged.")
@@ -364,7 +368,8 @@ class _Examination:
         network = self._network
         noisy = [n.name for n in layers if n.is_noise]
         learning = [n for n in layers if n.is_judged]
-        damaged = [n.name for n in learning if not n.floor < USELESS]
+        # Of 8 bits, errors of a third are usual.
+        damaged = [n.name for n in learning if not n.floor < (USELESS if n.stored.bits <= 8 else COARSE)]
         beyond = self._not_finite(self._as_stored)
         yield from beyond
         ended = self._ends.functions()
@@ -392,7 +397,7 @@ class _Examination:
                 changed = (Deviations(network, sight).changed(damaged) for sight in self._as_stored)
                 found += sorted((cause for cause in changed if cause), key=self._position)
                 found += ends_as_stored(network, Ends(network, self._as_stored), ended)
-            fatal = len(damaged) == len(learning)
+            fatal = not any(n.floor < USELESS for n in learning)
             yield from (one._replace(fatal=fatal, spoils=tuple(damaged), as_stored=True) for one in found[:1])
         yield from untrained(self._examined, network)
         yield from spoiled(self._arriving, self._for_solver)

@@ -7,6 +7,7 @@ import math
 from typing import Any, Dict, List, Optional, Tuple
 
 import nnabla as nn
+import numpy as np
 
 from ..graph.description import type_name_of
 from ..graph.functions import is_matrix_product
@@ -150,7 +151,7 @@ class Finiteness:
             return Cause("overflow", name, what, remedies.of(f, too_large=True), parameters=parameters)
         what = f"it computes {self._sight.not_finite(v)} from finite numbers{operands.reads(f)}{self._also}"
         grown, parameters = operands.grown(f)
-        if grown.startswith("; the input"):
+        if grown.startswith("; the input") and f.info.type_name not in NOT_ZERO:
             return Cause("not_finite", name, what + grown, remedies.NORMALISE_DATA)
         g = remedies.difference_before(f)
         remedy = remedies.of(g) if g is not None and operands.is_stored else remedies.of(f)
@@ -179,15 +180,15 @@ class Finiteness:
         return None
 
     def _variance(self, f: Any) -> Optional[Cause]:
-        """Cause of a normalization by a running variance that is 0."""
+        """Cause of a normalization by a running variance that is 0 or negative."""
         if f.info.args.get("batch_stat", True) or not f.info.type_name.endswith("BatchNormalization"):
             return None
         v, network = f.inputs[4], self._network
-        seen, parameters = self._operands.in_fp32.data.get(hash(v)), network.parameters([v])
-        zeros = 0 if seen is None else seen.zeros
-        what = f"it divides by {network.called(v)}, which is 0 in {zeros} of {v.size} channels"
+        count = int(np.count_nonzero(v.d <= 0.0))
+        what = f"it divides by {network.called(v)}, which is 0 or less in {count} of {v.size} channels"
+        parameters = network.parameters([v])
         found = Cause("zero_variance", network.name(f), what, remedies.STATISTICS, parameters=parameters)
-        return found if zeros else None
+        return found if count else None
 
     def _scaled_before(self, f: Any, remedy: str) -> str:
         """Remedy that also keeps the numbers that become 0 before a function, if those are most."""

@@ -18,6 +18,8 @@ from .target import Network, Note, Subject, listed, scope_of
 
 # Solvers whose steps are the gradient times the learning rate.
 _BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
+# Solvers whose steps are about the learning rate.
+_BY_SIGN = {"Adam", "Adamax", "AMSGRAD", "AdaBound", "AMSBound", "AdamW", "RMSprop", "Lion"}
 # Functions with steps that nnabla passes no gradient through.
 _STEPS = ("OneHot", "SearchSorted", "Greater", "Less", "Equal", "NotEqual", "Logical")
 # A smaller changing share of a weight per iteration counts as none.
@@ -90,16 +92,21 @@ def moved(solver: Any, layer: Layer) -> float:
     """Largest share of a parameter, where it has a gradient, that a step of gradient descent changes."""
     # nnabla crashes in methods that a Python class inherits.
     known = solver is not None and all(has(solver, one) for one in ("name", "info", "learning_rate"))
-    if not known or solver.name not in _BY_LEARNING_RATE or not solver.learning_rate():
+    if not known or solver.name not in {*_BY_LEARNING_RATE, *_BY_SIGN} or not solver.learning_rate():
         return 1.0
-    rate = solver.learning_rate() / max(1.0 - solver.info.get("momentum", 0.0), 1e-3)
-    shares = [0.0]
+    rate, by_sign = np.float32(solver.learning_rate()), solver.name in _BY_SIGN
+    if not by_sign:
+        rate /= np.float32(max(1.0 - solver.info.get("momentum", 0.0), 1e-3))
+    shares = []
     for v in layer.weights.values():
         nonzero = v.g != 0.0
-        if v.ndim > 1 and nonzero.any():
-            weights = v.d[nonzero]
-            shares.append(float(np.mean(weights - np.float32(rate) * v.g[nonzero] != weights)))
-    return max(shares) if shares[1:] else 1.0
+        # Without a gradient that counts, a bias before a normalization moves by rounding errors alone.
+        if nonzero.any() and (v.ndim > 1 or by_sign):
+            weights, gradients = v.d[nonzero], v.g[nonzero]
+            shares.append(
+                float(np.mean(weights - rate * (np.sign(gradients) if by_sign else gradients) != weights))
+            )
+    return max(shares, default=1.0)
 
 
 def hardly_moved(
@@ -114,9 +121,11 @@ def hardly_moved(
         name = min(small, key=trained.__getitem__)
         kind, remedy = "epsilon", remedies.EPSILON
         limit = f"below the solver's epsilon of {epsilon:.0e}"
-        if solver is not None and not epsilon:
+        if solver is not None and not trained[name] < epsilon:
             kind, remedy, rate = "small_steps", remedies.LEARNING_RATE, solver.learning_rate()
             limit = f"and times the learning rate of {rate:g} it is below the last bit of its weights"
+            if solver.name in _BY_SIGN:
+                limit = f"and steps of {rate:g}, its learning rate, are below the last bit of its weights"
         what = f"its gradient reaches {trained[name]:.1e}, {limit}"
         others = [one for one in small if one != name]
         what += f" (as {'those' if others[1:] else 'that'} of {listed(others)})" * bool(others)

@@ -21,7 +21,7 @@ TOLERANCE = 0.05
 _WORSE = 1.25
 USELESS = 0.5
 # A larger error than fp8's usual ones is told.
-_COARSE = 0.3
+COARSE = 0.3
 # A larger lost share means no gradient, for any error.
 _LOST = 0.5
 
@@ -186,7 +186,7 @@ def verdict_of(network: NetworkNumbers) -> Verdict:
         scaling = _network(network, layers, trains)
     needs = next(iter(trains.get(network.storage, ())), None)
     errors = [effects[needs].error for effects in network.formats[network.storage].values()] if needs else []
-    if max(errors, default=0.0) > _COARSE:
+    if max(errors, default=0.0) > COARSE:
         scaling += f" Errors of gradients reach {max(errors):.0%}, as {network.storage} is coarse here."
     line = " ".join([scaling, *["But"] * bool(needs and causes), *map(str, causes[:1])])
     return Verdict(line, needs, causes, scaling, layers, trains)

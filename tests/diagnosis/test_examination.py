@@ -241,7 +241,7 @@ def test_without_a_feeder_the_data_that_is_there_is_one_batch_as_a_note_says_bel
     assert "No feeder" not in str(diagnose(loss, feeder=feed))
     # The feeder that an updater has when it is given none.
     assert "No feeder was given" in str(diagnose(updater_of(loss, keep_data, S.Sgd(0.1))))
-    assert "The feeder changes no input" in str(diagnose(loss, feeder=lambda: None))
+    assert "The feeder has changed no input in 4 batches" in str(diagnose(loss, feeder=lambda: None))
 
 
 def test_inputs_that_nobody_has_filled_end_the_examination() -> None:
@@ -393,6 +393,13 @@ def test_layers_whose_gradients_on_gradients_makes_0_are_a_note() -> None:
     diagnosis = diagnose(updater_of(loss, feed, S.Adam(1e-3), on_gradients=freeze))
     assert [note.names for note in diagnosis.numbers.notes] == [["fc1/affine", "fc10/affine"]]
     assert not diagnosis.verdict.causes
+
+
+def test_a_learning_rate_of_0_is_a_note() -> None:
+    loss, feed = network()
+    for rate in 0.0, 0.1:
+        notes = diagnose(updater_of(loss, feed, S.Sgd(rate))).numbers.notes
+        assert ["learning rate is 0" in str(note) for note in notes] == [True] * (not rate)
 
 
 @pytest.mark.parametrize("softmax", [F.softmax, F.log_softmax, F.identity])

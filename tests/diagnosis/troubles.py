@@ -1106,7 +1106,62 @@ def energies_in_joules(mended: bool) -> Built:
     return network(loss=loss)
 
 
+@trouble("zero_variance", "bn/bn", "0 or less in 3 of 16 channels", remedy=remedies.STATISTICS)
+def negative_running_variances(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = PF.batch_normalization(affine(x, 16, "fc1"), name="bn", batch_stat=False)
+        nn.get_parameters(grad_only=False)["bn/bn/var"].d = np.arange(16) + (1.0 if mended else -2.0)
+        return F.tanh(h)
+
+    return network(layers)
+
+
+@trouble("dead_relu", "bank/affine/ReLU", "the input of shape (32, 16) reaches")
+def dead_of_raw_data(mended: bool) -> Built:
+    """Decibels: no bias is at fault."""
+
+    def spoil(x: nn.Variable, t: nn.Variable) -> None:
+        x.d = x.d if mended else -80.0 - np.abs(x.d)
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        return F.relu(PF.affine(x, 16, name="bank", w_init=I.UniformInitializer((0.0, 0.3))))
+
+    return network(layers, spoil=spoil)
+
+
+@trouble("precision", "fc1/affine/Sin", "an error of 40%", fatal=False, remedy=remedies.PERIOD)
+def phases_of_thousands_of_radians(mended: bool) -> Built:
+    """It still trains, with a third of errors."""
+    size = 1.0 if mended else 2000.0
+
+    def spoil(x: nn.Variable, t: nn.Variable) -> None:
+        x.d = np.abs(x.d) * size
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        return F.tanh(affine(F.concatenate(F.sin(x), x * (0.5 / size), axis=1), 16, "fc1"))
+
+    return network(layers, spoil=spoil)
+
+
 # A scale brings gradients to the solver, which must use them.
+
+
+@trouble(
+    "small_steps",
+    "constant/MulScalar",
+    "steps of 0.0001, its learning rate",
+    fatal=False,
+    remedy=remedies.LEARNING_RATE,
+)
+def steps_of_adam_below_the_last_bit(mended: bool) -> Built:
+    """A constant of physics that is fitted: fp32 holds it in steps of 2**-9."""
+    size = 30.0 if mended else 30000.0
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        constant = nn.parameter.get_parameter_or_create("constant", (1,), I.ConstantInitializer(size))
+        return hidden(x) * F.broadcast(F.reshape(constant / size, (1, 1)), (32, 16))
+
+    return trained(network(layers), S.Adam(1e-4))
 
 
 @trouble("weight_decay", "head/affine", "the weights only shrink", remedy=remedies.WEIGHT_DECAY)
