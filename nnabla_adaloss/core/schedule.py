@@ -108,6 +108,7 @@ class ScaleSchedule:
     def _steps(self) -> Tuple[Dict[int, Step], Dict[int, float]]:
         """Steps by number of the function, and final scales of gradients by position."""
         scales, steps = {**self.arriving}, {}
+        # Gradients to which a function has contributed already.
         reached: Set[int] = set()
         for node in self.nodes:
             if node.separates:
@@ -120,6 +121,7 @@ class ScaleSchedule:
                 scales.update(dict.fromkeys((*node.outputs, *leaves), step.scale))
             elif node.leaves or node.layer_inputs:
                 scale = scales[node.outputs[0]]
+                # An input that needs no gradient has no scale: its alpha is 1.
                 alphas = tuple([self.arriving.get(one.input, scale) / scale for one in node.layer_inputs])
                 steps[node.number] = Step((), scale, alphas)
             reached.update(node.inputs)

@@ -173,7 +173,7 @@ def _renaming(plan: GraphPlan, own: Sequence[Saved]) -> Callable[[Saved], Dict[s
 
 
 def fingerprint(plan: GraphPlan) -> List[str]:
-    """Type, name, and parameter shapes of each function; independent of batch sizes."""
+    """Type, name, and shapes of the leaves of each function; a batch size counts where an input is a leaf."""
     shapes = plan.described.shapes
     return [
         " ".join([node.type_name, node.label, *("x".join(map(str, shapes[leaf])) for leaf in node.leaves)])

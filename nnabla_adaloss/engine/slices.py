@@ -70,6 +70,7 @@ def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List
     for position in sorted(positions, key=lambda p: (-sizes[p], p)):
         smallest = filled.index(min(filled))
         lists[smallest].append(position)
+        # Arrays of 0 elements are spread, too.
         filled[smallest] += max(sizes[position], 1)
     return [[] for _ in range(count - used)] + lists
 
