@@ -87,7 +87,7 @@ def read(scaling: Any) -> Tuple[List[Box], List[Arrow]]:
     graph, scales = schedule.components, [math.log2(scale) for scale in schedule.component_scales]
     boxes = [
         # The gradient of the loss is 1 and not measured.
-        Box(name, math.log2(amaxes.get(name, 1.0)), scale, index in graph.scalars)
+        Box(name, math.log2(amaxes.get(name, 1.0)), scale, index in graph.scalar_components)
         for index, (name, scale) in enumerate(zip(graph.names, scales))
     ]
     arrows = [
