@@ -4,9 +4,9 @@
 from .advice import Harm as Harm
 from .advice import LayerAdvice as LayerAdvice
 from .advice import PrecisionAdvice as PrecisionAdvice
-from .examination import Diagnosis as Diagnosis
 from .examination import diagnose as diagnose
 from .passes import StorageEffect as StorageEffect
+from .presentation import Diagnosis as Diagnosis
 from .remedies import Cause as Cause
 from .sanity_checker import LayerLoss as LayerLoss
 from .sanity_checker import SanityChecker as SanityChecker

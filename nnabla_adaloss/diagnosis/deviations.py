@@ -9,7 +9,7 @@ from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
 import nnabla as nn
 
 from . import remedies
-from .operands import CONSTANTS, NOT_ZERO, Operands, Step, factors_in_words, repeated
+from .operands import CONSTANTS, NOT_ZERO, Growth, Operands, Step, factors_in_words, repeated
 from .remedies import Cause
 from .target import Network, Note, listed, scope_of
 from .watching import INDICES, Sight
@@ -44,15 +44,16 @@ class Deviations:
                 steps.insert(0, Step(behind, self._gradient(behind), self._gradient(f)))
             f = behind
         start = min(range(len(steps)), key=lambda i: steps[i].before or math.inf, default=0)
-        grown, parameters = self._operands.growth(steps[start:], "gradients")
+        growth = self._operands.growth(steps[start:], "gradients")
         times = [after / (before or math.inf) for _, before, after in steps[start:]]
-        if not grown or max(times) ** 2 > math.prod(times):
+        if not growth.clause or max(times) ** 2 > math.prod(times):
             return None
-        what = f"its gradient reaches {size:.1e}, beyond {stored.name}, which ends at {stored.max:g}{grown}"
-        return Cause("exploding_gradient", name, what, remedies.EXPLODING, False, (), parameters, True)
+        what = f"its gradient reaches {size:.1e}, beyond {stored.name}, which ends at {stored.max:g}"
+        what += growth.clause
+        return Cause("exploding_gradient", name, what, remedies.EXPLODING, False, (), growth.parameters, True)
 
     def notes(self) -> Iterator[Note]:
-        """Note a loss that only fp32 keeps finite, and indices beyond their table."""
+        """Note a number that only fp32 keeps finite, a softmax of a softmax, and indices beyond a table."""
         network, operands, functions = self._network, self._operands, self._network.graph.functions
         single = ((f, f.outputs[0]) for f in functions if f.outputs[0].size == 1)
         seen = ((f, v, self._sight.data.get(hash(v))) for f, v in single)
@@ -65,7 +66,7 @@ class Deviations:
         for f in functions:
             kind, args = f.info.type_name, f.info.args
             before = f.inputs[0].parent.info.type_name if f.inputs and f.inputs[0].parent is not None else ""
-            if kind in (f"{before}CrossEntropy", "SoftmaxCrossEntropy" if before == "LogSoftmax" else ""):
+            if kind == f"{before}CrossEntropy" or (before, kind) == ("LogSoftmax", "SoftmaxCrossEntropy"):
                 end = f" applies a {before.lower()} to the output of one: give it the scores."
                 yield Note("", [network.name(f)], end)
             if kind in INDICES:
@@ -149,9 +150,9 @@ class Deviations:
         lost, typical_lost = self._sight.lost(v)
         subject = "it computes numbers" if own else f"it reads {network.called(source)}"
         if self._operands.amax(v) > stored.max:
-            grown, parameters = self._operands.grown(f) if own else ("", ())
-            what = f"{subject} up to {self._operands.beyond(v)}{grown}"
-            return Cause("overflow", name, what, remedies.of(f, too_large=True), parameters=parameters)
+            growth = self._operands.grown(f) if own else Growth()
+            what = f"{subject} up to {self._operands.beyond(v)}{growth.clause}"
+            return Cause("overflow", name, what, remedies.of(f, too_large=True), parameters=growth.parameters)
         largest = max(map(self._operands.amax, f.inputs), default=0.0)
         # Rounding errors of its inputs are as large as its outputs.
         size = math.sqrt(self._operands.in_fp32.data[hash(v)].mean_square)
@@ -176,13 +177,14 @@ class Deviations:
                 return Cause("underflow", scope_of(network.names[hash(v)]), what, remedies.LARGER)
             steps = self._operands.steps(f) if own and not factors else []
             start = max(range(len(steps)), key=lambda i: steps[i].before, default=0)
-            shrunk, parameters = self._operands.growth(steps[start:], "numbers", shrinks=True)
-            remedy = remedies.VANISHING if parameters else remedies.TOO_SMALL
+            growth = self._operands.growth(steps[start:], "numbers", shrinks=True)
+            remedy = remedies.VANISHING if growth.parameters else remedies.TOO_SMALL
             if f.info.type_name == "Prod":
                 remedy = remedies.LOGARITHMS
             elif not own and f.info.type_name != "Mul2":
                 remedy = remedies.SCALE_DATA
-            return Cause("underflow", name, what + factors + shrunk, remedy, parameters=parameters)
+            what += factors + growth.clause
+            return Cause("underflow", name, what, remedy, parameters=growth.parameters)
         what = f"{subject} that come out with an error of {error:.0%} in {stored.name}"
         what += self._operands.reads(f) if own else ""
         periodic = own and f.info.type_name in ("Sin", "Cos")

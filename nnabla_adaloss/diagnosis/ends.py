@@ -107,7 +107,7 @@ class Ends:
             read = self._sights[0].data[hash(f.inputs[0])]
             why, remedy = f", as it reads numbers around {read.sum / read.count:.3g}", remedies.MARGIN
         else:
-            why = Operands(network, self._sights[0]).grown(f)[0]
+            why = Operands(network, self._sights[0]).grown(f).clause
         what = f"it computes only zeros, so that the loss is 0 and no layer gets a gradient{why}"
         return [Cause("zero_loss", network.name(f), what, remedy)]
 
@@ -167,10 +167,11 @@ class Ends:
 
     def _saturated(self, f: Any, what: str, remedy: str) -> Cause:
         """Cause of saturation: what makes its inputs large, or the function."""
-        grown, parameters = Operands(self._network, self._sights[0]).grown(f)
-        if remedy == remedies.SATURATED and grown.startswith("; the bias"):
+        growth = Operands(self._network, self._sights[0]).grown(f)
+        if remedy == remedies.SATURATED and growth.of_bias:
             remedy = remedies.SMALLER_BIAS
-        own = Cause("saturated", self._network.name(f), what + grown, remedy, parameters=parameters)
+        what, parameters = what + growth.clause, growth.parameters
+        own = Cause("saturated", self._network.name(f), what, remedy, parameters=parameters)
         return Finiteness(self._network, self._sights[0]).before(f) or own
 
     def _labels(self, leaves: AbstractSet[int]) -> Tuple[str, ...]:
@@ -261,9 +262,10 @@ class Ends:
             return cause("no_backward", what, remedies.NO_DERIVATIVE)
         if self._is_dead(f):
             what = "it is dead: every output is 0 in every batch"
-            grown, _ = Operands(self._network, self._sights[0]).grown(f)
-            if grown.startswith("; the input"):
-                return cause("dead_relu", what + grown, f"{remedies.NORMALISE_DATA}, or use F.leaky_relu")
+            growth = Operands(self._network, self._sights[0]).grown(f)
+            if growth.of_data:
+                remedy = f"{remedies.NORMALISE_DATA}, or use F.leaky_relu"
+                return cause("dead_relu", what + growth.clause, remedy)
             return cause("dead_relu", what, remedies.DEAD)
         if kind == "Dropout":
             return cause("zero_factor", f"it drops everything (p={args['p']:g})", remedies.DROPOUT)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Examination of a training in one call, and its result."""
+"""Examination of a training in one call."""
 
 from __future__ import annotations
 
 import math
-import os
 from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union, overload
 
@@ -13,7 +12,6 @@ import numpy as np
 from ..core.formats import Format, canonical_name
 from ..core.precision import LayerPrecisions, PrecisionLike, PrecisionName, StorageLike
 from ..emulation import FormatEmulation
-from ..state.whole_file import replace_page
 from ..updaters.solvers import has
 from . import remedies
 from .advice import PrecisionAdvice, advise, candidates_of
@@ -21,11 +19,11 @@ from .deviations import Deviations
 from .ends import Ends, blank_input, ends_as_stored
 from .finite import SOFTMAX, Finiteness
 from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
-from .presentation import as_page, as_text
+from .presentation import Diagnosis
 from .remedies import Cause
 from .target import Feeder, Network, Note, Subject
-from .untrained import hardly_moved, moved, notes, spoiled, untrained
-from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, Verdict, Way, verdict_of
+from .untrained import hardly_moved, moved, notes, only_decaying, spoiled, untrained
+from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, Way
 from .watching import REPEATED, Sight, largest
 from .ways import FormatTrial
 
@@ -34,74 +32,6 @@ _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
 # Gradients that change by this share when all is rounded to 20 bits consist of rounding errors. Others change
 # by some hundred thousandths, and so does the loss, unless the network amplifies rounding errors.
 _FINER, _NOISE, _AMPLIFIED = Format.ieee("finer", exponent_bits=8, mantissa_bits=20), 0.1, 2e-4
-
-
-class Diagnosis:
-    """Effect of a narrow storage format on the gradients of a network; `print` it.
-
-    Args:
-        numbers: the measurements.
-
-    Attributes:
-        numbers: all measurements, per layer.
-        verdict: the conclusion: a headline, the least scaling needed, faults that no loss scale can fix, a
-            line per layer, the needs of each format.
-    """
-
-    def __init__(self, numbers: NetworkNumbers) -> None:
-        self.numbers: NetworkNumbers = numbers
-        self.verdict: Verdict = verdict_of(numbers)
-
-    def __str__(self) -> str:
-        return as_text(self.numbers, self.verdict)
-
-    def as_dict(self) -> Dict[str, Any]:
-        """Numbers and verdicts as plain dicts, lists, strings and numbers; None for nonfinite ones."""
-        numbers, verdict = self.numbers, self.verdict
-        return {
-            "verdict": verdict.line,
-            "needs": None if verdict.needs is None else verdict.needs.value,
-            "causes": [
-                {**cause._asdict(), "spoils": [*cause.spoils], "parameters": [*cause.parameters]}
-                for cause in verdict.causes
-            ],
-            "formats": {name: None if way is None else way.value for name, way in verdict.formats.items()},
-            "storage": numbers.storage,
-            "batches": numbers.batches,
-            "notes": [note.in_full() for note in numbers.notes],
-            "loss": _plain(numbers.loss),
-            "stored_loss": _plain(numbers.stored_loss),
-            "scales": {way.value: scale for way, scale in numbers.scales.items()},
-            "layers": [
-                {
-                    "name": layer.name,
-                    "type": layer.type_name,
-                    "largest_gradient": _plain(layer.amax),
-                    "nonzero_elements": layer.nonzero,
-                    "error_with_gradients_in_fp32": _plain(layer.floor),
-                    "right_scale": judged.right_scale,
-                    "verdict": judged.line,
-                    "ways": {
-                        way.value: {name: _plain(value) for name, value in effect._asdict().items()}
-                        for way, effect in layer.effects.items()
-                    },
-                }
-                for layer, judged in zip(numbers.layers, verdict.layers)
-            ],
-        }
-
-    def write_html(self, path: Union[str, os.PathLike[str]], name: str = "") -> None:
-        """Write a self-contained page.
-
-        Args:
-            path: the file.
-            name: the network's name on the page.
-
-        Raises:
-            ValueError: `path` exists and is not a page; it stays unchanged.
-            OSError: the file cannot be written.
-        """
-        replace_page(path, as_page(self.numbers, self.verdict, name))
 
 
 @overload
@@ -402,7 +332,8 @@ class _Examination:
         yield from untrained(self._examined, network)
         yield from spoiled(self._arriving, self._for_solver)
         for_solver = {n: a for n, a in self._for_solver.items() if n not in noisy}
-        yield from hardly_moved(self._examined, self._layers, for_solver, self._moved)
+        yield from hardly_moved(self._examined, for_solver, self._moved)
+        yield from only_decaying(self._examined, self._layers, for_solver)
 
 
 def _distinct(causes: Sequence[Cause]) -> Sequence[Cause]:
@@ -415,7 +346,3 @@ def _distinct(causes: Sequence[Cause]) -> Sequence[Cause]:
 
 def _emulated(examined: Subject, storage: StorageLike) -> FormatEmulation:
     return FormatEmulation(examined.loss, storage, float_tail=True, parameters=examined.parameters)
-
-
-def _plain(value: float) -> Any:
-    return value if math.isfinite(value) else None

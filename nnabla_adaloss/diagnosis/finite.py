@@ -146,22 +146,23 @@ class Finiteness:
         if before is not None:
             return before
         if operands.is_stored and operands.amax(v) > network.format(v).max:
-            grown, parameters = operands.grown(f)
-            what = f"it computes numbers up to {operands.beyond(v)}{operands.reads(f)}{grown}"
-            return Cause("overflow", name, what, remedies.of(f, too_large=True), parameters=parameters)
+            growth = operands.grown(f)
+            what = f"it computes numbers up to {operands.beyond(v)}{operands.reads(f)}{growth.clause}"
+            return Cause("overflow", name, what, remedies.of(f, too_large=True), parameters=growth.parameters)
         what = f"it computes {self._sight.not_finite(v)} from finite numbers{operands.reads(f)}{self._also}"
-        grown, parameters = operands.grown(f)
-        if grown.startswith("; the input") and f.info.type_name not in NOT_ZERO:
-            return Cause("not_finite", name, what + grown, remedies.NORMALISE_DATA)
+        growth = operands.grown(f)
+        what += growth.clause
+        if growth.of_data and f.info.type_name not in NOT_ZERO:
+            return Cause("not_finite", name, what, remedies.NORMALISE_DATA)
         g = remedies.difference_before(f)
         remedy = remedies.of(g) if g is not None and operands.is_stored else remedies.of(f)
         if math.inf in map(abs, filter(_is_number, f.info.args.values())):
             remedy = remedies.MASK
         elif operands.negatives(f) and remedy in (remedies.AWAY, remedies.LOG):
-            before = f.inputs[0].parent.info.type_name
-            remedy = remedies.ABSOLUTE if before == "BatchDet" else remedies.ABOVE
+            is_determinant = f.inputs[0].parent.info.type_name == "BatchDet"
+            remedy = remedies.ABSOLUTE if is_determinant else remedies.ABOVE
         remedy = self._scaled_before(f, remedy)
-        return Cause("not_finite", name, what + grown, remedy, parameters=parameters)
+        return Cause("not_finite", name, what, remedy, parameters=growth.parameters)
 
     def before(self, f: Any) -> Optional[Cause]:
         """Find what makes a function's inputs 0 or large: a constant as stored, a running variance of 0."""

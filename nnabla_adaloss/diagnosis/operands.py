@@ -32,6 +32,15 @@ class Step(NamedTuple):
     after: float
 
 
+class Growth(NamedTuple):
+    """Operand that made numbers large or small: a clause about it, and the parameters that it is."""
+
+    clause: str = ""  # empty for none
+    parameters: Tuple[str, ...] = ()
+    of_bias: bool = False
+    of_data: bool = False  # True for an input that is not normalized
+
+
 class Operands:
     """Numbers of one batch, in fp32 or as stored, and the operands that made them so."""
 
@@ -118,20 +127,21 @@ class Operands:
         largest = max(map(self.amax, g.inputs))
         return f", and in fp32 none: {self.network.name(g)} subtracts numbers up to {largest:.3g}"
 
-    def grown(self, f: Any) -> Tuple[str, Tuple[str, ...]]:
-        """Clause about the operand or recurrence that enlarged numbers before `f`; and its parameters."""
+    def grown(self, f: Any) -> Growth:
+        """Operand, recurrence or input that enlarged numbers before `f`."""
         steps = self.steps(f)
         start = min(range(len(steps)), key=lambda i: steps[i].before or math.inf)
         for g, before, after in reversed(steps[start:]):
             for what, name, added in self._addends(g):
                 if 2.0 * added > after > 2.0 * before:
-                    return f"; {what}{name} reaches {added:.3g}", (name,) * bool(name)
-        grown, parameters = self.growth(steps[start:], "numbers")
-        first = steps[0].function
+                    clause = f"; {what}{name} reaches {added:.3g}"
+                    return Growth(clause, (name,) * bool(name), of_bias=bool(name))
+        growth, first = self.growth(steps[start:], "numbers"), steps[0].function
         large = [v for v in first.inputs if v.parent is None and self.amax(v) == steps[0].before > _RAW]
-        if large and not grown and first is not f:
-            return f"; {self.network.called(large[0])} reaches {self.amax(large[0]):.3g}", ()
-        return grown, parameters
+        if large and not growth.clause and first is not f:
+            clause = f"; {self.network.called(large[0])} reaches {self.amax(large[0]):.3g}"
+            return Growth(clause, of_data=True)
+        return growth
 
     def steps(self, f: Any) -> List[Step]:
         """Functions up to `f`, along the largest inputs."""
@@ -146,10 +156,8 @@ class Operands:
             f = None if read is None else read.parent
         return steps
 
-    def growth(
-        self, steps: Sequence[Step], noun: str, *, shrinks: bool = False
-    ) -> Tuple[str, Tuple[str, ...]]:
-        """Clause about operands that enlarge numbers, or shrink them, and the parameters among them."""
+    def growth(self, steps: Sequence[Step], noun: str, *, shrinks: bool = False) -> Growth:
+        """Operands that enlarge numbers from step to step, or shrink them."""
         uses: Dict[Tuple[str, str], List[float]] = {}
         first = ""
         sign, verb, size = (-1.0, "shrink", "smaller") if shrinks else (1.0, "grow", "larger")
@@ -161,16 +169,16 @@ class Operands:
                 uses.setdefault(operand, []).append(math.log(times))
         total = sum(map(sum, uses.values()))
         if total < math.log(GROWN):
-            return "", ()
+            return Growth()
         (factor, name), grown = max(uses.items(), key=lambda one: sum(one[1]))
         if sum(grown) < total / 2.0:
             times = min(math.exp(total), (steps[-1].after / (steps[0].before or math.inf)) ** sign)
             told = f"; {noun} {verb} from layer to layer, {times:.2g} times from {first} on"
-            return told, tuple(name for _, name in uses if name)
+            return Growth(told, tuple(name for _, name in uses if name))
         makes = f"makes {noun} {math.exp(sum(grown) / len(grown)):.2g} times {size}"
         if len(grown) > 1:
             makes = f"is applied {len(grown)} times, and {makes} each time"
-        return f"; {factor}{name} {makes}", (name,) * bool(name)
+        return Growth(f"; {factor}{name} {makes}", (name,) * bool(name))
 
     def _addends(self, f: Any) -> Iterator[Tuple[str, str, float]]:
         """Constants and parameters that a function adds, in words and by name, and their magnitudes."""

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Diagnosis as text for a terminal, and as a self-contained page."""
+"""Diagnosis, the result of an examination: as text, as a self-contained page, and as data."""
 
 from __future__ import annotations
 
 import math
+import os
 import textwrap
 from datetime import datetime
-from typing import Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple, Union
 
 from ..core.power_of_two import scale_text
 from ..report.pieces import bullets, document, paragraph, table
+from ..state.whole_file import replace_page
 from ..updaters.notifications import installed_version
 from .passes import StorageEffect
-from .verdicts import NetworkNumbers, Verdict, Way
+from .verdicts import NetworkNumbers, Verdict, Way, verdict_of
 
 Cells = Sequence[str]
 
@@ -21,6 +23,74 @@ _SHARES = "Shares and errors, layer by layer"
 _NOT_JUDGED = (
     "Not judged, as no matter of numbers: learning rates, labels, initial weights, the architecture, signs."
 )
+
+
+class Diagnosis:
+    """Effect of a narrow storage format on the gradients of a network; `print` it.
+
+    Args:
+        numbers: the measurements.
+
+    Attributes:
+        numbers: all measurements, per layer.
+        verdict: the conclusion: a headline, the least scaling needed, faults that no loss scale can fix, a
+            line per layer, the needs of each format.
+    """
+
+    def __init__(self, numbers: NetworkNumbers) -> None:
+        self.numbers: NetworkNumbers = numbers
+        self.verdict: Verdict = verdict_of(numbers)
+
+    def __str__(self) -> str:
+        return as_text(self.numbers, self.verdict)
+
+    def as_dict(self) -> Dict[str, Any]:
+        """Numbers and verdicts as plain dicts, lists, strings and numbers; None for nonfinite ones."""
+        numbers, verdict = self.numbers, self.verdict
+        return {
+            "verdict": verdict.line,
+            "needs": None if verdict.needs is None else verdict.needs.value,
+            "causes": [
+                {**cause._asdict(), "spoils": [*cause.spoils], "parameters": [*cause.parameters]}
+                for cause in verdict.causes
+            ],
+            "formats": {name: None if way is None else way.value for name, way in verdict.formats.items()},
+            "storage": numbers.storage,
+            "batches": numbers.batches,
+            "notes": [note.in_full() for note in numbers.notes],
+            "loss": _plain(numbers.loss),
+            "stored_loss": _plain(numbers.stored_loss),
+            "scales": {way.value: scale for way, scale in numbers.scales.items()},
+            "layers": [
+                {
+                    "name": layer.name,
+                    "type": layer.type_name,
+                    "largest_gradient": _plain(layer.amax),
+                    "nonzero_elements": layer.nonzero,
+                    "error_with_gradients_in_fp32": _plain(layer.floor),
+                    "right_scale": judged.right_scale,
+                    "verdict": judged.line,
+                    "ways": {
+                        way.value: {name: _plain(value) for name, value in effect._asdict().items()}
+                        for way, effect in layer.effects.items()
+                    },
+                }
+                for layer, judged in zip(numbers.layers, verdict.layers)
+            ],
+        }
+
+    def write_html(self, path: Union[str, os.PathLike[str]], name: str = "") -> None:
+        """Write a self-contained page.
+
+        Args:
+            path: the file.
+            name: the network's name on the page.
+
+        Raises:
+            ValueError: `path` exists and is not a page; it stays unchanged.
+            OSError: the file cannot be written.
+        """
+        replace_page(path, as_page(self.numbers, self.verdict, name))
 
 
 def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
@@ -138,3 +208,7 @@ def _share(value: float) -> str:
     if 0.0 < value < 0.0005:
         return "<0.1%"
     return f"{value:.1%}" if value < 10.0 else ">1000%"
+
+
+def _plain(value: float) -> Any:
+    return value if math.isfinite(value) else None

@@ -179,8 +179,9 @@ class Subject:
         self.unfed = self._unfed({hash(self._inputs[p]) for p in blank})
         notes = []
         if self._feeder is None or not changing:
-            given = f"The feeder has changed no input in {len(self._batches)} batches"
-            why = "No feeder was given" if self._feeder is None else given
+            why = "No feeder was given"
+            if self._feeder is not None:
+                why = f"The feeder has changed no input in {len(self._batches)} batches"
             notes.append(f"{why}: this is about what the inputs hold now.")
         if never and self.unfed is None:
             which = " or ".join(input_name(self._inputs[p]) for p in sorted(never))

@@ -98,21 +98,19 @@ def moved(solver: Any, layer: Layer) -> float:
     if not by_sign:
         rate /= np.float32(max(1.0 - solver.info.get("momentum", 0.0), 1e-3))
     shares = []
-    for v in layer.weights.values():
+    # A bias beside weights is often 0, which any step changes.
+    for v in [v for v in layer.weights.values() if v.ndim > 1] or layer.weights.values():
         nonzero = v.g != 0.0
-        # Without a gradient that counts, a bias before a normalization moves by rounding errors alone.
-        if nonzero.any() and (v.ndim > 1 or by_sign):
-            weights, gradients = v.d[nonzero], v.g[nonzero]
-            shares.append(
-                float(np.mean(weights - rate * (np.sign(gradients) if by_sign else gradients) != weights))
-            )
+        if nonzero.any():
+            weights, gradients = v.d[nonzero], np.sign(v.g[nonzero]) if by_sign else v.g[nonzero]
+            shares.append(float(np.mean(weights - rate * gradients != weights)))
     return max(shares, default=1.0)
 
 
 def hardly_moved(
-    examined: Subject, layers: Sequence[Layer], gradients: Mapping[str, float], moved: Mapping[str, float]
+    examined: Subject, gradients: Mapping[str, float], moved: Mapping[str, float]
 ) -> Iterator[Cause]:
-    """Layers with gradients, given by largest magnitude, too small for the solver or the weight decay."""
+    """Layers whose gradients, given by largest magnitude, are too small for the solver."""
     solver = examined.solver
     epsilon = float(solver.info.get("eps", 0.0)) if solver is not None and has(solver, "info") else 0.0
     trained = {name: amax for name, amax in gradients.items() if amax}
@@ -131,16 +129,21 @@ def hardly_moved(
         what += f" (as {'those' if others[1:] else 'that'} of {listed(others)})" * bool(others)
         what += ": it hardly moves, whatever the loss scale, which is undone before the solver"
         yield Cause(kind, name, what, remedy, len(small) == len(trained), tuple(small))
-        return
+
+
+def only_decaying(
+    examined: Subject, layers: Sequence[Layer], gradients: Mapping[str, float]
+) -> Iterator[Cause]:
+    """Cause for gradients, given by largest magnitude, that are nothing beside the weight decay."""
     decays = {
         layer.name: examined.weight_decay * max(float(np.abs(v.d).max()) for v in layer.weights.values())
         for layer in layers
-        if layer.name in trained
+        if gradients.get(layer.name)
     }
     # At the end of a training both are equal.
-    if decays and all(trained[name] < _DECAYED * decay for name, decay in decays.items()):
+    if decays and all(gradients[name] < _DECAYED * decay for name, decay in decays.items()):
         name = max(decays, key=decays.__getitem__)
-        what = f"its gradient reaches {trained[name]:.1e}, and weight decay adds up to {decays[name]:.1e}, "
+        what = f"its gradient reaches {gradients[name]:.1e}, and weight decay adds up to {decays[name]:.1e}, "
         what += "so that the weights only shrink, whatever the loss scale"
         yield Cause("weight_decay", name, what, remedies.WEIGHT_DECAY, True, (*decays,))
 
