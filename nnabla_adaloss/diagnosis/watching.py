@@ -49,7 +49,7 @@ class Sight:
         self.infinities: Dict[int, int] = {}
         # Number of inputs that a function is not defined for: negative ones, or fractions as indices.
         self.undefined: Dict[int, int] = {}
-        # First function that makes a gradient that is not finite of gradients that are.
+        # First function in backward that makes a gradient nonfinite: all before it were finite.
         self.breaks: Any = None
         self._last: Any = None
         # Share of each activation's outputs (of a softmax, of its rows) with next to no derivative.
@@ -124,12 +124,11 @@ class Sight:
             self._deviations[key] = _deviation(np.asarray(v.data.data), self.in_fp32._kept[key])
 
     def _note_break(self) -> None:
-        """Note the last function if it is the first that made finite gradients nonfinite."""
+        """Note the last function if it is the first of this backward that has made a gradient nonfinite."""
         f = self._last
         if f is not None and self.breaks is None:
-            arrived = [self.gradients[hash(v)] for v in f.outputs if hash(v) in self.gradients]
             made = [self.statistics(v.grad) for v in f.inputs if v.need_grad]
-            if all(one.finite for one in arrived) and not all(one is None or one.finite for one in made):
+            if not all(one is None or one.finite for one in made):
                 self.breaks = f
 
     def _note_gradients(self, variables: Iterable[nn.Variable]) -> None:

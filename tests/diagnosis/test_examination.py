@@ -8,7 +8,7 @@ import re
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import nnabla as nn
 import nnabla.experimental.mixed_precision_training
@@ -393,6 +393,9 @@ def test_layers_whose_gradients_on_gradients_makes_0_are_a_note() -> None:
     diagnosis = diagnose(updater_of(loss, feed, S.Adam(1e-3), on_gradients=freeze))
     assert [note.names for note in diagnosis.numbers.notes] == [["fc1/affine", "fc10/affine"]]
     assert not diagnosis.verdict.causes
+    frozen = diagnose(updater_of(loss, feed, S.Adam(1e-3), on_gradients=lambda solver: solver.zero_grad()))
+    assert not frozen.numbers.notes
+    assert [cause.kind for cause in frozen.verdict.causes] == ["on_gradients"]
 
 
 def test_a_learning_rate_of_0_is_a_note() -> None:
@@ -439,12 +442,14 @@ def test_classes_counted_from_1_are_a_note(first: int) -> None:
     assert not diagnosis.verdict.causes
 
 
-@pytest.mark.parametrize("share", [1.0, 0.75])
-def test_a_gradient_with_a_part_that_overflows_at_65536_leaves_no_room_for_it(share: float) -> None:
+@pytest.mark.parametrize("shares", [(1.0, 1.0), (1.0, 0.75), (0.75, 1.0)])
+def test_a_gradient_with_a_part_that_overflows_at_65536_leaves_no_room_for_it(
+    shares: Tuple[float, float],
+) -> None:
     """The scores of a critic for real and for faked data, whose gradients cancel in the bias."""
     rng = np.random.default_rng(0)
     real, faked = (affine(nn.Variable.from_numpy_array(rng.random((4, 16))), 1, "score") for _ in range(2))
-    verdict = diagnose(F.mean(real) - share * F.mean(faked)).verdict
+    verdict = diagnose(shares[0] * F.mean(real) - shares[1] * F.mean(faked)).verdict
     assert (verdict.needs, verdict.line.partition("which ")[2]) == (Way.NONE, "overflows in score/affine.")
     assert verdict.trains["float16"] == [Way.NONE, Way.ONE, Way.ADAPTIVE]
 

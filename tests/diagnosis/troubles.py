@@ -906,6 +906,20 @@ def squares_under_a_logarithm(mended: bool) -> Built:
     return network(layers)
 
 
+@trouble("lost_constant", "fc1/affine/AddScalar", "become 0 in float16 from the output of fc1/affine/Mul2 on")
+def squares_of_data_with_a_quiet_column(mended: bool) -> Built:
+    """A few of the data become 0, too, which is not why most squares do."""
+
+    def quiet(x: nn.Variable, t: nn.Variable) -> None:
+        x.d[:, 0] *= 1.0 if mended else 1e-9
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        bands = affine(x * (1.0 if mended else 2**-14), 16, "fc1")
+        return affine(F.log(bands * bands + (2**-14 if mended else 1e-9)), 16, "fc2")
+
+    return network(layers, spoil=quiet)
+
+
 @trouble(
     "lost_constant", "fc1/affine/AddScalar", "become 0 in float16 from the output of fc1/affine/PowScalar on"
 )
@@ -1141,6 +1155,30 @@ def phases_of_thousands_of_radians(mended: bool) -> Built:
         return F.tanh(affine(F.concatenate(F.sin(x), x * (0.5 / size), axis=1), 16, "fc1"))
 
     return network(layers, spoil=spoil)
+
+
+@trouble("not_finite", "items/affine/Div2", "by 64 zeros, in fp32 too; the input", remedy=remedies.AWAY)
+def mean_over_nothing_of_raw_numbers(mended: bool) -> Built:
+    """The data are numbers of items, whose size is no fault."""
+
+    def numbers(x: nn.Variable, t: nn.Variable) -> None:
+        x.d = np.floor(np.abs(x.d) * 100.0)
+        x.d[:4] = 0.0
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = F.tanh(affine(x / 100.0, 16, "items"))
+        count = F.minimum_scalar(F.sum(x, axis=1, keepdims=True), 9.0)
+        return h / F.broadcast(count + 1.0 if mended else count, h.shape)
+
+    return network(layers, spoil=numbers)
+
+
+@trouble("backward_not_finite", "w/PowScalar", "as it reads 8 zeros", remedy=remedies.AWAY, parameters=("w",))
+def root_of_a_parameter(mended: bool) -> Built:
+    """The last function of backward breaks the gradient."""
+    w = nn.parameter.get_parameter_or_create("w", (16,), I.ConstantInitializer(1.0))
+    w.d = np.arange(16) % 2 + (1.0 if mended else 0.0)
+    return network(lambda x: hidden(x) * F.broadcast(F.reshape(w**0.5, (1, 16)), (32, 16)))
 
 
 # A scale brings gradients to the solver, which must use them.
