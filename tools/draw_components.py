@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from tools.draw_ranges import LARGEST, LOSS_WEIGHT, ROOT, SMALLEST, SMALLEST_NORMAL
 
@@ -81,13 +81,20 @@ def train() -> Any:
     return updater.scaling
 
 
+def amaxes(scaling: Any) -> Dict[str, float]:
+    """Largest magnitude of each component with the loss weights of the last pass."""
+    schedule = scaling.result.schedule
+    weights = dict(zip(schedule.components.names, schedule.loss_weights))
+    return {name: amax * weights[name] for name, amax in scaling.components.unit_amaxes().items()}
+
+
 def read(scaling: Any) -> Tuple[List[Box], List[Arrow]]:
     """Read the components of an engine's last pass, in backward order, and the paths between them."""
-    schedule, amaxes = scaling.result.schedule, scaling.components.amaxes()
+    schedule, measured = scaling.result.schedule, amaxes(scaling)
     graph, scales = schedule.components, [math.log2(scale) for scale in schedule.component_scales]
     boxes = [
         # The gradient of the loss is 1 and not measured.
-        Box(name, math.log2(amaxes.get(name, 1.0)), scale, index in graph.scalar_components)
+        Box(name, math.log2(measured.get(name, 1.0)), scale, index in graph.scalar_components)
         for index, (name, scale) in enumerate(zip(graph.names, scales))
     ]
     arrows = [
@@ -95,7 +102,7 @@ def read(scaling: Any) -> Tuple[List[Box], List[Arrow]]:
         for e in graph.edges
     ]
     for node in schedule.nodes:
-        own = graph.producers[node.number]
+        own = graph.of[node.outputs[0]]
         for layer in [slot.layer for slot in node.layer_inputs if graph.of[slot.input] == own]:
             arrows.append(Arrow(own, own, layer, math.log2(schedule.layers[layer][1])))
     return boxes, arrows

@@ -70,7 +70,8 @@ class ScaleLimits(NamedTuple):
     underflowed: AbstractSet[int] = frozenset()  # measured as zero, although predecessors are not
     equalize: bool = True  # True if successive components may share a scale
     bounds: Mapping[int, AlphaBounds] = {}  # bounds of alphas, by position of the weight
-    floors: Mapping[int, float] = {}  # below which a scale loses bits; missing: not lowered for a weight
+    # Scale of a component below which its gradients lose bits; missing: not lowered for a weight.
+    floors: Mapping[int, float] = {}
 
     def with_s0(self, components: Components, scale: float) -> ScaleLimits:
         """Limit the components at the loss by a given S0, divided by their loss weights."""
@@ -91,12 +92,13 @@ class ScaleLimits(NamedTuple):
         return self.loss_weights[edge.predecessor] * (self.unit_amaxes[edge.predecessor] or 1.0)
 
     def first(self, index: int, start: float, before: float, span: float) -> float:
-        """Scale of an unmeasured component: `start`, divided by its loss weight; after an underflow `span`
-        times that, or times `before`, its predecessor's scale, if that is lower.
+        """Scale of an unmeasured component: `start` divided by its loss weight, or more after an underflow.
+        `before`: its predecessor's scale; `span`: that of `Start`.
         """
         scale = start / (self.loss_weights[index] or 1.0)
         if index in self.underflowed:
-            # Measure again: `span` times gradients below u_min still keeps the margin below u_max.
+            # Measured again with `span` times the scale, gradients that were below u_min are at most the
+            # margin below u_max.
             scale = max(scale, min(scale, before) * span)
         return within_float32(scale)
 
@@ -113,6 +115,7 @@ class ScaleLimits(NamedTuple):
             return [[value for value in map(value_of, part) if value is not None] for part in parts]
 
         weights = [max(own) for own in of_parts(self.loss_weights.__getitem__)]
+        # Parts compare by their gradients, not by unit amaxes, as their loss weights differ.
         amaxes = [None if a is None else a * w for a, w in zip(self.unit_amaxes, self.loss_weights)]
         largest = [max(own, default=None) for own in of_parts(amaxes.__getitem__)]
         return ScaleLimits(
@@ -137,7 +140,7 @@ class Start(NamedTuple):
 
     root_scale: float  # of the loss gradient
     start_scale: float  # S0 of a loss of normal size: the reference of `accum_upper_bound`
-    span: float  # ratio of the largest to the smallest magnitude of gradients
+    span: float  # u_max / (margin * u_min): ratio of the largest to the smallest magnitude to keep
     power_of_two: bool = True  # True if every other scale is the root's times a power of two
 
 
@@ -169,7 +172,7 @@ def choose(
         # Alpha that the method requests.
         alpha, reason = math.inf, Reason.SCALE_LIMIT
         if layer is not None and method_alpha is not None:
-            # Bounds of methods do not count a scale above the start scale, as of a small loss.
+            # A root scale above the start scale compensates a small loss: methods' bounds do not count it.
             base = min(before, start.start_scale * alpha_products[predecessor])
             alpha, reason = method_alpha(layer, before, base)
         # Scale that this edge gives its successor.
@@ -178,17 +181,18 @@ def choose(
             if scale == limit:
                 reason = Reason.SCALE_LIMIT if limit == limits.limits[successor] else Reason.EQUALIZED
         elif layer is None or predecessor in components.scalar_components:
+            # Unmeasured at the loss: gradients are assumed as large as before it.
             at_amax_1 = start.start_scale / (limits.unit_amaxes[predecessor] or 1.0)
             scale = limits.first(successor, at_amax_1, before, start.span)
         else:
-            # Unmeasured after a layer: another edge may bring larger gradients than this one.
+            # Unmeasured after a layer: as before it. Another edge may bring larger gradients than this one.
             requested = before * alpha if alpha < math.inf else before
             scale = requested * limits.size_before(edge) / arriving[successor]
         scale = min(scale, limits.provisional.get(successor, math.inf))
         if start.power_of_two:
             scale = before * floor_power_of_two(scale / before)
-        # The first edge into a component determines its scale; into an unmeasured one the first that brings a
-        # nonzero gradient.
+        # The first edge into a component determines its scale; into an unmeasured one, whose scale follows
+        # from its predecessor, the first that brings a nonzero gradient.
         brings_nonzero = predecessor in nonzero
         if successor not in scale_of or (limit is None and brings_nonzero and successor not in nonzero):
             scale_of[successor] = scale
@@ -197,7 +201,7 @@ def choose(
         elif scale != scale_of[successor]:
             # Another function's contribution carries another scale already.
             reason = Reason.BRANCHES
-        # A scalar zero is inactive in the batch; of an array all elements may have underflowed.
+        # Measured nonzero, or after a nonzero one; but an unmeasured scalar may be a zero of this batch.
         if limit is not None or (brings_nonzero and successor not in components.scalar_components):
             nonzero.add(successor)
         if layer is not None:
@@ -231,7 +235,7 @@ def choose_merged(
     split = choice_of(components, limits)
     worth_hooks = {i for i in too_low if split.scales[i] > _WORTH_HOOKS * choice.scales[i]}
     # Gradients that have underflowed there bring their errors to all descendants.
-    inexact = set().union(*map(components.descendants, worth_hooks))
+    inexact = components.descendants(worth_hooks)
     for contributors in components.leaves.values():
         # The smallest limit is that of the largest contributions.
         by_limit = {limit_of[i]: i for i in contributors if i in limit_of}
@@ -241,8 +245,9 @@ def choose_merged(
 
 
 def _in_order(components: Components, loss_weights: Sequence[float]) -> Iterator[Edge]:
-    """Yield the edges between active components, each after one that reaches its start."""
-    # The first edge to a trunk may come from an inactive head.
+    """Yield the edges between active components, each after one that reaches its predecessor."""
+    # Backward order would do if all were active. The first edge to a trunk of several heads may come from an
+    # inactive head: then edges from the trunk wait for one from another head.
     reached = {components.root}
     waiting = [
         edge for edge in components.edges if loss_weights[edge.predecessor] and loss_weights[edge.successor]
@@ -259,18 +264,18 @@ def _in_order(components: Components, loss_weights: Sequence[float]) -> Iterator
 
 
 def _equalized(components: Components, limits: ScaleLimits) -> Sequence[Optional[float]]:
-    """Equalize close limits, as each change of scale costs a copied weight: those of the components at the
-    loss, then those of neighbours in backward order, by which components are numbered. Scalars keep their
-    own, as multiplying one is free.
+    """Equalize close limits, as each change of scale costs a copied weight: those of the first arrays after
+    each loss, then those of neighbours in backward order, by which components are numbered. Scalars keep
+    their own, as multiplying one is free.
     """
     if not limits.equalize:
         return limits.limits
     scalars = components.scalar_components
     of_arrays = {i: own for i, own in enumerate(limits.limits) if own is not None and i not in scalars}
     after_scalars = {e.successor for e in components.edges if e.layer is None and e.predecessor in scalars}
-    at_loss = after_scalars & of_arrays.keys()
-    smallest = min([of_arrays[i] for i in at_loss], default=0.0)
-    for index in at_loss:
+    after_losses = after_scalars & of_arrays.keys()
+    smallest = min([of_arrays[i] for i in after_losses], default=0.0)
+    for index in after_losses:
         if of_arrays[index] <= _LOSSES_APART * smallest:
             of_arrays[index] = smallest
     of_arrays = dict(zip(of_arrays, equalized([*of_arrays.values()])))
@@ -285,7 +290,9 @@ def within_float32(scale: float) -> float:
 def _set_inactive(
     components: Components, scales: List[float], loss_weights: Sequence[float], start: float
 ) -> None:
-    """Give components without a gradient the largest scale of their successors, or else `start`."""
+    """Give components without a gradient the largest scale of their successors, or else `start`: layers with
+    an alpha of 1 need no copy of their weight.
+    """
     edges = [edge for edge in reversed(components.edges) if not loss_weights[edge.predecessor]]
     for edge in edges:
         scales[edge.predecessor] = 0.0
@@ -335,7 +342,7 @@ def _keep_bits_of_weights(
         for edge in edges:
             before, after, own = scales[edge.predecessor], scales[edge.successor], limits.bounds[edge.weight]
             if after >= before * own.enough:
-                continue
+                continue  # alpha is large enough
             # A lower scale raises the alphas of all layers behind it: until one of them is at its highest.
             in_range = max(
                 scales[e.successor] / limits.bounds[e.weight].highest
@@ -347,6 +354,7 @@ def _keep_bits_of_weights(
             if after < lowest * own.least:
                 # The copy would keep no bit: gradients give up some of theirs for a few.
                 alpha, lowest = own.least, max(gradients_keep_bits / own.further, in_range)
+            # To the scale from which `alpha` leads on, but not below the lowest; not for a copy without bits.
             by = floor_power_of_two(before / max(lowest, after / alpha))
             if by > 1.0 and after >= lowest * own.least:
                 scales[edge.predecessor], lowered = before / by, True

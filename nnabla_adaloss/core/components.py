@@ -54,7 +54,9 @@ class NodeStructure(NamedTuple):
     linear: bool  # True if its input gradients are proportional to the output gradient
     own_references: bool  # True if it keeps references to arrays of its parameters
     half: bool
-    separates: bool  # True if input gradients may carry another scale than the output's, without a layer
+    # True if its inputs are in other components than its output, although it is no layer: it is not linear,
+    # and so needs an unscaled gradient, or has a scalar output at the loss, which is rescaled at no cost.
+    separates: bool
 
 
 class Edge(NamedTuple):
@@ -71,9 +73,7 @@ class Components(NamedTuple):
 
     of: Dict[int, int]  # of each variable with a gradient, except leaves that no layer scales
     names: List[str]  # of the function whose output gradient is the component's first in backward order
-    producers: Dict[int, int]  # of each function's output gradient
     scalar_components: FrozenSet[int]  # components of scalars only
-    next: Sequence[AbstractSet[int]]  # successors of each
     leaves: Mapping[int, FrozenSet[int]]  # components of all contributions to the gradient of each leaf
     edges: Sequence[Edge]  # in backward order
     at_loss: FrozenSet[int]  # components that no layer leads to: a given S0 limits their scales
@@ -83,9 +83,13 @@ class Components(NamedTuple):
         """Component of the loss gradient: the first in backward order."""
         return 0
 
-    def descendants(self, first: int) -> Set[int]:
-        """A component and its descendants."""
-        return _reachable(self.next, {first})
+    def of_contribution(self, node: NodeStructure, leaf: int) -> int:
+        """Component of the gradient that a function contributes to a leaf."""
+        return _of_contribution(self.of, node, leaf)
+
+    def descendants(self, first: AbstractSet[int]) -> Set[int]:
+        """Components `first` and all that edges lead to from them."""
+        return _reachable(self.edges, first)
 
     @property
     def computed(self) -> List[int]:
@@ -122,10 +126,9 @@ def components_of(
             _connect(parents, passed_on)
         else:
             _connect(parents, [*node.outputs, *passed_on])
+        # Also of leaves: a scaled one belongs to a component, others do not.
         for layer_input in layer_inputs:
-            # Includes gradients of leaves that are kept in arrays of their own.
-            if layer_input.to_leaf or layer_input.input in node.inputs:
-                _connect(parents, [layer_input.input])
+            _connect(parents, [layer_input.input])
     return _numbered(nodes, sizes, one_gradient, {position: _root(parents, position) for position in parents})
 
 
@@ -156,26 +159,26 @@ def merge_components(
 def _share_without_hooks(
     nodes: Sequence[NodeStructure], one_gradient: Mapping[int, int], swappable: AbstractSet[int]
 ) -> List[List[int]]:
-    """Groups of positions whose gradients have a common scale in a pass without hooks: each weight then has
-    one copy, or none, and each leaf one scale of all contributions.
-    """
-    around_layers: List[List[int]] = []
-    # By weight, the outputs and the scaled inputs of its layers; by leaf, its contributions.
-    outputs: Dict[int, List[int]] = {}
-    inputs: Dict[int, List[int]] = {}
-    contributions: Dict[int, List[int]] = {}
+    """Groups of positions whose gradients have a common scale in a pass without hooks."""
+    groups: List[List[int]] = []
+    outputs: Dict[int, List[int]] = {}  # of all layers with a weight
+    inputs: Dict[int, List[int]] = {}  # scaled ones of these layers
+    contributions: Dict[int, List[int]] = {}  # to each leaf: the positions whose scales they carry
     for node in nodes:
         own = node.outputs[0]
         for layer_input in node.layer_inputs:
+            # Without a copy of the weight alpha is 1.
             if layer_input.weight not in swappable:
-                around_layers.append([own, layer_input.input])
+                groups.append([own, layer_input.input])
             outputs.setdefault(layer_input.weight, []).append(own)
             inputs.setdefault(layer_input.weight, []).append(layer_input.input)
         scaled = {one.input for one in node.layer_inputs}
         # A function that separates components writes a leaf at any scale.
         for leaf in () if node.separates else node.leaves:
             contributions.setdefault(one_gradient.get(leaf, leaf), []).append(leaf if leaf in scaled else own)
-    return [*around_layers, *outputs.values(), *inputs.values(), *contributions.values()]
+    # All layers with a weight use one copy of it, so one alpha. A leaf's contributions are summed before they
+    # are unscaled.
+    return [*groups, *outputs.values(), *inputs.values(), *contributions.values()]
 
 
 def _numbered(
@@ -188,66 +191,67 @@ def _numbered(
     names: List[str] = []
     numbers: Dict[int, int] = {}  # by root
 
-    def number(position: int, name: str) -> int:
+    def number(position: int, name: str) -> None:
         root = root_of[position]
         if root not in numbers:
             numbers[root] = len(names)
             names.append(name)
-        return numbers[root]
 
-    producers = {node.number: number(node.outputs[0], node.label) for node in nodes}
-    # The rest are components without an output of these functions.
-    for node in nodes if not numbers.keys() >= {*root_of.values()} else ():
-        for layer_input in node.layer_inputs:
-            if layer_input.input in root_of:
-                number(layer_input.input, f"{layer_input.layer}:input")
-        # A gradient of an output of a function that backward does not visit, as with nn.grad.
-        for position in node.inputs:
-            number(position, f"{node.label}:input")
-    of = {position: numbers[root] for position, root in root_of.items()}
-    arrays = {component for position, component in of.items() if sizes[position] != 1}
-    scalars = frozenset(range(len(names))) - arrays
-    # All other functions pass their scale on.
-    separating = [node for node in nodes if node.layer_inputs or node.separates]
-    edges = [edge for node in separating for edge in _edges(node, of, producers[node.number])]
-    following: List[Set[int]] = [set() for _ in names]
-    for edge in edges:
-        following[edge.predecessor].add(edge.successor)
-    after_layers = _reachable(following, {edge.successor for edge in edges if edge.layer is not None})
-    writers: Dict[int, Set[int]] = {}  # components that contribute to each leaf's gradient
     for node in nodes:
-        own = producers[node.number]
+        number(node.outputs[0], node.label)
+    if len(numbers) < len({*root_of.values()}):
+        # Components of inputs only: scaled leaves, and outputs of functions that backward does not visit, as
+        # with nn.grad.
+        for node in nodes:
+            for layer_input in node.layer_inputs:
+                if layer_input.input in root_of:
+                    number(layer_input.input, f"{layer_input.layer}:input")
+            for position in node.inputs:
+                number(position, f"{node.label}:input")
+    of = {position: numbers[root] for position, root in root_of.items()}
+    indices = frozenset(range(len(names)))
+    edges = [edge for node in nodes if node.layer_inputs or node.separates for edge in _edges(node, of)]
+    leaves: Dict[int, Set[int]] = {}
+    for node in nodes:
         for leaf in node.leaves:
-            # A leaf with a component of its own is the scaled input of some function.
-            scaled = leaf in of and any(one.input == leaf for one in node.layer_inputs)
-            writers.setdefault(one_gradient.get(leaf, leaf), set()).add(of[leaf] if scaled else own)
+            contribution = _of_contribution(of, node, leaf)
+            leaves.setdefault(one_gradient.get(leaf, leaf), set()).add(contribution)
     return Components(
         of=of,
         names=names,
-        producers=producers,
-        scalar_components=scalars,
-        next=following,
-        leaves={leaf: frozenset(indices) for leaf, indices in writers.items()},
+        scalar_components=indices - {index for position, index in of.items() if sizes[position] != 1},
+        leaves={leaf: frozenset(contributions) for leaf, contributions in leaves.items()},
         edges=edges,
-        at_loss=frozenset(range(len(names))) - after_layers,
+        at_loss=indices - _reachable(edges, {edge.successor for edge in edges if edge.layer is not None}),
     )
 
 
-def _edges(node: NodeStructure, of: Mapping[int, int], before: int) -> List[Edge]:
-    """Edges of a function from `before`, the component of its output, to others."""
-    layers = [one for one in node.layer_inputs if of.get(one.input, before) != before]
+def _edges(node: NodeStructure, of: Mapping[int, int]) -> List[Edge]:
+    """Edges of a function from the component of its output to those of its inputs."""
+    own = of[node.outputs[0]]
+    # Layers that do not scale have inputs in their own component; leaves among them are in none.
+    layers = [one for one in node.layer_inputs if of.get(one.input, own) != own]
     scaled = {one.input for one in layers}
-    others = {of[position]: None for position in node.inputs if position not in scaled}
-    others.pop(before, None)
-    edges = [Edge(before, of[one.input], one.layer, one.weight) for one in layers]
-    return [*edges, *(Edge(before, after, None, -1) for after in others)]
+    others = dict.fromkeys([of[position] for position in node.inputs if position not in scaled])
+    edges = [Edge(own, of[one.input], one.layer, one.weight) for one in layers]
+    return [*edges, *(Edge(own, other, None, -1) for other in others if other != own)]
 
 
-def _reachable(following: Sequence[AbstractSet[int]], first: AbstractSet[int]) -> Set[int]:
-    """Components `first` and their descendants; `following` has the successors of each."""
+def _of_contribution(of: Mapping[int, int], node: NodeStructure, leaf: int) -> int:
+    """Component of the gradient that a function contributes to a leaf, from the component `of` variables."""
+    # A leaf that one layer scales has a component; others that read it contribute at their output's scale.
+    scaled = leaf in of and any(one.input == leaf for one in node.layer_inputs)
+    return of[leaf if scaled else node.outputs[0]]
+
+
+def _reachable(edges: Sequence[Edge], first: AbstractSet[int]) -> Set[int]:
+    """Components `first` and all that edges lead to from them."""
+    successors: Dict[int, Set[int]] = {}
+    for edge in edges:
+        successors.setdefault(edge.predecessor, set()).add(edge.successor)
     reachable, waiting = {*first}, [*first]
     while waiting:
-        new = following[waiting.pop()] - reachable
+        new = successors.get(waiting.pop(), set()) - reachable
         reachable |= new
         waiting += new
     return reachable

@@ -22,8 +22,9 @@ from .validation import integer, nonnegative_number
 
 _EMPTY = AmaxWindow()
 
-# Iterations that remember the amaxes of a lost batch, and as many more when a batch shows one within
-# `_CONFIRMS`: a loss assumes 2**4 more than its scales had room for, which ordinary batches must not confirm.
+# Iterations that remember the amaxes of a lost batch, and as many more if a batch confirms one: measures at
+# least `1 / _CONFIRMS` of it. The amax assumed after an overflow is 2**4 times as large as its scale had room
+# for, so that no batch that had room confirms it.
 _REMEMBERED = 2000
 _CONFIRMS = 2.0**3
 
@@ -71,11 +72,12 @@ class Memory(NamedTuple):
             measured = unit_amaxes.get(name, 0.0)
             if self._is_beyond(name, measured):
                 shown = max(shown, measured)
-            if measured * _CONFIRMS >= unit_amax:
+            confirmed, expired = measured * _CONFIRMS >= unit_amax, until < iteration
+            if expired and not confirmed:
+                # It falls to the largest shown since, or 0, times `_CONFIRMS`: the same would confirm it.
+                unit_amax = shown * _CONFIRMS
+            if expired or confirmed:
                 until, shown = iteration + _REMEMBERED, 0.0
-            elif until < iteration:
-                # It falls to the largest shown since, times `_CONFIRMS` so that the same would confirm it.
-                unit_amax, until, shown = shown * _CONFIRMS, iteration + _REMEMBERED, 0.0
             if unit_amax:
                 remembered[name] = LostAmax(unit_amax, until, shown)
         for name, unit_amax in lost.items():
@@ -130,11 +132,10 @@ class Observations(NamedTuple):
     memory: Memory
     iteration: int = -1
     attempt: int = 0  # number of the latest pass in it
-    last_pass: Tuple[Sequence[str], Sequence[float]] = ((), ())  # its components, and their loss weights
     # False: the batch must run again. The pass measured a component for the first time, with a scale more
     # than a margin too low; or a descendant was zero, and may not be with the next scale.
     calibrated: bool = True
-    now: _Amaxes = _NONE
+    now: _Amaxes = _NONE  # unit amaxes measured in this iteration
     # Provisional amaxes after an overflow; the next finite pass over the same batch replaces them.
     provisional: _Amaxes = _NONE
     began: FrozenSet[str] = frozenset()  # components where these overflows may have begun
@@ -154,7 +155,7 @@ class Observations(NamedTuple):
         return self.unit_amaxes_of([name])[0]
 
     def unit_amaxes_of(self, names: Sequence[str]) -> List[Optional[float]]:
-        """Compute `unit_amax` of many components."""
+        """Compute `unit_amax` of many components: the largest remembered or measured since."""
         windows, lost = self.memory.windows, self.memory.lost
         amaxes = [windows[name].amax if name in windows else None for name in names]
         others = {name: one.unit_amax for name, one in lost.items()}, self.memory.partial, self.lost, self.now
@@ -174,10 +175,12 @@ class Observations(NamedTuple):
         provisional_limits: Dict[int, float] = {}
         for index, (name, weight) in enumerate(zip(components.names, weights)):
             unit_amax, provisional = unit_amaxes[index], self.provisional.get(name, 0.0)
-            if weight and provisional:
-                provisional_limits[index] = _limit(self.policy, provisional, weight, u_max[index])
             if weight and unit_amax:
+                # A provisional amax counts like a measured one.
                 limits[index] = _limit(self.policy, max(unit_amax, provisional), weight, u_max[index])
+            if weight and provisional:
+                # It also limits where measurements do not: unmeasured components, and a given S0.
+                provisional_limits[index] = _limit(self.policy, provisional, weight, u_max[index])
         return ScaleLimits(
             limits=limits,
             provisional=provisional_limits,
@@ -188,11 +191,11 @@ class Observations(NamedTuple):
             equalize=not self.provisional,
         )
 
-    def before_pass(self, iteration: int, names: Sequence[str], weights: Sequence[float]) -> Observations:
-        """Begin another pass, with these loss weights; in a new iteration, end the last one first."""
+    def before_pass(self, iteration: int) -> Observations:
+        """Begin another pass; in a new iteration, end the last one first."""
         if self.iteration == iteration:
-            return self._replace(attempt=self.attempt + 1, last_pass=(names, weights), calibrated=True)
-        return Observations(self.remembered(), iteration, 0, (names, weights))
+            return self._replace(attempt=self.attempt + 1, calibrated=True)
+        return Observations(self.remembered(), iteration)
 
     def after_pass(
         self,
@@ -208,7 +211,7 @@ class Observations(NamedTuple):
         components, weights = measured.schedule.components, measured.schedule.loss_weights
         names, amax, complete = components.names, measured.amax, measured.measured_all and measured.finite
         if complete:
-            # A component without a written array has a gradient of zero.
+            # A component of which no array was written has a gradient of zero.
             amax = {**dict.fromkeys(components.computed, 0.0), **amax}
         unit_amaxes = {names[i]: magnitude / weights[i] for i, magnitude in amax.items() if weights[i]}
         after = self
@@ -222,7 +225,7 @@ class Observations(NamedTuple):
             calibrated=self.calibrated and not rerun,
         )
         before = self.unit_amaxes_of(names)
-        # A partial pass without gradients adds nothing about zeros.
+        # Components unmeasured before, or zero, unless all is zero in a pass that measures only a slice.
         zeros_count = measured.measured_all or measured.has_gradients
         unseen = {
             i
@@ -235,8 +238,8 @@ class Observations(NamedTuple):
         """Drop provisional amaxes after a finite pass over the same batch; those where the overflow began are
         kept as lost, unless it is `explained` or one of the measured `unit_amaxes` comes near.
         """
-        # If none of these explains the overflow, it was inside a function, and shows in no gradient.
         unexplained = {name: self.provisional[name] for name in self.began if name in self.provisional}
+        # If no gradient comes near, the overflow was inside a function: no measurement will show it.
         if explained or any(
             unit_amaxes.get(name, 0.0) * _CONFIRMS >= unit_amax for name, unit_amax in unexplained.items()
         ):
@@ -260,13 +263,15 @@ class Observations(NamedTuple):
         zero = unseen - nonzero
         if not (measured.measured_all and measured.finite and zero):
             return self._replace(calibrated=self.calibrated and not scales_too_low)
-        # With their next scales, nonzero ones may bring larger gradients to their descendants.
-        descendants = set().union(*map(components.descendants, nonzero))
-        # The loss gradient is not zero; a zero after a nonzero one, but not after a layer, has underflowed.
+        # With their next scales, nonzero ones may bring gradients to descendants that are zero now.
+        may_change = not components.descendants(nonzero).isdisjoint(zero)
+        # The loss gradient is not zero. A zero after a nonzero one has underflowed, except after a layer, whose
+        # weight may be zero.
         sources = {components.root, *(index for index, unit_amax in enumerate(before) if unit_amax)}
         followers = {e.successor for e in components.edges if e.layer is None and e.predecessor in sources}
+        # Each is tried once with a higher scale: not again in later iterations, whose windows have the zero.
         underflowed = {names[i] for i in zero & (followers | {components.root})} - self.memory.windows.keys()
-        rerun = scales_too_low or not underflowed <= self.underflowed or not descendants.isdisjoint(zero)
+        rerun = scales_too_low or may_change or not underflowed <= self.underflowed
         return self._replace(
             underflowed=self.underflowed | underflowed, calibrated=self.calibrated and not rerun
         )
@@ -281,11 +286,12 @@ class Observations(NamedTuple):
         components, provisional = schedule.components, {**self.provisional}
         began = {first, *measured.suspected}
         # Descendants have usually grown, too, and would overflow in turn.
-        for index in set().union(*map(components.descendants, began)):
+        for index in components.descendants(began):
             name, weight, u_max = components.names[index], schedule.loss_weights[index], measured.u_max[index]
             scale, unit_amax = schedule.component_scales[index], self.unit_amax(name)
-            # Unmeasured components follow from their predecessors.
-            if not weight or not (index == first or unit_amax or name in provisional):
+            # The scale of an unmeasured component follows from its predecessor, which is lowered already.
+            follows = index != first and not unit_amax and name not in provisional
+            if follows or not weight:
                 continue
             if unit_amax and index != first:
                 scale = min(_limit(policy, unit_amax, weight, u_max), scale)
@@ -336,13 +342,11 @@ class Observations(NamedTuple):
         """End the iteration. If it ended `good`, with an update, provisional amaxes are dropped, else kept as
         those of a lost batch.
         """
-        if not (self.now or self.lost or self.provisional or self.entry_complete):
-            return self
         return self._replace(memory=self.remembered(good=good)).without_iteration()
 
     def without_iteration(self) -> Observations:
         """Drop the measurements of this iteration."""
-        return Observations(self.memory, self.iteration, self.attempt, self.last_pass, self.calibrated)
+        return Observations(self.memory, self.iteration, self.attempt, self.calibrated)
 
     def without_batch(self) -> Observations:
         """Drop the measurements of this iteration, except of batches lost before."""
@@ -356,17 +360,13 @@ class Observations(NamedTuple):
         """Largest unit amax in the window of each component, by name."""
         return {name: window.amax for name, window in self.memory.windows.items()}
 
-    def amaxes(self) -> Dict[str, float]:
-        """Largest magnitude of each component with the loss weights of the last pass."""
-        weights = dict(zip(*self.last_pass))
-        return {name: unit_amax * weights.get(name, 1.0) for name, unit_amax in self.unit_amaxes().items()}
-
 
 def _limit(policy: HistoryPolicy, unit_amax: float, weight: float, u_max: float) -> float:
     """Scale limit of gradients of at most `unit_amax * weight`, stored in a format that ends at `u_max`."""
-    # Dividing by the large part after the policy has clamped its scale lowers the smallest scale with it.
     small, large = _parts(weight)
-    return within_float32(policy.scale(max(unit_amax * small, sys.float_info.min), u_max=u_max) / large)
+    amax = max(unit_amax * small, sys.float_info.min)  # the product may have underflowed to 0
+    # Divided after the policy has clamped it to `min_scale`, the scale of a large loss weight may be lower.
+    return within_float32(policy.scale(amax, u_max=u_max) / large)
 
 
 def _parts(weight: float) -> Tuple[float, float]:

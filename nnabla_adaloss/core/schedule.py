@@ -11,8 +11,8 @@ from .choose import within_float32
 from .components import Components, MergedComponents, NodeStructure
 from .layer_record import Reason
 
-# The scale of a float32 scalar may differ from that of its component by this factor. 16 bits hold the element
-# at the component's scale, so that the factor between two such scales fits float32.
+# Largest ratio between the scale of a float32 scalar and that of its component. At its component's scale 16
+# bits would hold the scalar, so float32 holds it this far away, and the factor between two such scales, too.
 _FLOAT_FACTOR = 2.0**60
 
 
@@ -27,9 +27,9 @@ class Step(NamedTuple):
     """Work around the backward of one function."""
 
     before: Tuple[Rescale, ...]  # before it runs
-    scale: float  # scale of its contributions, except those with an alpha
+    scale: float  # of the output gradient that it reads, and of its contributions, except those with an alpha
     alphas: Tuple[float, ...]  # of its layers, in the order of `NodeStructure.layer_inputs`
-    after: Tuple[Rescale, ...] = ()  # after it has run
+    after: Tuple[Rescale, ...]  # after it has run
 
     def input_scales(self, node: NodeStructure) -> Dict[int, float]:
         """Scales of the input gradients of the layers of `node`, by position."""
@@ -58,12 +58,12 @@ class ScaleSchedule:
 
     @cached_property
     def loss_scale(self) -> float:
-        """S0; if measured, the scale after the scalar functions at the loss."""
-        scalars, at_loss = self.components.scalar_components, self.components.at_loss
+        """S0 as users see it: as given; if measured, the scale of the first gradient that is not a scalar."""
         if self.given_scale is None:
+            scalars, at_loss = self.components.scalar_components, self.components.at_loss
             for edge in self.components.edges:
-                at_the_loss = edge.layer is None and edge.predecessor in at_loss
-                if at_the_loss and edge.successor not in scalars and self.loss_weights[edge.successor]:
+                leaves_scalars = edge.predecessor in at_loss and edge.successor not in scalars
+                if leaves_scalars and edge.layer is None and self.loss_weights[edge.successor]:
                     return self.component_scales[edge.successor]
         return self.component_scales[self.components.root]
 
@@ -76,28 +76,28 @@ class ScaleSchedule:
         """Schedule with the same alphas, if all loss weights moved by one power of two; else None."""
         if [old > 0.0 for old in self.loss_weights] != [new > 0.0 for new in weights]:
             return None
-        factors = [old / new if new else None for old, new in zip(self.loss_weights, weights)]
+        # A scale moves against its loss weight: gradients are then stored as before. None: inactive.
+        moves = [old / new if new else None for old, new in zip(self.loss_weights, weights)]
+        # Alphas are ratios of arrays' scales. Weights of scalars may stay, as that of the loss, which is 1.
         scalars = self.components.scalar_components
-        # Weights of scalars may stay, as that of the loss, which is 1.
-        moves = {move for index, move in enumerate(factors) if move is not None and index not in scalars}
-        if len(moves) != 1:
+        of_arrays = {move for i, move in enumerate(moves) if move is not None and i not in scalars}
+        if len(of_arrays) != 1:
             return None
-        (common,) = moves
-        # Inactive components move with the others.
-        scales = [s * (common if move is None else move) for s, move in zip(self.component_scales, factors)]
+        (common,) = of_arrays
+        # Inactive components move with the others, as their layers keep an alpha of 1.
+        scales = [s * (common if move is None else move) for s, move in zip(self.component_scales, moves)]
         if within_float32(min(scales)) != min(scales) or max(scales) > max_scale:
             return None
         return replace(self, component_scales=scales, loss_weights=weights)
 
-    def is_applied_as(self, other: ScaleSchedule) -> bool:
-        """True if another schedule of the same topology results in the same pass."""
-        return self.component_scales == other.component_scales
-
     @cached_property
     def arriving(self) -> Mapping[int, float]:
-        """Scale of each completely accumulated gradient, by position, before the rescales of `steps`."""
-        # Float32 scalars have the scale of their successors, without a multiplication in between.
+        """Scale of each gradient, by position, when all functions have contributed to it: that of its
+        component, except of float32 scalars; `steps` may then change it.
+        """
         scales = {position: self.component_scales[index] for position, index in self.components.of.items()}
+        # A float32 scalar takes over the lowest scale of its function's inputs, so that nothing is multiplied
+        # between them. From the inputs on, as scales may be handed on through several such functions.
         for node in reversed(self.nodes) if self.float_functions else ():
             if node.number in self.float_functions and node.inputs:
                 own, of_inputs = scales[node.outputs[0]], min(scales[position] for position in node.inputs)
@@ -105,64 +105,55 @@ class ScaleSchedule:
         return scales
 
     @cached_property
-    def _steps(self) -> Tuple[Dict[int, Step], Dict[int, float]]:
-        """Steps by number of the function, and final scales of gradients by position."""
-        scales, steps = {**self.arriving}, {}
-        # Gradients to which a function has contributed already.
-        reached: Set[int] = set()
+    def scales(self) -> Mapping[int, float]:
+        """Final scale of each gradient, by position: the arriving one, or that to which `steps` bring it."""
+        scales = {**self.arriving}
         for node in self.nodes:
             if node.separates:
-                step = _boundary(node, scales, reached, first=node is self.nodes[0])
-                if node.leaves or node.layer_inputs or step.before or step.after:
-                    steps[node.number] = step
-                # Outputs have been rescaled in place. A leaf's gradient is kept in an array of its own, which
-                # stays at this scale.
+                # A leaf's gradient is kept in an array of its own, which stays at the scale of its function.
                 leaves = [one.input for one in node.layer_inputs if one.to_leaf]
-                scales.update(dict.fromkeys((*node.outputs, *leaves), step.scale))
-            elif node.leaves or node.layer_inputs:
-                scale = scales[node.outputs[0]]
-                # An input that needs no gradient has no scale: its alpha is 1.
-                alphas = tuple([self.arriving.get(one.input, scale) / scale for one in node.layer_inputs])
-                steps[node.number] = Step((), scale, alphas)
-            reached.update(node.inputs)
-        return steps, scales
+                scales.update(dict.fromkeys((*node.outputs, *leaves), self._running_scale(node)))
+        return scales
 
-    @property
-    def steps(self) -> Mapping[int, Step]:
-        """Steps by number of the function; functions that only pass a scale on have none."""
-        return self._steps[0]
+    def _running_scale(self, node: NodeStructure) -> float:
+        """Scale of the output gradient that a function which separates components reads."""
+        if not node.linear:
+            return 1.0  # such as a clipping function, which compares gradients with a constant
+        # Multiplying its scalar output costs less than multiplying an array. So it is lowered to the scale of
+        # the first input; but not raised, as at a higher scale 16 bits may not hold it.
+        return min([self.arriving[position] for position in (*node.outputs[:1], *node.inputs[:1])])
 
     @cached_property
-    def scales(self) -> Mapping[int, float]:
-        """Final scale of each gradient, by position."""
-        return self._steps[1]
+    def steps(self) -> Mapping[int, Step]:
+        """Steps by number of the function; functions that only pass a scale on have none."""
+        steps: Dict[int, Step] = {}
+        arriving = self.arriving
+        reached: Set[int] = set()  # gradients to which a function has contributed already
+        for node in self.nodes:
+            scale = self.scales[node.outputs[0]]
+            if node.separates:
+                # Backward starts at the scale of the first function; outputs of others are rescaled to it,
+                # and so are inputs to which another function has contributed. Then inputs get their own.
+                outputs = node.outputs if node is not self.nodes[0] else ()
+                rescaled, restored = [*outputs, *(p for p in node.inputs if p in reached)], node.inputs
+                alphas = [1.0] * len(node.layer_inputs)
+            else:
+                rescaled, restored = [], ()
+                # An input that needs no gradient has no scale: its alpha is 1.
+                alphas = [arriving.get(one.input, scale) / scale for one in node.layer_inputs]
+            before = [Rescale(p, scale / arriving[p]) for p in rescaled if arriving[p] != scale]
+            after = [Rescale(p, arriving[p] / scale) for p in restored if arriving[p] != scale]
+            if node.leaves or node.layer_inputs or before or after:
+                steps[node.number] = Step(tuple(before), scale, tuple(alphas), tuple(after))
+            reached.update(node.inputs)
+        return steps
 
     @cached_property
     def layers(self) -> Dict[str, Tuple[float, float]]:
         """Scale of the output gradient, and alpha, of each layer, in backward order."""
         return {
-            one.layer: (step.scale, alpha)
+            one.layer: (self.steps[node.number].scale, alpha)
             for node in self.nodes
-            for step in [self.steps.get(node.number)]
-            if step is not None
-            for one, alpha in zip(node.layer_inputs, step.alphas)
+            if node.layer_inputs
+            for one, alpha in zip(node.layer_inputs, self.steps[node.number].alphas)
         }
-
-
-def _boundary(node: NodeStructure, scales: Mapping[int, float], reached: Set[int], *, first: bool) -> Step:
-    """Rescale around a function, not a layer, whose inputs and outputs have different scales."""
-    # The function runs at one scale, `inside`: the lower one of its output and its first input, as a scalar
-    # output may be stored in 16 bits. Outputs are rescaled to it before, each input to its own afterwards.
-    own, of_inputs = scales[node.outputs[0]], [scales[p] for p in node.inputs]
-    if not node.linear:
-        inside = 1.0  # it receives unscaled gradients
-    elif not of_inputs:
-        inside = own
-    else:
-        inside = min(of_inputs[0], own)
-    # Contributions of other branches to its inputs carry the inputs' scale already.
-    arrived = [(p, scale) for p, scale in zip(node.inputs, of_inputs) if p in reached]
-    outputs = [(p, scales[p]) for p in node.outputs if not first]  # those of the first have it already
-    before = [Rescale(p, inside / scale) for p, scale in (*outputs, *arrived) if scale != inside]
-    after = [Rescale(p, scale / inside) for p, scale in zip(node.inputs, of_inputs) if scale != inside]
-    return Step(tuple(before), inside, (1.0,) * len(node.layer_inputs), tuple(after))

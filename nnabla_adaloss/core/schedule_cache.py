@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from .power_of_two import is_power_of_two
 from .schedule import ScaleSchedule
@@ -16,8 +16,16 @@ _KEPT = 64
 # Check of a saved scale: float32 must hold it and its reciprocal.
 _scale = limited(number, lambda scale: 2.0**-126 <= scale < 2.0**126, "must be in [2**-126, 2**126)")
 
-# Start of a cycle that has ended.
+# Start of a cycle that ended long ago, so that no schedule is in use.
 _ENDED = -(2**31)
+
+
+class Chosen(NamedTuple):
+    """Schedule of one set of loss weights, and its choice."""
+
+    iteration: int  # in which it was chosen
+    schedule: ScaleSchedule
+    origin: Any = None  # inputs of the choice, with which it would be the same; None: not comparable
 
 
 @dataclass(frozen=True)
@@ -30,26 +38,24 @@ class ScheduleCache:
     iterations: int  # number of iterations that use a schedule
     constant: bool  # True if scales of layers are constant, so that a given S0 needs no measurement
     delayed: bool
-    # By loss weights, with the iteration of the choice, and its origin if that can be compared; the latest is
-    # last.
-    chosen: Mapping[Tuple[float, ...], Tuple[int, ScaleSchedule, Any]] = field(default_factory=dict)
-    since: int = _ENDED  # the iteration that measured the first slice
+    chosen: Mapping[Tuple[float, ...], Chosen] = field(default_factory=dict)  # by loss weights, latest last
+    since: int = _ENDED  # first iteration of the cycle
 
     def last(self, weights: Tuple[float, ...]) -> Optional[ScaleSchedule]:
         """Latest schedule for these loss weights, in use or not."""
-        return self.chosen[weights][1] if weights in self.chosen else None
+        return self.chosen[weights].schedule if weights in self.chosen else None
 
     def current(
         self, iteration: int, given_scale: Optional[float], weights: Tuple[float, ...]
     ) -> Optional[ScaleSchedule]:
         """Schedule for this iteration; None: it must be chosen."""
-        chosen_in, schedule, _ = self.chosen.get(weights, (0, None, None))
-        if schedule is None or schedule.given_scale != given_scale:
+        chosen = self.chosen.get(weights)
+        if chosen is None or chosen.schedule.given_scale != given_scale:
             return None
-        # With delay=0, every batch of the iteration that measures, `since`, measures.
+        # With delay=0, all batches of the iteration `since` measure, and choose from what they have measured.
         first = self.since if self.delayed else self.since + 1
-        in_use = first <= iteration < self.since + self.iterations and chosen_in >= self.since
-        return schedule if in_use or self.for_good(given_scale) else None
+        in_cycle = first <= iteration < self.since + self.iterations and chosen.iteration >= self.since
+        return chosen.schedule if in_cycle or self.for_good(given_scale) else None
 
     def moved(
         self, iteration: int, given_scale: Optional[float], weights: Tuple[float, ...], max_scale: float
@@ -58,29 +64,31 @@ class ScheduleCache:
         weights_before = next(reversed([*self.chosen]), None)
         latest = None if weights_before is None else self.current(iteration, given_scale, weights_before)
         moved, cached = latest and latest.moved_to(weights, max_scale), self.last(weights)
-        # Reuse the cached one if equal, as usual.
-        return cached if moved and cached and cached.is_applied_as(moved) else moved
+        # Usually the cached one is equal, and has its steps already.
+        reused = moved and cached and cached.component_scales == moved.component_scales
+        return cached if reused else moved
 
     def slice_number(self, iteration: int) -> Optional[int]:
         """Number of the slice of the arrays, of `iterations`, that an iteration measures; None: nothing."""
         if not (self.delayed and self.chosen):
             return None
-        # The last term begins each cycle with another slice, so that all of alternating batches are measured.
+        # The last term begins each cycle with another slice: of batches that alternate, each then meets all.
         return (iteration - self.since - self.since // self.iterations) % self.iterations
 
     def keep(self, schedule: ScaleSchedule, iteration: int, origin: Any = None) -> ScheduleCache:
         """Store the schedule chosen in this iteration, with the inputs of the choice, `origin`, if they can
         be compared with later ones. Stored again without them, a schedule keeps those that it has.
         """
+        # A choice for other loss weights joins the running cycle.
         since = self.since if 0 <= iteration - self.since < self.iterations else iteration
-        # A choice for other loss weights joins the running cycle. The latest schedule is the last.
+        # Without the one that is replaced, so that the latest is last.
         chosen = {weights: one for weights, one in self.chosen.items() if weights != schedule.loss_weights}
         if len(chosen) == _KEPT:
             del chosen[next(iter(chosen))]
-        _, before, its_origin = self.chosen.get(schedule.loss_weights, (0, None, None))
-        if origin is None and before is schedule:
-            origin = its_origin
-        chosen[schedule.loss_weights] = iteration, schedule, origin
+        before = self.chosen.get(schedule.loss_weights)
+        if origin is None and before is not None and before.schedule is schedule:
+            origin = before.origin
+        chosen[schedule.loss_weights] = Chosen(iteration, schedule, origin)
         return replace(self, chosen=chosen, since=since)
 
     def drop(self) -> ScheduleCache:
@@ -100,13 +108,13 @@ class ScheduleCache:
         """Schedules and their age, as plain numbers and lists."""
         chosen = [
             {
-                "iteration": iteration,
+                "iteration": chosen_in,
                 "weights": list(weights),
                 "scales": list(one.component_scales),
                 "fixed_scale": one.given_scale,
                 "joined": one.merged is not None,
             }
-            for weights, (iteration, one, _) in self.chosen.items()
+            for weights, (chosen_in, one, _) in self.chosen.items()
         ]
         return {"since": self.since, "chosen": chosen}
 
@@ -116,7 +124,7 @@ class ScheduleCache:
         """Restore a `state_dict`, with schedules made by `make` from scales, a given S0, loss weights, and
         whether components are merged; KeyError, TypeError or ValueError if damaged.
         """
-        chosen: Dict[Tuple[float, ...], Tuple[int, ScaleSchedule, Any]] = {}
+        chosen: Dict[Tuple[float, ...], Chosen] = {}
         for saved in state["chosen"]:
             key = tuple([number("weight", weight) for weight in saved["weights"]])
             given_scale = None if saved["fixed_scale"] is None else _scale("scale", saved["fixed_scale"])
@@ -135,5 +143,5 @@ class ScheduleCache:
                 # clamped to float32's range is a power of two itself.
                 if not (is_power_of_two(scale / root) or is_power_of_two(scale)):
                     raise ValueError(f"scale={scale!r} must be a power of two, as power_of_two is True")
-            chosen[key] = integer("iteration", saved["iteration"]), schedule, None
+            chosen[key] = Chosen(integer("iteration", saved["iteration"]), schedule)
         return replace(self, chosen=chosen, since=integer("since", state["since"]))

@@ -76,7 +76,7 @@ class AdaptiveLossScaling:
     Attributes:
         audience: the monitors; None for none.
         config: the configuration, with `loss_scale_method` and `dtype` filled in.
-        components: the memory of the network and measurements of this iteration, such as `amaxes()`.
+        components: the memory of the network and measurements of this iteration, such as `unit_amaxes()`.
         delay: 0 when scales come from the statistics of the same iteration, 1 when from the one before.
         guard: undoing of single batches for a training loop.
         in_half: True if any function of the graph computes in half precision.
@@ -510,7 +510,7 @@ class AdaptiveLossScaling:
         if grad is not None and not prepared.schedules.for_good(scale):
             factor = seed_weight(grad, on_host=not self.kernels.asynchronous)
             weights = tuple([weight * factor for weight in weights])
-        self.components = self.components.before_pass(iteration, prepared.components.names, weights)
+        self.components = self.components.before_pass(iteration)
         options = BackwardOptions(
             clear_buffer, communicator_callbacks, function_pre_hook, function_post_hook, grad
         )

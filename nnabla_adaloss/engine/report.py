@@ -236,7 +236,7 @@ def first_overflow(
         if not bad.isdisjoint(node.outputs):
             if len(node.outputs) == 1 and node.separates and node.inputs and node.outputs[0] in raised:
                 return components.of[node.inputs[0]]
-            return components.producers[node.number]
+            return components.of[node.outputs[0]]
         if node.number in bad_functions:
             return bad_functions[node.number]
     return None
@@ -249,7 +249,7 @@ def unseen_before(components: Components, overflowed: int, seen: AbstractSet[int
     waiting = [overflowed]
     while waiting:
         successor = waiting.pop()
-        before = {index for index, following in enumerate(components.next) if successor in following}
+        before = {edge.predecessor for edge in components.edges if edge.successor == successor}
         new = before - seen - unseen - components.scalar_components - {overflowed}
         unseen |= new
         waiting += new

@@ -43,10 +43,7 @@ class WrittenLeaves:
 
     def component(self, leaf: int, function: int) -> int:
         """Component of the gradient that a function writes to a leaf."""
-        of = self.components.of
-        if leaf in of and any(one.input == leaf for one in self._plan.by_number[function].layer_inputs):
-            return of[leaf]
-        return self.components.producers[function]
+        return self.components.of_contribution(self._plan.by_number[function], leaf)
 
     def amax_of_components(self, largest: Sequence[float], leaves: FrozenSet[int]) -> Dict[int, float]:
         """Largest finite magnitude of each component in these leaves, from the `largest` of all."""

@@ -96,7 +96,7 @@ class LossWeights:
             if at_loss and (first >= 0 or scalars >= {*positions[described.inputs.part(node.number)]}):
                 self._at_loss.append(index)
                 continue
-            before = components.producers[node.number]
+            before = of[node.outputs[0]]
             self._read_otherwise.update(node.inputs)
             descendants = {of[p] for p in (*node.inputs, *[s.input for s in node.layer_inputs]) if p in of}
             for after in descendants:
@@ -167,7 +167,7 @@ class LossWeights:
                 own = [derivative for one, derivative in zip(read, derivatives) if one == position] or [ONE]
                 degree = sum([one.degree(node.args) for one in own])
                 factor = _factor(own, node, size, described)
-                before, after = components.producers[node.number], components.of[position]
+                before, after = components.of[node.outputs[0]], components.of[position]
                 counts = size != 1 or after in components.scalar_components
                 passages.append(Passage(node.outputs[0], before, position, after, factor, degree, counts))
         return passages

@@ -915,7 +915,7 @@ def test_the_largest_contribution_to_a_leaf_keeps_its_gradient(case: Together, e
         # Hooks are worth it only where a gradient gets clearly larger.
         return room is not None and room > spread * scale and own[index] > 2.0**6 * scale
 
-    lost = set().union(*(case.apart.descendants(index) for index in range(len(own)) if far(index)))
+    lost = case.apart.descendants({index for index in range(len(own)) if far(index)})
     largest = []
     for writers in case.apart.leaves.values():
         rooms = {room: index for index in sorted(writers) for room in [case.known.limits[index]] if room}

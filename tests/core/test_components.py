@@ -121,10 +121,10 @@ def test_descendants_of_a_component_are_all_that_backward_computes_from_it() -> 
     stem = PF.affine(nn.Variable((4, 8)), 8, name="stem")
     left, right = (PF.affine(F.tanh(stem), 8, name=name) for name in ("left", "right"))
     found = Found(F.mean(left**2) + F.mean(right**2))
-    assert found.components.descendants(found.of(left)[0]) == {*found.of(left, stem)}
-    assert found.components.descendants(found.of(right)[0]) == {*found.of(right, stem)}
-    assert found.components.descendants(found.of(stem)[0]) == {*found.of(stem)}
-    assert {*found.of(left, right, stem)} < found.components.descendants(0)
+    assert found.components.descendants({*found.of(left)}) == {*found.of(left, stem)}
+    assert found.components.descendants({*found.of(right)}) == {*found.of(right, stem)}
+    assert found.components.descendants({*found.of(stem)}) == {*found.of(stem)}
+    assert {*found.of(left, right, stem)} < found.components.descendants({0})
 
 
 def test_a_leaf_belongs_to_the_components_of_all_functions_that_write_it() -> None:
@@ -132,7 +132,7 @@ def test_a_leaf_belongs_to_the_components_of_all_functions_that_write_it() -> No
     for _ in range(2):
         h.append(F.tanh(PF.affine(h[-1], 8, name="shared")))
     n = Found(F.mean(h[-1] ** 2))
-    writers = frozenset(n.components.producers[node.number] for node in n.structure.nodes if node.leaves)
+    writers = frozenset(n.components.of[node.outputs[0]] for node in n.structure.nodes if node.leaves)
     assert len(writers) == 2
     assert n.components.leaves == dict.fromkeys(n.structure.leaves, writers)
 
@@ -204,10 +204,10 @@ def test_every_gradient_has_one_component_and_every_component_one_name(network: 
             targets: Set[int] = {slot.input for slot in node.layer_inputs} if by_layer else set()
             through = {found.of[p] for p in node.inputs if p not in targets}
             if not node.loss_section:
-                assert through <= {found.producers[node.number]}
+                assert through <= {found.of[node.outputs[0]]}
         for edge in found.edges:
             assert edge.predecessor != edge.successor
-            assert edge.successor in found.next[edge.predecessor]
+            assert edge.successor in found.descendants({edge.predecessor})
             assert edge.predecessor in found.at_loss or edge.successor not in found.at_loss
             assert edge.layer is None or edge.successor not in found.at_loss
         # A component is left alone only where nothing leads to it.
@@ -340,7 +340,6 @@ def assert_coarser(apart: Components, found: MergedComponents) -> None:
     assert {graph.of[position] for position in apart.of} == set(range(len(graph.names)))
     assert all(graph.of[position] == of[own] for position, own in apart.of.items())
     assert of[apart.root] == graph.root
-    assert all(of[own] == graph.producers[number] for number, own in apart.producers.items())
     assert {name for name in graph.names if name not in apart.names} == set()
     for leaf, writers in apart.leaves.items():
         assert graph.leaves[leaf] == {of[own] for own in writers}

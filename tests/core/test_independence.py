@@ -38,7 +38,7 @@ components = components_of(nodes, [2, 2, 2, 2, 2, 1], by_layer=True)
 assert components.names == ["mean", "second", "first"]
 
 policy, limits, ones = core.HistoryPolicy(), [65504.0] * 3, (1.0,) * 3
-seen = Observations(Memory(policy)).before_pass(0, components.names, ones)
+seen = Observations(Memory(policy)).before_pass(0)
 amax, used = {1: 2.0**-6, 2: 2.0**-20}, ScaleSchedule(nodes, components, [1.0] * 3, None, ones)
 measured = PassMeasurements(used, limits, amax, measured_all=True)
 seen = seen.after_pass(measured, completes_entry=True)

@@ -345,7 +345,7 @@ def test_a_decision_sets_nothing(method: str) -> None:
         # Slices are computed when the first of them is needed.
         before = {name: value for name, value in vars(prepared).items() if name != "_slices"}
         asked = Request(iteration, None, prepared.loss_weights(None))
-        seen = scaling.components.before_pass(iteration, prepared.components.names, asked.weights)
+        seen = scaling.components.before_pass(iteration)
         decide = scaling._chooser.decide
         assert decide(prepared, seen, asked) == decide(prepared, seen, asked)
         assert {name: value for name, value in vars(prepared).items() if name in before} == before

@@ -41,7 +41,7 @@ class Graph(graphs.Graph):
             self.structure,
             self.components,
             {self.position(v) for v in bad},
-            {number: self.components.producers[number] for number in numbers},
+            {n: self.components.of[self.structure.by_number[n].outputs[0]] for n in numbers},
             raised={self.position(v) for v in raised},
         )
 

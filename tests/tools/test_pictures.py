@@ -21,7 +21,7 @@ HEAD = '<!DOCTYPE html><meta name="viewport" content="width=device-width"><body 
 
 def test_components_are_drawn_with_the_scales_of_the_engine(tmp_path: Path) -> None:
     engine = draw_components.train()
-    schedule, amaxes = engine.result.schedule, engine.components.amaxes()
+    schedule, amaxes = engine.result.schedule, draw_components.amaxes(engine)
     boxes, arrows = draw_components.read(engine)
     flow, _ = draw_components.figure_of(boxes, arrows).axes
     shown = [text.get_text() for text in flow.texts]

@@ -288,7 +288,7 @@ def test_one_rank_trains_as_without_a_communicator(
     assert found[0] == found[1]
     # Ranks must have measured the same of each component: all scales follow from that.
     assert [iteration for _, iteration in checked] == [3, 6]
-    assert [len(scales) for scales, _ in checked] == [1 + len(updater.scaling.components.amaxes())] * 2
+    assert [len(scales) for scales, _ in checked] == [1 + len(updater.scaling.components.unit_amaxes())] * 2
     assert [scales[0] for scales, _ in checked] == [8.0, 4.0]
     parameters = len(train.solver.get_parameters())
     assert [count for _, name, count in comm.asked if name == "bcast"] == [1, parameters]
