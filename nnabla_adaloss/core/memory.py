@@ -265,7 +265,7 @@ class Observations(NamedTuple):
             return self._replace(calibrated=self.calibrated and not scales_too_low)
         # With their next scales, nonzero ones may bring gradients to descendants that are zero now.
         may_change = not components.descendants(nonzero).isdisjoint(zero)
-        # The loss gradient is not zero. A zero after a nonzero one has underflowed, except after a layer, whose
+        # The loss gradient is not zero. A zero after a nonzero one has underflowed, except after a layer: its
         # weight may be zero.
         sources = {components.root, *(index for index, unit_amax in enumerate(before) if unit_amax)}
         followers = {e.successor for e in components.edges if e.layer is None and e.predecessor in sources}

@@ -21,7 +21,7 @@ from ..core.components import (
     merge_components,
 )
 from ..core.layer_selection import LayerSelection
-from .description import GraphDescription, backward_order, may_depend
+from .description import GraphDescription, backward_order
 from .functions import properties_of
 from .graph import Graph
 from .host_functions import host_functions, numbers_on_host
@@ -114,7 +114,6 @@ class GraphPlan:
         self.kept_gradients = {
             p for node in self.nodes if self._rows[node.number].keeps_gradients for p in node.inputs
         }
-        self._refuse_shared_factors(graph.functions, scalable)
         self.swappable = self._swappable(graph.functions)
 
     def _hold(self, graph: Graph) -> None:
@@ -132,17 +131,15 @@ class GraphPlan:
         self, graph: Graph, described: GraphDescription, options: PlanOptions
     ) -> Optional[GraphPlan]:
         """Plan of a graph that differs only in shapes, arguments that depend on them, and data, or None."""
-        # Compared in full: hashes may collide. Most graphs differ in parameters.
+        # Parameters first, in which most other graphs differ. Data with a gradient, which have no names, are
+        # new leaves in each graph.
         kept, before = described.kept, self.described.kept
         if options != self.options or len(kept) != len(before):
             return None
         new_leaves = {position for position, leaf in kept.items() if before.get(position) != leaf}
-        for position in new_leaves:
-            # Data with a gradient are new leaves in each graph. Parameters, which have names, are not.
-            _, name_before = before.get(position, (0, "not kept"))
-            _, name = kept[position]
-            if name is not None or name_before is not None:
-                return None
+        nameless, nameless_before = _nameless(described), _nameless(self.described)
+        if not all(nameless[position] and nameless_before.get(position) for position in new_leaves):
+            return None
         if new_leaves and any(one.weight in new_leaves for node in self.nodes for one in node.layer_inputs):
             return None
         if described == self.described:
@@ -251,10 +248,7 @@ class GraphPlan:
         readers: Dict[int, Set[int]] = {}
         for index in self.order:
             for position in self._inputs[index]:
-                if position in readers:
-                    readers[position].add(index)
-                else:
-                    readers[position] = {index}
+                readers.setdefault(position, set()).add(index)
         return readers
 
     @cached_property
@@ -314,51 +308,36 @@ class GraphPlan:
         shapes = [described.shapes[p] for p in inputs]
         output = described.shapes[self._outputs[index][0]]
         result = []
-        roles = list(map(self.leaf, inputs))
+        # Leaves that share a gradient array are one.
+        leaves = list(map(self.leaf, inputs))
         for scaled in product.scaled_inputs(described.args[index], shapes, output):
             own, weight = inputs[scaled.input], inputs[scaled.weight]
-            # A variable with two roles, as in x times x, would be scaled in both: it gets no scale.
-            if needs[scaled.input] and roles.count(self.leaf(own)) == inputs.count(weight) == 1:
+            # A variable that is both, as in x times x, would be scaled as one and swapped as the other.
+            if needs[scaled.input] and leaves.count(self.leaf(own)) == inputs.count(weight) == 1:
                 name = label if scaled.input == 0 else f"{label}:{scaled.input}"
                 to_leaf, half = self._producers[index][scaled.input] is None, index in self._half
                 result.append(LayerInput(name, scaled, own, weight, to_leaf=to_leaf, half=half))
         return result
 
-    def _refuse_shared_factors(
-        self, functions: Sequence[Any], scalable: Mapping[int, Sequence[LayerInput]]
-    ) -> None:
-        """Raise ValueError if another gradient of a product depends on a weight that may be swapped."""
-        for index, layer_inputs in scalable.items():
-            depends, needs = functions[index].grad_depends_input_data, self._needs[index]
-            for scaled in [one.gemm for one in layer_inputs]:
-                for other in [i for i, need in enumerate(needs) if need and i not in scaled[:2]]:
-                    if may_depend(depends, other, scaled.weight):
-                        type_name = self.described.type_names[index]
-                        raise ValueError(
-                            f"{type_name} is known as a product whose input {scaled.input} is multiplied by "
-                            f"input {scaled.weight}, but the gradient of input {other} may depend on that "
-                            "one, too, and would be scaled: make it UNSCALED in "
-                            "nnabla_adaloss.graph.functions, or take its row out"
-                        )
-
     def _swappable(self, functions: Sequence[Any]) -> FrozenSet[int]:
-        """Positions of the weights that only their layers read in backward, so that a pass can swap them."""
+        """Positions of the weights that a pass can swap for scaled copies: only their layers read them."""
         producers = {p: index for index, outputs in enumerate(self._outputs) for p in outputs}
         layers: Dict[int, Set[int]] = {}  # that read each weight
-        swappable: Set[int] = set()
+        candidates: Set[int] = set()
         for node in self.nodes:
             product = self._rows[node.number].product
             for layer_input in node.layer_inputs:
                 layers.setdefault(layer_input.weight, set()).add(node.number)
-                if layer_input.weight not in producers or not (product and product.of_activations):
-                    swappable.add(layer_input.weight)
-        visited = {*self.order}
-        for weight in sorted(swappable):
-            others = self.readers[weight] | ({producers.get(weight, -1)} & visited)
-            others -= layers[weight]
-            reads = self.described.reads
-            if any(self._rows[i].reads_more or reads(functions[i], i, weight) for i in others):
-                swappable.remove(weight)
+                is_activation = product and product.of_activations and layer_input.weight in producers
+                if not is_activation:
+                    candidates.add(layer_input.weight)
+        swappable: Set[int] = set()
+        reads, visited = self.described.reads, {*self.order}
+        for weight in sorted(candidates):
+            # Other functions whose backward may read it: as an input, or as an output.
+            others = (self.readers[weight] | ({producers.get(weight, -1)} & visited)) - layers[weight]
+            if not any(self._rows[i].reads_more or reads(functions[i], i, weight) for i in others):
+                swappable.add(weight)
         return frozenset(swappable)
 
     def _loss_section(self) -> Set[int]:

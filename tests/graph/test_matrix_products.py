@@ -117,6 +117,15 @@ def test_a_product_with_references_of_its_own_cannot_be_scaled(monkeypatch: pyte
         check_that_slots_scale(F.einsum(ones(3, 4), ones(4, 5), equation="ij,jk->ik"))
 
 
+def test_a_product_of_two_weights_cannot_be_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of one weight is multiplied by the other."""
+    row = Function(Product(lambda args, inputs, output: [ScaledInput(0, 1, 1.0, 1.0)]))
+    monkeypatch.setitem(functions.FUNCTIONS, "AdaptiveSeparableConvolution", row)
+    vertical, horizontal = ones(1, 2, 3, 3), ones(1, 2, 3, 3)
+    with pytest.raises(AssertionError, match="spreads a swapped weight: make it UNSCALED"):
+        check_that_slots_scale(F.adaptive_separable_convolution(ones(1, 2, 4, 4), vertical, horizontal))
+
+
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_fan_in_is_the_number_of_products(case: str) -> None:
     y = CASES[case]()

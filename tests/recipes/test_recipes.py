@@ -124,34 +124,6 @@ def test_add_a_matrix_product(monkeypatch: pytest.MonkeyPatch, method: str) -> N
     assert scaling.layer_scales["MyLinear#2"] > 1.0
 
 
-class TwoWeights(Linear):
-    """y = x A B, whose gradient of B is multiplied by A."""
-
-    @property
-    def name(self) -> str:
-        return "TwoWeights"
-
-    def setup_impl(self, inputs: Any, outputs: Any) -> None:
-        outputs[0].reset_shape((inputs[0].shape[0], inputs[2].shape[1]), True)
-
-
-def test_a_product_whose_factor_is_part_of_another_gradient_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    w, a, b = (nn.Variable((5, 5), need_grad=True) for _ in "wab")
-    h = F.affine(nn.Variable((8, 5)), w)
-    loss = F.mean(TwoWeights()(h, a, b) ** 2)
-    assert AdaptiveLossScaling(loss).layers == []
-    monkeypatch.setitem(functions.FUNCTIONS, "TwoWeights", Function(Product()))
-    with pytest.raises(
-        ValueError, match="^TwoWeights is known as a product whose input 0 is multiplied by input 1"
-    ):
-        AdaptiveLossScaling(loss).backward()
-    # Where that has no gradient, it is a product as any other.
-    b.need_grad = False
-    assert AdaptiveLossScaling(loss).layers == ["TwoWeights"]
-
-
 @pytest.mark.parametrize("backend", [CpuKernels, CudaKernels])
 def test_every_backend_has_every_kernel(backend: Any) -> None:
     wanted = {name for name in vars(Kernels) if not name.startswith("_")}
