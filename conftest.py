@@ -4,14 +4,20 @@
 from __future__ import annotations
 
 import doctest
+import gc
+import sys
 from functools import partial
 
 import nnabla as nn
 import pytest
 
+from tests.imports import LOOKED_FOR
 from tests.pasted import failures_of, in_a_fresh_process
 
 pytest_plugins = ["tests.context_option"]
+
+# A third of a test's time can be nnabla's search for these modules, which exist nowhere.
+sys.modules.update(dict.fromkeys(LOOKED_FOR))
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +27,12 @@ def _no_parameters() -> None:
     """
     nn.clear_parameters()
     nn.random.set_parameter_seed(313)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests stay until the end: the garbage collector need not look at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Iterator, List
 
+# By nnabla's Cython modules, as a Python 2 would; conftest.py has Python answer at once.
+LOOKED_FOR = "nnabla.nnabla", "nnabla.nnabla_ext"
+
 
 @contextmanager
 def modules_looked_for() -> Iterator[List[str]]:
@@ -15,7 +18,9 @@ def modules_looked_for() -> Iterator[List[str]]:
     asked: List[str] = []
     finder: Any = SimpleNamespace(find_spec=lambda name, path, target=None: asked.append(name))
     sys.meta_path.insert(0, finder)
+    answers = {name: sys.modules.pop(name) for name in LOOKED_FOR if name in sys.modules}
     try:
         yield asked
     finally:
         sys.meta_path.remove(finder)
+        sys.modules.update(answers)
