@@ -33,6 +33,7 @@ def kernel_names() -> List[str]:
     return re.findall(r"__global__ __launch_bounds__\(.*?\) void (\w+)\(", cuda_source())
 
 
+@cache
 def constant(name: str) -> int:
     """Value of `constexpr u32 NAME = value;` or `#define NAME value`."""
     (value,) = re.findall(rf"^(?:constexpr u32 {name} = |#define {name} )(\d+)\b", cuda_source(), re.M)
