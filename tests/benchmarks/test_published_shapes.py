@@ -4,31 +4,36 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
-from published_shapes import GRAPHS, MODELS, Training, kinds, line, main, measure, summary
+from published_shapes import GRAPHS, MODELS, STORAGES, Training, kinds, line, main, measure, summary
 
 SLOW = ("lstm", "hourglass", "wavenet-wn", "darts")
 _AGAIN = 8  # from then on, batches are those from the beginning
 
 
+# Both kinds of graphs and both storages for each model; for one of them, in all combinations.
+CASES = [
+    pytest.param(name, graph, storage, marks=[pytest.mark.slow] * (name in SLOW))
+    for name in MODELS
+    for graph, storage in (product if name == "rnn" else zip)(GRAPHS, STORAGES)
+]
+
+
 @pytest.mark.filterwarnings("ignore:nothing is stored in half precision")
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in MODELS]
-)
-def test_every_model_trains(name: str, graph: str) -> None:
-    for storage in ("float16", "none"):
-        training = Training(MODELS[name], "adaptive", graph, storage)
-        losses = []
-        for _ in range(_AGAIN + 1):
-            results = training.update()
-            assert all(result.updated for result in results)
-            losses.append(training.losses)
-        assert all(math.isfinite(loss) for found in losses for loss in found)
-        # Of two players, the one's gain is the other's loss.
-        if len(training.updaters) == 1:
-            assert losses[_AGAIN] < losses[0]
+@pytest.mark.parametrize(("name", "graph", "storage"), CASES)
+def test_every_model_trains(name: str, graph: str, storage: str) -> None:
+    training = Training(MODELS[name], "adaptive", graph, storage)
+    losses = []
+    for _ in range(_AGAIN + 1):
+        results = training.update()
+        assert all(result.updated for result in results)
+        losses.append(training.losses)
+    assert all(math.isfinite(loss) for found in losses for loss in found)
+    # Of two players, the one's gain is the other's loss.
+    if len(training.updaters) == 1:
+        assert losses[_AGAIN] < losses[0]
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
