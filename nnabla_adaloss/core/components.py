@@ -83,10 +83,6 @@ class Components(NamedTuple):
         """Component of the loss gradient: the first in backward order."""
         return 0
 
-    def of_contribution(self, node: NodeStructure, leaf: int) -> int:
-        """Component of the gradient that a function contributes to a leaf."""
-        return _of_contribution(self.of, node, leaf)
-
     def descendants(self, first: AbstractSet[int]) -> Set[int]:
         """Components `first` and all that edges lead to from them."""
         return _reachable(self.edges, first)
@@ -214,7 +210,7 @@ def _numbered(
     leaves: Dict[int, Set[int]] = {}
     for node in nodes:
         for leaf in node.leaves:
-            contribution = _of_contribution(of, node, leaf)
+            contribution = component_of_contribution(node, leaf, of)
             leaves.setdefault(one_gradient.get(leaf, leaf), set()).add(contribution)
     return Components(
         of=of,
@@ -237,8 +233,8 @@ def _edges(node: NodeStructure, of: Mapping[int, int]) -> List[Edge]:
     return [*edges, *(Edge(own, other, None, -1) for other in others if other != own)]
 
 
-def _of_contribution(of: Mapping[int, int], node: NodeStructure, leaf: int) -> int:
-    """Component of the gradient that a function contributes to a leaf, from the component `of` variables."""
+def component_of_contribution(node: NodeStructure, leaf: int, of: Mapping[int, int]) -> int:
+    """Component of the gradient that a function contributes to a leaf; `of`: component of each variable."""
     # A leaf that one layer scales has a component; others that read it contribute at their output's scale.
     scaled = leaf in of and any(one.input == leaf for one in node.layer_inputs)
     return of[leaf if scaled else node.outputs[0]]

@@ -10,7 +10,7 @@ from typing import AbstractSet, Any, Dict, FrozenSet, List, NamedTuple, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.components import Components
+from ..core.components import Components, component_of_contribution
 from ..graph.plan import GraphPlan
 from .leaf_gradients import Contribution
 
@@ -43,7 +43,7 @@ class WrittenLeaves:
 
     def component(self, leaf: int, function: int) -> int:
         """Component of the gradient that a function writes to a leaf."""
-        return self.components.of_contribution(self._plan.by_number[function], leaf)
+        return component_of_contribution(self._plan.by_number[function], leaf, self.components.of)
 
     def amax_of_components(self, largest: Sequence[float], leaves: FrozenSet[int]) -> Dict[int, float]:
         """Largest finite magnitude of each component in these leaves, from the `largest` of all."""

@@ -98,13 +98,13 @@ def may_depend(depends: Callable[[int, int], bool], of: int, on: int) -> bool:
 
 def visited(loss: nn.Variable) -> Tuple[List[Any], List[List[nn.Variable]], List[List[Any]]]:
     """List the functions of `loss` in forward order, their inputs, and the producers of these or None."""
-    # `Variable.visit` would keep its argument, and so the graph, in a reference cycle.
+    # Not by `Variable.visit`, which keeps its argument, and so the graph, in a reference cycle.
     functions: List[Any] = []
     inputs: List[List[nn.Variable]] = []
     parents: List[List[Any]] = []
     seen: Set[Any] = set()
     waiting: List[Any] = [loss.parent]
-    # Producers come before their readers, first inputs first.
+    # Depth first, first inputs first. A function waits as a tuple until its producers are in the lists.
     while waiting:
         f = waiting.pop()
         if type(f) is tuple:
@@ -137,6 +137,7 @@ def backward_order(described: GraphDescription) -> List[int]:
         ranks.append(rank + 1)
     order: List[int] = []
     last = len(described.type_names) - 1
+    # A heap: the highest rank first, of equal ones the first that was reached.
     waiting = [(-ranks[last], 1, last)] if described.need_grads[last] else []
     seen = {last}
     while waiting:

@@ -35,17 +35,18 @@ _PYTHON = "Callback"
 def float_tail(
     graph: Graph, candidates: Sequence[int], storage: Format = FLOAT16
 ) -> Tuple[FrozenSet[int], str]:
-    """Find functions of `candidates` that must compute in float; warn of constants that stay rounded."""
+    """Find functions of `candidates`, in half precision, that must compute in float; with a warning of
+    constants that `storage` changes all the same, or "".
+    """
     described = graph.described
-    half = set(candidates)
-    rounded = {i for i in half if any(_is_lost(c, storage) for c in constants(described, i))}
-    in_float = half & (_at_the_loss(described) | rounded)
+    lost = {i for i in candidates if _lost_constants(described, i, storage)}
+    in_float = lost | ({*candidates} & _at_the_loss(described))
     if not in_float:
         return frozenset(), ""
     before_python = _before_python([graph.functions[i] for i in in_float])
     movable = (i for i in in_float if graph.functions[i] not in before_python)
     replaced = frozenset(i for i in movable if _can_be_replaced(described, i))
-    left = sorted(rounded - replaced)
+    left = sorted(lost - replaced)
     return replaced, _warning(graph, left, storage) if left else ""
 
 
@@ -56,8 +57,7 @@ def _warning(graph: Graph, functions: List[int], storage: Format) -> str:
     changes = [
         f"{labels[index]} ({described.type_names[index]}): {c:g} is {storage.nearest(c):g} in half precision"
         for index in functions
-        for c in constants(described, index)
-        if _is_lost(c, storage)
+        for c in _lost_constants(described, index, storage)
     ]
     context = float_context(graph.functions[functions[0]].context)
     written = f"nn.Context({context.backend}, {context.array_class!r}, {context.device_id!r})"
@@ -78,7 +78,7 @@ class TailReader:
         self.warning = ""
         # True if functions were moved since `before_backward`; True once this was reported.
         self.moved = self._reported = False
-        # Outputs of moved functions that forward must recompute.
+        # Outputs of moved functions without data, as the functions' inputs were freed: until forward runs.
         self._missing: List[nn.Variable] = []
 
     def read(self, other: Optional[Graph] = None) -> Graph:
@@ -124,18 +124,23 @@ def float_context(context: nn.Context) -> nn.Context:
     return nn.Context(list(dict.fromkeys(backends)), context.array_class, context.device_id)
 
 
-def constants(described: GraphDescription, index: int) -> List[float]:
-    """Constants that a function casts to the type of its arrays; for a mean, 1/N."""
+def _lost_constants(described: GraphDescription, index: int, storage: Format) -> List[float]:
+    """Constants that a function casts to the type of its arrays, if `storage` changes them by more than its
+    precision; a mean has 1/N.
+    """
     args = described.args[index]
     numbers = [float(args[name]) for name in _CONSTANTS & args.keys()]
     if properties_of(described.type_names[index]).averages:
         inputs, outputs = _sizes(described, index)
         numbers.append(outputs[0] / max(inputs[0], 1))
-    return numbers
+    precision = storage.mantissa_bits
+    return [c for c in numbers if abs(storage.nearest(c) - c) > math.ldexp(abs(c), -precision)]
 
 
 def compute_in_float(graph: Graph, functions: AbstractSet[int]) -> List[nn.Variable]:
-    """Replace functions by float ones and recompute them; return outputs whose inputs were freed."""
+    """Replace functions by float ones, and compute those whose outputs exist; return the outputs for which
+    this fails, because inputs were freed.
+    """
     described = graph.described
     missing: List[nn.Variable] = []
     for index in sorted(functions):
@@ -149,22 +154,17 @@ def compute_in_float(graph: Graph, functions: AbstractSet[int]) -> List[nn.Varia
         for old, new in zip(outputs, made if isinstance(made, (list, tuple)) else [made]):
             need_grad = old.need_grad
             old.rewire_on(new)
+            # Rewiring takes over the new one's; a user may have set it.
             if old.need_grad != need_grad:
                 old.need_grad = need_grad
         missing += outputs if computed and not recompute else []
     return missing
 
 
-def _is_lost(constant: float, storage: Format) -> bool:
-    """True if a format changes a constant by more than its precision."""
-    error = abs(storage.nearest(constant) - constant)
-    return error > math.ldexp(abs(constant), -storage.mantissa_bits)
-
-
 def _before_python(functions: List[Any]) -> Set[Any]:
-    """Functions with a Python function among their descendants, in this graph or another."""
-    # Rewiring a variable sets up all its descendants again, where nnabla crashes at Python functions.
-    readers: Dict[Any, List[Any]] = {}
+    """Functions from which readers lead to a Python function, in this graph or another, and these."""
+    # Rewiring a variable sets up all its readers again, where nnabla crashes at Python functions.
+    readers: Dict[Any, List[Any]] = {}  # of each function from the given ones on
     writers: Dict[Any, List[Any]] = {}
     waiting = list(functions)
     while waiting:
@@ -174,6 +174,7 @@ def _before_python(functions: List[Any]) -> Set[Any]:
             waiting += readers[f]
             for reader in readers[f]:
                 writers.setdefault(reader, []).append(f)
+    # Back from the Python functions.
     result: Set[Any] = set()
     waiting = [f for f in readers if f.name == _PYTHON]
     while waiting:
@@ -185,7 +186,7 @@ def _before_python(functions: List[Any]) -> Set[Any]:
 
 
 def _at_the_loss(described: GraphDescription) -> Set[int]:
-    """Functions at the loss with a scalar output or only scalar inputs."""
+    """Functions with a scalar output or only scalar inputs, from the loss back to the first others."""
     at_loss: Set[int] = set()
     waiting = [len(described.type_names) - 1]
     while waiting:
@@ -215,9 +216,9 @@ def _is_written(variable: nn.Variable) -> bool:
 def _can_be_replaced(described: GraphDescription, index: int) -> bool:
     """True if a function is nnabla's own, without weight, statistics or random numbers to lose."""
     type_name, args = described.type_names[index], described.args[index]
-    references = properties_of(type_name).own_references
-    keeps = is_matrix_product(type_name) or references or written_inputs(type_name, args)
-    return not keeps and "seed" not in args and hasattr(nnabla.function, type_name)
+    has_weight = is_matrix_product(type_name) or properties_of(type_name).own_references
+    has_state = written_inputs(type_name, args) or "seed" in args
+    return not (has_weight or has_state) and hasattr(nnabla.function, type_name)
 
 
 def _sizes(described: GraphDescription, index: int) -> Tuple[List[int], List[int]]:

@@ -124,6 +124,7 @@ class LossSeed:
 
     def gradient(self, scale: float, grad: Optional[Seed] = None) -> Union[nn.NdArray, NDArray[np.float32]]:
         """Compute `scale * grad` (ones if `grad` is None), in an array that the next call reuses."""
+        # Without a seed of the caller, checked once.
         if grad is not None or self._array is None:
             check_seed(self._loss, grad)
         if grad is not None and not isinstance(grad, nn.NdArray):
@@ -134,9 +135,10 @@ class LossSeed:
             self._array = nn.NdArray(self._loss.shape)
         if grad is not None:
             self._scaled(grad, self._array, scale)
-            return self._array
-        self._array.fill(scale)
-        self._array.data_ptr(_FLOAT32, self._context)
+        else:
+            self._array.fill(scale)
+            # This makes memory of it on the device: a `fill` waits for the first access.
+            self._array.data_ptr(_FLOAT32, self._context)
         return self._array
 
 

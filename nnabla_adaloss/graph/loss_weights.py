@@ -33,10 +33,10 @@ from .matrix_products import Args
 from .memory_uses import origin_of
 
 # Factors by which a data-dependent weight may rise above the one in use, as overflows are that far away, and
-# fall below it, which costs nothing once the windows have seen it. Losses of batches vary that much.
+# fall below it, which costs nothing once the windows have seen it: losses of batches vary that much.
 _ABOVE, _BELOW = 4.0, 16.0
 
-# Probe factor that visibly changes every weight that depends on it.
+# A factor so far from 1 that each weight that depends on it changes.
 _FAR = 2.0**60
 
 
@@ -60,7 +60,7 @@ class Passage(NamedTuple):
     after: int
     factor: Union[float, Factor, None]
     degree: float  # exponent of later factors if this one is unknown
-    counts: bool  # True if it weighs `after`: scalars do not count beside arrays
+    counts: bool  # True if the input counts for the weight of `after`: scalars beside arrays do not
 
 
 class ComponentEdge(NamedTuple):
@@ -69,7 +69,7 @@ class ComponentEdge(NamedTuple):
     output: int  # position of a scalar output; -1: the component counts as a whole
     before: int
     after: int
-    limited: bool  # True if the function is not linear in its gradient
+    linear: bool  # False if the function is not linear in its gradient, such as a clipping one
 
 
 class LossWeights:
@@ -84,33 +84,34 @@ class LossWeights:
         scalars: AbstractSet[int],  # positions of the scalar variables
     ) -> None:
         self._components, self._roots = components, nodes[0].outputs
+        # Scalars do not count in a component that has arrays.
         self._root_counts = components.root in components.scalar_components or not scalars >= {*self._roots}
         self._at_loss: List[int] = []  # indices of the scalar functions
-        # Positions of the variables that other functions read.
+        # Positions of the variables that other functions read, and component edges through these.
         self._read_otherwise: Set[int] = set()
-        ways: Dict[ComponentEdge, None] = {}
+        edges: Dict[ComponentEdge, None] = {}
         positions, of = described.inputs.positions, components.of
         for index, node in enumerate(nodes):
-            first = node.outputs[0] if node.outputs[0] in scalars else -1
+            output = node.outputs[0] if node.outputs[0] in scalars else -1
             at_loss = node.number in section and node.linear
-            if at_loss and (first >= 0 or scalars >= {*positions[described.inputs.part(node.number)]}):
+            if at_loss and (output >= 0 or scalars >= {*positions[described.inputs.part(node.number)]}):
                 self._at_loss.append(index)
                 continue
             before = of[node.outputs[0]]
             self._read_otherwise.update(node.inputs)
             descendants = {of[p] for p in (*node.inputs, *[s.input for s in node.layer_inputs]) if p in of}
             for after in descendants:
-                if after != before or first >= 0:
-                    ways[ComponentEdge(first, before, after, not node.linear)] = None
-        self._ways = list(ways)
+                if after != before or output >= 0:
+                    edges[ComponentEdge(output, before, after, node.linear)] = None
+        self._edges = list(edges)
         self._passages = self._passages_of(nodes, described)
         self._constants = _constants_of(self._passages)
         # The last factors, and their weights.
         self._last: Tuple[Tuple[Optional[float], ...], Tuple[float, ...]] = ((), ())
-        # True for components whose weight depends on more than constants and fed leaves.
+        # True for components whose weight depends on data: on more than constants and fed leaves.
         data = [isinstance(one.factor, Factor) and not one.factor.fed for one in self._passages]
         tried = [self._weights([far if one else 1.0 for one in data]) for far in (1.0, _FAR) if any(data)]
-        self._moving = [one != other for one, other in zip(*tried)]
+        self._data_dependent = [one != other for one, other in zip(*tried)]
 
     def of_alike(self, nodes: Sequence[NodeStructure], described: GraphDescription) -> LossWeights:
         """Adapt to a graph that differs only in shapes and constants."""
@@ -142,28 +143,31 @@ class LossWeights:
         self, variables: Sequence[nn.Variable], *, on_host: bool, in_use: Iterable[Tuple[float, ...]] = ()
     ) -> Tuple[float, ...]:
         """Read the weight of each component, a power of two or 0; unless `on_host`, from fed leaves only."""
-        # Near ones of `in_use`, the latest last, replace data-dependent weights: they share a schedule.
         factors = self._constants
         if factors is None:
             factors = tuple([_read(one.factor, variables, on_host=on_host) for one in self._passages])
         if factors != self._last[0] or not self._last[1]:
             self._last = factors, self._weights(factors)
         weights = self._last[1]
-        if on_host and self._moving:
+        # The latest weights `in_use` replace near ones, as they have a schedule.
+        if on_host and self._data_dependent:
             return next((one for one in reversed([*in_use]) if self._is_near(weights, one)), weights)
         return weights
 
     def _is_near(self, weights: Tuple[float, ...], in_use: Tuple[float, ...]) -> bool:
-        pairs = zip(weights, in_use, self._moving)
-        return not [1 for w, u, m in pairs if w != u and not (m and w <= _ABOVE * u and u <= _BELOW * w)]
+        """True if only data-dependent weights differ, and only as much as a schedule allows."""
+        pairs = zip(weights, in_use, self._data_dependent)
+        return not [1 for w, u, may in pairs if w != u and not (may and w <= _ABOVE * u and u <= _BELOW * w)]
 
     def _passages_of(self, nodes: Sequence[NodeStructure], described: GraphDescription) -> List[Passage]:
+        """Paths through the functions at the loss, in backward order, one for each input with a gradient."""
         components, passages = self._components, []
         for node in map(nodes.__getitem__, self._at_loss):
             read = described.inputs.positions[described.inputs.part(node.number)]
             derivatives = properties_of(node.type_name).derivatives
             for position in node.inputs:
                 size = math.prod(described.shapes[position])
+                # An input that is read several times has as many derivatives, which are added.
                 own = [derivative for one, derivative in zip(read, derivatives) if one == position] or [ONE]
                 degree = sum([one.degree(node.args) for one in own])
                 factor = _factor(own, node, size, described)
@@ -180,35 +184,35 @@ class LossWeights:
         # A scalar function that other functions lead to needs the weights of the round before.
         while weights != before_round:
             before_round = [*weights]
-            # Weights of variables reached only through scalar functions, by the exponent of later factors;
-            # and the variables that other functions reach, too.
+            # Weight of each variable reached through scalar functions only, as summands by the exponent of
+            # later factors: 1, or p after a function of degree p whose factor is unknown.
             of_variables = {root: {1.0: 1.0} for root in self._roots}
-            of_others = {*self._read_otherwise}
+            reached_otherwise = {*self._read_otherwise}  # variables that other functions lead to, too
             # Backward order: all contributions to a variable arrive before it is passed on.
-            for one, factor in zip(self._passages, factors):
-                weight, arriving = 0.0, of_variables.get(one.output)
+            for passage, factor in zip(self._passages, factors):
+                weight, arriving = 0.0, of_variables.get(passage.output)
                 if arriving is not None:
-                    own = of_variables.setdefault(one.input, {})
-                    for power, part in arriving.items():
+                    own = of_variables.setdefault(passage.input, {})
+                    for exponent, summand in arriving.items():
                         if factor is None:
-                            power *= one.degree
+                            exponent *= passage.degree
                         else:
-                            part *= _power(factor, power)
+                            summand *= _power(factor, exponent)
+                        summand += own.get(exponent, 0.0)
                         # Powers beyond float64 are unknown.
-                        part += own.get(power, 0.0)
-                        own[power] = part if part < math.inf else 1.0
+                        own[exponent] = summand if summand < math.inf else 1.0
                     weight = sum(own.values())
-                if arriving is None or one.output in of_others:
-                    of_others.add(one.input)
-                    weight = max(weight, weights[one.before])
-                if one.counts:
-                    weights[one.after] = max(weights[one.after], weight)
-            for way in self._ways:
-                arriving = of_variables.get(way.output)
-                weight = weights[way.before] if arriving is None else sum(arriving.values())
-                if way.limited:
-                    weight = float(weight > 0.0)
-                weights[way.after] = max(weights[way.after], weight)
+                if arriving is None or passage.output in reached_otherwise:
+                    reached_otherwise.add(passage.input)
+                    weight = max(weight, weights[passage.before])
+                if passage.counts:
+                    weights[passage.after] = max(weights[passage.after], weight)
+            for edge in self._edges:
+                arriving = of_variables.get(edge.output)
+                weight = weights[edge.before] if arriving is None else sum(arriving.values())
+                if not edge.linear:
+                    weight = float(weight > 0.0)  # its gradient does not grow with the loss weight
+                weights[edge.after] = max(weights[edge.after], weight)
         return tuple([floor_power_of_two(weight) if weight else 0.0 for weight in weights])
 
 
@@ -224,6 +228,7 @@ def _factor(
     """Factor of a function by one of its inputs, with a derivative for each use of the input."""
     if not any(one.reads for one in derivatives):
         return _magnitude(one.of(node.args, size) for one in derivatives)
+    # The output, which some derivatives read (-1), may depend on a parameter, and is not fed.
     inputs, terms, fed, learned = described.inputs, [], True, False
     for one in derivatives:
         positions = []
@@ -269,8 +274,8 @@ def _read(
     )
     if factor.fed or magnitude is None:
         return magnitude
-    # The nearest power of two, as each new factor needs a computation of weights. A learned factor may be 0
-    # by chance in a batch: unknown.
+    # As the nearest power of two it changes less often, and weights are computed less often. A learned factor
+    # may be 0 by chance in a batch: unknown.
     return floor_power_of_two(magnitude * 2.0**0.5) if magnitude else (None if factor.learned else 0.0)
 
 

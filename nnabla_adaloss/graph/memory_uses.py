@@ -44,8 +44,8 @@ def memory_uses(described: GraphDescription) -> MemoryUses:
     for index, (source, view) in views.items():
         if writers.get(source, never) < index:
             writers[view] = writers[source]
-    # First function that reads each leaf, or other variable: from the last use to the first, which remains. A
-    # view is read when its output is.
+    # First function that reads each leaf, or other variable. A view is read when its output is; so from the
+    # last use to the first, whose entry remains.
     readers: Dict[int, int] = {}
     readers_of_others: Dict[int, int] = {}
     for position, producer, index in list(zip(inputs.positions, described.producers, inputs.functions))[::-1]:
@@ -53,6 +53,7 @@ def memory_uses(described: GraphDescription) -> MemoryUses:
         first = readers if producer is None else readers_of_others
         if reader <= first.get(position, never):
             first[position] = reader
+    # A leaf that a function writes: the variable was cut off from the graph where it is read.
     cut_off = [p for p, reader in readers.items() if writers.get(p, never) < reader]
     with_gradient = {*compress(inputs.positions, described.needs)}
     trained = {p for p, (_, name) in described.kept.items() if name is not None} & with_gradient

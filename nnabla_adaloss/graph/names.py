@@ -72,6 +72,7 @@ def function_names(graph: GraphDescription) -> List[str]:
     """Unique name of each function of a graph, in forward order."""
     parents = graph.inputs.by_function(graph.producers)
     scopes = _own_scopes(graph, parents)
+    # Each type is looked up once.
     types = {type_name for type_name in {*graph.type_names} if is_matrix_product(type_name)}
     products = [type_name in types for type_name in graph.type_names]
     of_products = {scope for scope, product in zip(scopes, products) if product}
@@ -111,7 +112,8 @@ def _own_scopes(graph: GraphDescription, parents: Parents) -> List[str]:
     }
     uses = zip(graph.inputs.positions, graph.producers)
     read = [of_leaves.get(position) if producer is None else None for position, producer in uses]
-    # Outputs of functions of parameters only, such as a weight's normalization, are weights, too.
+    # By function, the scope of its parameters if it reads nothing else: its output is a weight, too, as of a
+    # weight's normalization.
     weights: Dict[Optional[int], str] = {}
     scopes: List[str] = []
     for index, of_inputs in enumerate(graph.inputs.by_function(read)):
@@ -125,7 +127,9 @@ def _own_scopes(graph: GraphDescription, parents: Parents) -> List[str]:
 
 
 def _nearest(edges: Sequence[Tuple[int, int]], scopes: Sequence[str]) -> Dict[int, Tuple[int, str]]:
-    """Distance and scope of the nearest function with a scope in one direction, for those without one."""
+    """Distance and scope of the nearest function with a scope, for those without one. `edges`: from functions
+    to their neighbours in one direction, in an order in which a neighbour's own edges come first.
+    """
     nearest: Dict[int, Tuple[int, str]] = {}
     for index, neighbour in edges:
         if scopes[index]:
