@@ -41,7 +41,8 @@ def alpha_bounds(weight_amax: float, u_max: float, stored: Optional[Format]) -> 
         return AlphaBounds(highest)
     # `unit` is the alpha that brings the weight's amax to 1, or down to half of it.
     unit, bits = floor_power_of_two(1.0 / weight_amax), min(_FEWEST_BITS, stored.mantissa_bits)
-    # A small weight has no more bits itself.
+    # Elements down to this share of exponents below the amax are normal. Copied with an alpha of 1, a weight
+    # keeps the bits that it has.
     enough = min(unit * stored.smallest_normal * _share(_ENOUGH, stored), 1.0)
     least = unit * stored.smallest_subnormal * 2.0**bits
     return AlphaBounds(highest, enough, least, _share(_FURTHER, stored))

@@ -87,7 +87,8 @@ class ScaleLimits(NamedTuple):
     def size_before(self, edge: Edge) -> float:
         """Largest gradient before an edge, with the present loss weights; unit amax 1 if it is unmeasured."""
         if edge.layer is None:
-            # A function at the loss may multiply by a loss weight, which only its successor's includes.
+            # At the loss unit amaxes count as 1. If the function multiplies by a loss weight, only the weight
+            # of its successor includes it.
             return self.loss_weights[edge.successor]
         return self.loss_weights[edge.predecessor] * (self.unit_amaxes[edge.predecessor] or 1.0)
 
@@ -354,7 +355,7 @@ def _keep_bits_of_weights(
             if after < lowest * own.least:
                 # The copy would keep no bit: gradients give up some of theirs for a few.
                 alpha, lowest = own.least, max(gradients_keep_bits / own.further, in_range)
-            # To the scale from which `alpha` leads on, but not below the lowest; not for a copy without bits.
+            # To the scale from which `alpha` leads to `after`, or to the lowest if the copy has bits there.
             by = floor_power_of_two(before / max(lowest, after / alpha))
             if by > 1.0 and after >= lowest * own.least:
                 scales[edge.predecessor], lowered = before / by, True

@@ -122,7 +122,7 @@ def components_of(
             _connect(parents, passed_on)
         else:
             _connect(parents, [*node.outputs, *passed_on])
-        # Also of leaves: a scaled one belongs to a component, others do not.
+        # A scaled input belongs to a component also if it is a leaf; other leaves belong to none.
         for layer_input in layer_inputs:
             _connect(parents, [layer_input.input])
     return _numbered(nodes, sizes, one_gradient, {position: _root(parents, position) for position in parents})
@@ -163,17 +163,17 @@ def _share_without_hooks(
     for node in nodes:
         own = node.outputs[0]
         for layer_input in node.layer_inputs:
-            # Without a copy of the weight alpha is 1.
+            # Where no copy can replace the weight, alpha is 1.
             if layer_input.weight not in swappable:
                 groups.append([own, layer_input.input])
             outputs.setdefault(layer_input.weight, []).append(own)
             inputs.setdefault(layer_input.weight, []).append(layer_input.input)
         scaled = {one.input for one in node.layer_inputs}
-        # A function that separates components writes a leaf at any scale.
+        # The few contributions of functions that separate components are unscaled one by one.
         for leaf in () if node.separates else node.leaves:
             contributions.setdefault(one_gradient.get(leaf, leaf), []).append(leaf if leaf in scaled else own)
-    # All layers with a weight use one copy of it, so one alpha. A leaf's contributions are summed before they
-    # are unscaled.
+    # All layers with a weight use one copy of it, so one alpha. Other contributions to a leaf are summed
+    # before they are unscaled.
     return [*groups, *outputs.values(), *inputs.values(), *contributions.values()]
 
 
@@ -188,6 +188,7 @@ def _numbered(
     numbers: Dict[int, int] = {}  # by root
 
     def number(position: int, name: str) -> None:
+        # Gives a component that is new the next number, and this name.
         root = root_of[position]
         if root not in numbers:
             numbers[root] = len(names)

@@ -194,6 +194,7 @@ class AdaLossConfig:
         """
         if precision is None:
             return self if self.dtype is not None else replace(self, dtype="float16")
+        # Formats that differ only in what becomes of larger numbers have one range.
         stored = precision.stored_gradients.saturating(False)
         if self.dtype is None:
             dtype: Any = stored.name if FORMATS.get(stored.name) == stored else stored

@@ -136,10 +136,11 @@ class Format:
             return self
         (own, own_exponent), (wished, wished_exponent) = math.frexp(self.max), math.frexp(abs_max)
         _, normal_exponent = math.frexp(self.smallest_normal)
-        dropped = 23 - self.mantissa_bits
         power = wished_exponent - own_exponent + (wished > own)
-        # The kernels round a number by adding one that is 2**dropped times as large.
-        power = min(power, 128 - own_exponent, 128 - dropped - normal_exponent)
+        # Exponents of float32 lie in [-125, 128]. The kernels round a number by adding one with an exponent
+        # that is larger by the bits that the format drops.
+        dropped_bits = 23 - self.mantissa_bits
+        power = min(power, 128 - own_exponent, 128 - dropped_bits - normal_exponent)
         power = max(power, -125 - normal_exponent)
         if power == 0:
             return self

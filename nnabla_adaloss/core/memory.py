@@ -51,7 +51,9 @@ class Memory(NamedTuple):
     def after(
         self, unit_amaxes: _Amaxes, *, completes_entry: bool, lost: _Amaxes = _NONE, iteration: int
     ) -> Memory:
-        """Add the amaxes of an iteration, and of its `lost` batches; `completes_entry`: windows get these."""
+        """Add the amaxes of an iteration, and of its `lost` batches; `completes_entry`: all arrays have been
+        measured since the windows' last entry.
+        """
         unit_amaxes = _larger(lost, unit_amaxes)
         memory = self._after_losses(unit_amaxes, lost, iteration) if self.lost or lost else self
         partial = _larger(self.partial, unit_amaxes)

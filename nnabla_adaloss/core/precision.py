@@ -160,18 +160,18 @@ class LayerPrecisions:
             raise ValueError("storage is an empty mapping: name a pattern of layers, such as '*'")
         # Precisions by pattern, in order; one for all has the pattern "*".
         self.storage: Dict[str, Precision] = {}
-        all_layers = None
+        catch_all = None  # the last pattern, if it matches every name: none may come after it
         for pattern, precision in by_pattern.items():
             if not isinstance(pattern, str):
                 raise TypeError(f"storage has the key {pattern!r}; patterns of layer names are strings")
-            if all_layers is not None:
+            if catch_all is not None:
                 raise ValueError(
-                    f"storage has the pattern {pattern!r} after {all_layers!r}, which matches every "
-                    f"layer; the first pattern that matches decides, so put {all_layers!r} last"
+                    f"storage has the pattern {pattern!r} after {catch_all!r}, which matches every "
+                    f"layer; the first pattern that matches decides, so put {catch_all!r} last"
                 )
             argument = f"storage[{pattern!r}]" if by_pattern is storage else "storage"
             self.storage[pattern] = get_precision(precision, argument)
-            all_layers = pattern if matches_all(pattern) else None
+            catch_all = pattern if matches_all(pattern) else None
 
     @cached_property
     def only(self) -> Optional[Precision]:
@@ -195,7 +195,7 @@ class LayerPrecisions:
 
     def check(self, layers: Sequence[str]) -> None:
         """Raise ValueError unless every pattern is the first match of a layer, or matches everything."""
-        left = list(layers)
+        left = list(layers)  # that no earlier pattern matches
         for pattern in self.storage:
             decided = [layer for layer in left if matches(pattern, layer)]
             if not decided and not matches_all(pattern):

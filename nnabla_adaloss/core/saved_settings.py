@@ -71,8 +71,8 @@ def with_known_names(
 ) -> Tuple[Dict[str, Any], List[str]]:
     """Read saved settings: those of this version, and the names of those that only the state has.
 
-    ValueError if a setting that one of them lacks is in use, so not at its default: a saved one in `chosen`;
-    None, as in older states: any may be.
+    `chosen`: names of saved settings that were in use, so not at their defaults; None, as in older states:
+    any may have been. ValueError if only one of state and version has a setting, and it is in use.
     """
     read: Dict[str, Any] = {}
     foreign: List[str] = []
@@ -84,7 +84,7 @@ def with_known_names(
             )
         foreign.append(path + name)
     for name, setting in settings.items():
-        inner, kind = fields_of(setting.value), _name(type(setting.value))
+        kind = _name(type(setting.value))
         if name not in saved:
             if not _is_default(setting):
                 raise ValueError(
@@ -93,8 +93,10 @@ def with_known_names(
                 )
             read[name] = plain(setting.value)
         elif isinstance(saved[name], Mapping) and _is_same_class(saved[name].get("type"), kind):
-            fields = {field: value for field, value in saved[name].items() if field != "type"}
-            own, more = with_known_names(fields, inner, chosen, f"{path}{name}.")
+            # An object, such as a method, whose fields are settings of their own.
+            saved_fields = {field: value for field, value in saved[name].items() if field != "type"}
+            fields = fields_of(setting.value)
+            own, more = with_known_names(saved_fields, fields, chosen, f"{path}{name}.")
             read[name] = {"type": kind, **own}
             foreign += more
         else:

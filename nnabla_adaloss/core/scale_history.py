@@ -33,7 +33,7 @@ def equalized(scales: Sequence[float]) -> List[float]:
     """Equalize successive scales in runs within two bits: each takes the smallest of its run."""
     result: List[float] = []
     run_length = 0
-    smallest = largest = 0.0
+    smallest = largest = 0.0  # of the run; the first scale ends an empty one
     for scale in scales:
         if scale > _APART * smallest or largest > _APART * scale:
             result += [smallest] * run_length
@@ -76,12 +76,11 @@ class AmaxWindow(NamedTuple):
         pushed, pairs = values
         entries = tuple((integer("entry", i), number("amax", x)) for i, x in pairs)
         window = cls(integer("pushed", pushed), entries, entries[0][1] if entries else 0.0)
-        numbers = [0, *(i for i, _ in window.entries), window.pushed + 1]
-        magnitudes = [x for _, x in window.entries]
-        # The last entry is that of the last iteration, and all are finite and not negative.
-        in_order = all(a < b for a, b in zip(numbers, numbers[1:])) and numbers[-2] == window.pushed
-        falling = all(a > b for a, b in zip([math.inf, *magnitudes], magnitudes))
-        if not (in_order and falling and (not magnitudes or magnitudes[-1] >= 0.0)):
+        numbers, magnitudes = [0, *(i for i, _ in entries)], [math.inf, *(x for _, x in entries)]
+        # The last entry is that of the last iteration: an older one is dropped only for a newer one.
+        rising = all(a < b for a, b in zip(numbers, numbers[1:])) and numbers[-1] == window.pushed
+        falling = all(a > b for a, b in zip(magnitudes, magnitudes[1:])) and magnitudes[-1] >= 0.0
+        if not (rising and falling):
             raise ValueError(f"entries={pairs!r} cannot be those of a window of {pushed} iterations")
         return window
 

@@ -60,13 +60,12 @@ class ScheduleCache:
     def moved(
         self, iteration: int, given_scale: Optional[float], weights: Tuple[float, ...], max_scale: float
     ) -> Optional[ScaleSchedule]:
-        """Latest schedule, if it only has to be moved to these loss weights."""
-        weights_before = next(reversed([*self.chosen]), None)
-        latest = None if weights_before is None else self.current(iteration, given_scale, weights_before)
-        moved, cached = latest and latest.moved_to(weights, max_scale), self.last(weights)
-        # Usually the cached one is equal, and has its steps already.
-        reused = moved and cached and cached.component_scales == moved.component_scales
-        return cached if reused else moved
+        """Latest schedule, if it is in use and only has to be moved to these loss weights; else None."""
+        latest = self.current(iteration, given_scale, [*self.chosen][-1]) if self.chosen else None
+        moved, before = latest and latest.moved_to(weights, max_scale), self.last(weights)
+        # The last one for these weights is usually equal, and has its steps already.
+        reused = moved and before and before.component_scales == moved.component_scales
+        return before if reused else moved
 
     def slice_number(self, iteration: int) -> Optional[int]:
         """Number of the slice of the arrays, of `iterations`, that an iteration measures; None: nothing."""

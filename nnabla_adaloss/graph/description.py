@@ -81,7 +81,7 @@ class GraphDescription(NamedTuple):
     @property
     def in_half(self) -> List[int]:
         """Indices of the functions that compute in half precision."""
-        # Most graphs have a single context.
+        # The few different backends are examined once each.
         half = {name for name in {*map(itemgetter(0), filter(None, self.backends))} if is_half([name])}
         if not half:
             return []

@@ -206,11 +206,11 @@ def is_computed(variable: nn.Variable) -> bool:
 
 
 def _is_written(variable: nn.Variable) -> bool:
+    """True if an array was written, also if it was cleared since."""
     try:
         return variable.data.dtype is not None
     except RuntimeError:
-        # nnabla's word for an array that was never written.
-        return False
+        return False  # nnabla's word for an array that was never written
 
 
 def _can_be_replaced(described: GraphDescription, index: int) -> bool:

@@ -23,7 +23,7 @@ def runs_on_host(context: nn.Context) -> bool:
 
 def numbers_on_host(described: GraphDescription, functions: Sequence[Any]) -> FrozenSet[int]:
     """Numbers of the functions that run on the host although their context is a GPU's."""
-    # Most graphs have a single context.
+    # Without a GPU no context has to be read from nnabla.
     if not any(name.startswith(_GPU) for name in {*chain.from_iterable(described.backends)}):
         return frozenset()
     return frozenset(number for number, f in enumerate(functions) if runs_on_host(f.context))
@@ -37,7 +37,7 @@ def host_functions(described: GraphDescription, on_host: AbstractSet[int]) -> Di
     producers = described.inputs.by_function(described.producers)
     needs = described.inputs.by_function(described.needs)
     read_on_gpu = {p for index, positions in enumerate(read) if index not in on_host for p in positions}
-    stays = {p for positions in read for p in positions} - read_on_gpu
+    stays = {p for positions in read for p in positions} - read_on_gpu  # read on the host alone
     sizes = {}
     for index in sorted(on_host):
         if properties_of(described.type_names[index]).moves_nothing:

@@ -103,7 +103,8 @@ class Product(NamedTuple):
     scaled_inputs: Callable[[Args, Sequence[Shape], Shape], List[ScaledInput]] = _input_of_all_weights
     gradient: Callable[[NDArray[Any], Args, ScaledInput], NDArray[Any]] = _channels
     weight: Callable[[NDArray[Any], Args, ScaledInput], NDArray[Any]] = _rows
-    # True if it multiplies activations: a computed one is never swapped for a whole pass.
+    # True if it multiplies activations: a computed one is never swapped for a whole pass, as copies of all
+    # would be in memory at once.
     of_activations: bool = False
 
     def matrices(

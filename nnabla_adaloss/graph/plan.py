@@ -154,7 +154,7 @@ class GraphPlan:
     ) -> Optional[GraphPlan]:
         """Plan of a graph with the same topology but other parameters, or None."""
         before = self.described
-        # Patterns select layers by name.
+        # Patterns would have to select layers again, by their other names.
         if options != self.options or options.selection != LayerSelection():
             return None
         if described.type_names != before.type_names or _nameless(described) != _nameless(before):
@@ -197,6 +197,7 @@ class GraphPlan:
         if not node.layer_inputs:
             same = args == node.args and label == node.label
             return node if same else node._replace(args=args, label=label)
+        # Their fan-ins depend on shapes; names have selected them before.
         selected = {one.gemm.input for one in node.layer_inputs}
         layer_inputs = tuple([one for one in self._layer_inputs(node.number) if one.gemm.input in selected])
         return node._replace(args=args, label=label, layer_inputs=layer_inputs)
@@ -328,8 +329,8 @@ class GraphPlan:
             product = self._rows[node.number].product
             for layer_input in node.layer_inputs:
                 layers.setdefault(layer_input.weight, set()).add(node.number)
-                is_activation = product and product.of_activations and layer_input.weight in producers
-                if not is_activation:
+                computed = layer_input.weight in producers
+                if not (computed and product and product.of_activations):
                     candidates.add(layer_input.weight)
         swappable: Set[int] = set()
         reads, visited = self.described.reads, {*self.order}
@@ -400,6 +401,7 @@ class GraphPlan:
         return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], *notes])
 
     def _row(self, node: NodeStructure, *, fan_out: bool) -> Tuple[str, str, str, str, str]:
+        """Row of a function in the printed table."""
         if node.layer_inputs:
             role = "scaled"
         elif node.loss_section:
