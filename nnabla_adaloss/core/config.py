@@ -9,7 +9,7 @@ from typing import AbstractSet, Any, List, Optional, Sequence, Union
 
 from .formats import FORMATS, DTypeLike, Format, get_format
 from .layer_selection import LayerSelection
-from .methods import METHODS, AmaxHistory, ApproxRange, Method, MethodLike, Range, resolve_method
+from .methods import METHODS, AmaxHistory, Method, MethodLike, Range, resolve_method
 from .precision import Precision
 from .validation import (
     boolean,
@@ -154,18 +154,9 @@ class AdaLossConfig:
         return max(self.measure_every, self.update_per_n_iteration)
 
     @property
-    def sigma_min(self) -> float:
-        """Standard deviation at which a share p of a centred normal distribution lies below u_min."""
-        return ApproxRange(self.n_uf_threshold).sigma_min(self.range)
-
-    @property
     def selection(self) -> LayerSelection:
         """`include` and `exclude`."""
         return LayerSelection(tuple(self.include), tuple(self.exclude))
-
-    def selects(self, layer: str) -> bool:
-        """True when the layer of this name is to be scaled, by `include` and `exclude`."""
-        return self.selection.selects(layer)
 
     @property
     def unused(self) -> List[str]:

@@ -122,36 +122,6 @@ class Format:
         rounded = round(value / step) * step
         return math.copysign(self.beyond_max if abs(rounded) > self.max else rounded, value)
 
-    def fitted_to(self, abs_max: float) -> Format:
-        """Scale the format by the power of two that brings `max` to `abs_max` or just above it; by 1 for 0.
-        Rounding an array to it equals scaling the array, rounding, and dividing again. Numbers stay in the
-        normal range of float32, where that is exact.
-
-        Example:
-            >>> from nnabla_adaloss import Format
-            >>> Format.ieee("e5m2", exponent_bits=5, mantissa_bits=2).fitted_to(3.0).max
-            3.5
-        """
-        if abs_max == 0.0:
-            return self
-        (own, own_exponent), (wished, wished_exponent) = math.frexp(self.max), math.frexp(abs_max)
-        _, normal_exponent = math.frexp(self.smallest_normal)
-        power = wished_exponent - own_exponent + (wished > own)
-        # Exponents of float32 lie in [-125, 128]. The kernels round a number by adding one with an exponent
-        # that is larger by the bits that the format drops.
-        dropped_bits = 23 - self.mantissa_bits
-        power = min(power, 128 - own_exponent, 128 - dropped_bits - normal_exponent)
-        power = max(power, -125 - normal_exponent)
-        if power == 0:
-            return self
-        return replace(
-            self,
-            max=math.ldexp(self.max, power),
-            smallest_normal=math.ldexp(self.smallest_normal, power),
-            smallest_subnormal=math.ldexp(self.smallest_subnormal, power),
-            u_min=math.ldexp(self.u_min, power),
-        )
-
 
 _FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
 

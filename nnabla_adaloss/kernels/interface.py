@@ -262,8 +262,8 @@ class Kernels(ABC):
             source: float32.
             target: float32 or uninitialized; may be `source` itself.
             storage: the format.
-            fitted: round to `storage.fitted_to(the largest finite magnitude)`, and keep infinities; reads the
-                source twice.
+            fitted: round to the numbers of `storage` times the power of two that brings its largest to the
+                largest finite magnitude or just above it, and keep infinities; reads the source twice.
             random_key: round to one of the two neighbours at random, so that the expected value is the number
                 itself, to within 2^-32 of the distance between them. The 64 bits of the key and the index of
                 an element determine the choice, on every backend. Zeros, numbers of the format, infinities,

@@ -53,23 +53,6 @@ def test_ml_dtypes_agrees(stored: Format) -> None:
     assert stored.has_infinity == np.isinf(beyond.astype(np.float32))
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize(
-    "abs_max", [1e-45, 1e-38, 1e-3, 0.9999, 1.0, 448.0, 449.0, 57344.0, 65504.0, 1e20, 3.4e38]
-)
-def test_a_format_fitted_to_an_array(name: str, abs_max: float) -> None:
-    stored = FORMATS[name]
-    fitted = stored.fitted_to(abs_max)
-    power = fitted.max / stored.max
-    assert np.frexp(power)[0] == 0.5
-    assert fitted.smallest_normal / stored.smallest_normal == power
-    assert fitted.smallest_subnormal / stored.smallest_subnormal == power
-    if 1e-30 < abs_max < 1e30 and name.startswith("float8"):
-        assert fitted.max / 2 < abs_max <= fitted.max
-    assert stored.fitted_to(stored.max) == stored.fitted_to(0.0) == stored
-    assert stored.saturating().fitted_to(abs_max).saturates
-
-
 @pytest.mark.parametrize(
     "page",
     [

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.core import AdaLossConfig
-from nnabla_adaloss.core.methods import overflow_limit
+from nnabla_adaloss.core.methods import ApproxRange, overflow_limit
 from nnabla_adaloss.core.statistics import statistics_of
 from nnabla_adaloss.functions import (
     get_loss_scale,
@@ -67,9 +67,9 @@ def is_tiny(case: Dict[str, Any]) -> bool:
 def plain_approx(g: np.ndarray, W: np.ndarray, config: AdaLossConfig, fan_in: float) -> float:
     """The formula word by word in float64."""
     g, W = g.astype(np.float64), W.astype(np.float64)
-    u_max = config.range[1]
+    u_max, sigma_min = config.range[1], ApproxRange(config.n_uf_threshold).sigma_min(config.range)
     sigma = np.sqrt((g.std() ** 2 + g.mean() ** 2) * (W.std() ** 2 + W.mean() ** 2) * fan_in / 2)
-    return min(max(config.sigma_min / sigma, 1.0), u_max / (fan_in * np.abs(g).max() * np.abs(W).max()))
+    return min(max(sigma_min / sigma, 1.0), u_max / (fan_in * np.abs(g).max() * np.abs(W).max()))
 
 
 def both(case: Dict[str, Any], kind: str, function: Any) -> Iterator[Tuple[int, AdaLossConfig, float, Any]]:
@@ -105,7 +105,8 @@ def test_cast(case: Dict[str, Any]) -> None:
             assert ours == 1.0
         elif is_tiny(case) and not c["lognormal"]:
             assert theirs == 1.0  # the deviation underflowed to zero
-            assert close(ours, config.sigma_min / g.astype(np.float64).std())
+            sigma_min = ApproxRange(config.n_uf_threshold).sigma_min(config.range)
+            assert close(ours, sigma_min / g.astype(np.float64).std())
         else:
             assert close(ours, theirs), (i, ours, theirs)
 

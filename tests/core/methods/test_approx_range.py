@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nnabla_adaloss.core import AdaLossConfig
-from nnabla_adaloss.core.methods import LognormalRange, Range
+from nnabla_adaloss.core.methods import ApproxRange, LognormalRange, Range
 from nnabla_adaloss.core.methods.approx_range import erfinv
 from nnabla_adaloss.functions import get_loss_scale_by_approx_range
 
@@ -20,6 +20,11 @@ CONFIG = AdaLossConfig()
 
 def normal(seed: int, shape: Tuple[int, ...], sigma: float) -> np.ndarray:
     return np.random.RandomState(seed).standard_normal(shape) * sigma
+
+
+def test_sigma_min_leaves_the_share_p_below_u_min() -> None:
+    share_below = math.erf(CONFIG.range[0] / (ApproxRange(0.01).sigma_min(CONFIG.range) * math.sqrt(2.0)))
+    assert math.isclose(share_below, 0.01)
 
 
 @pytest.mark.parametrize("p", [1e-3, 1e-2, 0.1])
@@ -50,7 +55,7 @@ def test_a_deviation_under_a_large_mean_keeps_its_digits() -> None:
     g = 1.0 + 1e-5 * np.array([-1.0, 1.0])
     config = AdaLossConfig(u_min=1e-6)
     scale = float(get_loss_scale_by_approx_range(g, config=config))
-    assert math.isclose(scale, config.sigma_min / 1e-5, rel_tol=1e-5)
+    assert math.isclose(scale, ApproxRange().sigma_min(config.range) / 1e-5, rel_tol=1e-5)
 
 
 @pytest.mark.parametrize(("W", "fan_in"), [(normal(6, (6, 3, 5, 2), 0.1), 60), (np.array(0.1), 1)])
