@@ -103,8 +103,10 @@ class Precision:
         return self._of_size(self.stored_gradients, size)
 
     def random_key(self, count: int) -> Optional[int]:
-        """Key of stream number `count` of random bits; None without random rounding."""
-        return None if self.stochastic_seed is None else stream_key(self.stochastic_seed, count)
+        """Key of stream number `count` of random bits: 64 bits (SplitMix64); None without random rounding."""
+        if self.stochastic_seed is None:
+            return None
+        return _mixed((_mixed(self.stochastic_seed & _64_BITS) + count * 0x9E3779B97F4A7C15) & _64_BITS)
 
     def _of_size(self, stored: Format, size: int) -> Format:
         # A loss weight of 1e-10 would underflow in 8 bits, and a scalar saves no memory.
@@ -215,11 +217,6 @@ class LayerPrecisions:
 def widest(precisions: Sequence[Precision]) -> Precision:
     """Precision that stores data in the most bits; of equally wide ones, that of the largest range."""
     return max(precisions, key=lambda p: (p.stored_data.bits, p.stored_data.max))
-
-
-def stream_key(seed: int, count: int) -> int:
-    """Derive 64 bits that identify the stream number `count` of `seed` (SplitMix64)."""
-    return _mixed((_mixed(seed & _64_BITS) + count * 0x9E3779B97F4A7C15) & _64_BITS)
 
 
 def _mixed(x: int) -> int:

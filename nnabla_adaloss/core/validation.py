@@ -87,7 +87,7 @@ def instance_or_none(name: str, value: _Any, kind: Type[Any]) -> _Any:
     return value if value is None else instance(name, value, kind, " or None")
 
 
-def callable_with(*arguments: Any, what: str, instead: str) -> Callable[[str, Any], Any]:
+def callable_with(*arguments: Any, what: str, instead: str, **keywords: Any) -> Callable[[str, Any], Any]:
     """Make a check that a value can be called with these arguments, according to its signature; its error
     says that it must be `what`, and to give `instead`.
     """
@@ -101,7 +101,7 @@ def callable_with(*arguments: Any, what: str, instead: str) -> Callable[[str, An
             return value
         signature = inspect.signature(function, follow_wrapped=False)
         try:
-            signature.bind(*arguments)
+            signature.bind(*arguments, **keywords)
         except TypeError:
             called = f"{getattr(value, '__name__', type(value).__name__)}{signature}"
             raise TypeError(f"{name} must be {what}, unlike {called}: give {instead}") from None

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nnabla_adaloss.core.formats import FLOAT8_E4M3, FLOAT32, Format
-from nnabla_adaloss.core.precision import stream_key
+from nnabla_adaloss.core.precision import Precision
 from nnabla_adaloss.kernels import Kernels
 from tests.kernels.arrays import (
     NARROW_DTYPES,
@@ -25,7 +25,7 @@ from tests.kernels.arrays import (
 )
 
 FORMATS = list(NARROW_DTYPES)
-KEY = stream_key(7, 3)
+KEY = Precision(stochastic_seed=7).random_key(3)
 every_format = pytest.mark.parametrize("storage", FORMATS, ids=lambda storage: storage.name)
 
 
@@ -116,7 +116,7 @@ def test_a_fitted_format_takes_the_same_numbers_for_every_power_of_two(kernels: 
 
 
 def test_random_bits_are_even() -> None:
-    rows = [random_bits(stream_key(0, count), 4000) for count in range(50)]
+    rows = [random_bits(Precision(stochastic_seed=0).random_key(count), 4000) for count in range(50)]
     assert all(len(np.unique(bits)) == 4000 for bits in rows)
     table = np.array(rows)
     counts = ((table[..., None] >> np.arange(32, dtype=np.uint32)) & 1).sum(axis=(0, 1), dtype=np.float64)

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
-from inspect import signature
 from pkgutil import resolve_name
 from typing import Any, Callable, Dict, Literal, Type, Union
 
+from ..validation import callable_with
 from .amax_history import AmaxHistory as AmaxHistory
 from .approx_range import ApproxRange as ApproxRange
 from .approx_range import LognormalRange as LognormalRange
@@ -44,24 +44,12 @@ def resolve_method(method: MethodLike, config: Any = None) -> Method:
         own: Any = found
         names = [field.name for field in fields(own)] if is_dataclass(own) else []
         return found(**{name: getattr(config, name) for name in names if hasattr(config, name)})
+    what = "a name, a Method, or callable as f(g, W, *, config, fan_in)"
     # Calling a class would make an object, not a scale.
-    if isinstance(found, type) or not callable(found):
-        raise TypeError(
-            f"loss_scale_method={method!r} must be a name or a callable f(g, W, *, config, fan_in), "
-            "or a Method"
-        )
-    function: Callable[..., float] = found
-    try:
-        arguments = signature(function)
-    except (TypeError, ValueError):
-        return ArrayFunction(function, config)  # some C functions have no signature
-    try:
-        arguments.bind(None, None, config=None, fan_in=1.0)
-    except TypeError as error:
-        raise TypeError(
-            f"loss_scale_method={method!r} must be callable as f(g, W, *, config, fan_in): {error}"
-        ) from None
-    return ArrayFunction(function, config)
+    if isinstance(found, type):
+        raise TypeError(f"loss_scale_method={method!r} must be {what}")
+    check = callable_with(None, None, config=None, fan_in=1.0, what=what, instead="such a function")
+    return ArrayFunction(check(f"loss_scale_method={method!r}", found), config)
 
 
 def _imported(name: str) -> Any:
