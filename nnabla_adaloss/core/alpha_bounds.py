@@ -41,8 +41,8 @@ def alpha_bounds(weight_amax: float, u_max: float, stored: Optional[Format]) -> 
         return AlphaBounds(highest)
     # `unit` is the alpha that brings the weight's amax to 1, or down to half of it.
     unit, bits = floor_power_of_two(1.0 / weight_amax), min(_FEWEST_BITS, stored.mantissa_bits)
-    # Elements down to this share of exponents below the amax are normal. Copied with an alpha of 1, a weight
-    # keeps the bits that it has.
+    # The copy's amax is so far above the smallest normal number that nearly all elements are normal. An alpha
+    # of 1 is always enough: it keeps the bits that the weight has.
     enough = min(unit * stored.smallest_normal * _share(_ENOUGH, stored), 1.0)
     least = unit * stored.smallest_subnormal * 2.0**bits
     return AlphaBounds(highest, enough, least, _share(_FURTHER, stored))

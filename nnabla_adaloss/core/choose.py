@@ -248,7 +248,7 @@ def choose_merged(
 def _in_order(components: Components, loss_weights: Sequence[float]) -> Iterator[Edge]:
     """Yield the edges between active components, each after one that reaches its predecessor."""
     # Backward order would do if all were active. The first edge to a trunk of several heads may come from an
-    # inactive head: then edges from the trunk wait for one from another head.
+    # inactive head: then edges from the trunk wait for one from another head, or are left out without one.
     reached = {components.root}
     waiting = [
         edge for edge in components.edges if loss_weights[edge.predecessor] and loss_weights[edge.successor]
@@ -291,8 +291,8 @@ def within_float32(scale: float) -> float:
 def _set_inactive(
     components: Components, scales: List[float], loss_weights: Sequence[float], start: float
 ) -> None:
-    """Give components without a gradient the largest scale of their successors, or else `start`: layers with
-    an alpha of 1 need no copy of their weight.
+    """Give components without a gradient the largest scale of their successors, or else `start`: an alpha
+    above 1 could make infinities of their weights' copies, and NaNs of gradients of 0.
     """
     edges = [edge for edge in reversed(components.edges) if not loss_weights[edge.predecessor]]
     for edge in edges:

@@ -101,7 +101,7 @@ def visited(loss: nn.Variable) -> Tuple[List[Any], List[List[nn.Variable]], List
     # Not by `Variable.visit`, which keeps its argument, and so the graph, in a reference cycle.
     functions: List[Any] = []
     inputs: List[List[nn.Variable]] = []
-    parents: List[List[Any]] = []
+    producers: List[List[Any]] = []
     seen: Set[Any] = set()
     waiting: List[Any] = [loss.parent]
     # Depth first, first inputs first. A function waits as a tuple until its producers are in the lists.
@@ -110,16 +110,16 @@ def visited(loss: nn.Variable) -> Tuple[List[Any], List[List[nn.Variable]], List
         if type(f) is tuple:
             functions.append(f[0])
             inputs.append(f[1])
-            parents.append(f[2])
+            producers.append(f[2])
         elif f not in seen:
             seen.add(f)
-            own = f.inputs
-            behind = list(map(_parent, own))
-            waiting.append((f, own, behind))
-            for parent in reversed(behind):
-                if parent is not None:
-                    waiting.append(parent)
-    return functions, inputs, parents
+            own_inputs = f.inputs
+            own_producers = list(map(_parent, own_inputs))
+            waiting.append((f, own_inputs, own_producers))
+            for producer in reversed(own_producers):
+                if producer is not None:
+                    waiting.append(producer)
+    return functions, inputs, producers
 
 
 def backward_order(described: GraphDescription) -> List[int]:

@@ -70,25 +70,24 @@ def check_parameters(name: str, value: Parameters) -> Parameters:
 
 def function_names(graph: GraphDescription) -> List[str]:
     """Unique name of each function of a graph, in forward order."""
-    parents = graph.inputs.by_function(graph.producers)
-    scopes = _own_scopes(graph, parents)
-    # Each type is looked up once.
-    types = {type_name for type_name in {*graph.type_names} if is_matrix_product(type_name)}
-    products = [type_name in types for type_name in graph.type_names]
-    of_products = {scope for scope, product in zip(scopes, products) if product}
-    edges = [(index, parent) for index, own in enumerate(parents) for parent in own if parent is not None]
-    producers = _nearest(edges, scopes)
-    consumers = _nearest([(parent, index) for index, parent in reversed(edges)], scopes)
+    producers = graph.inputs.by_function(graph.producers)
+    scopes = _own_scopes(graph, producers)
+    products = [is_matrix_product(type_name) for type_name in graph.type_names]
+    scopes_of_products = {scope for scope, product in zip(scopes, products) if product}
+    # From each function to its producers, in forward order.
+    edges = [(index, one) for index, own in enumerate(producers) for one in own if one is not None]
+    before = _nearest(edges, scopes)
+    behind = _nearest([(producer, index) for index, producer in reversed(edges)], scopes)
     names: List[str] = []
     numbers: Dict[str, int] = {}  # the last number given to a name
     used: Set[str] = set()
     for index, type_name in enumerate(graph.type_names):
         scope = scopes[index]
-        # Where a scope has a product, its other functions are named after it and their type.
-        if scope and (products[index] or scope not in of_products):
+        # The product has the scope's name; its other functions are named after their type, too.
+        if scope and (products[index] or scope not in scopes_of_products):
             base = scope
         else:
-            around = scope or _between(producers.get(index), consumers.get(index))
+            around = scope or _between(before.get(index), behind.get(index))
             base = f"{around}/{type_name}" if around else type_name
         name, number = base, numbers.get(base, 1)
         while name in used:
@@ -100,10 +99,7 @@ def function_names(graph: GraphDescription) -> List[str]:
     return names
 
 
-Parents = Sequence[Sequence[Optional[int]]]
-
-
-def _own_scopes(graph: GraphDescription, parents: Parents) -> List[str]:
+def _own_scopes(graph: GraphDescription, producers: Sequence[Sequence[Optional[int]]]) -> List[str]:
     """Scope of the first parameter that each function reads besides its data; empty for none."""
     of_leaves = {
         position: name.rpartition("/")[0] or name
@@ -118,7 +114,7 @@ def _own_scopes(graph: GraphDescription, parents: Parents) -> List[str]:
     scopes: List[str] = []
     for index, of_inputs in enumerate(graph.inputs.by_function(read)):
         if weights:
-            of_inputs = [scope or weights.get(parent) for scope, parent in zip(of_inputs, parents[index])]
+            of_inputs = [scope or weights.get(one) for scope, one in zip(of_inputs, producers[index])]
         if of_inputs and None not in of_inputs:
             weights[index] = of_inputs[0]
         # The first input is data, to which the parameters are applied.

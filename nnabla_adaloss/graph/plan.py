@@ -117,7 +117,7 @@ class GraphPlan:
         self.swappable = self._swappable(graph.functions)
 
     def _hold(self, graph: Graph) -> None:
-        """Hold parameters and other leaves, so that no other variables get their keys."""
+        """Hold parameters and other leaves, so that no other variables get their keys, as freed ones' do."""
         kept = self.described.kept
         self._held = [graph.leaves[position] for position in kept]
         self.kept_keys = {key for key, _ in kept.values()}
@@ -178,7 +178,7 @@ class GraphPlan:
         other._weights = {
             by_layer: weights.of_alike(other.nodes, described) for by_layer, weights in self._weights.items()
         }
-        # Cached properties that depend on names, or on shapes and arguments.
+        # Cached properties that depend on names, or on shapes and arguments, are computed again.
         outdated = {*_NAMED}
         if (described.args, described.shapes) != (before.args, before.shapes):
             outdated |= {name for name, one in vars(GraphPlan).items() if isinstance(one, cached_property)}
@@ -344,23 +344,24 @@ class GraphPlan:
     def _loss_section(self) -> Set[int]:
         """Functions between loss and first layers; without layers, the scalar ones."""
         section: Set[int] = set()
-        descendants: Set[int] = set()
-        layers = False
+        after_layers: Set[int] = set()  # positions that backward reaches through a layer
+        has_layers = False
         for index in self.order:
-            product = self._rows[index].product is not None
-            layers |= product
-            outputs = self._outputs[index]
-            if product or not descendants.isdisjoint(outputs):
-                descendants.update(self._inputs[index])
+            is_layer, outputs = self._rows[index].product is not None, self._outputs[index]
+            has_layers |= is_layer
+            if is_layer or not after_layers.isdisjoint(outputs):
+                after_layers.update(self._inputs[index])
             elif len(outputs) == 1:
                 section.add(index)
-        return section if layers else {i for i in section if self._size_classes[self._outputs[i][0]] == 1}
+        if has_layers:
+            return section
+        return {i for i in section if self._size_classes[self._outputs[i][0]] == 1}
 
     def _node(self, index: int, layer_inputs: Sequence[LayerInput], section: Set[int]) -> NodeStructure:
         """Structure of a function, with those of its possible `layer_inputs` that are selected."""
         described, label, row = self.described, self.labels[index], self._rows[index]
         type_name, outputs = described.type_names[index], self._outputs[index]
-        needed: Dict[int, Optional[int]] = {}
+        needed: Dict[int, Optional[int]] = {}  # inputs with a gradient, each once, and their producers
         for position, producer, need in zip(self._inputs[index], self._producers[index], self._needs[index]):
             if need and position not in needed:
                 needed[position] = producer

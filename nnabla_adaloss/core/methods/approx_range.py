@@ -43,7 +43,8 @@ class ApproxRange(Method):
         if W is None:
             sigma = g.std
         elif g.count and W.count:
-            # Deviation of an element in the published model: sqrt(M(g)) * sqrt(M(W) * K / 2).
+            # Deviation of an element in the published model: sqrt(M(g)) * sqrt(M(W) * K / 2), as a ReLU makes
+            # half of the K products 0.
             of_weight = math.sqrt(W.sum_of_squares / W.count * fan_in * 0.5)
             sigma = math.sqrt(g.sum_of_squares / g.count) * of_weight
         else:
