@@ -344,6 +344,8 @@ class Observations(NamedTuple):
         """End the iteration. If it ended `good`, with an update, provisional amaxes are dropped, else kept as
         those of a lost batch.
         """
+        if not (self.now or self.lost or self.provisional or self.entry_complete):
+            return self  # often nothing was measured
         return self._replace(memory=self.remembered(good=good)).without_iteration()
 
     def without_iteration(self) -> Observations:

@@ -106,6 +106,9 @@ class LossWeights:
         self._edges = list(edges)
         self._passages = self._passages_of(nodes, described)
         self._constants = _constants_of(self._passages)
+        # Positions of the fed leaves that factors read.
+        fed = [one.factor for one in self._passages if isinstance(one.factor, Factor) and one.factor.fed]
+        self._fed = {position for factor in fed for _, read in factor.terms for position in read}
         # The last factors, and their weights.
         self._last: Tuple[Tuple[Optional[float], ...], Tuple[float, ...]] = ((), ())
         # True for components whose weight depends on data: on more than constants and fed leaves.
@@ -124,16 +127,9 @@ class LossWeights:
 
     def before_forward(self, variables: Sequence[nn.Variable], context: nn.Context) -> None:
         """Copy fed leaves to the host and `context`'s device, so that forward and `read` need not wait."""
-        positions = {
-            p
-            for one in self._passages
-            if isinstance(one.factor, Factor) and one.factor.fed
-            for _, read in one.factor.terms
-            for p in read
-        }
-        if positions:
+        if self._fed:
             with nn.context_scope(context):
-                for array in [variables[p].data for p in positions]:
+                for array in [variables[position].data for position in self._fed]:
                     # This gives a value of `fill()` memory on the host, which forward would not.
                     array.get_data("r")
                     # It reads float32 on the device and keeps the host's memory.
