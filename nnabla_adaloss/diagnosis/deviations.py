@@ -81,6 +81,19 @@ class Deviations:
         known = (self._operands.in_fp32.gradients.get(hash(v)) for v in f.outputs)
         return max((one.abs_max for one in known if one is not None), default=0.0)
 
+    def wrong_rows(self) -> Iterator[Cause]:
+        """Functions that read computed indices that storage has rounded."""
+        network = self._network
+        for f in network.graph.functions:
+            count = self._sight.wrong_indices.get(hash(f))
+            if count:
+                v = f.inputs[INDICES[f.info.type_name]]
+                stored, largest = network.format(v), self._operands.amax(v)
+                what = f"it takes {network.called(v)} for indices up to {largest:g}, of which {count} are "
+                last = math.ldexp(2.0, stored.mantissa_bits)
+                what += f"others in {stored.name}, which holds all whole numbers up to {last:g} only"
+                yield Cause("rounded_index", network.name(f), what, remedies.FEED_INDICES)
+
     def lone_constants(self) -> Iterator[Cause]:
         """Constants that alone keep numbers from 0, and are so small that a derivative leaves the format."""
         network, gradients = self._network, self._sight.gradients
@@ -157,6 +170,14 @@ class Deviations:
         # Rounding errors of its inputs are as large as its outputs.
         size = math.sqrt(self._operands.in_fp32.data[hash(v)].mean_square)
         cancels = math.ldexp(largest, -stored.mantissa_bits) > _LOST * size
+        sums = network.in_order(g for g in network.walk([f]) if hash(g) in self._sight.absorbing)
+        if sums and (cancels or typical_lost > stored.smallest_subnormal):
+            small, large = sorted(map(self._operands.amax, sums[0].inputs))
+            what = (
+                f"it adds numbers up to {small:.2g} to others up to {large:.3g}, which stay as they are in "
+            )
+            what += stored.name + f" (as in {len(sums) - 1} sums behind it)" * bool(sums[1:])
+            return Cause("absorbed", network.name(sums[0]), what, remedies.SMALL_TERMS)
         if own and cancels and f.info.type_name in ("Add2", "Sub2", "AddScalar", "RSubScalar"):
             what = f"it computes the difference of numbers up to {largest:.3g}, which is so small "
             what += f"beside them that {stored.name} holds it with an error of {error:.0%}"

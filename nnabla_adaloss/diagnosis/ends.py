@@ -15,7 +15,7 @@ from .finite import Finiteness
 from .operands import Operands, factors_in_words
 from .passes import Layer
 from .remedies import Cause
-from .target import NORMALIZATIONS, Network, Note, input_name
+from .target import NORMALIZATIONS, Network, Note, input_name, listed
 from .watching import Sight, largest
 
 # An activation is saturated if more than this share of its outputs is in its flat part, in every batch.
@@ -124,7 +124,12 @@ class Ends:
         found = {hash(g): self._told(g, nodes[hash(g)]) for g in first if hash(g) in nodes}
         known = {key: cause for key, cause in found.items() if cause.kind != "no_gradient"}
         if len(known) > 1 and hash(f) in known and self._zeros(f):
-            del known[hash(f)]
+            own = known.pop(hash(f))
+            if own.kind == "zero_weights":
+                key, cause = known.popitem()
+                both = cause.parameters + own.parameters
+                what = f"{cause.what}, and its outputs meet only zeros again in {listed(own.parameters)}"
+                known[key] = cause._replace(what=what, remedy=remedies.ONE_FACTOR, parameters=both)
         return known or {hash(f): found[hash(f)]}
 
     def _is_dead(self, f: Any) -> bool:

@@ -21,7 +21,7 @@ from .finite import SOFTMAX, Finiteness
 from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
 from .presentation import Diagnosis
 from .remedies import Cause
-from .target import Feeder, Network, Note, Subject
+from .target import Feeder, Network, Note, Subject, listed
 from .untrained import hardly_moved, moved, notes, only_decaying, spoiled, untrained
 from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, Way
 from .watching import REPEATED, Sight, largest
@@ -235,8 +235,15 @@ class _Examination:
 
     def _not_finite(self, sights: Sequence[Sight]) -> List[Cause]:
         """Causes of nonfinite numbers in any batch, in forward order, one of each kind and function."""
-        found = [cause for sight in sights for cause in Finiteness(self._network, sight).causes()]
-        return sorted(_distinct(found), key=self._position)
+        of_batches = [_distinct(Finiteness(self._network, sight).causes()) for sight in sights]
+        found = []
+        for key, cause in {
+            key: cause for causes in reversed(of_batches) for key, cause in causes.items()
+        }.items():
+            having = [str(number) for number, causes in enumerate(of_batches, 1) if key in causes]
+            where = f", in batch{'es' * (len(having) > 1)} {listed(having)} of {len(sights)}"
+            found.append(cause._replace(what=cause.what + where * (len(having) < len(sights))))
+        return sorted(found, key=self._position)
 
     def _position(self, cause: Cause) -> int:
         return self._network.positions.get(cause.function, -1)
@@ -303,7 +310,7 @@ class _Examination:
         beyond = self._not_finite(self._as_stored)
         yield from beyond
         ended = self._ends.functions()
-        ends = _distinct((*ended.values(), *self._ends.saturated()))
+        ends = _distinct((*ended.values(), *self._ends.saturated())).values()
         yield from ends or ([] if learning else self._ends.zero_loss())
         told = {name for cause in ends for name in cause.spoils}
         # A bias before a normalization may be noise; a computed weight is a layer of its own beside it.
@@ -321,7 +328,8 @@ class _Examination:
             remedy = remedies.MEAN_OF_SOFTMAX if softmax else remedies.NOT_CONSTANT
             yield Cause("rounding_noise", untold[-1], what, remedy, not learning, untold)
         if not any(cause.fatal for cause in beyond):
-            found = list(filter(None, (Deviations(network, sight).exploded() for sight in self._in_fp32)))
+            found = [one for sight in self._as_stored for one in Deviations(network, sight).wrong_rows()]
+            found += filter(None, (Deviations(network, sight).exploded() for sight in self._in_fp32))
             found += [one for sight in self._as_stored for one in Deviations(network, sight).lone_constants()]
             if damaged:
                 changed = (Deviations(network, sight).changed(damaged) for sight in self._as_stored)
@@ -336,12 +344,12 @@ class _Examination:
         yield from only_decaying(self._examined, self._layers, for_solver)
 
 
-def _distinct(causes: Sequence[Cause]) -> Sequence[Cause]:
-    """First cause of each kind and function."""
+def _distinct(causes: Sequence[Cause]) -> Dict[Tuple[str, str], Cause]:
+    """First cause of each kind and function, by these."""
     found: Dict[Tuple[str, str], Cause] = {}
     for cause in causes:
         found.setdefault((cause.kind, cause.function.partition("#")[0]), cause)
-    return [*found.values()]
+    return found
 
 
 def _emulated(examined: Subject, storage: StorageLike) -> FormatEmulation:

@@ -10,9 +10,8 @@ import nnabla as nn
 import numpy as np
 
 from ..graph.description import type_name_of
-from ..graph.functions import is_matrix_product
 from . import remedies
-from .operands import CONSTANTS, GROWN, NOT_ZERO, Operands, repeated
+from .operands import CONSTANTS, GROWN, NOT_ZERO, Operands, is_product, repeated
 from .remedies import Cause
 from .target import Network, listed
 from .watching import INDICES, Sight
@@ -195,6 +194,8 @@ class Finiteness:
         """Remedy that also keeps the numbers that become 0 before a function, if those are most."""
         kind = f.info.type_name
         v = f.inputs[NOT_ZERO[kind]] if kind in NOT_ZERO else None
+        if v is not None and not self._operands.is_stored and self._operands.product_of_nonzero(v):
+            return remedies.CHAIN
         if v is None or not self._operands.is_stored or self._operands.vanished(v) <= _MOST * v.size:
             return remedy
         first = self._operands.first_zeros(v)
@@ -205,8 +206,7 @@ class Finiteness:
             return f"multiply what {self._network.name(g)} reads by a constant first, and {remedy}"
         if g.info.type_name == "MulScalar":
             return f"{remedies.UNITS}: {g.info.args['val']:g} in {self._network.name(g)}"
-        is_product = g.info.type_name in ("Mul2", "Prod") or is_matrix_product(g.info.type_name)
-        return remedies.CHAIN if is_product else remedy
+        return remedies.CHAIN if is_product(g) else remedy
 
 
 def _is_number(value: object) -> bool:

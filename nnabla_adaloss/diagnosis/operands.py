@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tu
 import nnabla as nn
 
 from ..core.formats import FLOAT32
+from ..graph.functions import is_matrix_product
 from . import remedies
 from .target import NORMALIZATIONS, Network
 from .watching import Sight
@@ -82,6 +83,19 @@ class Operands:
                 return [*leaves, *g.outputs][0]
         return v
 
+    def product_of_nonzero(self, v: nn.Variable) -> Any:
+        """First product before a variable that is 0 in fp32, although its factors are not; None for none."""
+
+        def zeros(g: Any) -> List[nn.Variable]:
+            return [w for w in g.inputs if hash(w) in self.in_fp32.data and self.in_fp32.data[hash(w)].zeros]
+
+        last = [v.parent] if v.parent is not None else []
+        for g in self.network.in_order(self.network.walk(last, zeros)):
+            made = self.in_fp32.data.get(hash(g.outputs[0]))
+            if made and made.zeros and is_product(g) and not zeros(g):
+                return g
+        return None
+
     def negatives(self, f: Any) -> int:
         """Number of negative inputs of a function that is not defined for them."""
         power = f.info.args["val"] if f.info.type_name == "PowScalar" else 0.5
@@ -102,7 +116,9 @@ class Operands:
             if now is not None and now.zeros:
                 verb = "divides by" if kind in _DIVISIONS else "reads"
                 if more <= 0:
-                    return f", as {subject} {verb} {now.zeros} zero{'s' * (now.zeros > 1)}"
+                    g = self.product_of_nonzero(v)
+                    begins = f" from {network.name(g)} on, whose products are too small" if g else ""
+                    return f", as {subject} {verb} {now.zeros} zero{'s' * (now.zeros > 1)}{begins}"
                 number = "1 number that becomes" if more == 1 else f"{more} numbers that become"
                 first = self.first_zeros(v)
                 begins = "" if first is v else f" from {network.called(first)} on"
@@ -206,6 +222,11 @@ class Operands:
         if kind == "Div2":
             return f"the division by {network.called(f.inputs[1])}", ""
         return f"the product with {network.called(f.inputs[1])}" if kind == "Mul2" else "", ""
+
+
+def is_product(f: Any) -> bool:
+    """True if a function multiplies computed numbers."""
+    return f.info.type_name in ("Mul2", "Prod", "CumProd") or is_matrix_product(f.info.type_name)
 
 
 def factors_in_words(network: Network, functions: List[Any]) -> str:

@@ -14,7 +14,7 @@ from ..updaters.solvers import has
 from . import remedies
 from .passes import Layer
 from .remedies import Cause
-from .target import Network, Note, Subject, listed, scope_of
+from .target import Network, Note, Subject, input_name, listed, scope_of
 
 # Solvers whose steps are the gradient times the learning rate.
 _BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
@@ -63,16 +63,21 @@ def notes(examined: Subject, network: Network) -> Iterator[Note]:
     solvers = (made for made in gc.get_objects() if isinstance(made, nn.solver.Solver))
     able = [made for made in solvers if has(made, "get_parameters")]
     held = {hash(v) for made in able for v in made.get_parameters().values()}
-    found = [name for key, name in network.plan.names.items() if key in network.reached_leaves - held]
-    if not found or held.isdisjoint(network.reached_leaves):
+    left = {key: v for key, v in network.leaves.items() if key in network.reached_leaves - held}
+    if held.isdisjoint(network.reached_leaves):
         return
-    told = f"No solver has {len(found)} of the parameters that get a gradient: "
-    yield Note(
-        told,
-        found,
-        ". If this program is to train them, call set_parameters after all layers are built, with "
-        "reset=False after another call.",
-    )
+    found = [network.plan.names[key] for key in network.plan.names if key in left]
+    if found:
+        end = ". If this program is to train them, call set_parameters after all layers are built, with "
+        told = f"No solver has {len(found)} of the parameters that get a gradient: "
+        yield Note(told, found, f"{end}reset=False after another call.")
+    # Data with a gradient change, such as those of an adversary.
+    others = [
+        input_name(v) for key, v in left.items() if key not in network.plan.names and key not in examined.fed
+    ]
+    if others:
+        end = ", which gets a gradient: create it by nn.parameter.get_parameter_or_create, if it is to learn."
+        yield Note("No solver has ", others, end)
 
 
 def spoiled(gradients: Mapping[str, float], left: Mapping[str, float]) -> Iterator[Cause]:
@@ -145,7 +150,9 @@ def only_decaying(
         name = max(decays, key=decays.__getitem__)
         what = f"its gradient reaches {gradients[name]:.1e}, and weight decay adds up to {decays[name]:.1e}, "
         what += "so that the weights only shrink, whatever the loss scale"
-        yield Cause("weight_decay", name, what, remedies.WEIGHT_DECAY, True, (*decays,))
+        harmless = _DECAYED * examined.weight_decay * min(gradients[one] / decays[one] for one in decays)
+        remedy = f"use a weight decay of {harmless:.0e} or less"
+        yield Cause("weight_decay", name, what, remedy, True, (*decays,))
 
 
 def _missed(examined: Subject, network: Network) -> Dict[str, int]:

@@ -214,7 +214,7 @@ def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]
     elif layer.is_random:
         line = "not judged: its gradient is another one in each pass"
     elif not layer.nonzero:
-        line = "gets no gradient, not even in fp32"
+        line = f"gets no gradient in {network.batches} batch{'es' * (network.batches > 1)}, not even in fp32"
         beside = [other.name for other in network.layers if other.name.startswith(f"{layer.name}/")]
         if beside:
             line += f", apart from {listed(beside)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -28,6 +28,9 @@ _MASKED = 5e3
 _NONE = 0.0, 0.0, 0.0
 # A logarithm or a root.
 _FROM_ZERO: List[str] = ["Log", "PowScalar", "Pow2"]
+_SUMS = ("Add2", "Sub2")
+# Share of sums from which most are equal to one of their numbers.
+_ABSORBED = 0.9
 # Input of indices.
 INDICES = {"Embed": 0, "OneHot": 0, "SoftmaxCrossEntropy": 1, "CategoricalCrossEntropy": 1}
 
@@ -49,6 +52,10 @@ class Sight:
         self.infinities: Dict[int, int] = {}
         # Number of inputs that a function is not defined for: negative ones, or fractions as indices.
         self.undefined: Dict[int, int] = {}
+        # As stored: number of indices that storage changes, by function.
+        self.wrong_indices: Dict[int, int] = {}
+        # As stored: sums that are equal to one of two nonzero numbers, by key, if most are.
+        self.absorbing: Set[int] = set()
         # First function in backward that makes a gradient nonfinite: all before it were finite.
         self.breaks: Any = None
         self._last: Any = None
@@ -92,6 +99,14 @@ class Sight:
             self.undefined[hash(f)] = int(np.count_nonzero(f.inputs[0].data.data < 0))
         if type_name in INDICES:
             self.undefined[hash(f)] = int(np.count_nonzero(f.inputs[INDICES[type_name]].data.data % 1.0))
+        if self.in_fp32 is not None and type_name in INDICES:
+            read = f.inputs[INDICES[type_name]]
+            exact = self.in_fp32._kept[hash(read)]
+            self.wrong_indices[hash(f)] = int(
+                np.count_nonzero(read.data.data.astype(int) != exact.astype(int))
+            )
+        if self.in_fp32 is not None and type_name in _SUMS and _absorbs(f):
+            self.absorbing.add(hash(f))
         look = _FLATNESS.get(type_name)
         if look is not None and self.in_fp32 is None:
             flat = look(f)
@@ -150,6 +165,14 @@ class Sight:
 def largest(known: Iterable[Optional[ArrayStatistics]]) -> float:
     """Largest magnitude in arrays; infinite if one is not finite."""
     return max((math.inf if one.nonfinite else one.abs_max for one in known if one is not None), default=0.0)
+
+
+def _absorbs(f: Any) -> bool:
+    """True if most sums of two nonzero numbers are equal to one of them."""
+    total, (a, b) = f.outputs[0].data.data, (v.data.data for v in f.inputs)
+    both = (a != 0.0) & (b != 0.0)
+    unchanged = both & (np.abs(total) == np.maximum(np.abs(a), np.abs(b)))
+    return bool(np.count_nonzero(unchanged) > _ABSORBED * max(np.count_nonzero(both), 1))
 
 
 def _deviation(stored: NDArray[Any], exact: NDArray[Any]) -> Tuple[float, float, float]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from contextlib import nullcontext, suppress
@@ -277,6 +278,32 @@ def test_whether_a_parameter_is_in_no_solver_on_purpose_is_not_judged(of_the_los
         "No solver has 2 of the parameters that get a gradient: head/affine/W and head/affine/b. If this"
     )
     assert not diagnosis.verdict.causes
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_variable_that_no_solver_moves_is_a_note(learns: bool) -> None:
+    """Positions in a plain Variable, beside data with a gradient, as an adversary reads it."""
+    (x, t), places = inputs(), nn.Variable((1, 16), need_grad=learns)
+    x.need_grad = True
+    places.d = 0.1
+    loss = classes(hidden(x) + F.broadcast(places, (32, 16)), t)
+    diagnosis = diagnose(updater_of(loss, feeder(x, t), S.Sgd(0.1), nn.get_parameters()))
+    assert [note.names for note in diagnosis.numbers.notes] == [["the input of shape (1, 16)"]] * learns
+    assert not diagnosis.verdict.causes
+
+
+@pytest.mark.parametrize(
+    ("bad", "where"), [([2], ", in batch 3 of 4"), ([0, 3], ", in batches 1 and 4 of 4")]
+)
+def test_the_batches_that_are_not_finite_are_told(bad: List[int], where: str) -> None:
+    batches = itertools.count()
+
+    def spoil(x: nn.Variable, t: nn.Variable) -> None:
+        x.d[:, 1] = np.where(next(batches) in bad, np.nan, 1.0)
+
+    loss, feed = network(spoil=spoil)
+    (cause,) = diagnose(loss, feeder=feed).verdict.causes
+    assert cause.what.endswith(where)
 
 
 @pytest.mark.parametrize("cut", ["has need_grad=False", "is unlinked"])

@@ -206,7 +206,7 @@ def test_only_gradients_that_a_scale_mends_are_called_small() -> None:
 def test_a_bias_without_a_gradient_is_told_apart_from_its_computed_weight() -> None:
     bias = layer("a")._replace(nonzero=0)
     line = verdict_of(network(bias, layer("a/SpectralNorm"))).layers[0].line
-    assert line == "gets no gradient, not even in fp32, apart from a/SpectralNorm"
+    assert line == "gets no gradient in 4 batches, not even in fp32, apart from a/SpectralNorm"
 
 
 def test_layers_that_are_lost_for_a_known_reason_are_left_to_it() -> None:

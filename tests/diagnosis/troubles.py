@@ -390,7 +390,9 @@ def two_factors_of_zero(mended: bool) -> Built:
     return network(layers, lambda y, t: F.mean(F.squared_error(y, t)))
 
 
-@trouble("zero_weights", "fc2/affine", remedy=remedies.INITIALISE, parameters=("fc2/affine/W",))
+@trouble(
+    "zero_weights", "fc2/affine", remedy=remedies.ONE_FACTOR, parameters=("fc2/affine/W", "fc3/affine/W")
+)
 def two_layers_of_zeros(mended: bool) -> Built:
     factor = 1.0 if mended else 0.0
     return network(lambda x: F.tanh(affine(F.tanh(affine(hidden(x), 16, "fc2", factor)), 16, "fc3", factor)))
@@ -1001,6 +1003,45 @@ def identifiers_that_were_normalized(mended: bool) -> Built:
     return network(lambda x: hidden(x) + PF.embed(item, 32, 16, name="item"), spoil=fill)
 
 
+@trouble("rounded_index", "pair/embed", "of which", remedy=remedies.FEED_INDICES)
+def rows_computed_from_two_numbers(mended: bool) -> Built:
+    site, advert = nn.Variable((32,)), nn.Variable((32,))
+    rows = 20 if mended else 400
+
+    def fill(x: nn.Variable, t: nn.Variable) -> None:
+        site.d, advert.d = np.arange(32) % rows, np.arange(32) * 7 % rows
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        return hidden(x) + PF.embed(site * rows + advert, rows * rows, 16, name="pair")
+
+    return network(layers, spoil=fill)
+
+
+@trouble("absorbed", "step0/affine/Add2", "19 sums behind it", remedy=remedies.SMALL_TERMS)
+def many_small_steps(mended: bool) -> Built:
+    """A path in 20 steps, each below half the last bit of a position; mended, it begins at 0."""
+    start = 0.0 if mended else 3.0
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        position = F.constant(start, h.shape)
+        for number in range(20):
+            position = position + F.tanh(affine(h, 16, f"step{number}")) * 3e-4
+        return F.mean((position - start) ** 2) * 1e4
+
+    return network(loss=loss)
+
+
+@trouble("not_finite", "p/affine/Log", "from p/affine/Mul2", remedy=remedies.CHAIN)
+def likelihood_of_a_sequence(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        p = product = F.sigmoid(affine(h, 16, "p", bias=-5.0))
+        for _ in range(0 if mended else 40):
+            product = product * p
+        return -F.mean(F.log(product))
+
+    return network(loss=loss)
+
+
 @trouble(
     "not_finite", "rate/affine/Exp", "the input of shape (32, 16) reaches", remedy=remedies.NORMALISE_DATA
 )
@@ -1202,7 +1243,7 @@ def steps_of_adam_below_the_last_bit(mended: bool) -> Built:
     return trained(network(layers), S.Adam(1e-4))
 
 
-@trouble("weight_decay", "head/affine", "the weights only shrink", remedy=remedies.WEIGHT_DECAY)
+@trouble("weight_decay", "head/affine", "the weights only shrink")
 def weight_decay_beside_a_loss_weight(mended: bool) -> Built:
     loss, feed = network()
     solver = S.Adam(1e-3, eps=1e-30)
