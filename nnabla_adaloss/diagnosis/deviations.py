@@ -17,6 +17,8 @@ from .watching import INDICES, Sight
 # Relative change of an array, or of the loss, from which storage has corrupted it.
 _DEVIATES = 0.25
 _LOSS_DEVIATES = 0.02
+# Relative change that one function causes of inputs that have changed by far less.
+_JUMPS, _TIMES = 0.1, 8.0
 # Share of numbers that become 0 from which it is reported.
 _LOST = 0.1
 # Constants below this one are against 0.
@@ -145,6 +147,11 @@ class Deviations:
             if changed and jumps and not (before or error < _DEVIATES):
                 origins.append((f, f.outputs[0]))
         if not origins:
+            # An error too small to follow from the loss: the first function that multiplies it.
+            for f in (f for f in network.graph.functions if hash(f) in behind):
+                error = max(map(error_of, f.outputs))
+                if error > _JUMPS and all(_TIMES * error_of(v) < error for v in f.inputs):
+                    return self._begins(f, f.outputs[0])
             return None
         origins.sort(key=lambda one: network.graph.numbers[hash(one[0])])
         cause = self._begins(*origins[0])
@@ -182,6 +189,11 @@ class Deviations:
             what = f"it computes the difference of numbers up to {largest:.3g}, which is so small "
             what += f"beside them that {stored.name} holds it with an error of {error:.0%}"
             return Cause("precision", name, what, remedies.of(f))
+        difference = remedies.origin(f.inputs[0]) if own and f.info.type_name == "Log" else None
+        if remedies.is_a(difference, "Sub2", "RSubScalar"):
+            what = f"{subject} with an error of {error:.0%} in {stored.name}, as {network.name(difference)} "
+            what += "subtracts numbers of which a last bit changes the difference"
+            return Cause("precision", name, what, remedies.LOG_OF_DIFFERENCE)
         before = f.inputs[0].parent if f.inputs else None
         if own and typical_lost > stored.smallest_subnormal and before is not None:
             # Its input was not 0, but for example 1 + 1e-5.
@@ -208,5 +220,5 @@ class Deviations:
             return Cause("underflow", name, what, remedy, parameters=growth.parameters)
         what = f"{subject} that come out with an error of {error:.0%} in {stored.name}"
         what += self._operands.reads(f) if own else ""
-        periodic = own and f.info.type_name in ("Sin", "Cos")
-        return Cause("precision", name, what, remedies.PERIOD if periodic else remedies.MORE_BITS)
+        remedy = remedies.PERIOD if own and f.info.type_name in ("Sin", "Cos") else remedies.MORE_BITS
+        return Cause("precision", name, what, remedy)

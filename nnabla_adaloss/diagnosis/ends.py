@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import AbstractSet, Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -172,7 +172,9 @@ class Ends:
 
     def _saturated(self, f: Any, what: str, remedy: str) -> Cause:
         """Cause of saturation: what makes its inputs large, or the function."""
-        growth = Operands(self._network, self._sights[0]).grown(f)
+        # What a softmax reads of a mask is no fault.
+        masked = f.info.type_name == "Softmax"
+        growth = Operands(self._network, self._sights[0]).grown(f, trained=masked)
         if remedy == remedies.SATURATED and growth.of_bias:
             remedy = remedies.SMALLER_BIAS
         what, parameters = what + growth.clause, growth.parameters
@@ -212,6 +214,28 @@ class Ends:
                     yield Note(
                         f"{node.label} learns nothing from {input_name(v)}, which is all 0 in every batch."
                     )
+
+    def blocked(self, layers: Iterable[Layer]) -> Iterator[Note]:
+        """Note layers that a function hands no gradient on to, such as a minimum of its other input."""
+        network, sights = self._network, self._sights
+        found: Dict[str, List[str]] = {}
+        for layer in layers:
+            is_cut_off = network.reached.isdisjoint(hash(v.parent) for v in layer.outputs.values())
+            own = (s.gradients.get(key) for s in sights for key in (*layer.outputs, *layer.weights))
+            if is_cut_off or largest(own):
+                continue
+            onward = [f for f in network.behind(layer.outputs) if hash(f) in network.nodes]
+            arriving = (f for f in onward if self._largest_gradient(sights, network.nodes[hash(f)].outputs))
+            f = next(arriving, None)
+            if f is not None:
+                # Of a concatenation, its readers leave out a part.
+                joins = remedies.is_a(f, "Concatenate", "Stack")
+                at = network.listed(network.readers[hash(f.outputs[0])] if joins else [f])
+                found.setdefault(at, []).append(layer.name)
+        batches = f"{len(sights)} batch{'es' * (len(sights) > 1)}"
+        for at, names in found.items():
+            end = f" in {batches}: {at} hands none on to them. {remedies.NOT_CHOSEN}."
+            yield Note("No gradient gets to ", names, end)
 
     def _factors(self, f: Any) -> List[nn.Variable]:
         """Inputs that a function multiplies by."""

@@ -21,12 +21,14 @@ from .finite import SOFTMAX, Finiteness
 from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
 from .presentation import Diagnosis
 from .remedies import Cause
-from .target import Feeder, Network, Note, Subject, listed
-from .untrained import hardly_moved, moved, notes, only_decaying, spoiled, untrained
+from .target import NORMALIZATIONS, Feeder, Network, Note, Subject, listed
+from .untrained import alike_weights, hardly_moved, moved, notes, only_decaying, spoiled, untrained
 from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, Way
 from .watching import REPEATED, Sight, largest
 from .ways import FormatTrial
 
+# Functions that hand a sum on.
+_ADDING = {"Add2", "Broadcast", "BroadcastTo", "Reshape", "Transpose", "AddScalar", "MulScalar"}
 # Formats tried besides the requested one.
 _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
 # Gradients that change by this share when all is rounded to 20 bits consist of rounding errors. Others change
@@ -161,8 +163,8 @@ class _Examination:
                 layers = [self._numbers(tried[self._storage], layer) for layer in self._layers]
                 causes = list(self._of_gradients(layers))
         except NoBackward as error:
-            what, name = "it has no backward, so that nothing before it can be trained", error.function
-            causes = [Cause("no_backward", self._network.name(name), what, remedies.NO_BACKWARD)]
+            what = f"it has no backward, so that nothing before it can be trained (nnabla: {error.told})"
+            causes = [Cause("no_backward", self._network.name(error.function), what, remedies.NO_BACKWARD)]
         in_fp32, as_stored = (float(np.mean(one)) for one in zip(*self._losses or [(math.nan, math.nan)]))
         formats = {
             name: {layer.name: one.effects(layer, self._noise | self._unsteady) for layer in self._layers}
@@ -177,7 +179,7 @@ class _Examination:
             layers=layers,
             causes=causes,
             formats=formats,
-            notes=[*examined.notes, *notes(examined, self._network), *self._notes(tried)],
+            notes=[*examined.notes, *notes(examined, self._network), *self._notes(tried, layers, causes)],
         )
 
     def _observe(self) -> List[Cause]:
@@ -217,10 +219,20 @@ class _Examination:
         # Causes that show in forward alone.
         return [*fatal, *Ends(self._network, self._in_fp32).dead()] if fatal else []
 
-    def _notes(self, tried: Mapping[str, FormatTrial]) -> Iterator[Note]:
+    def _notes(
+        self, tried: Mapping[str, FormatTrial], layers: Sequence[LayerNumbers], causes: Sequence[Cause]
+    ) -> Iterator[Note]:
         """Describe inputs of zeros, and gradients that are not judged, because passes differ."""
         if tried:
             yield from self._ends.blank()
+            alike = alike_weights(self._network)
+            if alike and not any(cause.kind == "equal_units" for cause in causes):
+                yield Note(
+                    "Units stay alike, as all numbers are equal in ", alike, f": {remedies.INITIALISE}."
+                )
+            told = {name for cause in causes for name in (cause.function, *cause.spoils)}
+            starved = [n.name for n in layers if not (n.nonzero or n.waits_for or n.name in told)]
+            yield from self._ends.blocked(layer for layer in self._layers if layer.name in starved)
             found = [note for one in self._as_stored for note in Deviations(self._network, one).notes()]
             yield from {tuple(note.names): note for note in found}.values()
         zeroed = [name for name, amax in self._for_solver.items() if self._arriving[name] and not amax]
@@ -321,12 +333,22 @@ class _Examination:
             if name not in told and not any(one.startswith(f"{name}/") for one in beside)
         )
         if untold and not beyond:
-            what = "its gradient in fp32 is nothing but rounding errors"
+            kind, what = "rounding_noise", "its gradient in fp32 is nothing but rounding errors"
             what += f" (one of {len(untold)} layers)" * bool(untold[1:])
             last = next(layer for layer in self._layers if layer.name == untold[-1])
-            softmax = any(f.info.type_name in SOFTMAX for f in network.behind(last.outputs))
-            remedy = remedies.MEAN_OF_SOFTMAX if softmax else remedies.NOT_CONSTANT
-            yield Cause("rounding_noise", untold[-1], what, remedy, not learning, untold)
+            behind = list(network.behind(last.outputs))
+            remedy = remedies.NOT_CONSTANT
+            if any(f.info.type_name in SOFTMAX for f in behind):
+                remedy = remedies.MEAN_OF_SOFTMAX
+            where = next((f for f in behind if f.info.type_name not in _ADDING), None)
+            alike = alike_weights(network)
+            if alike:
+                what += f", as units stay alike: all numbers are equal in {listed(alike)}"
+                kind, remedy = "equal_units", remedies.INITIALISE
+            elif where is not None and where.info.type_name in {*SOFTMAX, *NORMALIZATIONS}:
+                what += f": it is added to all numbers alike that {network.name(where)} compares"
+                remedy = remedies.CANCELS
+            yield Cause(kind, untold[-1], what, remedy, not learning, untold)
         if not any(cause.fatal for cause in beyond):
             found = [one for sight in self._as_stored for one in Deviations(network, sight).wrong_rows()]
             found += filter(None, (Deviations(network, sight).exploded() for sight in self._in_fp32))
@@ -340,7 +362,7 @@ class _Examination:
         yield from untrained(self._examined, network)
         yield from spoiled(self._arriving, self._for_solver)
         for_solver = {n: a for n, a in self._for_solver.items() if n not in noisy}
-        yield from hardly_moved(self._examined, for_solver, self._moved)
+        yield from hardly_moved(self._examined, self._arriving, for_solver, self._moved)
         yield from only_decaying(self._examined, self._layers, for_solver)
 
 

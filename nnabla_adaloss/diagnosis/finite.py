@@ -11,14 +11,14 @@ import numpy as np
 
 from ..graph.description import type_name_of
 from . import remedies
-from .operands import CONSTANTS, GROWN, NOT_ZERO, Operands, is_product, repeated
+from .operands import CONSTANTS, GROWN, NOT_ZERO, Growth, Operands, is_product, repeated
 from .remedies import Cause
 from .target import Network, listed
 from .watching import INDICES, Sight
 
 SOFTMAX = {"Softmax", "LogSoftmax"}
 # Functions of numbers up to 1, at which their derivative is infinite.
-_BOUNDED = {"ACos", "ASin", "ATanh"}
+_BOUNDED = {"ACos", "ACosh", "ASin", "ATanh"}
 # Share of numbers that become 0 from which most do.
 _MOST = 0.5
 
@@ -149,12 +149,12 @@ class Finiteness:
             what = f"it computes numbers up to {operands.beyond(v)}{operands.reads(f)}{growth.clause}"
             return Cause("overflow", name, what, remedies.of(f, too_large=True), parameters=growth.parameters)
         what = f"it computes {self._sight.not_finite(v)} from finite numbers{operands.reads(f)}{self._also}"
-        growth = operands.grown(f)
+        growth = Growth() if f.info.type_name in NOT_ZERO else operands.grown(f)
         what += growth.clause
-        if growth.of_data and f.info.type_name not in NOT_ZERO:
+        if growth.of_data:
             return Cause("not_finite", name, what, remedies.NORMALISE_DATA)
-        g = remedies.difference_before(f)
-        remedy = remedies.of(g) if g is not None and operands.is_stored else remedies.of(f)
+        g = remedies.origin(f.inputs[0]) if operands.is_stored and f.inputs else None
+        remedy = remedies.of(g if remedies.is_a(g, "Sub2") else f)
         if math.inf in map(abs, filter(_is_number, f.info.args.values())):
             remedy = remedies.MASK
         elif operands.negatives(f) and remedy in (remedies.AWAY, remedies.LOG):
@@ -194,12 +194,15 @@ class Finiteness:
         """Remedy that also keeps the numbers that become 0 before a function, if those are most."""
         kind = f.info.type_name
         v = f.inputs[NOT_ZERO[kind]] if kind in NOT_ZERO else None
-        if v is not None and not self._operands.is_stored and self._operands.product_of_nonzero(v):
-            return remedies.CHAIN
-        if v is None or not self._operands.is_stored or self._operands.vanished(v) <= _MOST * v.size:
+        if v is None or not self._operands.zeros(v):
             return remedy
         first = self._operands.first_zeros(v)
         g = first.parent
+        if not self._operands.is_stored:
+            zeros = hash(first) in self._network.names and self._operands.zeros(first) == first.size
+            return remedies.INITIALISE if zeros else remedies.CHAIN if g and is_product(g) else remedy
+        if self._operands.vanished(v) <= _MOST * v.size:
+            return remedy
         if g is None:
             return f"{remedies.SCALE_DATA}, and {remedy}"
         if g.info.type_name == "PowScalar" or (g.info.type_name == "Mul2" and g.inputs[0] == g.inputs[1]):

@@ -70,31 +70,26 @@ class Operands:
         """Inputs of a function with elements that are 0 as stored alone."""
         return [v for v in f.inputs if self.vanished(v) > 0]
 
+    def zeros(self, v: nn.Variable) -> int:
+        seen = self.sight.data.get(hash(v))
+        return seen.zeros if seen else 0
+
     def first_zeros(self, v: nn.Variable) -> nn.Variable:
-        """First variable on the way to another with at least half its share of numbers that become 0."""
-        least = self.vanished(v) / v.size / 2.0
+        """First variable on the way to another with at least half its share of zeros: of those of storage,
+        if it has such.
+        """
+        count = self.vanished if self.vanished(v) > 0 else self.zeros
+        least = count(v) / v.size / 2.0
 
         def lost(g: Any) -> List[nn.Variable]:
-            return [w for w in g.inputs if self.vanished(w) >= max(least * w.size, 1.0)]
+            found = [w for w in g.inputs if count(w) >= max(least * w.size, 1.0)]
+            return [] if remedies.is_a(g, "Add2", "Sub2") and found[:1] == found else found
 
         for g in self.network.in_order(self.network.walk([v.parent], lost)):
             leaves = [w for w in lost(g) if w.parent is None]
             if leaves or not lost(g):
                 return [*leaves, *g.outputs][0]
         return v
-
-    def product_of_nonzero(self, v: nn.Variable) -> Any:
-        """First product before a variable that is 0 in fp32, although its factors are not; None for none."""
-
-        def zeros(g: Any) -> List[nn.Variable]:
-            return [w for w in g.inputs if hash(w) in self.in_fp32.data and self.in_fp32.data[hash(w)].zeros]
-
-        last = [v.parent] if v.parent is not None else []
-        for g in self.network.in_order(self.network.walk(last, zeros)):
-            made = self.in_fp32.data.get(hash(g.outputs[0]))
-            if made and made.zeros and is_product(g) and not zeros(g):
-                return g
-        return None
 
     def negatives(self, f: Any) -> int:
         """Number of negative inputs of a function that is not defined for them."""
@@ -112,17 +107,20 @@ class Operands:
             if negative:
                 source = f" from {network.called(v)}{self._difference(f)}"
                 return f", as {subject} reads {negative} number{'s' * (negative > 1)} below 0{source}"
-            now, more = self.sight.data.get(hash(v)), self.vanished(v)
-            if now is not None and now.zeros:
+            count, more = self.zeros(v), self.vanished(v)
+            if count:
                 verb = "divides by" if kind in _DIVISIONS else "reads"
-                if more <= 0:
-                    g = self.product_of_nonzero(v)
-                    begins = f" from {network.name(g)} on, whose products are too small" if g else ""
-                    return f", as {subject} {verb} {now.zeros} zero{'s' * (now.zeros > 1)}{begins}"
-                number = "1 number that becomes" if more == 1 else f"{more} numbers that become"
+                number = f"{count} zero{'s' * (count > 1)}"
+                if more > 0:
+                    number = "1 number that becomes" if more == 1 else f"{more} numbers that become"
+                    number += f" 0 in {network.format(v).name}"
                 first = self.first_zeros(v)
                 begins = "" if first is v else f" from {network.called(first)} on"
-                return f", as {subject} {verb} {number} 0 in {network.format(v).name}{begins}"
+                return f", as {subject} {verb} {number}{begins}"
+        if kind == "ACosh":
+            return f", as {subject} reads numbers down to {self.sight.data[hash(f.inputs[0])].abs_min:g}"
+        if kind == "BatchInv":
+            return f", as {subject} inverts matrices that are nearly singular"
         sizes = [(self.amax(v), v) for v in f.inputs if hash(v) not in network.names]
         if not sizes:
             return ""
@@ -136,16 +134,16 @@ class Operands:
 
     def _difference(self, f: Any) -> str:
         """Clause about a difference that is below 0 as stored but not in fp32."""
-        g = remedies.difference_before(f)
+        g = remedies.origin(f.inputs[0])
         in_fp32 = not self.is_stored or self.in_fp32.undefined.get(hash(f))
-        if in_fp32 or g is None:
+        if in_fp32 or not remedies.is_a(g, "Sub2"):
             return ""
         largest = max(map(self.amax, g.inputs))
         return f", and in fp32 none: {self.network.name(g)} subtracts numbers up to {largest:.3g}"
 
-    def grown(self, f: Any) -> Growth:
-        """Operand, recurrence or input that enlarged numbers before `f`."""
-        steps = self.steps(f)
+    def grown(self, f: Any, *, trained: bool = False) -> Growth:
+        """Operand, recurrence or input that enlarged numbers before `f`; or those that get a gradient."""
+        steps = self.steps(f, trained=trained)
         start = min(range(len(steps)), key=lambda i: steps[i].before or math.inf)
         for g, before, after in reversed(steps[start:]):
             for what, name, added in self._addends(g):
@@ -159,11 +157,12 @@ class Operands:
             return Growth(clause, of_data=True)
         return growth
 
-    def steps(self, f: Any) -> List[Step]:
-        """Functions up to `f`, along the largest inputs."""
+    def steps(self, f: Any, *, trained: bool = False) -> List[Step]:
+        """Functions up to `f`, along the largest inputs, if `trained`, of those with a gradient."""
         steps: List[Step] = []
         while f is not None:
             known = [v for v in f.inputs if hash(v) not in self.network.names]
+            known = [v for v in known if v.need_grad and trained] or known
             read = max(known, key=self.amax, default=None)
             size = 0.0 if read is None else self.amax(read)
             # A nonfinite output does not show growth.

@@ -23,6 +23,8 @@ Forward = Callable[[], None]
 Gradients = Dict[int, NDArray[Any]]
 """Gradients of outputs and weights of layers, by key, as a pass has stored them, divided by their scales."""
 
+# Size of a bias' gradient beside that of its weight below which it is a sum that cancels.
+_CANCELLED = 0.01
 # Limit of repeats of a batch until its scales fit.
 _REPEATS = 19
 
@@ -64,10 +66,10 @@ def parameter_layers(graph: Graph, plan: GraphPlan) -> List[Layer]:
 
 
 class NoBackward(ValueError):
-    """A function on a gradient's path has no backward in nnabla; `function` is its key."""
+    """A function on a gradient's path has no backward: `function` is its key, `told` nnabla's reason."""
 
-    def __init__(self, f: Any) -> None:
-        self.function = hash(f)
+    def __init__(self, f: Any, told: str) -> None:
+        self.function, self.told = hash(f), told
         super().__init__(
             f"{type_name_of(f.info.type_name)} has no backward: nothing before it can be trained"
         )
@@ -125,7 +127,7 @@ class Passes:
         except RuntimeError as error:
             refused = "not_implemented", "propagate_down"
             if last is not None and any(words in str(error) for words in refused):
-                raise NoBackward(last) from error
+                raise NoBackward(last, str(error).strip().rpartition("\n")[2]) from error
             raise
         except SystemError as error:
             # nnabla hides an interruption in a user's function.
@@ -228,9 +230,17 @@ class Tally:
     def worst(self, layer: Layer, but: Set[int]) -> StorageEffect:
         """Worst of a layer's parameters: a large bias must not hide a weight; of some, only overflows."""
         worst = StorageEffect(0.0, 0.0, 0.0)
+        squares = {
+            key: sums[5] / max(sums[2], 1.0) for key, sums in self._sums.items() if key in layer.weights
+        }
+        largest = max((squares[key] for key, v in layer.weights.items() if v.ndim > 1), default=0.0)
+        # Gradients of a bias that cancel hardly move it.
+        cancelled = {
+            k for k, v in layer.weights.items() if v.ndim == 1 and squares[k] < _CANCELLED**2 * largest
+        }
         for part in [[key] for key in layer.weights] or [list(layer.outputs)]:
             own = self.effect(part, part)
-            if not but.isdisjoint(part):
+            if not (but | cancelled).isdisjoint(part):
                 own = StorageEffect(0.0, own.overflow, 0.0)
             worst = StorageEffect(*map(max, zip(worst, own)))
         return worst

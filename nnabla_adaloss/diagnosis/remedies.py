@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, NamedTuple, Sequence, Tuple
 
 
 class Cause(NamedTuple):
@@ -45,15 +45,20 @@ SINGLE_NUMBERS = (
 )
 SATURATED = "make what it reads smaller, by a normalization or a factor before it"
 BOUND = "shift or widen the bound, or what it reads"
+NOT_CHOSEN = "If other batches do not reach them either, use what it leaves out, or leave these layers out"
 NO_GRADIENT = "check whether it masks everything or has no derivative"
 NO_DERIVATIVE = "use a function with a derivative, such as a factor of the scores, or a straight-through one"
 NO_BACKWARD = f"for a condition or an index, set need_grad=False on it; else {NO_DERIVATIVE}"
 NOT_CONSTANT = "check what the loss computes of it, which is constant"
 MEAN_OF_SOFTMAX = f"{NOT_CONSTANT}, as a mean over all classes of a softmax is"
+CANCELS = "leave it out, or let it differ along the axis over which these are compared"
 EPSILON = "make eps smaller, or the loss larger"
 LEARNING_RATE = "use a larger learning rate: with a loss weight, divide it by that"
+LARGER_LOSS = "make the loss larger: a smaller epsilon makes this solver's first steps smaller"
+CLIP_LESS = "clip at a larger norm, or divide by less"
 CLIP_NORM = "clip at a norm above 0"
 CHECK_DIVISION = "check what it divides by"
+CHECK_SLICES = "Check the slices behind it"
 UNCUT = "use the variable itself there: no unlinking, and need_grad=True"
 CUT_COPY = "set need_grad=False on a copy by F.identity, for the reader that shall pass no gradient on"
 FORWARD = "link it, or run forward of it in the feeder"
@@ -83,17 +88,25 @@ MORE_BITS = "use a format with more bits there"
 PERIOD = "subtract whole periods from what it reads before that is stored"
 DIFFERENCE = "take the difference before numbers become large (subtract the mean first), or in fp32"
 VARIANCE = "compute a variance as F.mean((x - F.mean(x)) ** 2), which no rounding makes negative"
+SUBTRACT_MEAN = "subtract the mean before the data are fed: rounding loses a variance far below the mean"
 ABOVE = "keep it above 0, such as by F.maximum_scalar(x, 2**-14)"
 ABSOLUTE = "take its absolute value first, by F.abs"
 AWAY = "keep it away from 0 by a number that the format holds, such as 2**-14"
 HELD = "use a larger constant, such as 2**-14"
 _OR_LOG = "; for a softmax or sigmoid, use F.log_softmax or F.sigmoid_cross_entropy"
+LOG_OF_DIFFERENCE = (
+    "compute it from the scores: log(1 - F.sigmoid(x)) is -F.softplus(x), and log(1 - F.tanh(x) ** 2) is "
+    "2 * (log(2) - x - F.softplus(-2 * x))"
+)
 ARCTANGENT = "keep its two inputs from being 0 together, such as by adding 2**-14 to the second"
 SOFTPLUS = "use F.softplus, which is exact for large numbers"
 CHOOSE_BEFORE = "choose before it, not after: F.log(F.where(condition, x, one))"
 UNITS = "use units in which its factor is near 1"
 NO_FACTOR = "Leave the factor out, as the updater scales the loss"
 LOG, HELD_IN_LOG = AWAY + _OR_LOG, HELD + _OR_LOG
+ABOVE_ONE = "keep what it reads above 1, such as by F.maximum_scalar(x, 1.002)"
+IDENTITY = "add a multiple of the identity matrix to what it inverts"
+INSIDE_ROOT = "add a number inside the root: (F.sum(x ** 2) + 2**-14) ** 0.5"
 BELOW_ONE = "clip what it reads below 1 and above -1, such as by F.clip_by_value(x, -0.999, 0.999)"
 EXP = "subtract the maximum, or bound what it reads, such as by F.minimum_scalar(x, 10.0)"
 SOFTMAX = "use F.softmax, which subtracts the largest number first"
@@ -105,13 +118,22 @@ DIVIDE_EARLIER = "divide an operand before the product, not the result after it"
 MULTIPLY_EARLIER = "multiply by the factor before numbers become large"
 
 # By function; for numbers that are too large, and for others.
-_TOO_LARGE = {"Exp": EXP, "Sum": MEAN, "BatchMatmul": DIVIDE_EARLIER, "Constant": CONSTANT}
+_TOO_LARGE = {
+    **dict.fromkeys(("Div2", "RDivScalar", "Pow2"), AWAY),
+    "Exp": EXP,
+    "Sum": MEAN,
+    "BatchMatmul": DIVIDE_EARLIER,
+    "BatchInv": IDENTITY,
+    "Constant": CONSTANT,
+}
 _UNDEFINED = {
     **_TOO_LARGE,
-    **dict.fromkeys(("Div2", "RDivScalar", "Pow2", "Norm", "NormNormalization"), AWAY),
     **dict.fromkeys(("ACos", "ASin", "ATanh"), BELOW_ONE),
-    "Log": LOG,
+    "ACosh": ABOVE_ONE,
     "ATan2": ARCTANGENT,
+    "Log": LOG,
+    "Norm": INSIDE_ROOT,
+    "NormNormalization": AWAY,
     "Sub2": DIFFERENCE,
 }
 # Functions that pass a number on, or shift it.
@@ -122,51 +144,51 @@ def of(f: Any, *, too_large: bool = False) -> str:
     """Remedy for a function whose output or gradient is not finite."""
     kind = f.info.type_name
     if kind == "Exp":
-        if any(g.info.type_name == "Log" for g in _readers(f)):
+        if any(is_a(g, "Log") for g in _readers(f)):
             return SOFTPLUS
-        sums = [g for g in _readers(f) if g.info.type_name == "Sum"]
+        sums = [g for g in _readers(f) if is_a(g, "Sum")]
         behind = {h.info.type_name for g in sums for h in _readers(g)}
         return SOFTMAX if "Div2" in behind else LOG_SOFTMAX if "Log" in behind else EXP
-    if kind == "Div2" and not too_large and _origin(f.inputs[1], ("Sum", *_PASSING), "Exp") is not None:
-        return SOFTMAX
-    if kind == "Log" and any(g.info.type_name == "Where" for g in _readers(f)):
+    if kind == "Div2":
+        divisor = origin(f.inputs[1])
+        if is_a(origin(f.inputs[1], ("Sum", *_PASSING)), "Exp") and not too_large:
+            return SOFTMAX
+        if is_a(divisor, "Norm") or (is_a(divisor, "PowScalar") and 0.0 < divisor.info.args["val"] < 1.0):
+            return INSIDE_ROOT
+    if kind == "Log" and any(is_a(g, "Where") for g in _readers(f)):
         return CHOOSE_BEFORE
-    if kind == "Sub2" and _is_variance(f):
-        return VARIANCE
+    if kind == "Sub2":
+        first, second = (v.parent for v in f.inputs)
+        return (
+            VARIANCE
+            if is_a(first, "Mean", "Sum") and is_a(second, "PowScalar", "Mul2", "Square")
+            else DIFFERENCE
+        )
     if kind == "MulScalar" and abs(f.info.args["val"]) < 1.0:
         return MULTIPLY_EARLIER
+    if kind.endswith("Normalization") and kind != "NormNormalization" and not too_large:
+        return SUBTRACT_MEAN
     if kind == "PowScalar":
-        return SMALLER if too_large or f.info.args["val"] >= 1.0 else AWAY
+        power = f.info.args["val"]
+        return SMALLER if power >= 1.0 or (too_large and power > 0.0) else AWAY
     return (_TOO_LARGE if too_large else _UNDEFINED).get(kind, SMALLER)
 
 
-def difference_before(f: Any) -> Optional[Any]:
-    """Difference that a function reads, shifted or not."""
-    return _origin(f.inputs[0], _PASSING, "Sub2") if f.inputs else None
-
-
-def _origin(v: Any, passing: Iterable[str], type_name: str) -> Optional[Any]:
-    """Function of a type that a variable comes from through functions that pass it on."""
+def origin(v: Any, passing: Sequence[str] = _PASSING) -> Any:
+    """Function that a variable comes from through functions that pass it on; None for a leaf."""
     f = v.parent
-    while f is not None and f.info.type_name in passing:
+    while is_a(f, *passing):
         f = f.inputs[0].parent
-    return f if f is not None and f.info.type_name == type_name else None
+    return f
+
+
+def is_a(f: Any, *type_names: str) -> bool:
+    """True for a function of one of these types."""
+    return f is not None and f.info.type_name in type_names
 
 
 def _readers(f: Any) -> Iterator[Any]:
     """Readers of a function's outputs, past functions that only shift or reshape them."""
     for v in f.outputs:
         for g in v.function_references:
-            yield from _readers(g) if g.info.type_name in _PASSING else [g]
-
-
-def _is_variance(f: Any) -> bool:
-    """True if a difference is that of the mean of squares and the square of a mean."""
-    first, second = (v.parent for v in f.inputs)
-    if first is None or second is None:
-        return False
-    return first.info.type_name in ("Mean", "Sum") and second.info.type_name in (
-        "PowScalar",
-        "Mul2",
-        "Square",
-    )
+            yield from _readers(g) if is_a(g, *_PASSING) else [g]

@@ -164,8 +164,11 @@ class Subject:
             inputs = _may_be_fed(graph, names)
             self._batches.append({p: np.array(v.data.get_data("r")) for p, v in inputs.items()})
         self.graph = Graph(self.loss)
-        # Named as in the updater.
-        self.plan = GraphPlan(self.graph, names=named(self.parameters))
+        # All parameters, also those without a gradient, which no solver has; by the solver's names first.
+        registered = {hash(v.data): name for name, v in nn.get_parameters(grad_only=False).items()}
+        leaves = {hash(v): hash(v.data) for v in self.graph.leaves.values()}
+        others = {key: registered[data] for key, data in leaves.items() if data in registered}
+        self.plan = GraphPlan(self.graph, names={**others, **named(self.parameters)})
         changing = {p for p in self._inputs if len(self._batches) == 1 or self._changes(p)}
         # Keys of the fed leaves; with one batch, of all that may be fed.
         self.fed = {hash(self._inputs[p]) for p in changing}
@@ -249,11 +252,8 @@ class Network:
         # Functions that backward visits, and leaves with a gradient, by key.
         self.nodes = {hash(graph.functions[node.number]): node for node in plan.nodes}
         self.leaves = graph.by_key(plan.leaves)
-        # Names of all parameters, also of those without a gradient, which no solver has.
-        registered = {hash(v.data): name for name, v in nn.get_parameters(grad_only=False).items()}
-        leaves = {hash(v): hash(v.data) for v in graph.leaves.values()}
-        known = {key: registered[data] for key, data in leaves.items() if data in registered}
-        self.names: Dict[int, str] = {**known, **plan.names}
+        # Names of parameters, by key.
+        self.names = plan.names
         self.readers: Dict[int, List[Any]] = {}
         for f in graph.functions:
             for v in f.inputs:

@@ -10,6 +10,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, 
 import nnabla as nn
 import numpy as np
 
+from ..graph.functions import is_matrix_product
 from ..updaters.solvers import has
 from . import remedies
 from .passes import Layer
@@ -22,6 +23,10 @@ _BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
 _BY_SIGN = {"Adam", "Adamax", "AMSGRAD", "AdaBound", "AMSBound", "AdamW", "RMSprop", "Lion"}
 # Functions with steps that nnabla passes no gradient through.
 _STEPS = ("OneHot", "SearchSorted", "Greater", "Less", "Equal", "NotEqual", "Logical")
+# Solvers that add epsilon below a root.
+_EPSILON_IN_ROOT = {"AdaBelief", "Adadelta", "RMSpropGraves"}
+# Factor from which a function that makes gradients smaller is at fault for small ones.
+_CLIPPED = 1e3
 # A smaller changing share of a weight per iteration counts as none.
 _MOVED = 0.01
 # Gradients below this share of the weight decay count as nothing beside it.
@@ -51,7 +56,10 @@ def untrained(examined: Subject, network: Network) -> Iterator[Cause]:
 
 
 def notes(examined: Subject, network: Network) -> Iterator[Note]:
-    """Note parameters without a solver, or, for a loss alone, without a gradient: perhaps on purpose."""
+    """Note units that nothing reads; parameters without a solver, or, for a loss alone, without a gradient:
+    perhaps on purpose.
+    """
+    yield from _unread(network)
     missed = _missed(examined, network) if examined.solver is None and network.reached_leaves else {}
     if missed:
         cut = _cut(network, missed)
@@ -78,6 +86,31 @@ def notes(examined: Subject, network: Network) -> Iterator[Note]:
     if others:
         end = ", which gets a gradient: create it by nn.parameter.get_parameter_or_create, if it is to learn."
         yield Note("No solver has ", others, end)
+
+
+def _unread(network: Network) -> Iterator[Note]:
+    """Note layers whose units are sliced off."""
+    for f in (f for f in network.graph.functions if is_matrix_product(f.info.type_name)):
+        v, axis = f.outputs[0], 1 if "onvolution" in f.info.type_name else -1
+        readers = network.readers.get(hash(v), [])
+        if readers and all(g.info.type_name == "Slice" for g in readers):
+            units = range(v.shape[axis])
+            read = {i for g in readers for i in units[_slice_of(g, axis)]}
+            if len(read) < len(units):
+                which = f"{len(units) - len(read)} of {len(units)} units, which no function reads"
+                yield Note("", [network.name(f)], f" learns nothing in {which}. {remedies.CHECK_SLICES}.")
+
+
+def alike_weights(network: Network) -> List[str]:
+    """Trained weights of several units that hold one number, other than 0."""
+    products = (f for f in network.graph.functions if is_matrix_product(f.info.type_name))
+    weights = [v for f in products for v in f.inputs[1:2] if v.need_grad and hash(v) in network.names]
+    alike = (v for v in weights if min(v.shape) > 1 and np.ptp(v.d) == 0.0 != v.d.flat[0])
+    return list(dict.fromkeys(network.names[hash(v)] for v in alike))
+
+
+def _slice_of(f: Any, axis: int) -> slice:
+    return slice(*(f.info.args[name][axis] for name in ("start", "stop", "step")))
 
 
 def spoiled(gradients: Mapping[str, float], left: Mapping[str, float]) -> Iterator[Cause]:
@@ -113,23 +146,37 @@ def moved(solver: Any, layer: Layer) -> float:
 
 
 def hardly_moved(
-    examined: Subject, gradients: Mapping[str, float], moved: Mapping[str, float]
+    examined: Subject,
+    arriving: Mapping[str, float],
+    gradients: Mapping[str, float],
+    moved: Mapping[str, float],
 ) -> Iterator[Cause]:
-    """Layers whose gradients, given by largest magnitude, are too small for the solver."""
+    """Layers whose gradients, by largest magnitude, before and after `on_gradients`, are too small for the
+    solver.
+    """
     solver = examined.solver
     epsilon = float(solver.info.get("eps", 0.0)) if solver is not None and has(solver, "info") else 0.0
+    of = "the root of " * bool(epsilon and solver is not None and solver.name in _EPSILON_IN_ROOT)
+    least = math.sqrt(epsilon) if of else epsilon
     trained = {name: amax for name, amax in gradients.items() if amax}
-    small = [name for name, amax in trained.items() if amax < epsilon or moved[name] < _MOVED]
+    small = [name for name, amax in trained.items() if amax < least or moved[name] < _MOVED]
     if small:
         name = min(small, key=trained.__getitem__)
         kind, remedy = "epsilon", remedies.EPSILON
-        limit = f"below the solver's epsilon of {epsilon:.0e}"
-        if solver is not None and not trained[name] < epsilon:
+        limit = f"below {of}the solver's epsilon of {epsilon:.0e}"
+        if of and solver is not None and solver.name == "Adadelta":
+            remedy = remedies.LARGER_LOSS
+        if solver is not None and not trained[name] < least:
             kind, remedy, rate = "small_steps", remedies.LEARNING_RATE, solver.learning_rate()
             limit = f"and times the learning rate of {rate:g} it is below the last bit of its weights"
             if solver.name in _BY_SIGN:
                 limit = f"and steps of {rate:g}, its learning rate, are below the last bit of its weights"
         what = f"its gradient reaches {trained[name]:.1e}, {limit}"
+        if arriving[name] > _CLIPPED * trained[name]:
+            kind, remedy = "on_gradients", remedies.CLIP_LESS
+            what = (
+                f"on_gradients makes its gradient of up to {arriving[name]:.1e} {trained[name]:.1e}, {limit}"
+            )
         others = [one for one in small if one != name]
         what += f" (as {'those' if others[1:] else 'that'} of {listed(others)})" * bool(others)
         what += ": it hardly moves, whatever the loss scale, which is undone before the solver"
@@ -187,6 +234,11 @@ def _linked(f: Any) -> List[nn.Variable]:
     return [] if f.info.type_name == "Unlink" else f.inputs
 
 
+def _is_step(f: Any) -> bool:
+    """True if nnabla passes no gradient through a function of steps."""
+    return bool(f.info.args.get("only_index") or f.info.type_name.startswith(_STEPS))
+
+
 def _is_disabled(f: Any) -> bool:
     """True if outputs have need_grad=False although an input needs a gradient."""
     return any(v.need_grad for v in f.inputs) and not any(v.need_grad for v in f.outputs)
@@ -228,19 +280,26 @@ def _between(network: Network) -> Set[int]:
 
 def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
     """Function at whose output the gradient to parameters stops, why, and the remedy; None for none."""
-    behind = set(map(hash, network.behind({*missed.values()})))
+    keys = {*missed.values()}
+    behind = set(map(hash, network.behind(keys)))
+    step: Optional[Tuple[str, str, str]] = None
     for v in _cut_off(network):
         before = network.in_order(network.walk([v.parent]))
         between = [g for g in before if hash(g) in behind]
-        for g in between:
-            if g.info.args.get("only_index") or g.info.type_name.startswith(_STEPS):
-                return network.name(g), "has no derivative", remedies.NO_DERIVATIVE
-        if between:
-            g, how = next(filter(_is_disabled, before), before[-1]), "has need_grad=False"
+        walked = network.walk([v.parent], lambda f: [] if _is_step(f) else f.inputs)
+        smooth = network.in_order(g for g in walked if not _is_step(g))
+        if any(hash(w) in keys for g in smooth for w in g.inputs):
+            g, how = next(filter(_is_disabled, smooth), before[-1]), "has need_grad=False"
             if g.info.type_name == "Unlink":
                 g, how = g.inputs[0].parent or g, "is unlinked"
             is_shared = any(hash(f) in network.reached for f in network.readers[hash(v)][1:])
             return network.name(g), how, remedies.CUT_COPY if is_shared else remedies.UNCUT
+        if between and step is None:
+            # On purpose, perhaps, if another way is cut off.
+            g = next(filter(_is_step, between))
+            step = network.name(g), "has no derivative", remedies.NO_DERIVATIVE
+    if step is not None:
+        return step
     # Or outside the graph, which then has an input that shares its data with an output there.
     shared = {hash(v.data): v for v in network.graph.leaves.values() if hash(v) not in network.names}
     names = {key: name for name, key in missed.items()}

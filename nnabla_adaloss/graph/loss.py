@@ -24,7 +24,8 @@ _FLOAT32 = np.dtype(np.float32)
 
 NEEDS_NO_GRADIENT = (
     "loss needs no gradient: it is not computed from any variable with need_grad=True; "
-    "pass the output of the network's loss function"
+    "pass the output of the network's loss function, and look for unlinked variables, need_grad=False, and "
+    "derivatives that are 0 everywhere, such as the second one of a ReLU"
 )
 """Error message for a loss without trained variables."""
 

@@ -280,6 +280,47 @@ def test_whether_a_parameter_is_in_no_solver_on_purpose_is_not_judged(of_the_los
     assert not diagnosis.verdict.causes
 
 
+def test_a_branch_that_a_function_never_takes_is_a_note() -> None:
+    """Twin critics of which one is always the smaller, and a branch that is joined and sliced off again."""
+    x, t = inputs()
+    q0, q1 = (affine(hidden(x), 1, f"q{number}", bias=-9.0 * number) for number in (0, 1))
+    joined = F.concatenate(F.tanh(affine(x, 4, "used")), F.tanh(affine(x, 4, "unused")), axis=1)
+    loss = F.mean(F.squared_error(F.minimum2(q0, q1), t)) + classes(joined[:, :4], t)
+    names = [(note.names, str(note)) for note in diagnose(loss, feeder=feeder(x, t)).numbers.notes]
+    assert [own for own, _ in names] == [["q0/affine"], ["unused/affine"]]
+    assert "4 batches: q0/affine/Minimum2 hands none on" in names[0][1]
+    assert "/Slice hands none on" in names[1][1]
+
+
+def test_units_that_no_function_reads_are_a_note() -> None:
+    x, t = inputs()
+    gated = affine(x, 12, "gated")
+    loss = classes(gated[:, :6] * F.sigmoid(gated[:, :6]), t)
+    (note,) = diagnose(loss, feeder=feeder(x, t)).numbers.notes
+    assert str(note).startswith("gated/affine learns nothing in 6 of 12 units, which no function reads.")
+
+
+def test_a_codebook_behind_a_choice_and_a_stop_is_cut_off_at_the_stop() -> None:
+    x, t = inputs()
+    h, book = hidden(x), nn.parameter.get_parameter_or_create("book", (5, 16))
+    index = F.min(F.affine(h, F.transpose(book, (1, 0))), axis=1, only_index=True).apply(need_grad=False)
+    entry = F.identity(F.embed(index, book)).apply(need_grad=False)
+    loss = classes(h, t) + F.mean(F.squared_error(h, entry))
+    (note,) = diagnose(loss, feeder=feeder(x, t)).numbers.notes
+    assert "stops at book/Identity, whose output has need_grad=False" in str(note)
+
+
+def test_functions_of_frozen_weights_have_their_own_names() -> None:
+    x, t = inputs()
+    with nn.parameter_scope("critic"):
+        frozen = [nn.parameter.get_parameter_or_create("fc/W", (16, 5), need_grad=False)]
+    updater = updater_of(cross_entropy(F.affine(hidden(x), frozen[0]), t), feeder(x, t), S.Sgd(0.1))
+    with nn.parameter_scope("critic"):
+        frozen[0].d = 1e6
+    (cause, *_) = diagnose(updater).verdict.causes
+    assert cause.function == "critic/fc"
+
+
 @pytest.mark.parametrize("learns", [False, True])
 def test_a_variable_that_no_solver_moves_is_a_note(learns: bool) -> None:
     """Positions in a plain Variable, beside data with a gradient, as an adversary reads it."""

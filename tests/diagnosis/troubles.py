@@ -92,7 +92,7 @@ def epsilon_that_the_format_does_not_hold(mended: bool) -> Built:
     return network(layers, spoil=padding)
 
 
-@trouble("not_finite", "q/affine/Div2", "divides by 32 zeros, in fp32 too")
+@trouble("not_finite", "q/affine/Div2", "divides by 32 zeros from the input of shape (32, 4, 8) on")
 def cosine_of_padding(mended: bool) -> Built:
     """Attention by cosines; the last place of some samples is padding."""
 
@@ -108,7 +108,9 @@ def cosine_of_padding(mended: bool) -> Built:
     return network(layers, spoil=padding, shape=(32, 4, 8))
 
 
-@trouble("not_finite", "head/affine/Log", "reads 80 zeros, in fp32 too")
+@trouble(
+    "not_finite", "head/affine/Log", "reads 80 zeros from the output of head/affine/ReLU on, in fp32 too"
+)
 def log_of_zero(mended: bool) -> Built:
     def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
         y = F.relu(affine(h, 5, "head"))
@@ -848,7 +850,7 @@ def angle_of_one(mended: bool) -> Built:
     return network(loss=loss)
 
 
-@trouble("backward_not_finite", "fc1/affine/Norm", remedy=remedies.AWAY)
+@trouble("backward_not_finite", "fc1/affine/Norm", remedy=remedies.INSIDE_ROOT)
 def norm_of_zero_rows(mended: bool) -> Built:
     def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
         return F.mean(F.norm(h + 2**-8 if mended else h, p=2, axis=1)) + classes(h, t)
@@ -1031,7 +1033,7 @@ def many_small_steps(mended: bool) -> Built:
     return network(loss=loss)
 
 
-@trouble("not_finite", "p/affine/Log", "from p/affine/Mul2", remedy=remedies.CHAIN)
+@trouble("not_finite", "p/affine/Log", "from the output of p/affine/Mul2", remedy=remedies.CHAIN)
 def likelihood_of_a_sequence(mended: bool) -> Built:
     def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
         p = product = F.sigmoid(affine(h, 16, "p", bias=-5.0))
@@ -1093,7 +1095,7 @@ def phase_of_silence(mended: bool) -> Built:
     return network(layers, spoil=silence)
 
 
-@trouble("backward_not_finite", "fc1/affine/Norm", remedy=remedies.AWAY, parameters=("fc1/affine/W",))
+@trouble("backward_not_finite", "fc1/affine/Norm", remedy=remedies.INSIDE_ROOT, parameters=("fc1/affine/W",))
 def norm_of_weights_that_start_from_zero(mended: bool) -> Built:
     """The weights have another reader, which is not at fault."""
 
@@ -1198,7 +1200,9 @@ def phases_of_thousands_of_radians(mended: bool) -> Built:
     return network(layers, spoil=spoil)
 
 
-@trouble("not_finite", "items/affine/Div2", "by 64 zeros, in fp32 too; the input", remedy=remedies.AWAY)
+@trouble(
+    "not_finite", "items/affine/Div2", "by 64 zeros from the input of shape (32, 16) on", remedy=remedies.AWAY
+)
 def mean_over_nothing_of_raw_numbers(mended: bool) -> Built:
     """The data are numbers of items, whose size is no fault."""
 
@@ -1553,3 +1557,120 @@ def logarithm_of_impossible_classes(mended: bool) -> Built:
         return -F.mean(F.sum(F.one_hot(t, (5,)) * F.log(y + 1e-7), axis=1))
 
     return network(loss=loss)
+
+
+@trouble("overflow", "fc1/affine/BatchInv", "nearly singular", remedy=remedies.IDENTITY)
+def inverse_of_a_singular_matrix(mended: bool) -> Built:
+    """A covariance of 4 samples in 8 dimensions."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = F.reshape(F.tanh(affine(x, 32, "fc1")), (32, 4, 8))
+        size = 0.3 if mended else 1e-6
+        unit = F.broadcast(
+            F.constant(size, (1, 8, 1)) * F.reshape(F.one_hot(_range(8), (8,)), (1, 8, 8)), (32, 8, 8)
+        )
+        return F.reshape(
+            F.batch_matmul(h, F.batch_inv(F.batch_matmul(h, h, transpose_a=True) + unit)), (32, 32)
+        )
+
+    return network(layers)
+
+
+def _range(size: int) -> nn.Variable:
+    return nn.Variable.from_numpy_array(np.arange(size)[:, None])
+
+
+@trouble("backward_not_finite", "fc1/affine/ACosh", "reads numbers down to 1", remedy=remedies.ABOVE_ONE)
+def hyperbolic_distance_to_itself(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        squares = 1.0 + F.relu(affine(x, 16, "fc1")) ** 2
+        return F.acosh(F.maximum_scalar(squares, 1.01) if mended else squares)
+
+    return network(layers)
+
+
+@trouble(
+    "precision",
+    "raw/affine/Log",
+    "RSubScalar subtracts numbers",
+    fatal=False,
+    remedy=remedies.LOG_OF_DIFFERENCE,
+)
+def squashed_gaussian(mended: bool) -> Built:
+    """Soft actor-critic: the density of a tanh, from its output, and mended from its input."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        raw = affine(h, 16, "raw", 4.0)
+        stable = 2.0 * (float(np.log(2.0)) - raw - F.softplus(-2.0 * raw))
+        return -F.mean(stable if mended else F.log(1.0 - F.tanh(raw) ** 2 + 1e-6))
+
+    return network(loss=loss)
+
+
+@trouble(
+    "not_finite", "fc1/affine/Div2", "from the output of fc1/affine/ReLU on", remedy=remedies.INSIDE_ROOT
+)
+def unit_vectors_of_nothing(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = F.relu(affine(x, 2, "fc1"))
+        squares = F.sum(h**2, axis=1, keepdims=True)
+        return h / (squares + 2.0**-14) ** 0.5 if mended else h / squares**0.5
+
+    return network(layers)
+
+
+@trouble("not_finite", "bn/bn", remedy=remedies.SUBTRACT_MEAN)
+def pressure_in_hectopascals(mended: bool) -> Built:
+    def far(x: nn.Variable, t: nn.Variable) -> None:
+        x.d = x.d * 0.01 + (0.0 if mended else 10130.0)
+
+    return network(lambda x: affine(PF.batch_normalization(x, name="bn"), 16, "fc1"), spoil=far)
+
+
+@trouble("on_gradients", "fc1/affine", "makes its gradient of up to", remedy=remedies.CLIP_LESS)
+def clip_below_epsilon(mended: bool) -> Built:
+    def clip(solver: S.Solver) -> None:
+        solver.clip_grad_by_norm(1.0 if mended else 1e-11)
+
+    loss, feed = network()
+    return updater_of(loss, feed, S.Adam(1e-3), on_gradients=clip), None
+
+
+@trouble("epsilon", "fc1/affine", "below the root of the solver's epsilon", remedy=remedies.LARGER_LOSS)
+def epsilon_of_adadelta(mended: bool) -> Built:
+    loss, feed = network()
+    return trained((loss * (1.0 if mended else 1e-4), feed), S.Adadelta(1.0, eps=1e-6))
+
+
+@trouble(
+    "equal_units",
+    "fc2/affine",
+    "fc1/affine/W, fc2/affine/W and head/affine/W",
+    fatal=False,
+    remedy=remedies.INITIALISE,
+)
+def weights_of_one_number(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        for name in ("fc1", "fc2", "head"):
+            w = I.NormalInitializer(0.3) if mended else I.ConstantInitializer(0.1)
+            x = PF.affine(F.tanh(x), 8, name=name, w_init=w)
+        return x
+
+    return network(layers, cross_entropy)
+
+
+@trouble(
+    "rounding_noise",
+    "place/Broadcast",
+    "that place/Softmax compares",
+    fatal=False,
+    remedy=remedies.CANCELS,
+)
+def place_that_cancels(mended: bool) -> Built:
+    shape = (1, 16) if mended else (1, 1)
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        place = nn.parameter.get_parameter_or_create("place", shape, I.NormalInitializer(0.1))
+        return hidden(x) * F.softmax(affine(x, 16, "scores") + F.broadcast(place, (32, 16)), axis=1)
+
+    return network(layers)
