@@ -7,9 +7,10 @@ import math
 from typing import Any, Iterator, List, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
+import numpy as np
 
 from . import remedies
-from .operands import CONSTANTS, NOT_ZERO, Growth, Operands, Step, factors_in_words, repeated
+from .operands import CONSTANTS, GROWN, NOT_ZERO, Growth, Operands, Step, factors_in_words, repeated
 from .remedies import Cause
 from .target import Network, Note, listed, scope_of
 from .watching import INDICES, Sight
@@ -19,7 +20,12 @@ _DEVIATES = 0.25
 _LOSS_DEVIATES = 0.02
 # Relative change that one function causes of inputs that have changed by far less.
 _JUMPS, _TIMES = 0.1, 8.0
-# Share of numbers that become 0 from which it is reported.
+_OF_PROBABILITIES = {
+    "BinaryCrossEntropy": remedies.OF_SCORES.format("sigmoid"),
+    "CategoricalCrossEntropy": remedies.OF_SCORES.format("softmax"),
+}
+# Share of an input's numbers that become 0 from which all do, and of other numbers from which it is reported.
+_ALL = 0.99
 _LOST = 0.1
 # Constants below this one are against 0.
 _SMALL = 2.0**-10
@@ -65,12 +71,21 @@ class Deviations:
             end = ": AdaptiveLossScalingUpdater computes it in fp32; without that it would be infinite"
             remedy = remedies.NO_FACTOR if f.info.type_name == "MulScalar" else remedies.MEAN_LOSS
             yield Note(begin, [network.name(f)], f"{end}. {remedy}.")
+        for v in network.graph.leaves.values():
+            if hash(v) not in network.names and operands.vanished(v) > _ALL * v.size:
+                end = f", which becomes 0 in {network.format(v).name}: {remedies.SCALE_DATA}."
+                yield Note("No layer sees ", [network.called(v)], end)
         for f in functions:
             kind, args = f.info.type_name, f.info.args
             before = f.inputs[0].parent.info.type_name if f.inputs and f.inputs[0].parent is not None else ""
             if kind == f"{before}CrossEntropy" or (before, kind) == ("LogSoftmax", "SoftmaxCrossEntropy"):
                 end = f" applies a {before.lower()} to the output of one: give it the scores."
                 yield Note("", [network.name(f)], end)
+            if kind in ("SigmoidCrossEntropy", "BinaryCrossEntropy") and f.inputs[1].parent is None:
+                least, most = float(np.min(f.inputs[1].d)), float(np.max(f.inputs[1].d))
+                if least < 0.0 or most > 1.0:
+                    end = f" reads targets from {least:g} to {most:g}, where they must be from 0 to 1."
+                    yield Note("", [network.name(f)], end)
             if kind in INDICES:
                 read, table = f.inputs[INDICES[kind]], f.inputs[INDICES[kind] - 1]
                 shape = args["shape"] if kind == "OneHot" else table.shape
@@ -95,6 +110,22 @@ class Deviations:
                 last = math.ldexp(2.0, stored.mantissa_bits)
                 what += f"others in {stored.name}, which holds all whole numbers up to {last:g} only"
                 yield Cause("rounded_index", network.name(f), what, remedies.FEED_INDICES)
+
+    def sure_probabilities(self) -> Iterator[Cause]:
+        """Cross entropies of probabilities that are 0 or 1, whose gradient leaves the format there."""
+        network = self._network
+        for f in network.graph.functions:
+            arriving = self._operands.in_fp32.gradients.get(hash(f.inputs[0])) if f.inputs else None
+            if f.info.type_name in _OF_PROBABILITIES and arriving and hash(f) in network.nodes:
+                stored = network.gradient_format(f.inputs[0])
+                if arriving.nonfinite or arriving.abs_max > stored.max:
+                    what = (
+                        "it reads probabilities of 0 or 1, or next to these, at which its gradient reaches "
+                    )
+                    what += f"{arriving.abs_max:.1e}, beyond {stored.name}, which ends at {stored.max:g}"
+                    yield Cause(
+                        "sure_probability", network.name(f), what, _OF_PROBABILITIES[f.info.type_name]
+                    )
 
     def lone_constants(self) -> Iterator[Cause]:
         """Constants that alone keep numbers from 0, and are so small that a derivative leaves the format."""
@@ -188,7 +219,8 @@ class Deviations:
         if own and cancels and f.info.type_name in ("Add2", "Sub2", "AddScalar", "RSubScalar"):
             what = f"it computes the difference of numbers up to {largest:.3g}, which is so small "
             what += f"beside them that {stored.name} holds it with an error of {error:.0%}"
-            return Cause("precision", name, what, remedies.of(f))
+            remedy = remedies.of(f) if f.info.type_name == "Sub2" else remedies.DIFFERENCE
+            return Cause("precision", name, what, remedy)
         difference = remedies.origin(f.inputs[0]) if own and f.info.type_name == "Log" else None
         if remedies.is_a(difference, "Sub2", "RSubScalar"):
             what = f"{subject} with an error of {error:.0%} in {stored.name}, as {network.name(difference)} "
@@ -201,6 +233,9 @@ class Deviations:
             what += f"holds too few bits of the numbers up to {largest:.3g} that it reads from "
             what += network.name(before)
             return Cause("precision", name, what, remedies.SMALL_TERMS)
+        first = self._operands.first_zeros(v)
+        if lost > _LOST and first != v and first.parent is not None:
+            return self._begins(first.parent, first)
         if lost > _LOST:
             what = f"{subject}, {'of which' if own else 'of whose numbers'} {lost:.0%} become 0 in "
             what += f"{stored.name}, whose smallest is {stored.smallest_subnormal:.1g}"
@@ -212,8 +247,16 @@ class Deviations:
             start = max(range(len(steps)), key=lambda i: steps[i].before, default=0)
             growth = self._operands.growth(steps[start:], "numbers", shrinks=True)
             remedy = remedies.VANISHING if growth.parameters else remedies.TOO_SMALL
+            gammas = [w for w in f.inputs if network.names.get(hash(w), "").endswith("gamma")]
             if f.info.type_name == "Prod":
                 remedy = remedies.LOGARITHMS
+            elif f.info.type_name == "Exp":
+                growth = self._operands.grown(f)
+                remedy = remedies.SMALLER_BIAS if growth.of_bias else remedies.EXP_OF_LESS
+                what += self._operands.reads(f)
+            elif own and gammas and self._operands.amax(gammas[0]) * GROWN < 1.0:
+                what += f", as {network.called(gammas[0])} is at most {self._operands.amax(gammas[0]):.1g}"
+                remedy, growth = remedies.GAMMA, Growth("", network.parameters(gammas))
             elif not own and f.info.type_name != "Mul2":
                 remedy = remedies.SCALE_DATA
             what += factors + growth.clause

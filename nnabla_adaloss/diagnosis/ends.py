@@ -7,6 +7,7 @@ import math
 from typing import AbstractSet, Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Set, Tuple
 
 import nnabla as nn
+import numpy as np
 
 from ..core.components import NodeStructure
 from ..graph.functions import is_matrix_product
@@ -16,14 +17,14 @@ from .operands import Operands, factors_in_words
 from .passes import Layer
 from .remedies import Cause
 from .target import NORMALIZATIONS, Network, Note, input_name, listed
-from .watching import Sight, largest
+from .watching import INDICES, Sight, largest
 
 # An activation is saturated if more than this share of its outputs is in its flat part, in every batch.
 _MOST = 0.5
 
 # Functions that stop the gradient on purpose.
 _STOPS = {"Unlink", "Sink"}
-_RECTIFIERS = {"ReLU", "ReLU6", "CReLU"}
+_RECTIFIERS = {"CReLU", "GELU", "Mish", "ReLU", "ReLU6", "SoftPlus", "Swish"}
 _BOUNDS = {
     "MinimumScalar",
     "MaximumScalar",
@@ -34,7 +35,9 @@ _BOUNDS = {
     "ReLU6",
     "FixedPointQuantize",
 }
-_SATURATES = {*_BOUNDS, "Sigmoid", "Tanh", "Softmax"}
+_SATURATES = {*_BOUNDS, "Exp", "Sigmoid", "Softmax", "SoftPlus", "Tanh"}
+# Functions that count errors.
+_METRICS = {"BinaryError", "TopNError"}
 _SOFTMAX = {"Softmax", "LogSoftmax", "SoftmaxCrossEntropy"}
 _PRODUCTS = {"Mul2", "Div2"}
 _DIFFERENCES = {"Sub2", "SquaredError", "AbsoluteError", "HuberLoss"}
@@ -62,6 +65,11 @@ class Ends:
                 if alone:
                     found[key] = self._told(f, node)._replace(spoils=self._labels(alone))
                     ended.add(key)
+            if arriving and self._compares_equal(f) and not self._leaves_before(f).isdisjoint(self._starved):
+                what = "it compares equal numbers in every batch"
+                found[key] = Cause("equal_operands", node.label, what, remedies.DIFFERENT)
+                ended.add(key)
+                continue
             if not arriving or not handed_on or self._largest_gradient(arriving, handed_on):
                 continue
             # Not an end: a layer that starts from 0 and learns.
@@ -76,7 +84,12 @@ class Ends:
             if kind in ("zero_factor", "constant_softmax") or not self._nothing_to_learn(f):
                 found.update(at_fault)
                 ended.add(key)
-        for key in sorted(ended & found.keys(), key=network.graph.numbers.__getitem__, reverse=True):
+        # What compares equal numbers explains ends before it.
+        last = {
+            key: (found[key].kind != "equal_operands", network.graph.numbers[key])
+            for key in ended & found.keys()
+        }
+        for key in sorted(last, key=last.__getitem__, reverse=True):
             # Another end explains the same parameters, such as a gate beside a state that starts from 0.
             starved = self._leaves_before(network.function(key)) & self._starved
             others = ended - {key}
@@ -106,10 +119,18 @@ class Ends:
         elif kind in _RECTIFIERS | _BOUNDS:
             read = self._sights[0].data[hash(f.inputs[0])]
             why, remedy = f", as it reads numbers around {read.sum / read.count:.3g}", remedies.MARGIN
+        elif kind in INDICES and (f.inputs[1].d < 0.0).all():
+            why = f", as {network.called(f.inputs[1])} holds only numbers below 0, which it leaves out"
+            remedy = remedies.LABELS
         else:
             why = Operands(network, self._sights[0]).grown(f).clause
         what = f"it computes only zeros, so that the loss is 0 and no layer gets a gradient{why}"
         return [Cause("zero_loss", network.name(f), what, remedy)]
+
+    def _compares_equal(self, f: Any) -> bool:
+        """True if a difference of other numbers is always 0."""
+        equal = f.info.type_name in _DIFFERENCES and not any(map(self._largest, f.outputs))
+        return equal and any(map(self._largest, f.inputs))
 
     def _zeros(self, f: Any) -> List[nn.Variable]:
         """Computed inputs that are all 0."""
@@ -195,7 +216,9 @@ class Ends:
                 continue
             zeros = [v for v in self._factors(f) if hash(v) not in onward and not self._largest(v)]
             moving = [v for v in zeros if largest(s.gradients.get(hash(v)) for s in self._sights)]
-            found = [network.names.get(hash(self._zero_origin(v)), "") for v in moving]
+            origins = map(self._zero_origin, moving)
+            moving = [v for v in origins if largest(s.gradients.get(hash(v)) for s in self._sights)]
+            found = [network.names.get(hash(v), "") for v in moving]
             names += filter(None, found)
             if not any(found):
                 onward.update(map(hash, f.outputs))
@@ -210,7 +233,7 @@ class Ends:
             if weights and arriving and not self._largest_gradient(self._sights, weights):
                 f = network.function(key)
                 v = self._zero_origin(f.inputs[0])
-                if not (v.parent or self._largest(v) or hash(v) in network.never_filled):
+                if not (v.parent or self._largest(v) or hash(v) in {*network.never_filled, *network.names}):
                     yield Note(
                         f"{node.label} learns nothing from {input_name(v)}, which is all 0 in every batch."
                     )
@@ -218,23 +241,22 @@ class Ends:
     def blocked(self, layers: Iterable[Layer]) -> Iterator[Note]:
         """Note layers that a function hands no gradient on to, such as a minimum of its other input."""
         network, sights = self._network, self._sights
-        found: Dict[str, List[str]] = {}
+        names: List[str] = []
+        ends: List[Any] = []
         for layer in layers:
             is_cut_off = network.reached.isdisjoint(hash(v.parent) for v in layer.outputs.values())
             own = (s.gradients.get(key) for s in sights for key in (*layer.outputs, *layer.weights))
-            if is_cut_off or largest(own):
-                continue
             onward = [f for f in network.behind(layer.outputs) if hash(f) in network.nodes]
             arriving = (f for f in onward if self._largest_gradient(sights, network.nodes[hash(f)].outputs))
-            f = next(arriving, None)
+            f = None if is_cut_off or largest(own) else next(arriving, None)
             if f is not None:
+                names.append(layer.name)
                 # Of a concatenation, its readers leave out a part.
                 joins = remedies.is_a(f, "Concatenate", "Stack")
-                at = network.listed(network.readers[hash(f.outputs[0])] if joins else [f])
-                found.setdefault(at, []).append(layer.name)
-        batches = f"{len(sights)} batch{'es' * (len(sights) > 1)}"
-        for at, names in found.items():
-            end = f" in {batches}: {at} hands none on to them. {remedies.NOT_CHOSEN}."
+                ends += network.readers[hash(f.outputs[0])] if joins else [f]
+        if names:
+            batches = f"{len(sights)} batch{'es' * (len(sights) > 1)}"
+            end = f" in {batches}: {network.listed(ends)} hand none on to them. {remedies.NOT_CHOSEN}."
             yield Note("No gradient gets to ", names, end)
 
     def _factors(self, f: Any) -> List[nn.Variable]:
@@ -261,6 +283,8 @@ class Ends:
 
     def _nothing_to_learn(self, f: Any) -> bool:
         """True if a function contributes 0 to the loss: a margin is kept, or no label counts."""
+        if all(hash(v) in self._network.names for v in f.inputs):
+            return False
         behind = (v for g in self._network.behind(map(hash, f.outputs)) for v in g.outputs if v.size == 1)
         first = next(behind, None)
         return first is not None and not self._largest(first)
@@ -285,13 +309,20 @@ class Ends:
         def cause(kind: str, what: str, remedy: str, *of: nn.Variable) -> Cause:
             return Cause(kind, node.label, what, remedy, parameters=self._network.parameters(of))
 
-        zeros = [v for v in f.inputs if not self._largest(v)]
+        # A bias is added.
+        product = is_matrix_product(kind)
+        zeros = [v for v in f.inputs[: 2 if product else None] if not self._largest(v)]
         if args.get("only_index"):
             what = "it computes numbers of places, which have no derivative, and hands on their gradient"
             return cause("no_backward", what, remedies.NO_DERIVATIVE)
         if self._is_dead(f):
             what = "it is dead: every output is 0 in every batch"
+            of = [v for v in zeros if hash(v) in names]
+            if of:
+                return cause("dead_relu", f"{what}, as {called(of[0])} is", remedies.ABOVE_ZERO, *of)
             growth = Operands(self._network, self._sights[0]).grown(f)
+            if growth.of_constant:
+                return cause("dead_relu", what + growth.clause, remedies.SMALLER_CONSTANT)
             if growth.of_data:
                 remedy = f"{remedies.NORMALISE_DATA}, or use F.leaky_relu"
                 return cause("dead_relu", what + growth.clause, remedy)
@@ -307,10 +338,10 @@ class Ends:
             what += factors_in_words(self._network, list(self._network.behind(map(hash, f.outputs))))
             return cause("small_factors", what, remedies.SMALL_FACTORS)
         weights = [v for v in zeros if hash(v) in names and v.ndim > 1]
-        if is_matrix_product(kind) and node.leaves and weights:
+        if product and node.leaves and weights:
             what = f"its weights are all 0 and get no gradient ({called(weights[0])})"
             return cause("zero_weights", what, remedies.INITIALISE, *weights)
-        if (kind in _PRODUCTS or is_matrix_product(kind)) and zeros:
+        if (kind in _PRODUCTS or product) and zeros:
             v = self._zero_origin(zeros[0])
             why, remedy = "is all 0", remedies.TRAIN if hash(v) in names else remedies.WHY_ZERO
             if v.parent is None and hash(v) not in names:
@@ -340,7 +371,8 @@ class Ends:
                 around, bound = f"{read.sum / read.count:.3g}", f"{args['val']:g}"
                 what += f", as it reads numbers around {around}, and its bound is {bound}"
             return self._saturated(f, what, remedies.BOUND if kind in _BOUNDS else remedies.SATURATED)
-        return cause("no_gradient", "it passes no gradient on", remedies.NO_GRADIENT)
+        remedy = remedies.CROSS_ENTROPY if kind in _METRICS else remedies.NO_GRADIENT
+        return cause("no_gradient", "it passes no gradient on", remedy)
 
 
 def ends_as_stored(network: Network, stored: Ends, ended: Mapping[int, Cause]) -> Iterator[Cause]:
@@ -350,6 +382,13 @@ def ends_as_stored(network: Network, stored: Ends, ended: Mapping[int, Cause]) -
             format = network.format(network.function(key).outputs[0]).name
             what = f"{cause.what}, as stored in {format}, not in fp32"
             yield cause._replace(kind=f"{cause.kind}_as_stored", what=what, as_stored=True)
+
+
+def beyond_its_table(network: Network, f: Any, v: nn.Variable) -> Cause:
+    """Cause of an index that an embedding does not have: nothing is run, as nnabla may crash."""
+    what = f"it reads indices from {np.min(v.d):g} to {np.max(v.d):g} from {network.called(v)}, but its "
+    what += f"table has rows 0 to {f.inputs[1].shape[0] - 1}: nnabla reads other memory there"
+    return Cause("index_beyond", network.name(f), what, remedies.INDICES)
 
 
 def blank_input(network: Network, f: Any, v: nn.Variable, rest: str = "") -> Cause:

@@ -16,7 +16,7 @@ from ..updaters.solvers import has
 from . import remedies
 from .advice import PrecisionAdvice, advise, candidates_of
 from .deviations import Deviations
-from .ends import Ends, blank_input, ends_as_stored
+from .ends import Ends, beyond_its_table, blank_input, ends_as_stored
 from .finite import SOFTMAX, Finiteness
 from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
 from .presentation import Diagnosis
@@ -151,7 +151,9 @@ class _Examination:
         layers: List[LayerNumbers] = []
         try:
             causes: List[Cause] = []
-            if unfed:
+            if examined.beyond:
+                causes = [beyond_its_table(self._network, *examined.beyond)]
+            elif unfed:
                 v, f = unfed
                 causes = [blank_input(self._network, f, v, ", and no layer reads other data")]
             if not self._network.reached_leaves:
@@ -230,8 +232,7 @@ class _Examination:
                 yield Note(
                     "Units stay alike, as all numbers are equal in ", alike, f": {remedies.INITIALISE}."
                 )
-            told = {name for cause in causes for name in (cause.function, *cause.spoils)}
-            starved = [n.name for n in layers if not (n.nonzero or n.waits_for or n.name in told)]
+            starved = [n.name for n in layers if not (n.nonzero or n.waits_for or causes)]
             yield from self._ends.blocked(layer for layer in self._layers if layer.name in starved)
             found = [note for one in self._as_stored for note in Deviations(self._network, one).notes()]
             yield from {tuple(note.names): note for note in found}.values()
@@ -352,7 +353,8 @@ class _Examination:
         if not any(cause.fatal for cause in beyond):
             found = [one for sight in self._as_stored for one in Deviations(network, sight).wrong_rows()]
             found += filter(None, (Deviations(network, sight).exploded() for sight in self._in_fp32))
-            found += [one for sight in self._as_stored for one in Deviations(network, sight).lone_constants()]
+            for deviations in [Deviations(network, sight) for sight in self._as_stored]:
+                found += [*deviations.sure_probabilities(), *deviations.lone_constants()]
             if damaged:
                 changed = (Deviations(network, sight).changed(damaged) for sight in self._as_stored)
                 found += sorted((cause for cause in changed if cause), key=self._position)

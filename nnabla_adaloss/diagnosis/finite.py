@@ -39,6 +39,8 @@ class Finiteness:
     def _labels(self) -> List[Cause]:
         """NaNs or fractions that a function reads as labels or indices, without a visible effect."""
         for v in self._operands.bad(self._network.graph.leaves.values()):
+            if hash(v) in self._network.leaves:
+                return [self._leaf(self._network.readers[hash(v)][0], v, "")._replace(fatal=False)]
             for f in self._network.readers[hash(v)] if self._sight.nans[hash(v)] else ():
                 if type_name_of(f.info.type_name).endswith(("CrossEntropy", "Embed", "OneHot")):
                     what = f"it takes {self._network.called(v)} for numbers of classes, which holds "
@@ -116,7 +118,7 @@ class Finiteness:
     def _leaf(self, f: Any, v: nn.Variable, others: str) -> Cause:
         network, name = self._network, self._network.name(f)
         called, sight = network.called(v), self._sight
-        if self._operands.is_stored and v.parent is None:
+        if v.parent is None and hash(v) not in self._operands.in_fp32.nans:
             what = f"it reads {called}, which reaches {self._operands.beyond(v)}"
             return Cause("beyond_format", name, what, remedies.INTO_RANGE)
         if self._is_mask(v):
@@ -157,7 +159,7 @@ class Finiteness:
         remedy = remedies.of(g if remedies.is_a(g, "Sub2") else f)
         if math.inf in map(abs, filter(_is_number, f.info.args.values())):
             remedy = remedies.MASK
-        elif operands.negatives(f) and remedy in (remedies.AWAY, remedies.LOG):
+        elif operands.negatives(f) and not remedies.is_a(g, "Sub2"):
             is_determinant = f.inputs[0].parent.info.type_name == "BatchDet"
             remedy = remedies.ABSOLUTE if is_determinant else remedies.ABOVE
         remedy = self._scaled_before(f, remedy)
@@ -174,7 +176,7 @@ class Finiteness:
                 remedy = remedies.HELD_IN_LOG if f.info.type_name == "Log" else remedies.HELD
                 return Cause("lost_constant", network.name(g), what, self._scaled_before(f, remedy))
         for g in network.in_order(network.walk([f])):
-            cause = self._variance(g)
+            cause = self._variance(g) or self._constant(g)
             if cause is not None and not operands.amax(g.outputs[0]) < GROWN * operands.amax(g.inputs[0]):
                 return cause
         return None
@@ -190,6 +192,14 @@ class Finiteness:
         found = Cause("zero_variance", network.name(f), what, remedies.STATISTICS, parameters=parameters)
         return found if count else None
 
+    def _constant(self, f: Any) -> Optional[Cause]:
+        """Cause of a constant that is added and that the format does not hold."""
+        constant, stored = f.info.args.get("val", 0.0), self._network.format(f.outputs[0])
+        if not self._operands.is_stored or f.info.type_name not in CONSTANTS or abs(constant) <= stored.max:
+            return None
+        what = f"its constant {constant:g} is beyond {stored.name}, which ends at {stored.max:g}"
+        return Cause("overflow", self._network.name(f), what, remedies.CONSTANT)
+
     def _scaled_before(self, f: Any, remedy: str) -> str:
         """Remedy that also keeps the numbers that become 0 before a function, if those are most."""
         kind = f.info.type_name
@@ -200,7 +210,10 @@ class Finiteness:
         g = first.parent
         if not self._operands.is_stored:
             zeros = hash(first) in self._network.names and self._operands.zeros(first) == first.size
-            return remedies.INITIALISE if zeros else remedies.CHAIN if g and is_product(g) else remedy
+            if g is None:
+                is_input = hash(first) not in self._network.names
+                return remedies.INITIALISE if zeros else remedies.ZERO_DATA if is_input else remedy
+            return remedies.CHAIN if is_product(g) else remedy
         if self._operands.vanished(v) <= _MOST * v.size:
             return remedy
         if g is None:

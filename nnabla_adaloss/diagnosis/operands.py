@@ -39,6 +39,7 @@ class Growth(NamedTuple):
     clause: str = ""  # empty for none
     parameters: Tuple[str, ...] = ()
     of_bias: bool = False
+    of_constant: bool = False
     of_data: bool = False  # True for an input that is not normalized
 
 
@@ -83,7 +84,9 @@ class Operands:
 
         def lost(g: Any) -> List[nn.Variable]:
             found = [w for w in g.inputs if count(w) >= max(least * w.size, 1.0)]
-            return [] if remedies.is_a(g, "Add2", "Sub2") and found[:1] == found else found
+            if remedies.is_a(g, "Add2", "Sub2") and len(found) < 2:
+                return []
+            return [w for w in found if count(w) == w.size] or found
 
         for g in self.network.in_order(self.network.walk([v.parent], lost)):
             leaves = [w for w in lost(g) if w.parent is None]
@@ -100,10 +103,10 @@ class Operands:
         """Clause about a function's inputs that explains its result."""
         kind, args, network = f.info.type_name, f.info.args, self.network
         power = args["val"] if kind == "PowScalar" else 0.5
+        negative = self.negatives(f)
         # A square of 0 is harmless.
-        if kind in NOT_ZERO and power < 1.0:
+        if kind in NOT_ZERO and (power < 1.0 or negative):
             v = f.inputs[NOT_ZERO[kind]]
-            negative = self.negatives(f)
             if negative:
                 source = f" from {network.called(v)}{self._difference(f)}"
                 return f", as {subject} reads {negative} number{'s' * (negative > 1)} below 0{source}"
@@ -115,8 +118,10 @@ class Operands:
                     number = "1 number that becomes" if more == 1 else f"{more} numbers that become"
                     number += f" 0 in {network.format(v).name}"
                 first = self.first_zeros(v)
-                begins = "" if first is v else f" from {network.called(first)} on"
+                begins = "" if first == v else f" from {network.called(first)} on"
                 return f", as {subject} {verb} {number}{begins}"
+            if kind in _DIVISIONS or power < 0.0:
+                return f", as {subject} divides by numbers down to {self.sight.data[hash(v)].abs_min:.2g}"
         if kind == "ACosh":
             return f", as {subject} reads numbers down to {self.sight.data[hash(f.inputs[0])].abs_min:g}"
         if kind == "BatchInv":
@@ -149,7 +154,7 @@ class Operands:
             for what, name, added in self._addends(g):
                 if 2.0 * added > after > 2.0 * before:
                     clause = f"; {what}{name} reaches {added:.3g}"
-                    return Growth(clause, (name,) * bool(name), of_bias=bool(name))
+                    return Growth(clause, (name,) * bool(name), of_bias=bool(name), of_constant=not name)
         growth, first = self.growth(steps[start:], "numbers"), steps[0].function
         large = [v for v in first.inputs if v.parent is None and self.amax(v) == steps[0].before > _RAW]
         if large and not growth.clause and first is not f:

@@ -36,7 +36,7 @@ from ..graph.names import named
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from ..updaters.settings import keep_data
-from ..updaters.solvers import check_solver
+from ..updaters.solvers import check_solver, has
 from . import remedies
 from .preserved import preserved
 
@@ -97,6 +97,8 @@ class Subject:
         self.kernels = select_kernels(self.loss.parent.context)
         self._count = 1 if feeder is None else batches
         self._batches: List[Dict[int, NDArray[Any]]] = []
+        # An embedding and its input with indices beyond the table, which nnabla may crash on.
+        self.beyond: Optional[Tuple[Any, nn.Variable]] = None
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -137,9 +139,14 @@ class Subject:
         if self._source.loss is not loss:
             self._source.loss = loss
 
+    def _learning_rate(self) -> float:
+        rates = self.solver is not None and has(self.solver, "learning_rate")
+        return float(self.solver.learning_rate()) if self.solver is not None and rates else 0.0
+
     def _record(self, counters: Any) -> None:
         own: Set[int] = set()
         never: Set[int] = set()
+        rate = self._learning_rate()
         for index in range(self._count):
             if self._feeder is not None:
                 try:
@@ -161,6 +168,7 @@ class Subject:
                 never = {p for p, a in arrays.items() if not (a.zeroing or a.modification_count)}
             elif hash(loss) != hash(self.loss) and graph.description(names) != description:
                 continue
+            self.beyond = self.beyond or _beyond_its_table(graph)
             inputs = _may_be_fed(graph, names)
             self._batches.append({p: np.array(v.data.get_data("r")) for p, v in inputs.items()})
         self.graph = Graph(self.loss)
@@ -186,6 +194,9 @@ class Subject:
             if self._feeder is not None:
                 why = f"The feeder has changed no input in {len(self._batches)} batches"
             notes.append(f"{why}: this is about what the inputs hold now.")
+        if 0.0 < 2.0 * self._learning_rate() < rate:
+            fallen = f"from {rate:g} to {self._learning_rate():g} in {len(self._batches)} batches"
+            notes.append(f"The feeder lowers the learning rate {fallen}: {remedies.SCHEDULE}.")
         if never and self.unfed is None:
             which = " or ".join(input_name(self._inputs[p]) for p in sorted(never))
             notes.append(f"Nobody has filled {which}.")
@@ -218,6 +229,16 @@ def _may_be_fed(graph: Graph, names: Mapping[int, str]) -> Dict[int, nn.Variable
         for position, v in graph.leaves.items()
         if not v.need_grad or graph.keys[position] not in names
     }
+
+
+def _beyond_its_table(graph: Graph) -> Optional[Tuple[Any, nn.Variable]]:
+    """First embedding, and its input, that are fed an index that its table does not have."""
+    for f in graph.functions:
+        if f.info.type_name == "Embed" and f.inputs[0].parent is None:
+            index = np.asarray(f.inputs[0].data.get_data("r"))
+            if not ((index > -1.0) & (index < f.inputs[1].shape[0])).all():
+                return f, f.inputs[0]
+    return None
 
 
 def _written_by_forward(graph: Graph) -> Set[int]:

@@ -155,7 +155,9 @@ def hardly_moved(
     solver.
     """
     solver = examined.solver
-    epsilon = float(solver.info.get("eps", 0.0)) if solver is not None and has(solver, "info") else 0.0
+    # Lamb divides its steps by their norm.
+    reads = solver is not None and has(solver, "info") and solver.name != "Lamb"
+    epsilon = float(solver.info.get("eps", 0.0)) if solver is not None and reads else 0.0
     of = "the root of " * bool(epsilon and solver is not None and solver.name in _EPSILON_IN_ROOT)
     least = math.sqrt(epsilon) if of else epsilon
     trained = {name: amax for name, amax in gradients.items() if amax}
@@ -220,6 +222,9 @@ def _missed(examined: Subject, network: Network) -> Dict[str, int]:
         walked = network.walk([v.parent for v in _cut_off(network) if _is_only_data(network, v)], _linked)
         disabled = network.walk([f for f in walked if _is_disabled(f)], _linked)
         counted = _between(network).union(hash(v) for f in disabled for v in f.inputs)
+        # A comparison is no part of a teacher.
+        compared = [g for g in network.walk([v.parent for v in _cut_off(network)]) if _compares(g)]
+        counted.update(hash(v) for f in network.walk(compared) for v in f.inputs)
         missed = {name: key for name, key in missed.items() if key in counted}
     return missed
 
@@ -237,6 +242,10 @@ def _linked(f: Any) -> List[nn.Variable]:
 def _is_step(f: Any) -> bool:
     """True if nnabla passes no gradient through a function of steps."""
     return bool(f.info.args.get("only_index") or f.info.type_name.startswith(_STEPS))
+
+
+def _compares(f: Any) -> bool:
+    return bool(f.info.type_name.startswith(_STEPS[2:]))
 
 
 def _is_disabled(f: Any) -> bool:

@@ -280,16 +280,59 @@ def test_whether_a_parameter_is_in_no_solver_on_purpose_is_not_judged(of_the_los
     assert not diagnosis.verdict.causes
 
 
+def test_a_learning_rate_that_each_batch_lowers_is_a_note() -> None:
+    loss, feed = network()
+    solver = S.Sgd(0.1)
+
+    def schedule() -> None:
+        feed()
+        solver.set_learning_rate(0.5 * solver.learning_rate())
+
+    updater = updater_of(loss, schedule, solver)
+    (note,) = diagnose(updater).numbers.notes
+    assert str(note).startswith("The feeder lowers the learning rate from 0.1 to 0.00625 in 4 batches")
+
+
+def test_lambs_epsilon_takes_no_steps_away() -> None:
+    """Lamb divides its steps by their norm."""
+    loss, feed = network()
+    assert not diagnose(updater_of(loss * 1e-9, feed, S.Lamb(1e-3))).verdict.causes
+
+
+@pytest.mark.parametrize(("least", "most"), [(-1.0, 1.0), (0.0, 255.0)])
+def test_targets_beyond_their_range_are_a_note(least: float, most: float) -> None:
+    x, t = inputs()
+    loss = F.mean(F.sigmoid_cross_entropy(affine(hidden(x), 1, "head"), t))
+    feed = feeder(x, t, lambda: setattr(t, "d", np.where(t.d > 2.0, most, least)))
+    (note,) = diagnose(loss, feeder=feed).numbers.notes
+    assert f"reads targets from {least:g} to {most:g}, where they must be from 0 to 1." in str(note)
+
+
+def test_an_input_that_the_format_makes_zero_is_a_note() -> None:
+    (x, t), tiny = inputs(), nn.Variable((32, 4))
+    feed = feeder(x, t, lambda: setattr(tiny, "d", np.full((32, 4), 1e-9)))
+    (note,) = diagnose(classes(hidden(x) + affine(tiny, 16, "side"), t), feeder=feed).numbers.notes
+    assert str(note).startswith("No layer sees the input of shape (32, 4), which becomes 0 in float16")
+
+
+def test_parameters_behind_a_comparison_are_a_note() -> None:
+    (x, t), steps = inputs(), nn.Variable.from_numpy_array(np.arange(16.0)[None])
+    length = F.broadcast(affine(F.tanh(affine(x, 8, "length1")), 1, "length2"), (32, 16))
+    mask = F.less_equal(F.broadcast(steps, (32, 16)), length).apply(need_grad=False)
+    (note,) = diagnose(classes(hidden(x) * mask, t), feeder=feeder(x, t)).numbers.notes
+    assert [name.partition("/")[0] for name in note.names] == ["length1", "length1", "length2", "length2"]
+    assert "stops at length2/affine/LessEqual, whose output has no derivative" in str(note)
+
+
 def test_a_branch_that_a_function_never_takes_is_a_note() -> None:
     """Twin critics of which one is always the smaller, and a branch that is joined and sliced off again."""
     x, t = inputs()
     q0, q1 = (affine(hidden(x), 1, f"q{number}", bias=-9.0 * number) for number in (0, 1))
     joined = F.concatenate(F.tanh(affine(x, 4, "used")), F.tanh(affine(x, 4, "unused")), axis=1)
     loss = F.mean(F.squared_error(F.minimum2(q0, q1), t)) + classes(joined[:, :4], t)
-    names = [(note.names, str(note)) for note in diagnose(loss, feeder=feeder(x, t)).numbers.notes]
-    assert [own for own, _ in names] == [["q0/affine"], ["unused/affine"]]
-    assert "4 batches: q0/affine/Minimum2 hands none on" in names[0][1]
-    assert "/Slice hands none on" in names[1][1]
+    (note,) = diagnose(loss, feeder=feeder(x, t)).numbers.notes
+    assert note.names == ["q0/affine", "unused/affine"]
+    assert "4 batches: q0/affine/Minimum2 and used/affine/Slice hand none on" in str(note)
 
 
 def test_units_that_no_function_reads_are_a_note() -> None:

@@ -1674,3 +1674,151 @@ def place_that_cancels(mended: bool) -> Built:
         return hidden(x) * F.softmax(affine(x, 16, "scores") + F.broadcast(place, (32, 16)), axis=1)
 
     return network(layers)
+
+
+@trouble("dead_relu", "head/affine/ReLU", "as the parameter gate is", fatal=False, remedy=remedies.ABOVE_ZERO)
+def gate_behind_a_relu(mended: bool) -> Built:
+    """A gate that starts from 0, where the ReLU that reads it has no gradient."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        gate = nn.parameter.get_parameter_or_create("gate", (1, 1), I.ConstantInitializer(0.0))
+        h = hidden(x)
+        factor = gate if mended else F.relu(gate)
+        return h + F.broadcast(factor, h.shape) * affine(h, 16, "branch")
+
+    return network(layers)
+
+
+@trouble("zero_loss", "head/affine/SoftmaxCrossEntropy", "only numbers below 0", remedy=remedies.LABELS)
+def labels_that_are_left_out(mended: bool) -> Built:
+    def ignored(x: nn.Variable, t: nn.Variable) -> None:
+        t.d = t.d if mended else -1.0
+
+    return network(spoil=ignored)
+
+
+@trouble("no_gradient", "head/affine/TopNError", remedy=remedies.CROSS_ENTROPY)
+def errors_as_a_loss(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        y = affine(h, 5, "head")
+        return F.mean(F.softmax_cross_entropy(y, t) if mended else F.top_n_error(y, t))
+
+    return network(loss=loss)
+
+
+@trouble(
+    "overflow", "dice/affine/AddScalar", "its constant 1e+06 is beyond float16", remedy=remedies.CONSTANT
+)
+def constant_beyond_the_format(mended: bool) -> Built:
+    smooth = 1.0 if mended else 1e6
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        p = F.sigmoid(affine(h, 16, "dice"))
+        return 1.0 - F.mean((F.sum(p * p, axis=1) + smooth) / (F.sum(p + h * h, axis=1) + smooth))
+
+    return network(loss=loss)
+
+
+@trouble("underflow", "kernel/affine/Exp", remedy=remedies.EXP_OF_LESS)
+def narrow_kernel(mended: bool) -> Built:
+    """A Gaussian kernel without its diagonal: what Exp has lost shows behind a mask of 0 and 1."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        z = affine(h, 16, "kernel", 3.0)
+        squares = F.sum((F.reshape(z, (32, 1, 16)) - F.reshape(z, (1, 32, 16))) ** 2, axis=2)
+        others = nn.Variable.from_numpy_array(1.0 - np.eye(32))
+        k = F.exp(squares * (-0.01 if mended else -2.0)) * others
+        return F.mean(k) * 1e12
+
+    return network(loss=loss)
+
+
+@trouble("underflow", "bn/bn", "bn/bn/gamma is at most", remedy=remedies.GAMMA)
+def tiny_gamma(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        size = 1.0 if mended else 1e-9
+        gamma = {"gamma": I.ConstantInitializer(size)}
+        return F.tanh(PF.batch_normalization(affine(x, 16, "fc1"), name="bn", param_init=gamma) / size)
+
+    return network(layers)
+
+
+@trouble("sure_probability", "head/affine/BinaryCrossEntropy", "probabilities of 0 or 1")
+def probabilities_that_are_sure(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        y = affine(h, 1, "head", 1.0 if mended else 300.0)
+        return F.mean(F.binary_cross_entropy(F.sigmoid(y), F.minimum_scalar(t, 1.0)))
+
+    return network(loss=loss)
+
+
+@trouble("overflow", "fc1/affine/RDivScalar", "divides by numbers down to", remedy=remedies.AWAY)
+def depth_from_disparity(mended: bool) -> Built:
+    least = 0.1 if mended else 1e-6
+    return network(lambda x: affine(1.0 / (F.relu(affine(x, 16, "fc1")) + least), 16, "fc2"))
+
+
+@trouble("not_finite", "fc1/affine/PowScalar", "below 0", remedy=remedies.ABOVE)
+def power_of_numbers_below_zero(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        y = affine(x, 16, "fc1")
+        return (F.abs(y) if mended else y) ** 1.5
+
+    return network(layers)
+
+
+@trouble("weight_not_finite", "bn/bn", "bn/bn/beta", fatal=False, remedy=remedies.RESTORE)
+def offset_that_is_nan_before_a_relu(mended: bool) -> Built:
+    """ReLU makes 0 of NaN: the loss is finite, and the unit never learns."""
+    loss, feed = network(lambda x: F.relu(PF.batch_normalization(affine(x, 16, "fc1"), name="bn")))
+    nn.get_parameters()["bn/bn/beta"].d[0, 3] = 0.0 if mended else np.nan
+    return loss, feed
+
+
+@trouble("index_beyond", "item/embed", "indices from -1 to 31", remedy=remedies.INDICES)
+def padding_of_minus_one(mended: bool) -> Built:
+    """nnabla reads what lies before the table, or crashes."""
+    item = nn.Variable((32,))
+
+    def fill(x: nn.Variable, t: nn.Variable) -> None:
+        item.d = np.arange(32)
+        item.d[0] = 0.0 if mended else -1.0
+
+    return network(lambda x: hidden(x) + PF.embed(item, 32, 16, name="item"), spoil=fill)
+
+
+@trouble("equal_operands", "reward/affine/Sub2", remedy=remedies.DIFFERENT)
+def preference_for_itself(mended: bool) -> Built:
+    """A reward model that compares each answer with itself: both gradients cancel."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        first, second = (affine(v, 1, "reward") for v in (h, h * 0.5 if mended else h))
+        return F.mean(F.softplus(second - first))
+
+    return network(loss=loss)
+
+
+@trouble("dead_relu", "fc1/affine/GELU", "reaches", remedy=f"{remedies.NORMALISE_DATA}, or use F.leaky_relu")
+def decibels_before_a_gelu(mended: bool) -> Built:
+    def spoil(x: nn.Variable, t: nn.Variable) -> None:
+        x.d = x.d if mended else -80.0 - np.abs(x.d)
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        return F.gelu(PF.affine(x, 16, name="fc1", w_init=I.UniformInitializer((0.1, 0.2)), with_bias=False))
+
+    return network(layers, spoil=spoil)
+
+
+@trouble("dead_relu", "fc1/affine/ReLU", "the constant of", remedy=remedies.SMALLER_CONSTANT)
+def soft_threshold(mended: bool) -> Built:
+    return network(lambda x: F.relu(F.abs(affine(x, 16, "fc1")) - (0.1 if mended else 50.0)))
+
+
+@trouble("precision", "fc1/affine/RSubScalar", fatal=False, remedy=remedies.DIFFERENCE)
+def small_angles(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        angle = 0.02 * F.tanh(affine(x, 16, "fc1"))
+        versed = 2.0 * F.sin(angle * 0.5) ** 2 if mended else 1.0 - F.cos(angle)
+        return versed * 1e3
+
+    return network(layers)
