@@ -102,13 +102,16 @@ class Deviations:
         """Functions that read computed indices that storage has rounded."""
         network = self._network
         for f in network.graph.functions:
-            count = self._sight.wrong_indices.get(hash(f))
-            if count:
-                v = f.inputs[INDICES[f.info.type_name]]
-                stored, largest = network.format(v), self._operands.amax(v)
-                what = f"it takes {network.called(v)} for indices up to {largest:g}, of which {count} are "
-                last = math.ldexp(2.0, stored.mantissa_bits)
-                what += f"others in {stored.name}, which holds all whole numbers up to {last:g} only"
+            count = self._sight.wrong_indices.get(hash(f), 0)
+            v = f.inputs[INDICES[f.info.type_name]] if count else f.outputs[0]
+            stored, largest = network.format(v), self._operands.amax(v)
+            last = math.ldexp(2.0, stored.mantissa_bits)
+            # A smaller index is another one because of the numbers that it was chosen by.
+            if count and largest > last:
+                what = (
+                    f"it takes {network.called(v)} for indices up to {largest:g}, of which {count} change in "
+                )
+                what += f"{stored.name}, which holds all whole numbers up to {last:g} only"
                 yield Cause("rounded_index", network.name(f), what, remedies.FEED_INDICES)
 
     def sure_probabilities(self) -> Iterator[Cause]:
@@ -234,7 +237,7 @@ class Deviations:
             what += network.name(before)
             return Cause("precision", name, what, remedies.SMALL_TERMS)
         first = self._operands.first_zeros(v)
-        if lost > _LOST and first != v and first.parent is not None:
+        if first != v and first.parent is not None and min(lost, self._sight.lost(first)[0]) > _LOST:
             return self._begins(first.parent, first)
         if lost > _LOST:
             what = f"{subject}, {'of which' if own else 'of whose numbers'} {lost:.0%} become 0 in "

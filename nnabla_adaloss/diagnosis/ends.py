@@ -55,6 +55,7 @@ class Ends:
     def functions(self) -> Dict[int, Cause]:
         """Functions at which the gradient ends, or with outputs of 0 for nonzero inputs, by key."""
         ended, found, network = set(), {}, self._network
+        has_loss = any(map(self._largest, network.roots))
         for key, node in reversed(network.nodes.items()):
             f = network.function(key)
             arriving = [s for s in self._sights if self._largest_gradient([s], node.outputs)]
@@ -65,7 +66,12 @@ class Ends:
                 if alone:
                     found[key] = self._told(f, node)._replace(spoils=self._labels(alone))
                     ended.add(key)
-            if arriving and self._compares_equal(f) and not self._leaves_before(f).isdisjoint(self._starved):
+            if (
+                arriving
+                and self._compares_equal(f)
+                and has_loss
+                and not self._leaves_before(f).isdisjoint(self._starved)
+            ):
                 what = "it compares equal numbers in every batch"
                 found[key] = Cause("equal_operands", node.label, what, remedies.DIFFERENT)
                 ended.add(key)
@@ -283,7 +289,7 @@ class Ends:
 
     def _nothing_to_learn(self, f: Any) -> bool:
         """True if a function contributes 0 to the loss: a margin is kept, or no label counts."""
-        if all(hash(v) in self._network.names for v in f.inputs):
+        if f.inputs and all(hash(v) in self._network.names for v in f.inputs):
             return False
         behind = (v for g in self._network.behind(map(hash, f.outputs)) for v in g.outputs if v.size == 1)
         first = next(behind, None)

@@ -39,7 +39,7 @@ class Finiteness:
     def _labels(self) -> List[Cause]:
         """NaNs or fractions that a function reads as labels or indices, without a visible effect."""
         for v in self._operands.bad(self._network.graph.leaves.values()):
-            if hash(v) in self._network.leaves:
+            if hash(v) in self._network.leaves and hash(v) in self._operands.in_fp32.nans:
                 return [self._leaf(self._network.readers[hash(v)][0], v, "")._replace(fatal=False)]
             for f in self._network.readers[hash(v)] if self._sight.nans[hash(v)] else ():
                 if type_name_of(f.info.type_name).endswith(("CrossEntropy", "Embed", "OneHot")):
@@ -210,9 +210,13 @@ class Finiteness:
         g = first.parent
         if not self._operands.is_stored:
             zeros = hash(first) in self._network.names and self._operands.zeros(first) == first.size
+            if zeros:
+                return remedies.INITIALISE
             if g is None:
-                is_input = hash(first) not in self._network.names
-                return remedies.INITIALISE if zeros else remedies.ZERO_DATA if is_input else remedy
+                is_kept_away = (
+                    remedy in (remedies.AWAY, remedies.LOG) and hash(first) not in self._network.names
+                )
+                return remedies.ZERO_DATA if is_kept_away else remedy
             return remedies.CHAIN if is_product(g) else remedy
         if self._operands.vanished(v) <= _MOST * v.size:
             return remedy

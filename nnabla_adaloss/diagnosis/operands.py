@@ -83,7 +83,9 @@ class Operands:
         least = count(v) / v.size / 2.0
 
         def lost(g: Any) -> List[nn.Variable]:
-            found = [w for w in g.inputs if count(w) >= max(least * w.size, 1.0)]
+            # A bias of 0 does not make a product 0.
+            operands = g.inputs[: 2 if is_matrix_product(g.info.type_name) else None]
+            found = [w for w in operands if count(w) >= max(least * w.size, 1.0)]
             if remedies.is_a(g, "Add2", "Sub2") and len(found) < 2:
                 return []
             return [w for w in found if count(w) == w.size] or found
@@ -118,8 +120,7 @@ class Operands:
                     number = "1 number that becomes" if more == 1 else f"{more} numbers that become"
                     number += f" 0 in {network.format(v).name}"
                 first = self.first_zeros(v)
-                begins = "" if first == v else f" from {network.called(first)} on"
-                return f", as {subject} {verb} {number}{begins}"
+                return f", as {subject} {verb} {number} from {network.called(first)} on"
             if kind in _DIVISIONS or power < 0.0:
                 return f", as {subject} divides by numbers down to {self.sight.data[hash(v)].abs_min:.2g}"
         if kind == "ACosh":

@@ -353,6 +353,14 @@ def test_a_codebook_behind_a_choice_and_a_stop_is_cut_off_at_the_stop() -> None:
     assert "stops at book/Identity, whose output has need_grad=False" in str(note)
 
 
+def test_a_choice_between_two_that_are_nearly_equal_may_change() -> None:
+    """A nearest entry is another one in float16: no index is rounded."""
+    x, t = inputs()
+    near = F.min(1.0 + 0.03 * x, axis=1, only_index=True).apply(need_grad=False)
+    loss = classes(hidden(x) + PF.embed(near, 16, 16, name="book"), t)
+    assert not diagnose(loss, feeder=feeder(x, t)).verdict.causes
+
+
 def test_functions_of_frozen_weights_have_their_own_names() -> None:
     x, t = inputs()
     with nn.parameter_scope("critic"):

@@ -1201,7 +1201,10 @@ def phases_of_thousands_of_radians(mended: bool) -> Built:
 
 
 @trouble(
-    "not_finite", "items/affine/Div2", "by 64 zeros from the input of shape (32, 16) on", remedy=remedies.AWAY
+    "not_finite",
+    "items/affine/Div2",
+    "by 64 zeros from the input of shape (32, 16) on",
+    remedy=remedies.ZERO_DATA,
 )
 def mean_over_nothing_of_raw_numbers(mended: bool) -> Built:
     """The data are numbers of items, whose size is no fault."""
