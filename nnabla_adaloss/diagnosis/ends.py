@@ -262,7 +262,7 @@ class Ends:
                 ends += network.readers[hash(f.outputs[0])] if joins else [f]
         if names:
             batches = f"{len(sights)} batch{'es' * (len(sights) > 1)}"
-            end = f" in {batches}: {network.listed(ends)} hand none on to them. {remedies.NOT_CHOSEN}."
+            end = f" in {batches}: none passes {network.listed(ends)}. {remedies.NOT_CHOSEN}."
             yield Note("No gradient gets to ", names, end)
 
     def _factors(self, f: Any) -> List[nn.Variable]:

@@ -47,7 +47,7 @@ SINGLE_NUMBERS = (
 )
 SATURATED = "make what it reads smaller, by a normalization or a factor before it"
 BOUND = "shift or widen the bound, or what it reads"
-NOT_CHOSEN = "If other batches do not reach them either, use what it leaves out, or leave these layers out"
+NOT_CHOSEN = "Unless other batches reach them, use what is left out there, or leave these layers out"
 CROSS_ENTROPY = "it counts errors, which has no derivative: train on a cross entropy of the scores"
 INDICES = "check the indices, and the size of the table"
 LABELS = "check the labels"

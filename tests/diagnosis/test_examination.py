@@ -332,7 +332,7 @@ def test_a_branch_that_a_function_never_takes_is_a_note() -> None:
     loss = F.mean(F.squared_error(F.minimum2(q0, q1), t)) + classes(joined[:, :4], t)
     (note,) = diagnose(loss, feeder=feeder(x, t)).numbers.notes
     assert note.names == ["q0/affine", "unused/affine"]
-    assert "4 batches: q0/affine/Minimum2 and used/affine/Slice hand none on" in str(note)
+    assert "in 4 batches: none passes q0/affine/Minimum2 and used/affine/Slice." in str(note)
 
 
 def test_units_that_no_function_reads_are_a_note() -> None:
