@@ -32,7 +32,7 @@ import numpy as np
 from nnabla_adaloss.core.formats import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16
 from nnabla_adaloss.core.statistics import ArrayStatistics, statistics_of
 from nnabla_adaloss.kernels import CpuKernels, CudaKernels
-from nnabla_adaloss.kernels.interface import ScaledCopies
+from nnabla_adaloss.kernels.interface import ScaledCopies, UnscalingList
 
 try:
     import cupy
@@ -228,7 +228,7 @@ def timings(kernels: CudaKernels, mib: int) -> List[Timing]:
 
     def unscale(source: GpuArray, accumulate: bool) -> None:
         master = GpuArray(y.values[: source.size])
-        kernels.launch_unscale_add([(source, master, 1.0, accumulate)], table)
+        kernels.launch_unscale_list(UnscalingList([source], [1.0], [master], [accumulate]), table)
 
     half_of = GpuArray(halves.values[:size])
     return [
@@ -289,11 +289,11 @@ def print_many_arrays(kernels: CudaKernels) -> List[Dict[str, Any]]:
     scaled = [GpuArray(cupy.empty(size, np.float16)) for size in sizes]
     table = kernels.table(len(sizes), gradients=len(sizes))
     copies = ScaledCopies(weights, scaled, [0.5] * len(sizes), [True] * len(sizes))
-    unscaling = [(g, w, 1024.0, True) for g, w in zip(gradients, weights)]
+    unscaling = UnscalingList(gradients, [1024.0] * len(sizes), weights, [True] * len(sizes))
     work = {
         "statistics": lambda: kernels.launch_statistics(weights, table),
         "scaled copies, float16 of float32": lambda: kernels.scaled_copy_all(copies),
-        "unscale_add": lambda: kernels.launch_unscale_add(unscaling, table),
+        "unscale_add": lambda: kernels.launch_unscale_list(unscaling, table),
         "largest magnitude": lambda: kernels.launch_largest(weights, table, [0] * len(weights)),
     }
     print(f"\n{len(sizes)} arrays of {sum(sizes)} float32 in all")

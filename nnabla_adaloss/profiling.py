@@ -19,11 +19,11 @@ from .graph.plan import GraphPlan
 # Field of `LayerTimes` of each kernel's time.
 _KERNELS: Dict[str, str] = {
     **dict.fromkeys(("statistics", "statistics_all", "exponent_histogram"), "statistics"),
-    **dict.fromkeys(("all_finite", "all_zero", "mark_nonfinite"), "statistics"),
+    **dict.fromkeys(("largest", "mark_nonfinite"), "statistics"),
     **dict.fromkeys(("gradients_are_finite", "gradients_are_zero", "mark_nonfinite_gradients"), "statistics"),
     **dict.fromkeys(("scaled_copy", "scaled_copy_all", "scaled_float32", "scale_"), "scaling"),
     **dict.fromkeys(("pack", "unpack"), "scaling"),
-    **dict.fromkeys(("unscale_add", "unscale_add_all", "unscale_list"), "unscaling"),
+    **dict.fromkeys(("unscale_add", "unscale_list"), "unscaling"),
     "round_to_format": "rounding",
 }
 _INPUTS, _BETWEEN = "(at the inputs)", "(between passes)"

@@ -15,7 +15,7 @@ from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels import Measurements, measurements_by
 from ..kernels.arrays import prepare_master
-from ..kernels.interface import Kernels, Unscaling, UnscalingList
+from ..kernels.interface import Kernels, UnscalingList
 from ..kernels.scratch import ScratchPool
 
 
@@ -191,17 +191,17 @@ class LeafGradients:
         self._written += [entry.contribution for entry in written]
         scales = [entry.contribution.scale for entry in written]
         if all(entry.target is entry.total for entry in written):
-            self._measurements.unscale_list(UnscalingList([entry.total for entry in written], scales))
+            self._measurements.unscale(UnscalingList([entry.total for entry in written], scales))
             return
-        tasks: List[Unscaling] = []
-        for entry, scale in zip(written, scales):
+        accumulate: List[bool] = []
+        for entry in written:
             in_place = entry.target is entry.total
             if in_place:
                 # nnabla may have converted it to half precision.
                 prepare_master(entry.total, self._kernels.context)
-            accumulate = not in_place and not entry.total.zeroing
-            tasks.append((entry.target, entry.total, scale, accumulate))
-        self._measurements.unscale(tasks)
+            accumulate.append(not in_place and not entry.total.zeroing)
+        sources, totals = [entry.target for entry in written], [entry.total for entry in written]
+        self._measurements.unscale(UnscalingList(sources, scales, totals, accumulate))
         for entry in written:
             if entry.total is not entry.master:
                 self._kernels.scaled_copy(entry.total, entry.master, 1.0)
@@ -239,7 +239,9 @@ class NonfiniteGradients:
         ones for the next `set_aside`; `nonfinite`: those that this pass has left so.
         """
         # Their results are not fetched, which would wait for a GPU.
-        sums = [(saved, gradient, 1.0, not gradient.zeroing) for _, gradient, saved in self._aside]
-        measurements_by(self._kernels, len(sums)).unscale(sums)
+        saved, gradients = [one for _, _, one in self._aside], [gradient for _, gradient, _ in self._aside]
+        accumulate = [not gradient.zeroing for gradient in gradients]
+        sums = UnscalingList(saved, [1.0] * len(saved), gradients, accumulate)
+        measurements_by(self._kernels, len(saved)).unscale(sums)
         self.keys = nonfinite | self._others | {key for key, _, _ in self._aside}
         self._others, self._aside = frozenset(), []

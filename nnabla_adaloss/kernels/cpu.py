@@ -17,17 +17,7 @@ from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
 from ..host_context import HOST, host_view
 from .addresses import Addresses, addresses_of
-from .arrays import (
-    FLOAT16,
-    FLOAT32,
-    is_half,
-    require_float32,
-    require_same_size,
-    require_same_sizes,
-    size_of,
-    unscaling_factor,
-    which_are_half,
-)
+from .arrays import FLOAT16, FLOAT32, is_half, require_same_size, require_same_sizes, which_are_half
 from .cpu_library import allowed_threads, levels, library
 from .interface import (
     EXPONENT_BINS,
@@ -36,7 +26,6 @@ from .interface import (
     PackedArrays,
     RoundingStatistics,
     ScaledCopies,
-    Unscaling,
     UnscalingList,
 )
 
@@ -100,16 +89,12 @@ class CpuKernels(Kernels):
         self._library.adaloss_statistics(self._level, self._threads, tasks, count, rows)
         return list(_STATISTICS.iter_unpack(rows))
 
-    def all_finite(self, arrays: Sequence[NdArray]) -> bool:
-        return not any(x.nonfinite for x in self.statistics_all(arrays))
-
-    def all_zero(self, arrays: Sequence[NdArray]) -> bool:
-        # The smallest array first: any nonzero number ends the search.
-        statistics = map(self.statistics, sorted(arrays, key=size_of))
-        return all(x.zeros == x.count for x in statistics)
+    def largest(self, arrays: Sequence[NdArray]) -> float:
+        magnitudes = (math.inf if x.nonfinite else x.abs_max for x in self.statistics_all(arrays))
+        return max(magnitudes, default=0.0)
 
     def mark_nonfinite(self, arrays: Sequence[NdArray], mark: NdArray) -> None:
-        if not self.all_finite(arrays):
+        if not math.isfinite(self.largest(arrays)):
             host_view(mark)[-1] = math.inf
 
     def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
@@ -148,33 +133,20 @@ class CpuKernels(Kernels):
         self._scale(_SCALE_TASK.pack(address, address, x.size, half, half, False, alpha))
 
     def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
-        return self.unscale_add_all([(source, master, scale, accumulate)])[0]
-
-    def unscale_add_all(self, gradients: Sequence[Unscaling]) -> List[float]:
-        """Apply `unscale_add` to many gradients; return each result."""
-        tasks = []
-        for source, master, scale, accumulate in gradients:
-            factor = unscaling_factor(scale)
-            half = is_half(source)
-            size = require_same_size(source, master)
-            from_address = to_address = source.data_ptr(FLOAT16 if half else FLOAT32, HOST)
-            if accumulate or source is master:
-                require_float32(master, "master")
-            if source is not master:
-                to_address = master.data_ptr(FLOAT32, HOST, not accumulate)
-            tasks.append(_SCALE_TASK.pack(from_address, to_address, size, half, False, accumulate, factor))
-        return self._scale(b"".join(tasks))
+        return self.unscale_list(UnscalingList([source], [scale], [master], [accumulate]))[0]
 
     def unscale_list(self, gradients: UnscalingList) -> List[float]:
-        """Apply `unscale_add` to a list of gradients, without `accumulate`."""
+        """Apply `unscale_add` to many gradients; return each result."""
         sources, masters, tasks = gradients.sources, gradients.masters, gradients.tasks
         halves = None if masters is None else which_are_half(sources)
         where = to = addresses_of(sources, halves, HOST)
         if masters is not None:
-            to = addresses_of(masters, None, HOST, write_only=True)
+            to = addresses_of(masters, None, HOST, write_only=gradients.accumulate is None)
         if tasks is None:
             tasks = _scale_tasks(where, to, gradients.sizes, factors=gradients.factors)
             gradients.tasks = tasks
+            if gradients.accumulate is not None:
+                tasks[:, 5] = gradients.accumulate
         tasks[:, 0], tasks[:, 1] = where, to
         if masters is not None:
             tasks[:, 3] = 0 if halves is None else halves

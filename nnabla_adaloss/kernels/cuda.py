@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from threading import RLock
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
@@ -15,7 +14,7 @@ from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
 from ..host_context import is_on_host
 from .addresses import Addresses, addresses_of
-from .arrays import require_float32, require_same_size, require_same_sizes, unscaling_factor, which_are_half
+from .arrays import require_same_sizes, which_are_half
 from .cuda_launcher import CupyLauncher, constant, layout
 from .device_tasks import Column, DeviceTable, DeviceTasks
 from .interface import (
@@ -25,7 +24,6 @@ from .interface import (
     PackedArrays,
     RoundingStatistics,
     ScaledCopies,
-    Unscaling,
     UnscalingList,
 )
 
@@ -107,41 +105,27 @@ class CudaKernels(Kernels):
         self._launch("largest_magnitude", tasks, table.largest)
         return tasks
 
-    def launch_unscale_add(self, gradients: Sequence[Unscaling], table: DeviceTable, first: int = 0) -> None:
-        """Launch `unscale_add` for many gradients; their largest magnitudes go to places from `first` on."""
-        factors = [unscaling_factor(scale) for _, _, scale, _ in gradients]
-        addresses, flags = self._read([source for source, *_ in gradients])
-        flags = flags | self._accumulate * np.array([accumulate for *_, accumulate in gradients], np.bool_)
-        places, targets, sizes = range(first, first + len(gradients)), [], []
-        for index, (source, master, _, accumulate) in enumerate(gradients):
-            sizes.append(require_same_size(source, master))
-            if accumulate or source is master:
-                require_float32(master, "master")
-            in_place = master is source
-            targets.append(addresses[index] if in_place else self._address(master, not accumulate))
-        tasks = DeviceTasks(addresses, targets, sizes, rows=places, factors=factors, flags=flags)
-        self._launch("unscale_add", tasks, table.largest)
-
     def launch_unscale_list(
-        self, gradients: UnscalingList, table: DeviceTable, part: slice, first: int = 0
+        self, gradients: UnscalingList, table: DeviceTable, part: slice = slice(None), first: int = 0
     ) -> None:
-        """Launch `unscale_add` for a part of a list of gradients."""
-        sources = gradients.sources[part]
+        """Launch `unscale_add` for a part of a list; largest magnitudes go to places from `first` on."""
+        sources, accumulate = gradients.sources[part], gradients.accumulate
         places = range(first, first + len(sources))
         flags: Any = 0
         if gradients.masters is None:
             addresses = targets = addresses_of(sources, None, self.context)
         else:
             addresses, flags = self._read(sources)
-            targets = addresses_of(gradients.masters[part], None, self.context, write_only=True)
+            masters, write_only = gradients.masters[part], accumulate is None
+            targets = addresses_of(masters, None, self.context, write_only=write_only)
+        if accumulate is not None:
+            flags = flags | self._accumulate * accumulate[part]
         # Tasks of the last pass, and their first place, by the start of their part.
         last: Dict[int, Tuple[int, DeviceTasks]] = gradients.tasks or {}
         first_before, tasks = last.get(part.start, (None, None))
         if tasks is None or first_before != first:
             sizes, factors = gradients.sizes[part], gradients.factors[part]
-            tasks = DeviceTasks(
-                addresses, targets, sizes, rows=places, factors=factors, flags=flags, independent=True
-            )
+            tasks = DeviceTasks(addresses, targets, sizes, rows=places, factors=factors, flags=flags)
             gradients.tasks = {**last, part.start: (first, tasks)}
         else:
             tasks.move(addresses, targets, flags)
@@ -182,22 +166,15 @@ class CudaKernels(Kernels):
             (row,), _ = self._own_table.fetch(1, 0)
         return row.statistics, counts
 
-    def all_finite(self, arrays: Sequence[NdArray]) -> bool:
-        return math.isfinite(self._largest(arrays))
-
-    def all_zero(self, arrays: Sequence[NdArray]) -> bool:
-        return self._largest(arrays) == 0.0
+    def largest(self, arrays: Sequence[NdArray]) -> float:
+        if not arrays:
+            return 0.0
+        return self._results(lambda table: self.launch_largest(arrays, table, [0] * len(arrays)))[1]
 
     def mark_nonfinite(self, arrays: Sequence[NdArray], mark: NdArray) -> None:
         # The kernel raises a float32 to the largest magnitude: infinity or NaN, if an element is.
         last = self._address(mark) + 4 * (mark.size - 1)
         self._launch("largest_magnitude", self._readings(arrays), np.uint64(last))
-
-    def _largest(self, arrays: Sequence[NdArray]) -> float:
-        """Largest magnitude in the arrays, infinity and NaN included."""
-        if not arrays:
-            return 0.0
-        return self._results(lambda table: self.launch_largest(arrays, table, [0] * len(arrays)))[1]
 
     def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
         self.scaled_copy_all(ScaledCopies([source], [target], [alpha], [half]))
@@ -214,7 +191,7 @@ class CudaKernels(Kernels):
     def _copy(self, packed: PackedArrays, sources: Addresses, targets: Addresses) -> None:
         flags = 0 if packed.halves is None else self._source_is_half * packed.halves
         if packed.tasks is None:
-            packed.tasks = DeviceTasks(sources, targets, packed.sizes, flags=flags, independent=True)
+            packed.tasks = DeviceTasks(sources, targets, packed.sizes, flags=flags)
         else:
             packed.tasks.move(sources, targets, flags)
         self._launch("scaled_copy", packed.tasks)
@@ -224,8 +201,8 @@ class CudaKernels(Kernels):
         self._launch("scaled_copy", DeviceTasks(addresses, addresses, [x.size], factors=alpha, flags=flags))
 
     def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
-        gradients = [(source, master, scale, accumulate)]
-        return self._results(lambda table: self.launch_unscale_add(gradients, table))[1]
+        gradients = UnscalingList([source], [scale], [master], [accumulate])
+        return self._results(lambda table: self.launch_unscale_list(gradients, table))[1]
 
     def _round(
         self, source: NdArray, target: NdArray, storage: Format, fitted: bool, random_key: Optional[int]
@@ -261,6 +238,7 @@ class CudaKernels(Kernels):
     def _launch(
         self, kernel: str, tasks: DeviceTasks, *arguments: Any, per_block: int = ELEMENTS_PER_BLOCK
     ) -> None:
-        for part in tasks.launches(self._max_tasks):
+        for start in range(0, tasks.count, self._max_tasks):
+            part = slice(start, min(start + self._max_tasks, tasks.count))
             argument, blocks = tasks.argument(part, per_block, self._launcher.max_blocks)
             self._launcher.launch(kernel, blocks, (argument, *arguments))

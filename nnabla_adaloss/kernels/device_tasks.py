@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, Sequence, Tuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,8 @@ Column = Union[float, Sequence[float], NDArray[Any]]
 class DeviceTasks:
     """Columns of adaloss.cu's Task, ten times as fast to write as single tasks; reusable after `move`."""
 
-    # Sources and targets are addresses, 0 for no target; `independent` tasks access no arrays that others
-    # write.
+    # Sources and targets are addresses, 0 for no target. Tasks share launches: none may access an array that
+    # another one writes.
 
     def __init__(
         self,
@@ -32,13 +32,11 @@ class DeviceTasks:
         rows: Column = 0,
         factors: Column = 1.0,
         flags: Column = 0,
-        independent: bool = False,
     ) -> None:
-        self._count = count = len(sources)
+        self.count = count = len(sources)
         self.sizes_and_rows: Any = (sizes, rows)
         self._sizes, self._rows = (_column(values, np.int64, count) for values in (sizes, rows))
         self._factors = _column(factors, np.float64, count)
-        self._independent = independent
         # Argument of a launch, without addresses and flags, and its number of blocks, by first and last task.
         self._launches: Dict[Tuple[int, int], Tuple[NDArray[Any], int]] = {}
         self.move(sources, targets, flags)
@@ -46,38 +44,8 @@ class DeviceTasks:
     def move(self, sources: Addresses, targets: Column, flags: Column = 0) -> None:
         """Set the addresses and flags of the next launches."""
         self._sources, self._targets, self._flags = (
-            _column(values, np.int64, self._count) for values in (sources, targets, flags)
+            _column(values, np.int64, self.count) for values in (sources, targets, flags)
         )
-
-    def launches(self, longest: int) -> Iterator[slice]:
-        """Split the tasks into launches in which none accesses an array that another writes."""
-        count = self._count
-        if self._independent or self._are_independent:
-            for start in range(0, count, longest):
-                yield slice(start, min(start + longest, count))
-            return
-        start = 0
-        read: Set[int] = set()
-        written: Set[int] = set()
-        for index, (source, target) in enumerate(zip(self._sources.tolist(), self._targets.tolist())):
-            if index - start == longest or source in written or target in read or target in written:
-                yield slice(start, index)
-                start, read, written = index, set(), set()
-            read.add(source)
-            if target:
-                written.add(target)
-        if start < count:
-            yield slice(start, count)
-
-    @property
-    def _are_independent(self) -> bool:
-        """True if all are certainly independent, as usual; False if `launches` must check."""
-        if not self._targets.any():
-            return True
-        sources, targets = self._sources.tolist(), self._targets.tolist()
-        if len(set(targets)) != len(targets):
-            return False
-        return sources == targets or set(sources).isdisjoint(targets)
 
     def argument(self, part: slice, per_block: int, max_blocks: int) -> Tuple[NDArray[Any], int]:
         """Make adaloss.cu's Tasks of a part, of size 1, and count its blocks of `per_block` elements."""

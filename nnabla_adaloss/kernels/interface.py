@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -65,18 +66,25 @@ class ScaledCopies:
         self.tasks_on_host: Optional[NDArray[np.int64]] = None
 
 
-Unscaling = Tuple[NdArray, NdArray, float, bool]
-"""Source, master, scale and `accumulate` of one `Kernels.unscale_add` among many."""
-
-
 class UnscalingList:
-    """Distinct gradients to divide by a scale each, in place or into float32 masters; reusable."""
+    """Gradients to divide by a scale each, in place or into float32 masters, no two of which share memory;
+    reusable. `accumulate`: those that are added to their masters, which are not sources.
+    """
 
     def __init__(
-        self, sources: Sequence[NdArray], scales: Sequence[float], masters: Optional[Sequence[NdArray]] = None
+        self,
+        sources: Sequence[NdArray],
+        scales: Sequence[float],
+        masters: Optional[Sequence[NdArray]] = None,
+        accumulate: Sequence[bool] = (),
     ) -> None:
         # Without masters, sources are made float32.
         self.sources, self.masters = sources, masters
+        for source, master, adds in zip(sources, masters or (), accumulate):
+            require_same_size(source, master)
+            if adds or source is master:
+                require_float32(master, "master")
+        self.accumulate = np.array(accumulate, np.bool_) if any(accumulate) else None
         self.sizes = np.array([x.size for x in sources], np.int64)
         self.factors = np.array(list(map(unscaling_factor, scales)), np.float64)
         # Tasks of the kernels, which set addresses and dtypes of sources in each pass.
@@ -146,12 +154,8 @@ class Kernels(ABC):
         """The statistics of `x` and, from the same pass, how many elements have each binary exponent."""
 
     @abstractmethod
-    def all_finite(self, arrays: Sequence[NdArray]) -> bool:
-        """True if all elements of the arrays are finite: a single wait for a GPU."""
-
-    @abstractmethod
-    def all_zero(self, arrays: Sequence[NdArray]) -> bool:
-        """True if all elements of the arrays are zero: a single wait for a GPU."""
+    def largest(self, arrays: Sequence[NdArray]) -> float:
+        """Largest magnitude in the arrays, infinity or NaN if one is not finite: a single wait for a GPU."""
 
     @abstractmethod
     def mark_nonfinite(self, arrays: Sequence[NdArray], mark: NdArray) -> None:
@@ -162,11 +166,11 @@ class Kernels(ABC):
 
     def gradients_are_finite(self, variables: Iterable[Variable]) -> bool:
         """True if gradients, of any dtype, are finite: a single wait for a GPU."""
-        return self.all_finite(self._written(variables))
+        return math.isfinite(self.largest(self._written(variables)))
 
     def gradients_are_zero(self, variables: Iterable[Variable]) -> bool:
         """True if gradients, of any dtype, are all zero: a single wait for a GPU."""
-        return self.all_zero(self._written(variables))
+        return self.largest(self._written(variables)) == 0.0
 
     def mark_nonfinite_gradients(self, variables: Iterable[Variable], mark: NdArray) -> None:
         """Apply `mark_nonfinite` to gradients of any dtype."""

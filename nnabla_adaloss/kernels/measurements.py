@@ -13,7 +13,7 @@ from .arrays import is_readable, largest_magnitude
 from .cpu import CpuKernels
 from .cuda import CudaKernels
 from .device_tasks import DeviceTable, DeviceTasks
-from .interface import Kernels, Unscaling, UnscalingList
+from .interface import Kernels, UnscalingList
 
 # Places of largest magnitudes in a table; the first table has those of all watched arrays and of the loss,
 # then gradients.
@@ -44,16 +44,12 @@ class HostMeasurements:
 
     def watch(self, arrays: Sequence[nn.NdArray], loss: Optional[nn.NdArray] = None) -> None:
         """Start checking that arrays are finite, and the loss; call once per pass."""
-        finite = not arrays or self._kernels.all_finite(arrays)
+        finite = not arrays or math.isfinite(self._kernels.largest(arrays))
         magnitude = 0.0 if loss is None else largest_magnitude(loss)
         self._results = Results(*self._results[:2], finite, magnitude)
 
-    def unscale(self, gradients: Sequence[Unscaling]) -> None:
-        """Start unscaling gradients into their masters."""
-        self._results[1].extend(self._kernels.unscale_add_all(gradients))
-
-    def unscale_list(self, gradients: UnscalingList) -> None:
-        """Start unscaling a list of gradients."""
+    def unscale(self, gradients: UnscalingList) -> None:
+        """Start unscaling gradients."""
         # Gradients in place become float32, exactly, even if nnabla has stored float16; checking would take a
         # sixth of the time of many small gradients.
         self._results[1].extend(self._kernels.unscale_list(gradients))
@@ -89,12 +85,7 @@ class DeviceMeasurements:
         watched = [*arrays, *losses]
         self._watching = self._kernels.launch_largest(watched, self._tables[0], places, self._watching)
 
-    def unscale(self, gradients: Sequence[Unscaling]) -> None:
-        first, self._unscaled = self._unscaled, self._unscaled + len(gradients)
-        for table, place, part in self._places(first, self._unscaled):
-            self._kernels.launch_unscale_add(gradients[part], table, _FIRST_GRADIENT + place)
-
-    def unscale_list(self, gradients: UnscalingList) -> None:
+    def unscale(self, gradients: UnscalingList) -> None:
         first, self._unscaled = self._unscaled, self._unscaled + len(gradients.sources)
         for table, place, part in self._places(first, self._unscaled):
             self._kernels.launch_unscale_list(gradients, table, part, _FIRST_GRADIENT + place)

@@ -208,11 +208,11 @@ def test_addresses_of_the_host_and_beyond_an_array_are_refused(on_device: Counte
     with pytest.raises(ForeignAddress, match=r"source 0 of statistics, .* shape \(4, 3\) as float32"):
         kernels.statistics(array)
     with pytest.raises(ForeignAddress, match="source 0 of unscale_add"):
-        measurements_by(kernels, 1).unscale_list(UnscalingList([array], [2.0]))
+        measurements_by(kernels, 1).unscale(UnscalingList([array], [2.0]))
     longer = UnscalingList([array], [2.0])
     longer.sizes[:] = 13
     with pytest.raises(ForeignAddress, match="52 bytes that nobody asked nnabla for"):
-        measurements_by(on_device.kernels, 1).unscale_list(longer)
+        measurements_by(on_device.kernels, 1).unscale(longer)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, List
@@ -13,7 +14,7 @@ import pytest
 
 from nnabla_adaloss.kernels import CudaKernels
 from nnabla_adaloss.kernels.cuda_launcher import layout
-from nnabla_adaloss.kernels.interface import Unscaling
+from nnabla_adaloss.kernels.interface import UnscalingList
 from tests.kernels.arrays import DTYPES, assert_same_floats, assert_statistics, everything, nd_array, normal
 from tests.kernels.conftest import CPU
 from tests.kernels.host_launcher import THREADS_PER_BLOCK, HostLauncher
@@ -34,7 +35,7 @@ def test_one_launch_for_the_statistics_of_many_arrays(kernels: CudaKernels, laun
     arrays = [normal(length, dtype, seed) for seed, length in enumerate(LENGTHS) for dtype in DTYPES]
     table = kernels.table(len(arrays) + 3)
     kernels.launch_statistics([nd_array(x, x.dtype) for x in arrays], table, first_row=3)
-    assert kernels.all_finite([nd_array(x, x.dtype) for x in arrays])
+    assert math.isfinite(kernels.largest([nd_array(x, x.dtype) for x in arrays]))
     assert launcher.launches == ["statistics", "largest_magnitude"]
     rows, _ = table.fetch(len(arrays) + 3, 0)
     for row, values in zip(rows[3:], arrays):
@@ -42,9 +43,12 @@ def test_one_launch_for_the_statistics_of_many_arrays(kernels: CudaKernels, laun
     assert [row.statistics.count for row in rows[:3]] == [0, 0, 0]
 
 
-def gradients_to_unscale(count: int) -> List[Unscaling]:
+def gradients_to_unscale(count: int) -> UnscalingList:
     sources = [nd_array(normal(i, DTYPES[i % 2], i), DTYPES[i % 2]) for i in range(count)]
-    return [(x, nd_array(np.ones(i)), 2.0 ** (i % 5), i % 3 == 0) for i, x in enumerate(sources)]
+    masters = [nd_array(np.ones(i)) for i in range(count)]
+    return UnscalingList(
+        sources, [2.0 ** (i % 5) for i in range(count)], masters, [i % 3 == 0 for i in range(count)]
+    )
 
 
 def test_unscaling_of_many_gradients_takes_as_few_launches_as_fit(
@@ -52,52 +56,30 @@ def test_unscaling_of_many_gradients_takes_as_few_launches_as_fit(
 ) -> None:
     gradients = gradients_to_unscale(100)
     table = kernels.table(0, gradients=103)
-    kernels.launch_unscale_add(gradients, table, first=3)
+    kernels.launch_unscale_list(gradients, table, first=3)
     assert launcher.launches == ["unscale_add"] * 2
     _, largest = table.fetch(0, 103)
     assert largest[:3] == [0.0] * 3
-    for found, (source, master, scale, accumulate) in zip(largest[3:], gradients):
-        quotient = source.data.astype(np.float32) / np.float32(scale)
+    for i, (found, source, master) in enumerate(zip(largest[3:], gradients.sources, gradients.masters or ())):
+        quotient = source.data.astype(np.float32) / np.float32(2.0 ** (i % 5))
         assert found == np.abs(quotient).max(initial=0.0)
-        assert_same_floats(master.data, quotient + np.float32(1) if accumulate else quotient)
+        assert_same_floats(master.data, quotient + np.float32(1) if i % 3 == 0 else quotient)
 
 
 def test_the_largest_magnitudes_stay_until_the_table_is_cleared(kernels: CudaKernels) -> None:
-    gradients = gradients_to_unscale(50)
-    bad = gradients[37][0].data.copy()
+    table, gradients = kernels.table(2, gradients=50), gradients_to_unscale(50)
+    bad = gradients.sources[1].data.copy()
     bad[-1] = np.nan
-    table = kernels.table(2, gradients=51)
-    kernels.launch_unscale_add([(nd_array(bad), *gradients[37][1:]), *gradients], table)
-    kernels.launch_unscale_add(gradients_to_unscale(3), table)
-    _, largest = table.fetch(0, 51)
+    kernels.launch_unscale_list(UnscalingList([nd_array(bad)], [1.0]), table)
+    kernels.launch_unscale_list(gradients, table)
+    _, largest = table.fetch(0, 50)
     assert largest[0] == np.inf
     assert np.isfinite(largest[1:]).all()
     table.clear()
-    assert table.fetch(0, 51)[1] == [0.0] * 51
-
-
-def test_gradients_that_depend_on_each_other_are_not_launched_together(
-    kernels: CudaKernels, launcher: HostLauncher
-) -> None:
-    first, second, master, other = nd_array([2.0]), nd_array([4.0]), nd_array([1.0]), nd_array([1.0])
-    kernels.launch_unscale_add(
-        [
-            (first, master, 2.0, True),  # 1 + 1
-            (second, master, 2.0, True),  # writes the same master: 2 + 2
-            (master, other, 4.0, True),  # reads it: 1 + 1
-            (first, second, 1.0, False),  # independent of the one before
-            (other, first, 1.0, False),  # writes what was read
-        ],
-        kernels.table(1, gradients=5),
-    )
-    assert launcher.launches == ["unscale_add"] * 4
-    assert [x.data[0] for x in (first, second, master, other)] == [2.0, 2.0, 4.0, 2.0]
+    assert table.fetch(0, 50)[1] == [0.0] * 50
 
 
 def test_bad_arguments_launch_nothing(kernels: CudaKernels, launcher: HostLauncher) -> None:
-    bad = (nd_array([1.0]), nd_array([1.0]), 0.0, False)
-    with pytest.raises(ValueError, match="scale="):
-        kernels.launch_unscale_add([*gradients_to_unscale(3), bad], kernels.table(1, gradients=4))
     with pytest.raises(TypeError, match="int32"):
         kernels.launch_statistics([nd_array([1.0]), nd_array([1], np.int32)], kernels.table(2))
     assert launcher.launches == []
@@ -109,7 +91,7 @@ def test_used_rows_of_a_table_alone_are_fetched(
     table = kernels.table(100, gradients=51)
     arrays = [normal(10, seed=seed) for seed in range(3)]
     kernels.launch_statistics([nd_array(x) for x in arrays], table)
-    kernels.launch_unscale_add(gradients_to_unscale(2), table)
+    kernels.launch_unscale_list(gradients_to_unscale(2), table)
     sizes: List[int] = []
     fetch = launcher.fetch
     monkeypatch.setattr(launcher, "fetch", lambda memory, size: sizes.append(size) or fetch(memory, size))

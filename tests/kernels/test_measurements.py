@@ -48,10 +48,10 @@ def test_results_come_in_the_order_of_tickets_and_once(measurements: Measurement
 
 
 def test_arrays_are_watched_beside_measured_ones(measurements: Measurements) -> None:
-    good, bad, master = array(1.0), array(2.0, np.inf), array(0.0)
+    good, bad = array(1.0), array(2.0, np.inf)
     for arrays, finite in (([good], True), ([good, bad], False), ([], True), ([good], True)):
         measurements.watch(arrays)
-        measurements.unscale([(array(6.0), master, 2.0, False) for _ in range(3)])
+        measurements.unscale(UnscalingList([array(6.0) for _ in range(3)], [2.0] * 3))
         assert measurements.fetch() == ([], [3.0] * 3, finite, 0.0)
     measurements.watch([bad])
     assert measurements.fetch() == ([], [], False, 0.0)
@@ -65,7 +65,7 @@ def test_the_magnitude_of_a_loss_is_measured(measurements: Measurements, dtype: 
         loss = nd_array(values, dtype)
         for arrays, finite in (([], True), ([good], True), ([good, bad], False)):
             measurements.watch(arrays, loss)
-            measurements.unscale([(array(np.nan), array(0.0), 2.0, False)])
+            measurements.unscale(UnscalingList([array(np.nan)], [2.0], [array(0.0)]))
             statistics, largest, are_finite, magnitude = measurements.fetch()
             assert (statistics, largest, are_finite) == ([], [np.inf], finite)
             np.testing.assert_equal(magnitude, np.abs(values).max())
@@ -115,10 +115,10 @@ def test_an_array_is_measured_as_it_was(measurements: Measurements) -> None:
 
 def test_unscaling_reports_infinities_and_forgets_them(measurements: Measurements) -> None:
     good, bad, master = array(8.0, 4.0), array(np.inf, 1.0), array(1.0, 1.0)
-    measurements.unscale([(good, master, 4.0, True), (bad, bad, 2.0, False)])
+    measurements.unscale(UnscalingList([good, bad], [4.0, 2.0], [master, bad], [True, False]))
     assert measurements.fetch()[1] == [2.0, np.inf]
     np.testing.assert_array_equal(master.data, [3.0, 2.0])
-    measurements.unscale([(good, good, 4.0, False)])
+    measurements.unscale(UnscalingList([good], [4.0], [good]))
     assert measurements.fetch()[1] == [2.0]
     np.testing.assert_array_equal(good.data, [2.0, 1.0])
 
@@ -126,9 +126,13 @@ def test_unscaling_reports_infinities_and_forgets_them(measurements: Measurement
 def test_magnitudes_come_in_the_order_of_the_gradients_also_beyond_one_table(
     measurements: Measurements,
 ) -> None:
-    gradients = [(array(-float(i)), array(100.0), 2.0, i % 2 == 0) for i in range(7)]
-    measurements.unscale(gradients[:1])
-    measurements.unscale(gradients[1:])
+    sources, masters = [array(-float(i)) for i in range(7)], [array(100.0) for _ in range(7)]
+    accumulate = [i % 2 == 0 for i in range(7)]
+    for part in (slice(1), slice(1, 7)):
+        count = len(sources[part])
+        gradients = UnscalingList(sources[part], [2.0] * count, masters[part], accumulate[part])
+        measurements.unscale(gradients)
+    assert [float(x.data[0]) for x in masters] == [100.0 * (i % 2 == 0) - i / 2.0 for i in range(7)]
     assert measurements.fetch()[1] == [i / 2.0 for i in range(7)]
 
 
@@ -138,21 +142,22 @@ def test_gradients_unscaled_in_place_again_and_again(measurements: Measurements)
     gradients = UnscalingList(arrays, scales)
     for _ in range(2):  # what is kept from the first time serves the second
         before = [x.data.copy() for x in arrays]
-        measurements.unscale_list(gradients)
+        measurements.unscale(gradients)
         assert measurements.fetch()[1] == [
             float(np.abs(old / scale).max(initial=0.0)) for old, scale in zip(before, scales)
         ]
         for x, old, scale in zip(arrays, before, scales):
             assert_same_floats(x.data, old * np.float32(1.0 / scale))
-    measurements.unscale_list(UnscalingList([], []))
+    measurements.unscale(UnscalingList([], []))
     assert measurements.fetch()[1] == []
 
 
 def test_a_list_may_come_after_any_number_of_gradients(measurements: Measurements) -> None:
     gradients = UnscalingList([array(8.0 + i) for i in range(5)], [1.0] * 5)
     for before in (0, 1, 3, 3, 0):
-        measurements.unscale([(array(7.0), array(0.0), 1.0, False)] * before)
-        measurements.unscale_list(gradients)
+        others = [array(7.0) for _ in range(before)]
+        measurements.unscale(UnscalingList(others, [1.0] * before, others, [False] * before))
+        measurements.unscale(gradients)
         assert measurements.fetch()[1] == [7.0] * before + [8.0, 9.0, 10.0, 11.0, 12.0]
 
 
@@ -173,7 +178,7 @@ def test_gradients_unscaled_into_masters_again_and_again(
         before = [x.data.copy() for x in sources]
         for master in masters[turn:]:
             master.zero()
-        measurements.unscale_list(gradients)
+        measurements.unscale(gradients)
         largest = [
             kernels.unscale_add(source, master, scale, accumulate=False)
             for source, master, scale in zip(sources, expected, scales)
@@ -188,13 +193,13 @@ def test_unscaling_in_place_looks_for_the_memory_each_time(measurements: Measure
     halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
     moved, half = array(4.0), array(8.0)
     gradients = UnscalingList([half, moved], [2.0, 2.0])
-    measurements.unscale_list(gradients)
+    measurements.unscale(gradients)
     moved.zero()
     moved.copy_from(array(6.0))
     half.cast(np.float16)
-    measurements.unscale_list(gradients)
+    measurements.unscale(gradients)
     every_half = nd_array(halves, np.float16)
-    measurements.unscale_list(UnscalingList([every_half], [2.0**3]))
+    measurements.unscale(UnscalingList([every_half], [2.0**3]))
     assert measurements.fetch()[1] == [4.0, 2.0, 2.0, 3.0, np.inf]
     assert_same_floats(half.data, np.float32([2.0]))
     assert_same_floats(moved.data, np.float32([3.0]))

@@ -109,7 +109,7 @@ class HooklessPass:
         for one, masters in self._running:
             one.put_back(masters)
             leaves, gradients = one.written()
-            prepared.measurements.unscale_list(gradients)
+            prepared.measurements.unscale(gradients)
             written += leaves
         self._running = []
         return self._steps.written(written, prepared.plan, self._schedule.components)
