@@ -12,28 +12,8 @@ import ctypes
 import importlib.util
 from contextlib import suppress
 from pathlib import Path
-from typing import Iterable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
-
-class CudaLibrary(NamedTuple):
-    """Shared library that the extension needs."""
-
-    package: str  # folder below `nvidia/` in NVIDIA's wheels
-    soname: str
-    path: Optional[Path] = None  # None if no wheel has it
-
-
-_PACKAGES = {
-    "cudart": "cuda_runtime",
-    "cublasLt": "cublas",
-    "cublas": "cublas",
-    "nvJitLink": "nvjitlink",
-    "cusolver": "cusolver",
-    "curand": "curand",
-    "cufft": "cufft",
-    "nvrtc": "cuda_nvrtc",
-    "cudnn": "cudnn",
-}
 _CUDA_11 = "cudart.so.11.0 cublasLt.so.11 cublas.so.11 curand.so.10 cufft.so.10 cudnn.so.8"
 # A library comes after its dependencies: cuSOLVER and cuDNN need both parts of cuBLAS.
 _LOADED = {
@@ -43,11 +23,11 @@ _LOADED = {
     "nvrtc.so.12 cudnn.so.8",
 }
 
-LIBRARIES_BY_CUDA_VERSION: Mapping[str, Sequence[CudaLibrary]] = {
-    version: [CudaLibrary(_PACKAGES[name.partition(".")[0]], f"lib{name}") for name in names.split()]
-    for version, names in _LOADED.items()
+LIBRARIES_BY_CUDA_VERSION: Mapping[str, Sequence[str]] = {
+    version: [f"lib{name}" for name in names.split()] for version, names in _LOADED.items()
 }
-"""Libraries of nnabla-ext-cuda and CuPy, in loading order, by the CUDA version in the extension's name."""
+"""Sonames of the libraries of nnabla-ext-cuda and CuPy, in loading order, by the CUDA version in the
+extension's name."""
 
 
 def find_extension_library(nnabla_ext_folders: Iterable[Path]) -> Optional[Path]:
@@ -61,14 +41,12 @@ def cuda_version_of(extension_library: Path) -> str:
     return extension_library.stem.partition("-")[2].partition("_")[0]
 
 
-def find_cuda_libraries(nvidia_folders: Sequence[Path], cuda_version: str) -> List[CudaLibrary]:
-    """Find a CUDA version's libraries in the folders of `nvidia`, in loading order; none if unknown."""
-
-    def located(library: CudaLibrary) -> CudaLibrary:
-        candidates = (folder / library.package / "lib" / library.soname for folder in nvidia_folders)
-        return library._replace(path=next(filter(Path.is_file, candidates), None))
-
-    return list(map(located, LIBRARIES_BY_CUDA_VERSION.get(cuda_version, ())))
+def find_cuda_libraries(nvidia_folders: Sequence[Path], cuda_version: str) -> Dict[str, Optional[Path]]:
+    """Path of each library of a CUDA version in the folders of `nvidia`, by soname, in loading order."""
+    return {
+        soname: next((path for folder in nvidia_folders for path in folder.glob(f"*/lib/{soname}")), None)
+        for soname in LIBRARIES_BY_CUDA_VERSION.get(cuda_version, ())
+    }
 
 
 def namespace_folders(package: str) -> List[Path]:
@@ -77,16 +55,19 @@ def namespace_folders(package: str) -> List[Path]:
     return [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
 
 
-def preload_cuda_libraries() -> List[CudaLibrary]:
-    """Load and list the CUDA libraries of NVIDIA's wheels for nnabla's extension and CuPy, where possible."""
+def preload_cuda_libraries() -> List[str]:
+    """Load the CUDA libraries of NVIDIA's wheels that nnabla's extension and CuPy need; return the sonames
+    of those that could be loaded.
+    """
     extension_library = find_extension_library(namespace_folders("nnabla_ext"))
     if extension_library is None:
         return []
     loaded = []
-    for library in find_cuda_libraries(namespace_folders("nvidia"), cuda_version_of(extension_library)):
+    libraries = find_cuda_libraries(namespace_folders("nvidia"), cuda_version_of(extension_library))
+    for soname, path in libraries.items():
         # Local: the extension's own links find the symbols, which stay hidden from others.
         with suppress(OSError):
-            if library.path:
-                ctypes.CDLL(str(library.path), mode=ctypes.RTLD_LOCAL)
-                loaded.append(library)
+            if path is not None:
+                ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+                loaded.append(soname)
     return loaded

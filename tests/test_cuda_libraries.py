@@ -37,7 +37,7 @@ def test_extension_library_tells_its_cuda_version(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cuda_version", LIBRARIES_BY_CUDA_VERSION)
 def test_a_library_is_loaded_after_those_that_it_needs(cuda_version: str) -> None:
-    names = [library.soname.partition(".")[0] for library in LIBRARIES_BY_CUDA_VERSION[cuda_version]]
+    names = [soname.partition(".")[0] for soname in LIBRARIES_BY_CUDA_VERSION[cuda_version]]
     assert names.index("libcublasLt") < names.index("libcublas")
     assert names.index("libcublas") < min(names.index("libcusolver"), names.index("libcudnn"))
 
@@ -53,9 +53,9 @@ def test_wheels_of_the_right_cuda_version_are_found_in_loading_order(tmp_path: P
     install(tmp_path, *(f"b/{file}" for file in libraries), f"c/{libraries[0]}")
     install(tmp_path, "b/cudnn/lib/libcudnn.so.9", "b/cublas/lib/libcublas.so.11")
     found = find_cuda_libraries([tmp_path / "a", tmp_path / "b", tmp_path / "c"], "120")
-    assert [x.soname for x in found] == [x.soname for x in LIBRARIES_BY_CUDA_VERSION["120"]]
-    assert [x.path for x in found if x.path] == [tmp_path / "b" / file for file in libraries]
-    assert find_cuda_libraries([tmp_path / "b"], "130") == []
+    assert list(found) == list(LIBRARIES_BY_CUDA_VERSION["120"])
+    assert list(filter(None, found.values())) == [tmp_path / "b" / file for file in libraries]
+    assert find_cuda_libraries([tmp_path / "b"], "130") == {}
 
 
 def test_folders_of_packages() -> None:
@@ -83,7 +83,7 @@ def preloaded(shadow: Path, *statements: str) -> List[str]:
 def test_preloaded_libraries_satisfy_the_dynamic_loader(tmp_path: Path) -> None:
     output = preloaded(
         install(tmp_path, "nnabla_ext/cuda/libnnabla_cuda-120_8.so"),
-        "for library in preload_cuda_libraries(): print(library.soname)",
+        "print(*preload_cuda_libraries(), sep='\\n')",
         "import ctypes; version = ctypes.c_int()",
         "ctypes.CDLL('libcudart.so.12').cudaRuntimeGetVersion(ctypes.byref(version))",
         "print(version.value)",

@@ -114,7 +114,7 @@ def _examine_cuda_libraries(cuda_version: str) -> Iterable[Finding]:
     if cuda_version == "110":
         cure = "install CUDA 11.0 and cuDNN 8 from NVIDIA (there are no wheels), or use cuda116"
     libraries = find_cuda_libraries(namespace_folders("nvidia"), cuda_version)
-    calls = [(library.soname, str(library.path or library.soname)) for library in libraries]
+    calls = [(soname, str(path or soname)) for soname, path in libraries.items()]
     for (soname, _), answer in zip(calls, call_isolated(probes.loaded_from, *calls)):
         finding = _finding("GPU", soname, answer)
         yield finding._replace(cure=cure) if answer[1] else finding
