@@ -4,7 +4,7 @@
 from .cpu import CpuKernels as CpuKernels
 from .cuda import CudaKernels as CudaKernels
 from .interface import Kernels as Kernels
-from .interface import PackedArrays as PackedArrays
+from .interface import ScaledCopies as ScaledCopies
 from .measurements import Measurements as Measurements
 from .measurements import measurements_by as measurements_by
 from .select import select_kernels as select_kernels

@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
 from ..host_context import HOST, host_view
-from .addresses import Addresses, addresses_of
+from .addresses import addresses_of
 from .arrays import FLOAT16, FLOAT32, is_half, require_same_size, require_same_sizes, which_are_half
 from .cpu_library import allowed_threads, levels, library
 from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
     Kernels,
-    PackedArrays,
     RoundingStatistics,
     ScaledCopies,
     UnscalingList,
@@ -120,11 +119,6 @@ class CpuKernels(Kernels):
             copies.sizes, copies.tasks_on_host = sizes, tasks if from_half is None else None
         tasks[:, 0] = addresses_of(sources, from_half, HOST)
         tasks[:, 1] = addresses_of(targets, to_half, HOST, write_only=True)
-        self._scale(tasks.tobytes())
-
-    def _copy(self, packed: PackedArrays, sources: Addresses, targets: Addresses) -> None:
-        halves = packed.halves
-        tasks = _scale_tasks(sources, targets, packed.sizes, from_half=halves, to_half=halves)
         self._scale(tasks.tobytes())
 
     def scale_(self, x: NdArray, alpha: float) -> None:

@@ -21,7 +21,6 @@ from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
     Kernels,
-    PackedArrays,
     RoundingStatistics,
     ScaledCopies,
     UnscalingList,
@@ -187,14 +186,6 @@ class CudaKernels(Kernels):
         halves = None if isinstance(flags, int) else flags != 0
         written = addresses_of(copies.targets, halves, self.context, write_only=True)
         self._launch("scaled_copy", DeviceTasks(read, written, sizes, factors=copies.alphas, flags=flags))
-
-    def _copy(self, packed: PackedArrays, sources: Addresses, targets: Addresses) -> None:
-        flags = 0 if packed.halves is None else self._source_is_half * packed.halves
-        if packed.tasks is None:
-            packed.tasks = DeviceTasks(sources, targets, packed.sizes, flags=flags)
-        else:
-            packed.tasks.move(sources, targets, flags)
-        self._launch("scaled_copy", packed.tasks)
 
     def scale_(self, x: NdArray, alpha: float) -> None:
         addresses, flags = self._read([x])

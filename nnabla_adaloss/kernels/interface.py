@@ -13,17 +13,14 @@ from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
-from .addresses import Addresses, addresses_of
 from .arrays import (
     FLOAT32,
-    Halves,
     as_float32,
     float32_copy,
     is_readable,
     require_float32,
     require_same_size,
     unscaling_factor,
-    which_are_half,
 )
 
 EXPONENT_BINS = 256
@@ -57,7 +54,7 @@ class ScaledCopies:
         sources: Sequence[NdArray],
         targets: Sequence[NdArray],
         alphas: Sequence[float],
-        half: Sequence[bool],
+        half: Sequence[bool] = (),
     ) -> None:
         self.sources, self.targets, self.alphas = sources, targets, alphas
         self.half: Optional[NDArray[np.bool_]] = np.array(half, np.bool_) if any(half) else None
@@ -89,32 +86,6 @@ class UnscalingList:
         self.factors = np.array(list(map(unscaling_factor, scales)), np.float64)
         # Tasks of the kernels, which set addresses and dtypes of sources in each pass.
         self.tasks: Any = None
-
-
-# Alignment of packed arrays, for vector loads of processors and GPUs.
-_ALIGNED_TO = 8
-
-
-class PackedArrays:
-    """Copies of arrays, one after the other in a common array, with four bytes per element each."""
-
-    def __init__(self) -> None:
-        self.sizes: List[int] = []
-        self.offsets = np.zeros(0, np.int64)  # in bytes
-        # One array, so that a single address is needed.
-        self.array = NdArray((0,))
-        # Mask of the arrays that were float16 when packed.
-        self.halves: Halves = None
-        # Tasks of `CudaKernels`, which sets addresses and dtypes in each call.
-        self.tasks: Any = None
-
-    def make_room(self, sizes: List[int]) -> None:
-        """Allocate space for arrays of these sizes, if they have changed."""
-        if sizes != self.sizes:
-            padded = -(-np.array(sizes, np.int64) // _ALIGNED_TO) * _ALIGNED_TO
-            self.offsets = 4 * (padded.cumsum() - padded)
-            self.array = NdArray((int(padded.sum()),))
-            self.sizes, self.tasks = sizes, None
 
 
 class Kernels(ABC):
@@ -201,30 +172,6 @@ class Kernels(ABC):
     @abstractmethod
     def scaled_copy_all(self, copies: ScaledCopies) -> None:
         """Apply `scaled_copy` to many arrays."""
-
-    def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:
-        """Copy arrays to their places in `packed`, each in its dtype."""
-        packed.make_room([x.size for x in arrays])
-        packed.halves = which_are_half(arrays)
-        sources = addresses_of(arrays, packed.halves, self.context)
-        self._copy(packed, sources, self._places(packed, write_only=True))
-
-    def unpack(self, packed: PackedArrays, arrays: Sequence[NdArray]) -> None:
-        """Copy packed arrays back to `arrays`, in their former dtypes."""
-        sizes = [x.size for x in arrays]
-        if sizes != packed.sizes:
-            raise ValueError(f"arrays of other sizes: {sizes}, not {packed.sizes}")
-        targets = addresses_of(arrays, packed.halves, self.context, write_only=True)
-        self._copy(packed, self._places(packed), targets)
-
-    def _places(self, packed: PackedArrays, *, write_only: bool = False) -> Addresses:
-        (first,) = addresses_of([packed.array], None, self.context, write_only=write_only)
-        places: NDArray[np.int64] = first + packed.offsets
-        return places
-
-    @abstractmethod
-    def _copy(self, packed: PackedArrays, sources: Addresses, targets: Addresses) -> None:
-        """Copy the arrays of `packed` from addresses to others."""
 
     @abstractmethod
     def scale_(self, x: NdArray, alpha: float) -> None:

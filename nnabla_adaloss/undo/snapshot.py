@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 import nnabla as nn
 from numpy.typing import NDArray
 
-from ..kernels import Kernels, PackedArrays
+from ..kernels import Kernels, ScaledCopies
 from ..kernels.arrays import are_readable, is_readable
 
 _data = attrgetter("data")
@@ -24,39 +24,44 @@ class ArraySnapshot:
     def __init__(self, kernels: Kernels, variables: Sequence[nn.Variable] = ()) -> None:
         self._kernels, self.variables = kernels, list(variables)
         self._arrays: Sequence[nn.NdArray] = ()
-        self._packed = PackedArrays()
-        # True if `_packed` is in use; contents of the arrays that are not in it, by index.
-        self._holds = False
+        # Memory for copies, and the copies in use; contents of arrays that kernels do not read, by index.
+        self._memory: List[nn.NdArray] = []
+        self._copies: List[nn.NdArray] = []
         self._others: Dict[int, Contents] = {}
 
     def save(self, arrays: Optional[Sequence[nn.NdArray]] = None, *, all_zero: bool = False) -> None:
         """Copy the contents of `arrays`, or of the variables' data; lazy zeros are only noted."""
         arrays = list(map(_data, self.variables)) if arrays is None else arrays
         if all_zero:
-            self._arrays, self._holds, self._others = arrays, False, dict.fromkeys(range(len(arrays)))
+            self._arrays, self._copies, self._others = arrays, [], dict.fromkeys(range(len(arrays)))
             return
         # Valid only when all is saved: a signal may interrupt between any two lines.
-        self._arrays, self._holds, self._others = (), False, {}
+        self._arrays, self._copies, self._others = (), [], {}
         others: Dict[int, Contents] = {}
         if not are_readable(arrays):
             others = {index: contents_of(x) for index, x in enumerate(arrays) if not is_readable(x)}
         readable = _without(arrays, others)
-        if readable:
-            self._kernels.pack(readable, self._packed)
-        self._arrays, self._holds, self._others = arrays, bool(readable), others
+        if [x.size for x in readable] != [x.size for x in self._memory]:
+            self._memory = [nn.NdArray((x.size,)) for x in readable]
+        self._copy(readable, self._memory)
+        self._arrays, self._copies, self._others = arrays, self._memory, others
 
     def put(self, contents: Sequence[Contents]) -> None:
         """Replace the saved contents; with none, `restore` does nothing."""
-        self._holds, self._others = False, dict(enumerate(contents))
+        self._copies, self._others = [], dict(enumerate(contents))
 
     def restore(self, arrays: Optional[Sequence[nn.NdArray]] = None) -> None:
         """Write the contents back, or to the same number of other `arrays`; do nothing before `save`."""
         if arrays is None:
             arrays = list(map(_data, self.variables)) or self._arrays
-        if self._holds:
-            self._kernels.unpack(self._packed, _without(arrays, self._others))
+        if self._copies:
+            self._copy(self._copies, _without(arrays, self._others))
         for index, contents in self._others.items():
             put_back(arrays[index], contents)
+
+    def _copy(self, sources: Sequence[nn.NdArray], targets: Sequence[nn.NdArray]) -> None:
+        if sources:
+            self._kernels.scaled_copy_all(ScaledCopies(sources, targets, [1.0] * len(sources)))
 
 
 def _without(arrays: Sequence[nn.NdArray], others: Mapping[int, Contents]) -> Sequence[nn.NdArray]:

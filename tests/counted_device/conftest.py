@@ -7,7 +7,7 @@ from typing import Iterator
 
 import pytest
 
-from nnabla_adaloss.kernels import cuda, interface, select
+from nnabla_adaloss.kernels import cuda, select
 from nnabla_adaloss.kernels.addresses import addresses_of
 from tests.counted_device.device import ARRAY_CLASS, CountedDevice
 from tests.kernels.host_launcher import compiled, kernels_for_host, pretend_cupy
@@ -29,8 +29,7 @@ def on_device(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> Iterato
     """The counted device, whose kernels the package selects."""
     launcher = device.launcher
     pretend_cupy(monkeypatch, lambda device_id: launcher)
-    for module in (cuda, interface):
-        monkeypatch.setattr(module, "addresses_of", launcher.noting(addresses_of))
+    monkeypatch.setattr(cuda, "addresses_of", launcher.noting(addresses_of))
     monkeypatch.setattr(select, "DEVICE_ARRAY_CLASS", ARRAY_CLASS)
     select._cuda_kernels.cache_clear()
     yield device

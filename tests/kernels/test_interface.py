@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nnabla_adaloss.core.formats import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, FORMATS, Format
-from nnabla_adaloss.kernels import Kernels, PackedArrays
+from nnabla_adaloss.kernels import Kernels
 from nnabla_adaloss.kernels.cpu_library import levels
 from nnabla_adaloss.kernels.interface import EXPONENT_BINS, ScaledCopies, UnscalingList
 from tests.kernels.arrays import (
@@ -41,6 +41,12 @@ powers_of_two = st.integers(-30, 30).map(lambda e: 2.0**e)
 examples = settings(
     max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+
+
+def copies_of(arrays: List[nn.NdArray]) -> ScaledCopies:
+    return ScaledCopies(arrays, [nn.NdArray((x.size,)) for x in arrays], [1.0] * len(arrays))
+
+
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 every_format = pytest.mark.parametrize("storage", NARROW_FORMATS, ids=lambda storage: storage.name)
 
@@ -140,8 +146,8 @@ def test_an_array_that_was_only_filled_is_read_as_float32(kernels: Kernels, read
     filled = nn.NdArray((33,))
     filled.fill(2.5)
     arrays = [filled, nd_array(np.ones(3, np.float16), np.float16)] if readable else [filled]
-    packed, target = PackedArrays(), nn.NdArray((33,))
-    kernels.pack(arrays, packed)
+    target = nn.NdArray((33,))
+    kernels.scaled_copy_all(copies_of(arrays))
     assert kernels.statistics(filled).abs_max == 2.5
     kernels.scaled_copy(filled, target, 2.0)
     assert_same_floats(target.data, np.full(33, 5.0, np.float32))
@@ -236,39 +242,29 @@ def test_scale_must_be_positive_and_finite(kernels: Kernels, scale: float) -> No
 
 @examples
 @given(values=st.lists(any_arrays, max_size=4))
-def test_packed_arrays_come_back_bit_for_bit_in_their_own_dtypes(
+def test_copied_arrays_come_back_bit_for_bit_in_their_own_dtypes(
     kernels: Kernels, values: List[np.ndarray]
 ) -> None:
     values = [*values, *(normal(n, dtype) for n in LENGTHS for dtype in DTYPES)]
     arrays = [nd_array(v, v.dtype) for v in values]
-    packed = PackedArrays()
-    kernels.pack([nd_array([1.0])], packed)  # whose place is too small for the others
-    kernels.pack(arrays, packed)
+    copies = copies_of(arrays)
+    kernels.scaled_copy_all(copies)
     for index, x in enumerate(arrays):
         # nnabla may change the dtype, and move the array.
         x.data = np.full(x.shape, 7.0, DTYPES[index % 3 % 2])
         if index % 4 == 0:
             x.zero()
-    kernels.unpack(packed, arrays)
+    kernels.scaled_copy_all(ScaledCopies(copies.targets, arrays, copies.alphas))
     for x, v in zip(arrays, values):
         assert_same_floats(x.data, v)
     # What is kept for these sizes serves other types.
     with np.errstate(over="ignore"):
         others = [v.astype(DTYPES[v.dtype == np.float32]) for v in values]
-    kernels.pack([nd_array(v, v.dtype) for v in others], packed)
-    kernels.unpack(packed, arrays)
+    copies.sources = [nd_array(v, v.dtype) for v in others]
+    kernels.scaled_copy_all(copies)
+    kernels.scaled_copy_all(ScaledCopies(copies.targets, arrays, copies.alphas))
     for x, v in zip(arrays, others):
         assert_same_floats(x.data, v)
-
-
-def test_arrays_of_other_sizes_are_not_unpacked(kernels: Kernels) -> None:
-    x, packed = nd_array([1.0, 2.0]), PackedArrays()
-    kernels.unpack(packed, [])
-    kernels.pack([x], packed)
-    for other in ([nd_array([3.0])], [x, x], []):
-        with pytest.raises(ValueError, match="other sizes"):
-            kernels.unpack(packed, other)
-    kernels.pack([], packed)
 
 
 # ---- unscaling
