@@ -48,7 +48,7 @@ import nnabla_adaloss
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.graph.loss import LossSeed
 from nnabla_adaloss.host_context import HOST
-from nnabla_adaloss.kernels import CudaKernels, cuda, interface, select_kernels
+from nnabla_adaloss.kernels import CudaKernels, cuda, select_kernels
 from nnabla_adaloss.kernels.addresses import addresses_of
 from nnabla_adaloss.kernels.cuda_launcher import Bytes, layout
 
@@ -304,8 +304,7 @@ def idle_device() -> Iterator[IdleDevice]:
     select = "nnabla_adaloss.engine.adaptive_loss_scaling.select_kernels"
     with ExitStack() as patches:
         patches.enter_context(mock.patch(select, return_value=kernels))
-        for module in (cuda, interface):
-            patches.enter_context(mock.patch.object(module, "addresses_of", counted))
+        patches.enter_context(mock.patch.object(cuda, "addresses_of", counted))
         yield device
 
 

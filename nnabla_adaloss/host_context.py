@@ -45,13 +45,15 @@ def host_view(
     # `NdArray.data` takes 15 times as long: it builds a context each time.
     dtype = dtype_of(array) if dtype is None else dtype
     address = array.data_ptr(dtype, HOST, write_only)
-    return np.frombuffer(_bytes_type(array.size * dtype.itemsize).from_address(address), dtype)
+    memory = array_type(ctypes.c_char, array.size * dtype.itemsize)
+    return np.frombuffer(memory.from_address(address), dtype)
 
 
 @lru_cache(maxsize=4096)
-def _bytes_type(count: int) -> Any:
-    # ctypes keeps no types, and making one takes ten times as long as all the rest.
-    return ctypes.c_char * count
+def array_type(of: Any, count: int) -> Any:
+    """The type of ctypes for `count` elements of another type."""
+    # ctypes drops unreferenced types, and making one takes ten times as long as the rest of a view.
+    return of * count
 
 
 @lru_cache(maxsize=16)

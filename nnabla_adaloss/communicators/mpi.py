@@ -106,7 +106,7 @@ class MPICommunicator:
             return
         ranks = tuple(range(self.size))
         with self._watchdog.watch(partial(self._describe, "init", ranks)):
-            self._groups["world"] = ProcessGroup(ranks, self._comm.Dup(), self._mpi)
+            self._groups["world"] = ProcessGroup(ranks, self._comm.Dup())
             self._local_comm = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         if self.size > 1:
             failure.on_uncaught_exception(self._end)
@@ -151,7 +151,7 @@ class MPICommunicator:
             )
         with self._exchange("new_group", name=name, ranks=ranks) as world:
             chosen = world.comm.Get_group().Incl(ranks)
-            self._groups[name] = ProcessGroup(ranks, world.comm.Create(chosen), self._mpi)
+            self._groups[name] = ProcessGroup(ranks, world.comm.Create(chosen))
             chosen.Free()
         return name
 
@@ -215,10 +215,10 @@ class MPICommunicator:
             if members.size == 1:
                 return
             lazily_zero = np.array([array.zeroing for array in arrays], np.int8)
-            members.reduce_ints(lazily_zero, members.mpi.MIN)
+            members.comm.Allreduce(self._mpi.IN_PLACE, lazily_zero, self._mpi.MIN)
 
             def sum_over_ranks(values: npt.NDArray[np.float32]) -> None:
-                members.comm.Allreduce(members.mpi.IN_PLACE, values, members.mpi.SUM)
+                members.comm.Allreduce(self._mpi.IN_PLACE, values, self._mpi.SUM)
                 if division:
                     values /= members.size
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from ctypes import c_float
 from operator import attrgetter
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -12,8 +11,8 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..host_context import HOST, host_view
 from ..host_context import dtype_of as dtype_or_float32
+from ..host_context import host_view
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT16 = np.dtype(np.float16)
@@ -29,14 +28,6 @@ def stored_dtype(array: nn.NdArray) -> Optional[np.dtype[Any]]:
     """Stored dtype; None if nothing was written since `zero()`."""
     # A value set with fill() has no memory until it is read, on the host or on a device.
     return None if array.zeroing else dtype_or_float32(array)
-
-
-def largest_magnitude(array: nn.NdArray) -> float:
-    """Largest magnitude in an array on the host, infinity and NaN included."""
-    if array.size == 1 and stored_dtype(array) == FLOAT32:
-        # A view takes three times as long, which matters in the updates of a small network.
-        return abs(c_float.from_address(array.data_ptr(FLOAT32, HOST)).value)
-    return float(np.abs(host_view(array)).max(initial=0.0))
 
 
 def is_readable(array: nn.NdArray) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from functools import lru_cache
 from struct import Struct
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
-from ..host_context import HOST, host_view
+from ..host_context import HOST, array_type, host_view
 from .addresses import addresses_of
 from .arrays import FLOAT16, FLOAT32, is_half, require_same_size, require_same_sizes, which_are_half
 from .cpu_library import allowed_threads, levels, library
@@ -36,12 +35,6 @@ _STATISTICS = Struct("=ddddqqqq")
 _ROW = ctypes.c_char * _STATISTICS.size
 
 Numbers = Union[Sequence[float], NDArray[Any]]
-
-
-@lru_cache(maxsize=256)
-def _array_type(of: Any, count: int) -> Any:
-    # ctypes drops unreferenced types, and making one takes as long as ten small arrays.
-    return of * count
 
 
 class CpuKernels(Kernels):
@@ -84,7 +77,7 @@ class CpuKernels(Kernels):
         return ArrayStatistics(size, *row[:6])
 
     def _statistics(self, tasks: bytes, count: int) -> List[Tuple[Any, ...]]:
-        rows = _array_type(_ROW, count)()
+        rows = array_type(_ROW, count)()
         self._library.adaloss_statistics(self._level, self._threads, tasks, count, rows)
         return list(_STATISTICS.iter_unpack(rows))
 
@@ -161,7 +154,7 @@ class CpuKernels(Kernels):
     def _scale(self, tasks: bytes) -> List[float]:
         """Run scaling tasks; return the largest magnitude of each product, infinity if one is not finite."""
         count = len(tasks) // _SCALE_TASK.size
-        largest = _array_type(ctypes.c_double, count)()
+        largest = array_type(ctypes.c_double, count)()
         self._library.adaloss_scale(self._level, self._threads, tasks, count, largest)
         amaxes: List[float] = largest[:]
         return amaxes

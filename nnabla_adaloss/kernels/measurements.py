@@ -7,9 +7,11 @@ import math
 from typing import List, NamedTuple, Optional, Sequence, Tuple, Union, cast
 
 import nnabla as nn
+import numpy as np
 
 from ..core.statistics import ArrayStatistics
-from .arrays import is_readable, largest_magnitude
+from ..host_context import host_view
+from .arrays import is_readable
 from .cpu import CpuKernels
 from .cuda import CudaKernels
 from .device_tasks import DeviceTable, DeviceTasks
@@ -45,7 +47,7 @@ class HostMeasurements:
     def watch(self, arrays: Sequence[nn.NdArray], loss: Optional[nn.NdArray] = None) -> None:
         """Start checking that arrays are finite, and the loss; call once per pass."""
         finite = not arrays or math.isfinite(self._kernels.largest(arrays))
-        magnitude = 0.0 if loss is None else largest_magnitude(loss)
+        magnitude = 0.0 if loss is None else float(np.abs(host_view(loss)).max(initial=0.0))
         self._results = Results(*self._results[:2], finite, magnitude)
 
     def unscale(self, gradients: UnscalingList) -> None:

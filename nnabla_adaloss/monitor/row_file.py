@@ -176,13 +176,13 @@ def _row(event: str, **fields: Any) -> events.Event:
     if event not in _KINDS:
         raise ValueError(f"there is no event {event!r}")
     kind = _KINDS[event]
-    row: Any = kind(**fields)
     for name, value in fields.items():
-        if not _CHECKS[kind][name](value):
+        if name not in _CHECKS[kind] or not _CHECKS[kind][name](value):
             raise ValueError(f"{name}={value!r} is not a value that a Recorder writes")
-    tuples = {name: tuple(value) for name, value in fields.items() if get_origin(_HINTS[kind][name]) is tuple}
-    result: events.Event = row._replace(**tuples) if tuples else row
-    return result
+        if get_origin(_HINTS[kind][name]) is tuple:
+            fields[name] = tuple(value)
+    row: events.Event = kind(**fields)
+    return row
 
 
 def _check_header(name: str, line: bytes) -> None:
