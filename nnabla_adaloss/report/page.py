@@ -21,7 +21,6 @@ from .layers import COLUMNS, all_advice, layer_tables, scale_maps, stretch, unde
 from .pieces import (
     Points,
     Timeline,
-    by_cause,
     curve,
     definitions,
     document,
@@ -46,7 +45,7 @@ def page_of(recording: Recording, name: str, title: Optional[str] = None) -> str
     settings = _settings_of(recording)
     precision = settings.get("storage", "None").replace("None", settings.get("context", ""))
     contents = [
-        _headline(recording, timeline),
+        _headline(recording),
         all_advice(layers),
         underflow_map(layers, timeline),
         *_scale_and_loss({"": recording}, timeline),
@@ -87,9 +86,9 @@ def _losses(recording: Recording) -> Points:
     return [(row.iteration, row.loss) for row in recording.of(UpdateEnded)]
 
 
-def _headline(recording: Recording, timeline: Timeline) -> str:
+def _headline(recording: Recording) -> str:
     """The layer with the worst underflow, and numbers of the whole training."""
-    lost, underflows = recording.lost_batches(), recording.underflows()
+    underflows, facts = recording.underflows(), _facts(recording)
     finding = "No layer lost more than 1 % of its gradient to underflow."
     if underflows:
         worst, others = underflows[0], len(underflows) - 1
@@ -100,12 +99,8 @@ def _headline(recording: Recording, timeline: Timeline) -> str:
         finding += f". {others} more layer{'s' * (others > 1)} lost more than 1 %." if others else "."
     elif worst_underflow(recording.of(LayerRow)) is None:
         finding = "Underflow was not counted."
-    facts = [
-        ("recorded iterations", f"{timeline.first:,} to {timeline.last:,}"),
-        ("lost batches", f"{sum(lost.values()):,}" + (f" ({by_cause(lost)})" if lost else "")),
-        ("repeated batches", f"{len(recording.of(BatchRepeated)):,}"),
-    ]
-    return paragraph(finding, "finding") + definitions(facts, "facts")
+    shown = ("recorded iterations", "lost batches", "repeated batches")
+    return paragraph(finding, "finding") + definitions(((name, facts[name]) for name in shown), "facts")
 
 
 def _incidents(recording: Recording, timeline: Timeline) -> str:
@@ -216,13 +211,14 @@ def _facts(recording: Recording) -> Dict[str, str]:
     iterations = [row.iteration for row in recording.rows]
     loss, scales = _losses(recording), [scale for _, scale in _loss_scales(recording)]
     lost, underflows = recording.lost_batches(), recording.underflows()
+    causes = ", ".join(f"{number} {in_words(cause)}" for cause, number in lost.items())
     counted = [(row.underflow, row.layer) for row in recording.of(LayerRow) if row.underflow is not None]
     worst, layer = max(counted, default=(None, ""))
     return {
-        "iterations recorded": f"{min(iterations):,} to {max(iterations):,}",
+        "recorded iterations": f"{min(iterations):,} to {max(iterations):,}",
         "loss at the end": f"{loss[-1][1]:.4g}" if loss else "–",
-        "batches lost": f"{sum(lost.values()):,}" + (f": {by_cause(lost)}" if lost else ""),
-        "batches repeated": f"{len(recording.of(BatchRepeated)):,}",
+        "lost batches": f"{sum(lost.values()):,}" + (f" ({causes})" if lost else ""),
+        "repeated batches": f"{len(recording.of(BatchRepeated)):,}",
         "loss scale S0 at the end": scale_text(scales[-1]) if scales else "–",
         "S0, range": extent(scales) if scales else "–",
         "layers recorded": f"{len(recording.layers):,}",

@@ -63,11 +63,6 @@ def in_words(name: str) -> str:
     return name.replace("_", " ").replace("nonfinite", "non-finite")
 
 
-def by_cause(lost: Mapping[str, int]) -> str:
-    """Number of lost batches by cause: `2 overflow, 1 non-finite loss`."""
-    return ", ".join(f"{number} {in_words(cause)}" for cause, number in lost.items())
-
-
 class Timeline(NamedTuple):
     """Common columns of all pictures of a page: their number, and the first and last iteration."""
 

@@ -31,7 +31,7 @@ def test_differences_come_first() -> None:
     page = compared(recording(8.0, 0, only="x"), recording(4096.0, 30, lost=2))
     differ = {row[0]: row[1:] for row in page.tables["Results that differ"]}
     assert differ["result"] == ["one", "two"]
-    assert differ["batches lost"] == ["0", "2: 2 overflow"]
+    assert differ["lost batches"] == ["0", "2 (2 overflow)"]
     assert differ["loss scale S0 at the end"] == ["8", "2^12"]
     assert differ["layers recorded"] == ["3", "2"]
     assert ["loss at the end", "0.25", "0.25"] in page.tables["Results that are the same"]
