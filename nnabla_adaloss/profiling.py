@@ -22,7 +22,6 @@ _KERNELS: Dict[str, str] = {
     **dict.fromkeys(("largest", "mark_nonfinite"), "statistics"),
     **dict.fromkeys(("gradients_are_finite", "gradients_are_zero", "mark_nonfinite_gradients"), "statistics"),
     **dict.fromkeys(("scaled_copy", "scaled_copy_all", "scaled_float32", "scale_"), "scaling"),
-    **dict.fromkeys(("pack", "unpack"), "scaling"),
     **dict.fromkeys(("unscale_add", "unscale_list"), "unscaling"),
     "round_to_format": "rounding",
 }
