@@ -38,7 +38,7 @@ from .graph_cache import GraphCache
 from .layer_watch import LayerWatch
 from .leaf_gradients import NonfiniteGradients
 from .method_alphas import MethodAlphas
-from .passes import BackwardOptions, run_pass, steps_for
+from .passes import BackwardOptions, run_pass
 from .report import PassReport
 from .saved_state import load_state, state_of
 
@@ -47,8 +47,9 @@ _DIVIDING_LOOP = DynamicLossScalingUpdater.update.__code__
 
 _gradient, _zeroing = attrgetter("grad"), attrgetter("zeroing")
 
-# Keys of messages between ranks: whether scales are chosen again and an entry of the windows ends; amaxes,
-# amaxes of lost batches, and statistics of layers, by name.
+# Keys of messages between ranks. `_ENDS`: two flags, 1 if this rank chooses scales again, and if an entry of
+# its windows is complete. The others are prefixes of names: of components with their amaxes, of components
+# with the amaxes of lost batches, and of layers with their statistics.
 _ENDS, _COMPONENT, _LOST, _LAYER = "ends", "component ", "lost ", "layer "
 
 
@@ -129,7 +130,7 @@ class AdaptiveLossScaling:
         further = strings("non_homogeneous", non_homogeneous, "type names of functions")
         self._storage: NativeStorage = getattr(loss, "emulated_storage", NativeStorage())
         self.loss, self.variable = loss, variable_of(loss)
-        # A Sink does not compute: its output is uninitialized memory.
+        # A Sink does not compute: its output is uninitialized memory, and no NaN in it counts.
         self._is_sink = properties_of(self.variable.parent.info.type_name).keeps_gradients
         self._reader = TailReader(self.variable, float_tail=float_tail)
         # An emulation has usually just read it.
@@ -150,10 +151,11 @@ class AdaptiveLossScaling:
         self.config = (config or AdaLossConfig()).for_network().stored_in(stored)
         self.kernels = select_kernels(context)
         method_alphas = MethodAlphas(self.config)
-        # Statistics of earlier iterations avoid a second pass.
-        request = self.config.delay
-        self.delay = int(method_alphas.look is None) if request is None else request
-        if self.delay and method_alphas.look is not None:
+        # Statistics of the last iteration avoid a second pass over each batch. Whole arrays are not kept so
+        # long.
+        needs_arrays = method_alphas.look is not None
+        self.delay = int(not needs_arrays) if self.config.delay is None else self.config.delay
+        if self.delay and needs_arrays:
             raise ValueError(
                 "delay=1 keeps statistics, not arrays, and "
                 f"loss_scale_method={self.config.loss_scale_method!r} needs arrays; "
@@ -174,6 +176,7 @@ class AdaptiveLossScaling:
         )
 
         def checked_graph() -> Tuple[Graph, GraphPlan]:
+            # The data feeder may have rewired it: the guard saves what forward writes in the graph as it is.
             prepared = cache.current(wiring=True)
             return prepared.graph, prepared.plan
 
@@ -213,7 +216,9 @@ class AdaptiveLossScaling:
         self.share_with(before)
 
     def go_back_to(self, before: AdaptiveLossScaling) -> None:
-        """Forget the present iteration, and continue from `before`, which a `savepoint` has restored."""
+        """Forget the present iteration, and continue from `before`, the engine at its start (of this or
+        another loss of the network), which a `savepoint` has restored.
+        """
         self.iteration = before.iteration
         self._graph.go_on_from(before._graph)
         self.components = before.components
@@ -299,11 +304,10 @@ class AdaptiveLossScaling:
     def has_nothing_to_learn(self) -> bool:
         """True if the loss of the last batch, or every loss weight, is zero."""
         if self._result is not None:
-            scalars, weights = (
-                self._result.schedule.components.scalar_components,
-                self._result.schedule.loss_weights,
-            )
-            if not any(weight for index, weight in enumerate(weights) if index not in scalars):
+            schedule = self._result.schedule
+            # Scalars at the loss have a gradient even where they multiply it by 0 for all that follow.
+            scalars = schedule.components.scalar_components
+            if not any(w for index, w in enumerate(schedule.loss_weights) if index not in scalars):
                 return True
         # A loss that the storage rounded to zero is not zero.
         rounded = self._storage.data.get(hash(self.variable))
@@ -324,6 +328,7 @@ class AdaptiveLossScaling:
             suspect = first_suspect(self.loss, self.kernels, prepared.measurements)
             if suspect is None:
                 return ""
+            # That forward has written running statistics, too.
             self.guard.rewind()
             first = suspect
         return find_fault(self.loss, prepared, first)
@@ -345,6 +350,7 @@ class AdaptiveLossScaling:
 
         Call it when gradients that matter are not finite: those behind a mask do no harm.
         """
+        # All of them, in other topologies too, were chosen without what this overflow shows.
         self._graph.drop_schedules()
         report, schedules = self._result, self._graph.current().schedules
         if report is None or schedules.for_good(report.schedule.given_scale):
@@ -355,10 +361,12 @@ class AdaptiveLossScaling:
     def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
         """Measurements for the next scales, for other ranks; None: no new ones."""
         prepared, report = self._graph.current(), self._result
+        # Constant scales need no measurements.
         if report is None or prepared.schedules.for_good(report.schedule.given_scale):
             return None
         entry_complete, unit_amaxes, lost = self.components.shared()
         own: Dict[str, Sequence[float]] = {
+            # An overflow or a new topology has left this rank without schedules.
             _ENDS: [float(not prepared.schedules.chosen), float(entry_complete)]
         }
         for kind, by_name in ((_COMPONENT, unit_amaxes), (_LOST, lost)):
@@ -369,10 +377,11 @@ class AdaptiveLossScaling:
     def adopt_statistics(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Compute the next scales from `shared_statistics` of all ranks, in their order."""
         prepared = self._graph.current()
-        dropped, entry_complete = (any(flags) for flags in zip(*(one[_ENDS] for one in messages)))
-        if dropped:
-            # If one rank chooses again, as after an overflow, all do, with equal results.
+        choose_again, entry_complete = (any(flags) for flags in zip(*(one[_ENDS] for one in messages)))
+        if choose_again:
+            # If one rank does, as after an overflow, all do, with equal results.
             prepared.schedules = prepared.schedules.drop()
+        # The largest of all ranks, as if their batches were one.
         unit_amaxes: Dict[str, float] = {}
         lost: Dict[str, float] = {}
         for one in messages:
@@ -496,10 +505,12 @@ class AdaptiveLossScaling:
         check_seed(self.variable, grad)
         # Checked again after forward, in which nnabla updates the need for gradients.
         prepared = self._graph.current(wiring=not graph_unchanged, marks=True)
+        # No function passes a gradient on.
         if not prepared.plan.nodes:
             # `need_grad = False` inside the graph, which nnabla applies with the next forward.
             raise ValueError(NEEDS_NO_GRADIENT)
         if self._reader.moved:
+            # Raises if functions were moved to float since forward, which must then run again.
             self._reader.before_backward()
         leaves = prepared.leaves
         # Read once: nnabla makes a new object for each access.
@@ -507,6 +518,7 @@ class AdaptiveLossScaling:
         all_zero = all(map(_zeroing, masters))
         self.guard.before_backward(masters, all_zero=all_zero)
         weights = prepared.loss_weights(scale)
+        # A seed gradient multiplies all gradients, as a loss weight does; constant scales heed neither.
         if grad is not None and not prepared.schedules.for_good(scale):
             factor = seed_weight(grad, on_host=not self.kernels.asynchronous)
             weights = tuple([weight * factor for weight in weights])
@@ -525,8 +537,7 @@ class AdaptiveLossScaling:
             watch = None
             if self.audience is not None and self.audience.wants(LayerScaled, iteration):
                 watch = LayerWatch(self.audience, prepared, decision, iteration, self.components.attempt)
-            looking = watch if watch is not None and watch.looks else None
-            steps = steps_for(prepared, decision, options, looking)
+            # Forward's own results are checked for infinities and NaN together with the gradients.
             arrays = self.guard.state.arrays if self.guard.state.written else ()
             prepared.measurements.watch(arrays, None if self._is_sink else self.variable.data)
             report = self._result = run_pass(
@@ -534,11 +545,12 @@ class AdaptiveLossScaling:
                 self._seed,
                 prepared,
                 decision,
-                steps,
                 options,
                 masters,
                 all_zero=all_zero,
-                watch=looking,
+                # Without arrays to look at, layers are reported after the pass, which needs no hooks for
+                # them.
+                watch=watch if watch is not None and watch.looks else None,
                 look=self._chooser.method_alphas.look,
             )
             if watch is not None:
@@ -547,8 +559,9 @@ class AdaptiveLossScaling:
                 self.components = self.components.after_pass(
                     report.measurements,
                     completes_entry=decision.slice is None or decision.slice.last,
+                    # Zeros of a batch without a signal say nothing about the size of gradients.
                     informative=report.measurements.has_gradients or not self.has_nothing_to_learn(),
-                    # These statistics determine the scales of the batch.
+                    # With delay=0 the batch runs again, with scales that follow from these statistics.
                     rerun=decision.measure and not (self.delay or rerun),
                 )
         except GraphChangedError:
@@ -571,7 +584,6 @@ class AdaptiveLossScaling:
             self._seed,
             prepared,
             Decision(prepared.schedule(scales, scale, weights), prepared.schedules),
-            "it is only tried",
             BackwardOptions(clear_buffer=True),
             [],
             all_zero=False,

@@ -18,7 +18,8 @@ class Outcome(NamedTuple):
 
     verdict: PassVerdict = PassVerdict.GOOD
     facts: Facts = Facts()  # basis of the verdict
-    # All functions whose gradients were not finite, also those unused by the solver, in backward order.
+    # All functions whose gradients were not finite, in backward order, also of parameters that the solver
+    # does not update.
     layers: Tuple[str, ...] = ()
     component: str = ""  # part of the network where that began; empty if unknown
     attempt: int = 0  # number of the pass in its iteration
@@ -66,6 +67,7 @@ class BatchLoop(NamedTuple):
         repeats = 0
         while True:
             outcome = self.conclude(self._facts(repeats), rules)
+            # A batch of an update that is lost already changes nothing.
             if outcome.facts.overflowed and not rules.update_lost:
                 self.on_overflow(outcome)
             if outcome.verdict is not PassVerdict.RERUN:
@@ -76,7 +78,9 @@ class BatchLoop(NamedTuple):
             self.run_pass(True)
 
     def conclude(self, facts: Facts, rules: Rules) -> Outcome:
-        """Conclude the last pass, collecting the facts that the verdict asks for."""
+        """Conclude the last pass: collect the facts that `judge` asks for, one after another, until its
+        verdict is final, or to run the batch again.
+        """
         scaling, outcome = self.scaling, self._of_pass()
         while True:
             verdict = judge(facts, rules)
@@ -87,7 +91,7 @@ class BatchLoop(NamedTuple):
                 if measured.overflowed:
                     facts, outcome = measured, self._of_pass()
                 else:
-                    # The outcome stays that of the overflow.
+                    # It fits with scales from its own gradients; what overflowed without is still reported.
                     facts = facts._replace(fits=True)
             elif verdict is PassVerdict.CHECK_FORWARD:
                 facts = facts._replace(fault=scaling.find_fault())
@@ -108,9 +112,11 @@ class BatchLoop(NamedTuple):
         return Outcome(layers=layers, component=component, attempt=scaling.components.attempt)
 
     def _facts(self, repeats: int) -> Facts:
-        """Collect facts about the last pass. A batch that cannot run again counts as calibrated."""
+        """Collect facts about the last pass."""
         scaling = self.scaling
+        # Scales that are far too low are accepted for a batch that cannot run again.
         calibrated = scaling.calibrated or not scaling.guard.can_undo_batch
+        # Infinities behind a mask, or in parameters that the solver does not update, do no harm.
         if not scaling.result.loss_is_nan and (
             not scaling.result.found_inf or scaling.kernels.gradients_are_finite(self.parameters())
         ):
@@ -135,18 +141,21 @@ class BatchLoop(NamedTuple):
         """Run the batch again at the smallest scale, and check whether its gradients are finite."""
         scaling = self.scaling
         scaling.guard.rewind()
-        # Backward has freed what it read.
+        # The last backward has freed the activations.
         scaling.forward(clear_no_need_grad=True)
         leaves = scaling.graph.by_key(scaling.plan.leaves)
         leaves.update((hash(v), v) for v in self.parameters())
         gradients = [v.grad for v in leaves.values()]
         snapshot = ArraySnapshot(scaling.kernels)
         snapshot.save(gradients)
+        # Backward adds to gradients: to the infinities of the overflow, if these were not zeroed.
         for gradient in gradients:
             gradient.zero()
         scaling.probe(self.smallest_scale)
         finite = scaling.kernels.gradients_are_finite(self.parameters())
         if finite:
-            # An update must not use them: those of the overflow come back.
+            # Finite gradients would pass as those of a good batch, but at this scale most have underflowed.
+            # The nonfinite ones of the overflow come back: they have the batch run again, or be lost, on all
+            # ranks.
             snapshot.restore()
         return finite

@@ -22,6 +22,7 @@ from .method_alphas import MethodAlphas
 from .prepared_graph import PreparedGraph
 from .slices import Slice
 
+# Ratio of the largest gradient of a leaf to the smallest that must still be a normal number.
 _NORMAL_SPAN = 2.0**8
 
 
@@ -51,8 +52,8 @@ class Chooser:
     def __init__(self, config: AdaLossConfig, method_alphas: MethodAlphas, *, delayed: bool) -> None:
         self.method_alphas = method_alphas
         self._config, self._delayed = config, delayed
-        # Allowed distance of a leaf's amax below the end of the range: gradients `_NORMAL_SPAN` times smaller
-        # are then still normal numbers.
+        # Factor by which the amax of a leaf's gradient may lie below the end of the range, so that gradients
+        # `_NORMAL_SPAN` times smaller are still normal numbers. Merged components must keep it.
         stored = get_format(config.dtype or "float16")
         self._spread = min(config.range.u_max, stored.max) / (_NORMAL_SPAN * stored.smallest_normal)
         self._spare = spare_of(stored)
@@ -67,6 +68,7 @@ class Chooser:
         """
         iteration, scale, weights, rerun, seeded = request
         in_use, policy = prepared.schedules, observations.memory.policy
+        # A rerun always chooses: the measurements of its batch are new.
         schedule = None if rerun else in_use.current(iteration, scale, weights)
         if schedule is not None:
             return Decision(schedule, in_use, slice=prepared.slice(in_use, iteration, scale))
@@ -76,15 +78,19 @@ class Chooser:
             return Decision(moved, in_use, slice=prepared.slice(in_use, iteration, scale))
         prepared.statistics.begin(iteration, rerun=rerun)
         limits = observations.limits(prepared.components, weights, prepared.u_maxes)
+        # An inactive component needs no scale, measured or not.
         unmeasured = any(weights[i] and limits.unit_amaxes[i] is None for i in prepared.components.computed)
         unknown = unmeasured or prepared.statistics.is_incomplete
-        # The caller's seed gradient may be another one in each batch.
+        # Earlier amaxes suffice unless something is unknown; the caller's seed gradient may be another one in
+        # each batch. Constant scales need none.
         measure = (rerun or unknown or not self._delayed or seeded) and not in_use.for_good(scale)
-        # Kept is a schedule from measurements of all layers: with delay=1 of earlier iterations, exchanged
-        # between the ranks; with delay=0 of this batch. One lowered by an overflow is for this batch only.
+        # A schedule is kept for the next iterations if all layers were measured for it: with delay=1 in
+        # earlier iterations, exchanged between the ranks; with delay=0 in this batch, whose rerun it is.
         kept = not (measure or observations.not_exchanged) if self._delayed else rerun or not measure
-        # A pass that measures has hooks anyway.
+        # A pass that measures has hooks anyway: merged components would save none. A kept schedule serves
+        # passes that need not have them.
         schedule, origin = self._choose(prepared, limits, policy, request, split=measure and not kept)
+        # One that an overflow has lowered is for this batch only.
         kept = kept and not observations.provisional
         schedules = in_use.keep(schedule, iteration, origin) if kept else in_use.drop()
         part = None if measure else prepared.slice(schedules, iteration, scale)
@@ -111,8 +117,8 @@ class Chooser:
         if prepared.schedules.for_good(scale):
             # All scales are S0, whatever was measured.
             limits = limits._replace(limits=[None] * len(weights))
-        # The last choice for these loss weights, from which a repeat must differ; its nodes may be those of
-        # another graph.
+        # The last choice for these loss weights, used again if this one would be equal, as its steps are
+        # planned already. Not for a rerun, nor if it has the nodes of another graph.
         last: Optional[ScaleSchedule] = None
         last_origin: Any = None
         if not request.rerun and weights in prepared.schedules.chosen:
@@ -120,8 +126,8 @@ class Chooser:
             last = last if last.nodes is plan.nodes else None
         origin: Any = None
         if method_alpha is None:
-            # Usually the choice would be the same. Amaxes matter only if some limit is unknown; that of a
-            # scalar loss always is.
+            # Usually the choice would be the same. Amaxes matter only if some limit is unknown, except that
+            # of the loss (first), which always is if the loss is a scalar.
             unit_amaxes = limits.unit_amaxes if None in limits.limits[1:] else ()
             origin = limits._replace(unit_amaxes=unit_amaxes), scale, request.seeded, split
             if last is not None and last_origin == origin:
@@ -154,10 +160,12 @@ class Chooser:
         start_scale = self.start_scale(policy.start_scale if request.scale is None else request.scale)
         span = self._config.range.u_max / (policy.margin * self._config.range.u_min)
         if request.scale is not None:
+            # A given S0, lower only after an overflow of the loss gradient itself.
             root_scale = min(start_scale, limits.provisional.get(components.root, math.inf))
             limits = limits.with_s0(components, start_scale)
         elif components.root in components.scalar_components and not request.seeded:
-            # The loss gradient is 1.
+            # The loss gradient is 1 and cannot overflow: as high as its format allows, for the scales behind
+            # it.
             root_scale = min(floor_power_of_two(prepared.u_maxes[components.root]), policy.max_scale)
         else:
             root_scale = limits.of_root(start_scale, span)
@@ -173,12 +181,13 @@ def _bounds(prepared: PreparedGraph) -> Mapping[int, AlphaBounds]:
         position = layer_input.weight
         weight = statistics.data(position)
         if weight is None and (position in statistics.request.data or described.recomputed[position]):
-            # Until it is measured, its copies must not exceed it.
+            # Until it is measured, its copies must not be larger than it is.
             bounds[position] = AlphaBounds(1.0)
         elif weight is not None and weight.abs_max:
             size = math.prod(described.shapes[position])
             stored = prepared.storage.copy_format(prepared.graph.keys[position], size)
             copy_format = FLOAT16 if layer_input.half else stored
             own = alpha_bounds(weight.abs_max, prepared.largest_copy(layer_input), copy_format)
+            # Several layers may read one weight: their copies are one array.
             bounds[position] = own.intersection(bounds.get(position, own))
     return bounds

@@ -102,6 +102,7 @@ class GraphCache:
 
     def go_on_from(self, before: GraphCache) -> None:
         """Take over the state of the network's previous graph, or of one with the same topology."""
+        # Leaf gradients are compared, and scratch arrays kept, across all graphs of the network.
         self.pool, self._others, self._waiting = before.pool, before._others, before._waiting
         self._shared_gradients = before._shared_gradients
         # Prepared again at the next use, with `_before` to compare with.
@@ -155,12 +156,14 @@ class GraphCache:
         if before is not None:
             plan = before.plan.of_alike(graph, described, self._options)
             if plan is not before.plan:
+                # Scratch arrays have the old shapes.
                 self.pool.end_graph()
             if plan is not None:
                 return before.for_graph(graph, plan, self._storage)
         topology = self._take_other(graph, described)
         is_new = topology is None
         if topology is None:
+            # Planning a graph from one with other parameters takes less time than from nothing.
             plans = [] if before is None else [before.plan, *(other.plan for other in self._others[::-1])]
             partly_alike = (plan.of_others(graph, described, self._options) for plan in plans)
             plan = next(filter(None, partly_alike), None)
@@ -170,12 +173,14 @@ class GraphCache:
         if before is not None:
             state = before.statistics.state(before.plan.measured)
             last = Topology(before.plan, before.schedules, state, before.written(named=False))
+            # All topologies take turns in one cycle of measuring.
             topology = topology._replace(schedules=topology.schedules.in_cycle(last.schedules.since))
             # The oldest are forgotten: `_REMEMBERED` remain, with the present one.
             self._others = (*self._others[2 - _REMEMBERED :], last)
             self._waiting = self._waiting[max(0, 1 + len(self._waiting) + len(self._others) - _REMEMBERED) :]
         prepared = self._prepared(graph, topology, before)
         statistics = LatestStatistics.loaded(topology.plan.measured, topology.statistics)
+        # Weights, by name, go from topology to topology; gradients and activations belong to one.
         weights = {} if before is None else before.statistics.weights
         prepared.statistics.load(statistics, weights)
         # The saved state of a topology waits for its first graph; a damaged one is ignored.
@@ -198,11 +203,13 @@ class GraphCache:
         return None
 
     def _prepared(self, graph: Graph, topology: Topology, before: Optional[PreparedGraph]) -> PreparedGraph:
-        """Prepare a graph with the schedules of its topology, and the measurements that `before` runs."""
+        """Prepare a graph with the schedules of its topology; measurements that `before` has started go on."""
         plan = topology.plan
         if before is not None and before.kernels is not self._kernels:
+            # Another loss of the network, on another device.
             before = None
-        # Per variable its gradient, complete and of one branch, and its data.
+        # Rows of a GPU's table of results, which grows if a pass measures more: of each variable its
+        # gradient, that of one branch, and its data.
         rows = 3 * len(plan.gradients) + 64
         measurements = measurements_by(self._kernels, rows) if before is None else before.measurements
         request = self._request(plan)
@@ -230,7 +237,8 @@ class GraphCache:
         all_weights = self._uses_statistics or self._storage.rounds
         return StatisticsRequest(
             outputs if self._uses_statistics else frozenset(),
-            # Recomputed activations do not exist before backward; reading one would mark it as existing.
+            # Functions in half read copies in half, which end at 65504. Recomputed activations do not exist
+            # before backward; reading one would mark it as existing.
             frozenset(
                 layer_input.weight
                 for node, layer_input in layer_inputs
@@ -247,6 +255,7 @@ class GraphCache:
         for plans in ((before.plan,), [other.plan for other in self._others]) if before is not None else ():
             for plan in plans:
                 names = {**plan.names, **names, **self._names}
+            # Enough if all leaves with a gradient have one: frozen parameters and data need none.
             if names.keys() >= {graph.keys[position] for position in graph.needed}:
                 return names
         return graph.completed_names({**names_of(self._parameters), **self._names})

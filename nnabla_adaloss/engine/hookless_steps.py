@@ -53,7 +53,8 @@ class LeafList:
 
     def begin(self, masters: List[nn.NdArray], pool: ScratchPool) -> None:
         """Prepare unscaling into these masters; if swapped, let nnabla write to zeroed scratch arrays."""
-        # Kernels rely on the sizes, which `reset_shape` may have changed.
+        # The list of the last pass serves again, unless `reset_shape` has changed sizes, on which kernels
+        # rely.
         sizes = list(map(_size, masters))
         if self._sizes != sizes:
             sources = masters
@@ -63,7 +64,7 @@ class LeafList:
             self._gradients, self._sizes = UnscalingList(sources, self._scales), sizes
         if self._swapped:
             self._gradients.masters = masters
-            # A deque of length 0 runs an iterator in C.
+            # A deque of length 0 runs an iterator in C: there may be hundreds of leaves.
             deque(map(nn.NdArray.zero, self._gradients.sources), 0)
             deque(map(setattr, self._variables, _GRAD, self._gradients.sources), 0)
         else:
@@ -102,7 +103,10 @@ class HooklessSteps:
     @cached_property
     def lists(self) -> Tuple[List[LeafList], List[Contribution]]:
         """Lists of leaves for passes whose masters are all lazily zero, and the leaves that fit in none."""
+        # Unscaled several times in a pass.
         repeated = {later.leaf for contributions in self.following.values() for later in contributions}
+        # Places of leaves that nnabla may write in their masters, which stay float32; and of those that
+        # functions in half would make half, so that they need arrays of their own.
         direct, swapped, others = [], [], []
         for place, first in enumerate(self.leaves):
             if first.leaf not in repeated and not first.half:
@@ -134,6 +138,7 @@ def plan_steps(
 ) -> Union[HooklessSteps, str]:
     """Plan the steps of a pass without hooks; if it needs hooks, return the reason."""
     if plan.recomputes:
+        # That would read the scaled copies of weights.
         return "activations are computed again in backward"
     steps = schedule.steps
     nodes = [(node, steps[node.number]) for node in plan.nodes if node.number in steps]
@@ -157,6 +162,7 @@ def _swapped_weights(nodes: _Nodes, graph: Graph, plan: GraphPlan) -> Union[Swap
     swapped = [(layer_input, alpha) for layer_input, alpha in by_weight.values() if alpha != 1.0]
     for layer_input, _ in swapped:
         if layer_input.weight not in plan.swappable:
+            # Their backward would read the scaled copy.
             return f"others read the weight of {layer_input.layer}"
     return SwappedWeights(graph, swapped)
 
@@ -165,7 +171,7 @@ def _leaves(
     nodes: _Nodes, graph: Graph, plan: GraphPlan, storage: NativeStorage
 ) -> Tuple[List[Contribution], Dict[int, List[Contribution]]]:
     """Find the first contribution to each leaf, and those to be unscaled one by one, by the number of the
-    function that writes the same leaf before.
+    function that writes the same leaf before: see `HooklessSteps`.
     """
     by_leaf: Dict[int, List[Contribution]] = {leaf: [] for leaf in plan.leaves}
     for node, step in nodes:
@@ -173,7 +179,8 @@ def _leaves(
             by_leaf[contribution.leaf].append(contribution)
     following: Dict[int, List[Contribution]] = {}
     for writers in [writers for writers in by_leaf.values() if len(writers) > 1]:
-        # nnabla sums exact contributions; rounded ones, or those of another scale, are kept apart.
+        # nnabla may sum exact contributions at one scale, which are then divided once; each rounded one, and
+        # each at another scale, is divided before the next function writes.
         if not all(one.exact and one.scale == writers[0].scale for one in writers):
             for earlier, later in zip(writers, writers[1:]):
                 following.setdefault(earlier.function, []).append(later)
@@ -181,7 +188,9 @@ def _leaves(
 
 
 def _between(schedule: ScaleSchedule) -> Dict[int, Tuple[Rescale, ...]]:
-    """Rescales of a step between functions, by number of the earlier one; none precedes the first."""
+    """Rescales before and after functions, all by number of the function that they follow; -1 stands for
+    none, as nothing is rescaled before the first function.
+    """
     rescales: Dict[int, Tuple[Rescale, ...]] = {}
     before = -1
     for node in schedule.nodes:

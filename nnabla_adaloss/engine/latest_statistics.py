@@ -113,12 +113,14 @@ class LatestStatistics:
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> LatestStatistics:
         """Adapt to another graph of the topology."""
+        # Shallow: both share the dicts of measurements that are running.
         adapted = copy(self)
         adapted._graph, adapted._plan, adapted._storage = graph, plan, storage
         return adapted
 
     def go_on_from(self, before: LatestStatistics) -> None:
         """Take over the measurements of weights that were started with the previous topology."""
+        # Names count in all topologies, positions only in theirs.
         keys = [key if isinstance(key, str) else None for key in before._pending.keys]
         self._pending = before._pending._replace(keys=keys)
 
@@ -159,6 +161,7 @@ class LatestStatistics:
         keys, variables, storage = self._graph.keys, self._graph.variables, self._storage
         arrays = [variables[position].grad for position, _ in gradients]
         unmeasured = gradients
+        # Usually all are float arrays that have contents, and one check suffices.
         if storage.rounds or not are_readable(arrays):
             unmeasured = []
             for (position, scale), array in zip(gradients, arrays):
@@ -168,6 +171,7 @@ class LatestStatistics:
                 elif stored_dtype(array) is not None:
                     unmeasured.append((position, scale))
             arrays = [variables[position].grad for position, _ in unmeasured]
+        # A weight that several layers share is measured once.
         started, unmeasured_data = {*self._data, *self._pending.keys}, []
         for position in data:
             key, statistics = self._key(position), storage.data_statistics(keys[position])
@@ -211,6 +215,7 @@ class LatestStatistics:
             statistics = results.statistics[ticket] if isinstance(ticket, int) else ticket
             gradients[position] = statistics, scale
             weight = 0.0 if statistics.nonfinite or position not in remembered else weight_of(position)
+            # An inactive component's zeros would hide the gradients that it has in other batches.
             if weight:
                 new[position] = statistics.scaled(1.0 / (scale * weight))
         for key, ticket in (*pending.by_key.items(), *data.items()):
@@ -257,6 +262,7 @@ class LatestStatistics:
         pending: Optional[Mapping[str, ArrayStatistics]] = None,
     ) -> None:
         """Replace all statistics; `weights` are newer, `pending` ones, if any, count after a pass."""
+        # Keys of data are ~position, which is negative.
         latest = {self._key(~key) if key < 0 else key: one for key, one in statistics.items()}
         latest.update(weights)
         self._latest, self._at_start, self._iteration, self._new = latest, {}, -1, set()

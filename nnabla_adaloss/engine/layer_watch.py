@@ -41,6 +41,7 @@ class LayerWatch:
 
     def finish(self) -> None:
         """Report the layers of a finished pass, unless reported one by one."""
+        # Monitors that look at arrays have had each layer's from `ran`, before nnabla freed them.
         for record in () if self.looks else self._records.values():
             self._audience.tell(LayerScaled(record, LayerLook()))
 
@@ -61,6 +62,7 @@ class LayerWatch:
             }
             return {name: np.array(cast(Any, x.data), np.float32) for name, x in stored.items()}
 
+        # The monitor's gradient of a layer is that of its input, which alpha scales.
         gradient = partial(self._gradient, input.grad, self._graph.keys[layer_input.input])
         data = {"weight": partial(self._data, weight), "input": partial(self._data, input)}
         return LayerLook({"gradient": gradient, **data}, arrays)
@@ -95,6 +97,7 @@ def records_of(
         node, layer_input = plan.layer_inputs[layer]
         output = node.outputs[0]
         loss_weight = schedule.loss_weight_of(output)
+        # Statistics of now did not lead to scales that were chosen before.
         g = statistics.gradient(output) if chosen else None
         records.append(
             LayerRecord(

@@ -37,6 +37,8 @@ def contributions_of(
     graph: Graph, plan: GraphPlan, node: NodeStructure, step: Step, storage: NativeStorage
 ) -> List[Contribution]:
     """List the contributions of a function to the gradients of leaves."""
+    # Usually all have the step's scale. That of a layer's input includes alpha, which matters if it is a
+    # leaf.
     scales = step.input_scales(node) if any(layer_input.to_leaf for layer_input in node.layer_inputs) else {}
     by_leaf: Dict[int, Contribution] = {}
     for position in node.leaves:
@@ -52,6 +54,7 @@ def contributions_of(
                 scale=scale,
                 half=node.half,
                 own_references=node.own_references,
+                # In float32, times a power of two changes no bit, and commutes with adding.
                 exact=not (node.half or storage.rounds_gradient(variable)) and is_power_of_two(scale),
             )
     return list(by_leaf.values())
@@ -103,16 +106,19 @@ class LeafGradients:
             scratch = variable.shape, "gradient", contribution.leaf
             master = target = total = variable.grad
             prepare_master(master, self._kernels.context)
-            # A lazily zero array needs no scaling, even if a half-precision function adds to it.
+            # nnabla writes to the master itself if that is zero, or must be (the function keeps references to
+            # it), or is as good as an array of its own (the contribution is exact).
             if master.zeroing and (own_references or not half):
+                # It is overwritten, not added to: there is nothing to scale.
                 pass
             elif own_references and half:
-                # It writes to the master despite any swap, and would add in half precision.
+                # nnabla would add in half precision: the former contents move away, and come back in
+                # `_unscale`.
                 total = self._pool.get(*scratch)
                 self._kernels.scaled_copy(master, total, 1.0)
                 master.fill(-0.0)
             elif own_references or contribution.exact:
-                # Exact in both directions, and nnabla adds as without the engine.
+                # The former contents get the scale of the new part; dividing the sum restores them.
                 self._kernels.scale_(master, contribution.scale)
                 contribution = contribution._replace(alone=False)
             else:
@@ -136,6 +142,7 @@ class LeafGradients:
         take them for these.
         """
         entries = [self._running[one.leaf] for one in following]
+        # Scratch arrays may stay in place if the same Variable has one, and no other shares it.
         if not all(
             entry.target is not entry.master
             and one.variable is entry.contribution.variable
@@ -145,10 +152,11 @@ class LeafGradients:
             self.give_back(following)
             self.take(*following)
             return
-        # Scratch arrays stay in place, which saves recurrent networks time.
+        # That saves recurrent networks, whose weights each time step writes, the swaps between them.
         self._unscale([entry for entry in entries if not entry.target.zeroing])
         for one, entry in zip(following, entries):
             self._running[one.leaf] = entry._replace(contribution=one)
+            # The next function adds; to -0.0, which preserves even signs.
             entry.target.fill(-0.0)
 
     def give_back(self, contributions: Optional[Sequence[Contribution]] = None) -> None:
@@ -180,6 +188,7 @@ class LeafGradients:
             if entry.total is not entry.master:
                 self._kernels.scaled_copy(entry.total, entry.master, 1.0)
             elif entry.target is entry.master and not entry.master.zeroing:
+                # `take` has multiplied it by the scale.
                 self._kernels.scale_(entry.master, 1.0 / entry.contribution.scale)
         self._running.clear()
         self.finish()
@@ -219,10 +228,11 @@ class NonfiniteGradients:
 
     def set_aside(self, leaves: Mapping[int, nn.Variable]) -> bool:
         """Zero the gradients that are still not finite, and keep their contents; False if there are none."""
+        # Losses of a training loop share this record: those of other losses stay in it.
         self._others = self.keys - leaves.keys()
         gradients = {key: leaves[key].grad for key in self.keys & leaves.keys()}
         written = [(key, gradient) for key, gradient in gradients.items() if not gradient.zeroing]
-        # The engine's own measurements may be running.
+        # Fetched at once, unlike the engine's own, which may be running.
         measurements = measurements_by(self._kernels, len(written))
         measurements.measure([gradient for _, gradient in written])
         for (key, gradient), statistics in zip(written, measurements.fetch().statistics):

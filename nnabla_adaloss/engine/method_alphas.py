@@ -59,7 +59,8 @@ class MethodAlphas:
         self.unbounded = {}
         if self._needs is Needs.COMPONENTS:
             return None
-        # A measured S0 fits the gradients of all layers: alphas only enlarge them.
+        # A measured S0 fits the layer with the largest gradients: alphas only enlarge those of the others. A
+        # given S0 may be too large, and alphas may be less than 1.
         lowest = 0.0 if fixed else 1.0
 
         def method_alpha(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
@@ -69,6 +70,7 @@ class MethodAlphas:
             weighted = scale * weights[prepared.components.of[position]]
             inputs = self._inputs(layer, g, w, scale, weighted, iteration)
             if inputs is None:
+                # Without measurements the layer passes its scale on.
                 return 1.0, Reason.UNKNOWN
             in_range, fan_in = prepared.range_of(layer_input.input), layer_input.gemm.fan_in
             self.unbounded[layer] = unbounded_alpha(self._config, *inputs, in_range, fan_in)

@@ -59,7 +59,7 @@ class PreparedGraph:
         """Adapt to another graph of this topology. Fields that are not replaced must not depend on the graph;
         cached properties are computed again.
         """
-        # Steps that are invalid for the graph are made again.
+        # Steps hold Variables: they are valid if the graph has all of them, as parameters.
         steps = {
             scales: steps
             for scales, steps in self.steps.items()
@@ -85,6 +85,8 @@ class PreparedGraph:
         """Leaves that accumulate batches, to which nnabla adds in place: a batch's amax is unknown."""
         if self.zeroed is None:
             return frozenset()
+        # Functions in half, and an emulation that rounds, write to arrays of their own: see
+        # `LeafGradients.take`.
         in_place = {
             leaf for node in self.plan.nodes if not node.half for leaf in map(self.plan.leaf, node.leaves)
         }
@@ -124,6 +126,7 @@ class PreparedGraph:
     @property
     def merged(self) -> Optional[MergedComponents]:
         """Merged components for passes without hooks; None: none are merged."""
+        # Methods of the paper choose an alpha for each layer, which merging would ignore.
         if self.config.method.needs is not Needs.COMPONENTS:
             return None
         merged = self.plan.merged
@@ -157,11 +160,14 @@ class PreparedGraph:
         return self.config.range_in(self._by_layer.precision_of(self.graph.keys[position]).stored_gradients)
 
     def largest_copy(self, layer_input: LayerInput) -> float:
-        """Largest magnitude that the scaled copy of a weight, which is stored as weights are, may have."""
+        """Largest magnitude that the scaled copy of a weight may have."""
+        # The copy is stored in the format of weights.
         largest = self.storage.largest_weight
         if self._by_layer is not None:
             key, shape = self.graph.keys[layer_input.weight], self.plan.described.shapes[layer_input.weight]
             largest = self._by_layer.data_format(key, math.prod(shape)).max
+        # In native half the copy has the format of gradients, which ends at their `u_max`. A `u_max` that the
+        # user gives bounds all that loss scaling enlarges: copies, too.
         return min(self.range_of(layer_input.input).u_max, largest)
 
     @cached_property
@@ -170,8 +176,10 @@ class PreparedGraph:
         components, u_max = self.components, self.config.range.u_max
         indices = range(len(components.names))
         if self._by_layer is None:
+            # Scalars may be stored in a wider format, such as float32.
             of_scalar = max(u_max, self.storage.largest_scalar)
             return [of_scalar if index in components.scalar_components else u_max for index in indices]
+        # A component may cross layers of several formats: its scale must suit the narrowest.
         u_maxes: Dict[int, float] = {}
         for position, index in components.of.items():
             own = self.range_of(position).u_max
@@ -223,11 +231,13 @@ class PreparedGraph:
                 self.storage.store_gradient(self.graph.keys[position], array)
 
     def written(self, *, named: bool = True) -> Dict[int, str]:
-        """Descriptions of leaves written by forward, such as running statistics, by key of their data."""
+        """Descriptions of leaves written by forward, such as running statistics, by key of their data;
+        without `named` only of those that are no parameters.
+        """
         plan, leaves = self.plan, self.graph.leaves
         descriptions: Dict[int, str] = {}
-        for position, written in plan.fixed.items():
-            if written and (named or position not in plan.described.kept):
+        for position, is_written in plan.fixed.items():
+            if is_written and (named or position not in plan.described.kept):
                 readers = zip(plan.labels, plan.described.inputs.by_function())
                 label = next(label for label, read in readers if position in read)
                 leaf = leaves[position]
@@ -242,7 +252,8 @@ class PreparedGraph:
         if number is None or self.schedules.for_good(given_scale):
             return None
         if not self._slices:
-            # Empty slices come first: graphs that are new in each iteration seldom divide their arrays.
+            # Dividing takes time, which graphs that are new in each iteration seldom need: empty slices come
+            # first, and this is one.
             request, count = self.statistics.request, self.schedules.iterations
             if number < empty_slices(self.plan, count, rounds=self.storage.rounds):
                 return None

@@ -158,7 +158,7 @@ def _component_amaxes(
         is_alone = position in plan.scalars and components.of.get(position) in components.scalar_components
         if position in plan.limiting_gradients and (is_stored or is_alone):
             count(position, statistics.abs_max / scale)
-    # Rounding measures in every pass, slice or not.
+    # An emulation that rounds has measured every gradient, in the slice or not.
     for position in plan.largest_gradients if rounded else ():
         # Scalars count only if measured: some are rounded only in passes with hooks.
         if position not in plan.scalars and keys[position] in rounded:
@@ -180,6 +180,8 @@ def _overflow_of(
     components, measure_all = decision.schedule.components, decision.measure
     arrived = {position for position, (statistics, _) in gradients.items() if statistics.nonfinite}
     leaf_overflowed = math.inf in largest
+    # A gradient that overflows in storage makes that of some leaf nonfinite: without one, nothing has to be
+    # read. A pass that measures all is rare, and examines them anyway.
     overflowed: Set[int] = set()
     if measure_all or arrived or leaf_overflowed:
         scaled = (p for p in decision.schedule.scales if keys[p] in rounded)
@@ -189,7 +191,8 @@ def _overflow_of(
     bad = arrived | overflowed
     bad_leaves = {one.leaf for one, amax in zip(written.contributions, largest) if amax == math.inf}
     bad_functions, finite = _components_of_leaves(plan, written, largest, bad_leaves)
-    # If all were measured as they arrived, the others overflowed when they were multiplied afterwards.
+    # If all were measured as they arrived, the others overflowed afterwards, when they were raised to the
+    # scale of the next component.
     raised = overflowed - arrived if measure_all else frozenset()
     first = first_overflow(plan, components, bad, bad_functions, raised)
     functions = [
@@ -199,7 +202,8 @@ def _overflow_of(
         # All uses of a weight share its master: measured output gradients are more specific.
         or (not bad_leaves.isdisjoint(map(plan.leaf, node.leaves)) and not (bad and node.layer_inputs))
     ]
-    # A nonfinite gradient of a layer makes that of its weight nonfinite; not all functions have one.
+    # Without measuring all, an overflow shows first where a weight has a gradient: it may have begun before
+    # that, in functions without one. An emulation has seen every gradient.
     if first is None or prepared.storage.rounds or measure_all:
         return functions, first, frozenset()
     return functions, first, unseen_before(components, first, finite - {first})
@@ -208,7 +212,9 @@ def _overflow_of(
 def _components_of_leaves(
     plan: GraphPlan, written: WrittenLeaves, largest: Sequence[float], bad_leaves: AbstractSet[int]
 ) -> Tuple[Dict[int, int], Set[int]]:
-    """Component of the first nonfinite leaf of each function, by number; and those with a finite leaf."""
+    """Return the component of the first nonfinite leaf of each function, by its number, and all components
+    with a finite leaf.
+    """
     # Function, component, and whether it is not finite, of each contribution that was measured alone.
     parts = [(one.function, index, largest[place] == math.inf) for one, place, index in written.counted]
     counted = {one.contribution.leaf for one in written.counted}
@@ -218,6 +224,7 @@ def _components_of_leaves(
                 # Only the sum over its functions and earlier batches was measured.
                 parts.append((node.number, written.component(leaf, node.number), leaf in bad_leaves))
     finite = {index for _, index, is_bad in parts if not is_bad}
+    # Reversed, so that of several leaves the first one stays.
     bad_functions = {function: index for function, index, is_bad in reversed(parts) if is_bad}
     return bad_functions, finite
 
@@ -234,6 +241,7 @@ def first_overflow(
     """
     for node in plan.nodes:
         if not bad.isdisjoint(node.outputs):
+            # Raised by this function, between two components: the scale of its input's was too high.
             if len(node.outputs) == 1 and node.separates and node.inputs and node.outputs[0] in raised:
                 return components.of[node.inputs[0]]
             return components.of[node.outputs[0]]
@@ -244,7 +252,8 @@ def first_overflow(
 
 def unseen_before(components: Components, overflowed: int, seen: AbstractSet[int]) -> FrozenSet[int]:
     """Predecessors that may have passed the overflow on: no finite gradient of theirs was measured."""
-    # Scalars do not overflow before their successors.
+    # Back towards the loss, until components that were seen to be finite. Scalars do not overflow before
+    # their successors.
     unseen: Set[int] = set()
     waiting = [overflowed]
     while waiting:

@@ -66,7 +66,9 @@ def topology_state(plan: GraphPlan, statistics: Sequence[Any], schedules: Schedu
 def load_state(
     state: Saved, prepared: PreparedGraph, memory: Memory, method_alphas: MethodAlphas
 ) -> Tuple[ScheduleCache, Memory, int, int, List[Saved]]:
-    """Load a `state_of`, and return the engine's part of it; a ValueError leaves all unchanged."""
+    """Load a `state_of`; a ValueError leaves all unchanged. Return the engine's part of it: schedules,
+    memory, iteration, number of random draws, and states of other topologies.
+    """
     try:
         no_weights = integer("schema", state["schema"]) == _MAGNITUDES
         if not no_weights:
@@ -91,6 +93,7 @@ def load_state(
             others = [one for one in topologies if one not in own]
             for one in own:
                 statistics, schedules = load_topology(one, prepared)
+            # The cycle of measuring is that of the last graph, of whatever topology.
             schedules = schedules.in_cycle(integer("since", state["schedule"]["since"]))
             # Older states have them only in topologies.
             weights, pending = (
@@ -192,11 +195,11 @@ def _check_network(plan: GraphPlan, topologies: Sequence[Saved]) -> None:
     ours, network = fingerprint(plan), topologies[-1]["network"]
     theirs = {line for one in topologies for line in one["network"]}
     own = {line: f"{node.type_name} {node.label} " for line, node in zip(ours, plan.nodes) if node.leaves}
-    # A function of the same type and name, with parameters of other shapes.
+    # A function of the same type and name, with parameters of other shapes, as pairs of theirs and ours.
     others = ((b, a) for a in own if a not in theirs for b in network if b.startswith(own[a]))
     first = next(others, None)
     if first is None and theirs.isdisjoint(own):
-        # No function with parameters in common.
+        # No function with parameters in common: name the first that differs.
         first = next(pair for pair in zip_longest(network, ours) if pair[0] != pair[1])
     if first is not None:
         raise ValueError(f"state is of another network: it has {first[0]} where this one has {first[1]}")

@@ -38,7 +38,9 @@ class ScaledWeights:
         self._replaced: List[Tuple[int, nn.NdArray]] = []
 
     def swap(self, graph: Graph, layer_input: LayerInput, alpha: float, index: int) -> None:
-        """Swap the weight of one layer for the next function, whose layers are counted by `index`."""
+        """Swap the weight of one layer for the next function; `index` tells apart the scratch arrays of its
+        layers.
+        """
         variable = graph.variables[layer_input.weight]
         source = variable.data
         scaled = self._pool.get(variable.shape, "factor", index)
@@ -91,7 +93,8 @@ class ScaledWeights:
             self._replaced.pop()
 
     def _store(self, key: int, scaled: nn.NdArray, alpha: float) -> None:
-        """Round a copy as an emulation stores it; a power of two of 1 or more leaves a rounded weight so."""
+        """Round a copy as an emulation stores it."""
+        # Enlarging by a power of two keeps all bits of a rounded weight; shrinking may make some subnormal.
         if alpha < 1.0:
             self._storage.store(key, scaled)
 

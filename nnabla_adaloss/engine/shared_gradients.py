@@ -25,11 +25,13 @@ class SharedGradients:
 
     def find(self, graph: Graph, names: ParameterNames, context: nn.Context) -> Dict[int, int]:
         """Map positions of leaves to the first leaf, preferably a parameter, with the same gradient array."""
+        # Parameters first, in an order that graphs of one topology have in common.
         positions = sorted(graph.needed, key=lambda p: (graph.keys[p] not in names, p))
         keys = [graph.keys[p] for p in positions]
         if keys != self._keys:
             leaves = [graph.leaves[p] for p in positions]
             places = self._places
+            # Parameters keep their gradients; a leaf that is new needs a comparison with all.
             if not places.keys() >= {*keys}:
                 # Freed memory is reused, so addresses of different moments cannot be compared.
                 leaves_so_far = {**self._parameters, **dict(zip(keys, leaves))}
@@ -47,6 +49,7 @@ class SharedGradients:
 
 def _one_array(places: Sequence[Tuple[int, int]], name_of: Callable[[int], str]) -> Dict[int, int]:
     """Map indices of arrays, given by begin and end in memory, to the first one at the same place."""
+    # Reversed, so that of several the first one stays; empty arrays share nothing.
     first = {place: index for index, place in reversed([*enumerate(places)]) if place[0] < place[1]}
     ordered = sorted(first)
     for before, after in zip(ordered, ordered[1:]):

@@ -25,6 +25,7 @@ class Slice(NamedTuple):
 
 def empty_slices(plan: GraphPlan, count: int, *, rounds: bool) -> int:
     """Count the slices, of `count`, that are empty in any case, because the graph's arrays are small."""
+    # Leaves written in half count in all slices.
     if rounds or any(node.half for node in plan.nodes):
         return 0
     return count - _used(sum(map(math.prod, plan.described.shapes)), count)
@@ -45,8 +46,10 @@ def slices_of(
     parts = [
         _divided(positions, sizes, count)
         for positions in (
+            # The loss gradient is known.
             [p for p in plan.gradients if p in measured and p not in plan.roots],
             sorted(data & kept),
+            # Data that layers multiply by, but that are no parameters: activations.
             sorted(data - kept),
             list(dict.fromkeys(leaf for node in plan.nodes for leaf in node.leaves)),
         )
@@ -77,5 +80,5 @@ def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List
 
 def _used(size: int, count: int) -> int:
     """Number of slices that hold arrays of a total size."""
-    # A call takes longer than measuring small arrays.
+    # Measuring small arrays takes less time than a call of a kernel: better many in few slices.
     return min(count, max(1, size // _LEAST))

@@ -57,6 +57,7 @@ class WrittenLeaves:
         if not components:
             return {}
         magnitudes = np.array(largest)[places]
+        # A component whose contributions are all infinite has no amax: -1 removes it below.
         if math.inf in largest:
             magnitudes[magnitudes == math.inf] = -1.0
         amaxes: Any = np.maximum.reduceat(magnitudes, starts).tolist()
@@ -65,8 +66,10 @@ class WrittenLeaves:
 
 def places_of_contributions(written: Sequence[Contribution]) -> List[Tuple[Contribution, int]]:
     """List contributions without gradients of earlier batches, each with the index of its magnitude."""
-    # Contributions summed at one scale, as in a pass without hooks, are one. Left out is the first one that
-    # was added to a leaf's own gradient, which earlier batches may have written.
+    # The magnitude of a contribution that is not `alone` is that of the sum with the leaf's former gradient.
+    # It is left out if earlier batches may be in the sum, as no contribution of this pass came before. After
+    # one at the same scale the two count as one, as the sum of several functions does in a pass without
+    # hooks.
     result: List[Tuple[Contribution, int]] = []
     latest: Dict[int, int] = {}  # by leaf, in the result
     for index, contribution in enumerate(written):

@@ -2,5 +2,4 @@
 """Backward passes: without hooks if the schedule allows it, else with hooks."""
 
 from .backward_pass import run_pass as run_pass
-from .backward_pass import steps_for as steps_for
 from .hooked import BackwardOptions as BackwardOptions

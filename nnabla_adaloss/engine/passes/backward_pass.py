@@ -29,16 +29,16 @@ def run_pass(
     seed: LossSeed,
     prepared: PreparedGraph,
     decision: Decision,
-    steps: Union[HooklessSteps, str],  # without hooks, or the reason for hooks around single functions
     options: BackwardOptions,
     masters: List[nn.NdArray],  # gradients of the leaves
     *,
     all_zero: bool,  # True if these are all lazily zero
-    watch: Optional[LayerWatch] = None,
+    watch: Optional[LayerWatch] = None,  # reports each layer as it runs
     look: Optional[Look] = None,
 ) -> PassReport:
     """Run the backward of `loss`, and restore all swapped arrays, also after exceptions."""
     schedule, statistics = decision.schedule, prepared.statistics
+    steps = _steps_for(prepared, decision, options, watch)
     running: Union[HookedPass, HooklessPass]
     if isinstance(steps, HooklessSteps):
         kind = "hookless"
@@ -68,12 +68,12 @@ def run_pass(
         # A hook's exception comes first: nnabla hides it behind an error of its own.
         error = (guard and guard.error) or root_cause(raised)
     running.restore()
-    # Discard pending measurements.
+    # Its results belong to no report: fetched, so that the next pass begins without pending measurements.
     statistics.finish(schedule.loss_weight_of)
     raise error
 
 
-def steps_for(
+def _steps_for(
     prepared: PreparedGraph, decision: Decision, options: BackwardOptions, watch: Optional[LayerWatch]
 ) -> Union[HooklessSteps, str]:
     """Return the steps of the next pass, or the reason for hooks around single functions."""
@@ -81,11 +81,12 @@ def steps_for(
         return "measuring"
     if not (watch is options.callbacks is options.pre_hook is options.post_hook is None):
         return "single functions are watched"
-    # New scales are usually equal to the old ones.
+    # By scales, because a new schedule usually has the scales of an old one.
     scales = tuple(decision.schedule.component_scales)
     steps = prepared.steps.get(scales)
     if steps is None:
         steps = plan_steps(prepared.graph, prepared.plan, decision.schedule, prepared.storage)
+        # Forget the steps of schedules that are not in use any more.
         in_use = {tuple(schedule.component_scales) for _, schedule, _ in prepared.schedules.chosen.values()}
         kept = {earlier: planned for earlier, planned in prepared.steps.items() if earlier in in_use}
         prepared.steps = {**kept, scales: steps}
@@ -93,12 +94,13 @@ def steps_for(
 
 
 def _unscale_readable(prepared: PreparedGraph, schedule: ScaleSchedule, *, clear_buffer: bool) -> None:
-    """Unscale gradients that stay readable after the pass."""
+    """Unscale gradients that stay readable after the pass: nnabla has freed the others, if it was to clear."""
     plan, variables, scales = prepared.plan, prepared.variables, schedule.scales
     pairs: Iterable[Tuple[nn.Variable, int]] = zip(variables, plan.gradients)
     if plan.kept_gradients and clear_buffer:
         pairs = [(v, p) for v, p in pairs if v.persistent or p in plan.kept_gradients]
     elif clear_buffer:
+        # Usually none: in one call, as there are thousands of variables.
         pairs = compress(pairs, map(_persistent, variables))
     for variable, position in pairs:
         scale = scales.get(position, 1.0)

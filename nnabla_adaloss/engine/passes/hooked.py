@@ -55,7 +55,8 @@ class HookedPass:
         self._prepared, self._decision, self._options = prepared, decision, options
         self._watch, self._look = watch, look if decision.measure else None
         plan, request = prepared.plan, prepared.statistics.request
-        # Gradients that are measured as they arrive, and data.
+        # Gradients to measure as they arrive, and data to measure before backward frees them: all, or a
+        # slice.
         self._measured: AbstractSet[int] = frozenset()
         self._data: Sequence[int] = ()
         if decision.measure:
@@ -64,8 +65,9 @@ class HookedPass:
         elif decision.slice is not None:
             self._measured = frozenset(decision.slice.gradients)
             self._data = [*decision.slice.activations, *decision.slice.weights]
-        # nnabla recomputes activations before it calls a hook: weights must be restored by then.
-        # `unscale_each` is true whenever there is a `post_hook`.
+        # True if the work after a function must be done at once, and not before the next one runs: others
+        # read its gradients, or nnabla recomputes activations, which it does before it calls a hook, from the
+        # weights. `unscale_each` is true whenever there is a `post_hook`.
         self._finishes_each = options.unscale_each or watch is not None or plan.recomputes
         # The present or last function, if work after it remains.
         self._unfinished: List[Tuple[NodeStructure, Tuple[Rescale, ...]]] = []
@@ -79,7 +81,8 @@ class HookedPass:
         self._prepared.statistics.measure((), self._data)
         if self._finishes_each:
             return (self._prepare, self._options.pre_hook), (self._finish_last, self._options.post_hook)
-        # Each hook call costs time: work after a function is done before the next, or by `end`.
+        # Each hook costs time: this one does the work after a function before the next, and `end` after the
+        # last.
         return (self._finish_last, self._prepare, self._options.pre_hook), ()
 
     def end(self) -> WrittenLeaves:
@@ -97,9 +100,11 @@ class HookedPass:
         graph, plan, schedule = self._prepared.graph, self._prepared.plan, self._decision.schedule
         node = plan.by_number.get(graph.numbers.get(hash(f), -1))
         if node is None:
+            # A function that was not there when the graph was read.
             raise GraphChangedError.at(type_name_of(f.info.type_name))
         if self._measured:
-            # The gradient is measured as it arrives, because the factor for this function may be too large.
+            # Before `step.before` multiplies it: that may overflow, and would hide what the scale has room
+            # for.
             arriving = schedule.arriving
             arrived = [(p, arriving[p]) for p in node.outputs if p in self._measured]
             if arrived:

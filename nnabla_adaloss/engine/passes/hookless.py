@@ -17,6 +17,7 @@ from ..hookless_steps import HooklessSteps, LeafList
 from ..leaf_gradients import Contribution, LeafGradients
 from ..prepared_graph import PreparedGraph
 from ..scaled_weights import ScaledWeights
+from ..slices import Slice
 from ..written_leaves import WrittenLeaves
 from .hooked import BackwardOptions, Hooks
 
@@ -36,33 +37,30 @@ class HooklessPass:
     ) -> None:
         self._prepared, self._schedule, self._slice = prepared, decision.schedule, decision.slice
         self._steps, self._masters, self._clear_buffer = steps, masters, options.clear_buffer
+        # Leaves for `LeafGradients`, one by one; if all masters are zero, as usual, most are in lists
+        # instead.
         self._lists: List[LeafList] = []
         self._others: Sequence[Contribution] = steps.leaves
         if all_zero:
             self._lists, self._others = steps.lists
         # Lists whose leaves nnabla is writing, with their masters.
         self._running: List[Tuple[LeafList, List[nn.NdArray]]] = []
-        # Variables whose gradients nnabla would free before they are measured.
+        # Variables made persistent for this pass: nnabla would free their gradients before they are measured.
         self._kept: List[nn.Variable] = []
         self._weights = ScaledWeights(prepared.kernels, prepared.pool, prepared.storage)
         self._leaves = LeafGradients(prepared.kernels, prepared.pool, prepared.measurements)
 
     def begin(self) -> Tuple[Hooks, Hooks]:
-        """Swap weights and gradients of leaves; return the hooks before and after functions."""
-        measured, graph, storage = self._slice, self._prepared.graph, self._prepared.storage
-        if measured is not None:
-            self._prepared.statistics.measure((), measured.activations)
-            for position in measured.gradients:
-                variable = graph.variables[position]
-                # An emulated storage measures gradients when it rounds them.
-                rounded = storage.gradient_statistics(graph.keys[position]) is not None
-                if not rounded and not variable.persistent:
-                    # Noted before it is set: a signal may interrupt between any two lines.
-                    self._kept.append(variable)
-                    variable.persistent = True
+        """Prepare measuring, and swap weights and gradients of leaves; return the hooks before and after
+        functions, of which only the latter may be needed: see `_after`.
+        """
+        graph, storage = self._prepared.graph, self._prepared.storage
+        if self._slice is not None:
+            self._keep_measured(self._slice)
         if self._steps.weights.keys:
             self._weights.swap_all(self._steps.weights)
-        self._leaves.take(*self._others)
+        if self._others:
+            self._leaves.take(*self._others)
         for one in self._lists:
             masters = one.masters_among(self._masters)
             # Noted before the swap: a signal may interrupt between any two lines.
@@ -73,7 +71,7 @@ class HooklessPass:
             return (), ()
         numbers = {hash(graph.functions[number]): number for number in (*between, *following)}
         if storage.rounds:
-            # An emulated storage handles each function anyway.
+            # An emulated storage has a hook of its own after each function, and calls these.
             storage.after = {key: partial(self._after, number) for key, number in numbers.items()}
             return (), ()
 
@@ -83,6 +81,19 @@ class HooklessPass:
                 self._after(number)
 
         return (), (after,)
+
+    def _keep_measured(self, measured: Slice) -> None:
+        """Measure activations, which backward frees, and keep gradients until `end` measures them."""
+        graph, storage = self._prepared.graph, self._prepared.storage
+        self._prepared.statistics.measure((), measured.activations)
+        for position in measured.gradients:
+            variable = graph.variables[position]
+            # An emulated storage measures gradients when it rounds them.
+            rounded = storage.gradient_statistics(graph.keys[position]) is not None
+            if not rounded and not variable.persistent:
+                # Noted before it is set: a signal may interrupt between any two lines.
+                self._kept.append(variable)
+                variable.persistent = True
 
     def _after(self, number: int) -> None:
         """After a function, rescale gradients, and unscale those of leaves that others write, too."""
@@ -95,17 +106,20 @@ class HooklessPass:
         """Restore weights, measure, unscale gradients of leaves, and return these."""
         prepared, measured, scales = self._prepared, self._slice, self._schedule.scales
         prepared.storage.after = {}
-        # Measured are the weights themselves, and gradients of layers, which stay scaled.
+        # First, because the weights themselves are measured, not their copies.
         self._weights.restore()
         if measured is not None:
             arrived = [(p, scales[p]) for p in measured.gradients if p in scales]
             prepared.statistics.measure(arrived, measured.weights)
             kept = self._kept[:]
             self._release()
+            # As nnabla would have done.
             for variable in kept if self._clear_buffer else ():
                 variable.grad.clear()
-        self._leaves.give_back()
-        written = self._leaves.finish()
+        written: List[Contribution] = []
+        if self._others:
+            self._leaves.give_back()
+            written += self._leaves.finish()
         for one, masters in self._running:
             one.put_back(masters)
             leaves, gradients = one.written()
@@ -123,7 +137,7 @@ class HooklessPass:
         for one, masters in self._running:
             one.put_back(masters)
             for master in masters:
-                # Restores its state: a pass that was given up has written part of it.
+                # It was zero before the pass, which has perhaps written it.
                 master.zero()
 
     def _release(self) -> None:
