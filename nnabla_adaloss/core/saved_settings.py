@@ -69,13 +69,16 @@ def with_known_names(
     chosen: Optional[Collection[str]],
     path: str = "",
 ) -> Tuple[Dict[str, Any], List[str]]:
-    """Read saved settings: those of this version, and the names of those that only the state has.
+    """Read settings that another version may have saved: return the values of this version's `settings`, and the
+    names of those that only the state has.
 
-    `chosen`: names of saved settings that were in use, so not at their defaults; None, as in older states:
-    any may have been. ValueError if only one of state and version has a setting, and it is in use.
+    ValueError if a setting that only one of the two has is not at its default, so that the training would go on
+    in another way. `chosen`: names of saved settings that are not at their defaults; None, as in older states:
+    any may be. `path`: prefix of these names for the fields of an object.
     """
     read: Dict[str, Any] = {}
     foreign: List[str] = []
+    # Settings that this version lacks.
     for name in sorted(saved.keys() - settings.keys()):
         if chosen is None or path + name in chosen:
             raise ValueError(
@@ -86,6 +89,7 @@ def with_known_names(
     for name, setting in settings.items():
         kind = _name(type(setting.value))
         if name not in saved:
+            # It is newer than the state.
             if not _is_default(setting):
                 raise ValueError(
                     f"state was saved by a version without {path}{name}, which is {plain(setting.value)!r} "
@@ -93,7 +97,8 @@ def with_known_names(
                 )
             read[name] = plain(setting.value)
         elif isinstance(saved[name], Mapping) and _is_same_class(saved[name].get("type"), kind):
-            # An object, such as a method, whose fields are settings of their own.
+            # An object, such as a method, of the same class here: its fields are settings, too, saved with its
+            # `type`.
             saved_fields = {field: value for field, value in saved[name].items() if field != "type"}
             fields = fields_of(setting.value)
             own, more = with_known_names(saved_fields, fields, chosen, f"{path}{name}.")

@@ -138,9 +138,10 @@ class ScheduleCache:
                 )
             root = schedule.component_scales[schedule.components.root]
             for scale in schedule.component_scales if power_of_two else ():
-                # Scales are S0, which may be any number if it is given, times powers of two; one that was
-                # clamped to float32's range is a power of two itself.
-                if not (is_power_of_two(scale / root) or is_power_of_two(scale)):
-                    raise ValueError(f"scale={scale!r} must be a power of two, as power_of_two is True")
+                # Scales are S0 times powers of two. S0 may be any number: given, or a bound of the policy.
+                if not is_power_of_two(scale / root):
+                    raise ValueError(
+                        f"scale={scale!r} must be S0={root!r} times a power of two, as power_of_two is True"
+                    )
             chosen[key] = Chosen(integer("iteration", saved["iteration"]), schedule)
         return replace(self, chosen=chosen, since=integer("since", state["since"]))

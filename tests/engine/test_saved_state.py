@@ -313,6 +313,7 @@ def schedule(*more: Any, since: Any = 5, **damaged: Any) -> Any:
         schedule(weights=[1.0, 1.0]),
         schedule(scales=[2.0, 0.0, 8.0]),
         schedule(scales=[2.0, 3.0, 8.0]),
+        schedule(scales=[3.0, 8.0, 32.0]),
         schedule(scales=[2.0, 8.0, 8.0, 8.0]),
         schedule(fixed_scale=0.0),
         schedule(iteration="x"),
