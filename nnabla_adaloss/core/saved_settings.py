@@ -69,12 +69,12 @@ def with_known_names(
     chosen: Optional[Collection[str]],
     path: str = "",
 ) -> Tuple[Dict[str, Any], List[str]]:
-    """Read settings that another version may have saved: return the values of this version's `settings`, and the
-    names of those that only the state has.
+    """Read settings that another version may have saved: return the values of this version's `settings`, and
+    the names of those that only the state has.
 
-    ValueError if a setting that only one of the two has is not at its default, so that the training would go on
-    in another way. `chosen`: names of saved settings that are not at their defaults; None, as in older states:
-    any may be. `path`: prefix of these names for the fields of an object.
+    ValueError if a setting that only one of the two has is not at its default, so that the training would go
+    on in another way. `chosen`: names of saved settings that are not at their defaults; None, as in older
+    states: any may be. `path`: prefix of these names for the fields of an object.
     """
     read: Dict[str, Any] = {}
     foreign: List[str] = []
@@ -97,8 +97,7 @@ def with_known_names(
                 )
             read[name] = plain(setting.value)
         elif isinstance(saved[name], Mapping) and _is_same_class(saved[name].get("type"), kind):
-            # An object, such as a method, of the same class here: its fields are settings, too, saved with its
-            # `type`.
+            # An object, such as a method, of the same class here: its fields are settings.
             saved_fields = {field: value for field, value in saved[name].items() if field != "type"}
             fields = fields_of(setting.value)
             own, more = with_known_names(saved_fields, fields, chosen, f"{path}{name}.")

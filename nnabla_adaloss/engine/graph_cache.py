@@ -203,7 +203,7 @@ class GraphCache:
         return None
 
     def _prepared(self, graph: Graph, topology: Topology, before: Optional[PreparedGraph]) -> PreparedGraph:
-        """Prepare a graph with the schedules of its topology; measurements that `before` has started go on."""
+        """Prepare a graph with the schedules of its topology; measurements that `before` began go on."""
         plan = topology.plan
         if before is not None and before.kernels is not self._kernels:
             # Another loss of the network, on another device.

@@ -94,7 +94,7 @@ def _steps_for(
 
 
 def _unscale_readable(prepared: PreparedGraph, schedule: ScaleSchedule, *, clear_buffer: bool) -> None:
-    """Unscale gradients that stay readable after the pass: nnabla has freed the others, if it was to clear."""
+    """Unscale gradients that stay readable after the pass: others are freed already if `clear_buffer`."""
     plan, variables, scales = prepared.plan, prepared.variables, schedule.scales
     pairs: Iterable[Tuple[nn.Variable, int]] = zip(variables, plan.gradients)
     if plan.kept_gradients and clear_buffer:
