@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from contextlib import ExitStack
 from functools import partial
@@ -16,11 +17,8 @@ from .graph.graph import Graph
 from .graph.hooks import Hook
 from .graph.plan import GraphPlan
 
-# Field of `LayerTimes` of each kernel's time.
-_KERNELS: Dict[str, str] = {
-    **dict.fromkeys(("statistics", "statistics_all", "exponent_histogram"), "statistics"),
-    **dict.fromkeys(("largest", "mark_nonfinite"), "statistics"),
-    **dict.fromkeys(("gradients_are_finite", "gradients_are_zero", "mark_nonfinite_gradients"), "statistics"),
+# Field of `LayerTimes` of kernels' times; that of all others is `statistics`.
+_FIELDS: Dict[str, str] = {
     **dict.fromkeys(("scaled_copy", "scaled_copy_all", "scaled_float32", "scale_"), "scaling"),
     **dict.fromkeys(("unscale_add", "unscale_list"), "unscaling"),
     "round_to_format": "rounding",
@@ -120,9 +118,10 @@ def profile(updater: Any, iterations: int = 20) -> Profile:
     if isinstance(loss, FormatEmulation):
         all_kernels.add(loss.emulated_storage.kernels)  # usually the same ones
     timed: List[Tuple[Any, str, Callable[..., Any]]] = [
-        (kernels, name, clock.timed(field, getattr(kernels, name)))
+        (kernels, name, clock.timed(_FIELDS.get(name, "statistics"), kernel))
         for kernels in all_kernels
-        for name, field in _KERNELS.items()
+        for name, kernel in inspect.getmembers(kernels, inspect.ismethod)
+        if not name.startswith("_")
     ]
     timed += [(scaling, name, clock.with_hooks(getattr(scaling, name))) for name in ("forward", "backward")]
     with ExitStack() as stack:

@@ -16,7 +16,7 @@ from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
 from ..host_context import HOST, array_type, host_view
 from .addresses import addresses_of
-from .arrays import FLOAT16, FLOAT32, is_half, require_same_size, require_same_sizes, which_are_half
+from .arrays import FLOAT16, FLOAT32, is_half, require_same_sizes, which_are_half
 from .cpu_library import allowed_threads, levels, library
 from .interface import (
     EXPONENT_BINS,
@@ -88,14 +88,6 @@ class CpuKernels(Kernels):
     def mark_nonfinite(self, arrays: Sequence[NdArray], mark: NdArray) -> None:
         if not math.isfinite(self.largest(arrays)):
             host_view(mark)[-1] = math.inf
-
-    def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
-        from_half = is_half(source)
-        to_half = half or from_half
-        size = require_same_size(source, target)
-        from_address = source.data_ptr(FLOAT16 if from_half else FLOAT32, HOST)
-        to_address = target.data_ptr(FLOAT16 if to_half else FLOAT32, HOST, True)
-        self._scale(_SCALE_TASK.pack(from_address, to_address, size, from_half, to_half, False, alpha))
 
     def scaled_copy_all(self, copies: ScaledCopies) -> None:
         # One call into the library for all: a call costs as much as a small array.

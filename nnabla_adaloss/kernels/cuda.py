@@ -175,9 +175,6 @@ class CudaKernels(Kernels):
         last = self._address(mark) + 4 * (mark.size - 1)
         self._launch("largest_magnitude", self._readings(arrays), np.uint64(last))
 
-    def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
-        self.scaled_copy_all(ScaledCopies([source], [target], [alpha], [half]))
-
     def scaled_copy_all(self, copies: ScaledCopies) -> None:
         sizes = require_same_sizes(copies.sources, copies.targets)
         read, flags = self._read(copies.sources)

@@ -153,12 +153,12 @@ class Kernels(ABC):
         written = [v.grad for v in variables if not v.grad.zeroing]
         return [as_float32(g, NdArray(g.shape)) for g in written]
 
-    @abstractmethod
     def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
         """Write alpha * source to `target`, another array, in the source's dtype.
 
         With `half`, `target` becomes float16 also when the source is float32; products are rounded once.
         """
+        self.scaled_copy_all(ScaledCopies([source], [target], [alpha], [half]))
 
     def scaled_float32(self, source: NdArray, target: NdArray, alpha: float) -> None:
         """Write alpha * source, of any dtype, to `target` as float32."""
