@@ -278,7 +278,6 @@ def test_updates_leave_no_garbage(options: Dict[str, Any], rebuilt: bool) -> Non
         assert gc.collect() == 0
     finally:
         gc.enable()
-        gc.unfreeze()
 
 
 WIDTH = 5
