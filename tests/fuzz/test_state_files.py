@@ -32,7 +32,7 @@ edits = st.lists(
 )
 
 
-@budget(400)
+@budget(200)
 @given(edits)
 def test_edited_files_are_refused_or_read_as_written(
     tmp_path_factory: pytest.TempPathFactory, changes: List[Edit]

@@ -42,7 +42,7 @@ def losses(draw: Any) -> nn.Variable:
 
 
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
-@budget(60)
+@budget(30)
 @given(losses(), st.integers(3, 24), st.sampled_from([0, 1]), st.sampled_from([16.0, 2.0**16]))
 def test_tries_are_bounded_by_the_bits_to_lose(
     loss: nn.Variable, exponent: int, delay: int, upper: float

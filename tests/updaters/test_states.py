@@ -354,22 +354,22 @@ def test_any_entry_is_refused_and_changes_nothing_or_can_be_saved_and_loaded(
     _, updater = trained(delay=delay, **options)
     updater.max_retries = 2
     state, accepted = updater.state_dict(), 0
+    before = str(state)
     for path in leaves_of(state):
-        # Of the statistics, the first ones stand for all.
+        # Of the statistics, the first ones stand for all; each number is given to one of the two states.
         of_many = path[1:2] == ("statistics",) and path[2:3] > (2,)
-        numbers = () if of_many else (5e-324, 2.0**-126, 1e300, 2**64, -1, 0, math.nan)
+        numbers = () if of_many else (5e-324, 2.0**-126, 1e300, 2**64, -1, 0, math.nan)[delay::2]
         for value in ("damaged", None, [], math.inf, *numbers):
-            before = updater.state_dict()
             try:
                 updater.load_state_dict(replaced(state, path, value))
             except ValueError:
-                assert str(updater.state_dict()) == str(before), path
+                assert str(updater.state_dict()) == before, path
                 continue
             accepted += 1
-            for _ in range(2):
-                updater.save_states(tmp_path / "state")
-                updater.load_states(tmp_path / "state")
-                updater.update()
+            updater.update()
+            updater.save_states(tmp_path / "state")
+            updater.load_states(tmp_path / "state")
+            before = str(updater.state_dict())
     assert accepted > 20
     updater.load_state_dict(state)
     assert updater.update().updated
