@@ -66,14 +66,17 @@ def slices_of(
 
 
 def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:
-    """Divide positions into `count` lists: empty ones, then some of about the same size."""
+    """Divide positions into `count` lists of about the same size in elements, the first of them empty if the
+    arrays are too small for so many.
+    """
     used = _used(sum(sizes[position] for position in positions), count)
     lists: List[List[int]] = [[] for _ in range(used)]
-    filled = [0] * used
+    filled = [0] * used  # elements in each list
+    # The largest first, each into the list with the fewest elements; of arrays without elements each counts
+    # 1, so that they are spread, too.
     for position in sorted(positions, key=lambda p: (-sizes[p], p)):
         smallest = filled.index(min(filled))
         lists[smallest].append(position)
-        # Arrays of 0 elements are spread, too.
         filled[smallest] += max(sizes[position], 1)
     return [[] for _ in range(count - used)] + lists
 

@@ -166,8 +166,9 @@ class GraphPlan:
         does.
         """
         before = self.described
-        own = before._replace(args=described.args, shapes=described.shapes, kept=described.kept)
-        if own != described or self._size_classes != _size_classes(described):
+        same = before._replace(args=described.args, shapes=described.shapes, kept=described.kept) == described
+        # Components depend on which variables are scalars.
+        if not same or self._size_classes != _size_classes(described):
             return None
         other = copy(self)
         other.described = described
@@ -182,7 +183,7 @@ class GraphPlan:
         outdated = {*_NAMED}
         if (described.args, described.shapes) != (before.args, before.shapes):
             outdated |= {name for name, one in vars(GraphPlan).items() if isinstance(one, cached_property)}
-            outdated.remove("merged")
+            outdated.remove("merged")  # like other components, it depends on names at most
         if other.labels != self.labels:
             other.layers = [one.layer for node in other.nodes for one in node.layer_inputs]
             other._components = {}
