@@ -74,7 +74,9 @@ class ScaleLimits(NamedTuple):
     floors: Mapping[int, float] = {}
 
     def with_s0(self, components: Components, scale: float) -> ScaleLimits:
-        """Limit the components at the loss by a given S0, divided by their loss weights."""
+        """Limit the components at the loss by a given S0, divided by their loss weights: then no scale times
+        its loss weight exceeds it.
+        """
         limits = list(self.limits)
         for index in components.at_loss:
             weight, own = self.loss_weights[index], limits[index]

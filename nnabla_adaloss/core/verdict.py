@@ -83,11 +83,11 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
     if facts.can_measure_more and facts.fits is None and not (may_repeat and facts.loss_finite):
         return PassVerdict.MEASURE
     if rules.update_lost:
-        return PassVerdict.OVERFLOW
+        return PassVerdict.OVERFLOW  # a repeat could not save the update
     again_or_lost = (
         PassVerdict.RERUN if may_repeat else PassVerdict.RETRIES if rules.repeat else PassVerdict.OVERFLOW
     )
-    # The scales came from earlier batches; those from its own measurements will do.
+    # Scales from earlier batches were too high; those from its own measurements will do.
     if facts.fits:
         return again_or_lost
     # The fault may lie in forward: searched for if it is suspect, or before the batch is lost.
@@ -95,14 +95,15 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
         return PassVerdict.CHECK_FORWARD
     if not facts.loss_finite:
         return PassVerdict.NONFINITE_LOSS
-    # An attention mask of minus infinity is not a fault: gradients after it are finite at the smallest scale.
+    # Gradients are finite at the smallest scale if forward has no fault, only an attention mask of minus
+    # infinity. A batch that is not must not lower scales that another loss has lowered already.
     if facts.fits_smallest is None and (facts.fault or (facts.lost_before and not may_repeat)):
         return PassVerdict.PROBE
     if facts.fits_smallest is False:
         return PassVerdict.NONFINITE_FORWARD if facts.fault else PassVerdict.HOPELESS
     if facts.lowered is None:
         return PassVerdict.LOWER
-    # One that no lower scale helps, or not several of them, is examined once.
+    # If no scale could be lowered, or several repeats did not help, forward is examined once.
     if rules.repeat:
         due = facts.repeats == rules.check_after
         if facts.fault is None and (due or not facts.lowered):

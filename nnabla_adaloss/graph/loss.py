@@ -81,7 +81,7 @@ def variable_of(loss: LossLike) -> nn.Variable:
         raise TypeError(
             f"loss must be an nnabla.Variable or a wrapper of one, got {type(loss).__name__}{instead}"
         )
-    # nnabla updates the need for gradients of a rewired graph in the next forward.
+    # After rewiring, nnabla updates `need_grad` of the loss only in the next forward: leaves have it already.
     if variable.parent is None or not (
         variable.need_grad
         or any(v.need_grad and v.parent is None for read in visited(variable)[1] for v in read)
