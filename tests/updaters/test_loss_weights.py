@@ -245,7 +245,7 @@ def trained_without(form: str, storage: Optional[str]) -> List[np.ndarray]:
 
 @STORAGES
 @pytest.mark.parametrize("form", NO_TRACE)
-@pytest.mark.parametrize(("weight", "read"), [(2.0**-20, True), (2.0**-46, False)], ids=["read", "not read"])
+@pytest.mark.parametrize(("weight", "read"), [(2.0**-20, True), (2.0**-46, True), (2.0**-46, False)])
 def test_a_weight_within_a_function_of_the_loss_costs_no_batch(
     form: str, weight: float, storage: Optional[str], read: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
