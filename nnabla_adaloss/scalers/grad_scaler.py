@@ -164,12 +164,15 @@ class GradScaler:
             scaling.loss.forward(clear_buffer=clear_buffer, clear_no_need_grad=clear_no_need_grad)
             self._forwarded[key] = True
             return
+        # Losses share the state that forward writes: the first one's guard begins the iteration for all.
         if not self._forwarded:
             guard.begin()
         guard.begin_batch(first=not self._forwarded, repeat=self._may_run_again(scaling))
+        # Removed first, so that it is the latest.
         self._forwarded.pop(key, None)
         self._forwarded[key] = True
         scaling.forward(clear_buffer=clear_buffer, clear_no_need_grad=clear_no_need_grad)
+        # Before another loss writes the same running statistics.
         scaling.guard.state.note_changes()
 
     def backward(self, loss: LossLike, clear_buffer: bool = False, grad: Optional[Seed] = None) -> None:
@@ -205,8 +208,9 @@ class GradScaler:
         self._used[key] = scaling
         if key in self._forwarded:
             self._forwarded[key] = False
-        # Before the next batch is fed, which may be added to this one, but not while another loss waits for
-        # its backward: forward runs again, and may free arrays that it needs.
+        # Examine an overflow now, as the next batch, which may be added to this one, replaces the data; but
+        # not while another loss waits for its backward: forward runs again, and may free arrays that it
+        # needs. Without `scaler.forward` that is unknown, unless there is no other loss.
         knows_forward = key in self._forwarded or len(self._losses.engines) == 1
         if self._enabled and knows_forward and not any(self._forwarded.values()):
             for used_key, used in self._used.items():
@@ -276,6 +280,8 @@ class GradScaler:
         if updated and self._enabled:
             engines = list(self._used.values())
             self._notifier.note_update(self._iteration + 1, engines[0].loss_scale, engines, self._solvers)
+        # Losses add to the same gradients: if no scale helps one, the measurements of all are those of a bad
+        # batch.
         is_bad = any(outcome.verdict.lowers_nothing for outcome in self._causes.values())
         for key, scaling in self._used.items():
             if self._enabled and is_bad:
@@ -377,14 +383,16 @@ class GradScaler:
         guard, key = scaling.guard, hash(scaling.variable)
 
         def run_pass(rerun: bool) -> None:
+            # The caller has run forward for the first pass. Later ones free nothing: another may follow.
             if rerun:
                 scaling.forward()
             clear = clear_buffer and not rerun
             scaling.backward(None, clear_buffer=clear, grad=grad, iteration=self._iteration, rerun=rerun)
 
         self._begin_where_forward_ended(scaling)
-        # Keep the writes of other losses' forward since then.
+        # Repeats rewind the state that all losses share: keep what forward of other losses has written since.
         now = None if key == next(reversed(self._forwarded), None) else guard.state.now()
+        # With accumulation: the outcome of an earlier batch of this loss that has lost the step.
         lost = self._overflow(key)
         rules = Rules(repeat=True, max_repeats=_REPEATS, update_lost=lost is not None)
         outcome = self._loop(scaling, run_pass).run(rules)
@@ -396,6 +404,7 @@ class GradScaler:
         return BatchLoop(scaling, run_pass, self._parameters, scaling.components.policy.min_scale)
 
     def _may_run_again(self, scaling: AdaptiveLossScaling) -> bool:
+        """True for the first batch of a loss, which nothing has measured, and for each one with delay=0."""
         is_first_batch = not scaling.components.unit_amaxes() and hash(scaling.variable) not in self._used
         return is_first_batch or not scaling.delay
 
@@ -416,6 +425,7 @@ class GradScaler:
 
     def _is_finite(self, solver: Any) -> bool:
         """True if a solver's gradients are finite, and no NaN loss depends on its parameters."""
+        # Known from `unscale_`; without scaling any gradient is used.
         finite = self._finite.get(id(solver))
         if finite is not None or not self._enabled:
             return finite is not False
@@ -479,10 +489,11 @@ class GradScaler:
         """Find the cause of nonfinite gradients, without changing any."""
         guard = scaling.guard
         self._begin_where_forward_ended(scaling)
+        # The examination runs forward, and perhaps backward at the smallest scale.
         now, snapshot = guard.state.now(), ArraySnapshot(scaling.kernels)
         snapshot.save([v.grad for v in self._parameters()])
         loop = self._loop(scaling, lambda rerun: None)
-        # Clipping may have changed these gradients.
+        # As an overflow in any case: clipping may have made the gradients finite.
         outcome = loop.conclude(loop.overflow(may_run=False), Rules(repeat=False, max_repeats=0))
         guard.state.restore(now)
         snapshot.restore()

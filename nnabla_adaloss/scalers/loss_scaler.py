@@ -164,6 +164,7 @@ class LossScaler:
             TypeError, ValueError: as `unscale_gradient`. Nothing was changed.
         """
         items = _checked(gradients)
+        # Refused before any is divided.
         if not isinstance(gradients, list) and not all(map(_holds_its_quotient, items)):
             raise TypeError(
                 "gradients holds a float16 or read-only NumPy array, which cannot be unscaled in place; "
@@ -244,7 +245,8 @@ class LossScaler:
         self.total_updates += 1
         self.skipped_updates += not usable
         lowest = max(self.min_scale, SMALLEST_SCALE)
-        # The policy counts from 1, and grows with the update after `N`.
+        # The policy, which is that of nnabla's updater, counts from 1, and grows with the update after `N`;
+        # torch's `GradScaler` counts from 0, and grows with the update `growth_interval`.
         policy = ScalePolicy(
             self.growth_factor,
             self.growth_interval - 1,

@@ -44,12 +44,12 @@ class ScaledLosses:
             scaling.go_on_from(before)
         else:
             self._saved = [state for state in self._saved if not _loaded(scaling, state)]
-        # After loading, so that a late loss continues the random stream of the others.
+        # After loading, which sets the random stream of its state: a late loss continues that of the others.
         for other in self._engines.values():
             scaling.share_with(other)
         self._engines[structure] = scaling
         if len(self._saved) + len(self._engines) > _REMEMBERED:
-            # Saved states are older.
+            # Forget the oldest: a saved state, if there is one.
             if self._saved:
                 del self._saved[0]
             else:
@@ -67,6 +67,7 @@ class ScaledLosses:
 
     def load(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Resume from a result of `states`; ValueError, without any change, if a state is damaged."""
+        # If one state is damaged, engines that have loaded others go back.
         before = [(scaling, scaling.state_dict()) for scaling in self._engines.values()]
         left = list(states)
         try:

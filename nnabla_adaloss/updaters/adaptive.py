@@ -197,6 +197,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
     ) -> None:
         TrainingLoop.__init__(self, locals())
         in_float = self.scaling.loss is self.scaling.variable and not self.scaling.in_half
+        # Whoever gives a config may scale in fp32 on purpose.
         if in_float and storage is None and config is None:
             warn(
                 "nothing is stored in half precision: the network is in a float context and storage is None. "
@@ -234,6 +235,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
                 raise
             raise (MemoryError if isinstance(error, MemoryError) else RuntimeError)(message) from error
         finally:
+            # Calls the callbacks of `when_idle` that came during the update.
             self._idle.drain()
 
     @property

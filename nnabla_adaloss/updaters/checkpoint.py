@@ -212,6 +212,7 @@ def _between_updates(parts: List[Any], caller: str) -> Iterator[None]:
 def _parameters(parts: List[Any], modules: List[Any]) -> Dict[str, nn.Variable]:
     """Parameters of the current scope and of the parts; ValueError if names clash or some are missing."""
     parameters = dict(nn.get_parameters(grad_only=False))
+    # Arrays, as a parameter of the scope may be a solver's or a Module's, too: each is saved once.
     saved = {variable.data for variable in parameters.values()}
     owners = [(f"{n}:", part.get_parameters()) for n, part in enumerate(parts) if isinstance(part, Solver)]
     owners += [(f"module{n}:", _of_module(module)) for n, module in enumerate(modules)]
@@ -222,6 +223,7 @@ def _parameters(parts: List[Any], modules: List[Any]) -> Dict[str, nn.Variable]:
                 raise ValueError(f"two parameters would be saved as {name!r}: rename the one of the scope")
         parameters.update(others)
         saved.update(variable.data for variable in others.values())
+    # An archive ends a name at a NUL character.
     for name in parameters:
         if zipfile.ZipInfo(name).filename != name:
             raise ValueError(f"the parameter {name!r} has a name that an archive cuts off: rename it")
@@ -285,16 +287,18 @@ def _unsaved(engines: Sequence[AdaptiveLossScaling], saved: Set[nn.NdArray]) -> 
             if leaf.data not in saved:
                 yield f"an input of shape {leaf.shape} whose data an output has written"
         read.update(leaf.data for leaf in engine.graph.leaves.values())
+    # All classes of Modules: the list grows while it is read.
     kinds = [nn.Module]
-    # The list grows meanwhile.
     for kind in kinds:
         kinds += kind.__subclasses__()
-    # Avoids a line of Python for each of perhaps millions of objects.
+    # nnabla has no list of Modules: they are looked up among all objects, perhaps millions, without a line of
+    # Python for each.
     objects = gc.get_objects() if kinds[1:] else []
     for module in compress(objects, map(set(map(id, kinds)).__contains__, map(id, map(type, objects)))):
         own = _of_module(module) if module.is_root() else {}
         unsaved = {name: variable.data for name, variable in own.items() if variable.data not in saved}
-        # In a graph, frozen parameters are data. If graphs are known, only their leaves count.
+        # A Module with none of its parameters saved belongs to another training. If graphs are known, only
+        # their leaves count, frozen parameters among them.
         for name, data in unsaved.items() if len(unsaved) < len(own) else ():
             if not engines or data in read:
                 yield f"the Module {type(module).__name__} has {name}"
@@ -359,6 +363,7 @@ def _check(saved: List[Any], arrays: Arrays, parts: List[Any], variables: Mappin
             steps, rate = own.get("steps"), own.get("learning_rate", 0.0)
             if not isinstance(steps, dict) or type(rate) is not float:
                 raise StateFileError(f"the checkpoint is damaged: steps={steps!r}, learning_rate={rate!r}")
+            # Numbers of steps, compared like arrays without a shape.
             shapes.update({f"{index}/{name}": () for name in steps})
             expected.update({f"{index}/{name}": () for name in part.get_states()})
             for name, step in steps.items():

@@ -95,6 +95,7 @@ class GradientExchange:
         # that, and sends them in a second one; from then on all have them. A GPU waits once.
         new = {name: list(values) for name, values in own.items() if self._lengths.get(name) != len(values)}
         text = json.dumps(new).encode() if new else b""
+        # Length of the second message, then all numbers under known names; NaN where this rank has none.
         row = [float(len(text))]
         for name, count in self._lengths.items():
             values = own.get(name, ())
@@ -106,6 +107,7 @@ class GradientExchange:
             messages.append({name: own for name, own in common.items() if not math.isnan(own[0])})
         longest = int(rows[:, 0].max())
         if longest:
+            # Filled up to one even length with NUL bytes, as `_gather` sends pairs of bytes.
             texts, _ = self._gather(np.frombuffer(text.ljust(longest + longest % 2), np.uint8))
             more = [json.loads(bytes(one).strip() or b"{}") for one in texts]
             messages = [{**common, **further} for common, further in zip(messages, more)]
@@ -119,9 +121,10 @@ class GradientExchange:
     ) -> Tuple[NDArray[Any], bool]:
         """Gather rows of all ranks; with `kernels`, also sum gradients and return whether they are finite."""
         comm: Any = self.comm
-        # Pieces of 16 bits: a float32 sum with zeros of all other ranks keeps them exactly.
+        # A communicator can only sum float32: each rank fills one row of a table, which is zero on all
+        # others. In pieces of 16 bits, which float32 holds exactly.
         pieces = own.view(np.uint16)
-        # The last number is marked after the exchange, so that one copy moves all to the host.
+        # The last column is for `mark_nonfinite_gradients`, after the sum: one copy moves all to the host.
         table = np.zeros((comm.size, pieces.size + 1), np.float32)
         # An average over the ranks divides by their number.
         table[comm.rank, :-1] = pieces * np.float32(comm.size if average else 1)
@@ -135,6 +138,7 @@ class GradientExchange:
 
     @cached_property
     def _exchanges_all(self) -> bool:
+        """True if all gradients that the solver uses are exchanged."""
         chosen = self._grads
         return not chosen or all(any(v.grad == g for g in chosen) for v in self.parameters.values())
 
@@ -150,6 +154,7 @@ class GradientExchange:
         """Agree on the verdict if gradients of some rank are not finite, and whether the scales that ranks
         have lowered suffice; False: S0 must go down, too.
         """
+        # Where a batch overflowed, but S0 is the only scale, lowered scales of other ranks do not help.
         overflowed_at_s0 = outcome.facts.overflowed and not outcome.lowered and not repeat
         *causes, lowered, only_s0 = self.any(
             [*(outcome.verdict is verdict for verdict in _CAUSES), outcome.lowered, overflowed_at_s0]
@@ -164,7 +169,7 @@ class GradientExchange:
         comm: Any = self.comm
         names = [*self.parameters, "the loss scales"]
         arrays = [v.data.get_data("r") for v in self.parameters.values()] + [np.array(scales, np.float64)]
-        # In halves of 16 bits, which float32 holds exactly.
+        # Checksums have 32 bits: two halves of 16, which float32 holds exactly.
         own = np.array([divmod(crc32(array), 1 << 16) for array in arrays], np.float32)
         first = nn.NdArray.from_numpy_array(own.copy())
         comm.bcast([first], 0, inplace=True)

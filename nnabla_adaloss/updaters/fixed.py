@@ -87,6 +87,7 @@ class FixedLossScalingUpdater(AdaptiveLossScalingUpdater):
     def _lose_batches(self, outcome: Outcome) -> Optional[UpdateResult]:
         """Drop the batches of an update: no other scale is tried."""
         self._undo_batches()
+        # Whether other scales were lowered does not matter.
         verdict, _ = self._exchange.agree(outcome, repeat=False)
         self._count_lost(verdict, outcome)
         self._notifier.count_lost(

@@ -57,7 +57,6 @@ class Idle:
         if not callable(callback):
             raise TypeError(f"callback must be callable without arguments, got {type(callback).__name__}")
 
-        # Either calls `callback`, or leaves that to the end of an update that is in the way.
         def attempt() -> None:
             with _tried(self.turns) as busy:
                 if not busy:
@@ -66,15 +65,18 @@ class Idle:
             if busy:
                 wait_for(busy)
 
+        # The callback waits in the queue of one turn at a time: when that one is free, `attempt` calls it, or
+        # has it wait for the next turn that is busy.
         def wait_for(turn: Turn) -> None:
             turn.waiting.append(attempt)
-            # An update that ends between these two lines calls it, or leaves that to this call.
+            # Calls it now if the turn is free. An update that ends between these two lines may have done so.
             turn.drain()
 
         wait_for(self.turns[0])
 
     def running(self) -> ContextManager[Any]:
         """Lock to hold, within `exclusive`, while the state changes, perhaps within another update."""
+        # A data feeder or hook may call another updater's `update`, which shares turns that run already.
         return _together([turn.running for turn in self.turns if not turn.running.locked()])
 
     @contextmanager

@@ -57,12 +57,14 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         self._exchange = GradientExchange(comm, arguments["grads"], self.solver)
         self._audience = audience_of(arguments["monitors"])
         made = {"history": history, "grads": [] if comm is None else self._exchange.grads}
+        # All arguments become attributes, checked by the `Setting` of each.
         for name, value in {**arguments, **made}.items():
             if name not in ("self", "loss", "scale"):
                 setattr(self, name, value)
         self.counters, self._notifier = Counters(), Notifier()
         self._repeat = self.on_overflow == "repeat"
-        # Scales are lowered from batch to batch, and equally on all ranks.
+        # True if S0 is searched for as by nnabla's updater: no batch runs again, and each that overflows, on
+        # any rank, lowers S0 on all of them.
         self._searches = not (self._repeat or self._s0.measured)
         self.iteration = 0
         # An iteration that ended with an exception before the exchange; the next call continues it.
@@ -73,6 +75,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         # Last, because it may replace functions of the graph: all other arguments are valid by now.
         self._loss: LossLike = arguments["loss"]
         self.scaling = self._engine(self._loss, self.config)
+        # Updaters with common parameters or solver exclude each other.
         used = chain(Graph(self.scaling.variable).leaves.values(), parameters_of([self.solver]))
         self._idle = idle_of(frozenset({id(self.solver), *(hash(v.data) for v in used)}))
 
@@ -142,6 +145,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         before = self._s0.state
         self._retries = resumed or RetryState(before)
         self.scaling.guard.begin()
+        # Other ranks would not go back: with several, an iteration is undone only before the exchange.
         if self.comm is None:
             own: List[Any] = [self, self._s0, self.counters, self._notifier]
             self._undone.append((savepoint(own + self.scaling.undoable), self.scaling))
@@ -156,7 +160,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                 self._interrupted = self._retries
             self._undo_iteration()
             if isinstance(error, LossScaleError):
-                # Raised on all ranks; scales were not the cause.
+                # A policy raised it, on all ranks: no scale was the cause, so none stays lowered.
                 self._restore_scales()
             raise
         if self._audience is not None:
@@ -211,6 +215,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             self.on_gradients(self.solver)
         if self.weight_decay is not None:
             self.solver.weight_decay(self.weight_decay)
+        # With repeats, only a batch that ran again because of an overflow has changed S0 since.
         ran_again = self._repeat and self._s0.state != retries.scale_state
         self._s0.after_update(used, overflowed=ran_again)
         self.counters.count_update(self.accum_grad)
@@ -244,7 +249,8 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
                 self._run_pass(rerun=False)
                 # Rare: an overflow, or the first measurement.
                 if not scaling.is_good:
-                    # After a hopeless batch, the first overflow already checks whether any scale helps.
+                    # The next batch is probably hopeless, too: its first overflow already has `judge` check
+                    # whether any scale helps.
                     check_after = 0 if self._retries.hopeless else CHECK_AFTER
                     rules = Rules(self._repeat, self.max_retries, check_after, outcome.facts.overflowed)
                     outcome = _together(outcome, self._repeats(outcome).go_on(rules))
@@ -269,7 +275,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         s0 = self._s0.state
 
         def on_overflow(outcome: Outcome) -> None:
-            # S0 goes down once per batch, for any number of repeats.
+            # S0 goes down once per batch, for any number of repeats: its components are lowered in each.
             if self._repeat and self._s0.state is s0:
                 self._s0.lower()
             if self._audience is not None:
@@ -312,8 +318,10 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         verdict, lowered = self._exchange.agree(outcome, repeat=self._repeat)
         retries.last = outcome
         if self._searches and verdict is PassVerdict.HOPELESS:
-            # Like the baseline's, S0 decreases with every lost batch.
+            # As with nnabla's updater, S0 decreases with every lost batch, until it cannot.
             verdict = PassVerdict.OVERFLOW
+        # If no lower scale helps, or one was lowered already, S0 stays. If all are at their minimum, none
+        # helps.
         explained = verdict.lowers_nothing or (self._repeat and lowered)
         if not explained and not self._s0.lower() and not lowered:
             verdict = PassVerdict.HOPELESS
@@ -322,6 +330,8 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             return self._skip_bad_batch(outcome, verdict)
         if verdict is PassVerdict.HOPELESS:
             retries.hopeless += 1
+            # One such batch is thrown away; many, or one after which no other may be taken, end the
+            # iteration.
             no_retry_left = self._repeat and retries.discarded == self.max_retries
             if self._searches or no_retry_left or retries.hopeless == _HOPELESS:
                 return self._skip_at_floor(outcome)
@@ -363,6 +373,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
 
     def _undo_iteration(self) -> None:
         """Undo an iteration that did not end; do nothing after one that did."""
+        # Arrays, then attributes, then graphs. All of it can run twice: it may be interrupted, too.
         for restore, scaling in self._undone:
             with self._idle.lock:
                 self.scaling.guard.undo_window()
@@ -393,6 +404,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             f"is not a gradient overflow, so the loss scale stays at {self.scale:g}. Look at the data and "
             'the learning rate; on_nonfinite_loss="skip" and on_nonfinite_forward="skip" leave such data out'
         )
+        # Whoever chose "skip" expects such batches.
         if getattr(self, argument) == "warn":
             self._notifier.count_lost(self.iteration, f"forward is not finite: {fault or what + whose}")
         extra = {"reason": cause, "nonfinite_layers": outcome.layers, "cause": fault}
@@ -419,6 +431,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
 
     def _skipped(self, policy: str, kind: str, message: str, **extra: Any) -> UpdateResult:
         """End the iteration without an update, notify according to `policy`, and return the result."""
+        # It ends in order, with its batches counted as lost: an error does not undo it.
         self._undone.clear()
         if policy == "raise":
             raise LossScaleError(message)

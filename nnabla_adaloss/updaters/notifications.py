@@ -43,6 +43,7 @@ def notify_beginning(audience: Audience, iteration: int, updater: Any) -> None:
         "context": "|".join(variable_of(updater.loss).parent.context.backend),
         "ranks": 1 if updater.comm is None else updater.comm.size,
     }
+    # Arguments are `Setting`s, which say whether they are reported, except `loss` and `scale`.
     rows = {name: inspect.getattr_static(kind, name) for name in inspect.signature(kind).parameters}
     reported = [name for name, row in rows.items() if getattr(row, "reported", name == "scale")]
     values = {name: getattr(updater, name) for name in reported}

@@ -15,7 +15,7 @@ from .solvers import parameters_of
 
 # After this many updates without any gradient, unlabelled batches no longer explain a loss of zero.
 _SILENT = 100
-# A jump by 2**20 costs six batches.
+# Number of batches lost in a row that is worth a warning: a jump of the gradients by 2**20 costs only six.
 _LOST = 10
 
 ANALYSE = "run `python -m nnabla_adaloss analyse`"
@@ -54,7 +54,7 @@ class Notifier:
             )
         if self._untrained:
             self._note_untrained(iteration, engines)
-        # Reading a solver's parameters takes as long as all the rest.
+        # First with the parameters of the last query: reading a solver's takes as long as all the rest.
         if self._none_has_learned(engines):
             parameters = parameters_of(solvers)
             self._trained = {hash(v) for v in parameters}
@@ -62,7 +62,8 @@ class Notifier:
             # Other batches, ranks and hooks may have added to gradients that these passes left at zero.
             if none and engines[0].kernels.gradients_are_zero(parameters):
                 in_a_row = iteration - self._last_gradient
-                # The batch may have had no signal, as one without a reward.
+                # The batch may have had no signal, as one without a reward; if all were so, something is
+                # wrong.
                 may_be_silent = self._last_gradient or in_a_row < _SILENT
                 if not (may_be_silent and all(engine.has_nothing_to_learn() for engine in engines)):
                     since = f"in {in_a_row} updates up to" if in_a_row > 1 else "in"
@@ -86,7 +87,9 @@ class Notifier:
         self._untrained = {name: v for name, v in self._untrained.items() if hash(v) not in nonzero}
         if not self._untrained or iteration < _SILENT:
             return
+        # Once: from now on none is noted.
         left, self._untrained = self._untrained, {}
+        # nnabla has written to none of their gradients.
         missing = [name for name, v in left.items() if v.grad.zeroing]
         if missing:
             self.warn(

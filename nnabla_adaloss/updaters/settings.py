@@ -87,6 +87,7 @@ class Setting:
 
     def __set__(self, updater: Any, value: Any) -> None:
         """Check and assign a value; AttributeError if another one is refused."""
+        # The first assignment, by `__init__`, is never refused.
         name, values = self._name, vars(updater)
         if name in values and self.fixed(updater, value):
             raise AttributeError(

@@ -51,7 +51,8 @@ def read_saved(state: Mapping[str, Any], updater: Any, defaults: Mapping[str, An
         check_version(state["version"], _VERSION)
         saved, foreign = with_known_names(state["settings"], settings, state.get("chosen"))
         for name, value in as_plain(settings).items():
-            # Engines choose scales again for another format, unless an old state lacks its format.
+            # `dtype` may differ: the engine chooses scales again for another format. Old states do not name
+            # theirs.
             if saved[name] != value and not (name == "dtype" and "dtype" in state["scaling"]):
                 raise ValueError(
                     f"state was saved with {name}={saved[name]!r}, this updater has {value!r}: "
