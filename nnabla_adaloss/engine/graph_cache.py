@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 from ..core.config import AdaLossConfig
 from ..core.methods import Fixed, Needs
 from ..core.schedule_cache import ScheduleCache
+from ..core.statistics import ArrayStatistics
 from ..emulation.rounded_storage import NativeStorage
 from ..graph.description import GraphDescription
 from ..graph.float_tail import TailReader
@@ -163,35 +164,51 @@ class GraphCache:
         topology = self._take_other(graph, described)
         is_new = topology is None
         if topology is None:
-            # Planning a graph from one with other parameters takes less time than from nothing.
-            plans = [] if before is None else [before.plan, *(other.plan for other in self._others[::-1])]
-            partly_alike = (plan.of_others(graph, described, self._options) for plan in plans)
-            plan = next(filter(None, partly_alike), None)
+            plan = self._plan_of_others(graph, described, before)
             if plan is None:
                 plan = GraphPlan(graph, **self._options._asdict(), names=names, one_gradient=shared_gradients)
             topology = Topology(plan, self._no_schedules, ())
         if before is not None:
-            state = before.statistics.state(before.plan.measured)
-            last = Topology(before.plan, before.schedules, state, before.written(named=False))
             # All topologies take turns in one cycle of measuring.
-            topology = topology._replace(schedules=topology.schedules.in_cycle(last.schedules.since))
-            # The oldest are forgotten: `_REMEMBERED` remain, with the present one.
-            self._others = (*self._others[2 - _REMEMBERED :], last)
-            self._waiting = self._waiting[max(0, 1 + len(self._waiting) + len(self._others) - _REMEMBERED) :]
+            topology = topology._replace(schedules=topology.schedules.in_cycle(before.schedules.since))
+            self._remember(before)
         prepared = self._prepared(graph, topology, before)
         statistics = LatestStatistics.loaded(topology.plan.measured, topology.statistics)
         # Weights, by name, go from topology to topology; gradients and activations belong to one.
         weights = {} if before is None else before.statistics.weights
         prepared.statistics.load(statistics, weights)
-        # The saved state of a topology waits for its first graph; a damaged one is ignored.
-        own = of_topology(prepared.plan, self._waiting) if is_new and self._waiting else []
+        if is_new:
+            self._load_waiting(prepared, weights)
+        return prepared
+
+    def _plan_of_others(
+        self, graph: Graph, described: GraphDescription, before: Optional[PreparedGraph]
+    ) -> Optional[GraphPlan]:
+        """Plan a graph like one with other parameters, which takes less time than from nothing; None: none is
+        wired as this one.
+        """
+        plans = [] if before is None else [before.plan, *(other.plan for other in self._others[::-1])]
+        partly_alike = (plan.of_others(graph, described, self._options) for plan in plans)
+        return next(filter(None, partly_alike), None)
+
+    def _remember(self, last: PreparedGraph) -> None:
+        """Keep the state of the last graph's topology; forget the oldest, so that `_REMEMBERED` remain with
+        the present one, and of these first the saved ones that still wait for a graph.
+        """
+        state = last.statistics.state(last.plan.measured)
+        topology = Topology(last.plan, last.schedules, state, last.written(named=False))
+        self._others = (*self._others[2 - _REMEMBERED :], topology)
+        self._waiting = self._waiting[max(0, 1 + len(self._waiting) + len(self._others) - _REMEMBERED) :]
+
+    def _load_waiting(self, prepared: PreparedGraph, weights: Mapping[str, ArrayStatistics]) -> None:
+        """Load the saved state of a topology that waited for its first graph; a damaged one is ignored."""
+        own = of_topology(prepared.plan, self._waiting) if self._waiting else []
         self._waiting = tuple([one for one in self._waiting if one not in own])
         for one in own:
             with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
                 statistics, schedules = load_topology(one, prepared)
                 prepared.schedules = schedules.in_cycle(prepared.schedules.since)
                 prepared.statistics.load(statistics, weights)
-        return prepared
 
     def _take_other(self, graph: Graph, described: GraphDescription) -> Optional[Topology]:
         """Remove a graph's topology from the others and return it; None: it is not among them."""

@@ -66,9 +66,9 @@ class GlobalScale:
         if not alike:
             # The lowest scale wins; of equal ones that which is next to go down: with the least hysteresis
             # left, then the fewest good updates.
-            states = [ScaleState(*one[_S0]) for one in messages]
-            lowest = min(states, key=lambda one: (one.scale, one.hysteresis_left, one.counter))
-            state = ScaleState(lowest.scale, int(lowest.counter), int(lowest.hysteresis_left))
+            rows = [one[_S0] for one in messages]
+            scale, counter, hysteresis_left = min(rows, key=lambda row: (row[0], row[2], row[1]))
+            state = ScaleState(scale, int(counter), int(hysteresis_left))
         if measured is not None:
             scaling.adopt_statistics(messages)
         if not self.measured:

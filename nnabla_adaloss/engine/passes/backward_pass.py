@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-from itertools import compress
-from operator import attrgetter
-from typing import Iterable, List, Optional, Tuple, Union
+from typing import List, Optional, Union
 
 import nnabla as nn
 
@@ -20,8 +18,6 @@ from ..prepared_graph import PreparedGraph
 from ..report import PassReport, report_of
 from .hooked import BackwardOptions, HookedPass, Look
 from .hookless import HooklessPass
-
-_persistent = attrgetter("persistent")
 
 
 def run_pass(
@@ -96,13 +92,9 @@ def _steps_for(
 def _unscale_readable(prepared: PreparedGraph, schedule: ScaleSchedule, *, clear_buffer: bool) -> None:
     """Unscale gradients that stay readable after the pass: others are freed already if `clear_buffer`."""
     plan, variables, scales = prepared.plan, prepared.variables, schedule.scales
-    pairs: Iterable[Tuple[nn.Variable, int]] = zip(variables, plan.gradients)
-    if plan.kept_gradients and clear_buffer:
-        pairs = [(v, p) for v, p in pairs if v.persistent or p in plan.kept_gradients]
-    elif clear_buffer:
-        # Usually none: in one call, as there are thousands of variables.
-        pairs = compress(pairs, map(_persistent, variables))
-    for variable, position in pairs:
+    for variable, position in zip(variables, plan.gradients):
+        if clear_buffer and not (variable.persistent or position in plan.kept_gradients):
+            continue
         scale = scales.get(position, 1.0)
         if scale == 1.0:
             continue
