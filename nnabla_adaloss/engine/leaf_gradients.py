@@ -30,7 +30,7 @@ class Contribution(NamedTuple):
     own_references: bool  # True if a function keeps references to the gradient's array
     exact: bool  # True if nnabla adds it to a scaled gradient bit for bit as to an unscaled one
     others: Tuple[nn.Variable, ...] = ()  # further variables with the same gradient array
-    alone: bool = True  # True if it was written to an array of its own
+    alone: bool = True  # False: added to a gradient that was not zero, whose size the sum hides
 
 
 def contributions_of(
