@@ -107,7 +107,7 @@ class GradientExchange:
             messages.append({name: own for name, own in common.items() if not math.isnan(own[0])})
         longest = int(rows[:, 0].max())
         if longest:
-            # Filled up to one even length with NUL bytes, as `_gather` sends pairs of bytes.
+            # Filled up with spaces to one even length, as `_gather` sends pairs of bytes.
             texts, _ = self._gather(np.frombuffer(text.ljust(longest + longest % 2), np.uint8))
             more = [json.loads(bytes(one).strip() or b"{}") for one in texts]
             messages = [{**common, **further} for common, further in zip(messages, more)]

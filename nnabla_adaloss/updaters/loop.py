@@ -275,7 +275,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         s0 = self._s0.state
 
         def on_overflow(outcome: Outcome) -> None:
-            # S0 goes down once per batch, for any number of repeats: its components are lowered in each.
+            # S0 goes down once per batch, for any number of repeats; scales of components, in each.
             if self._repeat and self._s0.state is s0:
                 self._s0.lower()
             if self._audience is not None:
