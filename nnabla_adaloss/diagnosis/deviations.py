@@ -18,6 +18,8 @@ from .watching import INDICES, Sight
 # Relative change of an array, or of the loss, from which storage has corrupted it.
 _DEVIATES = 0.25
 _LOSS_DEVIATES = 0.02
+# Share of a format's largest number from which numbers are next to it.
+_NEAR = 0.25
 # Relative change that one function causes of inputs that have changed by far less.
 _JUMPS, _TIMES = 0.1, 8.0
 _OF_PROBABILITIES = {
@@ -93,6 +95,17 @@ class Deviations:
                 if largest > last:
                     end = f" reads indices up to {largest:g} from {network.called(read)}, but its last is "
                     yield Note("", [network.name(f)], f"{end}{last}: nnabla reads other memory there.")
+
+    def next_to_the_end(self) -> Iterator[Note]:
+        """Note the largest numbers, if a few doublings are beyond the format."""
+        network, operands = self._network, self._operands
+        outputs = ((f, v) for f in network.graph.functions for v in f.outputs)
+        large = [(f, v) for f, v in outputs if v.size > 1 and network.format(v).bits > 8]
+        for f, v in sorted(large, key=lambda one: operands.amax(one[1]))[-1:]:
+            stored, size = network.format(v), operands.amax(v)
+            if _NEAR * stored.max < size <= stored.max:
+                begin = f"Numbers reach {size:.3g}, where {stored.name} ends at {stored.max:g}, in "
+                yield Note(begin, [network.name(f)], f"{operands.grown(f).clause}: {remedies.ROOM}.")
 
     def _gradient(self, f: Any) -> float:
         known = (self._operands.in_fp32.gradients.get(hash(v)) for v in f.outputs)

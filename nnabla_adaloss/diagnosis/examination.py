@@ -236,6 +236,7 @@ class _Examination:
             yield from self._ends.blocked(layer for layer in self._layers if layer.name in starved)
             found = [note for one in self._as_stored for note in Deviations(self._network, one).notes()]
             yield from {tuple(note.names): note for note in found}.values()
+            yield from Deviations(self._network, self._as_stored[0]).next_to_the_end()
         zeroed = [name for name, amax in self._for_solver.items() if self._arriving[name] and not amax]
         if zeroed and any(self._for_solver.values()):
             yield Note("on_gradients makes all gradients 0 of ", zeroed, ".")

@@ -149,7 +149,9 @@ class Finiteness:
         if operands.is_stored and operands.amax(v) > network.format(v).max:
             growth = operands.grown(f)
             what = f"it computes numbers up to {operands.beyond(v)}{operands.reads(f)}{growth.clause}"
-            return Cause("overflow", name, what, remedies.of(f, too_large=True), parameters=growth.parameters)
+            first = f"{remedies.NORMALISE_DATA}, or " * (growth.of_data and f.info.type_name == "Exp")
+            remedy = first + remedies.of(f, too_large=True)
+            return Cause("overflow", name, what, remedy, parameters=growth.parameters)
         what = f"it computes {self._sight.not_finite(v)} from finite numbers{operands.reads(f)}{self._also}"
         growth = Growth() if f.info.type_name in NOT_ZERO else operands.grown(f)
         what += growth.clause

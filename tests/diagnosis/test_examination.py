@@ -331,6 +331,15 @@ def test_parameters_behind_a_comparison_are_a_note() -> None:
     assert "stops at length2/affine/LessEqual, whose output has no derivative" in str(note)
 
 
+@pytest.mark.parametrize(("size", "told"), [(1.0, 0), (2000.0, 1)])
+def test_numbers_next_to_the_end_of_the_format_are_a_note(size: float, told: int) -> None:
+    loss, feed = network(lambda x: F.tanh(F.sin(x) * (10.0 * size)))
+    notes = diagnose(loss, feeder=feed).numbers.notes
+    assert [str(note).startswith("Numbers reach 2e+04, where float16 ends at 65504") for note in notes] == [
+        True
+    ] * told
+
+
 def test_a_branch_that_a_function_never_takes_is_a_note() -> None:
     """Twin critics of which one is always the smaller, and a branch that is joined and sliced off again."""
     x, t = inputs()

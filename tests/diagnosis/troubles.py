@@ -1605,7 +1605,9 @@ def squashed_gaussian(mended: bool) -> Built:
     def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
         raw = affine(h, 16, "raw", 4.0)
         stable = 2.0 * (float(np.log(2.0)) - raw - F.softplus(-2.0 * raw))
-        return -F.mean(stable if mended else F.log(1.0 - F.tanh(raw) ** 2 + 1e-6))
+        # Small beside the rest of the loss, which hardly changes.
+        entropy = F.mean(stable if mended else F.log(1.0 - F.tanh(raw) ** 2 + 1e-6))
+        return classes(h, t) - 0.01 * entropy
 
     return network(loss=loss)
 
