@@ -34,7 +34,7 @@ from tests.worlds.values import HALF
 from . import nets
 from .healthy import mlp
 from .nets import affine, classes, cross_entropy, feeder, hidden, inputs, network, noisy_net, tiny_loss_weight
-from .troubles import a_weight_behind_the_loss, hard_gate, nan_in_data, never_fed
+from .troubles import a_weight_behind_the_loss, gate_behind_a_relu, hard_gate, nan_in_data, never_fed
 
 # Half as many batches as by default.
 diagnose = partial(nnabla_adaloss.diagnose, batches=2)
@@ -338,6 +338,13 @@ def test_numbers_next_to_the_end_of_the_format_are_a_note(size: float, told: int
     assert [str(note).startswith("Numbers reach 2e+04, where float16 ends at 65504") for note in notes] == [
         True
     ] * told
+
+
+def test_a_gate_that_a_relu_holds_at_zero_is_neither_data_nor_waited_for() -> None:
+    loss, feed = gate_behind_a_relu.build(False)
+    numbers = diagnose(loss, feeder=feed).numbers
+    assert [layer.waits_for for layer in numbers.layers] == [""] * len(numbers.layers)
+    assert not numbers.notes
 
 
 def test_a_branch_that_a_function_never_takes_is_a_note() -> None:
