@@ -100,12 +100,13 @@ class Deviations:
         """Note the largest numbers, if a few doublings are beyond the format."""
         network, operands = self._network, self._operands
         outputs = ((f, v) for f in network.graph.functions for v in f.outputs)
-        large = [(f, v) for f, v in outputs if v.size > 1 and network.format(v).bits > 8]
+        large = [(f, v) for f, v in outputs if v.need_grad and v.size > 1 and network.format(v).bits > 8]
         for f, v in sorted(large, key=lambda one: operands.amax(one[1]))[-1:]:
-            stored, size = network.format(v), operands.amax(v)
-            if _NEAR * stored.max < size <= stored.max:
+            stored, size, growth = network.format(v), operands.amax(v), operands.grown(f)
+            # Raw data do not grow in training.
+            if _NEAR * stored.max < size <= stored.max and not growth.of_data:
                 begin = f"Numbers reach {size:.3g}, where {stored.name} ends at {stored.max:g}, in "
-                yield Note(begin, [network.name(f)], f"{operands.grown(f).clause}: {remedies.ROOM}.")
+                yield Note(begin, [network.name(f)], f"{growth.clause}: {remedies.ROOM}.")
 
     def _gradient(self, f: Any) -> float:
         known = (self._operands.in_fp32.gradients.get(hash(v)) for v in f.outputs)

@@ -224,7 +224,7 @@ def _missed(examined: Subject, network: Network) -> Dict[str, int]:
         counted = _between(network).union(hash(v) for f in disabled for v in f.inputs)
         # A comparison is no part of a teacher.
         compared = [g for g in network.walk([v.parent for v in _cut_off(network)]) if _compares(g)]
-        counted.update(hash(v) for f in network.walk(compared) for v in f.inputs)
+        counted.update(hash(v) for f in network.walk(compared, _enabled) for v in f.inputs)
         missed = {name: key for name, key in missed.items() if key in counted}
     return missed
 
@@ -237,6 +237,10 @@ def _is_only_data(network: Network, v: nn.Variable) -> bool:
 
 def _linked(f: Any) -> List[nn.Variable]:
     return [] if f.info.type_name == "Unlink" else f.inputs
+
+
+def _enabled(f: Any) -> List[nn.Variable]:
+    return [v for v in _linked(f) if v.parent is not None and not _is_disabled(v.parent)]
 
 
 def _is_step(f: Any) -> bool:

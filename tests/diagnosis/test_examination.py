@@ -333,11 +333,32 @@ def test_parameters_behind_a_comparison_are_a_note() -> None:
 
 @pytest.mark.parametrize(("size", "told"), [(1.0, 0), (2000.0, 1)])
 def test_numbers_next_to_the_end_of_the_format_are_a_note(size: float, told: int) -> None:
-    loss, feed = network(lambda x: F.tanh(F.sin(x) * (10.0 * size)))
+    loss, feed = network(lambda x: F.tanh(F.sin(affine(x, 16, "fc1")) * (10.0 * size)))
     notes = diagnose(loss, feeder=feed).numbers.notes
     assert [str(note).startswith("Numbers reach 2e+04, where float16 ends at 65504") for note in notes] == [
         True
     ] * told
+
+
+def test_a_mask_does_not_saturate_a_softmax() -> None:
+    """What makes the open places' scores large is told, not the factor of the mask."""
+    x, t = inputs()
+    closed = nn.Variable.from_numpy_array(np.tril(np.ones((16, 16)))[None].repeat(2, axis=0) - 1.0)
+    scores = F.reshape(affine(x, 16, "scores", 300.0), (2, 16, 16)) + closed * 60000.0
+    loss = classes(F.reshape(F.softmax(scores, axis=2), (32, 16)) * F.tanh(affine(x, 16, "values")), t)
+    (cause,) = diagnose(loss, feeder=feeder(x, t)).verdict.causes
+    assert (cause.kind, cause.parameters) == ("saturated", ("scores/affine/W",))
+
+
+def test_a_critic_with_a_gradient_penalty_does_not_accuse_its_generator() -> None:
+    """The masks of a ReLU's gradient are comparisons of what the generator has computed."""
+    x, t = inputs()
+    fake = F.tanh(affine(x, 16, "generator")).apply(need_grad=False)
+    both = F.identity(fake).apply(need_grad=True)
+    of_fake, of_real = (affine(F.relu(affine(v, 16, "critic1")), 1, "critic2") for v in (both, x))
+    (gradient,) = nn.grad([of_fake], [both])
+    loss = F.mean(of_fake - of_real) + F.mean((F.sum(gradient**2, axis=1) + 1e-3) ** 0.5 - 1.0)
+    assert not diagnose(loss, feeder=feeder(x, t)).numbers.notes
 
 
 def test_a_gate_that_a_relu_holds_at_zero_is_neither_data_nor_waited_for() -> None:

@@ -1827,3 +1827,28 @@ def small_angles(mended: bool) -> Built:
         return versed * 1e3
 
     return network(layers)
+
+
+@trouble("not_finite", "v/Div2", "from the parameter v on", remedy=remedies.INITIALISE)
+def direction_of_no_weights(mended: bool) -> Built:
+    """Weight normalization of weights that start from 0."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        start = I.NormalInitializer(0.3) if mended else I.ConstantInitializer(0.0)
+        v = nn.parameter.get_parameter_or_create("v", (16, 8), start)
+        norm = F.sum(v**2, axis=0, keepdims=True) ** 0.5
+        return F.tanh(F.affine(x, v / F.broadcast(norm, v.shape)))
+
+    return network(layers)
+
+
+@trouble("not_finite", "out/affine/Div2", "from the parameter out/affine/W on", remedy=remedies.INITIALISE)
+def correlation_of_a_constant(mended: bool) -> Built:
+    """The last layer starts from 0; half of what it reads is 0, too, as it comes from a ReLU."""
+
+    def loss(y: nn.Variable, t: nn.Variable) -> nn.Variable:
+        y = y - F.mean(y, axis=0, keepdims=True)
+        return 1.0 - F.mean(y * t) / F.mean(y**2) ** 0.5
+
+    factor = 1.0 if mended else 0.0
+    return network(lambda x: affine(F.relu(affine(x, 16, "fc1")), 1, "out", factor), loss)
