@@ -86,8 +86,6 @@ class Operands:
             # A bias of 0 does not make a product 0.
             operands = g.inputs[: 2 if is_matrix_product(g.info.type_name) else None]
             found = [w for w in operands if count(w) >= max(least * w.size, 1.0)]
-            if remedies.is_a(g, "Add2", "Sub2") and len(found) < 2:
-                return []
             return [w for w in found if count(w) == w.size] or found
 
         for g in self.network.in_order(self.network.walk([v.parent], lost)):
