@@ -60,6 +60,11 @@ def notes(examined: Subject, network: Network) -> Iterator[Note]:
     perhaps on purpose.
     """
     yield from _unread(network)
+    registered = nn.get_parameters(grad_only=False)
+    late = [n for n, v in registered.items() if not v.need_grad and hash(v) in network.reached_leaves]
+    if late:
+        end = ", which get a gradient all the same: set it before the layers are built."
+        yield Note("need_grad=False comes too late for ", late, end)
     missed = _missed(examined, network) if examined.solver is None and network.reached_leaves else {}
     if missed:
         cut = _cut(network, missed)

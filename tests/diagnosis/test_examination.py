@@ -361,6 +361,14 @@ def test_a_critic_with_a_gradient_penalty_does_not_accuse_its_generator() -> Non
     assert not diagnose(loss, feeder=feeder(x, t)).numbers.notes
 
 
+def test_parameters_that_are_frozen_after_building_are_a_note() -> None:
+    """NNabla goes on computing their gradients."""
+    loss, feed = network()
+    nn.get_parameters()["fc1/affine/W"].need_grad = False
+    (note,) = diagnose(loss, feeder=feed).numbers.notes
+    assert str(note).startswith("need_grad=False comes too late for fc1/affine/W, which get a gradient")
+
+
 def test_a_gate_that_a_relu_holds_at_zero_is_neither_data_nor_waited_for() -> None:
     loss, feed = gate_behind_a_relu.build(False)
     numbers = diagnose(loss, feeder=feed).numbers
