@@ -84,7 +84,9 @@ SMALLER = "make its weights or what it reads smaller, normalise, or use a wider 
 SMALL_TERMS = "keep small terms apart from large ones, or compute it in fp32"
 LARGER = "start it from a number that the format holds, or store this layer in a wider format"
 STATISTICS = "run batches with batch_stat=True first, or load the statistics of a training"
-TOO_SMALL = "bring them into range: fold constant factors into one, divide later, or multiply the mean, not the elements"
+TOO_SMALL = (
+    "bring them into range: fold constant factors into one, divide later, or multiply the mean instead"
+)
 SCALE_DATA = "multiply the data by a constant before they are fed"
 LOGARITHMS = "add up logarithms instead of multiplying"
 CHAIN = f"{LOGARITHMS}, or normalise after each product"
