@@ -172,8 +172,9 @@ def _share_without_hooks(
         # The few contributions of functions that separate components are unscaled one by one.
         for leaf in () if node.separates else node.leaves:
             contributions.setdefault(one_gradient.get(leaf, leaf), []).append(leaf if leaf in scaled else own)
-    # All layers with a weight use one copy of it, so one alpha. Other contributions to a leaf are summed
-    # before they are unscaled.
+    # All layers with a weight use one copy of it, so one alpha = S(input) / S(output): equal in each schedule
+    # if their outputs share a scale, and their inputs another. Contributions to a leaf, the weight included,
+    # are summed before they are unscaled.
     return [*groups, *outputs.values(), *inputs.values(), *contributions.values()]
 
 

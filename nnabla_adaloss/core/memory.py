@@ -66,12 +66,14 @@ class Memory(NamedTuple):
         return memory._replace(windows={**windows, **pushed}, partial=_NONE)
 
     def _after_losses(self, unit_amaxes: _Amaxes, lost: _Amaxes, iteration: int) -> Memory:
-        """Remember the amaxes of `lost` batches, and longer those that a measured one of `unit_amaxes` comes
-        near; forget expired ones. The windows are still those before this iteration.
+        """Remember the amaxes of `lost` batches, and longer those of which a measured one of `unit_amaxes`
+        reaches 1 / _CONFIRMS; lower expired ones to what was shown since. The windows are still those before
+        this iteration.
         """
         remembered: Dict[str, LostAmax] = {}
         for name, (unit_amax, until, shown) in self.lost.items():
             measured = unit_amaxes.get(name, 0.0)
+            # The windows allow for others.
             if self._is_beyond(name, measured):
                 shown = max(shown, measured)
             confirmed, expired = measured * _CONFIRMS >= unit_amax, until < iteration

@@ -396,12 +396,13 @@ class AdaptiveLossScaling:
         self.components = self.components.after_iteration(good=True)
         if step is not None:
             step()
-        # The next forward of a half context converts weights: measured now, they have all their bits.
+        # The forward of the coming iteration, which `self.iteration` counts already, converts weights in a
+        # half context: measured now, they have all their bits.
         if self.in_half and self._result is not None:
             present = self._graph.current()
-            part = present.slice(present.schedules, self.iteration, self._result.schedule.given_scale)
-            if part is not None:
-                present.statistics.measure_weights(part.weights)
+            own = present.slice(present.schedules, self.iteration, self._result.schedule.given_scale)
+            if own is not None:
+                present.statistics.measure_weights(own.weights)
 
     def end_iteration(self) -> None:
         """End an iteration without an update."""
@@ -573,7 +574,9 @@ class AdaptiveLossScaling:
         self.iteration = iteration + 1
 
     def probe(self, scale: float) -> None:
-        """Run backward again with S0 = `scale` and without layer scales, and keep no measurements."""
+        """Run backward again with S0 = `scale` as the scale of all, to see whether the gradients of parameters
+        are finite; its measurements are dropped.
+        """
         prepared = self._graph.current()
         check_scale(scale)
         weights = prepared.loss_weights(scale)

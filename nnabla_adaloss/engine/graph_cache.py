@@ -87,7 +87,9 @@ class GraphCache:
         return [self] if last is None else [self, last, last.statistics]
 
     def current(self, *, wiring: bool = False, marks: bool = False) -> PreparedGraph:
-        """Return the prepared graph; checked on request: `wiring`, or shapes and `marks`, as `need_grad`."""
+        """Return the prepared graph; prepared again if it was rewired (`wiring`), or has other shapes or
+        marks such as `need_grad` (`marks`). Neither is checked by default, as that takes time.
+        """
         present = self._present
         if (
             present is None
@@ -253,15 +255,15 @@ class GraphCache:
         # The method uses them; or their scaled copies are stored in a format, whose range bounds alpha.
         all_weights = self._uses_statistics or self._storage.rounds
         return StatisticsRequest(
-            outputs if self._uses_statistics else frozenset(),
-            # Functions in half read copies in half, which end at 65504. Recomputed activations do not exist
-            # before backward; reading one would mark it as existing.
-            frozenset(
+            gradients=outputs if self._uses_statistics else frozenset(),
+            # Functions in half read copies in half, which end at 65504. Of a product of activations one is
+            # its weight; a recomputed one does not exist before backward, and reading it would mark it so.
+            data=frozenset(
                 layer_input.weight
                 for node, layer_input in layer_inputs
                 if (all_weights or node.half) and not plan.described.recomputed[layer_input.weight]
             ),
-            outputs if self._watched else frozenset(),
+            watched=outputs if self._watched else frozenset(),
         )
 
     def _names_for(self, graph: Graph, before: Optional[PreparedGraph]) -> ParameterNames:

@@ -198,11 +198,13 @@ class LatestStatistics:
         return [as_float32(v.data, self._pool.get(v.shape, "float32", i)) for i, v in enumerate(variables)]
 
     def finish(self, weight_of: Callable[[int], float]) -> Tuple[GradientStatistics, Results]:
-        """Wait for the results of a pass and remember them, except gradients with a loss weight of 0; return
-        the measured gradients, and all results.
+        """Wait for the results of a pass and remember them, except nonfinite ones, gradients that no method
+        or watcher has requested, and those with a loss weight of 0; return the measured gradients, and all
+        results.
         """
         # Cleared first: after an interruption no ticket may remain without a measurement. In place, as graphs
-        # of one topology share these dicts.
+        # of one topology share the two dicts of running measurements; what is remembered is replaced, as
+        # savepoints hold the former.
         running, data, pending = {**self._running}, {**self._data}, self._pending
         self._running.clear()
         self._data.clear()
@@ -214,6 +216,7 @@ class LatestStatistics:
         for position, (ticket, scale) in running.items():
             statistics = results.statistics[ticket] if isinstance(ticket, int) else ticket
             gradients[position] = statistics, scale
+            # Others are measured for the amaxes of their components alone.
             weight = 0.0 if statistics.nonfinite or position not in remembered else weight_of(position)
             # An inactive component's zeros would hide the gradients that it has in other batches.
             if weight:
@@ -247,7 +250,7 @@ class LatestStatistics:
 
     @staticmethod
     def loaded(positions: Sequence[int], state: Sequence[Any]) -> Dict[int, ArrayStatistics]:
-        """Read statistics from a `state` of this or another process, for `load`."""
+        """Read rows of a `state`, for `load`: of a gradient by its position, of data by `~position`."""
         return {
             key: ArrayStatistics.loaded(values)
             for index, gradient, data in state

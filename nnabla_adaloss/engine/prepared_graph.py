@@ -247,7 +247,9 @@ class PreparedGraph:
     def slice(
         self, schedules: ScheduleCache, iteration: int, given_scale: Optional[float]
     ) -> Optional[Slice]:
-        """Arrays that an iteration measures with one of these schedules, or this S0; None: none."""
+        """Arrays that an iteration measures, its share of all; None: none. A `given_scale` with which all
+        scales are constant needs no measurements.
+        """
         number = schedules.slice_number(iteration)
         if number is None or self.schedules.for_good(given_scale):
             return None

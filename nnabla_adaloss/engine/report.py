@@ -250,16 +250,16 @@ def first_overflow(
     return None
 
 
-def unseen_before(components: Components, overflowed: int, seen: AbstractSet[int]) -> FrozenSet[int]:
-    """Predecessors that may have passed the overflow on: no finite gradient of theirs was measured."""
-    # Back towards the loss, until components that were seen to be finite. Scalars do not overflow before
-    # their successors.
+def unseen_before(components: Components, overflowed: int, finite: AbstractSet[int]) -> FrozenSet[int]:
+    """Predecessors that may have passed the overflow on: no `finite` gradient of theirs was measured."""
+    # From successors to predecessors, towards the loss, up to finite components and to scalars, which do not
+    # overflow before their successors do.
     unseen: Set[int] = set()
     waiting = [overflowed]
     while waiting:
         successor = waiting.pop()
-        before = {edge.predecessor for edge in components.edges if edge.successor == successor}
-        new = before - seen - unseen - components.scalar_components - {overflowed}
+        predecessors = {edge.predecessor for edge in components.edges if edge.successor == successor}
+        new = predecessors - finite - unseen - components.scalar_components - {overflowed}
         unseen |= new
         waiting += new
     return frozenset(unseen)

@@ -150,12 +150,13 @@ def of_topology(plan: GraphPlan, states: Sequence[Saved]) -> List[Saved]:
     network, wiring = fingerprint(plan), _wiring(plan)
 
     def same_functions(lines: Sequence[str]) -> bool:
-        # Earlier versions gave other names to some functions without parameters.
+        # Earlier versions gave other names to some functions that read no leaf.
         return len(lines) == len(network) and all(
             line == own or (not node.leaves and line.startswith(f"{node.type_name} "))
             for line, own, node in zip(lines, network, plan.nodes)
         )
 
+    # None: saved by an earlier version.
     return [one for one in states if one["wiring"] in (None, wiring) and same_functions(one["network"])]
 
 
@@ -176,7 +177,9 @@ def _renaming(plan: GraphPlan, own: Sequence[Saved]) -> Callable[[Saved], Dict[s
 
 
 def fingerprint(plan: GraphPlan) -> List[str]:
-    """Type, name, and shapes of the leaves of each function; a batch size counts where an input is a leaf."""
+    """Type, name, and shapes of the leaves of each function; a batch size counts only in functions that read
+    an input with a gradient.
+    """
     shapes = plan.described.shapes
     return [
         " ".join([node.type_name, node.label, *("x".join(map(str, shapes[leaf])) for leaf in node.leaves)])
