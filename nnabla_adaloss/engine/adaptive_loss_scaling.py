@@ -574,7 +574,7 @@ class AdaptiveLossScaling:
         self.iteration = iteration + 1
 
     def probe(self, scale: float) -> None:
-        """Run backward again with S0 = `scale` as the scale of all, to see whether the gradients of parameters
+        """Run backward again with S0 = `scale` as the scale of all, to see whether gradients of parameters
         are finite; its measurements are dropped.
         """
         prepared = self._graph.current()
