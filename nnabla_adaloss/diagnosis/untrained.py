@@ -60,11 +60,6 @@ def notes(examined: Subject, network: Network) -> Iterator[Note]:
     perhaps on purpose.
     """
     yield from _unread(network)
-    registered = nn.get_parameters(grad_only=False)
-    late = [n for n, v in registered.items() if not v.need_grad and hash(v) in network.reached_leaves]
-    if late:
-        end = ", which get a gradient all the same: set it before the layers are built."
-        yield Note("need_grad=False comes too late for ", late, end)
     missed = _missed(examined, network) if examined.solver is None and network.reached_leaves else {}
     if missed:
         cut = _cut(network, missed)
@@ -76,6 +71,11 @@ def notes(examined: Subject, network: Network) -> Iterator[Note]:
     solvers = (made for made in gc.get_objects() if isinstance(made, nn.solver.Solver))
     able = [made for made in solvers if has(made, "get_parameters")]
     held = {hash(v) for made in able for v in made.get_parameters().values()}
+    frozen = [(n, hash(v)) for n, v in nn.get_parameters(grad_only=False).items() if not v.need_grad]
+    late = [name for name, key in frozen if key in network.reached_leaves & held]
+    if late:
+        end = ", which a solver goes on training: set it before the layers are built."
+        yield Note("need_grad=False comes too late for ", late, end)
     left = {key: v for key, v in network.leaves.items() if key in network.reached_leaves - held}
     if held.isdisjoint(network.reached_leaves):
         return

@@ -361,12 +361,15 @@ def test_a_critic_with_a_gradient_penalty_does_not_accuse_its_generator() -> Non
     assert not diagnose(loss, feeder=feeder(x, t)).numbers.notes
 
 
-def test_parameters_that_are_frozen_after_building_are_a_note() -> None:
-    """NNabla goes on computing their gradients."""
+@pytest.mark.parametrize("trains", [False, True])
+def test_parameters_that_are_frozen_after_building_are_a_note(trains: bool) -> None:
+    """NNabla goes on computing their gradients, and the solver moves them, if it has them."""
     loss, feed = network()
-    nn.get_parameters()["fc1/affine/W"].need_grad = False
-    (note,) = diagnose(loss, feeder=feed).numbers.notes
-    assert str(note).startswith("need_grad=False comes too late for fc1/affine/W, which get a gradient")
+    parameters = nn.get_parameters()
+    parameters["fc1/affine/W"].need_grad = False
+    updater = updater_of(loss, feed, S.Sgd(0.1), nn.get_parameters(grad_only=not trains))
+    note = str(diagnose(updater).numbers.notes[0])
+    assert ("need_grad=False comes too late for fc1/affine/W, which a solver" in note) == trains
 
 
 def test_a_gate_that_a_relu_holds_at_zero_is_neither_data_nor_waited_for() -> None:
