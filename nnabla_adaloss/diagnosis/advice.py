@@ -134,9 +134,13 @@ def _patterns_of(name: str, repeated: AbstractSet[str]) -> Sequence[str]:
 def advise(network: Subject, candidates: Sequence[PrecisionLike]) -> PrecisionAdvice:
     """Find the fewest bits for each layer; the network is restored afterwards."""
     with network.preserved():
+        labels, numbers = network.plan.labels, network.graph.numbers
+        if network.beyond is not None:
+            f, what = network.beyond
+            raise ValueError(f"{labels[numbers[hash(f)]]}: {what}: check the indices")
         if network.unfed is not None:
             v, f = network.unfed
-            reader = network.plan.labels[network.graph.numbers[hash(f)]]
+            reader = labels[numbers[hash(f)]]
             raise ValueError(f"nobody has filled {input_name(v)}, which {reader} reads: give a feeder")
         return _Trials(network).advise(candidates)
 

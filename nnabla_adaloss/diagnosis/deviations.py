@@ -10,9 +10,10 @@ import nnabla as nn
 import numpy as np
 
 from . import remedies
+from .notes import Note, listed
 from .operands import CONSTANTS, GROWN, NOT_ZERO, Growth, Operands, Step, factors_in_words, repeated
 from .remedies import Cause
-from .target import Network, Note, listed, scope_of
+from .target import Network, scope_of
 from .watching import INDICES, Sight
 
 # Relative change of an array, or of the loss, from which storage has corrupted it.
@@ -122,10 +123,8 @@ class Deviations:
             last = math.ldexp(2.0, stored.mantissa_bits)
             # A smaller index is another one because of the numbers that it was chosen by.
             if count and largest > last:
-                what = (
-                    f"it takes {network.called(v)} for indices up to {largest:g}, of which {count} change in "
-                )
-                what += f"{stored.name}, which holds all whole numbers up to {last:g} only"
+                what = f"it takes {network.called(v)} for indices up to {largest:g}, of which {count} change "
+                what += f"in {stored.name}, which holds all whole numbers up to {last:g} only"
                 yield Cause("rounded_index", network.name(f), what, remedies.FEED_INDICES)
 
     def sure_probabilities(self) -> Iterator[Cause]:
@@ -140,9 +139,8 @@ class Deviations:
                         "it reads probabilities of 0 or 1, or next to these, at which its gradient reaches "
                     )
                     what += f"{arriving.abs_max:.1e}, beyond {stored.name}, which ends at {stored.max:g}"
-                    yield Cause(
-                        "sure_probability", network.name(f), what, _OF_PROBABILITIES[f.info.type_name]
-                    )
+                    remedy = _OF_PROBABILITIES[f.info.type_name]
+                    yield Cause("sure_probability", network.name(f), what, remedy)
 
     def lone_constants(self) -> Iterator[Cause]:
         """Constants that alone keep numbers from 0, and are so small that a derivative leaves the format."""
@@ -228,10 +226,8 @@ class Deviations:
         sums = network.in_order(g for g in network.walk([f]) if hash(g) in self._sight.absorbing)
         if sums and (cancels or typical_lost > stored.smallest_subnormal):
             small, large = sorted(map(self._operands.amax, sums[0].inputs))
-            what = (
-                f"it adds numbers up to {small:.2g} to others up to {large:.3g}, which stay as they are in "
-            )
-            what += stored.name + f" (as in {len(sums) - 1} sums behind it)" * bool(sums[1:])
+            what = f"it adds numbers up to {small:.2g} to others up to {large:.3g}, which stay as they are "
+            what += f"in {stored.name}" + f" (as in {len(sums) - 1} sums behind it)" * bool(sums[1:])
             return Cause("absorbed", network.name(sums[0]), what, remedies.SMALL_TERMS)
         if own and cancels and f.info.type_name in ("Add2", "Sub2", "AddScalar", "RSubScalar"):
             what = f"it computes the difference of numbers up to {largest:.3g}, which is so small "
@@ -269,7 +265,8 @@ class Deviations:
                 remedy = remedies.LOGARITHMS
             elif f.info.type_name == "Exp":
                 growth = self._operands.grown(f)
-                remedy = remedies.SMALLER_BIAS if growth.of_bias else remedies.EXP_OF_LESS
+                is_bias = growth.is_added and growth.parameters
+                remedy = remedies.SMALLER_BIAS if is_bias else remedies.EXP_OF_LESS
                 what += self._operands.reads(f)
             elif own and gammas and self._operands.amax(gammas[0]) * GROWN < 1.0:
                 what += f", as {network.called(gammas[0])} is at most {self._operands.amax(gammas[0]):.1g}"

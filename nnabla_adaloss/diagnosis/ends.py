@@ -7,16 +7,16 @@ import math
 from typing import AbstractSet, Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Set, Tuple
 
 import nnabla as nn
-import numpy as np
 
 from ..core.components import NodeStructure
 from ..graph.functions import is_matrix_product
 from . import remedies
 from .finite import Finiteness
+from .notes import Note, listed
 from .operands import Operands, factors_in_words
 from .passes import Layer
 from .remedies import Cause
-from .target import NORMALIZATIONS, Network, Note, input_name, listed
+from .target import NORMALIZATIONS, Network, input_name
 from .watching import INDICES, Sight, largest
 
 # An activation is saturated if more than this share of its outputs is in its flat part, in every batch.
@@ -66,12 +66,8 @@ class Ends:
                 if alone:
                     found[key] = self._told(f, node)._replace(spoils=self._labels(alone))
                     ended.add(key)
-            if (
-                arriving
-                and self._compares_equal(f)
-                and has_loss
-                and not self._leaves_before(f).isdisjoint(self._starved)
-            ):
+            is_equal = arriving and has_loss and self._compares_equal(f)
+            if is_equal and not self._leaves_before(f).isdisjoint(self._starved):
                 what = "it compares equal numbers in every batch"
                 found[key] = Cause("equal_operands", node.label, what, remedies.DIFFERENT)
                 ended.add(key)
@@ -202,8 +198,8 @@ class Ends:
         # What a softmax reads of a mask is no fault.
         masked = f.info.type_name == "Softmax"
         growth = Operands(self._network, self._sights[0]).grown(f, trained=masked)
-        if remedy == remedies.SATURATED and growth.of_bias:
-            remedy = remedies.SMALLER_BIAS
+        if remedy == remedies.SATURATED and growth.is_added:
+            remedy = remedies.SMALLER_BIAS if growth.parameters else remedies.SMALLER_CONSTANT
         what, parameters = what + growth.clause, growth.parameters
         own = Cause("saturated", self._network.name(f), what, remedy, parameters=parameters)
         return Finiteness(self._network, self._sights[0]).before(f) or own
@@ -327,7 +323,7 @@ class Ends:
             if of:
                 return cause("dead_relu", f"{what}, as {called(of[0])} is", remedies.ABOVE_ZERO, *of)
             growth = Operands(self._network, self._sights[0]).grown(f)
-            if growth.of_constant:
+            if growth.is_added and not growth.parameters:
                 return cause("dead_relu", what + growth.clause, remedies.SMALLER_CONSTANT)
             if growth.of_data:
                 remedy = f"{remedies.NORMALISE_DATA}, or use F.leaky_relu"
@@ -388,13 +384,6 @@ def ends_as_stored(network: Network, stored: Ends, ended: Mapping[int, Cause]) -
             format = network.format(network.function(key).outputs[0]).name
             what = f"{cause.what}, as stored in {format}, not in fp32"
             yield cause._replace(kind=f"{cause.kind}_as_stored", what=what, as_stored=True)
-
-
-def beyond_its_table(network: Network, f: Any, v: nn.Variable) -> Cause:
-    """Cause of an index that an embedding does not have: nothing is run, as nnabla may crash."""
-    what = f"it reads indices from {np.min(v.d):g} to {np.max(v.d):g} from {network.called(v)}, but its "
-    what += f"table has rows 0 to {f.inputs[1].shape[0] - 1}: nnabla reads other memory there"
-    return Cause("index_beyond", network.name(f), what, remedies.INDICES)
 
 
 def blank_input(network: Network, f: Any, v: nn.Variable, rest: str = "") -> Cause:

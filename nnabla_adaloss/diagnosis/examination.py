@@ -16,12 +16,13 @@ from ..updaters.solvers import has
 from . import remedies
 from .advice import PrecisionAdvice, advise, candidates_of
 from .deviations import Deviations
-from .ends import Ends, beyond_its_table, blank_input, ends_as_stored
+from .ends import Ends, blank_input, ends_as_stored
 from .finite import SOFTMAX, Finiteness
+from .notes import Note, listed
 from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
 from .presentation import Diagnosis
 from .remedies import Cause
-from .target import NORMALIZATIONS, Feeder, Network, Note, Subject, listed
+from .target import NORMALIZATIONS, Feeder, Network, Subject
 from .untrained import alike_weights, hardly_moved, moved, notes, only_decaying, spoiled, untrained
 from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, Way
 from .watching import REPEATED, Sight, largest
@@ -152,7 +153,8 @@ class _Examination:
         try:
             causes: List[Cause] = []
             if examined.beyond:
-                causes = [beyond_its_table(self._network, *examined.beyond)]
+                f, what = examined.beyond
+                causes = [Cause("index_beyond", self._network.name(f), what, remedies.INDICES)]
             elif unfed:
                 v, f = unfed
                 causes = [blank_input(self._network, f, v, ", and no layer reads other data")]
@@ -251,9 +253,7 @@ class _Examination:
         """Causes of nonfinite numbers in any batch, in forward order, one of each kind and function."""
         of_batches = [_distinct(Finiteness(self._network, sight).causes()) for sight in sights]
         found = []
-        for key, cause in {
-            key: cause for causes in reversed(of_batches) for key, cause in causes.items()
-        }.items():
+        for key, cause in _distinct([one for causes in of_batches for one in causes.values()]).items():
             having = [str(number) for number, causes in enumerate(of_batches, 1) if key in causes]
             where = f", in batch{'es' * (len(having) > 1)} {listed(having)} of {len(sights)}"
             found.append(cause._replace(what=cause.what + where * (len(having) < len(sights))))
@@ -335,22 +335,7 @@ class _Examination:
             if name not in told and not any(one.startswith(f"{name}/") for one in beside)
         )
         if untold and not beyond:
-            kind, what = "rounding_noise", "its gradient in fp32 is nothing but rounding errors"
-            what += f" (one of {len(untold)} layers)" * bool(untold[1:])
-            last = next(layer for layer in self._layers if layer.name == untold[-1])
-            behind = list(network.behind(last.outputs))
-            remedy = remedies.NOT_CONSTANT
-            if any(f.info.type_name in SOFTMAX for f in behind):
-                remedy = remedies.MEAN_OF_SOFTMAX
-            where = next((f for f in behind if f.info.type_name not in _ADDING), None)
-            alike = alike_weights(network)
-            if alike:
-                what += f", as units stay alike: all numbers are equal in {listed(alike)}"
-                kind, remedy = "equal_units", remedies.INITIALISE
-            elif where is not None and where.info.type_name in {*SOFTMAX, *NORMALIZATIONS}:
-                what += f": it is added to all numbers alike that {network.name(where)} compares"
-                remedy = remedies.CANCELS
-            yield Cause(kind, untold[-1], what, remedy, not learning, untold)
+            yield self._rounding_noise(untold)._replace(fatal=not learning)
         if not any(cause.fatal for cause in beyond):
             found = [one for sight in self._as_stored for one in Deviations(network, sight).wrong_rows()]
             found += filter(None, (Deviations(network, sight).exploded() for sight in self._in_fp32))
@@ -367,6 +352,25 @@ class _Examination:
         for_solver = {n: a for n, a in self._for_solver.items() if n not in noisy}
         yield from hardly_moved(self._examined, self._arriving, for_solver, self._moved)
         yield from only_decaying(self._examined, self._layers, for_solver)
+
+    def _rounding_noise(self, layers: Tuple[str, ...]) -> Cause:
+        """Cause of gradients that are mathematically 0, at the last of these layers."""
+        network, alike = self._network, alike_weights(self._network)
+        what = "its gradient in fp32 is nothing but rounding errors"
+        what += f" (one of {len(layers)} layers)" * bool(layers[1:])
+        if alike:
+            what += f", as units stay alike: all numbers are equal in {listed(alike)}"
+            return Cause("equal_units", layers[-1], what, remedies.INITIALISE, spoils=layers)
+        last = next(layer for layer in self._layers if layer.name == layers[-1])
+        kinds = [(f, f.info.type_name) for f in network.behind(last.outputs)]
+        f, kind = next((one for one in kinds if one[1] not in _ADDING), (None, ""))
+        remedy = remedies.NOT_CONSTANT
+        if kind in {*SOFTMAX, *NORMALIZATIONS}:
+            what += f": it is added to all numbers alike that {network.name(f)} compares"
+            remedy = remedies.CANCELS
+        elif not SOFTMAX.isdisjoint(kind for _, kind in kinds):
+            remedy = remedies.MEAN_OF_SOFTMAX
+        return Cause("rounding_noise", layers[-1], what, remedy, spoils=layers)
 
 
 def _distinct(causes: Sequence[Cause]) -> Dict[Tuple[str, str], Cause]:

@@ -11,9 +11,10 @@ import numpy as np
 
 from ..graph.description import type_name_of
 from . import remedies
+from .notes import listed
 from .operands import CONSTANTS, GROWN, NOT_ZERO, Growth, Operands, is_product, repeated
 from .remedies import Cause
-from .target import Network, listed
+from .target import Network
 from .watching import INDICES, Sight
 
 SOFTMAX = {"Softmax", "LogSoftmax"}
@@ -177,7 +178,7 @@ class Finiteness:
                 what = f"its constant {constant:g} is 0 in {stored.name}{operands.reads(f, network.name(f))}"
                 remedy = remedies.HELD_IN_LOG if f.info.type_name == "Log" else remedies.HELD
                 return Cause("lost_constant", network.name(g), what, self._scaled_before(f, remedy))
-        for g in network.in_order(network.walk([f])):
+        for g in [g for g in network.in_order(network.walk([f])) if g.inputs]:
             cause = self._variance(g) or self._constant(g)
             if cause is not None and not operands.amax(g.outputs[0]) < GROWN * operands.amax(g.inputs[0]):
                 return cause
@@ -211,14 +212,11 @@ class Finiteness:
         first = self._operands.first_zeros(v)
         g = first.parent
         if not self._operands.is_stored:
-            zeros = hash(first) in self._network.names and self._operands.zeros(first) == first.size
-            if zeros:
-                return remedies.INITIALISE
+            if hash(first) in self._network.names:
+                is_all = self._operands.zeros(first) == first.size
+                return remedies.INITIALISE if is_all else remedy
             if g is None:
-                is_kept_away = (
-                    remedy in (remedies.AWAY, remedies.LOG) and hash(first) not in self._network.names
-                )
-                return remedies.ZERO_DATA if is_kept_away else remedy
+                return remedies.ZERO_DATA if remedy in (remedies.AWAY, remedies.LOG) else remedy
             return remedies.CHAIN if is_product(g) else remedy
         if self._operands.vanished(v) <= _MOST * v.size:
             return remedy

@@ -38,8 +38,7 @@ class Growth(NamedTuple):
 
     clause: str = ""  # empty for none
     parameters: Tuple[str, ...] = ()
-    of_bias: bool = False
-    of_constant: bool = False
+    is_added: bool = False  # True for a bias, or without parameters for a constant
     of_data: bool = False  # True for an input that is not normalized
 
 
@@ -153,7 +152,7 @@ class Operands:
             for what, name, added in self._addends(g):
                 if 2.0 * added > after > 2.0 * before:
                     clause = f"; {what}{name} reaches {added:.3g}"
-                    return Growth(clause, (name,) * bool(name), of_bias=bool(name), of_constant=not name)
+                    return Growth(clause, (name,) * bool(name), is_added=True)
         growth, first = self.growth(steps[start:], "numbers"), steps[0].function
         large = [v for v in first.inputs if v.parent is None and self.amax(v) == steps[0].before > _RAW]
         if large and not growth.clause and first is not f:

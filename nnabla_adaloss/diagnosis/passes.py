@@ -230,14 +230,11 @@ class Tally:
     def worst(self, layer: Layer, but: Set[int]) -> StorageEffect:
         """Worst of a layer's parameters: a large bias must not hide a weight; of some, only overflows."""
         worst = StorageEffect(0.0, 0.0, 0.0)
-        squares = {
-            key: sums[5] / max(sums[2], 1.0) for key, sums in self._sums.items() if key in layer.weights
-        }
+        squares = {key: self._sums[key][5] / max(self._sums[key][2], 1.0) for key in layer.weights}
         largest = max((squares[key] for key, v in layer.weights.items() if v.ndim > 1), default=0.0)
         # Gradients of a bias that cancel hardly move it.
-        cancelled = {
-            k for k, v in layer.weights.items() if v.ndim == 1 and squares[k] < _CANCELLED**2 * largest
-        }
+        biases = (key for key, v in layer.weights.items() if v.ndim == 1)
+        cancelled = {key for key in biases if squares[key] < _CANCELLED**2 * largest}
         for part in [[key] for key in layer.weights] or [list(layer.outputs)]:
             own = self.effect(part, part)
             if not (but | cancelled).isdisjoint(part):

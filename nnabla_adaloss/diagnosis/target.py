@@ -6,20 +6,7 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack, contextmanager
 from operator import attrgetter
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -38,15 +25,13 @@ from ..kernels import select_kernels
 from ..updaters.settings import keep_data
 from ..updaters.solvers import check_solver, has
 from . import remedies
+from .notes import Note, listed
 from .preserved import preserved
 
 Feeder = Callable[[], Any]
 
 _NORMALIZED = ("Batch", "FusedBatch", "SyncBatch", "Layer", "Instance", "Group")
 NORMALIZATIONS = {f"{kind}Normalization" for kind in _NORMALIZED}
-
-# Number of listed names.
-_NAMED = 4
 
 
 def refuse_half(loss: nn.Variable) -> None:
@@ -97,8 +82,8 @@ class Subject:
         self.kernels = select_kernels(self.loss.parent.context)
         self._count = 1 if feeder is None else batches
         self._batches: List[Dict[int, NDArray[Any]]] = []
-        # An embedding and its input with indices beyond the table, which nnabla may crash on.
-        self.beyond: Optional[Tuple[Any, nn.Variable]] = None
+        # An embedding that is fed an index beyond its table, and this in words: nothing can be run.
+        self.beyond: Optional[Tuple[Any, str]] = None
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -140,8 +125,9 @@ class Subject:
             self._source.loss = loss
 
     def _learning_rate(self) -> float:
-        rates = self.solver is not None and has(self.solver, "learning_rate")
-        return float(self.solver.learning_rate()) if self.solver is not None and rates else 0.0
+        """Learning rate of the solver; 0 if there is none to ask for it."""
+        solver = self.solver
+        return 0.0 if solver is None or not has(solver, "learning_rate") else float(solver.learning_rate())
 
     def _record(self, counters: Any) -> None:
         own: Set[int] = set()
@@ -231,13 +217,15 @@ def _may_be_fed(graph: Graph, names: Mapping[int, str]) -> Dict[int, nn.Variable
     }
 
 
-def _beyond_its_table(graph: Graph) -> Optional[Tuple[Any, nn.Variable]]:
-    """First embedding, and its input, that are fed an index that its table does not have."""
+def _beyond_its_table(graph: Graph) -> Optional[Tuple[Any, str]]:
+    """First embedding that is fed an index which its table does not have, and this in words."""
     for f in graph.functions:
         if f.info.type_name == "Embed" and f.inputs[0].parent is None:
-            index = np.asarray(f.inputs[0].data.get_data("r"))
-            if not ((index > -1.0) & (index < f.inputs[1].shape[0])).all():
-                return f, f.inputs[0]
+            index, rows = np.asarray(f.inputs[0].data.get_data("r")), f.inputs[1].shape[0]
+            if not ((index > -1.0) & (index < rows)).all():
+                read = f"from {np.min(index):g} to {np.max(index):g} from {input_name(f.inputs[0])}"
+                what = f"it reads indices {read}, but its table has rows 0 to {rows - 1}"
+                return f, f"{what}: nnabla reads other memory there, and may crash"
     return None
 
 
@@ -375,25 +363,3 @@ def _differentiated(f: Any) -> List[nn.Variable]:
 def scope_of(parameter: str) -> str:
     """Scope of a parameter's name, or the name if it has none."""
     return parameter.rpartition("/")[0] or parameter
-
-
-class Note(NamedTuple):
-    """Sentence with a list of names in the middle."""
-
-    begin: str
-    names: Sequence[str] = ()
-    end: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.begin}{listed(self.names)}{self.end}"
-
-    def in_full(self) -> str:
-        """Sentence with all names."""
-        return f"{self.begin}{', '.join(self.names)}{self.end}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """List the first few names, and the number of others."""
-    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
-    *first, last = [*names[:_NAMED], *more] or [""]
-    return f"{', '.join(first)} and {last}" if first else last

@@ -13,9 +13,10 @@ import numpy as np
 from ..graph.functions import is_matrix_product
 from ..updaters.solvers import has
 from . import remedies
+from .notes import Note, listed
 from .passes import Layer
 from .remedies import Cause
-from .target import Network, Note, Subject, input_name, listed, scope_of
+from .target import Network, Subject, input_name, scope_of
 
 # Solvers whose steps are the gradient times the learning rate.
 _BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
@@ -79,18 +80,16 @@ def notes(examined: Subject, network: Network) -> Iterator[Note]:
     left = {key: v for key, v in network.leaves.items() if key in network.reached_leaves - held}
     if held.isdisjoint(network.reached_leaves):
         return
-    found = [network.plan.names[key] for key in network.plan.names if key in left]
+    found = [name for key, name in network.plan.names.items() if key in left]
     if found:
         end = ". If this program is to train them, call set_parameters after all layers are built, with "
         told = f"No solver has {len(found)} of the parameters that get a gradient: "
         yield Note(told, found, f"{end}reset=False after another call.")
     # Data with a gradient change, such as those of an adversary.
-    others = [
-        input_name(v) for key, v in left.items() if key not in network.plan.names and key not in examined.fed
-    ]
-    if others:
+    unnamed = [v for key, v in left.items() if key not in {*network.plan.names, *examined.fed}]
+    if unnamed:
         end = ", which gets a gradient: create it by nn.parameter.get_parameter_or_create, if it is to learn."
-        yield Note("No solver has ", others, end)
+        yield Note("No solver has ", [*map(input_name, unnamed)], end)
 
 
 def _unread(network: Network) -> Iterator[Note]:
@@ -110,7 +109,7 @@ def alike_weights(network: Network) -> List[str]:
     """Trained weights of several units that hold one number, other than 0."""
     products = (f for f in network.graph.functions if is_matrix_product(f.info.type_name))
     weights = [v for f in products for v in f.inputs[1:2] if v.need_grad and hash(v) in network.names]
-    alike = (v for v in weights if min(v.shape) > 1 and np.ptp(v.d) == 0.0 != v.d.flat[0])
+    alike = (v for v in weights if min(v.shape[:2]) > 1 and np.ptp(v.d) == 0.0 != v.d.flat[0])
     return list(dict.fromkeys(network.names[hash(v)] for v in alike))
 
 
@@ -160,34 +159,32 @@ def hardly_moved(
     solver.
     """
     solver = examined.solver
+    # nnabla crashes in methods that a Python class inherits.
+    kind = solver.name if solver is not None and has(solver, "name") and has(solver, "info") else ""
     # Lamb divides its steps by their norm.
-    reads = solver is not None and has(solver, "info") and solver.name != "Lamb"
-    epsilon = float(solver.info.get("eps", 0.0)) if solver is not None and reads else 0.0
-    of = "the root of " * bool(epsilon and solver is not None and solver.name in _EPSILON_IN_ROOT)
+    epsilon = float(solver.info.get("eps", 0.0)) if solver is not None and kind not in ("", "Lamb") else 0.0
+    of = "the root of " * (kind in _EPSILON_IN_ROOT)
     least = math.sqrt(epsilon) if of else epsilon
     trained = {name: amax for name, amax in gradients.items() if amax}
     small = [name for name, amax in trained.items() if amax < least or moved[name] < _MOVED]
     if small:
         name = min(small, key=trained.__getitem__)
-        kind, remedy = "epsilon", remedies.EPSILON
+        told, remedy = "epsilon", remedies.LARGER_LOSS if kind == "Adadelta" else remedies.EPSILON
         limit = f"below {of}the solver's epsilon of {epsilon:.0e}"
-        if of and solver is not None and solver.name == "Adadelta":
-            remedy = remedies.LARGER_LOSS
         if solver is not None and not trained[name] < least:
-            kind, remedy, rate = "small_steps", remedies.LEARNING_RATE, solver.learning_rate()
+            told, remedy, rate = "small_steps", remedies.LEARNING_RATE, solver.learning_rate()
             limit = f"and times the learning rate of {rate:g} it is below the last bit of its weights"
-            if solver.name in _BY_SIGN:
+            if kind in _BY_SIGN:
                 limit = f"and steps of {rate:g}, its learning rate, are below the last bit of its weights"
         what = f"its gradient reaches {trained[name]:.1e}, {limit}"
         if arriving[name] > _CLIPPED * trained[name]:
-            kind, remedy = "on_gradients", remedies.CLIP_LESS
-            what = (
-                f"on_gradients makes its gradient of up to {arriving[name]:.1e} {trained[name]:.1e}, {limit}"
-            )
+            told, remedy = "on_gradients", remedies.CLIP_LESS
+            what = f"its gradient reaches {arriving[name]:.1e}, of which on_gradients leaves "
+            what += f"{trained[name]:.1e}, {limit}"
         others = [one for one in small if one != name]
         what += f" (as {'those' if others[1:] else 'that'} of {listed(others)})" * bool(others)
         what += ": it hardly moves, whatever the loss scale, which is undone before the solver"
-        yield Cause(kind, name, what, remedy, len(small) == len(trained), tuple(small))
+        yield Cause(told, name, what, remedy, len(small) == len(trained), tuple(small))
 
 
 def only_decaying(

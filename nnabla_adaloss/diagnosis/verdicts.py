@@ -10,9 +10,9 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 from ..core.formats import Format
 from ..core.power_of_two import scale_text
 from ..core.scale_history import HistoryPolicy
+from .notes import Note, listed
 from .passes import StorageEffect
 from .remedies import Cause
-from .target import Note, listed
 
 # Harmless relative error of a weight gradient.
 TOLERANCE = 0.05
@@ -153,7 +153,7 @@ _IN_WORDS = {
 # Causes with kept gradients but without learning; for others no loss scale helps.
 _IN_SOLVER = ("untrained", "empty_solver", "epsilon", "small_steps", "weight_decay", "on_gradients")
 _HEADLINES = {
-    **dict.fromkeys(("unfed", "zero_input", "zero_loss"), "Nothing can be said"),
+    **dict.fromkeys(("index_beyond", "unfed", "zero_input", "zero_loss"), "Nothing can be said"),
     **dict.fromkeys(_IN_SOLVER, "Nothing is learned"),
 }
 

@@ -99,12 +99,10 @@ class Sight:
             self.undefined[hash(f)] = int(np.count_nonzero(f.inputs[0].data.data < 0))
         if type_name in INDICES:
             self.undefined[hash(f)] = int(np.count_nonzero(f.inputs[INDICES[type_name]].data.data % 1.0))
-        if self.in_fp32 is not None and type_name in INDICES:
-            read = f.inputs[INDICES[type_name]]
-            exact = self.in_fp32._kept[hash(read)]
-            self.wrong_indices[hash(f)] = int(
-                np.count_nonzero(read.data.data.astype(int) != exact.astype(int))
-            )
+            if self.in_fp32 is not None and hash(f.inputs[INDICES[type_name]]) in self.in_fp32._kept:
+                index = f.inputs[INDICES[type_name]]
+                changed = index.data.data.astype(int) != self.in_fp32._kept[hash(index)].astype(int)
+                self.wrong_indices[hash(f)] = int(np.count_nonzero(changed))
         if self.in_fp32 is not None and type_name in _SUMS and _absorbs(f):
             self.absorbing.add(hash(f))
         look = _FLATNESS.get(type_name)

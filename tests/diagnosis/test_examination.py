@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import re
 from contextlib import nullcontext, suppress
@@ -407,6 +408,32 @@ def test_a_codebook_behind_a_choice_and_a_stop_is_cut_off_at_the_stop() -> None:
     loss = classes(h, t) + F.mean(F.squared_error(h, entry))
     (note,) = diagnose(loss, feeder=feeder(x, t)).numbers.notes
     assert "stops at book/Identity, whose output has need_grad=False" in str(note)
+
+
+@pytest.mark.parametrize("bad", [-1.0, 16.0, math.nan])
+def test_an_index_beyond_its_table_is_told_before_anything_runs(bad: float) -> None:
+    """nnabla crashes at some of them; the batch that has it need not be the last."""
+    x, t, item = *inputs(), nn.Variable((32,))
+    batches = itertools.count()
+
+    def fill() -> None:
+        item.d = np.arange(32.0) % 16
+        item.d[3] = bad if next(batches) == 0 else 0.0
+
+    loss, feed = classes(hidden(x) + PF.embed(item, 16, 16, name="item"), t), feeder(x, t, fill)
+    (cause,) = diagnose(loss, feeder=feed).verdict.causes
+    assert (cause.kind, cause.function) == ("index_beyond", "item/embed")
+    assert f"{min(bad, 0.0):g} to {max(bad, 15.0):g} from" in cause.what
+    batches = itertools.count()
+    with pytest.raises(ValueError, match="item/embed: it reads indices"):
+        diagnose(loss, ["fp8_hybrid", "float16"], feed)
+
+
+def test_a_function_without_inputs_beyond_the_format() -> None:
+    """A loss that divides again by what it has multiplied by."""
+    loss, feed = network(lambda x: hidden(x) * F.constant(1e6, (32, 16)) / F.constant(1e6, (32, 16)))
+    (cause, *_) = diagnose(loss, feeder=feed).verdict.causes
+    assert cause.kind == "overflow"
 
 
 def test_a_choice_between_two_that_are_nearly_equal_may_change() -> None:

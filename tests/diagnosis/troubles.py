@@ -1632,7 +1632,7 @@ def pressure_in_hectopascals(mended: bool) -> Built:
     return network(lambda x: affine(PF.batch_normalization(x, name="bn"), 16, "fc1"), spoil=far)
 
 
-@trouble("on_gradients", "fc1/affine", "makes its gradient of up to", remedy=remedies.CLIP_LESS)
+@trouble("on_gradients", "fc1/affine", "of which on_gradients leaves", remedy=remedies.CLIP_LESS)
 def clip_below_epsilon(mended: bool) -> Built:
     def clip(solver: S.Solver) -> None:
         solver.clip_grad_by_norm(1.0 if mended else 1e-11)
