@@ -23,8 +23,12 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, DynamicLossScalingUpdater
-from nnabla_adaloss.communicators import MPICommunicator
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScalingUpdater,
+    DynamicLossScalingUpdater,
+    MPICommunicator,
+)
 
 
 def updater_of(kind: str, comm: Optional[MPICommunicator], batch: int, width: int) -> Any:

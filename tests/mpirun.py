@@ -80,7 +80,7 @@ def printed_by(result: subprocess.CompletedProcess[str]) -> str:
 
 def check_on_this_rank(modules: list[str]) -> None:
     """Run every check of the modules, and print the names of those that passed on all ranks."""
-    from nnabla_adaloss.communicators import MPICommunicator
+    from nnabla_adaloss import MPICommunicator
 
     comm = MPICommunicator(timeout_s=60.0)
     comm.init()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 from importlib.metadata import version
@@ -12,12 +11,6 @@ import pytest
 
 import nnabla_adaloss
 from tools.guide import rooms
-
-
-@pytest.mark.parametrize(("room", "names"), rooms().items())
-def test_a_public_name_is_public_where_it_lives(room: str, names: list[str]) -> None:
-    home = importlib.import_module(f"nnabla_adaloss.{room}")
-    assert all(getattr(nnabla_adaloss, name) is getattr(home, name) for name in names)
 
 
 def test_the_version_is_the_one_that_is_installed() -> None:

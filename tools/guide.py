@@ -33,7 +33,7 @@ def rooms() -> Dict[str, List[str]]:
     homes: Dict[str, List[str]] = defaultdict(list)
     for node in ast.parse((PACKAGE / "__init__.pyi").read_text("utf-8")).body:
         if isinstance(node, ast.ImportFrom):
-            homes[node.module or ""] += [alias.name for alias in node.names]
+            homes[(node.module or "").partition(".")[0]] += [alias.name for alias in node.names]
     return {room: sorted(names) for room, names in sorted(homes.items())}
 
 

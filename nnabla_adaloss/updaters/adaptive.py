@@ -25,7 +25,7 @@ from ..core.validation import (
 )
 from ..errors import is_out_of_memory, missing_code, warn
 from ..graph.loss import LossLike
-from ..state import read_state, write_state
+from ..state.state_file import read_state, write_state
 from .loop import TrainingLoop
 from .retries import UpdateResult
 from .settings import (

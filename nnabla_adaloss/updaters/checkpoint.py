@@ -20,7 +20,7 @@ from nnabla.solver import Solver
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..errors import warn
 from ..graph.names import must_override, parameters_in
-from ..state import StateFileError
+from ..state.state_file import StateFileError
 from ..state.whole_file import replace_file, special_kind
 from ..undo.shared_memory import shared_memory_of
 from .loop import TrainingLoop

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nnabla_adaloss.communicators import MPICommunicator
+from nnabla_adaloss import MPICommunicator
 from tests.mpirun import printed_by, run_checks, run_ranks
 
 WORKERS = Path(__file__).parent / "workers"

@@ -9,7 +9,7 @@ from typing import Any, Dict
 import numpy as np
 import pytest
 
-from nnabla_adaloss.core import AdaLossConfig
+from nnabla_adaloss import AdaLossConfig
 from nnabla_adaloss.core.methods import ApproxRange
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nnabla_adaloss.core import Format
+from nnabla_adaloss import Format
 from nnabla_adaloss.core.formats import (
     BFLOAT16,
     FLOAT8_E5M2,

@@ -11,7 +11,7 @@ import importlib, pkgutil, sys
 sys.modules["nnabla"] = None  # importing it raises
 import nnabla_adaloss
 import nnabla_adaloss.core as core
-from nnabla_adaloss import AdaLossConfig
+from nnabla_adaloss import AdaLossConfig, HistoryPolicy
 for module in pkgutil.walk_packages(core.__path__, "nnabla_adaloss.core."):
     importlib.import_module(module.name)
 import numpy as np
@@ -37,7 +37,7 @@ nodes = [node(2, "mean", 5, (4,), mean=True), node(1, "second", 4, (2,), (3,), (
 components = components_of(nodes, [2, 2, 2, 2, 2, 1], by_layer=True)
 assert components.names == ["mean", "second", "first"]
 
-policy, limits, ones = core.HistoryPolicy(), [65504.0] * 3, (1.0,) * 3
+policy, limits, ones = HistoryPolicy(), [65504.0] * 3, (1.0,) * 3
 seen = Observations(Memory(policy)).before_pass(0)
 amax, used = {1: 2.0**-6, 2: 2.0**-20}, ScaleSchedule(nodes, components, [1.0] * 3, None, ones)
 measured = PassMeasurements(used, limits, amax, measured_all=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nnabla_adaloss.core import AdaLossConfig, Reason
+from nnabla_adaloss import AdaLossConfig, Reason
 from nnabla_adaloss.core.layer_alpha import bounded, unbounded_alpha
 
 positive = st.floats(min_value=1e-30, max_value=1e30)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnabla_adaloss.core import get_power_of_two_scale
+from nnabla_adaloss import get_power_of_two_scale
 from nnabla_adaloss.core.power_of_two import clamp_scale, is_power_of_two, scale_text
 
 positive = st.floats(min_value=5e-324, max_value=sys.float_info.max)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nnabla_adaloss.core import AdaLossConfig, Format, Precision, Range
+from nnabla_adaloss import AdaLossConfig, Format, Precision, Range
 from nnabla_adaloss.core.formats import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FORMATS
 from nnabla_adaloss.core.precision import FP8_HYBRID, FP32, PRECISIONS, LayerPrecisions, get_precision, widest
 

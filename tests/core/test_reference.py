@@ -15,15 +15,15 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 import pytest
 
-from nnabla_adaloss.core import AdaLossConfig
-from nnabla_adaloss.core.methods import ApproxRange, overflow_limit
-from nnabla_adaloss.core.statistics import statistics_of
-from nnabla_adaloss.functions import (
+from nnabla_adaloss import (
+    AdaLossConfig,
     get_loss_scale,
     get_loss_scale_by_abs_range,
     get_loss_scale_by_approx_range,
     get_loss_scale_by_element_wise_range,
 )
+from nnabla_adaloss.core.methods import ApproxRange, overflow_limit
+from nnabla_adaloss.core.statistics import statistics_of
 from tests.reference.rebuild import build, sha
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "scale_cases.json").read_text("utf-8"))

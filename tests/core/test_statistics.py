@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from nnabla_adaloss.core import ArrayStatistics
+from nnabla_adaloss import ArrayStatistics
 from nnabla_adaloss.core.statistics import pool, statistics_of
 
 

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nnabla_adaloss import FormatEmulation
-from nnabla_adaloss.functions import ScaleTracker
+from nnabla_adaloss import FormatEmulation, ScaleTracker
 from nnabla_adaloss.functions.loss_scaling import LossScaling, Unscale
 from nnabla_adaloss.graph.functions import FUNCTIONS, properties_of
 from tests.emulation.networks import half, is_half, leaf

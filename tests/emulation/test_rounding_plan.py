@@ -20,9 +20,9 @@ from nnabla_adaloss import (
     GradScaler,
     LossScaleError,
     Precision,
+    round_to_format,
 )
 from nnabla_adaloss.emulation.rounding_plan import half_gradients, half_inputs, half_outputs
-from nnabla_adaloss.functions import round_to_format
 from tests.emulation.networks import half, is_half
 from tests.worlds.passes import run
 from tests.worlds.trainings import solver_of, updater_of

@@ -11,8 +11,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, Monitor
-from nnabla_adaloss.core import Reason
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, Monitor, Reason
 from nnabla_adaloss.monitor import LayerScaled
 from tests.worlds.methods import Says
 from tests.worlds.monitors import Records

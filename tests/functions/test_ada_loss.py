@@ -13,11 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnabla_adaloss import LayerRow, LogMonitor, Recorder
-from nnabla_adaloss.core import AdaLossConfig, ArrayStatistics, LayerRecord, Method, Needs, Reason
+from nnabla_adaloss import (
+    AdaLoss,
+    AdaLossConfig,
+    ArrayStatistics,
+    LayerRecord,
+    LayerRow,
+    LogMonitor,
+    Method,
+    Needs,
+    Reason,
+    Recorder,
+    get_loss_scale,
+)
 from nnabla_adaloss.core.methods import METHODS
 from nnabla_adaloss.core.statistics import statistics_of
-from nnabla_adaloss.functions import AdaLoss, get_loss_scale
 from nnabla_adaloss.functions.ada_loss import LayerState
 from tests.worlds.monitors import Records
 

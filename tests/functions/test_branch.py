@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnabla_adaloss import AdaLossConfig
-from nnabla_adaloss.functions import ScaleTracker, branch, cast_loss_scaling, loss_scaling, unscale
+from nnabla_adaloss import AdaLossConfig, ScaleTracker, branch, cast_loss_scaling, loss_scaling, unscale
 from nnabla_adaloss.functions.branch import common_scale
 from tests.functions.graphs import gradients_of, variable
 from tests.worlds.values import bits

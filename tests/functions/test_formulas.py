@@ -9,13 +9,13 @@ from typing import Any, Callable, Optional
 import numpy as np
 import pytest
 
-from nnabla_adaloss.core import AdaLossConfig
-from nnabla_adaloss.core.methods import METHODS
-from nnabla_adaloss.functions import (
+from nnabla_adaloss import (
+    AdaLossConfig,
     bound_loss_scale_by_heuristics,
     get_loss_scale,
     get_loss_scale_by_approx_range,
 )
+from nnabla_adaloss.core.methods import METHODS
 
 G, W = np.full((2, 4), 1e-8, np.float16), np.full((4, 3), 0.1, np.float32)
 NAN = np.array([[np.nan, 1.0, 1.0, 1.0]])

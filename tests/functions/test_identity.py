@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from nnabla_adaloss import AdaLossConfig
-from nnabla_adaloss.functions import (
+from nnabla_adaloss import (
+    AdaLossConfig,
     ScaleTracker,
     adaptive_loss_scaling,
     branch,

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nnabla.ext_utils import get_extension_context
 
-from nnabla_adaloss import AdaLossConfig
-from nnabla_adaloss.functions import ScaleTracker, loss_scaling, unscale
+from nnabla_adaloss import AdaLossConfig, ScaleTracker, loss_scaling, unscale
 from tests.functions.graphs import cause, gradients, gradients_of, variable
 from tests.worlds.values import bits
 

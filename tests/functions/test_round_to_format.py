@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from nnabla_adaloss import Precision
-from nnabla_adaloss.functions import round_to_format
+from nnabla_adaloss import Precision, round_to_format
 from tests.functions.graphs import gradients, gradients_of, variable
 from tests.kernels.arrays import NARROW_DTYPES
 

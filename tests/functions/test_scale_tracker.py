@@ -10,8 +10,8 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig
-from nnabla_adaloss.functions import (
+from nnabla_adaloss import (
+    AdaLossConfig,
     ScaleTracker,
     adaptive_loss_scaling,
     branch,

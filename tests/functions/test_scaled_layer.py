@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 
 from nnabla_adaloss import (
     AdaLossConfig,
-    get_loss_scale,
-    get_loss_scale_by_approx_range,
-    get_power_of_two_scale,
-)
-from nnabla_adaloss.functions import (
     ScaleTracker,
     adaptive_loss_scaling,
     cast_loss_scaling,
+    get_loss_scale,
+    get_loss_scale_by_approx_range,
+    get_power_of_two_scale,
     loss_scaling,
     unscale,
 )

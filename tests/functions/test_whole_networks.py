@@ -11,8 +11,16 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.functions import ScaleTracker, adaptive_loss_scaling, branch, loss_scaling, unscale
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScaling,
+    FormatEmulation,
+    ScaleTracker,
+    adaptive_loss_scaling,
+    branch,
+    loss_scaling,
+    unscale,
+)
 from tests.functions.graphs import gradients, gradients_of
 from tests.worlds.values import bits
 

@@ -11,7 +11,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from nnabla_adaloss.state import StateFileError, read_state, write_state
+from nnabla_adaloss import StateFileError
+from nnabla_adaloss.state.state_file import read_state, write_state
 from tests.fuzz.budget import budget
 
 pytestmark = [pytest.mark.slow, pytest.mark.gate]

@@ -11,7 +11,7 @@ import nnabla as nn
 import numpy as np
 import pytest
 
-from nnabla_adaloss.core import ArrayStatistics
+from nnabla_adaloss import ArrayStatistics
 from nnabla_adaloss.kernels import CudaKernels, Kernels, Measurements, measurements_by
 from nnabla_adaloss.kernels.device_tasks import DeviceTable
 from nnabla_adaloss.kernels.interface import UnscalingList

@@ -21,14 +21,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from nnabla_adaloss.state import (
-    FORMAT_VERSION,
-    StateFileError,
-    read_state,
-    state_file,
-    whole_file,
-    write_state,
-)
+from nnabla_adaloss import StateFileError
+from nnabla_adaloss.state import state_file, whole_file
+from nnabla_adaloss.state.state_file import FORMAT_VERSION, read_state, write_state
 from tests.worlds.children import end_of, in_a_child
 
 STATE = {"scale": 8.0, "layers": {"conv1": [3, 16.0, math.inf]}, "names": ["a", "b"], "flag": None}

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnabla_adaloss import AdaLossConfig, LossScaleError, LossScaleWarning
-from nnabla_adaloss.updaters import Counters
+from nnabla_adaloss import AdaLossConfig, Counters, LossScaleError, LossScaleWarning
 from tests.worlds.monitors import Records
 from tests.worlds.networks import two_layers
 from tests.worlds.tampering import Gate

@@ -21,12 +21,14 @@ from nnabla_adaloss import (
     AdaLossConfig,
     AdaptiveLossScaling,
     AdaptiveLossScalingUpdater,
+    AmaxHistory,
     LogMonitor,
     LossScaleError,
     LossScaleWarning,
+    Method,
+    Needs,
 )
-from nnabla_adaloss.core import AmaxHistory, Method, Needs
-from nnabla_adaloss.state import read_state, write_state
+from nnabla_adaloss.state.state_file import read_state, write_state
 from tests.worlds.networks import two_layers
 from tests.worlds.ranks import Pair
 from tests.worlds.trainings import AS_THE_BASELINE, METHODS, Training, training, updater_of

@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 from nnabla import NdArray
 
-from nnabla_adaloss.communicators import CollectiveMismatchError, MPICommunicator, RankDisagreementError
+from nnabla_adaloss import CollectiveMismatchError, MPICommunicator, RankDisagreementError
 from nnabla_adaloss.communicators.messages import SMALL_ARRAY
 
 SHAPES = [(7, 3)] * 60 + [(SMALL_ARRAY + 1,), (400, 400), (), (0, 5), (1,)]

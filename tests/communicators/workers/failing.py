@@ -11,7 +11,7 @@ import time
 import numpy as np
 from nnabla import NdArray
 
-from nnabla_adaloss.communicators import MPICommunicator
+from nnabla_adaloss import MPICommunicator
 
 FAILS_AT = 5
 

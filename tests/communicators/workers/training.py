@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
-from nnabla_adaloss.communicators import MPICommunicator
+from nnabla_adaloss import MPICommunicator
 from tests.distributed.workers.task import task
 
 

@@ -10,10 +10,9 @@ import scipy.special
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nnabla_adaloss.core import AdaLossConfig
+from nnabla_adaloss import AdaLossConfig, get_loss_scale_by_approx_range
 from nnabla_adaloss.core.methods import ApproxRange, LognormalRange, Range
 from nnabla_adaloss.core.methods.approx_range import erfinv
-from nnabla_adaloss.functions import get_loss_scale_by_approx_range
 
 CONFIG = AdaLossConfig()
 

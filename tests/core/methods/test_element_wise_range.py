@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnabla_adaloss.core import AdaLossConfig
-from nnabla_adaloss.functions import get_loss_scale_by_abs_range, get_loss_scale_by_element_wise_range
+from nnabla_adaloss import AdaLossConfig, get_loss_scale_by_abs_range, get_loss_scale_by_element_wise_range
 
 
 def plain(g: np.ndarray, W: np.ndarray, config: AdaLossConfig, fan_in: float) -> float:

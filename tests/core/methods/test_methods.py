@@ -13,7 +13,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nnabla_adaloss.core import AdaLossConfig, HistoryPolicy, Method, Needs, Range
+from nnabla_adaloss import (
+    AdaLossConfig,
+    HistoryPolicy,
+    Method,
+    Needs,
+    Range,
+    get_loss_scale_by_abs_range,
+    get_loss_scale_by_approx_range,
+    get_loss_scale_by_element_wise_range,
+)
 from nnabla_adaloss.core.methods import (
     METHODS,
     AmaxHistory,
@@ -25,11 +34,6 @@ from nnabla_adaloss.core.methods import (
     resolve_method,
 )
 from nnabla_adaloss.core.statistics import statistics_of
-from nnabla_adaloss.functions import (
-    get_loss_scale_by_abs_range,
-    get_loss_scale_by_approx_range,
-    get_loss_scale_by_element_wise_range,
-)
 
 RANGE = Range(6e-8, 65504.0)
 

@@ -9,8 +9,13 @@ from typing import Any, Callable, Dict
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
-from nnabla_adaloss.communicators import CollectiveMismatchError, MPICommunicator, RankDisagreementError
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScalingUpdater,
+    CollectiveMismatchError,
+    MPICommunicator,
+    RankDisagreementError,
+)
 from tests.distributed.workers.task import Parameters, Task, by_first, is_last, same_on_all, task
 from tests.worlds.trainings import AS_THE_BASELINE
 

@@ -14,8 +14,7 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
-from nnabla_adaloss.communicators import MPICommunicator
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, MPICommunicator
 from tests.distributed.workers.task import Task, by_first, is_last, same_on_all, task
 from tests.worlds.trainings import AS_THE_BASELINE, solver_of
 

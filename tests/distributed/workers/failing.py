@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from nnabla_adaloss.communicators import MPICommunicator
+from nnabla_adaloss import MPICommunicator
 from tests.distributed.workers.task import is_last, task
 
 FAILS_IN = 5

@@ -9,8 +9,7 @@ from typing import Any, Collection, List, Mapping
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError
-from nnabla_adaloss.communicators import MPICommunicator
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError, MPICommunicator
 from tests.distributed.workers.task import Decision, Task, decisions, is_last, same_on_all, task
 from tests.worlds.trainings import AS_THE_BASELINE
 

@@ -18,10 +18,10 @@ from nnabla_adaloss import (
     AdaptiveLossScalingUpdater,
     LossScaleError,
     LossScaleWarning,
+    MPICommunicator,
     load_checkpoint,
     save_checkpoint,
 )
-from nnabla_adaloss.communicators import MPICommunicator
 from tests.distributed.workers.task import Parameters, decisions, from_all, is_last, same_on_all, task
 from tests.worlds.trainings import AS_THE_BASELINE
 

@@ -13,8 +13,7 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 
-from nnabla_adaloss import AdaptiveLossScalingUpdater, load_checkpoint, save_checkpoint
-from nnabla_adaloss.communicators import MPICommunicator
+from nnabla_adaloss import AdaptiveLossScalingUpdater, MPICommunicator, load_checkpoint, save_checkpoint
 from tests.distributed.workers.task import same_on_all
 from tests.worlds.trainings import solver_of
 from tests.worlds.values import snapshot, solver_states

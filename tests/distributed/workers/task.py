@@ -11,8 +11,7 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 
-from nnabla_adaloss import AdaptiveLossScalingUpdater, UpdateResult
-from nnabla_adaloss.communicators import MPICommunicator
+from nnabla_adaloss import AdaptiveLossScalingUpdater, MPICommunicator, UpdateResult
 from tests.worlds.tampering import Gate
 from tests.worlds.trainings import solver_of
 
