@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any, Tuple
+
+import numpy as np
 
 from .config import AdaLossConfig
 from .layer_record import Reason
@@ -27,16 +30,18 @@ def scaled_history(history: History, scale: float) -> Tuple[ArrayStatistics, ...
     return tuple(g.scaled(scale) for _, g in history)
 
 
-def unbounded_alpha(config: AdaLossConfig, g: Any, W: Any, range: Range, fan_in: float) -> float:
-    """Compute alpha by the method of a configuration; ValueError unless it is positive and finite."""
+def unbounded_alpha(config: AdaLossConfig, layer: str, g: Any, W: Any, range: Range, fan_in: float) -> float:
+    """Compute a layer's alpha by the method of a configuration, before it is `bounded`; `g` and `W`: inputs
+    of the method. ValueError unless its result is a positive finite number.
+    """
     result = config.method.scale(g, W, range=range, fan_in=fan_in)
-    alpha = float(result)
-    if not 0.0 < alpha < math.inf:
+    alpha = result.item() if isinstance(result, np.ndarray) and result.size == 1 else result
+    if not (isinstance(alpha, Real) and 0.0 < alpha < math.inf):
         raise ValueError(
-            f"loss_scale_method={config.loss_scale_method!r} returned {result!r} for a finite gradient; "
-            "a scale must be positive and finite"
+            f"loss_scale_method={config.loss_scale_method!r} returned {result!r} for the finite gradient of "
+            f"layer {layer}; a scale must be a positive finite number"
         )
-    return alpha
+    return float(alpha)
 
 
 def bounded(alpha: float, previous_scale: float, config: AdaLossConfig) -> Tuple[float, Reason]:

@@ -73,7 +73,7 @@ class MethodAlphas:
                 # Without measurements the layer passes its scale on.
                 return 1.0, Reason.UNKNOWN
             in_range, fan_in = prepared.range_of(layer_input.input), layer_input.gemm.fan_in
-            self.unbounded[layer] = unbounded_alpha(self._config, *inputs, in_range, fan_in)
+            self.unbounded[layer] = unbounded_alpha(self._config, layer, *inputs, in_range, fan_in)
             return bounded(max(self.unbounded[layer], lowest), base, self._config)
 
         return method_alpha

@@ -194,15 +194,17 @@ def _wiring(plan: GraphPlan) -> int:
 
 
 def _check_network(plan: GraphPlan, topologies: Sequence[Saved]) -> None:
-    """Raise ValueError unless this may be another topology: with common layers of the same parameters."""
-    ours, network = fingerprint(plan), topologies[-1]["network"]
-    theirs = {line for one in topologies for line in one["network"]}
-    own = {line: f"{node.type_name} {node.label} " for line, node in zip(ours, plan.nodes) if node.leaves}
-    # A function of the same type and name, with parameters of other shapes, as pairs of theirs and ours.
-    others = ((b, a) for a in own if a not in theirs for b in network if b.startswith(own[a]))
-    first = next(others, None)
-    if first is None and theirs.isdisjoint(own):
-        # No function with parameters in common: name the first that differs.
-        first = next(pair for pair in zip_longest(network, ours) if pair[0] != pair[1])
-    if first is not None:
-        raise ValueError(f"state is of another network: it has {first[0]} where this one has {first[1]}")
+    """Raise ValueError unless `plan`, which is in none of these topologies, may be another one of the same
+    network: with common functions that read leaves, of which none has other shapes in the last topology.
+    """
+    ours, last = fingerprint(plan), topologies[-1]["network"]
+    saved = {line for one in topologies for line in one["network"]}
+    # Type and name of each function that reads leaves, by its line.
+    named = {line: f"{node.type_name} {node.label} " for line, node in zip(ours, plan.nodes) if node.leaves}
+    # The same type and name, but other shapes: lines of the state, each with that of this network.
+    pairs = [(line, own) for own in named if own not in saved for line in last if line.startswith(named[own])]
+    if not pairs and saved.isdisjoint(named):
+        pairs = [*zip_longest(last, ours, fillvalue="nothing")]
+    for theirs, own in pairs:
+        if theirs != own:
+            raise ValueError(f"state is of another network: it has {theirs} where this one has {own}")

@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Tuple
+from typing import Any, Tuple
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -45,8 +46,22 @@ def test_the_bound_that_decides_is_the_reason(
     assert bounded(alpha, previous_scale, AdaLossConfig()) == expected
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_a_useless_scale_of_ones_own_method_is_refused(value: float) -> None:
+def unbounded_by(value: Any) -> float:
     config = AdaLossConfig(lambda g, W, *, config, fan_in: value)
-    with pytest.raises(ValueError, match=r"loss_scale_method=.* returned .* must be positive and finite"):
-        unbounded_alpha(config, None, None, config.range, 1.0)
+    return unbounded_alpha(config, "a/affine", None, None, config.range, 1.0)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0.0, -1.0, math.nan, math.inf, None, "16", 2.0 + 1.0j, [4.0], np.ones(2), np.array("b")],
+    ids=str,
+)
+def test_a_useless_scale_of_ones_own_method_is_refused(value: Any) -> None:
+    said = r"(?s)loss_scale_method=.* returned .* of layer a/affine; .* must be a positive finite number"
+    with pytest.raises(ValueError, match=said):
+        unbounded_by(value)
+
+
+@pytest.mark.parametrize("value", [4, np.float32(4.0), np.array(4.0), np.full((1, 1), 4, np.int8)], ids=repr)
+def test_a_scale_of_ones_own_method_may_be_of_any_type_of_number(value: Any) -> None:
+    assert unbounded_by(value) == 4.0

@@ -90,12 +90,26 @@ def test_the_first_function_that_differs_in_another_network_is_named() -> None:
     assert last == "Affine b/affine 3x2 2"
     for theirs, said in (
         (["Affine other 3x2", mean], f"Affine other 3x2 where this one has {re.escape(mean)}"),
-        ([mean], f"None where this one has {re.escape(square)}"),
+        ([mean], f"nothing where this one has {re.escape(square)}"),
         ([mean, square, "Affine b/affine 3x5 5", *more], f"Affine b/affine 3x5 5 where this one has {last}"),
     ):
         with pytest.raises(ValueError, match=f"^state is of another network: it has {said}$"):
             scaling.load_state_dict({**before, "network": theirs})
         assert scaling.state_dict() == before
+
+
+def test_states_without_gradients_are_of_no_other_network() -> None:
+    x = nn.Variable((2, 3)).apply(need_grad=True)
+    scaling, other = AdaptiveLossScaling(F.mean(x**2)), AdaptiveLossScaling(F.mean(x * x))
+    trainable = other.state_dict()
+    x.need_grad = False
+    for frozen in scaling, other:
+        frozen.forward()
+        with pytest.raises(ValueError, match="loss needs no gradient"):
+            frozen.backward()
+    other.load_state_dict(scaling.state_dict())
+    with pytest.raises(ValueError, match="it has Mean Mean where this one has nothing"):
+        other.load_state_dict(trainable)
 
 
 def unrolled(length: int, unlike: bool = False) -> nn.Variable:
