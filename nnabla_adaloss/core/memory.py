@@ -293,8 +293,8 @@ class Observations(NamedTuple):
         for index in components.descendants(began):
             name, weight, u_max = components.names[index], schedule.loss_weights[index], measured.u_max[index]
             scale, unit_amax = schedule.component_scales[index], self.unit_amax(name)
-            # The scale of an unmeasured component follows from its predecessor, which is lowered already.
-            follows = index != first and not unit_amax and name not in provisional
+            # The scale of an unmeasured descendant follows from its predecessor, which is lowered already.
+            follows = index not in began and not unit_amax and name not in provisional
             if follows or not weight:
                 continue
             if unit_amax and index != first:

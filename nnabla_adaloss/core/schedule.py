@@ -86,7 +86,7 @@ class ScaleSchedule:
         (common,) = of_arrays
         # Inactive components move with the others, as their layers keep an alpha of 1.
         scales = [s * (common if move is None else move) for s, move in zip(self.component_scales, moves)]
-        if within_float32(min(scales)) != min(scales) or max(scales) > max_scale:
+        if within_float32(min(scales)) != min(scales) or max(scales) > within_float32(max_scale):
             return None
         return replace(self, component_scales=scales, loss_weights=weights)
 

@@ -406,10 +406,11 @@ def test_an_overflow_is_not_explained_by_where_that_of_an_earlier_batch_began(
     assert scales.lost["a"] == 2.0**4
 
 
-def test_unmeasured_predecessors_are_lowered_with_an_overflow() -> None:
-    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+@pytest.mark.parametrize("b", [1.0, 0.0, None])
+def test_predecessors_that_the_pass_did_not_measure_are_lowered_with_an_overflow(b: Optional[float]) -> None:
+    scales = scales_with(1.0, 1.0, b, 1.0)
     assert overflow(scales, "c", *SCALES, suspected={NAMES.index("b")})
-    assert of_all(scales) == [2.0**14, 2.0**8, 2.0**4, 2.0**4]
+    assert limits(scales).provisional == {2: 2.0**4, 3: 2.0**4}
     # Only what was seen to overflow has shown how large it is.
     assert scales.shared() == (False, {}, {"b": 2.0**4, "c": 2.0**4})
 
