@@ -24,9 +24,9 @@ class AlphaBounds(NamedTuple):
     """Bounds of the alpha of layers with one weight: powers of two, so that equal choices compare equal."""
 
     highest: float  # the largest that keeps the scaled copy in range
-    enough: float = 0.0  # the smallest that keeps nearly all bits of it
-    least: float = 0.0  # the smallest that keeps a few bits of its largest element
-    further: float = 1.0  # factor of lowering scales beyond their floors for these few
+    least_for_bits: float = 0.0  # the smallest that keeps nearly all bits of it
+    least_for_few_bits: float = 0.0  # the smallest that keeps a few bits of its largest element
+    beyond_floor: float = 1.0  # factor of lowering scales beyond their floors for these few
 
     def intersection(self, other: AlphaBounds) -> AlphaBounds:
         """Stricter ones of both bounds."""

@@ -79,9 +79,9 @@ class ScaleLimits(NamedTuple):
         """
         limits = list(self.limits)
         for index in components.at_loss:
-            weight, own = self.loss_weights[index], limits[index]
+            weight, limit = self.loss_weights[index], limits[index]
             if weight:
-                limits[index] = min(within_float32(scale / weight), math.inf if own is None else own)
+                limits[index] = min(within_float32(scale / weight), math.inf if limit is None else limit)
         # Bits of a weight do not lower a scale that was given.
         floors = {i: floor for i, floor in self.floors.items() if i not in components.at_loss}
         return self._replace(limits=limits, floors=floors)
@@ -94,15 +94,14 @@ class ScaleLimits(NamedTuple):
             return self.loss_weights[edge.successor]
         return self.loss_weights[edge.predecessor] * (self.unit_amaxes[edge.predecessor] or 1.0)
 
-    def first(self, index: int, start: float, before: float, span: float) -> float:
-        """Scale of an unmeasured component: `start` divided by its loss weight, or more after an underflow.
-        `before`: its predecessor's scale; `span`: that of `Start`.
+    def first_scale(self, index: int, start: float, predecessor_scale: float, span: float) -> float:
+        """Scale of an unmeasured component: `start` divided by its loss weight, or more after an underflow;
+        `span`: that of `Start`.
         """
         scale = start / (self.loss_weights[index] or 1.0)
         if index in self.underflowed:
-            # Measured again with `span` times the scale, gradients that were below u_min are at most the
-            # margin below u_max.
-            scale = max(scale, min(scale, before) * span)
+            # It underflowed at the lower of the two: `span` times that takes u_min to the margin below u_max.
+            scale = max(scale, min(scale, predecessor_scale) * span)
         return within_float32(scale)
 
     def merged(self, of: Sequence[int], count: int) -> ScaleLimits:
@@ -110,32 +109,33 @@ class ScaleLimits(NamedTuple):
         limits, and the largest amax and loss weight.
         """
         parts: List[List[int]] = [[] for _ in range(count)]
-        for own, index in enumerate(of):
-            parts[index].append(own)
+        for part, index in enumerate(of):
+            parts[index].append(part)
 
         def of_parts(value_of: Callable[[int], Optional[float]]) -> List[List[float]]:
             # Values of the parts of each merged component, of those that have one.
-            return [[value for value in map(value_of, part) if value is not None] for part in parts]
+            return [[value for value in map(value_of, indices) if value is not None] for indices in parts]
 
-        weights = [max(own) for own in of_parts(self.loss_weights.__getitem__)]
+        weights = [max(values) for values in of_parts(self.loss_weights.__getitem__)]
         # Parts compare by their gradients, not by unit amaxes, as their loss weights differ.
         amaxes = [None if a is None else a * w for a, w in zip(self.unit_amaxes, self.loss_weights)]
-        largest = [max(own, default=None) for own in of_parts(amaxes.__getitem__)]
+        largest = [max(values, default=None) for values in of_parts(amaxes.__getitem__)]
         return ScaleLimits(
-            limits=[min(own, default=None) for own in of_parts(self.limits.__getitem__)],
-            provisional={i: min(own) for i, own in enumerate(of_parts(self.provisional.get)) if own},
+            limits=[min(values, default=None) for values in of_parts(self.limits.__getitem__)],
+            provisional={i: min(limits) for i, limits in enumerate(of_parts(self.provisional.get)) if limits},
             loss_weights=tuple(weights),
             unit_amaxes=[None if a is None else a / (w or 1.0) for a, w in zip(largest, weights)],
-            underflowed={of[own] for own in self.underflowed},
+            underflowed={of[part] for part in self.underflowed},
             equalize=self.equalize,
             bounds=self.bounds,
-            floors={i: max(own) for i, own in enumerate(of_parts(self.floors.get)) if own},
+            floors={i: max(floors) for i, floors in enumerate(of_parts(self.floors.get)) if floors},
         )
 
     def of_root(self, start: float, span: float) -> float:
-        """Scale of a loss gradient that is not 1, but measured like any other; arguments: as of `first`."""
-        own = self.first(0, start, math.inf, span) if self.limits[0] is None else self.limits[0]
-        return min(own, self.provisional.get(0, math.inf))
+        """Scale of a loss gradient that is not 1, but measured like any other; arguments of `first_scale`."""
+        limit = self.limits[0]
+        scale = self.first_scale(0, start, math.inf, span) if limit is None else limit
+        return min(scale, self.provisional.get(0, math.inf))
 
 
 class Start(NamedTuple):
@@ -186,7 +186,7 @@ def choose(
         elif layer is None or predecessor in components.scalar_components:
             # Unmeasured at the loss: gradients are assumed as large as before it.
             at_amax_1 = start.start_scale / (limits.unit_amaxes[predecessor] or 1.0)
-            scale = limits.first(successor, at_amax_1, before, start.span)
+            scale = limits.first_scale(successor, at_amax_1, before, start.span)
         else:
             # Unmeasured after a layer: as before it. Another edge may bring larger gradients than this one.
             requested = before * alpha if alpha < math.inf else before
@@ -238,7 +238,7 @@ def choose_merged(
     split = choice_of(components, limits)
     worth_hooks = {i for i in too_low if split.scales[i] > _WORTH_HOOKS * choice.scales[i]}
     # Gradients that have underflowed there bring their errors to all descendants.
-    inexact = components.descendants(worth_hooks)
+    inexact = components.with_descendants(worth_hooks)
     for contributors in components.leaves.values():
         # The smallest limit is that of the largest contributions.
         by_limit = {limit_of[i]: i for i in contributors if i in limit_of}
@@ -274,7 +274,7 @@ def _equalized(components: Components, limits: ScaleLimits) -> Sequence[Optional
     if not limits.equalize:
         return limits.limits
     scalars = components.scalar_components
-    of_arrays = {i: own for i, own in enumerate(limits.limits) if own is not None and i not in scalars}
+    of_arrays = {i: limit for i, limit in enumerate(limits.limits) if limit is not None and i not in scalars}
     after_scalars = {e.successor for e in components.edges if e.layer is None and e.predecessor in scalars}
     after_losses = after_scalars & of_arrays.keys()
     smallest = min([of_arrays[i] for i in after_losses], default=0.0)
@@ -282,7 +282,7 @@ def _equalized(components: Components, limits: ScaleLimits) -> Sequence[Optional
         if of_arrays[index] <= _LOSSES_APART * smallest:
             of_arrays[index] = smallest
     of_arrays = dict(zip(of_arrays, equalized([*of_arrays.values()])))
-    return [of_arrays.get(index, own) for index, own in enumerate(limits.limits)]
+    return [of_arrays.get(index, limit) for index, limit in enumerate(limits.limits)]
 
 
 def within_float32(scale: float) -> float:
@@ -331,8 +331,8 @@ def _keep_weights_in_range(
 def _keep_bits_of_weights(
     components: Components, edges: Sequence[Edge], scales: List[float], limits: ScaleLimits
 ) -> None:
-    """Lower the scales before layers until each alpha is large `enough` that alpha * W keeps its bits, or a
-    scale is as low as its floor, where gradients begin to lose theirs.
+    """Lower the scales before layers until each alpha is so large that the copy alpha * W keeps its bits, or
+    a scale is as low as its floor, where gradients begin to lose theirs.
     """
     # From the leaves on: lowering a scale may require lowering its predecessors, except the root. Scales only
     # decrease, so the loop terminates.
@@ -343,21 +343,23 @@ def _keep_bits_of_weights(
     while lowered:
         lowered = False
         for edge in edges:
-            before, after, own = scales[edge.predecessor], scales[edge.successor], limits.bounds[edge.weight]
-            if after >= before * own.enough:
+            before, after = scales[edge.predecessor], scales[edge.successor]
+            bounds = limits.bounds[edge.weight]
+            if after >= before * bounds.least_for_bits:
                 continue  # alpha is large enough
-            # A lower scale raises the alphas of all layers behind it: until one of them is at its highest.
+            # A lower scale raises the alphas of all layers after it, of which none may exceed its highest.
             in_range = max(
                 scales[e.successor] / limits.bounds[e.weight].highest
                 for e in edges
                 if e.predecessor == edge.predecessor
             )
             gradients_keep_bits = limits.floors[edge.predecessor]
-            alpha, lowest = own.enough, max(gradients_keep_bits, in_range)
-            if after < lowest * own.least:
+            alpha, lowest = bounds.least_for_bits, max(gradients_keep_bits, in_range)
+            if after < lowest * bounds.least_for_few_bits:
                 # The copy would keep no bit: gradients give up some of theirs for a few.
-                alpha, lowest = own.least, max(gradients_keep_bits / own.further, in_range)
+                alpha = bounds.least_for_few_bits
+                lowest = max(gradients_keep_bits / bounds.beyond_floor, in_range)
             # To the scale from which `alpha` leads to `after`, or to the lowest if the copy has bits there.
-            by = floor_power_of_two(before / max(lowest, after / alpha))
-            if by > 1.0 and after >= lowest * own.least:
-                scales[edge.predecessor], lowered = before / by, True
+            factor = floor_power_of_two(before / max(lowest, after / alpha))
+            if factor > 1.0 and after >= lowest * bounds.least_for_few_bits:
+                scales[edge.predecessor], lowered = before / factor, True

@@ -83,9 +83,9 @@ class Components(NamedTuple):
         """Component of the loss gradient: the first in backward order."""
         return 0
 
-    def descendants(self, first: AbstractSet[int]) -> Set[int]:
-        """Components `first` and all that edges lead to from them."""
-        return _reachable(self.edges, first)
+    def with_descendants(self, indices: AbstractSet[int]) -> Set[int]:
+        """Components with these indices, and all that edges lead to from them."""
+        return _reachable(self.edges, indices)
 
     @property
     def computed(self) -> List[int]:
@@ -161,17 +161,18 @@ def _share_without_hooks(
     inputs: Dict[int, List[int]] = {}  # scaled ones of these layers
     contributions: Dict[int, List[int]] = {}  # to each leaf: the positions whose scales they carry
     for node in nodes:
-        own = node.outputs[0]
+        output = node.outputs[0]
         for layer_input in node.layer_inputs:
             # Where no copy can replace the weight, alpha is 1.
             if layer_input.weight not in swappable:
-                groups.append([own, layer_input.input])
-            outputs.setdefault(layer_input.weight, []).append(own)
+                groups.append([output, layer_input.input])
+            outputs.setdefault(layer_input.weight, []).append(output)
             inputs.setdefault(layer_input.weight, []).append(layer_input.input)
         scaled = {one.input for one in node.layer_inputs}
         # The few contributions of functions that separate components are unscaled one by one.
         for leaf in () if node.separates else node.leaves:
-            contributions.setdefault(one_gradient.get(leaf, leaf), []).append(leaf if leaf in scaled else own)
+            carries = leaf if leaf in scaled else output
+            contributions.setdefault(one_gradient.get(leaf, leaf), []).append(carries)
     # All layers with a weight use one copy of it, so one alpha = S(input) / S(output): equal in each schedule
     # if their outputs share a scale, and their inputs another. Contributions to a leaf, the weight included,
     # are summed before they are unscaled.
@@ -224,30 +225,30 @@ def _numbered(
     )
 
 
-def _edges(node: NodeStructure, of: Mapping[int, int]) -> List[Edge]:
+def _edges(node: NodeStructure, component_of: Mapping[int, int]) -> List[Edge]:
     """Edges of a function from the component of its output to those of its inputs."""
-    own = of[node.outputs[0]]
-    # Layers that do not scale have inputs in their own component; leaves among them are in none.
-    layers = [one for one in node.layer_inputs if of.get(one.input, own) != own]
+    predecessor = component_of[node.outputs[0]]
+    # Without `by_layer` a layer's input is in the component of its output, or, if it is a leaf, in none.
+    layers = [one for one in node.layer_inputs if component_of.get(one.input, predecessor) != predecessor]
     scaled = {one.input for one in layers}
-    others = dict.fromkeys([of[position] for position in node.inputs if position not in scaled])
-    edges = [Edge(own, of[one.input], one.layer, one.weight) for one in layers]
-    return [*edges, *(Edge(own, other, None, -1) for other in others if other != own)]
+    passed_on = dict.fromkeys([component_of[position] for position in node.inputs if position not in scaled])
+    edges = [Edge(predecessor, component_of[one.input], one.layer, one.weight) for one in layers]
+    return [*edges, *(Edge(predecessor, after, None, -1) for after in passed_on if after != predecessor)]
 
 
-def component_of_contribution(node: NodeStructure, leaf: int, of: Mapping[int, int]) -> int:
-    """Component of the gradient that a function contributes to a leaf; `of`: component of each variable."""
+def component_of_contribution(node: NodeStructure, leaf: int, component_of: Mapping[int, int]) -> int:
+    """Component of the gradient that a function contributes to a leaf."""
     # A leaf that one layer scales has a component; others that read it contribute at their output's scale.
-    scaled = leaf in of and any(one.input == leaf for one in node.layer_inputs)
-    return of[leaf if scaled else node.outputs[0]]
+    scaled = leaf in component_of and any(one.input == leaf for one in node.layer_inputs)
+    return component_of[leaf if scaled else node.outputs[0]]
 
 
-def _reachable(edges: Sequence[Edge], first: AbstractSet[int]) -> Set[int]:
-    """Components `first` and all that edges lead to from them."""
+def _reachable(edges: Sequence[Edge], start: AbstractSet[int]) -> Set[int]:
+    """Components `start` and all that edges lead to from them."""
     successors: Dict[int, Set[int]] = {}
     for edge in edges:
         successors.setdefault(edge.predecessor, set()).add(edge.successor)
-    reachable, waiting = {*first}, [*first]
+    reachable, waiting = {*start}, [*start]
     while waiting:
         new = successors.get(waiting.pop(), set()) - reachable
         reachable |= new

@@ -34,7 +34,7 @@ def unbounded_alpha(config: AdaLossConfig, layer: str, g: Any, W: Any, range: Ra
     """Compute a layer's alpha by the method of a configuration, before it is `bounded`; `g` and `W`: inputs
     of the method. ValueError unless its result is a positive finite number.
     """
-    result = config.method.scale(g, W, range=range, fan_in=fan_in)
+    result: Any = config.method.scale(g, W, range=range, fan_in=fan_in)
     alpha = result.item() if isinstance(result, np.ndarray) and result.size == 1 else result
     if not (isinstance(alpha, Real) and 0.0 < alpha < math.inf):
         raise ValueError(
@@ -45,7 +45,7 @@ def unbounded_alpha(config: AdaLossConfig, layer: str, g: Any, W: Any, range: Ra
 
 
 def bounded(alpha: float, previous_scale: float, config: AdaLossConfig) -> Tuple[float, Reason]:
-    """Bound alpha by a configuration, if it uses bounds; they never move it from 1 or more to below 1."""
+    """Bound alpha from above, but not to less than 1, if the configuration uses bounds."""
     if not config.use_bound or alpha <= 1.0:
         return alpha, Reason.METHOD
     # Comparisons instead of min and max, which are several times slower: this runs per layer and iteration.

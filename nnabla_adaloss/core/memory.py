@@ -123,7 +123,7 @@ class PassMeasurements(NamedTuple):
     u_max: Sequence[float]  # largest magnitude that gradients of each component can have
     amax: Mapping[int, float]  # largest magnitude of each measured component, unscaled
     measured_all: bool = False  # True if every gradient was measured
-    shows_overflows: bool = False  # True if each overflow shows in a gradient, as with emulated storage
+    shows_every_overflow: bool = False  # True if each overflow shows in a gradient, as with emulated storage
     finite: bool = True
     has_gradients: bool = True  # True if any parameter has a nonzero gradient
     overflowed: Optional[int] = None  # the first component in backward order that was not finite
@@ -143,7 +143,7 @@ class Observations(NamedTuple):
     # Provisional amaxes after an overflow; the next finite pass over the same batch replaces them.
     provisional: _Amaxes = _NONE
     began: FrozenSet[str] = frozenset()  # components where these overflows may have begun
-    lost: _Amaxes = _NONE  # of lost batches, and those that no measurement explains
+    lost: _Amaxes = _NONE  # of lost batches, and provisional ones of overflows that no measurement explains
     underflowed: FrozenSet[str] = frozenset()  # zero at the first measurement, although predecessors are not
     entry_complete: bool = False  # True if an entry of the windows is completely measured
     informative: bool = False  # True if a batch had a nonzero loss
@@ -220,7 +220,7 @@ class Observations(NamedTuple):
         unit_amaxes = {names[i]: magnitude / weights[i] for i, magnitude in amax.items() if weights[i]}
         after = self
         if complete and self.provisional:
-            after = self._after_finite_pass(unit_amaxes, explained=measured.shows_overflows)
+            after = self._after_finite_pass(unit_amaxes, overflows_show=measured.shows_every_overflow)
         after = after._replace(
             now=_larger(self.now, unit_amaxes),
             entry_complete=self.entry_complete or completes_entry,
@@ -238,13 +238,13 @@ class Observations(NamedTuple):
         }
         return after._after_first_measurement(before, unseen, measured) if unseen else after
 
-    def _after_finite_pass(self, unit_amaxes: _Amaxes, *, explained: bool) -> Observations:
-        """Drop provisional amaxes after a finite pass over the same batch; those where the overflow began are
-        kept as lost, unless it is `explained` or one of the measured `unit_amaxes` comes near.
+    def _after_finite_pass(self, unit_amaxes: _Amaxes, *, overflows_show: bool) -> Observations:
+        """Drop provisional amaxes after a finite pass over the same batch; those where the overflow may have
+        begun are remembered as of a lost batch, unless a measured one explains it.
         """
         unexplained = {name: self.provisional[name] for name in self.began if name in self.provisional}
-        # If no gradient comes near, the overflow was inside a function: no measurement will show it.
-        if explained or any(
+        # It began in one of them. If none comes near, it was inside a function, which no measurement shows.
+        if overflows_show or any(
             unit_amaxes.get(name, 0.0) * _CONFIRMS >= unit_amax for name, unit_amax in unexplained.items()
         ):
             unexplained = {}
@@ -268,7 +268,7 @@ class Observations(NamedTuple):
         if not (measured.measured_all and measured.finite and zero):
             return self._replace(calibrated=self.calibrated and not scales_too_low)
         # With their next scales, nonzero ones may bring gradients to descendants that are zero now.
-        may_change = not components.descendants(nonzero).isdisjoint(zero)
+        may_change = not components.with_descendants(nonzero).isdisjoint(zero)
         # The loss gradient is not zero. A zero after a nonzero one has underflowed, except after a layer: its
         # weight may be zero.
         sources = {components.root, *(index for index, unit_amax in enumerate(before) if unit_amax)}
@@ -290,7 +290,7 @@ class Observations(NamedTuple):
         components, provisional = schedule.components, {**self.provisional}
         began = {first, *measured.suspected}
         # Descendants have usually grown, too, and would overflow in turn.
-        for index in components.descendants(began):
+        for index in components.with_descendants(began):
             name, weight, u_max = components.names[index], schedule.loss_weights[index], measured.u_max[index]
             scale, unit_amax = schedule.component_scales[index], self.unit_amax(name)
             # The scale of an unmeasured descendant follows from its predecessor, which is lowered already.
@@ -329,7 +329,7 @@ class Observations(NamedTuple):
         return after._replace(provisional=_NONE, began=frozenset())
 
     @property
-    def remembers_loss(self) -> bool:
+    def remembers_lost_batch(self) -> bool:
         """True if scales are low because of a lost batch, of any component."""
         return bool(self.memory.lost or self.lost)
 

@@ -44,7 +44,7 @@ class ScaleSchedule:
     components: Components
     component_scales: Sequence[float]
     given_scale: Optional[float]  # S0, where it was given; None: it was measured
-    loss_weights: Tuple[float, ...]  # loss weight of each component for which it was chosen
+    loss_weights: Tuple[float, ...]  # of each component, for which it was chosen: powers of two; 0: inactive
     reasons: Mapping[str, Reason] = field(default_factory=dict)  # reason of alpha, by layer
     unbounded: Mapping[str, float] = field(default_factory=dict)  # result of the method, by layer
     merged: Optional[MergedComponents] = None  # merged components; None: none had to share a scale
@@ -78,7 +78,7 @@ class ScaleSchedule:
             return None
         # A scale moves against its loss weight: gradients are then stored as before. None: inactive.
         moves = [old / new if new else None for old, new in zip(self.loss_weights, weights)]
-        # Alphas are ratios of arrays' scales. Weights of scalars may stay, as that of the loss, which is 1.
+        # Alphas are ratios of arrays' scales. Weights of scalars may move otherwise: that of the loss is 1.
         scalars = self.components.scalar_components
         of_arrays = {move for i, move in enumerate(moves) if move is not None and i not in scalars}
         if len(of_arrays) != 1:
@@ -100,8 +100,8 @@ class ScaleSchedule:
         # between them. From the inputs on, as scales may be handed on through several such functions.
         for node in reversed(self.nodes) if self.float_functions else ():
             if node.number in self.float_functions and node.inputs:
-                own, of_inputs = scales[node.outputs[0]], min(scales[position] for position in node.inputs)
-                scales[node.outputs[0]] = min(max(of_inputs, own / _FLOAT_FACTOR), own * _FLOAT_FACTOR)
+                scale, of_inputs = scales[node.outputs[0]], min(scales[position] for position in node.inputs)
+                scales[node.outputs[0]] = min(max(of_inputs, scale / _FLOAT_FACTOR), scale * _FLOAT_FACTOR)
         return scales
 
     @cached_property

@@ -121,9 +121,9 @@ class BatchLoop(NamedTuple):
             not scaling.result.found_inf or scaling.kernels.gradients_are_finite(self.parameters())
         ):
             return Facts(repeats, calibrated)
-        return self.overflow(repeats)
+        return self.overflow_facts(repeats)
 
-    def overflow(self, repeats: int = 0, *, may_run: bool = True) -> Facts:
+    def overflow_facts(self, repeats: int = 0, *, may_run: bool = True) -> Facts:
         """Collect facts about a batch that overflowed; without `may_run`, no further pass can measure it."""
         scaling = self.scaling
         loss_finite = bool(np.isfinite(scaling.variable.d).all())
@@ -134,7 +134,7 @@ class BatchLoop(NamedTuple):
             can_measure_more=may_run and scaling.can_measure_more,
             loss_finite=loss_finite,
             suspect=suspect,
-            lost_before=scaling.components.remembers_loss,
+            lost_before=scaling.components.remembers_lost_batch,
         )
 
     def _fits_smallest(self) -> bool:

@@ -108,7 +108,7 @@ def report_of(
         u_max=prepared.u_maxes,
         amax=_component_amaxes(prepared, decision, written, largest, gradients),
         measured_all=decision.measure,
-        shows_overflows=prepared.storage.rounds,
+        shows_every_overflow=prepared.storage.rounds,
         finite=not functions,
         has_gradients=any(largest),
         overflowed=first,

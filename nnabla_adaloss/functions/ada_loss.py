@@ -134,7 +134,7 @@ class AdaLoss:
             infinity or a NaN.
 
         Raises:
-            ValueError: a user-defined method returned a scale that is not positive and finite.
+            ValueError: a user-defined method returned anything but a positive finite number.
         """
         state, config = self._layers.get(layer, LayerState()), self.config
         needs, age = config.method.needs, iteration - state.computed_at
@@ -157,7 +157,7 @@ class AdaLoss:
                     newest = g_statistics.scaled(1.0 / previous_scale)
                     state = state._replace(history=with_newest(state.history, iteration, newest, config))
                     inputs = scaled_history(state.history, previous_scale), weight_statistics
-                unbounded = unbounded_alpha(config, *inputs, config.range, fan_in)
+                unbounded = unbounded_alpha(config, layer, *inputs, config.range, fan_in)
                 state = state._replace(computed_at=iteration, unbounded=unbounded)
             # The overflow guard, from these statistics if both are known, else from the last ones.
             if g_statistics is not None and (W is None) == (weight_statistics is None):

@@ -494,7 +494,7 @@ class GradScaler:
         snapshot.save([v.grad for v in self._parameters()])
         loop = self._loop(scaling, lambda rerun: None)
         # As an overflow in any case: clipping may have made the gradients finite.
-        outcome = loop.conclude(loop.overflow(may_run=False), Rules(repeat=False, max_repeats=0))
+        outcome = loop.conclude(loop.overflow_facts(may_run=False), Rules(repeat=False, max_repeats=0))
         guard.state.restore(now)
         snapshot.restore()
         return outcome

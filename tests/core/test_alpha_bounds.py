@@ -35,22 +35,22 @@ def test_layers_with_one_weight_have_the_narrower_of_their_bounds() -> None:
 def test_bounds_are_ordered_powers_of_two_that_keep_their_promise(stored: Format, amax: float) -> None:
     found = alpha_bounds(amax, stored.max, stored)
     assert all(map(is_power_of_two, found))
-    assert found.enough <= 1.0 <= found.highest
+    assert found.least_for_bits <= 1.0 <= found.highest
     if found.highest > 1.0:
         assert amax * found.highest <= stored.max
     # The largest element keeps a few bits.
-    weight = amax * found.least
+    weight = amax * found.least_for_few_bits
     assert abs(stored.nearest(weight) / weight - 1.0) <= 2.0 ** -min(4, stored.mantissa_bits)
-    if found.enough < 1.0:
+    if found.least_for_bits < 1.0:
         # In float16, elements a hundred times smaller are normal numbers.
-        assert amax * found.enough >= min(2.0**7, spare_of(stored) / 8.0) * stored.smallest_normal
+        assert amax * found.least_for_bits >= min(2.0**7, spare_of(stored) / 8.0) * stored.smallest_normal
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_weight_keeps_its_product_at_the_smallest_alpha(seed: int) -> None:
     rng = np.random.RandomState(seed)
     weight, g = rng.randn(64, 32).astype(np.float32), rng.randn(8, 64).astype(np.float32)
-    alpha = alpha_bounds(float(abs(weight).max()), FLOAT16.max, FLOAT16).enough
+    alpha = alpha_bounds(float(abs(weight).max()), FLOAT16.max, FLOAT16).least_for_bits
     copy = (weight * alpha).astype(np.float16).astype(np.float32) / alpha
     error = np.linalg.norm(g @ copy - g @ weight) / np.linalg.norm(g @ weight)
     assert error < 1e-3

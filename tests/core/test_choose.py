@@ -620,7 +620,7 @@ def test_a_scaled_weight_keeps_its_bits_where_there_is_something_to_spare(case: 
     for index in case.present:
         scale, unspared = found.scales[index], before.scales[index]
         floor = unspared if index == root else known.floors.get(index, unspared)
-        further = max([e.further for e in known.bounds.values()], default=1.0)
+        further = max([e.beyond_floor for e in known.bounds.values()], default=1.0)
         assert min(floor / further, unspared) <= scale <= unspared
     for edge in edges:
         scale, after, own = (
@@ -628,19 +628,25 @@ def test_a_scaled_weight_keeps_its_bits_where_there_is_something_to_spare(case: 
             found.scales[edge.successor],
             known.bounds[edge.weight],
         )
-        if edge.predecessor in known.floors and edge.predecessor != root and after < scale * own.enough:
+        if (
+            edge.predecessor in known.floors
+            and edge.predecessor != root
+            and after < scale * own.least_for_bits
+        ):
             # Nothing more can be spared, or nothing would be left of the weight anyway.
             beside = [e for e in edges if e.predecessor == edge.predecessor]
             least = max(found.scales[e.successor] / known.bounds[e.weight].highest for e in beside)
             least = max(least, known.floors[edge.predecessor])
-            assert scale < 2.0 * least or after < least * own.least
+            assert scale < 2.0 * least or after < least * own.least_for_few_bits
 
 
 @given(cases(), st.integers(0, 30))
 def test_no_scale_rises_with_more_to_spare(case: Case, exponent: int) -> None:
     known = case.known
     # Whether anything is left of a weight can change both ways.
-    known = known._replace(bounds={f: own._replace(least=0.0) for f, own in known.bounds.items()})
+    known = known._replace(
+        bounds={f: own._replace(least_for_few_bits=0.0) for f, own in known.bounds.items()}
+    )
     more = known._replace(floors={index: floor / 2.0**exponent for index, floor in known.floors.items()})
     found, further = case.choose(known=known).scales, case.choose(known=more).scales
     assert all(further[index] <= found[index] for index in case.present)
@@ -915,7 +921,7 @@ def test_the_largest_contribution_to_a_leaf_keeps_its_gradient(case: Together, e
         # Hooks are worth it only where a gradient gets clearly larger.
         return room is not None and room > spread * scale and own[index] > 2.0**6 * scale
 
-    lost = case.apart.descendants({index for index in range(len(own)) if far(index)})
+    lost = case.apart.with_descendants({index for index in range(len(own)) if far(index)})
     largest = []
     for writers in case.apart.leaves.values():
         rooms = {room: index for index in sorted(writers) for room in [case.known.limits[index]] if room}

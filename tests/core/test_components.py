@@ -121,10 +121,10 @@ def test_descendants_of_a_component_are_all_that_backward_computes_from_it() -> 
     stem = PF.affine(nn.Variable((4, 8)), 8, name="stem")
     left, right = (PF.affine(F.tanh(stem), 8, name=name) for name in ("left", "right"))
     found = Found(F.mean(left**2) + F.mean(right**2))
-    assert found.components.descendants({*found.of(left)}) == {*found.of(left, stem)}
-    assert found.components.descendants({*found.of(right)}) == {*found.of(right, stem)}
-    assert found.components.descendants({*found.of(stem)}) == {*found.of(stem)}
-    assert {*found.of(left, right, stem)} < found.components.descendants({0})
+    assert found.components.with_descendants({*found.of(left)}) == {*found.of(left, stem)}
+    assert found.components.with_descendants({*found.of(right)}) == {*found.of(right, stem)}
+    assert found.components.with_descendants({*found.of(stem)}) == {*found.of(stem)}
+    assert {*found.of(left, right, stem)} < found.components.with_descendants({0})
 
 
 def test_a_leaf_belongs_to_the_components_of_all_functions_that_write_it() -> None:
@@ -207,7 +207,7 @@ def test_every_gradient_has_one_component_and_every_component_one_name(network: 
                 assert through <= {found.of[node.outputs[0]]}
         for edge in found.edges:
             assert edge.predecessor != edge.successor
-            assert edge.successor in found.descendants({edge.predecessor})
+            assert edge.successor in found.with_descendants({edge.predecessor})
             assert edge.predecessor in found.at_loss or edge.successor not in found.at_loss
             assert edge.layer is None or edge.successor not in found.at_loss
         # A component is left alone only where nothing leads to it.
