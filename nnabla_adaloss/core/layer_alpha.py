@@ -36,7 +36,7 @@ def unbounded_alpha(config: AdaLossConfig, layer: str, g: Any, W: Any, range: Ra
     """
     result: Any = config.method.scale(g, W, range=range, fan_in=fan_in)
     alpha = result.item() if isinstance(result, np.ndarray) and result.size == 1 else result
-    if not (isinstance(alpha, Real) and 0.0 < alpha < math.inf):
+    if not (isinstance(alpha, Real) and 0.0 < float(alpha) < math.inf):
         raise ValueError(
             f"loss_scale_method={config.loss_scale_method!r} returned {result!r} for the finite gradient of "
             f"layer {layer}; a scale must be a positive finite number"
