@@ -365,14 +365,14 @@ class AdaptiveLossScaling:
         if report is None or prepared.schedules.for_good(report.schedule.given_scale):
             return None
         entry_complete, unit_amaxes, lost = self.components.shared()
-        own: Dict[str, Sequence[float]] = {
+        message: Dict[str, Sequence[float]] = {
             # An overflow or a new topology has left this rank without schedules.
             _ENDS: [float(not prepared.schedules.chosen), float(entry_complete)]
         }
         for kind, by_name in ((_COMPONENT, unit_amaxes), (_LOST, lost)):
-            own.update((kind + name, [unit_amax]) for name, unit_amax in by_name.items())
-        own.update((_LAYER + name, row) for name, row in prepared.statistics.shared().items())
-        return own
+            message.update((kind + name, [unit_amax]) for name, unit_amax in by_name.items())
+        message.update((_LAYER + name, row) for name, row in prepared.statistics.shared().items())
+        return message
 
     def adopt_statistics(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Compute the next scales from `shared_statistics` of all ranks, in their order."""
@@ -393,16 +393,17 @@ class AdaptiveLossScaling:
 
     def after_update(self, step: Optional[Callable[[], Any]] = None) -> None:
         """End a good iteration: remember its measurements, run the solver's `step`, measure new weights."""
+        # Before `step`, with whose end the iteration counts.
         self.components = self.components.after_iteration(good=True)
         if step is not None:
             step()
-        # The forward of the coming iteration, which `self.iteration` counts already, converts weights in a
-        # half context: measured now, they have all their bits.
+        # `self.iteration` is the coming one already. In a half context its forward converts weights: measured
+        # now, they have all their bits.
         if self.in_half and self._result is not None:
-            present = self._graph.current()
-            own = present.slice(present.schedules, self.iteration, self._result.schedule.given_scale)
-            if own is not None:
-                present.statistics.measure_weights(own.weights)
+            prepared = self._graph.current()
+            coming = prepared.slice(prepared.schedules, self.iteration, self._result.schedule.given_scale)
+            if coming is not None:
+                prepared.statistics.measure_weights(coming.weights)
 
     def end_iteration(self) -> None:
         """End an iteration without an update."""

@@ -187,7 +187,7 @@ def _bounds(prepared: PreparedGraph) -> Mapping[int, AlphaBounds]:
             size = math.prod(described.shapes[position])
             stored = prepared.storage.copy_format(prepared.graph.keys[position], size)
             copy_format = FLOAT16 if layer_input.half else stored
-            own = alpha_bounds(weight.abs_max, prepared.largest_copy(layer_input), copy_format)
+            of_layer = alpha_bounds(weight.abs_max, prepared.largest_copy(layer_input), copy_format)
             # Several layers may read one weight: their copies are one array.
-            bounds[position] = own.intersection(bounds.get(position, own))
+            bounds[position] = of_layer.intersection(bounds.get(position, of_layer))
     return bounds

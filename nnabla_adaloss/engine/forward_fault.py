@@ -43,27 +43,26 @@ def first_suspect(loss: LossLike, kernels: Kernels, measurements: Measurements) 
 
 
 def find_fault(loss: LossLike, prepared: PreparedGraph, skipped: int = 0) -> str:
-    """Run forward, and name the first function with an infinity or a NaN, if any, except the `skipped` ones
-    before. Callers restore leaves that forward writes before.
+    """Run forward, and name the first function with an infinity or a NaN, if any; the first `skipped` ones
+    are known to be finite. Callers have restored the leaves that forward writes.
     """
     graph, plan, kernels = prepared.graph, prepared.plan, prepared.kernels
     faults: List[str] = []
     left = skipped
-    # Leaves that forward may write, such as running statistics, and those of them that were nonfinite before
-    # a function was.
-    state = {graph.keys[position] for position in plan.fixed}
-    before: Set[int] = set()
+    # Leaves that forward may write, such as running statistics, and those that no function made nonfinite.
+    state = {graph.keys[position] for position in plan.state_leaves}
+    nonfinite_before: Set[int] = set()
 
     def note(f: Any) -> None:
         if not (faults or left):
-            before.update(hash(v) for v in f.inputs if hash(v) in state and _nonfinite(v, kernels))
+            nonfinite_before.update(hash(v) for v in f.inputs if hash(v) in state and _nonfinite(v, kernels))
 
     def look(f: Any) -> None:
         nonlocal left
         if left:
             left -= 1
             return
-        written = [v for v in f.inputs if hash(v) in state - before]
+        written = [v for v in f.inputs if hash(v) in state - nonfinite_before]
         fault = "" if faults else _fault(f, prepared, written)
         if fault:
             kind = type_name_of(f.info.type_name)

@@ -204,9 +204,9 @@ class GraphCache:
 
     def _load_waiting(self, prepared: PreparedGraph, weights: Mapping[str, ArrayStatistics]) -> None:
         """Load the saved state of a topology that waited for its first graph; a damaged one is ignored."""
-        own = of_topology(prepared.plan, self._waiting) if self._waiting else []
-        self._waiting = tuple([one for one in self._waiting if one not in own])
-        for one in own:
+        states = of_topology(prepared.plan, self._waiting) if self._waiting else []
+        self._waiting = tuple([one for one in self._waiting if one not in states])
+        for one in states:
             with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
                 statistics, schedules = load_topology(one, prepared)
                 prepared.schedules = schedules.in_cycle(prepared.schedules.since)

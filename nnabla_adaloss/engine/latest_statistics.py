@@ -48,16 +48,16 @@ class StatisticsRequest(NamedTuple):
     watched: AbstractSet[int]  # gradients that are only reported
 
 
-class _Pending(NamedTuple):
-    """Weights measured after an update, which become known with the next pass; savepoints keep it."""
+class _PendingWeights(NamedTuple):
+    """Weights measured after an update, which become known with the next pass."""
 
     keys: Sequence[Optional[_Key]]  # None: of another topology, and ignored
     tickets: List[int]  # of measurements that have not been fetched
-    statistics: List[ArrayStatistics]
+    statistics: List[ArrayStatistics]  # those that have been fetched, in the order of the keys
 
     def fetch(self, measurements: Measurements) -> Results:
         """Wait for all measurements of the pass and return them; those of these weights become known."""
-        # Cleared first: after an interruption no ticket may remain without a measurement.
+        # Cleared first, also in savepoints: after an interruption none may remain without a measurement.
         tickets = [*self.tickets]
         self.tickets.clear()
         results = measurements.fetch()
@@ -107,7 +107,7 @@ class LatestStatistics:
         # finished results.
         self._running: Dict[int, Tuple[Union[int, ArrayStatistics], float]] = {}
         self._data: Dict[_Key, Union[int, ArrayStatistics]] = {}
-        self._pending = _Pending((), [], [])
+        self._pending = _PendingWeights((), [], [])
         # Keys measured since the last exchange between ranks.
         self._new: Set[_Key] = set()
 
@@ -137,6 +137,7 @@ class LatestStatistics:
         return self._at_start.get(self._key(position))
 
     def _key(self, position: int) -> _Key:
+        """Key of a variable's data."""
         return self._names.get(position, ~position)
 
     @property
@@ -191,7 +192,7 @@ class LatestStatistics:
         if not positions:
             return
         tickets = self._measurements.measure(self._readable(positions))
-        self._pending = _Pending(list(map(self._key, positions)), tickets, [])
+        self._pending = _PendingWeights(list(map(self._key, positions)), tickets, [])
 
     def _readable(self, positions: Sequence[int]) -> List[nn.NdArray]:
         variables = [self._graph.variables[position] for position in positions]
@@ -208,7 +209,7 @@ class LatestStatistics:
         running, data, pending = {**self._running}, {**self._data}, self._pending
         self._running.clear()
         self._data.clear()
-        self._pending = _Pending((), [], [])
+        self._pending = _PendingWeights((), [], [])
         results = pending.fetch(self._measurements)
         gradients: Dict[int, Tuple[ArrayStatistics, float]] = {}
         new: Dict[_Key, ArrayStatistics] = {}
@@ -231,8 +232,8 @@ class LatestStatistics:
         return gradients, results
 
     def state(self, positions: Sequence[int]) -> List[Any]:
-        """Export for `loaded`, in whose graph positions may differ: index in `positions`, and statistics of
-        gradient and data, of each variable that has any.
+        """Export for `loaded` a row for each variable with statistics: its index in `positions`, as positions
+        may differ in another graph; those of its gradient, unless it is only watched; those of its data.
         """
         rows = []
         for index, position in enumerate(positions):
@@ -243,7 +244,7 @@ class LatestStatistics:
         return rows
 
     @property
-    def pending(self) -> Dict[str, List[float]]:
+    def pending_weights(self) -> Dict[str, List[float]]:
         """Weights measured after an update, which become known with the next pass, by name."""
         self._pending.fetch(self._measurements)
         return {key: [*one] for key, one in self._pending.by_key.items() if isinstance(key, str)}
@@ -270,7 +271,7 @@ class LatestStatistics:
         latest.update(weights)
         self._latest, self._at_start, self._iteration, self._new = latest, {}, -1, set()
         if pending is not None:
-            self._pending = _Pending([*pending], [], [*pending.values()])
+            self._pending = _PendingWeights([*pending], [], [*pending.values()])
 
     @property
     def _shared(self) -> Dict[str, _Key]:

@@ -182,10 +182,10 @@ class PreparedGraph:
         # A component may cross layers of several formats: its scale must suit the narrowest.
         u_maxes: Dict[int, float] = {}
         for position, index in components.of.items():
-            own = self.range_of(position).u_max
+            largest = self.range_of(position).u_max
             if index in components.scalar_components:
-                own = max(own, self._by_layer.gradient_format(self.graph.keys[position], 1).max)
-            u_maxes[index] = min(own, u_maxes.get(index, own))
+                largest = max(largest, self._by_layer.gradient_format(self.graph.keys[position], 1).max)
+            u_maxes[index] = min(largest, u_maxes.get(index, largest))
         return [u_maxes.get(index, u_max) for index in indices]
 
     def before_forward(self, context: nn.Context) -> None:
@@ -236,7 +236,7 @@ class PreparedGraph:
         """
         plan, leaves = self.plan, self.graph.leaves
         descriptions: Dict[int, str] = {}
-        for position, is_written in plan.fixed.items():
+        for position, is_written in plan.state_leaves.items():
             if is_written and (named or position not in plan.described.kept):
                 readers = zip(plan.labels, plan.described.inputs.by_function())
                 label = next(label for label, read in readers if position in read)

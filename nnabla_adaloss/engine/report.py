@@ -121,9 +121,9 @@ def report_of(
         largest=largest,
         found_inf=functions,
         kind=kind,
-        state_finite=results.finite,
-        loss_is_nan=math.isnan(results.loss),
-        loss_is_infinite=results.loss == math.inf,
+        state_finite=results.watched_finite,
+        loss_is_nan=math.isnan(results.loss_amax),
+        loss_is_infinite=results.loss_amax == math.inf,
     )
 
 

@@ -33,11 +33,11 @@ def state_of(
     observations: Observations,
     method_alphas: MethodAlphas,
     iteration: int,
-    draws: int,
+    random_draws: int,
 ) -> Dict[str, Any]:
     """State that determines the next scales; `others`: states of other topologies, the latest last."""
     statistics = prepared.statistics.state(prepared.plan.measured)
-    # Training may continue with graphs of other topologies, which read these measurements.
+    # Of parameters: training may continue with graphs of other topologies, which read them, too.
     weights = prepared.statistics.weights if others else {}
     return {
         "schema": SCHEMA,
@@ -46,10 +46,10 @@ def state_of(
         **topology_state(prepared.plan, statistics, prepared.schedules),
         "topologies": list(others),
         "weights": {name: list(one) for name, one in weights.items()},
-        "pending": prepared.statistics.pending,
+        "pending": prepared.statistics.pending_weights,
         "components": observations.state_dict(),
         "layers": method_alphas.state_dict(),
-        "draws": draws,
+        "draws": random_draws,
     }
 
 
@@ -74,8 +74,8 @@ def load_state(
         if not no_weights:
             check_version(state["schema"], SCHEMA)
         topologies = topologies_of(state)
-        own = of_topology(prepared.plan, topologies)
-        if not own:
+        of_plan = of_topology(prepared.plan, topologies)
+        if not of_plan:
             _check_network(prepared.plan, topologies)
         iteration, draws = integer("iteration", state["iteration"]), integer("draws", state["draws"])
         schedules, memory = prepared.schedules.drop(), Memory(memory.policy)
@@ -90,8 +90,8 @@ def load_state(
                 "it had measured: scales are measured again, with the next batch"
             )
         else:
-            others = [one for one in topologies if one not in own]
-            for one in own:
+            others = [one for one in topologies if one not in of_plan]
+            for one in of_plan:
                 statistics, schedules = load_topology(one, prepared)
             # The cycle of measuring is that of the last graph, of whatever topology.
             schedules = schedules.in_cycle(integer("since", state["schedule"]["since"]))
@@ -100,7 +100,7 @@ def load_state(
                 {str(name): ArrayStatistics.loaded(one) for name, one in state.get(kind, {}).items()}
                 for kind in ("weights", "pending")
             )
-            renamed = _renaming(prepared.plan, own)
+            renamed = _renaming(prepared.plan, of_plan)
             histories = MethodAlphas.loaded(renamed(state["layers"]))
             memory = memory.loaded({kind: renamed(by_name) for kind, by_name in state["components"].items()})
             # Amaxes do not depend on the format; scales do, and are chosen again. Older states lack the
@@ -152,19 +152,19 @@ def of_topology(plan: GraphPlan, states: Sequence[Saved]) -> List[Saved]:
     def same_functions(lines: Sequence[str]) -> bool:
         # Earlier versions gave other names to some functions that read no leaf.
         return len(lines) == len(network) and all(
-            line == own or (not node.leaves and line.startswith(f"{node.type_name} "))
-            for line, own, node in zip(lines, network, plan.nodes)
+            line == ours or (not node.leaves and line.startswith(f"{node.type_name} "))
+            for line, ours, node in zip(lines, network, plan.nodes)
         )
 
     # None: saved by an earlier version.
     return [one for one in states if one["wiring"] in (None, wiring) and same_functions(one["network"])]
 
 
-def _renaming(plan: GraphPlan, own: Sequence[Saved]) -> Callable[[Saved], Dict[str, Any]]:
-    """Function that replaces names of functions in saved keys, from states of this plan, by today's."""
+def _renaming(plan: GraphPlan, states: Sequence[Saved]) -> Callable[[Saved], Dict[str, Any]]:
+    """Function that replaces names of functions in saved keys, from `states` of this plan, by today's."""
     names = {
         line[len(node.type_name) + 1 :]: node.label
-        for one in own
+        for one in states
         for line, node in zip(one["network"], plan.nodes)
     }
 

@@ -39,25 +39,25 @@ class SharedGradients:
                 places = dict(zip(leaves_so_far, places_of(gradients, context)))
                 self._parameters = {key: leaf for key, leaf in leaves_so_far.items() if key in names}
                 self._places = {key: places[key] for key in self._parameters}
-            self._first = _one_array(
+            self._first = _first_at_same_place(
                 [places[key] for key in keys],
                 lambda index: names.get(keys[index], f"an input of shape {leaves[index].shape}"),
             )
             self._keys = keys
-        return {positions[own]: positions[first] for own, first in self._first.items()}
+        return {positions[later]: positions[first] for later, first in self._first.items()}
 
 
-def _one_array(places: Sequence[Tuple[int, int]], name_of: Callable[[int], str]) -> Dict[int, int]:
+def _first_at_same_place(places: Sequence[Tuple[int, int]], name_of: Callable[[int], str]) -> Dict[int, int]:
     """Map indices of arrays, given by begin and end in memory, to the first one at the same place."""
     # Reversed, so that of several the first one stays; empty arrays share nothing.
     first = {place: index for index, place in reversed([*enumerate(places)]) if place[0] < place[1]}
     ordered = sorted(first)
     for before, after in zip(ordered, ordered[1:]):
         if after[0] < before[1]:
-            one, other = name_of(first[before]), name_of(first[after])
+            names = " and ".join(map(name_of, (first[before], first[after])))
             raise ValueError(
-                f"the gradients of {one} and {other} overlap in memory, but are not one array: each would be "
-                "unscaled in part; give each leaf a gradient of its own, such as leaf.grad = "
+                f"the gradients of {names} overlap in memory, but are not one array: their common part would "
+                "be unscaled twice; give each leaf a gradient of its own, such as leaf.grad = "
                 "nn.NdArray(leaf.shape)"
             )
     return {index: first[place] for index, place in enumerate(places) if first.get(place, index) != index}

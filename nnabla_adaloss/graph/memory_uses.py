@@ -62,15 +62,15 @@ def memory_uses(described: GraphDescription) -> MemoryUses:
     return MemoryUses(leaves, outputs, cut_off)
 
 
-def fixed_leaves(described: GraphDescription) -> Dict[int, bool]:
-    """Leaves that get no gradient, False, and all leaves that forward writes, True; by position."""
+def state_leaves(described: GraphDescription) -> Dict[int, bool]:
+    """Leaves that may hold state, by position: all that forward writes, True, and others without gradient."""
     positions, producers = described.inputs.positions, described.producers
     uses = zip(positions, producers, described.needs)
-    fixed = dict.fromkeys([p for p, producer, need in uses if producer is None and not need], False)
+    leaves = dict.fromkeys([p for p, producer, need in uses if producer is None and not need], False)
     for index, (type_name, args) in enumerate(zip(described.type_names, described.args)):
         part = described.inputs.part(index)
         written = [part.start + number for number in sorted(written_inputs(type_name, args))]
         # A function that writes to `w.reshape(...)` writes to w. Optional inputs may be missing.
         origins = [origin_of(described, use) for use in written if use < part.stop]
-        fixed.update((positions[use], True) for use in origins if producers[use] is None)
-    return fixed
+        leaves.update((positions[use], True) for use in origins if producers[use] is None)
+    return leaves

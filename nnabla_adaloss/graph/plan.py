@@ -27,7 +27,7 @@ from .graph import Graph
 from .host_functions import host_functions, numbers_on_host
 from .loss_weights import LossWeights
 from .matrix_products import UNSCALED
-from .memory_uses import MemoryUses, fixed_leaves, memory_uses
+from .memory_uses import MemoryUses, memory_uses, state_leaves
 from .names import ParameterNames, function_names
 
 _SEVERAL = 2
@@ -387,9 +387,9 @@ class GraphPlan:
         )
 
     @cached_property
-    def fixed(self) -> Dict[int, bool]:
-        """Leaves that get no gradient, False, and all leaves that forward writes, True; by position."""
-        return fixed_leaves(self.described)
+    def state_leaves(self) -> Dict[int, bool]:
+        """Leaves that may hold state: all that forward writes, True, and others without gradient, False."""
+        return state_leaves(self.described)
 
     def __str__(self) -> str:
         rows = [("function", "role", "layer", "K", "W shape")]

@@ -27,8 +27,8 @@ class Results(NamedTuple):
 
     statistics: List[ArrayStatistics]  # of the measured arrays, in the order of the tickets
     largest: List[float]  # results of `Kernels.unscale_add`, in the order of the gradients
-    finite: bool = True  # True if the watched arrays are finite
-    loss: float = 0.0  # largest magnitude of the watched loss, infinity and NaN included
+    watched_finite: bool = True  # True if the watched arrays are finite
+    loss_amax: float = 0.0  # largest magnitude of the watched loss, infinity and NaN included
 
 
 class HostMeasurements:
@@ -47,8 +47,8 @@ class HostMeasurements:
     def watch(self, arrays: Sequence[nn.NdArray], loss: Optional[nn.NdArray] = None) -> None:
         """Start checking that arrays are finite, and the loss; call once per pass."""
         finite = not arrays or math.isfinite(self._kernels.largest(arrays))
-        magnitude = 0.0 if loss is None else float(np.abs(host_view(loss)).max(initial=0.0))
-        self._results = Results(*self._results[:2], finite, magnitude)
+        loss_amax = 0.0 if loss is None else float(np.abs(host_view(loss)).max(initial=0.0))
+        self._results = Results(*self._results[:2], finite, loss_amax)
 
     def unscale(self, gradients: UnscalingList) -> None:
         """Start unscaling gradients."""
@@ -107,7 +107,7 @@ class DeviceMeasurements:
                 results.largest.extend(magnitudes[_FIRST_GRADIENT:])
                 if watched:
                     finite = math.isfinite(magnitudes[_WATCHED])
-                    results = results._replace(finite=finite, loss=magnitudes[_LOSS])
+                    results = results._replace(watched_finite=finite, loss_amax=magnitudes[_LOSS])
             # Watched arrays have their places in the first table.
             rows_left, gradients_left, watched = rows_left - rows, gradients_left - gradients, False
         return results

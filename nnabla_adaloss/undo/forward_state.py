@@ -121,7 +121,7 @@ class ForwardState:
         parameters: List[nn.Variable] = []
         others: List[nn.Variable] = []
         self.written, self.candidates = [], []
-        for position, written in plan.fixed.items():
+        for position, written in plan.state_leaves.items():
             leaf, key = graph.leaves[position], graph.keys[position]
             if key in self._snapshots or written:
                 self.written.append(leaf)

@@ -70,7 +70,7 @@ def test_a_graph_that_is_built_again_has_the_plan_that_it_would_get(
     known, made = (GraphPlan(network.loss, names=names) for network in (first, again))
     assert known.of_alike(Graph(again.loss), made.described, made.options) is known
     assert str(made) == str(known)
-    for name in ("nodes", "roots", "gradients", "leaves", "fixed", "labels", "names", "readers"):
+    for name in ("nodes", "roots", "gradients", "leaves", "state_leaves", "labels", "names", "readers"):
         assert getattr(known, name) == getattr(made, name)
 
 
@@ -183,7 +183,7 @@ def test_inputs_of_float_functions_in_a_half_network_limit_no_scale() -> None:
         assert (graph.positions[hash(y)] in found) == limits
 
 
-@pytest.mark.parametrize("name", ["largest_gradients", "fixed"])
+@pytest.mark.parametrize("name", ["largest_gradients", "state_leaves"])
 def test_properties_that_follow_from_batch_and_arguments_are_computed_again(name: str) -> None:
     one, other = GraphPlan(normalized(1, batch_stat=True)), normalized(4, batch_stat=False)
     before, found = getattr(one, name), of_alike(one, other)
@@ -195,7 +195,7 @@ def test_a_leaf_that_one_of_its_readers_writes_is_written(written_first: bool) -
     state = nn.Variable((2, 3))
     terms = [F.mean(F.assign(state, nn.Variable((2, 3), need_grad=True) * 2.0)), F.mean(F.tanh(state))]
     graph = Graph(F.add2(*(terms if written_first else terms[::-1])))
-    assert GraphPlan(graph).fixed[graph.positions[hash(state)]]
+    assert GraphPlan(graph).state_leaves[graph.positions[hash(state)]]
 
 
 def network(*, depth: int = 2, batch: int = 4, activation: Any = F.tanh, frozen: bool = False) -> nn.Variable:

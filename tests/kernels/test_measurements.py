@@ -70,7 +70,7 @@ def test_the_magnitude_of_a_loss_is_measured(measurements: Measurements, dtype: 
             assert (statistics, largest, are_finite) == ([], [np.inf], finite)
             np.testing.assert_equal(magnitude, np.abs(values).max())
     measurements.watch([good])
-    assert measurements.fetch().loss == 0.0
+    assert measurements.fetch().loss_amax == 0.0
 
 
 def test_the_last_watched_array_may_be_the_loss_or_not(measurements: Measurements) -> None:
@@ -79,13 +79,16 @@ def test_the_last_watched_array_may_be_the_loss_or_not(measurements: Measurement
         for arrays, loss in (([good, bad], None), ([good], bad)):
             measurements.watch(arrays, loss)
             results = measurements.fetch()
-            assert (results.finite, math.isnan(results.loss)) == (loss is not None, loss is not None)
+            assert (results.watched_finite, math.isnan(results.loss_amax)) == (
+                loss is not None,
+                loss is not None,
+            )
 
 
 def test_a_loss_of_any_type_that_nnabla_knows_can_be_watched(measurements: Measurements) -> None:
     for values in (np.ones(1, np.float64), np.ones((), np.int32), np.float32(np.ones((2, 2)))):
         measurements.watch([], nn.NdArray.from_numpy_array(values))
-        assert math.isfinite(measurements.fetch().loss)
+        assert math.isfinite(measurements.fetch().loss_amax)
 
 
 def test_nothing_is_fetched_where_nothing_was_measured(
