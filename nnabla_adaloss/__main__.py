@@ -180,7 +180,7 @@ def _add_report(commands: Any) -> None:
 def _report(options: argparse.Namespace) -> int:
     """Draw the page of one recording, or of two; return the exit code."""
     # Imported late, to keep help and other commands fast.
-    from nnabla_adaloss.monitor import Recording
+    from nnabla_adaloss.monitor.recording import Recording
     from nnabla_adaloss.report.page import comparison_of, page_of
     from nnabla_adaloss.state.whole_file import replace_page
 

@@ -30,7 +30,8 @@ from ..graph.loss_weights import seed_weight
 from ..graph.names import Parameters, check_parameters
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
-from ..monitor import Audience, LayerScaled, audience_of
+from ..monitor.audience import Audience, audience_of
+from ..monitor.events import LayerScaled
 from ..undo import BatchGuard, ForwardState
 from .chooser import Chooser, Decision, Request
 from .forward_fault import find_fault, first_suspect

@@ -14,7 +14,8 @@ from ..core.components import LayerInput, NodeStructure
 from ..core.formats import Format, get_format
 from ..core.layer_record import LayerRecord, Reason
 from ..kernels.arrays import is_readable, stored_dtype
-from ..monitor import Audience, GradientSeen, LayerLook, LayerScaled
+from ..monitor.audience import Audience
+from ..monitor.events import GradientSeen, LayerLook, LayerScaled
 from .chooser import Decision
 from .prepared_graph import PreparedGraph
 

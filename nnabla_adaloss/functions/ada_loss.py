@@ -28,7 +28,8 @@ from ..core.power_of_two import clamp_scale, floor_power_of_two
 from ..core.statistics import ArrayStatistics, statistics_of
 from ..core.validation import instance_or_none, integer, number, positive_number
 from ..kernels import Kernels
-from ..monitor import Audience, LayerLook, LayerScaled, audience_of
+from ..monitor.audience import Audience, audience_of
+from ..monitor.events import LayerLook, LayerScaled
 
 
 class LayerState(NamedTuple):

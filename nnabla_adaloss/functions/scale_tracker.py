@@ -22,7 +22,7 @@ from ..core.validation import instance_or_none, positive_number
 from ..graph.description import type_name_of
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
-from ..monitor import audience_of
+from ..monitor.audience import audience_of
 from .ada_loss import AdaLoss
 from .identity import IdentityFunction
 

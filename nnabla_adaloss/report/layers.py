@@ -8,8 +8,8 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence
 
 from ..core.layer_record import Reason
 from ..core.power_of_two import scale_text
-from ..monitor import LayerRow, Recording
-from ..monitor.recording import Underflow
+from ..monitor.recording import Recording, Underflow
+from ..monitor.rows import LayerRow
 from .pieces import (
     Lines,
     Timeline,

@@ -7,16 +7,16 @@ import math
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ..core.power_of_two import scale_text
-from ..monitor import (
+from ..monitor.events import (
     BatchRepeated,
     BatchThrownAway,
-    LayerRow,
     Overflowed,
-    Recording,
     ScaleChanged,
     TrainingBegan,
     UpdateEnded,
 )
+from ..monitor.recording import Recording
+from ..monitor.rows import LayerRow
 from .layers import COLUMNS, all_advice, layer_tables, scale_maps, stretch, underflow_map, worst_underflow
 from .pieces import (
     Points,

@@ -13,7 +13,8 @@ from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 import numpy as np
 
 from ..core.power_of_two import scale_text
-from ..monitor import LayerRow, Recording
+from ..monitor.recording import Recording
+from ..monitor.rows import LayerRow
 
 _MOST_COLUMNS = 240
 

@@ -18,7 +18,7 @@ from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
 from ..engine.saved_state import topologies_of
 from ..graph.loss import LossLike, LossSeed, LossWrapper, Seed, check_seed, run_backward
-from ..monitor import audience_of
+from ..monitor.audience import audience_of
 from ..undo import ArraySnapshot, ForwardState
 from ..undo.shared_memory import shared_memory_of
 from ..updaters.notifier import Notifier

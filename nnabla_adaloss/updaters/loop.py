@@ -22,7 +22,8 @@ from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
 from ..errors import LossScaleError
 from ..graph.graph import Graph
 from ..graph.loss import REDUCE, LossLike, check_scale
-from ..monitor import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, audience_of
+from ..monitor.audience import audience_of
+from ..monitor.events import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged
 from ..undo import savepoint
 from .exchange import GradientExchange
 from .global_scale import GlobalScale

@@ -12,7 +12,8 @@ import nnabla as nn
 
 from ..core.saved_settings import as_plain, fields_of, plain
 from ..graph.loss import variable_of
-from ..monitor import Audience, TrainingBegan, UpdateEnded
+from ..monitor.audience import Audience
+from ..monitor.events import TrainingBegan, UpdateEnded
 from .retries import UpdateResult
 from .settings import POLICY_FIELDS
 from .solvers import has

@@ -11,8 +11,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, Monitor, Reason
-from nnabla_adaloss.monitor import LayerScaled
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, LayerScaled, Monitor, Reason
 from tests.worlds.methods import Says
 from tests.worlds.monitors import Records
 from tests.worlds.networks import layers, mlp

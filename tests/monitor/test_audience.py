@@ -7,8 +7,10 @@ from typing import Any, List
 
 import pytest
 
-from nnabla_adaloss import LossScaleWarning
-from nnabla_adaloss.monitor import Audience, Event, Monitor, ScaleChanged, UpdateEnded, audience_of, events
+from nnabla_adaloss import LossScaleWarning, Monitor, ScaleChanged, UpdateEnded
+from nnabla_adaloss.monitor import events
+from nnabla_adaloss.monitor.audience import Audience, audience_of
+from nnabla_adaloss.monitor.events import Event
 
 
 class Listening:

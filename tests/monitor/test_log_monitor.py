@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, LayerRecord, LayerScaled, LogMonitor, Monitor
-from nnabla_adaloss.monitor import LayerLook
+from nnabla_adaloss.monitor.events import LayerLook
 from tests.worlds.trainings import training, updater_on, watched
 
 pytestmark = pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")

@@ -26,7 +26,7 @@ from nnabla_adaloss import (
     UpdateEnded,
 )
 from nnabla_adaloss.emulation import FormatEmulation
-from nnabla_adaloss.monitor import Audience
+from nnabla_adaloss.monitor.audience import Audience
 from nnabla_adaloss.monitor.events import RECORDED
 from tests.worlds.trainings import AS_THE_BASELINE, training, watched
 

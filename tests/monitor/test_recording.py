@@ -9,8 +9,7 @@ from typing import Any, Callable, List, Tuple
 import numpy as np
 import pytest
 
-from nnabla_adaloss import BatchThrownAway, LayerRow, Recorder, Recording
-from nnabla_adaloss.monitor import Underflow
+from nnabla_adaloss import BatchThrownAway, LayerRow, Recorder, Recording, Underflow
 
 from .watched import layer, whole
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnabla_adaloss import LayerRecord, Reason
+from nnabla_adaloss import LayerRecord, LayerScaled, Reason
 from nnabla_adaloss.core.formats import FORMATS, Format
 from nnabla_adaloss.core.statistics import statistics_of
-from nnabla_adaloss.monitor import GradientSeen, LayerScaled
+from nnabla_adaloss.monitor.events import GradientSeen
 from nnabla_adaloss.monitor.rows import row_of
 
 from .watched import layer

@@ -9,11 +9,12 @@ from typing import Any, Dict, List, Optional, Tuple, Type
 import pytest
 from nnabla.utils.inspection import NanInfTracer, TimeProfiler
 
-from nnabla_adaloss import AdaLossConfig, LossScaleError
-from nnabla_adaloss.monitor import (
+from nnabla_adaloss import (
+    AdaLossConfig,
     BatchRepeated,
     BatchThrownAway,
     LayerScaled,
+    LossScaleError,
     Monitor,
     Overflowed,
     ScaleChanged,
