@@ -3,31 +3,47 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 from functools import partial
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Union
 
 import nnabla as nn
+import numpy as np
 
 from ..core.config import AdaLossConfig
 from ..core.precision import StorageLike
+from ..core.saved_settings import (
+    SettingValue,
+    as_plain,
+    check_version,
+    fields_of,
+    foreign_settings_warning,
+    not_default,
+    plain,
+    with_known_names,
+)
 from ..core.scale_history import HistoryPolicy
+from ..core.scale_policy import ScaleState
 from ..core.validation import (
     boolean,
     callable_with,
     choice,
     explains_keywords,
+    integer,
     nonnegative_integer,
     nonnegative_number,
+    number,
     optional,
     positive_integer,
 )
 from ..errors import is_out_of_memory, missing_code, warn
 from ..graph.loss import LossLike
 from ..state.state_file import read_state, write_state
+from .exchange import crc32
 from .loop import TrainingLoop
-from .retries import UpdateResult
+from .retries import Counters, UpdateResult
 from .settings import (
     TORCH_ARGUMENTS,
     GlobalScaleName,
@@ -42,7 +58,9 @@ from .settings import (
     policy,
 )
 from .solvers import check_solver
-from .states import parameter_checksum, read_saved, saved_state
+
+# Version of a saved state.
+_VERSION = 6
 
 
 class AdaptiveLossScalingUpdater(TrainingLoop):
@@ -267,7 +285,18 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
             RuntimeError: an update is running: use `when_idle`.
         """
         with self._between_updates("state_dict()"):
-            return saved_state(self, _SAVED)
+            settings = self._deciding_settings()
+            return {
+                "version": _VERSION,
+                "settings": as_plain(settings),
+                "chosen": not_default(settings),
+                "scale_state": {name: plain(value) for name, value in self.scale_state._asdict().items()},
+                "counters": dataclasses.asdict(self.counters),
+                "last_good_scale": self._s0.last_good,
+                "iteration": self.iteration,
+                "parameters": self._parameter_checksum(),
+                "scaling": self.scaling.state_dict(),
+            }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a result of `state_dict`. Load the parameters before.
@@ -276,11 +305,31 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
             ValueError: the state is damaged, of a newer version, of another network, or of an updater with
                 other settings. Nothing changes then.
         """
-        saved = read_saved(state, self, _SAVED)
-        self.scaling.load_state_dict(saved["scaling"])
-        self._s0.state, self._s0.last_good = saved["scale_state"], saved["last_good_scale"]
-        self.iteration, self.counters, self._interrupted = saved["iteration"], saved["counters"], None
-        if saved["parameters"] != parameter_checksum(self.solver):
+        settings = self._deciding_settings()
+        try:
+            check_version(state["version"], _VERSION)
+            saved, foreign = with_known_names(state["settings"], settings, state.get("chosen"))
+            for name, value in as_plain(settings).items():
+                # `dtype` may differ: the engine chooses scales again for another format. Old states do not
+                # name theirs.
+                if saved[name] != value and not (name == "dtype" and "dtype" in state["scaling"]):
+                    raise ValueError(
+                        f"state was saved with {name}={saved[name]!r}, this updater has {value!r}: "
+                        "make the updater with the same settings"
+                    )
+            scale_state = self._s0.policy.checked(ScaleState(**state["scale_state"]))
+            counters = Counters.from_dict(state["counters"])
+            last_good = number("last_good_scale", state["last_good_scale"])
+            iteration, checksum = (integer(name, state[name]) for name in ("iteration", "parameters"))
+            scaling = state["scaling"]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"state is damaged, or not an updater's: {error!r}") from error
+        if foreign:
+            warn(foreign_settings_warning(foreign))
+        self.scaling.load_state_dict(scaling)
+        self._s0.state, self._s0.last_good = scale_state, last_good
+        self.iteration, self.counters, self._interrupted = iteration, counters, None
+        if checksum != self._parameter_checksum():
             self.scaling.forget()
             warn(
                 "the parameters are not those that the state was saved with: the scales of layers are "
@@ -305,6 +354,21 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
             OSError: the file cannot be read.
         """
         self.load_state_dict(read_state(path))
+
+    def _deciding_settings(self) -> Dict[str, SettingValue]:
+        """Settings that determine the next step, with their defaults."""
+        own = {name: SettingValue(getattr(self, name), default) for name, default in _SAVED.items()}
+        del own["config"]
+        return {
+            **fields_of(self.scaling.config),
+            **own,
+            "global_scale": SettingValue(self.history or "dynamic", HistoryPolicy()),
+        }
+
+    def _parameter_checksum(self) -> int:
+        """CRC-32 of the solver's parameters."""
+        parameters = sorted(self.solver.get_parameters().items())
+        return crc32(np.array([crc32(v.data.get_data("r")) for _, v in parameters], np.uint32))
 
 
 _SAVED = {
