@@ -19,9 +19,8 @@ from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels.interface import UnscalingList
 from ..kernels.scratch import ScratchPool
-from .leaf_gradients import Contribution, contributions_of
+from .leaf_gradients import Contribution, WrittenLeaves, contributions_of
 from .scaled_weights import SwappedWeights
-from .written_leaves import WrittenLeaves
 
 _zeroing, _size = attrgetter("zeroing"), attrgetter("size")
 _GRAD = repeat("grad")

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameter gradients: targets of nnabla's writes, and unscaling into the fp32 masters."""
+"""Parameter gradients: targets of nnabla's writes, unscaling into the fp32 masters, largest magnitudes."""
 
 from __future__ import annotations
 
-from typing import AbstractSet, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+import math
+from functools import cached_property
+from typing import AbstractSet, Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
+import numpy as np
+from numpy.typing import NDArray
 
-from ..core.components import NodeStructure
+from ..core.components import Components, NodeStructure, component_of_contribution
 from ..core.power_of_two import is_power_of_two
 from ..core.schedule import Step
 from ..emulation.rounded_storage import NativeStorage
@@ -214,6 +218,66 @@ class LeafGradients:
         for entry in written:
             if entry.total is not entry.master:
                 self._kernels.scaled_copy(entry.total, entry.master, 1.0)
+
+
+class WrittenLeaves:
+    """Contributions of a pass, in the order of unscaling; shared by passes with equal ones."""
+
+    def __init__(
+        self, contributions: Sequence[Contribution], plan: GraphPlan, components: Components
+    ) -> None:
+        self.contributions, self.components, self._plan = contributions, components, plan
+        # By leaves: their components, the start of each one's places among the sorted places, and these.
+        self._groups: Dict[AbstractSet[int], Tuple[List[int], NDArray[np.intp], NDArray[np.intp]]] = {}
+
+    @cached_property
+    def counted(self) -> List[Tuple[Contribution, int, int]]:
+        """Contributions of this batch's gradients only, each with the index of its largest magnitude among
+        those of all, and with its component.
+        """
+        return [
+            (one, place, self.component(one.leaf, one.function))
+            for one, place in places_of_contributions(self.contributions)
+        ]
+
+    def component(self, leaf: int, function: int) -> int:
+        """Component of the gradient that a function writes to a leaf."""
+        return component_of_contribution(self._plan.by_number[function], leaf, self.components.of)
+
+    def amax_of_components(self, largest: Sequence[float], leaves: FrozenSet[int]) -> Dict[int, float]:
+        """Largest finite magnitude of each component in these leaves, from the `largest` of all."""
+        if leaves not in self._groups:
+            counted = sorted((index, place) for one, place, index in self.counted if one.leaf in leaves)
+            places = np.array([place for _, place in counted], np.intp)
+            of_places, starts = np.unique([index for index, _ in counted], return_index=True)
+            self._groups[leaves] = of_places.tolist(), starts, places
+        components, starts, places = self._groups[leaves]
+        if not components:
+            return {}
+        magnitudes = np.array(largest)[places]
+        # A component whose contributions are all infinite has no amax: -1 removes it below.
+        if math.inf in largest:
+            magnitudes[magnitudes == math.inf] = -1.0
+        amaxes: Any = np.maximum.reduceat(magnitudes, starts).tolist()
+        return {index: amax for index, amax in zip(components, amaxes) if amax >= 0.0}
+
+
+def places_of_contributions(written: Sequence[Contribution]) -> List[Tuple[Contribution, int]]:
+    """List contributions without gradients of earlier batches, each with the index of its magnitude."""
+    # The magnitude of a contribution that is not `alone` is that of the sum with the leaf's former gradient.
+    # It is left out if earlier batches may be in the sum, as no contribution of this pass came before. After
+    # one at the same scale the two count as one, as the sum of several functions does in a pass without
+    # hooks.
+    result: List[Tuple[Contribution, int]] = []
+    latest: Dict[int, int] = {}  # by leaf, in the result
+    for index, contribution in enumerate(written):
+        alone, earlier = contribution.alone, latest.get(contribution.leaf)
+        if earlier is not None and not alone and result[earlier][0].scale == contribution.scale:
+            result[earlier] = result[earlier][0], index
+        elif alone or earlier is not None:
+            latest[contribution.leaf] = len(result)
+            result.append((contribution, index))
+    return result
 
 
 class NonfiniteGradients:

@@ -17,9 +17,8 @@ from ..graph.plan import GraphPlan
 from ..kernels.measurements import Results
 from .chooser import Decision
 from .latest_statistics import GradientStatistics
-from .leaf_gradients import Contribution
+from .leaf_gradients import Contribution, WrittenLeaves
 from .prepared_graph import PreparedGraph
-from .written_leaves import WrittenLeaves
 
 _position = attrgetter("leaf")
 
@@ -217,7 +216,7 @@ def _components_of_leaves(
     """
     # Function, component, and whether it is not finite, of each contribution that was measured alone.
     parts = [(one.function, index, largest[place] == math.inf) for one, place, index in written.counted]
-    counted = {one.contribution.leaf for one in written.counted}
+    counted = {one.leaf for one, _, _ in written.counted}
     for node in plan.nodes:
         for leaf in map(plan.leaf, node.leaves):
             if leaf not in counted:

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling
-from nnabla_adaloss.engine.leaf_gradients import Contribution
+from nnabla_adaloss.engine.leaf_gradients import Contribution, WrittenLeaves, places_of_contributions
 from nnabla_adaloss.engine.passes import hookless
-from nnabla_adaloss.engine.written_leaves import WrittenLeaves, places_of_contributions
 from tests.worlds.networks import layers
 from tests.worlds.passes import run, settle
 from tests.worlds.tampering import Sometimes

@@ -14,10 +14,9 @@ from ...graph.hooks import Hook
 from ...graph.loss import Seed
 from ..chooser import Decision
 from ..layer_watch import LayerWatch
-from ..leaf_gradients import LeafGradients, contributions_of
+from ..leaf_gradients import LeafGradients, WrittenLeaves, contributions_of
 from ..prepared_graph import PreparedGraph
 from ..scaled_weights import ScaledWeights
-from ..written_leaves import WrittenLeaves
 
 Hooks = Sequence[Optional[Hook]]
 """Hooks to call in order; None is skipped."""

@@ -14,11 +14,10 @@ import nnabla as nn
 
 from ..chooser import Decision
 from ..hookless_steps import HooklessSteps, LeafList
-from ..leaf_gradients import Contribution, LeafGradients
+from ..leaf_gradients import Contribution, LeafGradients, WrittenLeaves
 from ..prepared_graph import PreparedGraph
 from ..scaled_weights import ScaledWeights
 from ..slices import Slice
-from ..written_leaves import WrittenLeaves
 from .hooked import BackwardOptions, Hooks
 
 
