@@ -39,8 +39,8 @@ from __future__ import annotations
 import math
 from typing import AbstractSet, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from .alpha_bounds import AlphaBounds
 from .components import Components, Edge, MergedComponents
+from .layer_alpha import AlphaBounds
 from .layer_record import Reason
 from .power_of_two import floor_power_of_two
 from .scale_history import equalized

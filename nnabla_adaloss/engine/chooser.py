@@ -7,11 +7,11 @@ import math
 from functools import partial
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
-from ..core.alpha_bounds import AlphaBounds, alpha_bounds, spare_of
 from ..core.choose import Choice, MethodAlpha, ScaleLimits, Start, choose, choose_merged
 from ..core.components import Components
 from ..core.config import AdaLossConfig
 from ..core.formats import FLOAT16, get_format
+from ..core.layer_alpha import AlphaBounds, alpha_bounds, spare_of
 from ..core.memory import Observations
 from ..core.power_of_two import floor_power_of_two
 from ..core.scale_history import HistoryPolicy

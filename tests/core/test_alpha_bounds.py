@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from nnabla_adaloss.core.alpha_bounds import AlphaBounds, alpha_bounds, spare_of
 from nnabla_adaloss.core.formats import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, Format
+from nnabla_adaloss.core.layer_alpha import AlphaBounds, alpha_bounds, spare_of
 from nnabla_adaloss.core.power_of_two import is_power_of_two
 
 FORMATS = pytest.mark.parametrize("stored", [FLOAT16, BFLOAT16, FLOAT32, FLOAT8_E5M2, FLOAT8_E4M3])

@@ -13,9 +13,9 @@ import nnabla.parametric_functions as PF
 import pytest
 from hypothesis import given
 
-from nnabla_adaloss.core.alpha_bounds import AlphaBounds
 from nnabla_adaloss.core.choose import Choice, ScaleLimits, Start, choose, choose_merged, within_float32
 from nnabla_adaloss.core.components import Components, MergedComponents, merge_components
+from nnabla_adaloss.core.layer_alpha import AlphaBounds
 from nnabla_adaloss.core.layer_record import Reason
 from nnabla_adaloss.core.power_of_two import is_power_of_two
 from tests.worlds import random_structures as graphs
