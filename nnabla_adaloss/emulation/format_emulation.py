@@ -17,7 +17,7 @@ from ..graph.hooks import Hook, HookGuard
 from ..graph.loss import LossLike, LossSeed, Seed, check_scale, check_seed, run_backward, variable_of
 from ..graph.names import Parameters, check_parameters, names_of, registered_names
 from ..kernels import select_kernels
-from ..kernels.scratch import ScratchPool
+from ..kernels.arrays import ScratchPool
 from .operands import OperandSwap
 from .rounded_storage import RoundedStorage
 from .rounding_plan import Rounding, RoundingPlan

@@ -13,7 +13,7 @@ from ..core.formats import Format
 from ..core.precision import Precision
 from ..graph.description import may_depend
 from ..graph.functions import properties_of
-from ..kernels.scratch import ScratchPool
+from ..kernels.arrays import ScratchPool
 from .rounded_storage import RoundedStorage
 
 

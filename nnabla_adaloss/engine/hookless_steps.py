@@ -17,8 +17,8 @@ from ..core.schedule import Rescale, ScaleSchedule, Step
 from ..emulation.rounded_storage import NativeStorage
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
+from ..kernels.arrays import ScratchPool
 from ..kernels.interface import UnscalingList
-from ..kernels.scratch import ScratchPool
 from .leaf_gradients import Contribution, WrittenLeaves, contributions_of
 from .scaled_weights import SwappedWeights
 

@@ -26,9 +26,8 @@ from ..core.statistics import ArrayStatistics, pool
 from ..emulation.rounded_storage import NativeStorage
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
-from ..kernels.arrays import are_readable, as_float32, stored_dtype
+from ..kernels.arrays import ScratchPool, are_readable, as_float32, stored_dtype
 from ..kernels.measurements import Measurements, Results
-from ..kernels.scratch import ScratchPool
 
 _Key = Union[int, str]
 

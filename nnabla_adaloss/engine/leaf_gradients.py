@@ -18,9 +18,8 @@ from ..emulation.rounded_storage import NativeStorage
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels import Measurements, measurements_by
-from ..kernels.arrays import prepare_master
+from ..kernels.arrays import ScratchPool, prepare_master
 from ..kernels.interface import Kernels, UnscalingList
-from ..kernels.scratch import ScratchPool
 
 
 class Contribution(NamedTuple):

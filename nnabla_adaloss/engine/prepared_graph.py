@@ -24,8 +24,7 @@ from ..graph.loss_weights import LossWeights
 from ..graph.names import Parameters, names_of
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels, Measurements
-from ..kernels.arrays import stored_dtype
-from ..kernels.scratch import ScratchPool
+from ..kernels.arrays import ScratchPool, stored_dtype
 from .hookless_steps import HooklessSteps
 from .latest_statistics import LatestStatistics
 from .slices import Slice, empty_slices, slices_of

@@ -10,9 +10,8 @@ import nnabla as nn
 from ..core.components import LayerInput
 from ..emulation.rounded_storage import NativeStorage
 from ..graph.graph import Graph
-from ..kernels.arrays import are_readable, as_float32
+from ..kernels.arrays import ScratchPool, are_readable, as_float32
 from ..kernels.interface import Kernels, ScaledCopies
-from ..kernels.scratch import ScratchPool
 
 
 class SwappedWeights:

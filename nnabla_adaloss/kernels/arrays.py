@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State of nnabla arrays, checks of kernels' arguments, and float32 copies of other dtypes."""
+"""State of nnabla arrays, checks of kernels' arguments, float32 copies, and a pool of arrays for reuse."""
 
 from __future__ import annotations
 
 import math
 from operator import attrgetter
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -19,6 +19,8 @@ FLOAT16 = np.dtype(np.float16)
 
 dtype_of, is_zeroing, size_of = attrgetter("dtype"), attrgetter("zeroing"), attrgetter("size")
 _IS_HALF = {FLOAT32: False, FLOAT16: True}
+
+_Key = Tuple[Tuple[int, ...], str, int]
 
 Halves = Optional[NDArray[np.bool_]]
 """Mask of the arrays that are float16, the others being float32; None if all are float32."""
@@ -136,3 +138,28 @@ def unscaling_factor(scale: float) -> float:
     if not 0.0 < scale < math.inf:
         raise ValueError(f"scale={scale} must be a positive finite number")
     return 1.0 / scale
+
+
+class ScratchPool:
+    """Pool of arrays by shape and purpose, as long as graphs need them; the next `get` may overwrite."""
+
+    def __init__(self) -> None:
+        self._arrays: Dict[_Key, nn.NdArray] = {}
+        # Arrays of the previous graph that this one has not used yet.
+        self._before: Dict[_Key, nn.NdArray] = {}
+
+    def __len__(self) -> int:
+        return len(self._arrays) + len(self._before)
+
+    def get(self, shape: Tuple[int, ...], purpose: str, index: int = 0) -> nn.NdArray:
+        """Return the array of `shape` for `purpose`; `index` distinguishes several of one function."""
+        key = (shape, purpose, index)
+        array = self._arrays.get(key)
+        if array is None:
+            array = self._arrays[key] = self._before.pop(key, None) or nn.NdArray(shape)
+        return array
+
+    def end_graph(self) -> None:
+        """Drop arrays that this graph has not used; a graph of other shapes may follow."""
+        # Scaled weights are the same for sentences of all lengths; scaled activations would grow in number.
+        self._before, self._arrays = self._arrays, {}

@@ -21,7 +21,7 @@ from ..graph.loss import LossLike, LossSeed, LossWrapper, Seed, check_seed, run_
 from ..monitor.audience import audience_of
 from ..undo import ArraySnapshot, ForwardState
 from ..undo.shared_memory import shared_memory_of
-from ..updaters.notifier import Notifier
+from ..updaters.notifications import Notifier
 from ..updaters.solvers import check_solvers, named_parameters, parameters_of
 from .scaled_losses import ScaledLosses
 

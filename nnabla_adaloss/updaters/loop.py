@@ -28,8 +28,7 @@ from ..undo import savepoint
 from .exchange import GradientExchange
 from .global_scale import GlobalScale
 from .idle import idle_of
-from .notifications import notify_beginning, notify_update
-from .notifier import ANALYSE, Notifier
+from .notifications import ANALYSE, Notifier, notify_beginning, notify_update
 from .retries import Counters, RetryState, UpdateResult
 from .settings import POLICY_FIELDS, history_of, hooks_by_pass
 from .solvers import make_memory, parameters_of

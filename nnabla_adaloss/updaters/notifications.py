@@ -1,25 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of updates for monitors."""
+"""Notifications of a training: events of updates for monitors, and warnings, each once."""
 
 from __future__ import annotations
 
 import inspect
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Dict
+from typing import Any, ClassVar, Dict, Sequence, Set
 
 import nnabla as nn
 
 from ..core.saved_settings import as_plain, fields_of, plain
+from ..engine import AdaptiveLossScaling
+from ..errors import warn
+from ..graph.graph import Graph
 from ..graph.loss import variable_of
+from ..graph.plan import GraphPlan
 from ..monitor.audience import Audience
 from ..monitor.events import TrainingBegan, UpdateEnded
 from .retries import UpdateResult
 from .settings import POLICY_FIELDS
-from .solvers import has
+from .solvers import has, parameters_of
 
 # With `global_scale="history"` its policy determines the start and bounds of the scale.
 _OF_SEARCHED_SCALES = {"scale"} | POLICY_FIELDS
+
+# After this many updates without any gradient, unlabelled batches no longer explain a loss of zero.
+_SILENT = 100
+# Number of batches lost in a row that is worth a warning: a jump of the gradients by 2**20 costs only six.
+_LOST = 10
+
+ANALYSE = "run `python -m nnabla_adaloss analyse`"
 
 
 def installed_version() -> str:
@@ -75,3 +86,131 @@ def notify_update(audience: Audience, iteration: int, result: UpdateResult, loss
             loss=float(loss.d.flat[0]),
         )
         audience.tell(event)
+
+
+class Notifier:
+    """Warns once of each kind; detects batches lost in a row, and no gradients."""
+
+    undone: ClassVar = ("_last_gradient",)
+
+    def __init__(self) -> None:
+        self._warned: Set[str] = set()
+        self._lost_in_a_row = 0
+        # Keys of the solvers' parameters at the last query.
+        self._trained: Set[int] = set()
+        # Last iteration with a nonzero gradient; 0: none yet.
+        self._last_gradient = 0
+        # Parameters without any nonzero gradient so far, by name.
+        self._untrained: Dict[str, nn.Variable] = {}
+
+    def warn(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warn(message)
+
+    def note_update(
+        self, iteration: int, scale: float, engines: Sequence[AdaptiveLossScaling], solvers: Sequence[Any]
+    ) -> bool:
+        """Note an update after the passes of engines; False, with a warning, if all gradients are zero."""
+        self._lost_in_a_row = 0
+        if True in [engine.result.loss_is_infinite for engine in engines]:
+            self.warn(
+                "infinite loss",
+                f"the loss is infinite in iteration {iteration}, its gradients are not: training goes on, "
+                f"but the value of the loss is lost. To name the function that overflows, {ANALYSE}",
+            )
+        if self._untrained:
+            self._note_untrained(iteration, engines)
+        # First with the parameters of the last query: reading a solver's takes as long as all the rest.
+        if self._none_has_learned(engines):
+            parameters = parameters_of(solvers)
+            self._trained = {hash(v) for v in parameters}
+            none = self._none_has_learned(engines)
+            # Other batches, ranks and hooks may have added to gradients that these passes left at zero.
+            if none and engines[0].kernels.gradients_are_zero(parameters):
+                in_a_row = iteration - self._last_gradient
+                # The batch may have had no signal, as one without a reward; if all were so, something is
+                # wrong.
+                may_be_silent = self._last_gradient or in_a_row < _SILENT
+                if not (may_be_silent and all(engine.has_nothing_to_learn() for engine in engines)):
+                    since = f"in {in_a_row} updates up to" if in_a_row > 1 else "in"
+                    self.warn(
+                        "zero_gradients",
+                        f"every gradient is exactly zero {since} iteration {iteration}, at loss scale "
+                        f"{scale:g}: the network has converged, or everything underflows. Check the loss "
+                        f"weight, and {ANALYSE}",
+                    )
+                return False
+        self._last_gradient = iteration
+        return True
+
+    def _none_has_learned(self, engines: Sequence[AdaptiveLossScaling]) -> bool:
+        """True if these engines' passes left the gradients of all trained parameters at zero."""
+        return all(self._trained.isdisjoint(engine.result.nonzero) for engine in engines)
+
+    def _note_untrained(self, iteration: int, engines: Sequence[AdaptiveLossScaling]) -> None:
+        """Note parameters with a gradient; after a while, warn of those that never had one."""
+        nonzero = {key for engine in engines for key in engine.result.nonzero}
+        self._untrained = {name: v for name, v in self._untrained.items() if hash(v) not in nonzero}
+        if not self._untrained or iteration < _SILENT:
+            return
+        # Once: from now on none is noted.
+        left, self._untrained = self._untrained, {}
+        # nnabla has written to none of their gradients.
+        missing = [name for name, v in left.items() if v.grad.zeroing]
+        if missing:
+            self.warn(
+                "untrained",
+                f"{len(missing)} of the solver's parameters had no gradient in {iteration} updates "
+                f"(the first is {missing[0]!r}): the loss does not depend on them. Give the "
+                f"solver only those that it trains; to list the others, {ANALYSE}",
+            )
+        # Other ranks may have had gradients, and an inactive loss may become active.
+        inactive = any(0.0 in engine.result.schedule.loss_weights for engine in engines)
+        zero = [] if inactive else [name for name in left if name not in missing]
+        if zero and engines[0].kernels.gradients_are_zero([left[name] for name in zero]):
+            self.warn(
+                "zero gradients of some",
+                f"the gradients of {len(zero)} of the solver's parameters were exactly zero in {iteration} "
+                f"updates (the first is {zero[0]!r}): they underflow, or a later function passes no "
+                f"gradient on. To find out, {ANALYSE}",
+            )
+
+    def count_lost(self, iteration: int, cause: str, advice: str = "") -> None:
+        """Count a lost batch; warn of many in a row, with the `cause` of the last as a clause."""
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row == _LOST:
+            self.warn(
+                f"lost because {cause.split()[0]}",
+                f"{_LOST} batches in a row were lost up to iteration {iteration}, the last because {cause}. "
+                f"Check the data, the parameters and the learning rate, and {ANALYSE}{advice}",
+            )
+
+    def count_overflow(self, iteration: int, where: str) -> None:
+        """Count a batch lost to overflow, after which scales are lower."""
+        cause = f"gradients overflowed, though each such batch has lowered scales; first bad layer: {where}"
+        self.count_lost(
+            iteration, cause, '; on_overflow="repeat" of the updater, with enough max_retries, loses none'
+        )
+
+    def check_parameters(self, solver: Any, graph: Graph, plan: GraphPlan) -> None:
+        """Raise ValueError if the solver has no parameters; warn if they are not the network's."""
+        parameters = solver.get_parameters()
+        if not parameters:
+            raise ValueError(
+                "solver has no parameters, so nothing would be trained: call "
+                "solver.set_parameters(nnabla.get_parameters()) first"
+            )
+        reached = {graph.keys[leaf] for node in plan.nodes for leaf in node.leaves}
+        if not any(hash(v) in reached for v in parameters.values()):
+            self.warn(
+                "foreign_parameters",
+                f"the loss does not depend on any of the solver's {len(parameters)} parameters (the first is "
+                f"{next(iter(parameters))!r}): they are of another network, or none of them needs a gradient",
+            )
+            return
+        # Running statistics, or intentionally frozen ones: a solver's Variables do not show it.
+        fixed = {graph.keys[position] for position in graph.leaves}.difference(
+            graph.keys[position] for position in graph.needed
+        )
+        self._untrained = {name: v for name, v in parameters.items() if hash(v) not in fixed}

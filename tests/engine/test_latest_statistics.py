@@ -17,8 +17,8 @@ from nnabla_adaloss.engine.latest_statistics import LatestStatistics, Statistics
 from nnabla_adaloss.graph.graph import Graph
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
+from nnabla_adaloss.kernels.arrays import ScratchPool
 from nnabla_adaloss.kernels.measurements import HostMeasurements, Results
-from nnabla_adaloss.kernels.scratch import ScratchPool
 
 
 class Arrays:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from nnabla_adaloss.kernels.scratch import ScratchPool
+from nnabla_adaloss.kernels.arrays import ScratchPool
 
 
 def test_one_array_per_shape_and_purpose() -> None:
