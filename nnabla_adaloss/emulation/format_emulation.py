@@ -257,9 +257,6 @@ class FormatEmulation:
             self._operands.put_back()
         for key, variable in self._rounding(f).gradients:
             self.emulated_storage.round_gradient(key, variable.grad)
-        after = self.emulated_storage.after.get(hash(f))
-        if after is not None:
-            after()
 
     def _rounding(self, f: Any) -> Rounding:
         roundings = self._plan.roundings

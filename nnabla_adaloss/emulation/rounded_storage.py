@@ -48,8 +48,6 @@ class NativeStorage:
         # Statistics of the last rounding of gradients, and of weights and activations.
         self.gradients: Dict[int, RoundingStatistics] = {}
         self.data: Dict[int, RoundingStatistics] = {}
-        # Called after the gradients of a function have been rounded, by its key.
-        self.after: Mapping[int, Callable[[], None]] = {}
         # Shared by all storages of a training.
         self.drawn = Draws()
         # Returns the keys of variables whose gradients are stored in the format.

@@ -7,7 +7,6 @@ and each contribution is rounded.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import List, Sequence, Tuple
 
 import nnabla as nn
@@ -53,7 +52,7 @@ class HooklessPass:
         """Prepare measuring, and swap weights and gradients of leaves; return the hooks before and after
         functions, of which only the latter may be needed: see `_after`.
         """
-        graph, storage = self._prepared.graph, self._prepared.storage
+        graph = self._prepared.graph
         if self._slice is not None:
             self._keep_measured(self._slice)
         if self._steps.weights.keys:
@@ -69,10 +68,6 @@ class HooklessPass:
         if not (between or following):
             return (), ()
         numbers = {hash(graph.functions[number]): number for number in (*between, *following)}
-        if storage.rounds:
-            # An emulated storage has a hook of its own after each function, and calls these.
-            storage.after = {key: partial(self._after, number) for key, number in numbers.items()}
-            return (), ()
 
         def after(f: object) -> None:
             number = numbers.get(hash(f))
@@ -104,7 +99,6 @@ class HooklessPass:
     def end(self) -> WrittenLeaves:
         """Restore weights, measure, unscale gradients of leaves, and return these."""
         prepared, measured, scales = self._prepared, self._slice, self._schedule.scales
-        prepared.storage.after = {}
         # First, because the weights themselves are measured, not their copies.
         self._weights.restore()
         if measured is not None:
@@ -129,7 +123,6 @@ class HooklessPass:
 
     def restore(self) -> None:
         """Restore all swapped arrays, if any."""
-        self._prepared.storage.after = {}
         self._release()
         self._weights.restore()
         self._leaves.restore()
