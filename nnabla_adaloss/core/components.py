@@ -4,19 +4,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import (
-    AbstractSet,
-    Any,
-    Dict,
-    FrozenSet,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import AbstractSet, Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 
 class ScaledInput(NamedTuple):
@@ -83,7 +71,7 @@ class Components(NamedTuple):
         """Component of the loss gradient: the first in backward order."""
         return 0
 
-    def with_descendants(self, indices: AbstractSet[int]) -> Set[int]:
+    def with_descendants(self, indices: AbstractSet[int]) -> AbstractSet[int]:
         """Components with these indices, and all that edges lead to from them."""
         return _reachable(self.edges, indices)
 
@@ -210,11 +198,11 @@ def _numbered(
     of = {position: numbers[root] for position, root in root_of.items()}
     indices = frozenset(range(len(names)))
     edges = [edge for node in nodes if node.layer_inputs or node.separates for edge in _edges(node, of)]
-    leaves: Dict[int, Set[int]] = {}
+    leaves: Dict[int, List[int]] = {}
     for node in nodes:
         for leaf in node.leaves:
             contribution = component_of_contribution(node, leaf, of)
-            leaves.setdefault(one_gradient.get(leaf, leaf), set()).add(contribution)
+            leaves.setdefault(one_gradient.get(leaf, leaf), []).append(contribution)
     return Components(
         of=of,
         names=names,
@@ -243,14 +231,14 @@ def component_of_contribution(node: NodeStructure, leaf: int, component_of: Mapp
     return component_of[leaf if scaled else node.outputs[0]]
 
 
-def _reachable(edges: Sequence[Edge], start: AbstractSet[int]) -> Set[int]:
+def _reachable(edges: Sequence[Edge], start: AbstractSet[int]) -> AbstractSet[int]:
     """Components `start` and all that edges lead to from them."""
-    successors: Dict[int, Set[int]] = {}
+    successors: Dict[int, List[int]] = {}
     for edge in edges:
-        successors.setdefault(edge.predecessor, set()).add(edge.successor)
+        successors.setdefault(edge.predecessor, []).append(edge.successor)
     reachable, waiting = {*start}, [*start]
     while waiting:
-        new = successors.get(waiting.pop(), set()) - reachable
+        new = {*successors.get(waiting.pop(), ())} - reachable
         reachable |= new
         waiting += new
     return reachable

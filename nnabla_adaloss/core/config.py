@@ -11,15 +11,7 @@ from .formats import FORMATS, DTypeLike, Format, get_format
 from .layer_selection import LayerSelection
 from .methods import METHODS, AmaxHistory, Method, MethodLike, Range, resolve_method
 from .precision import Precision
-from .validation import (
-    boolean,
-    explains_keywords,
-    integer,
-    number,
-    positive_integer,
-    positive_number,
-    strings,
-)
+from .validation import boolean, explains_keywords, integer, positive_integer, positive_number, strings
 
 # Settings that "amax_history" does not use.
 _OF_PUBLISHED_METHODS = "n_uf_threshold", "scale_upper_bound", "accum_upper_bound", "use_bound", "u_min"
@@ -104,9 +96,6 @@ class AdaLossConfig:
         for name in ("u_min", "u_max"):
             if getattr(self, name) is not None:
                 self._set(name, positive_number(name, getattr(self, name)))
-        for name in ("n_uf_threshold", "max_rescue_ratio"):
-            if getattr(self, name) is not None:
-                self._set(name, number(name, getattr(self, name)))
         if self.dtype is not None and not isinstance(self.dtype, Format):
             self._set("dtype", get_format(self.dtype, argument="dtype").name)
         u_min, u_max = self.range

@@ -9,13 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distributions
 from typing import Any, Callable, Dict, Iterable, List, Tuple
 
-from nnabla_adaloss.cuda_libraries import (
-    cuda_version_of,
-    find_cuda_libraries,
-    find_extension_library,
-    namespace_folders,
-)
-
+from ..cuda_libraries import cuda_version_of, find_cuda_libraries, find_extension_library, namespace_folders
 from . import probes
 from .findings import Area, Finding, area_works, failure
 from .probes import Answer, call_isolated

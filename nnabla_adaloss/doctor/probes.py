@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, List, Sequence, Tuple
 
-from nnabla_adaloss.cuda_libraries import find_extension_library, namespace_folders
+from ..cuda_libraries import find_extension_library, namespace_folders
 
 # Largest accepted difference from nnabla's own gradients, relative to the largest of them. A float16 gradient
 # sums a few numbers of 11 significant bits.

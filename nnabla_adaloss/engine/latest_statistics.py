@@ -5,20 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from copy import copy
-from typing import (
-    AbstractSet,
-    Any,
-    Callable,
-    Dict,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    Union,
-)
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 
@@ -42,9 +29,9 @@ _WEIGHT = " weight"
 class StatisticsRequest(NamedTuple):
     """Positions of the variables whose statistics are needed."""
 
-    gradients: AbstractSet[int]  # gradients that methods use
-    data: AbstractSet[int]
-    watched: AbstractSet[int]  # gradients that are only reported
+    gradients: FrozenSet[int]  # gradients that methods use
+    data: FrozenSet[int]
+    watched: FrozenSet[int]  # gradients that are only reported
 
 
 class _PendingWeights(NamedTuple):
@@ -108,7 +95,7 @@ class LatestStatistics:
         self._data: Dict[_Key, Union[int, ArrayStatistics]] = {}
         self._pending = _PendingWeights((), [], [])
         # Keys measured since the last exchange between ranks.
-        self._new: Set[_Key] = set()
+        self._new: FrozenSet[_Key] = frozenset()
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> LatestStatistics:
         """Adapt to another graph of the topology."""
@@ -227,7 +214,7 @@ class LatestStatistics:
                 new[key] = statistics
         if new:
             self._latest = {**self._latest, **new}
-            self._new.update(new)
+            self._new |= new.keys()
         return gradients, results
 
     def state(self, positions: Sequence[int]) -> List[Any]:
@@ -268,7 +255,7 @@ class LatestStatistics:
         # Keys of data are ~position, which is negative.
         latest = {self._key(~key) if key < 0 else key: one for key, one in statistics.items()}
         latest.update(weights)
-        self._latest, self._at_start, self._iteration, self._new = latest, {}, -1, set()
+        self._latest, self._at_start, self._iteration, self._new = latest, {}, -1, frozenset()
         if pending is not None:
             self._pending = _PendingWeights([*pending], [], [*pending.values()])
 
@@ -300,7 +287,7 @@ class LatestStatistics:
         """Take over the `shared` statistics of all ranks, in one order, combined as if the arrays were one;
         choices use them from the next `begin` on.
         """
-        self._latest, self._new = {**self._latest}, set()
+        self._latest, self._new = {**self._latest}, frozenset()
         # All ranks have the same weights: the last one wins, on each of them.
         weights = {name: row for one in messages for name, row in one.items() if name.endswith(_WEIGHT)}
         for name, values in weights.items():

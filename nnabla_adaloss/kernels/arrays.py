@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from operator import attrgetter
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -130,14 +129,6 @@ def require_same_sizes(sources: Sequence[nn.NdArray], targets: Sequence[nn.NdArr
         for source, target in zip(sources, targets):
             require_same_size(source, target)
     return sizes
-
-
-def unscaling_factor(scale: float) -> float:
-    """1 / scale; ValueError unless `scale` is positive and finite."""
-    scale = float(scale)
-    if not 0.0 < scale < math.inf:
-        raise ValueError(f"scale={scale} must be a positive finite number")
-    return 1.0 / scale
 
 
 class ScratchPool:

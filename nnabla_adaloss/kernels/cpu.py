@@ -18,14 +18,7 @@ from ..host_context import HOST, array_type, host_view
 from .addresses import addresses_of
 from .arrays import FLOAT16, FLOAT32, is_half, require_same_sizes, which_are_half
 from .cpu_library import allowed_threads, levels, library
-from .interface import (
-    EXPONENT_BINS,
-    ExponentHistogram,
-    Kernels,
-    RoundingStatistics,
-    ScaledCopies,
-    UnscalingList,
-)
+from .interface import EXPONENT_BINS, Kernels, RoundingStatistics, ScaledCopies, UnscalingList
 
 # Structs of native/adaloss.h. All fields have eight bytes, so there is no padding.
 _STATISTICS_TASK = Struct("=QqqQ")
@@ -66,7 +59,7 @@ class CpuKernels(Kernels):
         rows = self._statistics(table.tobytes(), len(arrays))
         return [ArrayStatistics(size, *row[:6]) for size, row in zip(sizes, rows)]
 
-    def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
+    def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, NDArray[np.int64]]:
         counts = np.zeros(EXPONENT_BINS, np.int64)
         return self._measured(x, counts.ctypes.data), counts
 

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 import nnabla as nn
 import numpy as np
 from nnabla import NdArray
+from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
@@ -17,14 +18,7 @@ from .addresses import Addresses, addresses_of
 from .arrays import require_same_sizes, which_are_half
 from .cuda_launcher import CupyLauncher, constant, layout
 from .device_tasks import Column, DeviceTable, DeviceTasks
-from .interface import (
-    EXPONENT_BINS,
-    ExponentHistogram,
-    Kernels,
-    RoundingStatistics,
-    ScaledCopies,
-    UnscalingList,
-)
+from .interface import EXPONENT_BINS, Kernels, RoundingStatistics, ScaledCopies, UnscalingList
 
 # Two reads of 16 bytes for each of 256 threads: enough for small arrays to spread out.
 ELEMENTS_PER_BLOCK = 2048
@@ -158,7 +152,7 @@ class CudaKernels(Kernels):
     def statistics(self, x: NdArray) -> ArrayStatistics:
         return self._results(lambda table: self.launch_statistics([x], table))[0].statistics
 
-    def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
+    def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, NDArray[np.int64]]:
         with self._lock:
             self.launch_exponent_histogram(x, self._own_table)
             counts = self._launcher.fetch(self._exponents, EXPONENT_BINS * 8).view(np.int64)

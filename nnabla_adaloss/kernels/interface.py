@@ -13,24 +13,10 @@ from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
-from .arrays import (
-    FLOAT32,
-    as_float32,
-    float32_copy,
-    is_readable,
-    require_float32,
-    require_same_size,
-    unscaling_factor,
-)
+from .arrays import FLOAT32, as_float32, float32_copy, is_readable, require_float32, require_same_size
 
 EXPONENT_BINS = 256
 """Length of an exponent histogram: one bin per value of float32's exponent field."""
-
-ExponentHistogram = NDArray[np.int64]
-"""Counts by binary exponent, shape (256,): bin e counts the x with 2^(e-127) <= |x| < 2^(e-126).
-
-Bin 0 holds the zeros and whatever is below 2^-126, bin 255 the infinities and NaNs.
-"""
 
 
 class RoundingStatistics(NamedTuple):
@@ -83,9 +69,17 @@ class UnscalingList:
                 require_float32(master, "master")
         self.accumulate = np.array(accumulate, np.bool_) if any(accumulate) else None
         self.sizes = np.array([x.size for x in sources], np.int64)
-        self.factors = np.array(list(map(unscaling_factor, scales)), np.float64)
+        self.factors = np.array(list(map(_factor, scales)), np.float64)
         # Tasks of the kernels, which set addresses and dtypes of sources in each pass.
         self.tasks: Any = None
+
+
+def _factor(scale: float) -> float:
+    """1 / scale; ValueError unless `scale` is positive and finite."""
+    scale = float(scale)
+    if not 0.0 < scale < math.inf:
+        raise ValueError(f"scale={scale} must be a positive finite number")
+    return 1.0 / scale
 
 
 class Kernels(ABC):
@@ -121,8 +115,12 @@ class Kernels(ABC):
         """Sums, extremes and counts of `x`."""
 
     @abstractmethod
-    def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
-        """The statistics of `x` and, from the same pass, how many elements have each binary exponent."""
+    def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, NDArray[np.int64]]:
+        """The statistics of `x` and, from the same pass, how many elements have each binary exponent.
+
+        Bin e counts the x with 2^(e-127) <= |x| < 2^(e-126), bin 0 the zeros and whatever is below 2^-126,
+        bin 255 the infinities and NaNs.
+        """
 
     @abstractmethod
     def largest(self, arrays: Sequence[NdArray]) -> float:
