@@ -16,14 +16,6 @@ class LossScaleError(RuntimeError):
 class GraphChangedError(RuntimeError):
     """A graph was rewired between two backward passes of one wrapped loss."""
 
-    @classmethod
-    def at(cls, type_name: str) -> GraphChangedError:
-        """Make the error for an unexpected function of this type in backward."""
-        return cls(
-            f"{type_name} is not where it was when the loss was wrapped: the graph was rewired. "
-            "These gradients are not valid; the next backward will be"
-        )
-
 
 class LossScaleWarning(UserWarning):
     """Training goes on, but something about the loss scale needs attention."""

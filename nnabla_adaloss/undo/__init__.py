@@ -2,6 +2,6 @@
 """Snapshots for undoing a batch."""
 
 from .batch_guard import BatchGuard as BatchGuard
-from .forward_state import ForwardState as ForwardState
+from .batch_guard import ForwardState as ForwardState
 from .snapshot import ArraySnapshot as ArraySnapshot
 from .snapshot import savepoint as savepoint

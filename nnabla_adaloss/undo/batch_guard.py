@@ -1,17 +1,151 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Undoing a single batch, or a window of batches."""
+"""Undoing batches, and state that forward writes, such as running statistics: found, saved and restored."""
 
 from __future__ import annotations
 
-from typing import Callable, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
 from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
-from .forward_state import ForwardState, Moment
-from .snapshot import ArraySnapshot
+from ..kernels.arrays import are_readable, is_readable
+from .shared_memory import SharedMemory, shared_memory_of
+from .snapshot import ArraySnapshot, Contents, contents_of, put_back
+
+Moment = Dict[ArraySnapshot, ArraySnapshot]
+"""State at a later moment: for each snapshot of the window's start, one taken at that moment."""
+
+
+class ForwardState:
+    """Leaves that forward writes, except a feeder's data. Findings about parameters outlive graphs."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._graph: Optional[Graph] = None
+        # The snapshot that each parameter is part of, by key; and the snapshots of this graph.
+        self._snapshots: Dict[int, ArraySnapshot] = {}
+        self._present: List[ArraySnapshot] = []
+        self._saved: List[ArraySnapshot] = []
+        # Leaves of this graph that may share memory with outputs, and the last snapshot of carried ones.
+        self._shared = SharedMemory([], [])
+        self._carried = ArraySnapshot(kernels, [])
+        self._examined: Set[int] = set()
+        self.written: List[nn.Variable] = []
+        # Parameters that the first forward may turn out to write.
+        self.candidates: List[nn.Variable] = []
+        # Contents of the candidates before the first forward, kept during it only.
+        self._before: List[Contents] = []
+
+    def drop(self) -> None:
+        """Drop the saved state of the previous batch."""
+        self._saved.clear()
+        self._before = []
+
+    def save(self, graph: Graph, plan: GraphPlan) -> None:
+        """Save the leaves that forward through `graph` will write, unless this window has saved them."""
+        if graph is not self._graph:
+            self._find(graph, plan)
+        outputs, carried = self._shared.find()
+        for leaf in carried:
+            if leaf.data.clear_called:
+                raise RuntimeError(
+                    f"an input of shape {leaf.shape} shares its data with an output that clear_buffer has "
+                    "freed, so its values are lost: share the data before the first update, or set "
+                    "persistent = True of the output, and assign the input its initial value"
+                )
+        # Keep `clear_buffer` from freeing these.
+        for output in outputs:
+            output.persistent = True
+        if carried != self._carried.variables:
+            self._carried = ArraySnapshot(self._kernels, carried)
+        for snapshot in [*self._present, self._carried] if carried else self._present:
+            if snapshot not in self._saved:
+                snapshot.save()
+                self._saved.append(snapshot)
+        if self.candidates:
+            self._before = [contents_of(leaf.data) for leaf in self.candidates]
+
+    def note_changes(self) -> None:
+        """After the first forward, find the parameters that it changed; they are saved from now on."""
+        for leaf, before in self._changed():
+            self.written.append(leaf)
+            snapshot = self._add([leaf])
+            snapshot.put([before])
+            self._saved.append(snapshot)
+        self._examined.update(map(hash, self.candidates))
+        self.candidates, self._before = [], []
+
+    def restore(self, moment: Optional[Moment] = None) -> None:
+        """Restore the state of a moment, by default the window's start, or as leaves were first saved."""
+        moment = moment or {}
+        # An interrupted forward may have written any candidate.
+        for leaf, before in list(self._changed()):
+            put_back(leaf.data, before)
+        self._before = []
+        # In reverse, so that the oldest snapshot wins where two graphs of the window have saved one leaf.
+        for snapshot in reversed(self._saved):
+            moment.get(snapshot, snapshot).restore()
+
+    def now(self, reused: Optional[Moment] = None) -> Moment:
+        """Save the present state, too, for a later batch of a window; reuse the memory of `reused`."""
+        reused, moment = reused or {}, {}
+        for saved in self._saved:
+            moment[saved] = reused.get(saved) or ArraySnapshot(self._kernels, saved.variables)
+            moment[saved].save()
+        return moment
+
+    @property
+    def arrays(self) -> List[nn.NdArray]:
+        """The present float32 and float16 arrays that forward writes."""
+        arrays = [leaf.data for leaf in self.written]
+        return arrays if are_readable(arrays) else list(filter(is_readable, arrays))
+
+    def _changed(self) -> Iterator[Tuple[nn.Variable, Contents]]:
+        """Candidates that the first forward changed, with their contents before it."""
+        for leaf, before in zip(self.candidates, self._before):
+            now = contents_of(leaf.data)
+            if (None if now is None else now.tobytes()) != (None if before is None else before.tobytes()):
+                yield leaf, before
+
+    def _find(self, graph: Graph, plan: GraphPlan) -> None:
+        """Find the leaves that forward through a graph writes, and their snapshots; and the parameters that
+        it may write, which the first forward shows.
+        """
+        self._shared = shared_memory_of(graph, plan)
+        # nnabla may free these before the functions that read them cut off have run.
+        for position in plan.memory_uses.cut_off:
+            graph.variables[position].persistent = True
+        snapshots: Dict[ArraySnapshot, None] = {}
+        parameters: List[nn.Variable] = []
+        others: List[nn.Variable] = []
+        self.written, self.candidates = [], []
+        for position, written in plan.state_leaves.items():
+            leaf, key = graph.leaves[position], graph.keys[position]
+            if key in self._snapshots or written:
+                self.written.append(leaf)
+            if key in self._snapshots:
+                snapshots[self._snapshots[key]] = None
+            elif written:
+                (parameters if key in plan.names else others).append(leaf)
+            elif key in plan.names and key not in self._examined:
+                self.candidates.append(leaf)
+        self._present = list(snapshots)
+        if parameters:
+            self._add(parameters)
+        if others:
+            # They may disappear with this graph.
+            self._present.append(ArraySnapshot(self._kernels, others))
+        # Assigned last: a signal may interrupt between any two lines.
+        self._graph = graph
+
+    def _add(self, leaves: List[nn.Variable]) -> ArraySnapshot:
+        """Make a snapshot of these parameters, used from now on."""
+        snapshot = ArraySnapshot(self._kernels, leaves)
+        self._snapshots.update(dict.fromkeys(map(hash, leaves), snapshot))
+        self._present.append(snapshot)
+        return snapshot
 
 
 class BatchGuard:

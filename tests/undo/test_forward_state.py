@@ -15,7 +15,7 @@ from nnabla_adaloss.graph.graph import Graph
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
-from nnabla_adaloss.undo.forward_state import ForwardState
+from nnabla_adaloss.undo.batch_guard import ForwardState
 from tests.worlds.values import constant, data
 
 pytestmark = pytest.mark.any_context

@@ -100,7 +100,10 @@ class HookedPass:
         node = plan.by_number.get(graph.numbers.get(hash(f), -1))
         if node is None:
             # A function that was not there when the graph was read.
-            raise GraphChangedError.at(type_name_of(f.info.type_name))
+            raise GraphChangedError(
+                f"{type_name_of(f.info.type_name)} is not where it was when the loss was wrapped: the graph "
+                "was rewired. These gradients are not valid; the next backward will be"
+            )
         if self._measured:
             # Before `step.before` multiplies it: that may overflow, and would hide what the scale has room
             # for.
