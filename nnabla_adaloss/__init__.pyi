@@ -40,12 +40,12 @@ from .errors import LossScaleError as LossScaleError
 from .errors import LossScaleWarning as LossScaleWarning
 from .functions.ada_loss import AdaLoss as AdaLoss
 from .functions.ada_loss import NNablaAdaLoss as NNablaAdaLoss
-from .functions.branch import branch as branch
 from .functions.formulas import bound_loss_scale_by_heuristics as bound_loss_scale_by_heuristics
 from .functions.formulas import get_loss_scale as get_loss_scale
 from .functions.formulas import get_loss_scale_by_abs_range as get_loss_scale_by_abs_range
 from .functions.formulas import get_loss_scale_by_approx_range as get_loss_scale_by_approx_range
 from .functions.formulas import get_loss_scale_by_element_wise_range as get_loss_scale_by_element_wise_range
+from .functions.loss_scaling import branch as branch
 from .functions.loss_scaling import loss_scaling as loss_scaling
 from .functions.loss_scaling import unscale as unscale
 from .functions.round_to_format import round_to_format as round_to_format

@@ -96,7 +96,7 @@ def try_function(extension: str, type_config: str, name: str) -> List[str]:
     """Compare a function with NumPy and the CPU, or raise ArithmeticError; list types run on the host."""
     from nnabla.ext_utils import get_extension_context
 
-    from nnabla_adaloss.graph.host_functions import runs_on_host
+    from nnabla_adaloss.graph.memory_uses import runs_on_host
 
     (program, shapes), generator = TRIALS[name], np.random.default_rng(0)
     inputs = [generator.standard_normal(shape).astype(np.float32) for shape in shapes]

@@ -39,7 +39,8 @@ from .graph_cache import GraphCache
 from .layer_watch import LayerWatch
 from .leaf_gradients import NonfiniteGradients
 from .method_alphas import MethodAlphas
-from .passes import BackwardOptions, run_pass
+from .passes.backward_pass import run_pass
+from .passes.hooked import BackwardOptions
 from .report import PassReport
 from .saved_state import load_state, state_of
 

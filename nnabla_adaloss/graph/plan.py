@@ -24,10 +24,9 @@ from ..core.layer_selection import LayerSelection
 from .description import GraphDescription, backward_order
 from .functions import properties_of
 from .graph import Graph
-from .host_functions import host_functions, numbers_on_host
 from .loss_weights import LossWeights
 from .matrix_products import UNSCALED
-from .memory_uses import MemoryUses, memory_uses, state_leaves
+from .memory_uses import MemoryUses, host_functions, memory_uses, numbers_on_host, state_leaves
 from .names import ParameterNames, function_names
 
 _SEVERAL = 2

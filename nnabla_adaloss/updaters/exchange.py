@@ -169,14 +169,10 @@ class GradientExchange:
         comm: Any = self.comm
         names = [*self.parameters, "the loss scales"]
         arrays = [v.data.get_data("r") for v in self.parameters.values()] + [np.array(scales, np.float64)]
-        # Checksums have 32 bits: two halves of 16, which float32 holds exactly.
-        own = np.array([divmod(crc32(array), 1 << 16) for array in arrays], np.float32)
-        first = nn.NdArray.from_numpy_array(own.copy())
-        comm.bcast([first], 0, inplace=True)
-        differs = (np.array(first.data) != own).any(axis=1)
-        different = [name for name, flag in zip(names, self.any(list(differs))) if flag]
+        rows, _ = self._gather(np.array(list(map(crc32, arrays)), np.uint32))
+        different = list(compress(names, (rows != rows[0]).any(axis=0)))
         if different:
-            here = "differs from" if differs.any() else "agrees with"
+            here = "agrees with" if (rows[comm.rank] == rows[0]).all() else "differs from"
             raise RankDisagreementError(
                 f"ranks disagree in iteration {iteration}: {', '.join(different[:5])}"
                 f"{' and others' if len(different) > 5 else ''} (rank {comm.rank} {here} rank 0). "

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnabla_adaloss import AdaLossConfig, ScaleTracker, branch, cast_loss_scaling, loss_scaling, unscale
-from nnabla_adaloss.functions.branch import common_scale
+from nnabla_adaloss.functions.loss_scaling import common_scale
 from tests.functions.graphs import gradients_of, variable
 from tests.worlds.values import bits
 

@@ -12,7 +12,7 @@ import nnabla.parametric_functions as PF
 import pytest
 
 from nnabla_adaloss.graph.graph import Graph
-from nnabla_adaloss.graph.host_functions import host_functions, numbers_on_host
+from nnabla_adaloss.graph.memory_uses import host_functions, numbers_on_host
 from nnabla_adaloss.graph.plan import GraphPlan
 
 FLOAT = ["cudnn:float", "cuda:float", "cpu:float"]
