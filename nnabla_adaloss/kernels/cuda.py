@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from threading import RLock
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -98,28 +98,25 @@ class CudaKernels(Kernels):
         self._launch("largest_magnitude", tasks, table.largest)
         return tasks
 
-    def launch_unscale_list(
-        self, gradients: UnscalingList, table: DeviceTable, part: slice = slice(None), first: int = 0
-    ) -> None:
-        """Launch `unscale_add` for a part of a list; largest magnitudes go to places from `first` on."""
-        sources, accumulate = gradients.sources[part], gradients.accumulate
-        places = range(first, first + len(sources))
+    def launch_unscale_list(self, gradients: UnscalingList, table: DeviceTable, first: int = 0) -> None:
+        """Launch `unscale_add` for a list; largest magnitudes go to the table's places from `first` on."""
+        sources, masters, accumulate = gradients.sources, gradients.masters, gradients.accumulate
         flags: Any = 0
-        if gradients.masters is None:
+        if masters is None:
             addresses = targets = addresses_of(sources, None, self.context)
         else:
             addresses, flags = self._read(sources)
-            masters, write_only = gradients.masters[part], accumulate is None
-            targets = addresses_of(masters, None, self.context, write_only=write_only)
+            targets = addresses_of(masters, None, self.context, write_only=accumulate is None)
         if accumulate is not None:
-            flags = flags | self._accumulate * accumulate[part]
-        # Tasks of the last pass, and their first place, by the start of their part.
-        last: Dict[int, Tuple[int, DeviceTasks]] = gradients.tasks or {}
-        first_before, tasks = last.get(part.start, (None, None))
+            flags = flags | self._accumulate * accumulate
+        # Tasks of the last pass, with their first place.
+        first_before, tasks = gradients.tasks or (None, None)
         if tasks is None or first_before != first:
-            sizes, factors = gradients.sizes[part], gradients.factors[part]
-            tasks = DeviceTasks(addresses, targets, sizes, rows=places, factors=factors, flags=flags)
-            gradients.tasks = {**last, part.start: (first, tasks)}
+            places, factors = range(first, first + len(sources)), gradients.factors
+            tasks = DeviceTasks(
+                addresses, targets, gradients.sizes, rows=places, factors=factors, flags=flags
+            )
+            gradients.tasks = first, tasks
         else:
             tasks.move(addresses, targets, flags)
         self._launch("unscale_add", tasks, table.largest)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import List, NamedTuple, Optional, Sequence, Tuple, Union, cast
+from typing import List, NamedTuple, Optional, Sequence, Union, cast
 
 import nnabla as nn
 import numpy as np
@@ -14,11 +14,10 @@ from ..host_context import host_view
 from .arrays import is_readable
 from .cpu import CpuKernels
 from .cuda import CudaKernels
-from .device_tasks import DeviceTable, DeviceTasks
+from .device_tasks import DeviceTasks
 from .interface import Kernels, UnscalingList
 
-# Places of largest magnitudes in a table; the first table has those of all watched arrays and of the loss,
-# then gradients.
+# Places of largest magnitudes in a table: of all watched arrays, and of the loss; then those of gradients.
 _WATCHED, _LOSS, _FIRST_GRADIENT = 0, 1, 2
 
 
@@ -63,69 +62,58 @@ class HostMeasurements:
 
 
 class DeviceMeasurements:
-    """Measurements on a GPU: kernels write to tables of `rows` results, which are copied once per pass."""
+    """Measurements on a GPU: kernels write to a table of `rows` results, which is copied once per pass."""
 
     def __init__(self, kernels: CudaKernels, rows: int) -> None:
         self._kernels = kernels
-        self._rows = rows
-        self._tables = [self._new_table()]
-        self._used = 0
-        self._unscaled = 0
+        self._results = Results([], [])  # of this pass, from tables that were too small for it
+        self._make_table(rows)
+        self._used = self._unscaled = 0
         self._watched = False
         self._watching: Optional[DeviceTasks] = None
 
     def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
-        first, self._used = self._used, self._used + len(arrays)
-        for table, row, part in self._places(first, self._used):
-            self._kernels.launch_statistics(arrays[part], table, row)
-        return list(range(first, self._used))
+        self._make_room(self._used + len(arrays))
+        self._kernels.launch_statistics(arrays, self._table, self._used)
+        self._used += len(arrays)
+        end = len(self._results.statistics) + self._used
+        return list(range(end - len(arrays), end))
 
     def watch(self, arrays: Sequence[nn.NdArray], loss: Optional[nn.NdArray] = None) -> None:
         losses = [] if loss is None or not is_readable(loss) else [loss]
         places = [_WATCHED] * len(arrays) + [_LOSS] * len(losses)
         self._watched = bool(places)
         watched = [*arrays, *losses]
-        self._watching = self._kernels.launch_largest(watched, self._tables[0], places, self._watching)
+        self._watching = self._kernels.launch_largest(watched, self._table, places, self._watching)
 
     def unscale(self, gradients: UnscalingList) -> None:
-        first, self._unscaled = self._unscaled, self._unscaled + len(gradients.sources)
-        for table, place, part in self._places(first, self._unscaled):
-            self._kernels.launch_unscale_list(gradients, table, part, _FIRST_GRADIENT + place)
+        count = len(gradients.sources)
+        self._make_room(self._unscaled + count)
+        self._kernels.launch_unscale_list(gradients, self._table, _FIRST_GRADIENT + self._unscaled)
+        self._unscaled += count
 
     def fetch(self) -> Results:
-        results = Results([], [])
-        # Results that the remaining tables hold.
-        rows_left, gradients_left, watched = self._used, self._unscaled, self._watched
+        (statistics, largest, finite, loss_amax), self._results = self._results, Results([], [])
+        used, unscaled, watched = self._used, self._unscaled, self._watched
         self._used = self._unscaled = 0
         self._watched = False
-        for table in self._tables:
-            rows, gradients = min(rows_left, self._rows), min(gradients_left, self._rows)
-            if rows or gradients or watched:
-                fetched, magnitudes = table.fetch(rows, _FIRST_GRADIENT + gradients)
-                table.clear()
-                results.statistics.extend(row.statistics for row in fetched)
-                results.largest.extend(magnitudes[_FIRST_GRADIENT:])
-                if watched:
-                    finite = math.isfinite(magnitudes[_WATCHED])
-                    results = results._replace(watched_finite=finite, loss_amax=magnitudes[_LOSS])
-            # Watched arrays have their places in the first table.
-            rows_left, gradients_left, watched = rows_left - rows, gradients_left - gradients, False
-        return results
+        if used or unscaled or watched:
+            rows, magnitudes = self._table.fetch(used, _FIRST_GRADIENT + unscaled)
+            self._table.clear()
+            statistics += [row.statistics for row in rows]
+            largest += magnitudes[_FIRST_GRADIENT:]
+            if watched:
+                finite, loss_amax = math.isfinite(magnitudes[_WATCHED]), magnitudes[_LOSS]
+        return Results(statistics, largest, finite, loss_amax)
 
-    def _new_table(self) -> DeviceTable:
-        return self._kernels.table(self._rows, gradients=_FIRST_GRADIENT + self._rows)
+    def _make_table(self, rows: int) -> None:
+        self._rows, self._table = rows, self._kernels.table(rows, gradients=_FIRST_GRADIENT + rows)
 
-    def _places(self, first: int, end: int) -> List[Tuple[DeviceTable, int, slice]]:
-        """Tables for results `first` up to `end`, the first place in each, and the range of results."""
-        places, number = [], first
-        while number < end:
-            table, place = divmod(number, self._rows)
-            if table == len(self._tables):
-                self._tables.append(self._new_table())
-            after = min(end, number + self._rows - place)
-            places.append((self._tables[table], place, slice(number - first, after - first)))
-            number = after
-        return places
+    def _make_room(self, rows: int) -> None:
+        """Make a larger table, if this one has fewer rows; that is rare, and waits for the results so far."""
+        if rows > self._rows:
+            self._results = self.fetch()
+            self._make_table(2 * rows)
 
 
 Measurements = Union[HostMeasurements, DeviceMeasurements]
