@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Dict, List, Optional, cast
 
-import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.components import LayerInput, NodeStructure
-from ..core.formats import Format, get_format
+from ..core.formats import get_format
 from ..core.layer_record import LayerRecord, Reason
 from ..kernels.arrays import is_readable, stored_dtype
 from ..monitor.audience import Audience
@@ -48,43 +46,35 @@ class LayerWatch:
 
     def _look(self, node: NodeStructure, layer_input: LayerInput) -> LayerLook:
         """Make access to a layer's arrays, which are read only if a monitor asks."""
-        positions = node.outputs[0], layer_input.input, layer_input.weight
-        output, input, weight = (self._graph.variables[p] for p in positions)
+        keys, variables, storage = self._graph.keys, self._graph.variables, self._storage
+        input, weight = variables[layer_input.input], variables[layer_input.weight]
+        named = {
+            "output_gradient": variables[node.outputs[0]].grad,
+            "input_gradient": input.grad,
+            "weight": weight.data,
+            "input": input.data,
+        }
+
+        def read(name: str) -> Optional[GradientSeen]:
+            # The monitor's gradient of a layer is that of its input, which alpha scales.
+            array = named["input_gradient" if name == "gradient" else name]
+            if array.clear_called or not is_readable(array):
+                return None
+            statistics, exponents = self._kernels.exponent_histogram(array)
+            key = keys[layer_input.weight if name == "weight" else layer_input.input]
+            if name != "gradient":
+                stored = storage.data_format(key, array.size)
+                return GradientSeen(statistics, exponents, stored or self._format)
+            stored, rounded = storage.gradient_format(key, array.size), storage.gradients.get(key)
+            # Elements that an emulated storage has lost.
+            lost = () if rounded is None else (rounded.underflowed, rounded.overflowed)
+            return GradientSeen(statistics, exponents, stored or self._format, *lost)
 
         def arrays() -> Dict[str, NDArray[np.float32]]:
-            named = {
-                "output_gradient": output.grad,
-                "input_gradient": input.grad,
-                "weight": weight.data,
-                "input": input.data,
-            }
-            stored = {
-                name: x for name, x in named.items() if not x.clear_called and stored_dtype(x) is not None
-            }
+            stored = {n: x for n, x in named.items() if not x.clear_called and stored_dtype(x) is not None}
             return {name: np.array(cast(Any, x.data), np.float32) for name, x in stored.items()}
 
-        # The monitor's gradient of a layer is that of its input, which alpha scales.
-        gradient = partial(self._gradient, input.grad, self._graph.keys[layer_input.input])
-        data = {"weight": partial(self._data, weight), "input": partial(self._data, input)}
-        return LayerLook({"gradient": gradient, **data}, arrays)
-
-    def _gradient(self, array: nn.NdArray, key: int) -> Optional[GradientSeen]:
-        """Summarize a gradient, with the elements that an emulated storage lost."""
-        rounded = self._storage.gradients.get(key)
-        lost = () if rounded is None else (rounded.underflowed, rounded.overflowed)
-        return self._seen(array, self._storage.gradient_format(key, array.size), *lost)
-
-    def _data(self, v: nn.Variable) -> Optional[GradientSeen]:
-        return self._seen(v.data, self._storage.data_format(hash(v), v.data.size))
-
-    def _seen(self, array: nn.NdArray, format: Optional[Format], *lost: int) -> Optional[GradientSeen]:
-        """Summarize an array stored in a format, where `lost` elements underflowed and overflowed; None if it
-        was freed or has another dtype.
-        """
-        if array.clear_called or not is_readable(array):
-            return None
-        statistics, exponents = self._kernels.exponent_histogram(array)
-        return GradientSeen(statistics, exponents, format or self._format, *lost)
+        return LayerLook(read, arrays)
 
 
 def records_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Protocol, Tuple, Type, get_type_hints
+from typing import Any, Callable, Dict, NamedTuple, Optional, Protocol, Tuple, Type, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,28 +63,25 @@ class LayerLook:
 
     def __init__(
         self,
-        read: Optional[Mapping[str, Callable[[], Optional[GradientSeen]]]] = None,
+        read: Callable[[str], Optional[GradientSeen]] = lambda name: None,
         arrays: Callable[[], Dict[str, NDArray[np.float32]]] = dict,
     ) -> None:
-        self._read, self._arrays = read or {}, arrays
-
-    def _seen(self, name: str) -> Optional[GradientSeen]:
-        return self._read[name]() if name in self._read else None
+        self._read, self._arrays = read, arrays
 
     @cached_property
     def gradient(self) -> Optional[GradientSeen]:
         """The input gradient as stored, accumulated scale included; None if none was written."""
-        return self._seen("gradient")
+        return self._read("gradient")
 
     @cached_property
     def weight(self) -> Optional[GradientSeen]:
         """The weight, without the layer's scale; None where nothing is stored."""
-        return self._seen("weight")
+        return self._read("weight")
 
     @cached_property
     def input(self) -> Optional[GradientSeen]:
         """The array that the weight is multiplied by; None where it is no longer stored."""
-        return self._seen("input")
+        return self._read("input")
 
     def arrays(self) -> Dict[str, NDArray[np.float32]]:
         """Copies of the arrays that are still stored: `"output_gradient"` and `"input_gradient"`, accumulated
