@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import nnabla as nn
 
@@ -16,18 +16,21 @@ from ..core.validation import boolean, explains_keywords, instance_or_none, inte
 from ..core.verdict import PassVerdict, Rules
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling, BatchLoop, Outcome
-from ..engine.saved_state import topologies_of
-from ..graph.loss import LossLike, LossSeed, LossWrapper, Seed, check_seed, run_backward
+from ..engine.saved_state import of_topology, topologies_of
+from ..graph.loss import LossLike, LossSeed, LossWrapper, Seed, check_seed, run_backward, variable_of
 from ..monitor.audience import audience_of
 from ..undo import ArraySnapshot, ForwardState
 from ..undo.shared_memory import shared_memory_of
 from ..updaters.notifications import Notifier
 from ..updaters.solvers import check_solvers, named_parameters, parameters_of
-from .scaled_losses import ScaledLosses
 
 _VERSION = 3
 # Limit of repeats of the first batch until its scales fit.
 _REPEATS = 19
+
+# Number of remembered losses of different networks. Each keeps the last graph of its network, as nnabla's
+# Variables have no weak references.
+_REMEMBERED = 8
 
 # Arguments and methods that only torch's `GradScaler` has, and their replacements.
 _MEASURED = "scales follow from measurements, without growth and backoff (LossScaler has growth and back-off)"
@@ -123,7 +126,12 @@ class GradScaler:
             LayerPrecisions(storage)
         self._non_homogeneous = strings("non_homogeneous", non_homogeneous, "type names of functions")
         self._audience = audience_of(monitors)
-        self._losses = ScaledLosses(self._make)
+        # Engine of each loss, by labels of its functions, in the order of use.
+        self._engines: Dict[Tuple[str, ...], AdaptiveLossScaling] = {}
+        # State that forward writes; all losses share it.
+        self._forward_state: Optional[ForwardState] = None
+        # Saved states whose networks have not been seen yet.
+        self._saved: List[Mapping[str, Any]] = []
         self.steps = self.skipped_steps = 0
         self.cause = ""
         self._iteration = 0
@@ -158,7 +166,7 @@ class GradScaler:
         """
         boolean("clear_buffer", clear_buffer)
         boolean("clear_no_need_grad", clear_no_need_grad)
-        scaling = self._losses.of(loss)
+        scaling = self.scaling(loss)
         guard, key = scaling.guard, hash(scaling.variable)
         if not self._enabled:
             scaling.loss.forward(clear_buffer=clear_buffer, clear_no_need_grad=clear_no_need_grad)
@@ -188,7 +196,7 @@ class GradScaler:
             ValueError: the loss has several elements and `grad` is None, or their shapes differ.
         """
         boolean("clear_buffer", clear_buffer)
-        scaling = self._losses.of(loss)
+        scaling = self.scaling(loss)
         key = hash(scaling.variable)
         if self._storage is not None and key not in self._forwarded:
             raise RuntimeError(
@@ -211,7 +219,7 @@ class GradScaler:
         # Examine an overflow now, as the next batch, which may be added to this one, replaces the data; but
         # not while another loss waits for its backward: forward runs again, and may free arrays that it
         # needs. Without `scaler.forward` that is unknown, unless there is no other loss.
-        knows_forward = key in self._forwarded or len(self._losses.engines) == 1
+        knows_forward = key in self._forwarded or len(self._engines) == 1
         if self._enabled and knows_forward and not any(self._forwarded.values()):
             for used_key, used in self._used.items():
                 if self._overflow(used_key) is None and (
@@ -274,9 +282,9 @@ class GradScaler:
         if self._unexplained:
             self._explain()
         updated = any(self._stepped.values())
-        if not updated and self._losses.forward_state is not None:
+        if not updated and self._forward_state is not None:
             # A batch without a step must not stay in running statistics.
-            self._losses.forward_state.restore()
+            self._forward_state.restore()
         if updated and self._enabled:
             engines = list(self._used.values())
             self._notifier.note_update(self._iteration + 1, engines[0].loss_scale, engines, self._solvers)
@@ -307,7 +315,7 @@ class GradScaler:
         if not self._enabled:
             return 1.0
         if loss is not None:
-            return self._losses.of(loss).loss_scale
+            return self.scaling(loss).loss_scale
         if not self.engines:
             raise RuntimeError("get_scale() before forward(loss) or backward(loss): no loss is known yet")
         return self.engines[-1].loss_scale
@@ -330,12 +338,45 @@ class GradScaler:
 
     def scaling(self, loss: LossLike) -> AdaptiveLossScaling:
         """Engine of a loss: `loss_scale`, `layer_scales`, `plan`, ... of its last backward."""
-        return self._losses.of(loss)
+        # Made at the first use, with the measurements of the last loss of the same functions, or those saved.
+        key = hash(variable_of(loss))
+        for structure, scaling in self._engines.items():
+            if hash(scaling.variable) == key:
+                self._engines[structure] = self._engines.pop(structure)
+                return scaling
+        common: Any = {"parameters": named_parameters(self._solvers), "float_tail": self._float_tail}
+        scaling = AdaptiveLossScaling(
+            with_storage(loss, self._storage, **common),
+            self._config,
+            non_homogeneous=self._non_homogeneous,
+            history=self._history,
+            forward_state=self._forward_state,
+            monitors=self._audience or (),
+            **common,
+        )
+        self._forward_state = scaling.guard.state
+        structure = tuple(node.label for node in scaling.plan.nodes)
+        before = self._engines.pop(structure, None)
+        if before is not None:
+            scaling.go_on_from(before)
+        else:
+            self._saved = [state for state in self._saved if not _loaded(scaling, state)]
+        # After loading, which sets the random stream of its state: a late loss continues that of the others.
+        for other in self._engines.values():
+            scaling.share_with(other)
+        self._engines[structure] = scaling
+        if len(self._saved) + len(self._engines) > _REMEMBERED:
+            # Forget the oldest: a saved state, if there is one.
+            if self._saved:
+                del self._saved[0]
+            else:
+                del self._engines[next(iter(self._engines))]
+        return scaling
 
     @property
     def engines(self) -> List[AdaptiveLossScaling]:
         """Engines of the used losses, the latest last."""
-        return self._losses.engines
+        return list(self._engines.values())
 
     def state_dict(self) -> Dict[str, Any]:
         """State that determines the next scales, as plain values; call it after `update`."""
@@ -344,7 +385,7 @@ class GradScaler:
             "iteration": self._iteration,
             "steps": self.steps,
             "skipped_steps": self.skipped_steps,
-            "losses": self._losses.states(),
+            "losses": [*self._saved, *(scaling.state_dict() for scaling in self.engines)],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -358,25 +399,21 @@ class GradScaler:
         try:
             check_version(state["version"], _VERSION)
             counts = [integer(name, state[name]) for name in ("iteration", "steps", "skipped_steps")]
-            losses = [{**loss, "topologies": topologies_of(loss)[:-1]} for loss in state["losses"]]
+            saved = [{**loss, "topologies": topologies_of(loss)[:-1]} for loss in state["losses"]]
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"state is damaged, or not a GradScaler's: {error!r}") from error
-        self._losses.load(losses)
+        # If one state is damaged, engines that have loaded others go back.
+        before = [(scaling, scaling.state_dict()) for scaling in self.engines]
+        try:
+            for scaling in self.engines:
+                saved = [loss for loss in saved if not _loaded(scaling, loss)]
+        except ValueError as error:
+            for scaling, own in before:
+                scaling.load_state_dict(own)
+            raise ValueError(f"state is damaged: {error}") from error
+        self._saved = [*saved]
         self._iteration, self.steps, self.skipped_steps = counts
         self._begin()
-
-    def _make(self, loss: LossLike, forward_state: Optional[ForwardState]) -> AdaptiveLossScaling:
-        """Make the engine of a loss, which shares `forward_state` with those of earlier losses."""
-        common: Any = {"parameters": named_parameters(self._solvers), "float_tail": self._float_tail}
-        return AdaptiveLossScaling(
-            with_storage(loss, self._storage, **common),
-            self._config,
-            non_homogeneous=self._non_homogeneous,
-            history=self._history,
-            forward_state=forward_state,
-            monitors=self._audience or (),
-            **common,
-        )
 
     def _find_scales(self, scaling: AdaptiveLossScaling, grad: Optional[Seed], *, clear_buffer: bool) -> None:
         """Run a batch until its scales fit: the first one of a loss, or one that is measured by itself."""
@@ -501,3 +538,11 @@ class GradScaler:
 
     def _warn(self, kind: str, message: str) -> None:
         self._notifier.warn(kind, f"step skipped in iteration {self._iteration}: {message}")
+
+
+def _loaded(scaling: AdaptiveLossScaling, state: Mapping[str, Any]) -> bool:
+    """Load a state if it is of this engine's network; return True if so."""
+    own = bool(of_topology(scaling.plan, topologies_of(state)))
+    if own:
+        scaling.load_state_dict(state)
+    return own
