@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from itertools import chain, repeat, starmap
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 
+from ..core.formats import Format
 from ..core.precision import LayerPrecisions, StorageLike
 from ..core.validation import boolean
 from ..graph.graph import Graph
@@ -18,9 +19,8 @@ from ..graph.loss import LossLike, LossSeed, Seed, check_scale, check_seed, run_
 from ..graph.names import Parameters, check_parameters, names_of, registered_names
 from ..kernels import select_kernels
 from ..kernels.arrays import ScratchPool
-from .operands import OperandSwap
 from .rounded_storage import RoundedStorage
-from .rounding_plan import Rounding, RoundingPlan
+from .rounding_plan import Operand, Rounding, RoundingPlan
 
 
 class GradientRounding(NamedTuple):
@@ -98,7 +98,10 @@ class FormatEmulation:
         self._registered = registered_names() if precisions.only is None else {}
         self.emulated_storage = RoundedStorage(precisions, kernels)
         self._plan = self._make_plan()
-        self._operands = OperandSwap(self.emulated_storage, self._pool)
+        # Arrays that rounded copies replace while a function runs, to be restored, as arguments of `setattr`.
+        self._swapped: List[Tuple[nn.Variable, str, nn.NdArray]] = []
+        # Rounded leaves, with their arrays: backward reads those of forward, unless the arrays were replaced.
+        self._rounded_leaves: Dict[Tuple[int, Format], Tuple[nn.NdArray, nn.NdArray]] = {}
 
     @property
     def variable(self) -> nn.Variable:
@@ -144,7 +147,7 @@ class FormatEmulation:
         if not self._plan.graph.is_current:
             self._plan = self._make_plan()
         self._round_weights()
-        self._operands.begin_forward()
+        self._rounded_leaves.clear()
         guard = HookGuard()
         reads = self._swap_operands if self._plan.reads else None
         pre = guard.chain(function_pre_hook, reads)
@@ -229,7 +232,7 @@ class FormatEmulation:
         leaves = [leaf for _, leaf in self._plan.leaves]
         # One call into C without a line of Python: no signal can interrupt it halfway.
         masters = map(setattr, leaves, repeat("data"), [leaf.data for leaf in leaves])
-        operands = starmap(setattr, self._operands.swapped)
+        operands = starmap(setattr, self._swapped)
         put_back: Callable[[], Any] = partial(deque, chain(operands, masters), 0)
         try:
             for key, leaf in self._plan.leaves:
@@ -237,24 +240,63 @@ class FormatEmulation:
             guard.run(call)
         finally:
             put_back()
-            self._operands.swapped.clear()
+            self._swapped.clear()
 
     def _swap_operands(self, f: Any, *, backward: bool = False, fitted: bool = True) -> None:
         operands = (self._plan.backward_reads if backward else self._plan.reads).get(hash(f))
         if operands is not None:
             selected = operands if fitted else [operand for operand in operands if not operand.fitted]
-            self._operands.swap(selected, remember=not backward)
+            self._swap(selected, remember=not backward)
+
+    def _swap(self, operands: Sequence[Operand], *, remember: bool) -> None:
+        """Replace arrays by rounded copies; `remember` keeps those of leaves for later products."""
+        for operand in operands:
+            source = getattr(operand.variable, operand.attribute)
+            rounded = self._rounded(operand, source, remember)
+            if rounded is not None:
+                # Noted before the swap: a signal may interrupt between any two lines.
+                self._swapped.append((operand.variable, operand.attribute, source))
+                setattr(operand.variable, operand.attribute, rounded)
+
+    def _put_back(self) -> None:
+        """Restore the replaced arrays, if any."""
+        # One call into C without a line of Python: no signal can interrupt it halfway.
+        deque(starmap(setattr, self._swapped), 0)
+        self._swapped.clear()
+
+    def _rounded(self, operand: Operand, source: nn.NdArray, remember: bool) -> Optional[nn.NdArray]:
+        """Rounded copy of an operand's array, new or remembered; None if it must not be rounded."""
+        if source.clear_called:
+            return None
+        name, index, format = f"operand {operand.attribute}", operand.position, operand.format
+        if operand.lasting:
+            before, rounded = self._rounded_leaves.get((operand.key, format), (None, None))
+            if before is not None and before == source:
+                return rounded
+            if remember:
+                name, index = f"operand of all functions in {format.name}", operand.key
+        target = self._pool.get(source.shape, name, index)
+        rounding = self.emulated_storage.round_operand(
+            source, target, operand.precision, holds_gradient=operand.holds_gradient, fitted=operand.fitted
+        )
+        if rounding is None:
+            return None
+        if remember and (operand.lasting or not operand.fitted):
+            self.emulated_storage.data[operand.key] = rounding
+        if remember and operand.lasting:
+            self._rounded_leaves[operand.key, format] = source, target
+        return target
 
     def _round_outputs(self, f: Any) -> None:
-        if self._operands.swapped:
-            self._operands.put_back()
+        if self._swapped:
+            self._put_back()
         for key, variable in self._rounding(f).outputs:
             array = variable.data
             self.emulated_storage.round_data(key, array, array)
 
     def _round_gradients(self, f: Any) -> None:
-        if self._operands.swapped:
-            self._operands.put_back()
+        if self._swapped:
+            self._put_back()
         for key, variable in self._rounding(f).gradients:
             self.emulated_storage.round_gradient(key, variable.grad)
 

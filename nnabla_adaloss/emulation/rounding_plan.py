@@ -7,17 +7,36 @@ from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Op
 
 import nnabla as nn
 
+from ..core.formats import Format
 from ..core.precision import NARROWEST_SCALAR, LayerPrecisions, Precision, widest
+from ..graph.description import may_depend
 from ..graph.float_tail import float_tail as find_tail
 from ..graph.functions import hands_memory_on, is_matrix_product, properties_of
 from ..graph.graph import Graph
 from ..graph.names import function_names
-from .operands import Operand, operands_of
 
 Keyed = List[Tuple[int, nn.Variable]]
 
 Names = Callable[[], Mapping[int, str]]
 """Returns the names of parameters, by variable key."""
+
+
+class Operand(NamedTuple):
+    """Array that a function reads as a rounded copy."""
+
+    key: int  # of the variable
+    variable: nn.Variable
+    attribute: str  # "data" or "grad"
+    position: int  # distinguishes the operands of a function
+    precision: Precision  # that of the function
+    fitted: bool  # scaled by a power of two of its own, as for a matrix product
+    holds_gradient: bool  # read in the format of gradients
+    lasting: bool = False  # unchanged from forward to backward: data of a leaf
+
+    @property
+    def format(self) -> Format:
+        """Format in which data is read."""
+        return self.precision.forward if self.fitted else self.precision.data_format(self.variable.size)
 
 
 class Rounding(NamedTuple):
@@ -209,3 +228,31 @@ def _keeps_fp32(f: Any) -> bool:
 def _is_view(f: Any) -> bool:
     """True if the output of `f` shares the memory of its input, in whatever format."""
     return hands_memory_on(f.info.type_name, f.info.args)
+
+
+def operands_of(
+    f: Any, precision: Precision, unrounded: Sequence[nn.Variable] = ()
+) -> Tuple[List[Operand], List[Operand]]:
+    """List the operands of `f` in forward and backward: those of a matrix product, and `unrounded` inputs."""
+    function, inputs = properties_of(f.info.type_name), f.inputs
+    is_product = precision.operands_only and function.product is not None
+    factors = range(len(inputs)) if function.operands is None else function.operands
+    needs = [i for i, v in enumerate(inputs) if v.need_grad]
+    forward: Dict[int, Operand] = {}
+    backward: Dict[int, Operand] = {}
+    for i, v in enumerate(inputs):
+        # A scalar is not worth 8 bits.
+        fitted = is_product and i in factors and v.size > 1
+        if fitted or v in unrounded:
+            holds_gradient = i == 0 and function.multiplies_gradient and fitted
+            lasting = v.parent is None and not holds_gradient
+            operand = Operand(hash(v), v, "data", i, precision, fitted, holds_gradient, lasting)
+            operand = forward.setdefault(operand.key, operand)
+            if function.reads_more or any(may_depend(f.grad_depends_input_data, of, i) for of in needs):
+                backward[operand.key] = operand
+    outputs = [v for v in f.outputs if v.size > 1] if is_product and not function.more_behind else []
+    gradients = [
+        Operand(hash(v), v, "grad", i, precision, fitted=True, holds_gradient=True)
+        for i, v in enumerate(outputs)
+    ]
+    return [*forward.values()], [*backward.values(), *gradients]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, Format, FormatEmulation, Precision
 from nnabla_adaloss.core.precision import FP8_HYBRID
-from nnabla_adaloss.emulation.operands import OperandSwap, operands_of
+from nnabla_adaloss.emulation.rounding_plan import operands_of
 from nnabla_adaloss.graph.description import visited
 from nnabla_adaloss.graph.functions import is_matrix_product
 from tests.emulation.networks import half, is_half, masked_attention
@@ -46,9 +46,9 @@ def read(array: np.ndarray, *, gradient: bool = False) -> np.ndarray:
 def seen(monkeypatch: pytest.MonkeyPatch) -> List[Any]:
     """What was there, and what a product reads in its place: attribute, before, after, is gradient."""
     found: List[Any] = []
-    swap = OperandSwap.swap
+    swap = FormatEmulation._swap
 
-    def spy(self: OperandSwap, operands: Any, **options: Any) -> None:
+    def spy(self: FormatEmulation, operands: Any, **options: Any) -> None:
         before = [getattr(o.variable, o.attribute).data.copy() for o in operands]
         swap(self, operands, **options)
         for o, old in zip(operands, before):
@@ -56,7 +56,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> List[Any]:
             if o.fitted:
                 found.append((o.attribute, old, new, o.holds_gradient))
 
-    monkeypatch.setattr(OperandSwap, "swap", spy)
+    monkeypatch.setattr(FormatEmulation, "_swap", spy)
     return found
 
 
