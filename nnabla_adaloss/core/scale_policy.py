@@ -5,13 +5,13 @@
     after an update:    if counter > N:  scale = scale * scaling_factor;  counter = 0
                         counter = counter + 1
 
-The defaults equal nnabla's `DynamicLossScalingUpdater`. `LossScaler` has a factor for each direction.
+The defaults equal nnabla's `DynamicLossScalingUpdater`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from .validation import integer, limited, nonnegative_integer, number, positive_integer, positive_number
 
@@ -25,7 +25,6 @@ global_scale = limited(
     "is too small to unscale gradients in float32: it must be 2**-126 or more",
 )
 growth_factor = limited(positive_number, lambda factor: factor >= 1.0, "must be 1 or more")
-backoff_factor = limited(positive_number, lambda factor: factor <= 1.0, "must not be larger than 1")
 
 
 class ScaleState(NamedTuple):
@@ -45,12 +44,9 @@ class ScalePolicy:
     min_scale: float = 2.0**-24  # the smallest positive float16: below, the loss gradient itself underflows
     max_scale: float = 2.0**64  # far beyond use, and far from float32's limit
     hysteresis: int = 1  # number of overflowing batches in a row that lowers the scale
-    backoff_factor: Optional[float] = None  # factor after an overflow; None: 1 / scaling_factor
 
     def __post_init__(self) -> None:
         growth_factor("scaling_factor", self.scaling_factor)
-        if self.backoff_factor is not None:
-            backoff_factor("backoff_factor", self.backoff_factor)
         if not number("N", self.N) >= 0:
             raise ValueError(f"N={self.N!r} must be 0 or more; math.inf never grows the scale")
         if global_scale("min_scale", self.min_scale) > positive_number("max_scale", self.max_scale):
@@ -90,6 +86,4 @@ class ScalePolicy:
 
     def _lowered(self, scale: float) -> float:
         """Scale after an overflow."""
-        factor = self.backoff_factor
-        lower = scale / self.scaling_factor if factor is None else scale * factor
-        return max(lower, min(self.min_scale, scale))
+        return max(scale / self.scaling_factor, min(self.min_scale, scale))

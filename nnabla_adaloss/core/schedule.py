@@ -31,10 +31,6 @@ class Step(NamedTuple):
     alphas: Tuple[float, ...]  # of its layers, in the order of `NodeStructure.layer_inputs`
     after: Tuple[Rescale, ...]  # after it has run
 
-    def input_scales(self, node: NodeStructure) -> Dict[int, float]:
-        """Scales of the input gradients of the layers of `node`, by position."""
-        return {one.input: self.scale * alpha for one, alpha in zip(node.layer_inputs, self.alphas)}
-
 
 @dataclass(frozen=True)
 class ScaleSchedule:

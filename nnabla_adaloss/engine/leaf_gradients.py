@@ -40,9 +40,9 @@ def contributions_of(
     graph: Graph, plan: GraphPlan, node: NodeStructure, step: Step, storage: NativeStorage
 ) -> List[Contribution]:
     """List the contributions of a function to the gradients of leaves."""
-    # Usually all have the step's scale. That of a layer's input includes alpha, which matters if it is a
-    # leaf.
-    scales = step.input_scales(node) if any(layer_input.to_leaf for layer_input in node.layer_inputs) else {}
+    # All have the step's scale, except a layer's input that is a leaf: its scale includes alpha.
+    layers = zip(node.layer_inputs, step.alphas)
+    scales = {one.input: step.scale * alpha for one, alpha in layers if one.to_leaf}
     by_leaf: Dict[int, Contribution] = {}
     for position in node.leaves:
         variable, leaf = graph.variables[position], plan.leaf(position)

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
 from ..core.saved_settings import SettingValue, foreign_settings_warning, not_default, plain, with_known_names
-from ..core.scale_policy import SMALLEST_SCALE, ScalePolicy, ScaleState, backoff_factor, growth_factor
+from ..core.scale_policy import SMALLEST_SCALE, growth_factor
 from ..core.validation import (
     boolean,
     explains_keywords,
+    limited,
     nonnegative_integer,
     number,
     positive_integer,
@@ -37,7 +38,7 @@ _CHECKS: Dict[str, Callable[[str, object], Any]] = {
     "dynamic_scaling": boolean,
     "growth_interval": positive_integer,
     "growth_factor": growth_factor,
-    "backoff_factor": backoff_factor,
+    "backoff_factor": limited(positive_number, lambda factor: factor <= 1.0, "must not be larger than 1"),
     "min_scale": positive_number,
     "max_scale": positive_number,
 }
@@ -244,19 +245,13 @@ class LossScaler:
         usable = all(map(_is_finite, gradients))
         self.total_updates += 1
         self.skipped_updates += not usable
-        lowest = max(self.min_scale, SMALLEST_SCALE)
-        # The policy, which is that of nnabla's updater, counts from 1, and grows with the update after `N`;
-        # torch's `GradScaler` counts from 0, and grows with the update `growth_interval`.
-        policy = ScalePolicy(
-            self.growth_factor,
-            self.growth_interval - 1,
-            lowest,
-            max(self.max_scale, lowest),
-            backoff_factor=self.backoff_factor,
-        )
-        state = ScaleState(self.scale, self._good_updates + 1, policy.hysteresis)
-        after = policy.after_update(state) if usable else policy.after_overflow(state)
-        self._good_updates = max(after.counter - 1, 0)
+        self._good_updates = self._good_updates + 1 if usable else 0
+        scale, lowest = self.scale, max(self.min_scale, SMALLEST_SCALE)
+        if not usable:
+            scale = max(scale * self.backoff_factor, min(lowest, scale))
+        elif self._good_updates >= self.growth_interval:
+            self._good_updates = 0
+            scale = min(scale * self.growth_factor, max(self.max_scale, lowest, scale))
         if not self.dynamic_scaling:
             return usable
         if not usable and self.scale <= self.min_scale and not self._warned:
@@ -265,7 +260,7 @@ class LossScaler:
                 f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
                 "look at the loss, the data and the learning rate"
             )
-        self.scale = after.scale
+        self.scale = scale
         return usable
 
 

@@ -37,7 +37,7 @@ TORCH_ARGUMENTS = {
 }
 """Arguments of torch's `GradScaler`, and those of `AdaptiveLossScalingUpdater` that take their place."""
 
-POLICY_FIELDS = {field.name for field in dataclasses.fields(ScalePolicy)} - {"backoff_factor"}
+POLICY_FIELDS = {field.name for field in dataclasses.fields(ScalePolicy)}
 """Arguments that are fields of the `ScalePolicy` of S0."""
 
 

@@ -426,7 +426,8 @@ def test_contributions_to_a_leaf_have_one_scale(case: Case) -> None:
     for node in case.through:
         for leaf in node.leaves:
             step = case.steps[node.number]
-            scales.setdefault(leaf, set()).add(step.input_scales(node).get(leaf, step.scale))
+            own = {one.input: step.scale * alpha for one, alpha in zip(node.layer_inputs, step.alphas)}
+            scales.setdefault(leaf, set()).add(own.get(leaf, step.scale))
     assert all(len(found) == 1 for found in scales.values())
 
 

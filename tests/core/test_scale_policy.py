@@ -76,8 +76,6 @@ def test_hysteresis_tolerates_single_overflows() -> None:
         ({"min_scale": 1.0, "max_scale": 2.0}, 8.0, 4.0, 8.0),
         ({"min_scale": 8.0, "max_scale": 8.0}, 8.0, 8.0, 8.0),
         ({"scaling_factor": 1.0}, 8.0, 8.0, 8.0),
-        ({"scaling_factor": 3.0, "backoff_factor": 0.25}, 8.0, 2.0, 24.0),
-        ({"scaling_factor": 3.0, "backoff_factor": 1.0}, 8.0, 8.0, 24.0),
         ({"N": math.inf}, 8.0, 4.0, 8.0),
     ],
 )
@@ -100,7 +98,6 @@ def test_limits(settings: Dict[str, float], start: float, lowered: float, raised
         ({"max_scale": math.inf}, "max_scale=inf"),
         ({"min_scale": 2.0, "max_scale": 1.0}, "min_scale=2.0 must not be larger than max_scale=1.0"),
         ({"hysteresis": 0}, "hysteresis=0 must be 1 or more"),
-        ({"backoff_factor": 2.0}, "backoff_factor=2.0 must not be larger than 1"),
     ],
 )
 def test_refused(arguments: Dict[str, Any], message: str) -> None:
