@@ -91,9 +91,9 @@ class CpuKernels(Kernels):
         if tasks is None or from_half is not None or copies.sizes != sizes:
             if from_half is not None:
                 to_half = from_half if to_half is None else from_half | to_half
-            tasks = _scale_tasks(
-                sizes, sizes, sizes, from_half=from_half, to_half=to_half, factors=copies.alphas
-            )
+            tasks = _scale_tasks(sizes, copies.alphas)
+            tasks[:, 3] = 0 if from_half is None else from_half
+            tasks[:, 4] = 0 if to_half is None else to_half
             copies.sizes, copies.tasks_on_host = sizes, tasks if from_half is None else None
         tasks[:, 0] = addresses_of(sources, from_half, HOST)
         tasks[:, 1] = addresses_of(targets, to_half, HOST, write_only=True)
@@ -115,7 +115,7 @@ class CpuKernels(Kernels):
         if masters is not None:
             to = addresses_of(masters, None, HOST, write_only=gradients.accumulate is None)
         if tasks is None:
-            tasks = _scale_tasks(where, to, gradients.sizes, factors=gradients.factors)
+            tasks = _scale_tasks(gradients.sizes, gradients.factors)
             gradients.tasks = tasks
             if gradients.accumulate is not None:
                 tasks[:, 5] = gradients.accumulate
@@ -145,21 +145,8 @@ class CpuKernels(Kernels):
         return amaxes
 
 
-def _scale_tasks(
-    sources: Numbers,
-    targets: Numbers,
-    sizes: Numbers,
-    *,
-    from_half: Optional[NDArray[np.bool_]] = None,
-    to_half: Optional[NDArray[np.bool_]] = None,
-    factors: Union[float, Numbers] = 1.0,
-) -> NDArray[np.int64]:
-    """Scaling tasks without accumulation, one per row, filled by columns."""
-    table = np.zeros((len(sources), _SCALE_TASK.size // 8), np.int64)
-    table[:, 0], table[:, 1], table[:, 2] = sources, targets, sizes
-    if from_half is not None:
-        table[:, 3] = from_half
-    if to_half is not None:
-        table[:, 4] = to_half
-    table[:, -1] = np.asarray(factors, np.float64).view(np.int64)
+def _scale_tasks(sizes: Numbers, factors: Numbers) -> NDArray[np.int64]:
+    """Scaling tasks of float32 arrays, one per row, without their addresses and without accumulation."""
+    table = np.zeros((len(sizes), _SCALE_TASK.size // 8), np.int64)
+    table[:, 2], table[:, -1] = sizes, np.asarray(factors, np.float64).view(np.int64)
     return table
