@@ -27,7 +27,7 @@ _GRAD = repeat("grad")
 
 
 class LeafList:
-    """Leaves with one contribution each and lazily zero masters, which a few calls process together.
+    """Leaves that are unscaled once, from lazily zero masters, which a few calls process together.
 
     nnabla writes to the masters, or, if `swapped`, to scratch arrays that replace them, as in half precision.
     """
@@ -100,22 +100,22 @@ class HooklessSteps:
     _written: Optional[WrittenLeaves] = None  # of the last pass
 
     @cached_property
-    def lists(self) -> Tuple[List[LeafList], List[Contribution]]:
+    def leaf_lists(self) -> Tuple[List[LeafList], List[Contribution]]:
         """Lists of leaves for passes whose masters are all lazily zero, and the leaves that fit in none."""
-        # Unscaled several times in a pass.
+        # Unscaled several times in a pass; nnabla sums all other contributions to a leaf, at one scale.
         repeated = {later.leaf for contributions in self.following.values() for later in contributions}
         # Places of leaves that nnabla may write in their masters, which stay float32; and of those that
-        # functions in half would make half, so that they need arrays of their own.
-        direct, swapped, others = [], [], []
+        # functions in half would make half, so that other arrays replace them, unless more refers to them.
+        direct, swapped, one_by_one = [], [], []
         for place, first in enumerate(self.leaves):
             if first.leaf not in repeated and not first.half:
                 direct.append(place)
-            elif first.leaf not in repeated and not (first.own_references or first.others):
+            elif first.leaf not in repeated and not (first.own_references or first.aliases):
                 swapped.append(place)
             else:
-                others.append(first)
+                one_by_one.append(first)
         lists = [LeafList(self.leaves, direct, swapped=False), LeafList(self.leaves, swapped, swapped=True)]
-        return [one for one, places in zip(lists, (direct, swapped)) if places], others
+        return [one for one, places in zip(lists, (direct, swapped)) if places], one_by_one
 
     def written(
         self, contributions: Sequence[Contribution], plan: GraphPlan, components: Components

@@ -32,7 +32,7 @@ class Contribution(NamedTuple):
     half: bool  # True if a half-precision function writes it
     own_references: bool  # True if a function keeps references to the gradient's array
     exact: bool  # True if nnabla adds it to a scaled gradient bit for bit as to an unscaled one
-    others: Tuple[nn.Variable, ...] = ()  # further variables with the same gradient array
+    aliases: Tuple[nn.Variable, ...] = ()  # further variables with the same gradient array
     alone: bool = True  # False: added to a gradient that was not zero, whose size the sum hides
 
 
@@ -48,7 +48,7 @@ def contributions_of(
         variable, leaf = graph.variables[position], plan.leaf(position)
         scale = scales.get(position, step.scale)
         if leaf in by_leaf:
-            by_leaf[leaf] = by_leaf[leaf]._replace(others=(*by_leaf[leaf].others, variable))
+            by_leaf[leaf] = by_leaf[leaf]._replace(aliases=(*by_leaf[leaf].aliases, variable))
         else:
             by_leaf[leaf] = Contribution(
                 leaf=leaf,
@@ -74,14 +74,14 @@ class WrittenGradient(NamedTuple):
     master: nn.NdArray  # the leaf's own gradient
     target: nn.NdArray  # array that nnabla writes
     total: nn.NdArray  # array that holds the former contents of the master
-    of_others: Tuple[nn.NdArray, ...]  # gradients of `contribution.others`
+    of_aliases: Tuple[nn.NdArray, ...]  # gradients of `contribution.aliases`
 
     def put_back(self) -> None:
         """Restore the Variables' own gradient arrays, if `target` has replaced them."""
         if self.target is not self.master:
             self.contribution.variable.grad = self.master
-            for other, gradient in zip(self.contribution.others, self.of_others):
-                other.grad = gradient
+            for alias, gradient in zip(self.contribution.aliases, self.of_aliases):
+                alias.grad = gradient
 
 
 class LeafGradients:
@@ -132,13 +132,13 @@ class LeafGradients:
                     # nnabla has already read the master's state and may add: to -0.0, which preserves even
                     # signs.
                     target.fill(-0.0)
-            of_others = tuple([other.grad for other in contribution.others])
+            grads = tuple([alias.grad for alias in contribution.aliases])
             # Noted before the swap: a signal may interrupt between any two lines.
-            self._running[contribution.leaf] = WrittenGradient(contribution, master, target, total, of_others)
+            self._running[contribution.leaf] = WrittenGradient(contribution, master, target, total, grads)
             if target is not master:
                 variable.grad = target
-                for other in contribution.others:
-                    other.grad = target.view(other.shape)
+                for alias in contribution.aliases:
+                    alias.grad = target.view(alias.shape)
 
     def hand_on(self, following: Sequence[Contribution]) -> None:
         """Give back the leaves of the `following` contributions, which an earlier function has written, and
@@ -149,7 +149,7 @@ class LeafGradients:
         if not all(
             entry.target is not entry.master
             and one.variable is entry.contribution.variable
-            and not (one.own_references or one.others or entry.contribution.others)
+            and not (one.own_references or one.aliases or entry.contribution.aliases)
             for one, entry in zip(following, entries)
         ):
             self.give_back(following)
@@ -286,13 +286,13 @@ class NonfiniteGradients:
         self._kernels = kernels
         self.keys: AbstractSet[int] = frozenset()
         # Those among them that are leaves of other losses only.
-        self._others: AbstractSet[int] = frozenset()
+        self._of_other_losses: AbstractSet[int] = frozenset()
         self._aside: List[Tuple[int, nn.NdArray, nn.NdArray]] = []
 
     def set_aside(self, leaves: Mapping[int, nn.Variable]) -> bool:
         """Zero the gradients that are still not finite, and keep their contents; False if there are none."""
         # Losses of a training loop share this record: those of other losses stay in it.
-        self._others = self.keys - leaves.keys()
+        self._of_other_losses = self.keys - leaves.keys()
         gradients = {key: leaves[key].grad for key in self.keys & leaves.keys()}
         written = [(key, gradient) for key, gradient in gradients.items() if not gradient.zeroing]
         # Fetched at once, unlike the engine's own, which may be running.
@@ -316,5 +316,5 @@ class NonfiniteGradients:
         accumulate = [not gradient.zeroing for gradient in gradients]
         sums = UnscalingList(saved, [1.0] * len(saved), gradients, accumulate)
         measurements_by(self._kernels, len(saved)).unscale(sums)
-        self.keys = nonfinite | self._others | {key for key, _, _ in self._aside}
-        self._others, self._aside = frozenset(), []
+        self.keys = nonfinite | self._of_other_losses | {key for key, _, _ in self._aside}
+        self._of_other_losses, self._aside = frozenset(), []

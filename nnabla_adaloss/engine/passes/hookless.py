@@ -38,9 +38,9 @@ class HooklessPass:
         # Leaves for `LeafGradients`, one by one; if all masters are zero, as usual, most are in lists
         # instead.
         self._lists: List[LeafList] = []
-        self._others: Sequence[Contribution] = steps.leaves
+        self._one_by_one: Sequence[Contribution] = steps.leaves
         if all_zero:
-            self._lists, self._others = steps.lists
+            self._lists, self._one_by_one = steps.leaf_lists
         # Lists whose leaves nnabla is writing, with their masters.
         self._running: List[Tuple[LeafList, List[nn.NdArray]]] = []
         # Variables made persistent for this pass: nnabla would free their gradients before they are measured.
@@ -57,8 +57,8 @@ class HooklessPass:
             self._keep_measured(self._slice)
         if self._steps.weights.keys:
             self._weights.swap_all(self._steps.weights)
-        if self._others:
-            self._leaves.take(*self._others)
+        if self._one_by_one:
+            self._leaves.take(*self._one_by_one)
         for one in self._lists:
             masters = one.masters_among(self._masters)
             # Noted before the swap: a signal may interrupt between any two lines.
@@ -110,7 +110,7 @@ class HooklessPass:
             for variable in kept if self._clear_buffer else ():
                 variable.grad.clear()
         written: List[Contribution] = []
-        if self._others:
+        if self._one_by_one:
             self._leaves.give_back()
             written += self._leaves.finish()
         for one, masters in self._running:
