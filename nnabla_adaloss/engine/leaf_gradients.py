@@ -244,21 +244,23 @@ class WrittenLeaves:
         return component_of_contribution(self._plan.by_number[function], leaf, self.components.of)
 
     def amax_of_components(self, largest: Sequence[float], leaves: FrozenSet[int]) -> Dict[int, float]:
-        """Largest finite magnitude of each component in these leaves, from the `largest` of all."""
+        """Largest finite magnitude of each component in the `counted` contributions to these leaves, from the `largest`
+        of all contributions: infinity for a NaN, too.
+        """
         if leaves not in self._groups:
             counted = sorted((index, place) for one, place, index in self.counted if one.leaf in leaves)
             places = np.array([place for _, place in counted], np.intp)
-            of_places, starts = np.unique([index for index, _ in counted], return_index=True)
-            self._groups[leaves] = of_places.tolist(), starts, places
-        components, starts, places = self._groups[leaves]
-        if not components:
+            distinct, starts = np.unique([index for index, _ in counted], return_index=True)
+            self._groups[leaves] = distinct.tolist(), starts, places
+        indices, starts, places = self._groups[leaves]
+        if not indices:
             return {}
         magnitudes = np.array(largest)[places]
         # A component whose contributions are all infinite has no amax: -1 removes it below.
         if math.inf in largest:
             magnitudes[magnitudes == math.inf] = -1.0
         amaxes: Any = np.maximum.reduceat(magnitudes, starts).tolist()
-        return {index: amax for index, amax in zip(components, amaxes) if amax >= 0.0}
+        return {index: amax for index, amax in zip(indices, amaxes) if amax >= 0.0}
 
 
 def places_of_contributions(written: Sequence[Contribution]) -> List[Tuple[Contribution, int]]:
