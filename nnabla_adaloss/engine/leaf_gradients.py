@@ -244,8 +244,8 @@ class WrittenLeaves:
         return component_of_contribution(self._plan.by_number[function], leaf, self.components.of)
 
     def amax_of_components(self, largest: Sequence[float], leaves: FrozenSet[int]) -> Dict[int, float]:
-        """Largest finite magnitude of each component in the `counted` contributions to these leaves, from the `largest`
-        of all contributions: infinity for a NaN, too.
+        """Largest finite magnitude of each component in `counted` contributions to these leaves; `largest`:
+        of all contributions, infinity for a NaN, too.
         """
         if leaves not in self._groups:
             counted = sorted((index, place) for one, place, index in self.counted if one.leaf in leaves)
