@@ -133,8 +133,7 @@ class ScaleLimits(NamedTuple):
 
     def of_root(self, start: float, span: float) -> float:
         """Scale of a loss gradient that is not 1, but measured like any other; arguments of `first_scale`."""
-        limit = self.limits[0]
-        scale = self.first_scale(0, start, math.inf, span) if limit is None else limit
+        scale = self.first_scale(0, start, math.inf, span) if self.limits[0] is None else self.limits[0]
         return min(scale, self.provisional.get(0, math.inf))
 
 

@@ -244,9 +244,7 @@ class WrittenLeaves:
         return component_of_contribution(self._plan.by_number[function], leaf, self.components.of)
 
     def amax_of_components(self, largest: Sequence[float], leaves: FrozenSet[int]) -> Dict[int, float]:
-        """Largest finite magnitude of each component in `counted` contributions to these leaves; `largest`:
-        of all contributions, infinity for a NaN, too.
-        """
+        """Largest finite magnitude of each component in `counted` ones to these leaves; `largest`: of all."""
         if leaves not in self._groups:
             counted = sorted((index, place) for one, place, index in self.counted if one.leaf in leaves)
             places = np.array([place for _, place in counted], np.intp)
@@ -256,7 +254,7 @@ class WrittenLeaves:
         if not indices:
             return {}
         magnitudes = np.array(largest)[places]
-        # A component whose contributions are all infinite has no amax: -1 removes it below.
+        # Infinity stands for NaN, too. A component without finite ones has no amax: -1 removes it below.
         if math.inf in largest:
             magnitudes[magnitudes == math.inf] = -1.0
         amaxes: Any = np.maximum.reduceat(magnitudes, starts).tolist()
