@@ -119,19 +119,17 @@ class Chooser:
             limits = limits._replace(limits=[None] * len(weights))
         # The last choice for these loss weights, used again if this one would be equal, as its steps are
         # planned already. Not for a rerun, nor if it has the nodes of another graph.
-        last: Optional[ScaleSchedule] = None
-        last_origin: Any = None
-        if not request.rerun and weights in prepared.schedules.chosen:
-            _, last, last_origin = prepared.schedules.chosen[weights]
-            last = last if last.nodes is plan.nodes else None
+        last = None if request.rerun else prepared.schedules.chosen.get(weights)
+        if last is not None and last.schedule.nodes is not plan.nodes:
+            last = None
         origin: Any = None
         if method_alpha is None:
             # Usually the choice would be the same. Amaxes matter only if some limit is unknown, except that
             # of the loss (first), which always is if the loss is a scalar.
             unit_amaxes = limits.unit_amaxes if None in limits.limits[1:] else ()
             origin = limits._replace(unit_amaxes=unit_amaxes), scale, request.seeded, split
-            if last is not None and last_origin == origin:
-                return last, origin
+            if last is not None and last.origin == origin:
+                return last.schedule, origin
 
         choice_of = partial(self._choice, prepared, policy, request, method_alpha)
         merged = None if split else prepared.merged
@@ -142,8 +140,9 @@ class Chooser:
         choice = merged and choose_merged(components, merged, limits, choice_of, self._spread / policy.margin)
         if choice is None:
             choice, merged = choice_of(components, limits), None
-        if last is not None and (last.given_scale, last.component_scales) == (scale, choice.scales):
-            return last, origin
+        equal = scale, choice.scales
+        if last is not None and (last.schedule.given_scale, last.schedule.component_scales) == equal:
+            return last.schedule, origin
         unbounded = self.method_alphas.unbounded
         return prepared.schedule(choice.scales, scale, weights, merged, choice.reasons, unbounded), origin
 

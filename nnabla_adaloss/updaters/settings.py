@@ -15,9 +15,6 @@ from ..graph.hooks import Hook
 HookLike = Union[Hook, Tuple[Optional[Hook], Optional[Hook]], None]
 """Hook for forward and backward, or one for each, or none."""
 
-PassHooks = Tuple[Dict[str, Any], Dict[str, Any]]
-"""Keyword arguments of forward, and of backward."""
-
 GlobalScaleName = Literal["history", "dynamic"]
 """Names that `global_scale=` takes."""
 
@@ -55,8 +52,8 @@ def history_of(
     return HistoryPolicy(start_scale=start_scale, min_scale=min_scale) if name == "history" else None
 
 
-def hooks_by_pass(pre: Any, post: Any) -> PassHooks:
-    """Split hooks into those of forward and of backward; TypeError unless each is a `HookLike`."""
+def hooks_by_pass(pre: Any, post: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """Keyword arguments of forward, and of backward, for hooks; TypeError unless each is a `HookLike`."""
     pairs = {}
     for name, value in (("function_pre_hook", pre), ("function_post_hook", post)):
         pairs[name] = pair = value if isinstance(value, tuple) else (value, value)
