@@ -214,7 +214,7 @@ class LatestStatistics:
                 new[key] = statistics
         if new:
             self._latest = {**self._latest, **new}
-            self._new |= new.keys()
+            self._new = self._new.union(new)
         return gradients, results
 
     def state(self, positions: Sequence[int]) -> List[Any]:
