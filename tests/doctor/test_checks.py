@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -18,6 +19,8 @@ ILLEGAL = (None, "RuntimeError: an illegal instruction was encountered")
 WRONG = (None, "ArithmeticError: gradients differ from nnabla's by 1.0e-01 of the largest")
 ALL_WORK = {"sum": ([], ""), "mean": ([], "")}
 SUM_FAILS = {"sum": ILLEGAL, "mean": ([], "")}
+# Metadata of a hundred packages take a tenth of a second to read.
+INSTALLED = lru_cache(None)(checks._installed_packages)
 
 
 def findings(area: Area = "GPU", *, gpu_functions: bool = True) -> List[Finding]:
@@ -44,6 +47,7 @@ def pretend_gpu(
         asked.append(f"{extension}:{type_config}")
         return tried
 
+    monkeypatch.setattr(checks, "_installed_packages", INSTALLED)
     monkeypatch.setattr(checks, "find_extension_library", lambda folders: Path("libnnabla_cuda-120_8.so"))
     monkeypatch.setattr(checks, "call_isolated", call)
     monkeypatch.setattr(checks, "try_functions", try_functions)
