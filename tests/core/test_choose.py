@@ -11,7 +11,7 @@ import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from nnabla_adaloss.core.choose import Choice, ScaleLimits, Start, choose, choose_merged, within_float32
 from nnabla_adaloss.core.components import Components, MergedComponents, merge_components
@@ -293,6 +293,9 @@ def test_the_scale_goes_down_before_a_weight_that_would_lose_its_bits() -> None:
     # A scale that something else has lowered has no more than that.
     n.choose(room, bounds={"b/affine": FULL}, spare=2.0**5, assumed={n.b: 2.0**17})
     assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**15, 2.0**10]
+    # A single bit is enough.
+    n.choose({**room, n.a: 2.0**15}, bounds={"b/affine": FULL}, spare=2.0**12)
+    assert n.of(n.c, n.b, n.a) == [2.0**10, 2.0**19, 2.0**15]
     # What has all its bits stays, and so does what would have none.
     for last in (2.0**16, 2.0**-4):
         n.choose({**room, n.a: last}, bounds={"b/affine": FULL}, spare=2.0**9)
@@ -593,8 +596,7 @@ def cases(draw: Any) -> Case:
     return Case(drawn, components, known._replace(bounds=bounds, floors=floors), start, alphas)
 
 
-@given(cases())
-def test_no_scale_leaves_its_room(case: Case) -> None:
+def check_no_scale_leaves_its_room(case: Case) -> None:
     found = case.choose()
     assert found.scales[case.components.root] <= case.start.root_scale
     for index in case.decided_by_room:
@@ -611,8 +613,7 @@ def test_no_scale_leaves_its_room(case: Case) -> None:
             assert edge.layer in found.reasons
 
 
-@given(cases())
-def test_a_scaled_weight_keeps_its_bits_where_there_is_something_to_spare(case: Case) -> None:
+def check_a_scaled_weight_keeps_its_bits_where_there_is_something_to_spare(case: Case) -> None:
     known, root = case.known, case.components.root
     found, before = case.choose(), case.choose(known=known._replace(floors={}))
     edges = [e for e in case.components.edges if e.weight in known.bounds and e.predecessor in case.present]
@@ -640,8 +641,7 @@ def test_a_scaled_weight_keeps_its_bits_where_there_is_something_to_spare(case: 
             assert scale < 2.0 * least or after < least * own.least_for_few_bits
 
 
-@given(cases(), st.integers(0, 30))
-def test_no_scale_rises_with_more_to_spare(case: Case, exponent: int) -> None:
+def check_no_scale_rises_with_more_to_spare(case: Case, exponent: int) -> None:
     known = case.known
     # Whether anything is left of a weight can change both ways.
     known = known._replace(
@@ -652,16 +652,14 @@ def test_no_scale_rises_with_more_to_spare(case: Case, exponent: int) -> None:
     assert all(further[index] <= found[index] for index in case.present)
 
 
-@given(cases())
-def test_scales_that_were_lowered_for_weights_are_chosen_again(case: Case) -> None:
+def check_scales_that_were_lowered_for_weights_are_chosen_again(case: Case) -> None:
     found = case.choose().scales
     known = case.known._replace(limits=found, provisional={}, equalize=False)
     start = case.start._replace(root_scale=found[0])
     assert case.choose(known=known, start=start, alphas=None).scales == found
 
 
-@given(cases())
-def test_components_without_incoming_edges_have_the_scale_of_the_loss(case: Case) -> None:
+def check_components_without_incoming_edges_have_the_scale_of_the_loss(case: Case) -> None:
     found = case.choose(known=case.known._replace(bounds={}))
     led_to = {edge.successor for edge in case.components.edges} | {
         edge.predecessor for edge in case.components.edges
@@ -670,8 +668,7 @@ def test_components_without_incoming_edges_have_the_scale_of_the_loss(case: Case
         assert index in led_to or scale == case.start.root_scale
 
 
-@given(cases(), st.integers(-30, 30))
-def test_a_given_s0_is_a_limit_at_the_loss_and_the_smaller_of_two_counts(case: Case, exponent: int) -> None:
+def check_a_given_s0_is_a_limit_at_the_loss_and_the_smaller_of_two_counts(case: Case, exponent: int) -> None:
     s0, known = 2.0**exponent, case.known
     limits = known.with_s0(case.components, s0)
     for index, (before, after) in enumerate(zip(known.limits, limits.limits)):
@@ -683,16 +680,14 @@ def test_a_given_s0_is_a_limit_at_the_loss_and_the_smaller_of_two_counts(case: C
     assert limits.with_s0(case.components, 2.0 * s0) == limits
 
 
-@given(cases())
-def test_inactive_components_take_the_largest_scale_of_their_successors(case: Case) -> None:
+def check_inactive_components_take_the_largest_scale_of_their_successors(case: Case) -> None:
     scales = case.choose().scales
     for index in set(range(len(scales))) - case.present:
         descendants = [scales[edge.successor] for edge in case.components.edges if edge.predecessor == index]
         assert not descendants or scales[index] == max(descendants)
 
 
-@given(cases())
-def test_remembered_amaxes_of_inactive_components_change_nothing(case: Case) -> None:
+def check_remembered_amaxes_of_inactive_components_change_nothing(case: Case) -> None:
     def without(values: Sequence[Any]) -> List[Any]:
         return [value if index in case.present else None for index, value in enumerate(values)]
 
@@ -707,8 +702,7 @@ def test_remembered_amaxes_of_inactive_components_change_nothing(case: Case) -> 
     )
 
 
-@given(cases(), st.integers(-40, 40))
-def test_loss_weights_that_grow_together_move_the_scales_and_leave_the_alphas(case: Case, power: int) -> None:
+def check_loss_weights_that_grow_together_move_scales_and_leave_alphas(case: Case, power: int) -> None:
     # What underflowed is looked at with no more than the scale before it, which may be that of the loss.
     components, known = case.components, case.known._replace(underflowed=frozenset())
     present = case.present - {components.root}
@@ -727,6 +721,21 @@ def test_loss_weights_that_grow_together_move_the_scales_and_leave_the_alphas(ca
     assert after.reasons == before.reasons
     for index in moved:
         assert after.scales[index] == before.scales[index] / by[index]
+
+
+@settings(max_examples=120)
+@given(cases(), st.integers(0, 30), st.integers(-40, 40))
+def test_scales_of_any_graph(case: Case, exponent: int, power: int) -> None:
+    """All that is checked above: cases take longer to draw than to check."""
+    check_no_scale_leaves_its_room(case)
+    check_a_scaled_weight_keeps_its_bits_where_there_is_something_to_spare(case)
+    check_no_scale_rises_with_more_to_spare(case, exponent)
+    check_scales_that_were_lowered_for_weights_are_chosen_again(case)
+    check_components_without_incoming_edges_have_the_scale_of_the_loss(case)
+    check_a_given_s0_is_a_limit_at_the_loss_and_the_smaller_of_two_counts(case, power)
+    check_inactive_components_take_the_largest_scale_of_their_successors(case)
+    check_remembered_amaxes_of_inactive_components_change_nothing(case)
+    check_loss_weights_that_grow_together_move_scales_and_leave_alphas(case, power)
 
 
 # Components that only hooks could part share a scale.
@@ -886,8 +895,7 @@ def test_the_smallest_gradients_that_share_a_scale_have_the_least_to_spare() -> 
     assert own.with_s0(n.components, S0).floors.keys() == own.floors.keys() - n.components.at_loss
 
 
-@given(together_cases())
-def test_no_shared_scale_leaves_the_smallest_room(case: Together) -> None:
+def check_no_shared_scale_leaves_the_smallest_room(case: Together) -> None:
     found = case.choose(math.inf)
     assert found is not None
     limits = case.limited
@@ -902,14 +910,12 @@ def test_no_shared_scale_leaves_the_smallest_room(case: Together) -> None:
             assert not led_to or limit is None or not any(room) or scale == limit
 
 
-@given(together_cases(), st.integers(0, 40))
-def test_a_larger_spread_allows_no_less_and_changes_no_scale(case: Together, exponent: int) -> None:
+def check_a_larger_spread_allows_no_less_and_changes_no_scale(case: Together, exponent: int) -> None:
     found = case.choose(2.0**exponent)
     assert found is None or found == case.choose(2.0 ** (exponent + 1)) == case.choose(math.inf)
 
 
-@given(together_cases(), st.integers(0, 30))
-def test_the_largest_contribution_to_a_leaf_keeps_its_gradient(case: Together, exponent: int) -> None:
+def check_the_largest_contribution_to_a_leaf_keeps_its_gradient(case: Together, exponent: int) -> None:
     spread = 2.0**exponent
     found = case.choose(spread)
     shared = case.choose(math.inf)
@@ -933,11 +939,20 @@ def test_the_largest_contribution_to_a_leaf_keeps_its_gradient(case: Together, e
         assert found is None
 
 
-@given(together_cases(), powers)
-def test_merging_components_of_equal_scale_limits_makes_no_difference(case: Together, room: float) -> None:
+def check_merging_components_of_equal_scale_limits_makes_no_difference(case: Together, room: float) -> None:
     count = len(case.apart.names)
     known = ScaleLimits([room] * count, {}, (1.0,) * count, [1.0] * count)
     start = Start(room, S0, SPAN)
     found = case.choose(1.0, known=known, start=start)
     assert found is not None
     assert found.scales == choose(case.apart, known, start, None).scales == [room] * count
+
+
+@settings(max_examples=120)
+@given(together_cases(), st.integers(0, 40), powers)
+def test_merged_components_of_any_graph(case: Together, exponent: int, room: float) -> None:
+    """All that is checked above."""
+    check_no_shared_scale_leaves_the_smallest_room(case)
+    check_a_larger_spread_allows_no_less_and_changes_no_scale(case, exponent)
+    check_the_largest_contribution_to_a_leaf_keeps_its_gradient(case, exponent)
+    check_merging_components_of_equal_scale_limits_makes_no_difference(case, room)

@@ -186,8 +186,6 @@ def test_names_outlive_the_graph(network: str, by_layer: bool) -> None:
     assert len(set(first.names)) == len(first.names)
 
 
-@pytest.mark.slow
-@pytest.mark.gate
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(networks)
 def test_every_gradient_has_one_component_and_every_component_one_name(network: Network) -> None:
@@ -397,31 +395,21 @@ def cases(draw: Any) -> Case:
 
 
 @given(cases())
-def test_joining_only_ever_joins(case: Case) -> None:
+def test_merged_components_of_any_graph(case: Case) -> None:
     assert_coarser(case.apart, case.merged)
-
-
-@given(cases())
-def test_no_choice_of_scales_swaps_an_unswappable_weight(case: Case) -> None:
+    # No choice of scales swaps an unswappable weight, and a weight has one alpha.
+    alphas: Dict[int, Set[float]] = {}
     for node in case.drawn.nodes:
         if node.layer_inputs:
-            alphas = zip(node.layer_inputs, case.steps[node.number].alphas)
-            assert all(alpha == 1.0 for slot, alpha in alphas if slot.weight not in case.swappable)
-
-
-@given(cases())
-def test_a_weight_has_one_alpha(case: Case) -> None:
-    alphas: Dict[int, Set[float]] = {}
+            found = zip(node.layer_inputs, case.steps[node.number].alphas)
+            assert all(alpha == 1.0 for slot, alpha in found if slot.weight not in case.swappable)
     for node in case.through:
         for slot, alpha in zip(
             node.layer_inputs, case.steps[node.number].alphas if node.layer_inputs else ()
         ):
             alphas.setdefault(slot.weight, set()).add(alpha)
-    assert all(len(found) == 1 for found in alphas.values())
-
-
-@given(cases())
-def test_contributions_to_a_leaf_have_one_scale(case: Case) -> None:
+    assert all(len(own) == 1 for own in alphas.values())
+    # Contributions to a leaf have one scale.
     scales: Dict[int, Set[float]] = {}
     for node in case.through:
         for leaf in node.leaves:
