@@ -114,7 +114,7 @@ def test_no_bit_is_another_than_with_one_graph(
     found: List[Any] = []
     for rebuilt in (False, True):
         training = Training(network, rebuilt=rebuilt, storage=storage, config=config)
-        training.run(20)
+        training.run(12)
         trained = {name: value.tobytes() for name, value in snapshot().items()}
         layer_scales, state = training.updater.scaling.layer_scales, training.updater.scaling.state_dict()
         found.append((training.passes, trained, layer_scales, state))

@@ -90,7 +90,7 @@ def test_the_gradients_of_both_losses_are_kept_by_default(ratio: float, storage:
     assert max(found.values()) < 0.01, found
 
 
-@pytest.mark.parametrize("ratio", [1e-4, 1e-6, 1e-8])
+@pytest.mark.parametrize("ratio", [1e-4, 1e-8])
 @pytest.mark.parametrize("method", [None, "approx_range"])
 @EMULATED_AND_NATIVE
 def test_a_stem_of_the_small_loss_keeps_its_gradient_where_both_have_one_array(
@@ -149,9 +149,11 @@ def in_turn(storage: Optional[str], pattern: str, ratio: float, batches: int, **
     return net
 
 
-@pytest.mark.parametrize("ratio", [1e-4, 1e-12, 1e-20])
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize(("storage", "on_overflow"), [("float16", "next"), (None, "repeat")])
+@pytest.mark.parametrize(
+    ("storage", "on_overflow", "ratio"),
+    [("float16", "next", 1e-4), ("float16", "next", 1e-20), (None, "repeat", 1e-20)],
+)
 def test_two_tasks_in_turn_are_trained_and_only_first_batches_run_again(
     storage: Optional[str], on_overflow: str, pattern: str, ratio: float
 ) -> None:
@@ -167,9 +169,8 @@ def test_two_tasks_in_turn_are_trained_and_only_first_batches_run_again(
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("ratio", [1e-4, 1e-20])
-def test_a_grad_scaler_skips_no_step_of_them(pattern: str, ratio: float) -> None:
-    net = InTurn("float16")
+def test_a_grad_scaler_skips_no_step_of_them(pattern: str) -> None:
+    net, ratio = InTurn("float16"), 1e-20
     solver, scaler = net.updater.solver, GradScaler(net.updater.solver, storage="float16")
     for index in range(40):
         first = PATTERNS[pattern](index)
@@ -177,7 +178,7 @@ def test_a_grad_scaler_skips_no_step_of_them(pattern: str, ratio: float) -> None
         assert scaler_step(scaler, solver, net.loss)
 
 
-@pytest.mark.parametrize("spike", [2.0**6, 2.0**12, 1e10])
+@pytest.mark.parametrize("spike", [2.0**6, 1e10])
 def test_a_spike_of_a_loss_weight_costs_nothing_however_rare_it_is(spike: float) -> None:
     """The window has forgotten the one before."""
     net = InTurn("float16", on_overflow="next")
