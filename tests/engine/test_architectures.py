@@ -19,8 +19,7 @@ from tests.worlds.trainings import updater_of
 from tests.worlds.values import FLOAT, HALF, assert_equal, bits
 
 
-@pytest.mark.parametrize("clear_buffer", [False, True])
-@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize(("hooked", "clear_buffer"), [(False, True), (True, True), (False, False)])
 @pytest.mark.parametrize("network", sorted(NETWORKS))
 def test_no_scale_of_any_component_changes_a_bit(
     network: str, hooked: bool, clear_buffer: bool, monkeypatch: pytest.MonkeyPatch
@@ -59,8 +58,7 @@ def first_gradients(network: str, context: nn.Context, weight: float, storage: O
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("weight", [1.0, 1e-9])
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize(("native", "weight"), [(False, 1e-9), (True, 1e-9), (True, 1.0)])
 @pytest.mark.parametrize("network", sorted(NETWORKS))
 def test_gradients_in_half_precision_stay_close(network: str, native: bool, weight: float) -> None:
     exact = first_gradients(network, FLOAT, weight, "float32")

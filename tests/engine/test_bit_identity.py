@@ -108,7 +108,7 @@ def run_both_ways(network: Network, way: Way, seed: int) -> List[Values]:
 
 @pytest.mark.slow
 @pytest.mark.gate
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(networks_that_clip, ways((-8, 30), st.sampled_from([None, "float32"])), st.integers(0, 2**31))
 def test_scales_change_no_bit(network: Network, way: Way, seed: int) -> None:
     reference = native(network, way)
@@ -138,7 +138,7 @@ def shared_weights() -> Network:
 
 @pytest.mark.slow
 @pytest.mark.gate
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     networks_that_clip,
     ways((-2, 12), st.sampled_from(["float16", "bfloat16", "fp8_hybrid", "float8_e5m2"])),
@@ -154,7 +154,7 @@ def test_passes_with_hooks_and_without_store_the_same(network: Network, way: Way
 
 @pytest.mark.slow
 @pytest.mark.gate
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(networks_that_clip, ways((-8, 30), st.none()), st.integers(0, 2**31), st.sampled_from([None, look]))
 def test_gradients_that_stay_readable_are_unscaled(network: Network, way: Way, seed: int, hook: Any) -> None:
     unscaled_within(network, way._replace(clear_buffer=False, accum_grad=1), seed, hook)

@@ -204,8 +204,7 @@ def engine_with(state: Any, loss: nn.Variable, method: Any) -> AdaptiveLossScali
 
 
 @METHODS
-@pytest.mark.parametrize("built", [0, 1, 2])
-@pytest.mark.parametrize("others", [(2, True), (4, False)])
+@pytest.mark.parametrize(("others", "built"), [((2, True), 0), ((4, False), 1), ((2, True), 2)])
 def test_topologies_that_are_not_built_yet_wait(others: Any, built: int, method: Any) -> None:
     losses = [unrolled(2), unrolled(3), unrolled(*others)]
     _, scaling = in_turn(losses, None, 12, method)

@@ -74,7 +74,7 @@ def named(error: Exception, names: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@budget(300)
+@budget(200)
 @given(arguments | configurations.map(lambda options: {"config": options}))
 def test_options_are_refused_by_name_or_work(options: Dict[str, Any]) -> None:
     fields = options.pop("config", None)

@@ -113,7 +113,7 @@ def check(program: Program, way: Way) -> None:
             assert_same_above_subnormals(bits(one[name]), bits(array), f"{name} of iteration {iteration}")
 
 
-@budget(30)
+@budget(20)
 @given(programs(), ways)
 def test_a_program_trains_as_in_nnablas_loop(program: Program, way: Way) -> None:
     check(program, way)

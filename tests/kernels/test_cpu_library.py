@@ -56,8 +56,9 @@ def test_levels_agree_bit_for_bit(level: str, length: int, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.gate
-@pytest.mark.parametrize("kind", ["normal", "half zeros", "wide"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("normal", np.float16), ("half zeros", np.float32), ("wide", np.float32)]
+)
 def test_the_number_of_threads_changes_no_bit(kind: str, dtype: type) -> None:
     with np.errstate(over="ignore"):
         x = values_of(kind, THREADED).astype(dtype)
