@@ -11,7 +11,7 @@ import numpy as np
 
 from . import remedies
 from .notes import Note, listed
-from .operands import CONSTANTS, GROWN, NOT_ZERO, Growth, Operands, Step, factors_in_words, repeated
+from .operands import CONSTANTS, GROWN, NOT_ZERO, Growth, Operands, Step, repeated
 from .remedies import Cause
 from .target import Network, scope_of
 from .watching import INDICES, Sight
@@ -23,10 +23,6 @@ _LOSS_DEVIATES = 0.02
 _NEAR = 0.25
 # Relative change that one function causes of inputs that have changed by far less.
 _JUMPS, _TIMES = 0.1, 8.0
-_OF_PROBABILITIES = {
-    "BinaryCrossEntropy": remedies.OF_SCORES.format("sigmoid"),
-    "CategoricalCrossEntropy": remedies.OF_SCORES.format("softmax"),
-}
 # Share of an input's numbers that become 0 from which all do, and of other numbers from which it is reported.
 _ALL = 0.99
 _LOST = 0.1
@@ -127,21 +123,6 @@ class Deviations:
                 what += f"in {stored.name}, which holds all whole numbers up to {last:g} only"
                 yield Cause("rounded_index", network.name(f), what, remedies.FEED_INDICES)
 
-    def sure_probabilities(self) -> Iterator[Cause]:
-        """Cross entropies of probabilities that are 0 or 1, whose gradient leaves the format there."""
-        network = self._network
-        for f in network.graph.functions:
-            arriving = self._operands.in_fp32.gradients.get(hash(f.inputs[0])) if f.inputs else None
-            if f.info.type_name in _OF_PROBABILITIES and arriving and hash(f) in network.nodes:
-                stored = network.gradient_format(f.inputs[0])
-                if arriving.nonfinite or arriving.abs_max > stored.max:
-                    what = (
-                        "it reads probabilities of 0 or 1, or next to these, at which its gradient reaches "
-                    )
-                    what += f"{arriving.abs_max:.1e}, beyond {stored.name}, which ends at {stored.max:g}"
-                    remedy = _OF_PROBABILITIES[f.info.type_name]
-                    yield Cause("sure_probability", network.name(f), what, remedy)
-
     def lone_constants(self) -> Iterator[Cause]:
         """Constants that alone keep numbers from 0, and are so small that a derivative leaves the format."""
         network, gradients = self._network, self._sight.gradients
@@ -159,14 +140,9 @@ class Deviations:
                 what = (
                     f"it reads numbers that only the constant {constant:g} of {network.name(g)} keeps from 0"
                 )
-                before = [w.parent for w in self._operands.vanishing(g) if w.parent is not None]
-                if before and before[0].info.type_name == "RSubScalar":
-                    one = before[0].info.args["val"]
-                    what += f", as numbers near {one:g} become {one:g} in {stored.name}"
                 what += f": its gradient reaches {size.abs_max:.1e}, beyond {stored.name}, "
                 what += f"which ends at {stored.max:g}"
-                remedy = remedies.HELD_IN_LOG if node.type_name == "Log" else remedies.HELD
-                yield Cause("lone_constant", node.label, what, remedy, False, as_stored=True)
+                yield Cause("lone_constant", node.label, what, remedies.held(f), False, as_stored=True)
 
     def changed(self, damaged: Sequence[str]) -> Optional[Cause]:
         """Causes of differences of stored forward from fp32 that reach a loss or a damaged layer."""
@@ -252,11 +228,9 @@ class Deviations:
         if lost > _LOST:
             what = f"{subject}, {'of which' if own else 'of whose numbers'} {lost:.0%} become 0 in "
             what += f"{stored.name}, whose smallest is {stored.smallest_subnormal:.1g}"
-            factors = factors_in_words(network, list(network.walk([f])))
             if hash(v) in network.names:
-                what += factors
                 return Cause("underflow", scope_of(network.names[hash(v)]), what, remedies.LARGER)
-            steps = self._operands.steps(f) if own and not factors else []
+            steps = self._operands.steps(f) if own else []
             start = max(range(len(steps)), key=lambda i: steps[i].before, default=0)
             growth = self._operands.growth(steps[start:], "numbers", shrinks=True)
             remedy = remedies.VANISHING if growth.parameters else remedies.TOO_SMALL
@@ -273,9 +247,8 @@ class Deviations:
                 remedy, growth = remedies.GAMMA, Growth("", network.parameters(gammas))
             elif not own and f.info.type_name != "Mul2":
                 remedy = remedies.SCALE_DATA
-            what += factors + growth.clause
+            what += growth.clause
             return Cause("underflow", name, what, remedy, parameters=growth.parameters)
         what = f"{subject} that come out with an error of {error:.0%} in {stored.name}"
         what += self._operands.reads(f) if own else ""
-        remedy = remedies.PERIOD if own and f.info.type_name in ("Sin", "Cos") else remedies.MORE_BITS
-        return Cause("precision", name, what, remedy)
+        return Cause("precision", name, what, remedies.of_errors(f) if own else remedies.MORE_BITS)

@@ -13,7 +13,7 @@ from ..graph.functions import is_matrix_product
 from . import remedies
 from .finite import Finiteness
 from .notes import Note, listed
-from .operands import Operands, factors_in_words
+from .operands import Operands
 from .passes import Layer
 from .remedies import Cause
 from .target import NORMALIZATIONS, Network, input_name
@@ -337,7 +337,6 @@ class Ends:
         if kind == "MulScalar":
             arriving = self._largest_gradient(self._sights, node.outputs)
             what = f"it multiplies the gradient, which is {arriving:.1g}, by {args['val']:g}, which gives 0"
-            what += factors_in_words(self._network, list(self._network.behind(map(hash, f.outputs))))
             return cause("small_factors", what, remedies.SMALL_FACTORS)
         weights = [v for v in zeros if hash(v) in names and v.ndim > 1]
         if product and node.leaves and weights:

@@ -311,7 +311,6 @@ class _Examination:
             is_random=bool(unsteady and unsteady.issuperset(layer.weights or layer.outputs)),
             begins=begins,
             losing={way: tried.losing(self._network, layer, way, left_out) for way in Way},
-            cancels={way: tried.cancels(self._network, layer, way) for way in losing if not begins[way]},
         )
 
     def _of_gradients(self, layers: Sequence[LayerNumbers]) -> Iterator[Cause]:
@@ -339,8 +338,7 @@ class _Examination:
         if not any(cause.fatal for cause in beyond):
             found = [one for sight in self._as_stored for one in Deviations(network, sight).wrong_rows()]
             found += filter(None, (Deviations(network, sight).exploded() for sight in self._in_fp32))
-            for deviations in [Deviations(network, sight) for sight in self._as_stored]:
-                found += [*deviations.sure_probabilities(), *deviations.lone_constants()]
+            found += [one for sight in self._as_stored for one in Deviations(network, sight).lone_constants()]
             if damaged:
                 changed = (Deviations(network, sight).changed(damaged) for sight in self._as_stored)
                 found += sorted((cause for cause in changed if cause), key=self._position)

@@ -20,6 +20,8 @@ from .watching import INDICES, Sight
 SOFTMAX = {"Softmax", "LogSoftmax"}
 # Functions of numbers up to 1, at which their derivative is infinite.
 _BOUNDED = {"ACos", "ACosh", "ASin", "ATanh"}
+# Functions of a probability that can be 0, too.
+_COMPLEMENTS = ("RSubScalar", "AddScalar", "MulScalar", "Reshape", "Slice")
 # Share of numbers that become 0 from which most do.
 _MOST = 0.5
 
@@ -154,7 +156,7 @@ class Finiteness:
             remedy = first + remedies.of(f, too_large=True)
             return Cause("overflow", name, what, remedy, parameters=growth.parameters)
         what = f"it computes {self._sight.not_finite(v)} from finite numbers{operands.reads(f)}{self._also}"
-        growth = Growth() if f.info.type_name in NOT_ZERO else operands.grown(f)
+        growth = self._of_zeros(f) if f.info.type_name in NOT_ZERO else operands.grown(f)
         what += growth.clause
         if growth.of_data:
             return Cause("not_finite", name, what, remedies.NORMALISE_DATA)
@@ -168,6 +170,12 @@ class Finiteness:
         remedy = self._scaled_before(f, remedy)
         return Cause("not_finite", name, what, remedy, parameters=growth.parameters)
 
+    def _of_zeros(self, f: Any) -> Growth:
+        """Operand that saturates the probabilities that a function reads as 0."""
+        v = f.inputs[NOT_ZERO[f.info.type_name]]
+        g = remedies.origin(v, _COMPLEMENTS) if self._operands.zeros(v) else None
+        return self._operands.grown(g) if remedies.is_a(g, "Sigmoid", "Softmax", "Tanh") else Growth()
+
     def before(self, f: Any) -> Optional[Cause]:
         """Find what makes a function's inputs 0 or large: a constant as stored, a running variance of 0."""
         network, operands = self._network, self._operands
@@ -176,8 +184,8 @@ class Finiteness:
             stored = network.format(g.outputs[0])
             if constant and not stored.nearest(constant):
                 what = f"its constant {constant:g} is 0 in {stored.name}{operands.reads(f, network.name(f))}"
-                remedy = remedies.HELD_IN_LOG if f.info.type_name == "Log" else remedies.HELD
-                return Cause("lost_constant", network.name(g), what, self._scaled_before(f, remedy))
+                remedy = self._scaled_before(f, remedies.held(f))
+                return Cause("lost_constant", network.name(g), what, remedy)
         for g in [g for g in network.in_order(network.walk([f])) if g.inputs]:
             cause = self._variance(g) or self._constant(g)
             if cause is not None and not operands.amax(g.outputs[0]) < GROWN * operands.amax(g.inputs[0]):

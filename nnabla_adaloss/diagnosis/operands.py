@@ -231,16 +231,6 @@ def is_product(f: Any) -> bool:
     return f.info.type_name in ("Mul2", "Prod", "CumProd") or is_matrix_product(f.info.type_name)
 
 
-def factors_in_words(network: Network, functions: List[Any]) -> str:
-    """Product of small constant factors, if there are several."""
-    found = [f for f in functions if f.info.type_name == "MulScalar" and 0.0 < abs(f.info.args["val"]) < 1.0]
-    if len(found) < 2:
-        return ""
-    product = math.prod(abs(f.info.args["val"]) for f in found)
-    told = ", ".join(f"{f.info.args['val']:g} in {network.name(f)}" for f in reversed(found[:4]))
-    return f" (factors multiply to {product:.1e}: {told}{', ...' * (len(found) > 4)})"
-
-
 def repeated(v: nn.Variable) -> nn.Variable:
     """Variable that functions have only cut, reshaped or repeated."""
     while v.parent is not None and v.parent.info.type_name in (

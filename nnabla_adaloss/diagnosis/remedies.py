@@ -114,10 +114,10 @@ SOFTPLUS = "use F.softplus, which is exact for large numbers"
 CHOOSE_BEFORE = "choose before it, not after: F.log(F.where(condition, x, one))"
 UNITS = "use units in which its factor is near 1"
 NO_FACTOR = "Leave the factor out, as the updater scales the loss"
-OF_SCORES = "use F.{0}_cross_entropy of the scores, without a {0} before it"
 LOG, HELD_IN_LOG = AWAY + _OR_LOG, HELD + _OR_LOG
 ABOVE_ONE = "keep what it reads above 1, such as by F.maximum_scalar(x, 1.002)"
 IDENTITY = "add a multiple of the identity matrix to what it inverts"
+OF_SCORES = "use F.{0}_cross_entropy of the scores, without a {0} before it"
 INSIDE_ROOT = "add a number inside the root: (F.sum(x ** 2) + 2**-14) ** 0.5"
 BELOW_ONE = "clip what it reads below 1 and above -1, such as by F.clip_by_value(x, -0.999, 0.999)"
 EXP = "subtract the maximum, or bound what it reads, such as by F.minimum_scalar(x, 10.0)"
@@ -148,6 +148,11 @@ _UNDEFINED = {
     "NormNormalization": AWAY,
     "Sub2": DIFFERENCE,
 }
+_IMPRECISE = {
+    **dict.fromkeys(("Sin", "Cos"), PERIOD),
+    "BinaryCrossEntropy": OF_SCORES.format("sigmoid"),
+    "CategoricalCrossEntropy": OF_SCORES.format("softmax"),
+}
 # Functions that pass a number on, or shift it.
 _PASSING = ("AddScalar", "MulScalar", "MaximumScalar", "Reshape", "Broadcast", "BroadcastTo")
 
@@ -163,12 +168,14 @@ def of(f: Any, *, too_large: bool = False) -> str:
         return SOFTMAX if "Div2" in behind else LOG_SOFTMAX if "Log" in behind else EXP
     if kind == "Div2":
         divisor = origin(f.inputs[1])
-        if is_a(origin(f.inputs[1], ("Sum", *_PASSING)), "Exp") and not too_large:
+        if _adds_exponentials(f.inputs[1]) and not too_large:
             return SOFTMAX
         if is_a(divisor, "Norm") or (is_a(divisor, "PowScalar") and 0.0 < divisor.info.args["val"] < 1.0):
             return INSIDE_ROOT
     if kind == "Log" and any(is_a(g, "Where") for g in _readers(f)):
         return CHOOSE_BEFORE
+    if kind == "Log" and _adds_exponentials(f.inputs[0]):
+        return LOG_SOFTMAX
     if kind == "Sub2":
         first, second = (v.parent for v in f.inputs)
         return (
@@ -184,6 +191,23 @@ def of(f: Any, *, too_large: bool = False) -> str:
         power = f.info.args["val"]
         return SMALLER if power >= 1.0 or (too_large and power > 0.0) else AWAY
     return (_TOO_LARGE if too_large else _UNDEFINED).get(kind, SMALLER)
+
+
+def held(f: Any) -> str:
+    """Remedy for a constant below its format that keeps the numbers that a function reads from 0."""
+    if f.info.type_name != "Log":
+        return HELD
+    return LOG_SOFTMAX if _adds_exponentials(f.inputs[0]) else HELD_IN_LOG
+
+
+def of_errors(f: Any) -> str:
+    """Remedy for a function whose output has a large rounding error."""
+    return _IMPRECISE.get(f.info.type_name, MORE_BITS)
+
+
+def _adds_exponentials(v: Any) -> bool:
+    f = origin(v)
+    return is_a(f, "Sum", "Mean") and is_a(origin(f.inputs[0]), "Exp")
 
 
 def origin(v: Any, passing: Sequence[str] = _PASSING) -> Any:

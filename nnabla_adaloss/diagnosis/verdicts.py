@@ -56,8 +56,6 @@ class LayerNumbers(NamedTuple):
         waits_for: the parameter that is 0 and moves, without which this layer would get a gradient.
         begins: by way, the function in whose backward most of the loss occurs; empty if unknown.
         losing: by way, the parameters that lose, if others of the layer do not; empty otherwise.
-        cancels: by way, the functions whose gradients from several readers cancel as stored, if that and not
-            underflow loses the layer's; empty otherwise.
     """
 
     name: str
@@ -72,7 +70,6 @@ class LayerNumbers(NamedTuple):
     waits_for: str = ""
     begins: Mapping[Way, str] = {}
     losing: Mapping[Way, str] = {}
-    cancels: Mapping[Way, str] = {}
 
     @property
     def is_judged(self) -> bool:
@@ -238,9 +235,6 @@ def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]
 def _lost(layer: LayerNumbers, way: Way) -> str:
     """Clause about a layer's loss: its share, kind and origin."""
     effect, begins, which = layer.effects[way], layer.begins.get(way, ""), layer.losing.get(way, "")
-    if not effect.overflow and effect.underflow > _LOST and layer.cancels.get(way):
-        where = f"at {layer.cancels[way]}, where gradients that are added cancel"
-        return f"loses {_percent(effect.underflow)}% {where}, as {layer.stored.name} is coarse"
     if effect.overflow or effect.underflow > _LOST:
         share, to = (effect.overflow, "overflow") if effect.overflow else (effect.underflow, "underflow")
         of, where = f" of {which}" * bool(which), f" from {begins} on" * bool(begins)

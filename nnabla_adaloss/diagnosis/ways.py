@@ -86,18 +86,6 @@ class FormatTrial:
             or [f for f in behind.values() if not own.isdisjoint(map(hash, f.inputs))]
         )
 
-    def cancels(self, network: Network, layer: Layer, way: Way) -> str:
-        """Functions whose gradients from several readers sum to 0 as stored, on the way to a layer."""
-        gone = {key for key, counted in self._rounded[way].items() if not counted["nonzero"]}
-        behind = {hash(f) for f in network.behind(layer.outputs or layer.weights)}
-
-        def onward(f: Any) -> List[nn.Variable]:
-            return [v for v in f.inputs if hash(v) not in gone] if hash(f) in behind else []
-
-        walked = [f for f in network.walk(network.last, onward) if hash(f) in behind]
-        zero = [v for f in walked for v in f.inputs if hash(v) in gone and len(network.readers[hash(v)]) > 1]
-        return network.listed([v.parent for v in zero if hash(v.parent) in behind])
-
     def losing(self, network: Network, layer: Layer, way: Way, noise: Set[int]) -> str:
         """Parameters of a layer that lose, if others do not."""
         effects = {key: self.ways[way].effect([key], [key]) for key in layer.weights if key not in noise}

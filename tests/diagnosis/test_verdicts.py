@@ -186,15 +186,6 @@ def test_kernels_that_serve(kept: StorageEffect, serve: bool) -> None:
     assert serves({**dict.fromkeys(Way, StorageEffect(0.0, 0.0, 0.2)), Way.NONE: kept}, Way.NONE) is serve
 
 
-def test_cancellation_is_not_underflow() -> None:
-    cancels = layer("a", **ALL)._replace(cancels=dict.fromkeys(Way, "b/Tanh"))
-    verdict = verdict_of(network(cancels, layer("b")))
-    assert (
-        "a loses 90% at b/Tanh, where gradients that are added cancel, as float16 is coarse" in verdict.line
-    )
-    assert "underflow" not in verdict.line + verdict.layers[0].line
-
-
 def test_only_gradients_that_a_scale_mends_are_called_small() -> None:
     errors = dict(zip(("none", "constant", "one", "adaptive"), (1.4, 1.4, 1.0, 1.4)))
     kept = {name: StorageEffect(float(error == 1.0), 0.0, error) for name, error in errors.items()}

@@ -109,6 +109,28 @@ def cosine_of_padding(mended: bool) -> Built:
 
 
 @trouble(
+    "not_finite", "head/affine/Log", "; the input of shape (32, 16) reaches", remedy=remedies.NORMALISE_DATA
+)
+def log_of_what_raw_counts_saturate(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        return -F.mean(F.log(1.0 - F.sigmoid(affine(h, 1, "head"))))
+
+    def counts(x: nn.Variable, t: nn.Variable) -> None:
+        x.d = np.abs(x.d) * (1.0 if mended else 1000.0)
+
+    return network(lambda x: F.relu(affine(x, 16, "fc1")), loss, counts)
+
+
+@trouble("lost_constant", "fc1/affine/AddScalar#2", "1e-30 is 0", remedy=remedies.LOG_SOFTMAX)
+def sum_of_exponentials_below_an_epsilon(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        near = F.mean(F.exp(-(h**2) - (0.0 if mended else 25.0)), axis=1)
+        return -F.mean(F.log(near + (1e-4 if mended else 1e-30)))
+
+    return network(loss=loss)
+
+
+@trouble(
     "not_finite", "head/affine/Log", "reads 80 zeros from the output of head/affine/ReLU on, in fp32 too"
 )
 def log_of_zero(mended: bool) -> Built:
@@ -400,7 +422,7 @@ def two_layers_of_zeros(mended: bool) -> Built:
     return network(lambda x: F.tanh(affine(F.tanh(affine(hidden(x), 16, "fc2", factor)), 16, "fc3", factor)))
 
 
-@trouble("small_factors", "fc1/affine/MulScalar#2", "multiply to 1.0e-60: 1e-20 in")
+@trouble("small_factors", "fc1/affine/MulScalar#2", "which is 1e-40, by 1e-20, which gives 0")
 def product_of_factors_in_fp32(mended: bool) -> Built:
     def loss(y: nn.Variable, t: nn.Variable) -> nn.Variable:
         y = F.mean(y**2)
@@ -411,7 +433,7 @@ def product_of_factors_in_fp32(mended: bool) -> Built:
     return network(lambda x: affine(x, 16, "fc1"), loss)
 
 
-@trouble("underflow", "fc1/affine/MulScalar#3", "factors multiply to 2.0e-09", fatal=False)
+@trouble("underflow", "fc1/affine/MulScalar#3", "of which 100% become 0", fatal=False)
 def product_of_factors_as_stored(mended: bool) -> Built:
     return network(lambda x: hidden(x) if mended else hidden(x) * 1e-3 * 2e-3 * 1e-3)
 
@@ -1488,9 +1510,7 @@ def sure(y: nn.Variable) -> nn.Variable:
     return 1.0 - F.sigmoid(y) + 1e-7
 
 
-@trouble(
-    "lone_constant", "head/affine/Log", "numbers near 1 become 1 in float16", remedy=remedies.HELD_IN_LOG
-)
+@trouble("lone_constant", "head/affine/Log", "the constant 1e-07 of", remedy=remedies.HELD_IN_LOG)
 def logarithm_of_a_constant_left_alone(mended: bool) -> Built:
     def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
         return -F.mean(F.log(sure(affine(h, 1, "head", bias=0.0 if mended else 9.0))))
@@ -1748,7 +1768,11 @@ def tiny_gamma(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("sure_probability", "head/affine/BinaryCrossEntropy", "probabilities of 0 or 1")
+@trouble(
+    "precision",
+    "head/affine/BinaryCrossEntropy",
+    remedy=remedies.OF_SCORES.format("sigmoid"),
+)
 def probabilities_that_are_sure(mended: bool) -> Built:
     def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
         y = affine(h, 1, "head", 1.0 if mended else 300.0)
