@@ -57,7 +57,7 @@ class Deviations:
             return None
         what = f"its gradient reaches {size:.1e}, beyond {stored.name}, which ends at {stored.max:g}"
         what += growth.clause
-        return Cause("exploding_gradient", name, what, remedies.EXPLODING, False, (), growth.parameters, True)
+        return Cause("exploding_gradient", name, what, growth.remedy, False, (), growth.parameters, True)
 
     def notes(self) -> Iterator[Note]:
         """Note a number that only fp32 keeps finite, a softmax of a softmax, and indices beyond a table."""
@@ -101,7 +101,7 @@ class Deviations:
         for f, v in sorted(large, key=lambda one: operands.amax(one[1]))[-1:]:
             stored, size, growth = network.format(v), operands.amax(v), operands.grown(f)
             # Raw data do not grow in training.
-            if _NEAR * stored.max < size <= stored.max and not growth.of_data:
+            if _NEAR * stored.max < size <= stored.max and growth.remedy != remedies.NORMALISE_DATA:
                 begin = f"Numbers reach {size:.3g}, where {stored.name} ends at {stored.max:g}, in "
                 yield Note(begin, [network.name(f)], f"{growth.clause}: {remedies.ROOM}.")
 
@@ -194,7 +194,8 @@ class Deviations:
         if self._operands.amax(v) > stored.max:
             growth = self._operands.grown(f) if own else Growth()
             what = f"{subject} up to {self._operands.beyond(v)}{growth.clause}"
-            return Cause("overflow", name, what, remedies.of(f, too_large=True), parameters=growth.parameters)
+            remedy = remedies.of(f, growth.remedy, too_large=True)
+            return Cause("overflow", name, what, remedy, parameters=growth.parameters)
         largest = max(map(self._operands.amax, f.inputs), default=0.0)
         # Rounding errors of its inputs are as large as its outputs.
         size = math.sqrt(self._operands.in_fp32.data[hash(v)].mean_square)
@@ -233,14 +234,13 @@ class Deviations:
             steps = self._operands.steps(f) if own else []
             start = max(range(len(steps)), key=lambda i: steps[i].before, default=0)
             growth = self._operands.growth(steps[start:], "numbers", shrinks=True)
-            remedy = remedies.VANISHING if growth.parameters else remedies.TOO_SMALL
+            remedy = growth.remedy or remedies.TOO_SMALL
             gammas = [w for w in f.inputs if network.names.get(hash(w), "").endswith("gamma")]
             if f.info.type_name == "Prod":
                 remedy = remedies.LOGARITHMS
             elif f.info.type_name == "Exp":
                 growth = self._operands.grown(f)
-                is_bias = growth.is_added and growth.parameters
-                remedy = remedies.SMALLER_BIAS if is_bias else remedies.EXP_OF_LESS
+                remedy = growth.remedy or remedies.EXP_OF_LESS
                 what += self._operands.reads(f)
             elif own and gammas and self._operands.amax(gammas[0]) * GROWN < 1.0:
                 what += f", as {network.called(gammas[0])} is at most {self._operands.amax(gammas[0]):.1g}"

@@ -198,8 +198,8 @@ class Ends:
         # What a softmax reads of a mask is no fault.
         masked = f.info.type_name == "Softmax"
         growth = Operands(self._network, self._sights[0]).grown(f, trained=masked)
-        if remedy == remedies.SATURATED and growth.is_added:
-            remedy = remedies.SMALLER_BIAS if growth.parameters else remedies.SMALLER_CONSTANT
+        if growth.remedy:
+            remedy = growth.remedy + f", or {remedy}" * (remedy == remedies.BOUND)
         what, parameters = what + growth.clause, growth.parameters
         own = Cause("saturated", self._network.name(f), what, remedy, parameters=parameters)
         return Finiteness(self._network, self._sights[0]).before(f) or own
@@ -323,11 +323,8 @@ class Ends:
             if of:
                 return cause("dead_relu", f"{what}, as {called(of[0])} is", remedies.ABOVE_ZERO, *of)
             growth = Operands(self._network, self._sights[0]).grown(f)
-            if growth.is_added and not growth.parameters:
-                return cause("dead_relu", what + growth.clause, remedies.SMALLER_CONSTANT)
-            if growth.of_data:
-                remedy = f"{remedies.NORMALISE_DATA}, or use F.leaky_relu"
-                return cause("dead_relu", what + growth.clause, remedy)
+            if growth.remedy in remedies.SHIFTS:
+                return cause("dead_relu", what + growth.clause, f"{growth.remedy}, or use F.leaky_relu")
             return cause("dead_relu", what, remedies.DEAD)
         if kind == "Dropout":
             return cause("zero_factor", f"it drops everything (p={args['p']:g})", remedies.DROPOUT)

@@ -152,16 +152,15 @@ class Finiteness:
         if operands.is_stored and operands.amax(v) > network.format(v).max:
             growth = operands.grown(f)
             what = f"it computes numbers up to {operands.beyond(v)}{operands.reads(f)}{growth.clause}"
-            first = f"{remedies.NORMALISE_DATA}, or " * (growth.of_data and f.info.type_name == "Exp")
-            remedy = first + remedies.of(f, too_large=True)
+            remedy = remedies.of(f, growth.remedy, too_large=True)
             return Cause("overflow", name, what, remedy, parameters=growth.parameters)
         what = f"it computes {self._sight.not_finite(v)} from finite numbers{operands.reads(f)}{self._also}"
         growth = self._of_zeros(f) if f.info.type_name in NOT_ZERO else operands.grown(f)
         what += growth.clause
-        if growth.of_data:
-            return Cause("not_finite", name, what, remedies.NORMALISE_DATA)
+        if growth.remedy == remedies.NORMALISE_DATA:
+            return Cause("not_finite", name, what, growth.remedy)
         g = remedies.origin(f.inputs[0]) if operands.is_stored and f.inputs else None
-        remedy = remedies.of(g if remedies.is_a(g, "Sub2") else f)
+        remedy = remedies.of(g if remedies.is_a(g, "Sub2") else f, growth.remedy)
         if math.inf in map(abs, filter(_is_number, f.info.args.values())):
             remedy = remedies.MASK
         elif operands.negatives(f) and not remedies.is_a(g, "Sub2"):

@@ -7,6 +7,7 @@ import math
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
 import nnabla as nn
+import numpy as np
 
 from ..core.formats import FLOAT32
 from ..graph.functions import is_matrix_product
@@ -34,12 +35,11 @@ class Step(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """Operand that made numbers large or small: a clause about it, and the parameters that it is."""
+    """Operand that made numbers large or small: a clause about it, its parameters, and a remedy."""
 
     clause: str = ""  # empty for none
     parameters: Tuple[str, ...] = ()
-    is_added: bool = False  # True for a bias, or without parameters for a constant
-    of_data: bool = False  # True for an input that is not normalized
+    remedy: str = ""  # empty if it is that of a function
 
 
 class Operands:
@@ -150,14 +150,18 @@ class Operands:
         start = min(range(len(steps)), key=lambda i: steps[i].before or math.inf)
         for g, before, after in reversed(steps[start:]):
             for what, name, added in self._addends(g):
-                if 2.0 * added > after > 2.0 * before:
-                    clause = f"; {what}{name} reaches {added:.3g}"
-                    return Growth(clause, (name,) * bool(name), is_added=True)
+                if 2.0 * abs(added) > after > 2.0 * before:
+                    remedy = remedies.SMALLER_BIAS if name else remedies.SMALLER_CONSTANT
+                    return Growth(f"; {what}{name} reaches {added:.3g}", (name,) * bool(name), remedy)
         growth, first = self.growth(steps[start:], "numbers"), steps[0].function
         large = [v for v in first.inputs if v.parent is None and self.amax(v) == steps[0].before > _RAW]
         if large and not growth.clause and first is not f:
             clause = f"; {self.network.called(large[0])} reaches {self.amax(large[0]):.3g}"
-            return Growth(clause, of_data=True)
+            return Growth(clause, remedy=remedies.NORMALISE_DATA)
+        if not growth.clause and first.inputs and not steps[0].before:
+            v = max(first.inputs, key=self.amax)
+            clause = f"; {self.network.called(v)} reaches {_extreme(v):.3g}"
+            return Growth(clause, self.network.parameters([v]), remedies.SMALLER_START)
         return growth
 
     def steps(self, f: Any, *, trained: bool = False) -> List[Step]:
@@ -176,54 +180,63 @@ class Operands:
 
     def growth(self, steps: Sequence[Step], noun: str, *, shrinks: bool = False) -> Growth:
         """Operands that enlarge numbers from step to step, or shrink them."""
-        uses: Dict[Tuple[str, str], List[float]] = {}
+        uses: Dict[Tuple[str, str, str], List[float]] = {}
         first = ""
         sign, verb, size = (-1.0, "shrink", "smaller") if shrinks else (1.0, "grow", "larger")
         for g, before, after in steps:
             times = (after / before) ** sign if after and before else 0.0
-            operand = self._factor(g, times) if times > 1.0 else ("", "")
+            operand = self._factor(g, times) if times > 1.0 else ("", "", "")
             if any(operand) and not (shrinks and g.info.type_name in NORMALIZATIONS):
                 first = first or self.network.name(g)
                 uses.setdefault(operand, []).append(math.log(times))
         total = sum(map(sum, uses.values()))
         if total < math.log(GROWN):
             return Growth()
-        (factor, name), grown = max(uses.items(), key=lambda one: sum(one[1]))
+        (factor, name, remedy), grown = max(uses.items(), key=lambda one: sum(one[1]))
         if sum(grown) < total / 2.0:
             times = min(math.exp(total), (steps[-1].after / (steps[0].before or math.inf)) ** sign)
             told = f"; {noun} {verb} from layer to layer, {times:.2g} times from {first} on"
-            return Growth(told, tuple(name for _, name in uses if name))
+            names = tuple(name for _, name, _ in uses if name)
+            small = remedies.VANISHING if names else remedies.TOO_SMALL
+            return Growth(told, names, small if shrinks else remedies.EXPLODING)
         makes = f"makes {noun} {math.exp(sum(grown) / len(grown)):.2g} times {size}"
         if len(grown) > 1:
             makes = f"is applied {len(grown)} times, and {makes} each time"
-        return Growth(f"; {factor}{name} {makes}", (name,) * bool(name))
+        if shrinks:
+            remedy = remedies.VANISHING if name else remedies.TOO_SMALL
+        return Growth(f"; {factor}{name} {makes}", (name,) * bool(name), remedy)
 
     def _addends(self, f: Any) -> Iterator[Tuple[str, str, float]]:
-        """Constants and parameters that a function adds, in words and by name, and their magnitudes."""
+        """Constants and parameters that a function adds, in words and by name, and their extremes."""
         if f.info.type_name == "AddScalar":
-            yield f"the constant of {self.network.name(f)}", "", abs(f.info.args["val"])
+            yield f"the constant of {self.network.name(f)}", "", f.info.args["val"]
         for v in f.inputs[1:]:
             name = self.network.names.get(hash(v), "")
             if name and (v.ndim == 1 or name.endswith("beta") or f.info.type_name == "Add2"):
-                yield "the bias ", name, self.amax(v)
+                yield "the bias ", name, _extreme(v)
 
-    def _factor(self, f: Any, growth: float) -> Tuple[str, str]:
-        """Operand by which a function enlarges numbers, in words and by name; empty for none."""
+    def _factor(self, f: Any, growth: float) -> Tuple[str, str, str]:
+        """Operand by which a function enlarges numbers: in words, by name, and a remedy; empty for none."""
         kind, network = f.info.type_name, self.network
         if kind == "MulScalar":
-            return f"the factor {f.info.args['val']:g} of {network.name(f)}", ""
+            return f"the factor {f.info.args['val']:g} of {network.name(f)}", "", remedies.SMALLER_FACTOR
         named = {network.names[hash(v)]: v for v in f.inputs if hash(v) in network.names and v.ndim > 1}
         if kind.endswith("Normalization"):
             for name, v in named.items():
                 if name.endswith("gamma") and self.amax(v) ** 2 >= growth:
-                    return "the weight ", name
-            return f"the division by a small deviation in {network.name(f)}", ""
+                    return "the weight ", name, remedies.GAMMA
+            return f"the division by a small deviation in {network.name(f)}", "", ""
         weight = max(named, key=lambda name: self.amax(named[name]), default="")
         if weight:
-            return "the weight ", weight
+            return "the weight ", weight, remedies.SMALLER_START
         if kind == "Div2":
-            return f"the division by {network.called(f.inputs[1])}", ""
-        return f"the product with {network.called(f.inputs[1])}" if kind == "Mul2" else "", ""
+            return f"the division by {network.called(f.inputs[1])}", "", remedies.AWAY
+        return f"the product with {network.called(f.inputs[1])}" if kind == "Mul2" else "", "", ""
+
+
+def _extreme(v: nn.Variable) -> float:
+    """Number of the largest magnitude."""
+    return float(v.d.flat[np.argmax(np.abs(v.d))])
 
 
 def is_product(f: Any) -> bool:

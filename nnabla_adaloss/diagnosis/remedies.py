@@ -37,8 +37,10 @@ WHY_ZERO = "check why that is 0"
 FILL = "fill it, or give a feeder that does"
 ZEROS = "check that the feeder fills it, and that no division of integers makes it 0"
 TRAIN = "make it trainable, or start it from another number"
-SMALLER_BIAS = "start the bias from a smaller number"
-SMALLER_CONSTANT = "use a smaller constant"
+SMALLER_BIAS = "start the bias nearer 0"
+SMALLER_CONSTANT = "use a constant nearer 0"
+SMALLER_FACTOR = "use a smaller factor there"
+SMALLER_START = "start it from smaller numbers, or normalise behind it"
 SOFTMAX_AXIS = "choose the axis of the places that it weighs; for a single class, use a sigmoid"
 GAMMA = "start it from 1"
 CONSTANT_INPUT = "check what it reads; feed larger batches or maps"
@@ -77,9 +79,9 @@ FEED_INDICES = "compute them in the feeder, and feed them as an input: inputs of
 WHOLE_NUMBERS = "feed whole numbers"
 RESTORE = "restore earlier weights"
 INTO_RANGE = "bring it into range, or use a wider format"
-MASK = "mask with a finite number that the format holds, such as -1e4"
+MASK = "mask with a finite number that the format holds, such as -1e3"
 CONSTANT = "choose a constant that the format holds"
-OPEN_ROWS = "leave one place per row open, and mask with a number that the format holds, such as -1e4"
+OPEN_ROWS = "leave one place per row open, and mask with a number that the format holds, such as -1e3"
 SMALLER = "make its weights or what it reads smaller, normalise, or use a wider format"
 SMALL_TERMS = "keep small terms apart from large ones, or compute it in fp32"
 LARGER = "start it from a number that the format holds, or store this layer in a wider format"
@@ -126,15 +128,15 @@ LOG_SOFTMAX = "subtract the maximum first, as F.log_softmax does"
 NORMALISE_DATA = "normalise the data"
 MEAN_LOSS = "Add up means rather than sums"
 MEAN = "use F.mean, or sum less at a time"
+# Remedies for what makes all numbers negative.
+SHIFTS = (SMALLER_BIAS, SMALLER_CONSTANT, NORMALISE_DATA)
 DIVIDE_EARLIER = "divide an operand before the product, not the result after it"
 MULTIPLY_EARLIER = "multiply by the factor before numbers become large"
 
 # By function; for numbers that are too large, and for others.
 _TOO_LARGE = {
     **dict.fromkeys(("Div2", "RDivScalar", "Pow2"), AWAY),
-    "Exp": EXP,
     "Sum": MEAN,
-    "BatchMatmul": DIVIDE_EARLIER,
     "BatchInv": IDENTITY,
     "Constant": CONSTANT,
 }
@@ -148,6 +150,8 @@ _UNDEFINED = {
     "NormNormalization": AWAY,
     "Sub2": DIFFERENCE,
 }
+# Where it is unknown which operand makes numbers large.
+_SIZES = {"Exp": EXP, "BatchMatmul": DIVIDE_EARLIER}
 _IMPRECISE = {
     **dict.fromkeys(("Sin", "Cos"), PERIOD),
     "BinaryCrossEntropy": OF_SCORES.format("sigmoid"),
@@ -157,15 +161,16 @@ _IMPRECISE = {
 _PASSING = ("AddScalar", "MulScalar", "MaximumScalar", "Reshape", "Broadcast", "BroadcastTo")
 
 
-def of(f: Any, *, too_large: bool = False) -> str:
-    """Remedy for a function whose output or gradient is not finite."""
+def of(f: Any, known: str = "", *, too_large: bool = False) -> str:
+    """Remedy for a function whose output or gradient is not finite; `known`: that of an operand."""
     kind = f.info.type_name
     if kind == "Exp":
         if any(is_a(g, "Log") for g in _readers(f)):
             return SOFTPLUS
         sums = [g for g in _readers(f) if is_a(g, "Sum")]
         behind = {h.info.type_name for g in sums for h in _readers(g)}
-        return SOFTMAX if "Div2" in behind else LOG_SOFTMAX if "Log" in behind else EXP
+        if not behind.isdisjoint(("Div2", "Log")):
+            return SOFTMAX if "Div2" in behind else LOG_SOFTMAX
     if kind == "Div2":
         divisor = origin(f.inputs[1])
         if _adds_exponentials(f.inputs[1]) and not too_large:
@@ -189,8 +194,9 @@ def of(f: Any, *, too_large: bool = False) -> str:
         return SUBTRACT_MEAN
     if kind == "PowScalar":
         power = f.info.args["val"]
-        return SMALLER if power >= 1.0 or (too_large and power > 0.0) else AWAY
-    return (_TOO_LARGE if too_large else _UNDEFINED).get(kind, SMALLER)
+        if power < 1.0 and not (too_large and power > 0.0):
+            return AWAY
+    return (_TOO_LARGE if too_large else _UNDEFINED).get(kind) or known or _SIZES.get(kind, SMALLER)
 
 
 def held(f: Any) -> str:

@@ -18,6 +18,7 @@ from tests.worlds.trainings import updater_of
 from .nets import Built, affine, classes, cross_entropy, feeder, hidden, inputs, network, trouble
 
 IMAGES = (8, 3, 8, 8)
+OR_LEAKY, OR_BOUND = "{}, or use F.leaky_relu".format, ("{}, or " + remedies.BOUND).format
 
 
 def conv(x: nn.Variable, name: str) -> nn.Variable:
@@ -208,7 +209,7 @@ def variance_of_a_vae(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("overflow", "head/affine/Exp", remedy=remedies.EXP, parameters=("head/affine/W",))
+@trouble("overflow", "head/affine/Exp", remedy=remedies.SMALLER_START, parameters=("head/affine/W",))
 def exponential(mended: bool) -> Built:
     def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
         y = affine(h, 1, "head", factor=8.0)
@@ -302,12 +303,12 @@ def variance_of_large_numbers(mended: bool) -> Built:
 # Where the gradient ends.
 
 
-@trouble("dead_relu", "fc2/affine/ReLU", remedy=remedies.DEAD)
+@trouble("dead_relu", "fc2/affine/ReLU", "fc2/affine/b reaches -100", remedy=OR_LEAKY(remedies.SMALLER_BIAS))
 def dead_relu(mended: bool) -> Built:
     return network(lambda x: F.relu(affine(hidden(x), 16, "fc2", bias=0.0 if mended else -100.0)))
 
 
-@trouble("dead_relu", "branch/affine/ReLU", fatal=False, remedy=remedies.DEAD)
+@trouble("dead_relu", "branch/affine/ReLU", fatal=False, remedy=OR_LEAKY(remedies.SMALLER_BIAS))
 def dead_branch(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         h = affine(x, 16, "stem")
@@ -344,7 +345,7 @@ def mostly_flat_softmax(mended: bool) -> Built:
     "saturated",
     "fc1/affine/MinimumScalar",
     "as it reads numbers around 20, and its bound is 1",
-    remedy=remedies.BOUND,
+    remedy=OR_BOUND(remedies.SMALLER_BIAS),
     parameters=("fc1/affine/b",),
 )
 def clipped_away(mended: bool) -> Built:
@@ -749,7 +750,7 @@ def two_heads_that_are_not_finite(mended: bool) -> Built:
     return network(loss=loss)
 
 
-@trouble("overflow", "bn/bn/Exp", "the factor 30 of", remedy=remedies.EXP)
+@trouble("overflow", "bn/bn/Exp", "the factor 30 of", remedy=remedies.SMALLER_FACTOR)
 def factor_before_an_exponential(mended: bool) -> Built:
     """The parameters that are near are a normalization's, and beta is 0."""
 
@@ -1150,7 +1151,9 @@ def product_of_masked_factors(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("saturated", "fc1/affine/FixedPointQuantize", "reaches 5e+03", remedy=remedies.BOUND)
+@trouble(
+    "saturated", "fc1/affine/FixedPointQuantize", "reaches 5e+03", remedy=OR_BOUND(remedies.NORMALISE_DATA)
+)
 def quantizer_of_raw_data(mended: bool) -> Built:
     def spoil(x: nn.Variable, t: nn.Variable) -> None:
         x.d = np.abs(np.tanh(x.d)) * 0.3 if mended else np.full(x.shape, 5e3)
@@ -1744,7 +1747,7 @@ def constant_beyond_the_format(mended: bool) -> Built:
     return network(loss=loss)
 
 
-@trouble("underflow", "kernel/affine/Exp", remedy=remedies.EXP_OF_LESS)
+@trouble("underflow", "kernel/affine/Exp", remedy=remedies.SMALLER_START)
 def narrow_kernel(mended: bool) -> Built:
     """A Gaussian kernel without its diagonal: what Exp has lost shows behind a mask of 0 and 1."""
 
@@ -1838,7 +1841,7 @@ def decibels_before_a_gelu(mended: bool) -> Built:
     return network(layers, spoil=spoil)
 
 
-@trouble("dead_relu", "fc1/affine/ReLU", "the constant of", remedy=remedies.SMALLER_CONSTANT)
+@trouble("dead_relu", "fc1/affine/ReLU", "the constant of", remedy=OR_LEAKY(remedies.SMALLER_CONSTANT))
 def soft_threshold(mended: bool) -> Built:
     return network(lambda x: F.relu(F.abs(affine(x, 16, "fc1")) - (0.1 if mended else 50.0)))
 
