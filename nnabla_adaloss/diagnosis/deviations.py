@@ -75,7 +75,7 @@ class Deviations:
                 end = f", which becomes 0 in {network.format(v).name}: {remedies.SCALE_DATA}."
                 yield Note("No layer sees ", [network.called(v)], end)
         for f in functions:
-            kind, args = f.info.type_name, f.info.args
+            kind = f.info.type_name
             before = f.inputs[0].parent.info.type_name if f.inputs and f.inputs[0].parent is not None else ""
             if kind == f"{before}CrossEntropy" or (before, kind) == ("LogSoftmax", "SoftmaxCrossEntropy"):
                 end = f" applies a {before.lower()} to the output of one: give it the scores."
@@ -85,13 +85,6 @@ class Deviations:
                 if least < 0.0 or most > 1.0:
                     end = f" reads targets from {least:g} to {most:g}, where they must be from 0 to 1."
                     yield Note("", [network.name(f)], end)
-            if kind in INDICES:
-                read, table = f.inputs[INDICES[kind]], f.inputs[INDICES[kind] - 1]
-                shape = args["shape"] if kind == "OneHot" else table.shape
-                last, largest = shape[args.get("axis", 0)] - 1, operands.amax(read)
-                if largest > last:
-                    end = f" reads indices up to {largest:g} from {network.called(read)}, but its last is "
-                    yield Note("", [network.name(f)], f"{end}{last}: nnabla reads other memory there.")
 
     def next_to_the_end(self) -> Iterator[Note]:
         """Note the largest numbers, if a few doublings are beyond the format."""

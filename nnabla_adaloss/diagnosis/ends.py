@@ -68,7 +68,7 @@ class Ends:
                     ended.add(key)
             is_equal = arriving and has_loss and self._compares_equal(f)
             if is_equal and not self._leaves_before(f).isdisjoint(self._starved):
-                what = "it compares equal numbers in every batch"
+                what = f"it compares equal numbers in every batch{self._sources(f)}"
                 found[key] = Cause("equal_operands", node.label, what, remedies.DIFFERENT)
                 ended.add(key)
                 continue
@@ -117,10 +117,9 @@ class Ends:
         f = network.in_order(g for g in network.walk(network.last, self._zeros) if not self._zeros(g))[0]
         kind, why, remedy = f.info.type_name, "", remedies.SATURATED
         if kind in _DIFFERENCES:
-            why, remedy = ", as it compares equal numbers", remedies.DIFFERENT
+            why, remedy = f", as it compares equal numbers{self._sources(f)}", remedies.DIFFERENT
         elif kind in _RECTIFIERS | _BOUNDS:
-            read = self._sights[0].data[hash(f.inputs[0])]
-            why, remedy = f", as it reads numbers around {read.sum / read.count:.3g}", remedies.MARGIN
+            why, remedy = f", as it reads {self._around(f)}", remedies.MARGIN
         elif kind in INDICES and (f.inputs[1].d < 0.0).all():
             why = f", as {network.called(f.inputs[1])} holds only numbers below 0, which it leaves out"
             remedy = remedies.LABELS
@@ -128,6 +127,19 @@ class Ends:
             why = Operands(network, self._sights[0]).grown(f).clause
         what = f"it computes only zeros, so that the loss is 0 and no layer gets a gradient{why}"
         return [Cause("zero_loss", network.name(f), what, remedy)]
+
+    def _sources(self, f: Any) -> str:
+        """Clause about the leaves that the equal operands of a function are computed of."""
+        first, second = (self._network.sources(v) for v in f.inputs)
+        if first == second:
+            return f", both computed of {listed(first)}"
+        return f", computed of {listed(first)}, and of {listed(second)}"
+
+    def _around(self, f: Any) -> str:
+        """Mean of the numbers that a function reads, and its constant."""
+        read, args = self._sights[0].data[hash(f.inputs[0])], f.info.args
+        constant = f", with the constant {args['val']:g}" if "val" in args else ""
+        return f"numbers around {read.sum / read.count:.3g}{constant}"
 
     def _compares_equal(self, f: Any) -> bool:
         """True if a difference of other numbers is always 0."""
@@ -258,7 +270,8 @@ class Ends:
                 ends += network.readers[hash(f.outputs[0])] if joins else [f]
         if names:
             batches = f"{len(sights)} batch{'es' * (len(sights) > 1)}"
-            end = f" in {batches}: none passes {network.listed(ends)}. {remedies.NOT_CHOSEN}."
+            why = Operands(network, sights[0]).grown(ends[0]).clause if len({*ends}) == 1 else ""
+            end = f" in {batches}: none passes {network.listed(ends)}{why}. {remedies.NOT_CHOSEN}."
             yield Note("No gradient gets to ", names, end)
 
     def _factors(self, f: Any) -> List[nn.Variable]:
@@ -345,7 +358,10 @@ class Ends:
             if v.parent is None and hash(v) not in names:
                 why, remedy = self._network.emptiness(v)
             elif v.parent is not None and v.parent.info.type_name in _DIFFERENCES:
-                why, remedy = "is all 0, as it compares equal numbers", remedies.DIFFERENT
+                why = f"is all 0, as it compares equal numbers{self._sources(v.parent)}"
+                remedy = remedies.DIFFERENT
+            elif v.parent is not None and v.parent.inputs:
+                why = f"is all 0, computed of {self._around(v.parent)}"
             return cause("zero_factor", f"it multiplies by {called(v)}, which {why}", remedy, v)
         if kind == "Prod":
             return cause("zero_factor", "it multiplies several zeros", remedies.FACTORS)
@@ -365,9 +381,7 @@ class Ends:
         if kind in _SATURATES:
             what = "it is saturated: all of its outputs are where its derivative is 0"
             if "val" in args:
-                read = self._sights[0].data[hash(f.inputs[0])]
-                around, bound = f"{read.sum / read.count:.3g}", f"{args['val']:g}"
-                what += f", as it reads numbers around {around}, and its bound is {bound}"
+                what += f", as it reads {self._around(f)}"
             return self._saturated(f, what, remedies.BOUND if kind in _BOUNDS else remedies.SATURATED)
         remedy = remedies.CROSS_ENTROPY if kind in _METRICS else remedies.NO_GRADIENT
         return cause("no_gradient", "it passes no gradient on", remedy)

@@ -36,6 +36,9 @@ _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
 # by some hundred thousandths, and so does the loss, unless the network amplifies rounding errors.
 _FINER, _NOISE, _AMPLIFIED = Format.ieee("finer", exponent_bits=8, mantissa_bits=20), 0.1, 2e-4
 
+# Number of causes of one kind and remedy from which they are one sentence.
+_SEVERAL = 3
+
 
 @overload
 def diagnose(
@@ -169,6 +172,7 @@ class _Examination:
         except NoBackward as error:
             what = f"it has no backward, so that nothing before it can be trained (nnabla: {error.told})"
             causes = [Cause("no_backward", self._network.name(error.function), what, remedies.NO_BACKWARD)]
+        causes = list(_summed_up(causes))
         in_fp32, as_stored = (float(np.mean(one)) for one in zip(*self._losses or [(math.nan, math.nan)]))
         formats = {
             name: {layer.name: one.effects(layer, self._noise | self._unsteady) for layer in self._layers}
@@ -377,6 +381,21 @@ def _distinct(causes: Sequence[Cause]) -> Dict[Tuple[str, str], Cause]:
     for cause in causes:
         found.setdefault((cause.kind, cause.function.partition("#")[0]), cause)
     return found
+
+
+def _summed_up(causes: Sequence[Cause]) -> Iterator[Cause]:
+    """Causes, of which several of one kind and remedy are told as one, at the first function."""
+    alike: Dict[Tuple[str, str, bool], List[Cause]] = {}
+    for cause in causes:
+        alike.setdefault((cause.kind, cause.remedy, cause.fatal), []).append(cause)
+    for found in alike.values():
+        if len(found) < _SEVERAL:
+            yield from found
+            continue
+        what = f"{found[0].what}; likewise {listed([cause.function for cause in found[1:]])}"
+        spoils = tuple(dict.fromkeys(name for cause in found for name in cause.spoils))
+        parameters = tuple(dict.fromkeys(name for cause in found for name in cause.parameters))
+        yield found[0]._replace(what=what, spoils=spoils, parameters=parameters)
 
 
 def _emulated(examined: Subject, storage: StorageLike) -> FormatEmulation:

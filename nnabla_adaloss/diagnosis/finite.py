@@ -49,14 +49,22 @@ class Finiteness:
                     what = f"it takes {self._network.called(v)} for numbers of classes, which holds "
                     what += self._sight.not_finite(v)
                     return [Cause("data_not_finite", self._network.name(f), what, remedies.CLEAN, False)]
-        for f in self._network.graph.functions:
-            count = self._sight.undefined.get(hash(f)) if f.info.type_name in INDICES else 0
+        for f in [f for f in self._network.graph.functions if f.info.type_name in INDICES]:
+            kind, args, name = f.info.type_name, f.info.args, self._network.name(f)
+            v, table = f.inputs[INDICES[kind]], f.inputs[INDICES[kind] - 1]
+            last = (args["shape"] if kind == "OneHot" else table.shape)[args.get("axis", 0)] - 1
+            count, what = (
+                self._sight.undefined.get(hash(f)),
+                f"it takes {self._network.called(v)} for indices",
+            )
             if count:
-                v = f.inputs[INDICES[f.info.type_name]]
-                what = (
-                    f"it takes {self._network.called(v)} for indices, of which {count} are no whole numbers"
+                what += f", of which {count} are no whole numbers"
+                return [Cause("fractional_index", name, what, remedies.WHOLE_NUMBERS, False)]
+            if self._operands.amax(v) > last:
+                what += (
+                    f" up to {self._operands.amax(v):g}, but its last is {last}: nnabla reads other memory"
                 )
-                return [Cause("fractional_index", self._network.name(f), what, remedies.WHOLE_NUMBERS, False)]
+                return [Cause("index_beyond", name, what, remedies.COUNT_FROM_0, False)]
         return []
 
     def _in_backward(self) -> List[Cause]:
@@ -73,12 +81,15 @@ class Finiteness:
         # Other functions have finite derivatives for numbers of any size.
         reads = self._operands.reads(f) if f.info.type_name in {*NOT_ZERO, *_BOUNDED} else ""
         what = f"its gradient{of} is not finite{reads}{self._also}"
-        own = Cause("backward_not_finite", network.name(f), what, remedies.of(f), parameters=parameters)
+        own = Cause("backward_not_finite", network.name(f), what, self._remedy(f), parameters=parameters)
         return [(self.before(f) or own)._replace(as_stored=self._operands.is_stored)]
 
     def _origins(self, variables: List[nn.Variable]) -> List[Cause]:
         """Follow nonfinite variables back to functions of finite inputs."""
-        network, waiting, seen = self._network, list(variables), set()
+        network, seen = self._network, set()
+        # Further ones are hidden by a ReLU, which makes 0 of NaN.
+        outputs = (v for f in network.walk(v.parent for v in variables) for v in f.outputs)
+        waiting = [*variables, *(v for v in outputs if self._sight.nans.get(hash(v)))]
         found: List[Tuple[Any, nn.Variable]] = []
         while waiting:
             v = waiting.pop()
@@ -141,11 +152,16 @@ class Finiteness:
         name, bad = network.name(f), operands.bad(f.inputs)
         if bad:
             what = f"it reads rows of minus infinity alone from {network.called(bad[0])}{self._also}"
-            leaves = [w for g in network.walk([f]) for w in g.inputs if w.parent is None]
-            beyond = [w for w in leaves if operands.amax(w) > network.format(w).max]
-            for mask in beyond[:1] if operands.is_stored else []:
+            read = (w for g in network.in_order(network.walk([f])) for w in (*g.inputs, *g.outputs))
+            finite = (w for w in read if operands.is_stored and hash(w) not in operands.in_fp32.nans)
+            mask = next((w for w in finite if operands.amax(w) > network.format(w).max), None)
+            if mask is not None:
                 what += f", as {network.called(mask)} reaches {operands.beyond(mask)}"
             return Cause("closed_row", name, what, remedies.OPEN_ROWS)
+        for w in f.inputs if operands.is_stored else ():
+            # A function whose numbers are rounded for their readers only.
+            if w.parent is not None and operands.amax(w) > network.format(w).max:
+                return self._computed(w.parent, w)
         before = self.before(f)
         if before is not None:
             return before
@@ -157,17 +173,22 @@ class Finiteness:
         what = f"it computes {self._sight.not_finite(v)} from finite numbers{operands.reads(f)}{self._also}"
         growth = self._of_zeros(f) if f.info.type_name in NOT_ZERO else operands.grown(f)
         what += growth.clause
-        if growth.remedy == remedies.NORMALISE_DATA:
+        if growth.clause and growth.remedy == remedies.NORMALISE_DATA:
             return Cause("not_finite", name, what, growth.remedy)
-        g = remedies.origin(f.inputs[0]) if operands.is_stored and f.inputs else None
-        remedy = remedies.of(g if remedies.is_a(g, "Sub2") else f, growth.remedy)
-        if math.inf in map(abs, filter(_is_number, f.info.args.values())):
-            remedy = remedies.MASK
-        elif operands.negatives(f) and not remedies.is_a(g, "Sub2"):
-            is_determinant = f.inputs[0].parent.info.type_name == "BatchDet"
-            remedy = remedies.ABSOLUTE if is_determinant else remedies.ABOVE
-        remedy = self._scaled_before(f, remedy)
+        remedy = self._remedy(f, growth.remedy)
         return Cause("not_finite", name, what, remedy, parameters=growth.parameters)
+
+    def _remedy(self, f: Any, known: str = "") -> str:
+        """Remedy for an output or a gradient that is not finite; `known`: that of an operand."""
+        if math.inf in map(abs, filter(_is_number, f.info.args.values())):
+            return remedies.MASK
+        g = remedies.origin(f.inputs[0]) if self._operands.is_stored and f.inputs else None
+        if remedies.is_a(g, "Sub2"):
+            return self._scaled_before(f, remedies.of(g, known))
+        if self._operands.negatives(f):
+            is_determinant = remedies.is_a(f.inputs[0].parent, "BatchDet")
+            return remedies.ABSOLUTE if is_determinant else remedies.ABOVE
+        return self._scaled_before(f, remedies.of(f, known))
 
     def _of_zeros(self, f: Any) -> Growth:
         """Operand that saturates the probabilities that a function reads as 0."""
@@ -229,7 +250,9 @@ class Finiteness:
             return remedy
         if g is None:
             return f"{remedies.SCALE_DATA}, and {remedy}"
-        if g.info.type_name == "PowScalar" or (g.info.type_name == "Mul2" and g.inputs[0] == g.inputs[1]):
+        if remedies.is_a(g, "PowScalar", "SquaredError") or (
+            g.info.type_name == "Mul2" and g.inputs[0] == g.inputs[1]
+        ):
             return f"multiply what {self._network.name(g)} reads by a constant first, and {remedy}"
         if g.info.type_name == "MulScalar":
             return f"{remedies.UNITS}: {g.info.args['val']:g} in {self._network.name(g)}"

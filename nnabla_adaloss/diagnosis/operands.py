@@ -155,8 +155,9 @@ class Operands:
                     return Growth(f"; {what}{name} reaches {added:.3g}", (name,) * bool(name), remedy)
         growth, first = self.growth(steps[start:], "numbers"), steps[0].function
         large = [v for v in first.inputs if v.parent is None and self.amax(v) == steps[0].before > _RAW]
-        if large and not growth.clause and first is not f:
-            clause = f"; {self.network.called(large[0])} reaches {self.amax(large[0]):.3g}"
+        if large and not growth.clause:
+            # A function's own inputs are told by `reads`.
+            clause = f"; {self.network.called(large[0])} reaches {self.amax(large[0]):.3g}" * (first is not f)
             return Growth(clause, remedy=remedies.NORMALISE_DATA)
         if not growth.clause and first.inputs and not steps[0].before:
             v = max(first.inputs, key=self.amax)

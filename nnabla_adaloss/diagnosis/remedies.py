@@ -53,6 +53,7 @@ NOT_CHOSEN = "Unless other batches reach them, use what is left out there, or le
 CROSS_ENTROPY = "it counts errors, which has no derivative: train on a cross entropy of the scores"
 INDICES = "check the indices, and the size of the table"
 LABELS = "check the labels"
+COUNT_FROM_0 = "count from 0, and check the number of classes, or the size of the table"
 NO_GRADIENT = "check whether it masks everything or has no derivative"
 NO_DERIVATIVE = "use a function with a derivative, such as a factor of the scores, or a straight-through one"
 NO_BACKWARD = f"for a condition or an index, set need_grad=False on it; else {NO_DERIVATIVE}"

@@ -292,6 +292,12 @@ class Network:
         name = self.names.get(hash(v))
         return input_name(v) if name is None else f"the parameter {name}"
 
+    def sources(self, v: nn.Variable) -> List[str]:
+        """Describe the leaves that a variable is computed of."""
+        functions = self.in_order(f for f in self.walk([v.parent]))
+        leaves = [w for f in functions for w in f.inputs if w.parent is None] or [v]
+        return list(dict.fromkeys(map(self.called, leaves)))
+
     def format(self, v: nn.Variable) -> Format:
         """Format that a variable is stored in."""
         return self._storage.data_format(hash(v), v.size)

@@ -631,17 +631,14 @@ def test_a_gradient_that_is_nonfinite_only_where_it_is_dropped_is_no_cause() -> 
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_classes_counted_from_1_are_a_note(first: int) -> None:
+def test_classes_counted_from_1_are_beyond_the_table(first: int) -> None:
     def count(x: nn.Variable, t: nn.Variable) -> None:
         t.d = np.arange(32)[:, None] % 5 + first
 
     loss, feed = network(spoil=count)
     diagnosis = diagnose(loss, feeder=feed)
-    assert [
-        "indices up to 5 from the input of shape (32, 1), but its last is 4" in str(note)
-        for note in diagnosis.numbers.notes
-    ] == [True] * first
-    assert not diagnosis.verdict.causes
+    assert [(one.kind, one.fatal) for one in diagnosis.verdict.causes] == [("index_beyond", False)] * first
+    assert all("for indices up to 5, but its last is 4" in one.what for one in diagnosis.verdict.causes)
 
 
 @pytest.mark.parametrize("shares", [(1.0, 1.0), (1.0, 0.75), (0.75, 1.0)])

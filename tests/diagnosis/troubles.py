@@ -344,7 +344,7 @@ def mostly_flat_softmax(mended: bool) -> Built:
 @trouble(
     "saturated",
     "fc1/affine/MinimumScalar",
-    "as it reads numbers around 20, and its bound is 1",
+    "as it reads numbers around 20, with the constant 1",
     remedy=OR_BOUND(remedies.SMALLER_BIAS),
     parameters=("fc1/affine/b",),
 )
@@ -972,12 +972,7 @@ def likelihood_of_unlikely_observations(mended: bool) -> Built:
     return network(loss=loss)
 
 
-@trouble(
-    "not_finite",
-    "critic/affine/MulScalar#2",
-    "from the output of critic/affine/CumSum, and multiplies by 0.0001",
-    remedy=remedies.MULTIPLY_EARLIER,
-)
+@trouble("overflow", "critic/affine/CumSum", "the factor 20000 of", remedy=remedies.SMALLER_FACTOR)
 def returns_that_are_scaled_late(mended: bool) -> Built:
     """Rewards are added up over time, then scaled."""
 
