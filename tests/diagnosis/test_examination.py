@@ -381,6 +381,14 @@ def test_a_gate_that_a_relu_holds_at_zero_is_neither_data_nor_waited_for() -> No
     assert not numbers.notes
 
 
+def test_a_branch_that_a_bias_leaves_out_is_told_with_it() -> None:
+    x, t = inputs()
+    experts = [affine(x, 1, f"expert{number}", bias=9.0 * number) for number in (0, 1)]
+    loss = F.mean(F.squared_error(F.maximum2(*experts), t))
+    (note,) = diagnose(loss, feeder=feeder(x, t)).numbers.notes
+    assert "none passes expert0/affine/Maximum2; the bias expert1/affine/b reaches 9." in str(note)
+
+
 def test_a_branch_that_a_function_never_takes_is_a_note() -> None:
     """Twin critics of which one is always the smaller, and a branch that is joined and sliced off again."""
     x, t = inputs()

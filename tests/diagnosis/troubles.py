@@ -131,6 +131,46 @@ def sum_of_exponentials_below_an_epsilon(mended: bool) -> Built:
     return network(loss=loss)
 
 
+@trouble("not_finite", "fc1/affine/Div2", "4 NaNs", remedy=remedies.ZERO_DATA)
+def nan_behind_a_relu(mended: bool) -> Built:
+    """Means over no place, of which a ReLU turns the first into 0."""
+    mask = nn.Variable((32, 16))
+
+    def mean(h: nn.Variable) -> nn.Variable:
+        return F.sum(h * mask, axis=1, keepdims=True) / F.sum(mask, axis=1, keepdims=True)
+
+    def fill(x: nn.Variable, t: nn.Variable) -> None:
+        mask.d = np.arange(32)[:, None] >= (0 if mended else 4)
+
+    return network(lambda x: affine(mean(F.relu(affine(mean(x), 16, "fc1"))), 16, "fc2"), spoil=fill)
+
+
+@trouble("backward_not_finite", "p", "numbers below 0", remedy=remedies.ABOVE)
+def generalized_mean(mended: bool) -> Built:
+    """The exponent is trained."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        p = nn.parameter.get_parameter_or_create("p", (1, 1), np.full((1, 1), 2.0))
+        h = affine(x, 16, "fc1")
+        return F.pow2(F.maximum_scalar(h, 2**-14) if mended else h, F.broadcast(p, h.shape))
+
+    return network(layers)
+
+
+@trouble(
+    "overflow", "temperature/Exp", "the parameter temperature reaches 11.3", remedy=remedies.SMALLER_START
+)
+def temperature_that_is_too_large(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        start = np.full((1, 1), 1.3 if mended else 11.3)
+        h = hidden(x)
+        return h * F.broadcast(
+            F.exp(nn.parameter.get_parameter_or_create("temperature", (1, 1), start)), h.shape
+        )
+
+    return network(layers)
+
+
 @trouble(
     "not_finite", "head/affine/Log", "reads 80 zeros from the output of head/affine/ReLU on, in fp32 too"
 )
@@ -275,6 +315,24 @@ def scores_divided_too_late(mended: bool) -> Built:
     return network(layers)
 
 
+@trouble(
+    "closed_row", "q/affine/Softmax", "as the output of head/affine/MulScalar reaches 3.4e+38, beyond float16"
+)
+def mask_by_a_factor_beyond_the_format(mended: bool) -> Built:
+    """The last sentence is empty: all its places are padding."""
+    padding = nn.Variable((32, 4, 4))
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        q, k, v = heads(x)
+        scores = F.batch_matmul(q, k, transpose_b=True)
+        return F.batch_matmul(F.softmax(scores + padding * (-1e3 if mended else -3.4e38)), v)
+
+    def fill(x: nn.Variable, t: nn.Variable) -> None:
+        padding.d = np.arange(32)[:, None, None] == 31
+
+    return network(layers, spoil=fill)
+
+
 @trouble("closed_row", "q/affine/Softmax", "as the input of shape (1, 4, 4) reaches 1e+09, beyond float16")
 def mask_beyond_the_format(mended: bool) -> Built:
     """Rows of padding: uniform in fp32, nothing but minus infinity in float16."""
@@ -306,6 +364,15 @@ def variance_of_large_numbers(mended: bool) -> Built:
 @trouble("dead_relu", "fc2/affine/ReLU", "fc2/affine/b reaches -100", remedy=OR_LEAKY(remedies.SMALLER_BIAS))
 def dead_relu(mended: bool) -> Built:
     return network(lambda x: F.relu(affine(hidden(x), 16, "fc2", bias=0.0 if mended else -100.0)))
+
+
+@trouble("dead_relu", "b0/affine/ReLU", "; likewise b1/affine/ReLU and b2/affine/ReLU", fatal=False)
+def dead_branches(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = affine(x, 16, "stem")
+        return sum((F.relu(affine(h, 16, f"b{n}", bias=0.0 if mended else -100.0)) for n in range(3)), h)
+
+    return network(layers)
 
 
 @trouble("dead_relu", "branch/affine/ReLU", fatal=False, remedy=OR_LEAKY(remedies.SMALLER_BIAS))
@@ -1814,7 +1881,7 @@ def padding_of_minus_one(mended: bool) -> Built:
     return network(lambda x: hidden(x) + PF.embed(item, 32, 16, name="item"), spoil=fill)
 
 
-@trouble("equal_operands", "reward/affine/Sub2", remedy=remedies.DIFFERENT)
+@trouble("equal_operands", "reward/affine/Sub2", "both computed of the input", remedy=remedies.DIFFERENT)
 def preference_for_itself(mended: bool) -> Built:
     """A reward model that compares each answer with itself: both gradients cancel."""
 
