@@ -291,6 +291,12 @@ class _Examination:
             for one in tried.values():
                 one.compare(index, in_fp32)
         self._unsteady = unsteady.differing(REPEATED)
+        # Errors of a bias beside a weight may be equal by chance.
+        gradients = ({k for k, g in one.gradients.items() if g.abs_max} for one in self._in_fp32)
+        differing = noise.intersection(*gradients)
+        for layer in layers:
+            weights = {key for key, v in layer.weights.items() if v.ndim > 1}
+            noise |= layer.weights.keys() if weights and weights <= differing else set()
         self._noise = noise - self._unsteady
         return tried
 

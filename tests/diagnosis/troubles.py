@@ -554,6 +554,20 @@ def mean_of_a_softmax(mended: bool) -> Built:
     return network(loss=lambda h, t: F.mean(F.softmax(affine(h, 5, "head")) ** (2 if mended else 1)))
 
 
+@trouble("rounding_noise", "att2/affine", fatal=False, remedy=remedies.MEAN_OF_SOFTMAX)
+def attention_without_values(mended: bool) -> Built:
+    """The errors of the bias att2/affine/b are equal in both passes, by chance."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        rng = np.random.RandomState(37)
+        h = F.tanh(PF.affine(x, 16, 2, name="att1", rng=rng))
+        weights = F.softmax(PF.affine(h, 1, 2, name="att2", rng=rng), axis=1)
+        values = weights * x[:, :, :1] if mended else weights
+        return affine(F.sum(values, axis=1), 1, "out")
+
+    return network(layers, lambda y, t: F.mean(F.squared_error(y, t)), shape=(32, 10, 8))
+
+
 @trouble("no_backward", "gate/affine/GreaterScalar", remedy=remedies.NO_BACKWARD)
 def hard_gate(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
