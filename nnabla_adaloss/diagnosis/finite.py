@@ -12,7 +12,7 @@ import numpy as np
 from ..graph.description import type_name_of
 from . import remedies
 from .notes import listed
-from .operands import CONSTANTS, GROWN, NOT_ZERO, Growth, Operands, is_product, repeated
+from .operands import CONSTANTS, DIVISIONS, GROWN, NOT_ZERO, Growth, Operands, is_product, repeated
 from .remedies import Cause
 from .target import Network
 from .watching import INDICES, Sight
@@ -89,7 +89,9 @@ class Finiteness:
         network, seen = self._network, set()
         # Further ones are hidden by a ReLU, which makes 0 of NaN.
         outputs = (v for f in network.walk(v.parent for v in variables) for v in f.outputs)
-        waiting = [*variables, *(v for v in outputs if self._sight.nans.get(hash(v)))]
+        # nnabla drops outputs that nothing reads, such as last states, and has others in their place.
+        hidden = (v for v in outputs if v.parent is not None and self._sight.nans.get(hash(v)))
+        waiting = [*variables, *hidden]
         found: List[Tuple[Any, nn.Variable]] = []
         while waiting:
             v = waiting.pop()
@@ -194,7 +196,8 @@ class Finiteness:
         """Operand that saturates the probabilities that a function reads as 0."""
         v = f.inputs[NOT_ZERO[f.info.type_name]]
         g = remedies.origin(v, _COMPLEMENTS) if self._operands.zeros(v) else None
-        return self._operands.grown(g) if remedies.is_a(g, "Sigmoid", "Softmax", "Tanh") else Growth()
+        growth = self._operands.grown(g) if remedies.is_a(g, "Sigmoid", "Softmax", "Tanh") else Growth()
+        return growth if growth.remedy in remedies.SHIFTS else Growth()
 
     def before(self, f: Any) -> Optional[Cause]:
         """Find what makes a function's inputs 0 or large: a constant as stored, a running variance of 0."""
@@ -241,7 +244,7 @@ class Finiteness:
         g = first.parent
         if not self._operands.is_stored:
             if hash(first) in self._network.names:
-                is_all = self._operands.zeros(first) == first.size
+                is_all = kind in DIVISIONS and self._operands.zeros(first) == first.size
                 return remedies.INITIALISE if is_all else remedy
             if g is None:
                 return remedies.ZERO_DATA if remedy in (remedies.AWAY, remedies.LOG) else remedy

@@ -21,7 +21,7 @@ _RAW = 64.0
 GROWN = 8.0
 # Input that must not be 0.
 NOT_ZERO = {"Log": 0, "PowScalar": 0, "Pow2": 0, "Div2": 1, "RDivScalar": 0}
-_DIVISIONS = {"Div2", "RDivScalar"}
+DIVISIONS = {"Div2", "RDivScalar"}
 # Functions with a constant that may keep numbers away from 0.
 CONSTANTS = {"AddScalar", "MaximumScalar", "Constant"}
 
@@ -111,14 +111,14 @@ class Operands:
                 return f", as {subject} reads {negative} number{'s' * (negative > 1)} below 0{source}"
             count, more = self.zeros(v), self.vanished(v)
             if count:
-                verb = "divides by" if kind in _DIVISIONS else "reads"
+                verb = "divides by" if kind in DIVISIONS else "reads"
                 number = f"{count} zero{'s' * (count > 1)}"
                 if more > 0:
                     number = "1 number that becomes" if more == 1 else f"{more} numbers that become"
                     number += f" 0 in {network.format(v).name}"
                 first = self.first_zeros(v)
                 return f", as {subject} {verb} {number} from {network.called(first)} on"
-            if kind in _DIVISIONS or power < 0.0:
+            if kind in DIVISIONS or power < 0.0:
                 return f", as {subject} divides by numbers down to {self.sight.data[hash(v)].abs_min:.2g}"
         if kind == "ACosh":
             return f", as {subject} reads numbers down to {self.sight.data[hash(f.inputs[0])].abs_min:g}"

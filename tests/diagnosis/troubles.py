@@ -48,6 +48,20 @@ def nan_in_data(x: nn.Variable, t: nn.Variable) -> None:
     x.d[1, 2] = np.nan
 
 
+@trouble("data_not_finite", "recurrent/lstm", "which holds 1 NaN")
+def nan_before_a_recurrence(mended: bool) -> Built:
+    """Nothing reads its last states."""
+
+    def spoil(x: nn.Variable, t: nn.Variable) -> None:
+        x.d[1, 2, 0] = 0.0 if mended else np.nan
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h, c = (F.constant(0.0, (1, 1, 4, 8)) for _ in range(2))
+        return PF.lstm(x, h, c, name="recurrent")[0]
+
+    return network(lambda x: F.reshape(layers(x), (5, 32)), spoil=spoil, shape=(5, 4, 6))
+
+
 @trouble("data_not_finite", "head/affine/SoftmaxCrossEntropy", "which holds 1 NaN", fatal=False)
 @of_data
 def nan_in_labels(x: nn.Variable, t: nn.Variable) -> None:
