@@ -189,6 +189,8 @@ class Deviations:
             what = f"{subject} up to {self._operands.beyond(v)}{growth.clause}"
             remedy = remedies.of(f, growth.remedy, too_large=True)
             return Cause("overflow", name, what, remedy, parameters=growth.parameters)
+        # What depends on data alone need not be stored.
+        feeder = remedies.IN_FEEDER if own and not v.need_grad else ""
         largest = max(map(self._operands.amax, f.inputs), default=0.0)
         # Rounding errors of its inputs are as large as its outputs.
         size = math.sqrt(self._operands.in_fp32.data[hash(v)].mean_square)
@@ -198,24 +200,24 @@ class Deviations:
             small, large = sorted(map(self._operands.amax, sums[0].inputs))
             what = f"it adds numbers up to {small:.2g} to others up to {large:.3g}, which stay as they are "
             what += f"in {stored.name}" + f" (as in {len(sums) - 1} sums behind it)" * bool(sums[1:])
-            return Cause("absorbed", network.name(sums[0]), what, remedies.SMALL_TERMS)
+            return Cause("absorbed", network.name(sums[0]), what, feeder or remedies.SMALL_TERMS)
         if own and cancels and f.info.type_name in ("Add2", "Sub2", "AddScalar", "RSubScalar"):
             what = f"it computes the difference of numbers up to {largest:.3g}, which is so small "
             what += f"beside them that {stored.name} holds it with an error of {error:.0%}"
             remedy = remedies.of(f) if f.info.type_name == "Sub2" else remedies.DIFFERENCE
-            return Cause("precision", name, what, remedy)
+            return Cause("precision", name, what, feeder or remedy)
         difference = remedies.origin(f.inputs[0]) if own and f.info.type_name == "Log" else None
         if remedies.is_a(difference, "Sub2", "RSubScalar"):
             what = f"{subject} with an error of {error:.0%} in {stored.name}, as {network.name(difference)} "
             what += "subtracts numbers of which a last bit changes the difference"
-            return Cause("precision", name, what, remedies.LOG_OF_DIFFERENCE)
+            return Cause("precision", name, what, feeder or remedies.LOG_OF_DIFFERENCE)
         before = f.inputs[0].parent if f.inputs else None
         if own and typical_lost > stored.smallest_subnormal and before is not None:
             # Its input was not 0, but for example 1 + 1e-5.
             what = f"it computes numbers, of which {lost:.0%} become 0 in {stored.name}, which "
             what += f"holds too few bits of the numbers up to {largest:.3g} that it reads from "
             what += network.name(before)
-            return Cause("precision", name, what, remedies.SMALL_TERMS)
+            return Cause("precision", name, what, feeder or remedies.SMALL_TERMS)
         first = self._operands.first_zeros(v)
         if first != v and first.parent is not None and min(lost, self._sight.lost(first)[0]) > _LOST:
             return self._begins(first.parent, first)
@@ -244,4 +246,4 @@ class Deviations:
             return Cause("underflow", name, what, remedy, parameters=growth.parameters)
         what = f"{subject} that come out with an error of {error:.0%} in {stored.name}"
         what += self._operands.reads(f) if own else ""
-        return Cause("precision", name, what, remedies.of_errors(f) if own else remedies.MORE_BITS)
+        return Cause("precision", name, what, remedies.of_errors(f, feeder) if own else remedies.MORE_BITS)

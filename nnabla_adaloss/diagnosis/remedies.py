@@ -77,6 +77,7 @@ USE = "link it to the loss: look for an unlinked variable, need_grad=False or an
 # Remedies for numbers that are not finite, or differ from fp32.
 CLEAN = "clean the data, or leave such samples out"
 FEED_INDICES = "compute them in the feeder, and feed them as an input: inputs of indices stay fp32"
+IN_FEEDER = "compute it in the feeder, and feed the result"
 WHOLE_NUMBERS = "feed whole numbers"
 RESTORE = "restore earlier weights"
 INTO_RANGE = "bring it into range, or use a wider format"
@@ -207,9 +208,9 @@ def held(f: Any) -> str:
     return LOG_SOFTMAX if _adds_exponentials(f.inputs[0]) else HELD_IN_LOG
 
 
-def of_errors(f: Any) -> str:
-    """Remedy for a function whose output has a large rounding error."""
-    return _IMPRECISE.get(f.info.type_name, MORE_BITS)
+def of_errors(f: Any, known: str = "") -> str:
+    """Remedy for a function whose output has a large rounding error; `known`: that of what it reads."""
+    return _IMPRECISE.get(f.info.type_name, known or MORE_BITS)
 
 
 def _adds_exponentials(v: Any) -> bool:

@@ -568,6 +568,20 @@ def mean_of_a_softmax(mended: bool) -> Built:
     return network(loss=lambda h, t: F.mean(F.softmax(affine(h, 5, "head")) ** (2 if mended else 1)))
 
 
+@trouble("precision", "fc1/affine/Log", remedy=remedies.IN_FEEDER)
+def returns_of_prices(mended: bool) -> Built:
+    """Changes of a thousandth, of which prices as stored keep no digit."""
+
+    def spoil(x: nn.Variable, t: nn.Variable) -> None:
+        x.d = np.exp(np.cumsum(0.3 * x.d if mended else 0.0003 * x.d, axis=1)) * 120.0
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        returns = F.log(x[:, 1:] / x[:, :-1]) * (1.0 if mended else 1000.0)
+        return hidden(returns)
+
+    return network(layers, spoil=spoil)
+
+
 @trouble("rounding_noise", "att2/affine", fatal=False, remedy=remedies.MEAN_OF_SOFTMAX)
 def attention_without_values(mended: bool) -> Built:
     """The errors of the bias att2/affine/b are equal in both passes, by chance."""
