@@ -270,9 +270,11 @@ class Ends:
                 ends += network.readers[hash(f.outputs[0])] if joins else [f]
         if names:
             batches = f"{len(sights)} batch{'es' * (len(sights) > 1)}"
-            why = Operands(network, sights[0]).grown(ends[0]).clause if len({*ends}) == 1 else ""
-            end = f" in {batches}: none passes {network.listed(ends)}{why}. {remedies.NOT_CHOSEN}."
-            yield Note("No gradient gets to ", names, end)
+            growth = Operands(network, sights[0]).grown(ends[0])
+            is_shifted = growth.remedy in remedies.SHIFTS and len({*ends}) == 1
+            remedy = growth.remedy if is_shifted else remedies.NOT_CHOSEN
+            end = f" in {batches}: none passes {network.listed(ends)}{growth.clause * is_shifted}. "
+            yield Note("No gradient gets to ", names, f"{end}Unless other batches reach them, {remedy}.")
 
     def _factors(self, f: Any) -> List[nn.Variable]:
         """Inputs that a function multiplies by."""

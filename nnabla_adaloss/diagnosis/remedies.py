@@ -49,7 +49,7 @@ SINGLE_NUMBERS = (
 )
 SATURATED = "make what it reads smaller, by a normalization or a factor before it"
 BOUND = "shift or widen the bound, or what it reads"
-NOT_CHOSEN = "Unless other batches reach them, use what is left out there, or leave these layers out"
+NOT_CHOSEN = "use what is left out there, or leave these layers out"
 CROSS_ENTROPY = "it counts errors, which has no derivative: train on a cross entropy of the scores"
 INDICES = "check the indices, and the size of the table"
 LABELS = "check the labels"

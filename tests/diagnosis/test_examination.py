@@ -387,6 +387,7 @@ def test_a_branch_that_a_bias_leaves_out_is_told_with_it() -> None:
     loss = F.mean(F.squared_error(F.maximum2(*experts), t))
     (note,) = diagnose(loss, feeder=feeder(x, t)).numbers.notes
     assert "none passes expert0/affine/Maximum2; the bias expert1/affine/b reaches 9." in str(note)
+    assert str(note).endswith(f"Unless other batches reach them, {remedies.SMALLER_BIAS}.")
 
 
 def test_a_branch_that_a_function_never_takes_is_a_note() -> None:
