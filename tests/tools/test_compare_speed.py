@@ -60,7 +60,7 @@ def test_errors_come_before_anything_runs(
 @pytest.mark.slow
 def test_one_dear_iteration_in_eight_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(ROOT / "nnabla_adaloss", tmp_path / "nnabla_adaloss")
-    with (tmp_path / "nnabla_adaloss/updaters/__init__.py").open("a", encoding="utf-8") as file:
+    with (tmp_path / "nnabla_adaloss/updaters/adaptive.py").open("a", encoding="utf-8") as file:
         file.write(DEARER)
     main([str(ROOT), str(tmp_path), "chain-10x8", "--seconds", "0.5"])
     line = capsys.readouterr().out.splitlines()[-1]
