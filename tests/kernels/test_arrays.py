@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an nnabla array holds, found out without changing it."""
+"""Contents of nnabla arrays are found without changing them; scratch arrays are used again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.host_context import HOST
-from nnabla_adaloss.kernels.arrays import FLOAT32, are_readable, as_float32, prepare_master, stored_dtype
+from nnabla_adaloss.kernels.arrays import (
+    FLOAT32,
+    ScratchPool,
+    are_readable,
+    as_float32,
+    prepare_master,
+    stored_dtype,
+)
 from tests.imports import modules_looked_for
 
 
@@ -69,3 +76,25 @@ def test_written_arrays_are_readable_and_those_that_need_a_closer_look_are_not()
     for other in (zero, filled, array_of(np.float64, 2)):
         assert not are_readable([good, other])
     assert zero.zeroing
+
+
+def test_one_array_per_shape_and_purpose() -> None:
+    pool = ScratchPool()
+    first = pool.get((2, 3), "factor")
+    assert first.shape == (2, 3)
+    assert pool.get((2, 3), "factor") is first
+    others = [pool.get((3, 2), "factor"), pool.get((2, 3), "gradient"), pool.get((2, 3), "factor", 1)]
+    assert len({id(array) for array in (first, *others)}) == len(pool) == 4
+
+
+def test_unused_entries_of_a_graph_are_dropped_with_the_next() -> None:
+    pool = ScratchPool()
+    weight = pool.get((2,), "factor")
+    for length in range(3, 20):
+        pool.get((length,), "factor")
+        assert pool.get((2,), "factor") is weight
+        pool.end_graph()
+        assert len(pool) == 2
+    pool.end_graph()
+    assert len(pool) == 0
+    assert pool.get((2,), "factor") is not weight
