@@ -656,7 +656,10 @@ def check_scales_that_were_lowered_for_weights_are_chosen_again(case: Case) -> N
     found = case.choose().scales
     known = case.known._replace(limits=found, provisional={}, equalize=False)
     start = case.start._replace(root_scale=found[0])
-    assert case.choose(known=known, start=start, alphas=None).scales == found
+    again = case.choose(known=known, start=start, alphas=None).scales
+    # A layer that leads back to the loss may lower S0, which components out of use follow then.
+    followed = case.decided_by_room if found[0] < case.start.root_scale else range(len(found))
+    assert [again[index] for index in followed] == [found[index] for index in followed]
 
 
 def check_components_without_incoming_edges_have_the_scale_of_the_loss(case: Case) -> None:
