@@ -122,8 +122,8 @@ class Operands:
                 return f", as {subject} divides by numbers down to {self.sight.data[hash(v)].abs_min:.2g}"
         if kind == "ACosh":
             return f", as {subject} reads numbers down to {self.sight.data[hash(f.inputs[0])].abs_min:g}"
-        if kind == "BatchInv":
-            return f", as {subject} inverts matrices that are nearly singular"
+        if kind in ("BatchInv", "BatchLogdet"):
+            return f", as {subject} reads matrices that are singular, or nearly so"
         sizes = [(self.amax(v), v) for v in f.inputs if hash(v) not in network.names]
         if not sizes:
             return ""

@@ -120,7 +120,7 @@ UNITS = "use units in which its factor is near 1"
 NO_FACTOR = "Leave the factor out, as the updater scales the loss"
 LOG, HELD_IN_LOG = AWAY + _OR_LOG, HELD + _OR_LOG
 ABOVE_ONE = "keep what it reads above 1, such as by F.maximum_scalar(x, 1.002)"
-IDENTITY = "add a multiple of the identity matrix to what it inverts"
+IDENTITY = "add a multiple of the identity matrix to what it reads"
 OF_SCORES = "use F.{0}_cross_entropy of the scores, without a {0} before it"
 INSIDE_ROOT = "add a number inside the root: (F.sum(x ** 2) + 2**-14) ** 0.5"
 BELOW_ONE = "clip what it reads below 1 and above -1, such as by F.clip_by_value(x, -0.999, 0.999)"
@@ -139,7 +139,7 @@ MULTIPLY_EARLIER = "multiply by the factor before numbers become large"
 _TOO_LARGE = {
     **dict.fromkeys(("Div2", "RDivScalar", "Pow2"), AWAY),
     "Sum": MEAN,
-    "BatchInv": IDENTITY,
+    **dict.fromkeys(("BatchInv", "BatchLogdet"), IDENTITY),
     "Constant": CONSTANT,
 }
 _UNDEFINED = {

@@ -1689,7 +1689,23 @@ def logarithm_of_impossible_classes(mended: bool) -> Built:
     return network(loss=loss)
 
 
-@trouble("overflow", "fc1/affine/BatchInv", "nearly singular", remedy=remedies.IDENTITY)
+@trouble("not_finite", "points/affine/BatchLogdet", "singular", remedy=remedies.IDENTITY)
+def determinant_of_a_singular_kernel(mended: bool) -> Built:
+    """A kernel of five points, of which one is padding."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        padding, identity = (
+            nn.Variable.from_numpy_array(a) for a in (np.arange(5)[None, :, None] > 0, np.eye(5)[None])
+        )
+        points = F.reshape(affine(h[:5], 8, "points"), (1, 5, 8)) * F.broadcast(padding, (1, 5, 8))
+        kernel = F.batch_matmul(points, points, transpose_b=True)
+        kernel = kernel + identity if mended else kernel
+        return cross_entropy(affine(h, 5, "head"), t) - 0.01 * F.sum(F.batch_logdet(kernel))
+
+    return network(loss=loss)
+
+
+@trouble("overflow", "fc1/affine/BatchInv", "singular", remedy=remedies.IDENTITY)
 def inverse_of_a_singular_matrix(mended: bool) -> Built:
     """A covariance of 4 samples in 8 dimensions."""
 
