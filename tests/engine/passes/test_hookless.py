@@ -70,6 +70,23 @@ def test_no_more_than_a_slice_is_kept_and_only_until_the_pass_ends(
         assert sorted(p for _, kept in cycle for p in kept) == everything
 
 
+def test_activations_that_a_layer_multiplies_are_measured_again() -> None:
+    x, first, second = (nn.Variable(shape, need_grad=True) for shape in ((2, 4, 4), (1, 1, 1), (1, 1, 1)))
+    x.d, first.d, second.d = np.linspace(-1.0, 1.0, 32).reshape(x.shape), 1.0, 1.0
+    a, b = (x * F.broadcast(factor, x.shape) for factor in (first, second))
+    loss = F.mean(F.batch_matmul(a, b) ** 2)
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"), AdaLossConfig(measure_every=EVERY))
+    position = scaling.graph.positions[hash(b)]
+    amaxes = []
+    for iteration in range(3 * EVERY + 1):
+        second.d = 1.0 if iteration <= EVERY else 16.0
+        run(scaling, clear=True)
+        assert scaling.result.kind == ("hookless" if iteration else "measuring")
+        seen = scaling._graph.current().statistics.data(position)
+        amaxes.append(None if seen is None else seen.abs_max)
+    assert (amaxes[EVERY], amaxes[-1]) == (1.0, 16.0)
+
+
 @dataclass(frozen=True)
 class Alternating(Method):
     """Some scale other than 1, not the same for all layers."""
