@@ -4,10 +4,10 @@
 from .advice import Harm as Harm
 from .advice import LayerAdvice as LayerAdvice
 from .advice import PrecisionAdvice as PrecisionAdvice
+from .causes import Cause as Cause
 from .examination import diagnose as diagnose
 from .passes import StorageEffect as StorageEffect
 from .presentation import Diagnosis as Diagnosis
-from .remedies import Cause as Cause
 from .sanity_checker import LayerLoss as LayerLoss
 from .sanity_checker import SanityChecker as SanityChecker
 from .verdicts import LayerNumbers as LayerNumbers

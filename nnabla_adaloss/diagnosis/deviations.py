@@ -10,9 +10,9 @@ import nnabla as nn
 import numpy as np
 
 from . import remedies
+from .causes import Cause
 from .notes import Note, listed
 from .operands import CONSTANTS, GROWN, NOT_ZERO, Growth, Operands, Step, repeated
-from .remedies import Cause
 from .target import Network, scope_of
 from .watching import INDICES, Sight
 
@@ -60,7 +60,7 @@ class Deviations:
         return Cause("exploding_gradient", name, what, growth.remedy, False, (), growth.parameters, True)
 
     def notes(self) -> Iterator[Note]:
-        """Note a number that only fp32 keeps finite, a softmax of a softmax, and indices beyond a table."""
+        """Note a number that only fp32 keeps finite, lost inputs, double softmaxes, targets beyond 0 to 1."""
         network, operands, functions = self._network, self._operands, self._network.graph.functions
         single = ((f, f.outputs[0]) for f in functions if f.outputs[0].size == 1)
         seen = ((f, v, self._sight.data.get(hash(v))) for f, v in single)
@@ -189,7 +189,7 @@ class Deviations:
             what = f"{subject} up to {self._operands.beyond(v)}{growth.clause}"
             remedy = remedies.of(f, growth.remedy, too_large=True)
             return Cause("overflow", name, what, remedy, parameters=growth.parameters)
-        # What depends on data alone need not be stored.
+        # Numbers that depend on data alone need not be stored.
         feeder = remedies.IN_FEEDER if own and not v.need_grad else ""
         largest = max(map(self._operands.amax, f.inputs), default=0.0)
         # Rounding errors of its inputs are as large as its outputs.

@@ -11,11 +11,11 @@ import nnabla as nn
 from ..core.components import NodeStructure
 from ..graph.functions import is_matrix_product
 from . import remedies
+from .causes import Cause
 from .finite import Finiteness
 from .notes import Note, listed
 from .operands import Operands
 from .passes import Layer
-from .remedies import Cause
 from .target import NORMALIZATIONS, Network, input_name
 from .watching import INDICES, Sight, largest
 
@@ -137,9 +137,11 @@ class Ends:
 
     def _around(self, f: Any) -> str:
         """Mean of the numbers that a function reads, and its constant."""
-        read, args = self._sights[0].data[hash(f.inputs[0])], f.info.args
+        read, args = self._sights[0].data.get(hash(f.inputs[0])), f.info.args
         constant = f", with the constant {args['val']:g}" if "val" in args else ""
-        return f"numbers around {read.sum / read.count:.3g}{constant}"
+        # Not of an array that nnabla has freed, or that is empty.
+        mean = f" around {read.sum / read.count:.3g}" if read and read.count else ""
+        return f"numbers{mean}{constant}"
 
     def _compares_equal(self, f: Any) -> bool:
         """True if a difference of other numbers is always 0."""
@@ -396,15 +398,3 @@ def ends_as_stored(network: Network, stored: Ends, ended: Mapping[int, Cause]) -
             format = network.format(network.function(key).outputs[0]).name
             what = f"{cause.what}, as stored in {format}, not in fp32"
             yield cause._replace(kind=f"{cause.kind}_as_stored", what=what, as_stored=True)
-
-
-def blank_input(network: Network, f: Any, v: nn.Variable, rest: str = "") -> Cause:
-    """Cause of an input of zeros that a layer reads."""
-    how, remedy = network.emptiness(v)
-    what, kind = f"it reads {input_name(v)}, which {how}{rest}", "zero_input"
-    if v.need_grad:
-        what = f"it reads a variable of shape {v.shape} that is unlinked: nothing computes it in forward"
-        remedy = remedies.FORWARD
-    if v.need_grad or hash(v) in network.never_filled:
-        kind = "unfed"
-    return Cause(kind, network.name(f), what, remedy)

@@ -7,6 +7,7 @@ import math
 from functools import partial
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union, overload
 
+import nnabla as nn
 import numpy as np
 
 from ..core.formats import Format, canonical_name
@@ -15,14 +16,14 @@ from ..emulation import FormatEmulation
 from ..updaters.solvers import has
 from . import remedies
 from .advice import PrecisionAdvice, advise, candidates_of
+from .causes import Cause, distinct, summed_up
 from .deviations import Deviations
-from .ends import Ends, blank_input, ends_as_stored
+from .ends import Ends, ends_as_stored
 from .finite import SOFTMAX, Finiteness
 from .notes import Note, listed
 from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
 from .presentation import Diagnosis
-from .remedies import Cause
-from .target import NORMALIZATIONS, Feeder, Network, Subject
+from .target import NORMALIZATIONS, Feeder, Network, Subject, input_name
 from .untrained import alike_weights, hardly_moved, moved, notes, only_decaying, spoiled, untrained
 from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, Way
 from .watching import REPEATED, Sight, largest
@@ -35,9 +36,6 @@ _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
 # Gradients that change by this share when all is rounded to 20 bits consist of rounding errors. Others change
 # by some hundred thousandths, and so does the loss, unless the network amplifies rounding errors.
 _FINER, _NOISE, _AMPLIFIED = Format.ieee("finer", exponent_bits=8, mantissa_bits=20), 0.1, 2e-4
-
-# Number of causes of one kind and remedy from which they are one sentence.
-_SEVERAL = 3
 
 
 @overload
@@ -160,7 +158,7 @@ class _Examination:
                 causes = [Cause("index_beyond", self._network.name(f), what, remedies.INDICES)]
             elif unfed:
                 v, f = unfed
-                causes = [blank_input(self._network, f, v, ", and no layer reads other data")]
+                causes = [_blank_input(self._network, f, v)]
             if not self._network.reached_leaves:
                 causes += untrained(examined, self._network)
             causes = causes or self._observe()
@@ -172,7 +170,7 @@ class _Examination:
         except NoBackward as error:
             what = f"it has no backward, so that nothing before it can be trained (nnabla: {error.told})"
             causes = [Cause("no_backward", self._network.name(error.function), what, remedies.NO_BACKWARD)]
-        causes = list(_summed_up(causes))
+        causes = list(summed_up(causes))
         in_fp32, as_stored = (float(np.mean(one)) for one in zip(*self._losses or [(math.nan, math.nan)]))
         formats = {
             name: {layer.name: one.effects(layer, self._noise | self._unsteady) for layer in self._layers}
@@ -255,9 +253,9 @@ class _Examination:
 
     def _not_finite(self, sights: Sequence[Sight]) -> List[Cause]:
         """Causes of nonfinite numbers in any batch, in forward order, one of each kind and function."""
-        of_batches = [_distinct(Finiteness(self._network, sight).causes()) for sight in sights]
+        of_batches = [distinct(Finiteness(self._network, sight).causes()) for sight in sights]
         found = []
-        for key, cause in _distinct([one for causes in of_batches for one in causes.values()]).items():
+        for key, cause in distinct([one for causes in of_batches for one in causes.values()]).items():
             having = [str(number) for number, causes in enumerate(of_batches, 1) if key in causes]
             where = f", in batch{'es' * (len(having) > 1)} {listed(having)} of {len(sights)}"
             found.append(cause._replace(what=cause.what + where * (len(having) < len(sights))))
@@ -333,7 +331,7 @@ class _Examination:
         beyond = self._not_finite(self._as_stored)
         yield from beyond
         ended = self._ends.functions()
-        ends = _distinct((*ended.values(), *self._ends.saturated())).values()
+        ends = distinct((*ended.values(), *self._ends.saturated())).values()
         yield from ends or ([] if learning else self._ends.zero_loss())
         told = {name for cause in ends for name in cause.spoils}
         # A bias before a normalization may be noise; a computed weight is a layer of its own beside it.
@@ -381,27 +379,16 @@ class _Examination:
         return Cause("rounding_noise", layers[-1], what, remedy, spoils=layers)
 
 
-def _distinct(causes: Sequence[Cause]) -> Dict[Tuple[str, str], Cause]:
-    """First cause of each kind and function, by these."""
-    found: Dict[Tuple[str, str], Cause] = {}
-    for cause in causes:
-        found.setdefault((cause.kind, cause.function.partition("#")[0]), cause)
-    return found
-
-
-def _summed_up(causes: Sequence[Cause]) -> Iterator[Cause]:
-    """Causes, of which several of one kind and remedy are told as one, at the first function."""
-    alike: Dict[Tuple[str, str, bool], List[Cause]] = {}
-    for cause in causes:
-        alike.setdefault((cause.kind, cause.remedy, cause.fatal), []).append(cause)
-    for found in alike.values():
-        if len(found) < _SEVERAL:
-            yield from found
-            continue
-        what = f"{found[0].what}; likewise {listed([cause.function for cause in found[1:]])}"
-        spoils = tuple(dict.fromkeys(name for cause in found for name in cause.spoils))
-        parameters = tuple(dict.fromkeys(name for cause in found for name in cause.parameters))
-        yield found[0]._replace(what=what, spoils=spoils, parameters=parameters)
+def _blank_input(network: Network, f: Any, v: nn.Variable) -> Cause:
+    """Cause of an input of zeros that a layer reads, where no layer reads other data."""
+    how, remedy = network.emptiness(v)
+    what, kind = f"it reads {input_name(v)}, which {how}, and no layer reads other data", "zero_input"
+    if v.need_grad:
+        what = f"it reads a variable of shape {v.shape} that is unlinked: nothing computes it in forward"
+        remedy = remedies.FORWARD
+    if v.need_grad or hash(v) in network.never_filled:
+        kind = "unfed"
+    return Cause(kind, network.name(f), what, remedy)
 
 
 def _emulated(examined: Subject, storage: StorageLike) -> FormatEmulation:

@@ -11,9 +11,9 @@ import numpy as np
 
 from ..graph.description import type_name_of
 from . import remedies
+from .causes import Cause
 from .notes import listed
 from .operands import CONSTANTS, DIVISIONS, GROWN, NOT_ZERO, Growth, Operands, is_product, repeated
-from .remedies import Cause
 from .target import Network
 from .watching import INDICES, Sight
 

@@ -159,10 +159,13 @@ class Operands:
             # A function's own inputs are told by `reads`.
             clause = f"; {self.network.called(large[0])} reaches {self.amax(large[0]):.3g}" * (first is not f)
             return Growth(clause, remedy=remedies.NORMALISE_DATA)
-        if not growth.clause and first.inputs and not steps[0].before:
-            v = max(first.inputs, key=self.amax)
-            clause = f"; {self.network.called(v)} reaches {_extreme(v):.3g}"
-            return Growth(clause, self.network.parameters([v]), remedies.SMALLER_START)
+        names = self.network.parameters(first.inputs)
+        largest = max(first.inputs, key=self.amax, default=None)
+        is_start = len(names) == len(first.inputs) and not growth.clause
+        # Numbers that begin as parameters, and are as large.
+        if largest is not None and is_start and 2.0 * self.amax(largest) > steps[-1].before:
+            clause = f"; {self.network.called(largest)} reaches {_extreme(largest):.3g}"
+            return Growth(clause, self.network.parameters([largest]), remedies.SMALLER_START)
         return growth
 
     def steps(self, f: Any, *, trained: bool = False) -> List[Step]:

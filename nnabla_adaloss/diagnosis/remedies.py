@@ -1,26 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes of faults that no loss scale can fix, and remedies by cause and function."""
+"""Remedies for faults that no loss scale can fix, by cause and function."""
 
 from __future__ import annotations
 
-from typing import Any, Iterator, NamedTuple, Sequence, Tuple
-
-
-class Cause(NamedTuple):
-    """Fault that no loss scale can fix, and its remedy."""
-
-    kind: str  # such as "dead_relu"
-    function: str  # its name in the updater
-    what: str
-    remedy: str
-    fatal: bool = True  # True if nothing is learned before it is fixed
-    spoils: Tuple[str, ...] = ()  # layers whose gradients no scale keeps because of it
-    parameters: Tuple[str, ...] = ()  # those at fault, or without a gradient
-    as_stored: bool = False  # True if fp32 does not have it
-
-    def __str__(self) -> str:
-        return f"{self.function}: {self.what}. {self.remedy[0].upper()}{self.remedy[1:]}."
-
+from typing import Any, Iterator, Sequence
 
 # Remedies where the gradient ends.
 DEAD = "start again with biases of 0, or use F.leaky_relu"

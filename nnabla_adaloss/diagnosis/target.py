@@ -294,8 +294,9 @@ class Network:
 
     def sources(self, v: nn.Variable) -> List[str]:
         """Describe the leaves that a variable is computed of."""
-        functions = self.in_order(f for f in self.walk([v.parent]))
-        leaves = [w for f in functions for w in f.inputs if w.parent is None] or [v]
+        leaves = [w for f in self.in_order(self.walk([v.parent])) for w in f.inputs if w.parent is None] or [
+            v
+        ]
         return list(dict.fromkeys(map(self.called, leaves)))
 
     def format(self, v: nn.Variable) -> Format:

@@ -13,9 +13,9 @@ import numpy as np
 from ..graph.functions import is_matrix_product
 from ..updaters.solvers import has
 from . import remedies
+from .causes import Cause
 from .notes import Note, listed
 from .passes import Layer
-from .remedies import Cause
 from .target import Network, Subject, input_name, scope_of
 
 # Solvers whose steps are the gradient times the learning rate.

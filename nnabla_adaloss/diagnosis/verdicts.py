@@ -10,9 +10,9 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 from ..core.formats import Format
 from ..core.power_of_two import scale_text
 from ..core.scale_history import HistoryPolicy
+from .causes import Cause
 from .notes import Note, listed
 from .passes import StorageEffect
-from .remedies import Cause
 
 # Harmless relative error of a weight gradient.
 TOLERANCE = 0.05

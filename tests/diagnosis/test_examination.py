@@ -381,6 +381,13 @@ def test_a_gate_that_a_relu_holds_at_zero_is_neither_data_nor_waited_for() -> No
     assert not numbers.notes
 
 
+def test_zeros_of_a_sigmoid_are_not_explained_by_growth() -> None:
+    loss, feed = network(loss=lambda h, t: -F.mean(F.log(1.0 - F.sigmoid(affine(h, 1, "head", 300.0)))))
+    cause = diagnose(loss, feeder=feed).verdict.causes[0]
+    assert (cause.kind, cause.remedy) == ("not_finite", remedies.LOG)
+    assert "times" not in cause.what
+
+
 def test_a_branch_that_a_bias_leaves_out_is_told_with_it() -> None:
     x, t = inputs()
     experts = [affine(x, 1, f"expert{number}", bias=9.0 * number) for number in (0, 1)]

@@ -582,6 +582,58 @@ def returns_of_prices(mended: bool) -> Built:
     return network(layers, spoil=spoil)
 
 
+@trouble("not_finite", "fc1/affine/Log", "from the output of fc1/affine/Exp on", remedy=remedies.LOG_SOFTMAX)
+def log_of_a_sum_of_exponentials(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        return -F.mean(F.log(F.sum(F.exp(-(h**2) - (0.0 if mended else 25.0)), axis=1)))
+
+    return network(loss=loss)
+
+
+@trouble(
+    "not_finite",
+    "head/affine/Log",
+    "32 numbers that become 0",
+    remedy=f"multiply what head/affine/SquaredError reads by a constant first, and {remedies.LOG}",
+)
+def log_of_errors_in_small_units(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        unit = 1.0 if mended else 1e-5
+        error = F.squared_error(affine(h, 1, "head") * unit, (t + 2.0) * unit)
+        return F.mean(F.log(F.maximum_scalar(error, 1e-4) if mended else error))
+
+    return network(loss=loss)
+
+
+@trouble("backward_not_finite", "last/PowScalar#2", "from the parameter last on", remedy=remedies.AWAY)
+def root_of_weights_that_start_from_zero(mended: bool) -> Built:
+    """They get a gradient of their own."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        last = nn.parameter.get_parameter_or_create("last", (16, 5), I.ConstantInitializer(0.0))
+        return cross_entropy(F.affine(h, last), t) + 0.01 * F.sum(
+            (last**2 + (1e-2 if mended else 0.0)) ** 0.5
+        )
+
+    return network(loss=loss)
+
+
+@trouble("saturated", "fc1/affine/MinimumScalar", "with the constant -10", remedy=remedies.BOUND)
+def bound_below_all_numbers(mended: bool) -> Built:
+    return network(lambda x: F.minimum_scalar(affine(x, 16, "fc1"), 1.0 if mended else -10.0))
+
+
+@trouble("saturated", "fc1/affine/MinimumScalar", "with the constant -10", remedy=remedies.BOUND, fatal=False)
+def bound_below_all_numbers_of_a_small_parameter(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        start = nn.parameter.get_parameter_or_create("start", (1, 16), I.ConstantInitializer(0.01))
+        return x * F.minimum_scalar(
+            affine(F.broadcast(start, (32, 16)), 16, "fc1", 2.0), 1.0 if mended else -10.0
+        )
+
+    return network(layers)
+
+
 @trouble("rounding_noise", "att2/affine", fatal=False, remedy=remedies.MEAN_OF_SOFTMAX)
 def attention_without_values(mended: bool) -> Built:
     """The errors of the bias att2/affine/b are equal in both passes, by chance."""
@@ -594,6 +646,14 @@ def attention_without_values(mended: bool) -> Built:
         return affine(F.sum(values, axis=1), 1, "out")
 
     return network(layers, lambda y, t: F.mean(F.squared_error(y, t)), shape=(32, 10, 8))
+
+
+@trouble("zero_factor", "fc1/affine/Mul2", "computed of numbers around 1.91, with the constant -1")
+def mask_that_never_holds(mended: bool) -> Built:
+    x, t = inputs()
+    is_chosen = F.broadcast(F.equal_scalar(t, 1.0 if mended else -1.0), (32, 16))
+    loss = cross_entropy(affine(hidden(x) * is_chosen, 5, "head"), t)
+    return loss, feeder(x, t, lambda: setattr(t, "d", np.arange(32)[:, None] % 5))
 
 
 @trouble("no_backward", "gate/affine/GreaterScalar", remedy=remedies.NO_BACKWARD)
