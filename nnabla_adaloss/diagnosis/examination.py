@@ -36,6 +36,8 @@ _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
 # Gradients that change by this share when all is rounded to 20 bits consist of rounding errors. Others change
 # by some hundred thousandths, and so does the loss, unless the network amplifies rounding errors.
 _FINER, _NOISE, _AMPLIFIED = Format.ieee("finer", exponent_bits=8, mantissa_bits=20), 0.1, 2e-4
+# Rounding errors of a bias are not so many times as large as those of its weights.
+_TIMES = 16.0
 
 
 @overload
@@ -289,12 +291,13 @@ class _Examination:
             for one in tried.values():
                 one.compare(index, in_fp32)
         self._unsteady = unsteady.differing(REPEATED)
-        # Errors of a bias beside a weight may be equal by chance.
-        gradients = ({k for k, g in one.gradients.items() if g.abs_max} for one in self._in_fp32)
-        differing = noise.intersection(*gradients)
         for layer in layers:
-            weights = {key for key, v in layer.weights.items() if v.ndim > 1}
-            noise |= layer.weights.keys() if weights and weights <= differing else set()
+            sizes = {key: largest(s.gradients.get(key) for s in self._in_fp32) for key in layer.weights}
+            of_weights = {key: sizes[key] for key, v in layer.weights.items() if v.ndim > 1}
+            # Errors of a bias may be equal by chance; a much larger gradient is none.
+            if of_weights.keys() <= noise:
+                most = _TIMES * max(of_weights.values(), default=0.0)
+                noise |= {key for key, size in sizes.items() if size <= most}
         self._noise = noise - self._unsteady
         return tried
 

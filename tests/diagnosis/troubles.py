@@ -656,6 +656,30 @@ def mask_that_never_holds(mended: bool) -> Built:
     return loss, feeder(x, t, lambda: setattr(t, "d", np.arange(32)[:, None] % 5))
 
 
+@trouble("rounding_noise", "conv/conv", fatal=False, remedy=remedies.NOT_CONSTANT)
+def means_of_normalized_maps(mended: bool) -> Built:
+    """They are next to 0, so that the weights behind get rounding errors, too, but the bias does not."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = F.instance_normalization(conv(x, "conv"), None, None)
+        return affine(F.mean(F.relu(h) if mended else h, axis=(2, 3)), 5, "fc")
+
+    return network(layers, cross_entropy, shape=IMAGES)
+
+
+@trouble("precision", "fc1/affine/Sub2", remedy=remedies.VARIANCE)
+def variance_of_data_by_hand(mended: bool) -> Built:
+    def spoil(x: nn.Variable, t: nn.Variable) -> None:
+        x.d = x.d + 100.0
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        mean = F.mean(x, axis=1, keepdims=True)
+        by_hand = F.mean(x**2, axis=1, keepdims=True) - mean**2
+        return hidden(F.mean((x - mean) ** 2, axis=1, keepdims=True) if mended else by_hand)
+
+    return network(layers, spoil=spoil)
+
+
 @trouble("no_backward", "gate/affine/GreaterScalar", remedy=remedies.NO_BACKWARD)
 def hard_gate(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
