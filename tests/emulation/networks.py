@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Dict, List, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import numpy as np
 
+from nnabla_adaloss.graph.description import visited
 from tests.worlds.values import constant
 
 
@@ -28,6 +29,14 @@ def leaf(values: Any) -> nn.Variable:
 
 def is_half(array: np.ndarray) -> bool:
     return bool(np.array_equal(array, half(array), equal_nan=True))
+
+
+def variables_of(loss: nn.Variable) -> Dict[int, nn.Variable]:
+    return {hash(v): v for f in visited(loss)[0] for v in (*f.inputs, *f.outputs)}
+
+
+def arrays_of(loss: nn.Variable) -> List[Tuple[nn.NdArray, nn.NdArray]]:
+    return [(v.data, v.grad) for v in variables_of(loss).values()]
 
 
 def masked_attention() -> nn.Variable:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.emulation import format_emulation, with_storage
 from nnabla_adaloss.graph.description import visited
-from tests.emulation.networks import is_half, leaf
+from tests.emulation.networks import arrays_of, is_half, leaf, masked_attention
+from tests.worlds.interruptions import Moments
 from tests.worlds.networks import layers
 from tests.worlds.passes import run
 from tests.worlds.values import FLOAT, HALF, assert_equal, constant, snapshot
@@ -298,3 +299,46 @@ def test_gradients_can_stay_in_fp32_behind_stored_weights() -> None:
     assert emulation.gradient_rounding(y) is None
     assert not w.g.any()
     np.testing.assert_allclose(y.g, 1e-9 / 12.0, rtol=1e-5)
+
+
+# ---- interruptions
+
+
+class Planned(Exception):
+    pass
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("which", ["function_pre_hook", "function_post_hook"])
+@pytest.mark.parametrize("storage", ["float16", "fp8_hybrid"])
+def test_all_arrays_are_back_after_an_exception_in_a_hook(direction: str, which: str, storage: str) -> None:
+    loss, seen = network(), []
+    emulation = FormatEmulation(loss, storage)
+    emulation.forward()
+    before = arrays_of(loss)
+
+    def hook(f: Any) -> None:
+        seen.append(f.info.type_name)
+        if f.info.type_name == "Affine":
+            raise Planned
+
+    with pytest.raises(Planned):
+        getattr(emulation, direction)(**{which: hook})
+    assert seen.count("Affine") == 1
+    assert arrays_of(loss) == before
+
+
+@pytest.mark.parametrize("storage", ["float16", "fp8_hybrid"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_an_interruption_at_any_moment_leaves_nothing_swapped(direction: str, storage: str) -> None:
+    loss = masked_attention()
+    emulation = FormatEmulation(loss, storage)
+    emulation.forward()
+    emulation.backward()
+    before, moments = arrays_of(loss), Moments(0)
+    moments.run(getattr(emulation, direction))
+    assert moments.count > 300
+    for stop in range(1, moments.count, 5):
+        with pytest.raises(KeyboardInterrupt):
+            Moments(stop).run(getattr(emulation, direction))
+        assert arrays_of(loss) == before, stop

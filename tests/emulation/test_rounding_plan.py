@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
+import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -22,7 +23,8 @@ from nnabla_adaloss import (
     Precision,
     round_to_format,
 )
-from nnabla_adaloss.emulation.rounding_plan import half_gradients, half_inputs, half_outputs
+from nnabla_adaloss.core.precision import FP8_HYBRID
+from nnabla_adaloss.emulation.rounding_plan import half_gradients, half_inputs, half_outputs, operands_of
 from tests.emulation.networks import half, is_half
 from tests.worlds.passes import run
 from tests.worlds.trainings import solver_of, updater_of
@@ -326,3 +328,36 @@ def test_a_gradient_between_two_functions_is_half_when_one_of_them_is() -> None:
 def test_a_gradient_that_is_written_twice_is_rounded_once() -> None:
     x = leaf(2, 3)
     assert half_gradients((x * x).parent) == [x]
+
+
+# ---- operands of matrix products
+
+
+def test_the_same_variable_in_both_slots_is_one_operand() -> None:
+    v = leaf(2, 3, 3)
+    reads, backward_reads = operands_of(F.batch_matmul(v, v).parent, FP8_HYBRID)
+    assert [o.variable for o in reads] == [v]
+    assert [o.variable for o in backward_reads][:1] == [v]
+
+
+def test_backward_reads_the_factors_of_products() -> None:
+    x, w, b = data(4, 3), leaf(3, 2), leaf(2)
+    f = F.affine(x, w, b).parent
+    assert [o.variable for o in operands_of(f, FP8_HYBRID)[1]] == [x, f.outputs[0]]
+    f = F.affine(leaf(4, 3), w, b).parent
+    assert [o.position for o in operands_of(f, FP8_HYBRID)[1]] == [0, 1, 0]
+    f = F.adaptive_separable_convolution(data(2, 2, 5, 5), leaf(2, 3, 3, 3), data(2, 3, 3, 3)).parent
+    assert [o.position for o in operands_of(f, FP8_HYBRID)[1]] == [0, 2, 0]
+
+
+def test_a_single_element_is_not_worth_rounding() -> None:
+    f = F.affine(data(1, 1), leaf(1, 3)).parent
+    assert [[o.position for o in found] for found in operands_of(f, FP8_HYBRID)] == [[1], [0]]
+    f = F.affine(leaf(1, 3), leaf(3, 1)).parent
+    assert [o.attribute for o in operands_of(f, FP8_HYBRID)[1]] == ["data", "data"]
+
+
+def test_layers_with_references_of_their_own_are_left_alone() -> None:
+    y, *_ = PF.lstm(data(3, 2, 4), nn.Variable((1, 1, 2, 5)), nn.Variable((1, 1, 2, 5)))
+    assert y.parent.info.type_name == "LSTM"
+    assert operands_of(y.parent, FP8_HYBRID) == ([], [])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of new topologies whose parts are known by name."""
+"""Graphs of new topologies, whose parts are known by name; leaves that share a gradient."""
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import nnabla as nn
 import nnabla.functions as F
@@ -12,8 +12,10 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
-from tests.worlds.values import FLOAT, HALF, data
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater
+from tests.worlds.passes import look, run
+from tests.worlds.trainings import solver_of
+from tests.worlds.values import FLOAT, HALF, Values, assert_equal, data, snapshot
 
 BLOCKS = 5
 
@@ -38,10 +40,8 @@ def updater_of(depths: Sequence[Sequence[int]], storage: Optional[str], **option
         if updater.iteration > 1:
             updater.loss = loss_of(waiting.pop(0), storage)
 
-    solver = S.Sgd(0.05)
-    solver.set_parameters(nn.get_parameters())
     stored = None if storage == "native" else storage
-    updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage=stored, **options)
+    updater = AdaptiveLossScalingUpdater(solver_of(S.Sgd(0.05)), loss, feed, storage=stored, **options)
     return updater
 
 
@@ -126,10 +126,8 @@ def test_an_overflow_begins_the_cycle_of_every_topology_again() -> None:
         if updater.iteration > 1:
             updater.loss = loss_with(updater.iteration, next(waiting))
 
-    loss = loss_with(1, 1.0)
-    solver = S.Sgd(1e-6)
-    solver.set_parameters(nn.get_parameters())
-    config = AdaLossConfig(delay=0)
+    loss, config = loss_with(1, 1.0), AdaLossConfig(delay=0)
+    solver = solver_of(S.Sgd(1e-6))
     updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16", config=config)
     measured = []
     for iteration in range(len(factors)):
@@ -138,3 +136,83 @@ def test_an_overflow_begins_the_cycle_of_every_topology_again() -> None:
             measured.append(iteration)
     # Both topologies overflow, in 12 and 13; each time the other one's cycle begins with its next graph.
     assert measured == [0, 1, 8, 9, 12, 13, 14, 21]
+
+
+# ---- leaves that share a gradient
+
+
+Share = Callable[[nn.Variable], nn.Variable]
+
+
+def assigned(w: nn.Variable) -> nn.Variable:
+    other = nn.Variable(w.shape, need_grad=True)
+    other.data, other.grad = w.data, w.grad
+    return other
+
+
+def assigned_gradient(w: nn.Variable) -> nn.Variable:
+    """A weight of its own, to whose gradient that of another is added."""
+    other = nn.Variable.from_numpy_array(w.d * 0.5)
+    other.need_grad = True
+    other.grad = w.grad
+    return other
+
+
+SHARES: Dict[str, Share] = {
+    "reshaped": lambda w: w.reshape((w.shape[0] * w.shape[1],), unlink=True).reshape(w.shape),
+    "reshaped to the same": lambda w: w.reshape(w.shape, unlink=True),
+    "assigned": assigned,
+    "gradient alone": assigned_gradient,
+}
+
+
+def sharing(share: Optional[Share]) -> nn.Variable:
+    """A weight, and what shares its gradient, in layers whose gradients differ much in size."""
+    rng, x = np.random.RandomState(0), data(4, 5)
+    w = PF.get_parameter_or_create("w", (5, 5), rng.randn(5, 5).astype(np.float32) * 0.5)
+    other = w if share is None else share(w)
+    h = F.tanh(F.affine(x, w)) * 2.0**-6
+    h = F.tanh(PF.affine(h, 5, name="between", rng=rng))
+    return F.mean(F.affine(h, other) ** 2) + F.sum(F.tanh(other)) * 2.0**-8
+
+
+def trained_with(share: Optional[Share], way: str, storage: Optional[str]) -> Values:
+    """The parameters after some updates; `way` "nnabla" is a loop of its own."""
+    nn.clear_parameters()
+    with nn.context_scope(HALF if storage == "native" else FLOAT):
+        loss, solver = sharing(share), solver_of(S.Sgd(0.125))
+        stored: Any = {"storage": None if storage == "native" else storage}
+        hooks = {"function_post_hook": (None, look)} if way == "hooked" else {}
+        updater = AdaptiveLossScalingUpdater(solver, loss, **stored, **hooks)
+        for _ in range(12):
+            if way == "nnabla":
+                run(loss, clear=True)
+                solver.update()
+            else:
+                assert updater.update().reason == "updated"
+                hookless = updater.scaling.result.kind == "hookless"
+        assert way == "nnabla" or hookless == (way == "updater")
+    return snapshot()
+
+
+@pytest.mark.parametrize("way", ["updater", "hooked"])
+@pytest.mark.parametrize("share", SHARES)
+def test_shared_gradients_train_in_fp32_as_in_nnablas_loop(share: str, way: str) -> None:
+    assert_equal(trained_with(SHARES[share], way, None), trained_with(SHARES[share], "nnabla", None))
+
+
+@pytest.mark.parametrize("storage", ["float16", "native"])
+@pytest.mark.parametrize("way", ["updater", "hooked"])
+@pytest.mark.parametrize("share", ["reshaped to the same", "assigned"])
+def test_shared_gradients_train_in_half_as_one_weight(share: str, way: str, storage: str) -> None:
+    assert_equal(trained_with(SHARES[share], way, storage), trained_with(None, way, storage))
+
+
+def test_gradients_that_overlap_otherwise_are_refused() -> None:
+    nn.clear_parameters()
+    w = PF.get_parameter_or_create("rows", (6, 3))
+    part = nn.Variable((2, 3), need_grad=True)
+    part.data, part.grad = w.data.narrow(0, 1, 2), w.grad.narrow(0, 1, 2)
+    loss = F.sum(w**2) + F.sum(part**2)
+    with pytest.raises(ValueError, match=r"gradients of rows and an input of shape \(2, 3\) overlap"):
+        AdaptiveLossScaling(loss).backward()

@@ -9,7 +9,6 @@ from typing import Any, Callable, Dict, List, Tuple
 import ml_dtypes
 import nnabla as nn
 import nnabla.functions as F
-import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,9 +19,8 @@ from nnabla_adaloss.core.precision import FP8_HYBRID
 from nnabla_adaloss.emulation.rounding_plan import operands_of
 from nnabla_adaloss.graph.description import visited
 from nnabla_adaloss.graph.functions import is_matrix_product
-from tests.emulation.networks import half, is_half, masked_attention
+from tests.emulation.networks import arrays_of, half, is_half, masked_attention, variables_of
 from tests.worlds.architectures import dense_block, embedding_with_tied_output
-from tests.worlds.interruptions import Moments
 from tests.worlds.random_graphs import STEPS, build
 from tests.worlds.values import constant, data
 
@@ -84,16 +82,8 @@ GRAPHS: Dict[str, Callable[[], nn.Variable]] = {
 }
 
 
-def variables_of(loss: nn.Variable) -> Dict[int, nn.Variable]:
-    return {hash(v): v for f in visited(loss)[0] for v in (*f.inputs, *f.outputs)}
-
-
 def leaves_of(loss: nn.Variable) -> List[nn.Variable]:
     return [v for v in variables_of(loss).values() if v.parent is None and v.need_grad]
-
-
-def arrays_of(loss: nn.Variable) -> List[Tuple[nn.NdArray, nn.NdArray]]:
-    return [(v.data, v.grad) for v in variables_of(loss).values()]
 
 
 def gradients(scaled: Any, scale: float = 1.0, **options: Any) -> List[np.ndarray]:
@@ -285,36 +275,6 @@ def test_other_products(type_name: str, seen: List[Any]) -> None:
         np.testing.assert_array_equal(new, read(old, gradient=gradient))
 
 
-def test_the_same_variable_in_both_slots_is_one_operand() -> None:
-    v = parameter(2, 3, 3)
-    reads, backward_reads = operands_of(F.batch_matmul(v, v).parent, FP8_HYBRID)
-    assert [o.variable for o in reads] == [v]
-    assert [o.variable for o in backward_reads][:1] == [v]
-
-
-def test_backward_reads_the_factors_of_products() -> None:
-    x, w, b = data(4, 3), parameter(3, 2), parameter(2)
-    f = F.affine(x, w, b).parent
-    assert [o.variable for o in operands_of(f, FP8_HYBRID)[1]] == [x, f.outputs[0]]
-    f = F.affine(parameter(4, 3), w, b).parent
-    assert [o.position for o in operands_of(f, FP8_HYBRID)[1]] == [0, 1, 0]
-    f = F.adaptive_separable_convolution(data(*IMAGES), parameter(2, 3, 3, 3), data(2, 3, 3, 3)).parent
-    assert [o.position for o in operands_of(f, FP8_HYBRID)[1]] == [0, 2, 0]
-
-
-def test_a_single_element_is_not_worth_rounding() -> None:
-    f = F.affine(data(1, 1), parameter(1, 3)).parent
-    assert [[o.position for o in found] for found in operands_of(f, FP8_HYBRID)] == [[1], [0]]
-    f = F.affine(parameter(1, 3), parameter(3, 1)).parent
-    assert [o.attribute for o in operands_of(f, FP8_HYBRID)[1]] == ["data", "data"]
-
-
-def test_layers_with_references_of_their_own_are_left_alone() -> None:
-    y, *_ = PF.lstm(data(3, 2, 4), nn.Variable((1, 1, 2, 5)), nn.Variable((1, 1, 2, 5)))
-    assert y.parent.info.type_name == "LSTM"
-    assert operands_of(y.parent, FP8_HYBRID) == ([], [])
-
-
 def test_gradients_of_gradients() -> None:
     x, w = parameter(4, 3), parameter(3, 2)
     y = F.tanh(F.affine(x, w))
@@ -323,46 +283,3 @@ def test_gradients_of_gradients() -> None:
     data_grad = next(f for f in visited(loss)[0] if f.info.type_name == "AffineDataGrad")
     assert [o.holds_gradient for o in operands_of(data_grad, FP8_HYBRID)[0]] == [True, False]
     assert all(np.isfinite(g).all() for g in gradients(FormatEmulation(loss, "fp8_hybrid")))
-
-
-# ---- interruptions
-
-
-class Planned(Exception):
-    pass
-
-
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("which", ["function_pre_hook", "function_post_hook"])
-@pytest.mark.parametrize("storage", ["float16", "fp8_hybrid"])
-def test_all_arrays_are_back_after_an_exception_in_a_hook(direction: str, which: str, storage: str) -> None:
-    loss, seen = mlp(), []
-    emulation = FormatEmulation(loss, storage)
-    emulation.forward()
-    before = arrays_of(loss)
-
-    def hook(f: Any) -> None:
-        seen.append(f.info.type_name)
-        if f.info.type_name == "Affine":
-            raise Planned
-
-    with pytest.raises(Planned):
-        getattr(emulation, direction)(**{which: hook})
-    assert seen.count("Affine") == 1
-    assert arrays_of(loss) == before
-
-
-@pytest.mark.parametrize("storage", ["float16", "fp8_hybrid"])
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_an_interruption_at_any_moment_leaves_nothing_swapped(direction: str, storage: str) -> None:
-    loss = masked_attention()
-    emulation = FormatEmulation(loss, storage)
-    emulation.forward()
-    emulation.backward()
-    before, moments = arrays_of(loss), Moments(0)
-    moments.run(getattr(emulation, direction))
-    assert moments.count > 300
-    for stop in range(1, moments.count, 5):
-        with pytest.raises(KeyboardInterrupt):
-            Moments(stop).run(getattr(emulation, direction))
-        assert arrays_of(loss) == before, stop
