@@ -329,8 +329,8 @@ class Observations(NamedTuple):
         return after._replace(provisional=_NONE, began=frozenset())
 
     @property
-    def remembers_lost_batch(self) -> bool:
-        """True if scales are low because of a lost batch, of any component."""
+    def lost_recently(self) -> bool:
+        """True if scales of some component are still low because of an earlier lost batch."""
         return bool(self.memory.lost or self.lost)
 
     def remembered(self, *, good: bool = False) -> Memory:

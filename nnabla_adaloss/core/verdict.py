@@ -63,11 +63,11 @@ class Facts(NamedTuple):
     repeats: int = 0
     calibrated: bool = True  # False if its scales were far too low
     overflowed: bool = False  # True if gradients that the solver uses are not finite, or the loss is NaN
-    can_measure_more: bool = False  # True if a pass that measures may add information
+    can_measure_more: bool = False  # True if a pass that measures all would add measurements
     loss_finite: bool = True
-    suspect: bool = False  # True if a value in forward is known not to be finite
-    lost_before: bool = False  # True if scales are low already because of a lost batch
-    fits: Optional[bool] = None  # True if it is finite with scales of its own
+    forward_is_suspect: bool = False  # True if a value in forward is known not to be finite
+    lost_recently: bool = False  # True if scales are still low because of an earlier lost batch
+    fits: Optional[bool] = None  # True if it is finite with scales from its own gradients
     lowered: Optional[bool] = None  # True if a scale could be lowered
     fault: Optional[str] = None  # first function of forward that is not finite, in words; empty: none
     fits_smallest: Optional[bool] = None  # True if gradients are finite at the smallest scale
@@ -90,14 +90,14 @@ def judge(facts: Facts, rules: Rules) -> PassVerdict:
     # Scales from earlier batches were too high; those from its own measurements will do.
     if facts.fits:
         return again_or_lost
-    # The fault may lie in forward: searched for if it is suspect, or before the batch is lost.
-    if facts.fault is None and (facts.suspect or not may_repeat):
+    # The fault may lie in forward: searched for if that is suspect, or before the batch is lost.
+    if facts.fault is None and (facts.forward_is_suspect or not may_repeat):
         return PassVerdict.CHECK_FORWARD
     if not facts.loss_finite:
         return PassVerdict.NONFINITE_LOSS
     # Gradients are finite at the smallest scale if forward has no fault, only an attention mask of minus
     # infinity. A batch that is not must not lower scales that another loss has lowered already.
-    if facts.fits_smallest is None and (facts.fault or (facts.lost_before and not may_repeat)):
+    if facts.fits_smallest is None and (facts.fault or (facts.lost_recently and not may_repeat)):
         return PassVerdict.PROBE
     if facts.fits_smallest is False:
         return PassVerdict.NONFINITE_FORWARD if facts.fault else PassVerdict.HOPELESS

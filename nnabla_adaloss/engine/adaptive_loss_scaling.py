@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from operator import attrgetter
 from types import FrameType
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
@@ -34,7 +34,7 @@ from ..monitor.audience import Audience, audience_of
 from ..monitor.events import LayerScaled
 from ..undo import BatchGuard, ForwardState
 from .chooser import Chooser, Decision, Request
-from .forward_fault import find_fault, first_suspect
+from .forward_fault import find_fault, first_nonfinite
 from .graph_cache import GraphCache
 from .layer_watch import LayerWatch
 from .leaf_gradients import NonfiniteGradients
@@ -291,17 +291,25 @@ class AdaptiveLossScaling:
 
     @property
     def can_measure_more(self) -> bool:
-        """True if repeating the last batch with all gradients measured may add information."""
+        """True if repeating the last batch would measure more gradients than its last pass did."""
         constant = self._graph.current().schedules.for_good(self.result.schedule.given_scale)
         return not (self.result.measurements.measured_all or constant)
 
     @property
     def is_good(self) -> bool:
         """True if the last pass was finite and its scales suffice, so that no verdict is needed."""
-        result = self._result
-        if result is None or result.found_inf or result.loss_is_nan:
-            return False
-        return self.components.calibrated
+        report = self._result
+        return (
+            report is not None and self.components.calibrated and not (report.found_inf or report.loss_is_nan)
+        )
+
+    def overflowed(self, parameters: Callable[[], Iterable[nn.Variable]]) -> bool:
+        """True if the last backward left gradients of these parameters that are not finite, or the loss is
+        NaN. Infinities that a later function masks out, or in other parameters, do no harm.
+        """
+        if self.result.loss_is_nan or not self.result.found_inf:
+            return self.result.loss_is_nan
+        return not self.kernels.gradients_are_finite(parameters())
 
     def has_nothing_to_learn(self) -> bool:
         """True if the loss of the last batch, or every loss weight, is zero."""
@@ -324,16 +332,14 @@ class AdaptiveLossScaling:
     def find_fault(self) -> str:
         """Find the first function that is not finite on the present inputs, as text; forward runs again."""
         self.guard.rewind()
-        prepared, first = self._graph.current(wiring=True), 0
+        prepared = self._graph.current(wiring=True)
+        first: Optional[int] = 0
         if self.kernels.asynchronous:
-            # Skips the functions before it, each of which would wait for the device.
-            suspect = first_suspect(self.loss, self.kernels, prepared.measurements)
-            if suspect is None:
-                return ""
+            # Examining each of the functions before it would wait for the device.
+            first = first_nonfinite(self.loss, self.kernels, prepared.measurements)
             # That forward has written running statistics, too.
             self.guard.rewind()
-            first = suspect
-        return find_fault(self.loss, prepared, first)
+        return "" if first is None else find_fault(self.loss, prepared, first)
 
     def scale_of(self, variable: nn.Variable) -> float:
         """Scale S that the gradient of `variable` carried in the last backward.
@@ -430,7 +436,7 @@ class AdaptiveLossScaling:
         """State that determines the next scales, as plain numbers, strings, lists and dicts."""
         prepared, method_alphas = self._graph.current(), self._chooser.method_alphas
         iteration, draws = self.iteration, self._storage.drawn.count
-        return state_of(prepared, self._graph.others, self.components, method_alphas, iteration, draws)
+        return state_of(prepared, self._graph.other_states, self.components, method_alphas, iteration, draws)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a result of `state_dict`; ValueError, without any change, if that fails. Topologies without a
@@ -441,7 +447,7 @@ class AdaptiveLossScaling:
             state, prepared, self.components.memory, self._chooser.method_alphas
         )
         self.components = Observations(memory)
-        self._graph.load_others(others)
+        self._graph.load_other_states(others)
 
     def forward(
         self,
@@ -559,14 +565,14 @@ class AdaptiveLossScaling:
             )
             if watch is not None:
                 watch.finish()
-            if decision.measure or decision.slice is not None:
+            if decision.measure_all or decision.slice is not None:
                 self.components = self.components.after_pass(
                     report.measurements,
                     completes_entry=decision.slice is None or decision.slice.last,
                     # Zeros of a batch without a signal say nothing about the size of gradients.
                     informative=report.measurements.has_gradients or not self.has_nothing_to_learn(),
                     # With delay=0 the batch runs again, with scales that follow from these statistics.
-                    rerun=decision.measure and not (self.delay or rerun),
+                    rerun=decision.measure_all and not (self.delay or rerun),
                 )
         except GraphChangedError:
             self._graph.drop()

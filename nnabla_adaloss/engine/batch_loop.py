@@ -78,10 +78,10 @@ class BatchLoop(NamedTuple):
             self.run_pass(True)
 
     def conclude(self, facts: Facts, rules: Rules) -> Outcome:
-        """Conclude the last pass: collect the facts that `judge` asks for, one after another, until its
-        verdict is final, or to run the batch again.
+        """Collect the facts about the last pass that `judge` asks for, one after another, until its verdict
+        is final, or has the caller run the batch again.
         """
-        scaling, outcome = self.scaling, self._of_pass()
+        scaling, outcome = self.scaling, self._last_pass()
         while True:
             verdict = judge(facts, rules)
             if verdict is PassVerdict.MEASURE:
@@ -89,9 +89,10 @@ class BatchLoop(NamedTuple):
                 self.run_pass(True)
                 measured = self._facts(facts.repeats)
                 if measured.overflowed:
-                    facts, outcome = measured, self._of_pass()
+                    facts, outcome = measured, self._last_pass()
                 else:
-                    # It fits with scales from its own gradients; what overflowed without is still reported.
+                    # Scales from its own gradients suffice. The overflow with the earlier ones stays the
+                    # outcome: the batch runs again without measuring, or is lost.
                     facts = facts._replace(fits=True)
             elif verdict is PassVerdict.CHECK_FORWARD:
                 facts = facts._replace(fault=scaling.find_fault())
@@ -105,36 +106,31 @@ class BatchLoop(NamedTuple):
                     scaling.components = scaling.components._replace(provisional={}, began=frozenset())
                 return outcome._replace(verdict=verdict, facts=facts)
 
-    def _of_pass(self) -> Outcome:
-        """Describe the last pass, without a verdict."""
+    def _last_pass(self) -> Outcome:
+        """Outcome of the last pass, still without a verdict."""
         scaling = self.scaling
         layers, component = tuple(scaling.found_inf), scaling.result.component or ""
         return Outcome(layers=layers, component=component, attempt=scaling.components.attempt)
 
     def _facts(self, repeats: int) -> Facts:
-        """Collect facts about the last pass."""
+        """Collect facts about the last pass over a batch, which has run again `repeats` times."""
         scaling = self.scaling
+        if scaling.overflowed(self.parameters):
+            return self.overflow_facts(repeats)
         # Scales that are far too low are accepted for a batch that cannot run again.
-        calibrated = scaling.calibrated or not scaling.guard.can_undo_batch
-        # Infinities behind a mask, or in parameters that the solver does not update, do no harm.
-        if not scaling.result.loss_is_nan and (
-            not scaling.result.found_inf or scaling.kernels.gradients_are_finite(self.parameters())
-        ):
-            return Facts(repeats, calibrated)
-        return self.overflow_facts(repeats)
+        return Facts(repeats, calibrated=scaling.calibrated or not scaling.guard.can_undo_batch)
 
-    def overflow_facts(self, repeats: int = 0, *, may_run: bool = True) -> Facts:
-        """Collect facts about a batch that overflowed; without `may_run`, no further pass can measure it."""
+    def overflow_facts(self, repeats: int = 0) -> Facts:
+        """Collect facts about the last pass over a batch, in which gradients overflowed."""
         scaling = self.scaling
         loss_finite = bool(np.isfinite(scaling.variable.d).all())
-        suspect = not loss_finite or scaling.forward_is_suspect
         return Facts(
-            repeats=repeats,
+            repeats,
             overflowed=True,
-            can_measure_more=may_run and scaling.can_measure_more,
+            can_measure_more=scaling.can_measure_more,
             loss_finite=loss_finite,
-            suspect=suspect,
-            lost_before=scaling.components.remembers_lost_batch,
+            forward_is_suspect=not loss_finite or scaling.forward_is_suspect,
+            lost_recently=scaling.components.lost_recently,
         )
 
     def _fits_smallest(self) -> bool:

@@ -30,8 +30,8 @@ class Request(NamedTuple):
     """Request for the scales of a pass."""
 
     iteration: int
-    scale: Optional[float]  # S0, if given
-    weights: Tuple[float, ...]  # loss weight of each component
+    given_scale: Optional[float]  # S0; None: it is measured
+    loss_weights: Tuple[float, ...]  # of each component
     rerun: bool = False  # True for a repeat of the last pass's batch
     seeded: bool = False  # True for a seed gradient given by the caller
 
@@ -41,8 +41,8 @@ class Decision(NamedTuple):
 
     schedule: ScaleSchedule
     schedules: ScheduleCache  # in use from now on
-    chosen: bool = False  # True if the schedule has changed
-    measure: bool = False  # True if every gradient is measured
+    chosen: bool = False  # True if the schedule is new for its loss weights
+    measure_all: bool = False  # True if every gradient is measured
     slice: Optional[Slice] = None  # arrays to measure otherwise; None: none
 
 
@@ -66,35 +66,37 @@ class Chooser:
         """Decide whether the next pass goes on with a schedule in use, perhaps moved to new loss weights, or
         which scales it has otherwise; and which arrays it measures.
         """
-        iteration, scale, weights, rerun, seeded = request
+        iteration, given_scale, loss_weights, rerun, seeded = request
         in_use, policy = prepared.schedules, observations.memory.policy
         # A rerun always chooses: the measurements of its batch are new.
-        schedule = None if rerun else in_use.current(iteration, scale, weights)
+        schedule = None if rerun else in_use.current(iteration, given_scale, loss_weights)
+        if schedule is None and not rerun:
+            schedule = in_use.moved(iteration, given_scale, loss_weights, policy.max_scale)
+            in_use = in_use if schedule is None else in_use.keep(schedule, iteration)
         if schedule is not None:
-            return Decision(schedule, in_use, slice=prepared.slice(in_use, iteration, scale))
-        moved = None if rerun else in_use.moved(iteration, scale, weights, policy.max_scale)
-        if moved is not None:
-            in_use = in_use.keep(moved, iteration)
-            return Decision(moved, in_use, slice=prepared.slice(in_use, iteration, scale))
+            return Decision(schedule, in_use, slice=prepared.slice(in_use, iteration, given_scale))
         prepared.statistics.begin(iteration, rerun=rerun)
-        limits = observations.limits(prepared.components, weights, prepared.u_maxes)
+        limits = observations.limits(prepared.components, loss_weights, prepared.u_maxes)
         # An inactive component needs no scale, measured or not.
-        unmeasured = any(weights[i] and limits.unit_amaxes[i] is None for i in prepared.components.computed)
+        unmeasured = any(
+            loss_weights[i] and limits.unit_amaxes[i] is None for i in prepared.components.computed
+        )
         unknown = unmeasured or prepared.statistics.is_incomplete
         # Earlier amaxes suffice unless something is unknown; the caller's seed gradient may be another one in
         # each batch. Constant scales need none.
-        measure = (rerun or unknown or not self._delayed or seeded) and not in_use.for_good(scale)
+        measure_all = (rerun or unknown or not self._delayed or seeded) and not in_use.for_good(given_scale)
         # A schedule is kept for the next iterations if all layers were measured for it: with delay=1 in
         # earlier iterations, exchanged between the ranks; with delay=0 in this batch, whose rerun it is.
-        kept = not (measure or observations.not_exchanged) if self._delayed else rerun or not measure
-        # A pass that measures has hooks anyway: merged components would save none. A kept schedule serves
+        kept = not (measure_all or observations.not_exchanged) if self._delayed else rerun or not measure_all
+        # A pass that measures all has hooks anyway: merged components would save none. A kept schedule serves
         # passes that need not have them.
-        schedule, origin = self._choose(prepared, limits, policy, request, split=measure and not kept)
+        schedule, origin = self._choose(prepared, limits, policy, request, split=measure_all and not kept)
         # One that an overflow has lowered is for this batch only.
         kept = kept and not observations.provisional
         schedules = in_use.keep(schedule, iteration, origin) if kept else in_use.drop()
-        part = None if measure else prepared.slice(schedules, iteration, scale)
-        return Decision(schedule, schedules, schedule is not in_use.last(weights), measure, part)
+        measured = None if measure_all else prepared.slice(schedules, iteration, given_scale)
+        chosen = schedule is not in_use.last(loss_weights)
+        return Decision(schedule, schedules, chosen, measure_all, measured)
 
     def _choose(
         self,
@@ -108,43 +110,44 @@ class Chooser:
         """Choose the scales of a pass within limits; `split`: merge nothing. Return their schedule, the last
         one if it is equal, with its origin: the inputs of the choice, if it depends on nothing else.
         """
-        components, plan, scale, weights = prepared.components, prepared.plan, request.scale, request.weights
+        components, given_scale, loss_weights = prepared.components, request.given_scale, request.loss_weights
         method_alpha = self.method_alphas.alpha_function(
-            prepared, request.iteration, weights, fixed=scale is not None
+            prepared, request.iteration, loss_weights, fixed=given_scale is not None
         )
         floors = {i: limit / self._spare for i, limit in enumerate(limits.limits) if limit is not None}
         limits = limits._replace(bounds=_bounds(prepared), floors=floors)
-        if prepared.schedules.for_good(scale):
+        if prepared.schedules.for_good(given_scale):
             # All scales are S0, whatever was measured.
-            limits = limits._replace(limits=[None] * len(weights))
+            limits = limits._replace(limits=[None] * len(loss_weights))
         # The last choice for these loss weights, used again if this one would be equal, as its steps are
         # planned already. Not for a rerun, nor if it has the nodes of another graph.
-        last = None if request.rerun else prepared.schedules.chosen.get(weights)
-        if last is not None and last.schedule.nodes is not plan.nodes:
+        last = None if request.rerun else prepared.schedules.chosen.get(loss_weights)
+        if last is not None and last.schedule.nodes is not prepared.plan.nodes:
             last = None
         origin: Any = None
         if method_alpha is None:
             # Usually the choice would be the same. Amaxes matter only if some limit is unknown, except that
             # of the loss (first), which always is if the loss is a scalar.
             unit_amaxes = limits.unit_amaxes if None in limits.limits[1:] else ()
-            origin = limits._replace(unit_amaxes=unit_amaxes), scale, request.seeded, split
+            origin = limits._replace(unit_amaxes=unit_amaxes), given_scale, request.seeded, split
             if last is not None and last.origin == origin:
                 return last.schedule, origin
 
         choice_of = partial(self._choice, prepared, policy, request, method_alpha)
         merged = None if split else prepared.merged
-        if merged and scale is not None and merged.components.root not in merged.components.at_loss:
+        if merged and given_scale is not None and merged.components.root not in merged.components.at_loss:
             # A given S0 is the scale of the loss gradient, and must not be shared with layers.
             merged = None
         # None if the gradient of a leaf would underflow at the merged scale.
         choice = merged and choose_merged(components, merged, limits, choice_of, self._spread / policy.margin)
         if choice is None:
             choice, merged = choice_of(components, limits), None
-        equal = scale, choice.scales
+        equal = given_scale, choice.scales
         if last is not None and (last.schedule.given_scale, last.schedule.component_scales) == equal:
             return last.schedule, origin
-        unbounded = self.method_alphas.unbounded
-        return prepared.schedule(choice.scales, scale, weights, merged, choice.reasons, unbounded), origin
+        reasons, unbounded = choice.reasons, self.method_alphas.unbounded
+        schedule = prepared.schedule(choice.scales, given_scale, loss_weights, reasons, unbounded, merged)
+        return schedule, origin
 
     def _choice(
         self,
@@ -156,9 +159,11 @@ class Chooser:
         limits: ScaleLimits,
     ) -> Choice:
         """Choose the scales of components, merged or not, beginning with that of the loss gradient."""
-        start_scale = self.start_scale(policy.start_scale if request.scale is None else request.scale)
+        start_scale = self.start_scale(
+            policy.start_scale if request.given_scale is None else request.given_scale
+        )
         span = self._config.range.u_max / (policy.margin * self._config.range.u_min)
-        if request.scale is not None:
+        if request.given_scale is not None:
             # A given S0, lower only after an overflow of the loss gradient itself.
             root_scale = min(start_scale, limits.provisional.get(components.root, math.inf))
             limits = limits.with_s0(components, start_scale)

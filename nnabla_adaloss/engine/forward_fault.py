@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Set
+from typing import Any, List, Optional, Sequence
 
 import nnabla as nn
 import numpy as np
@@ -23,61 +23,62 @@ _ADVICE = {
 }
 
 
-def first_suspect(loss: LossLike, kernels: Kernels, measurements: Measurements) -> Optional[int]:
-    """Run forward, wait once, and count the functions before the first nonfinite array; None: none."""
-    tickets: List[List[int]] = []
-    suspects: List[int] = []
+def first_nonfinite(loss: LossLike, kernels: Kernels, measurements: Measurements) -> Optional[int]:
+    """Run forward, wait once, and return the index, in the order of execution, of the first function that
+    reads or writes a nonfinite array; None: none does.
+    """
+    tickets: List[List[int]] = []  # of the arrays of each function
+    nonfinite: List[int] = []
 
     def look(f: Any) -> None:
         variables = [v for v in f.inputs if v.parent is None and not v.data.clear_called] + f.outputs
-        # Kernels cannot read others, such as float64 data on the host.
-        others = [v for v in variables if not is_readable(v.data)]
-        if any(_nonfinite(v, kernels) for v in others):
-            suspects.append(len(tickets))
-        tickets.append(measurements.measure([v.data for v in variables if v not in others]))
+        # Kernels cannot read all arrays, such as float64 data on the host.
+        unreadable = [v for v in variables if not is_readable(v.data)]
+        if any(_nonfinite(v, kernels) for v in unreadable):
+            nonfinite.append(len(tickets))
+        tickets.append(measurements.measure([v.data for v in variables if v not in unreadable]))
 
     loss.forward(clear_no_need_grad=True, function_post_hook=look)
     statistics = measurements.fetch().statistics
-    suspects += [i for i, own in enumerate(tickets) if any(statistics[ticket].nonfinite for ticket in own)]
-    return min(suspects, default=None)
+    nonfinite += [i for i, own in enumerate(tickets) if any(statistics[ticket].nonfinite for ticket in own)]
+    return min(nonfinite, default=None)
 
 
-def find_fault(loss: LossLike, prepared: PreparedGraph, skipped: int = 0) -> str:
-    """Run forward, and name the first function with an infinity or a NaN, if any; the first `skipped` ones
-    are known to be finite. Callers have restored the leaves that forward writes.
+def find_fault(loss: LossLike, prepared: PreparedGraph, first: int = 0) -> str:
+    """Run forward, and describe the first function with an infinity or a NaN, if any; those that run before
+    number `first` are known to be finite. Callers have restored the leaves that forward writes.
     """
     graph, plan, kernels = prepared.graph, prepared.plan, prepared.kernels
-    faults: List[str] = []
-    left = skipped
-    # Leaves that forward may write, such as running statistics, and those that no function made nonfinite.
+    # Leaves that forward may write, such as running statistics.
     state = {graph.keys[position] for position in plan.state_leaves}
-    nonfinite_before: Set[int] = set()
+    # Those of them that the running function reads, if finite: where it leaves one nonfinite, it wrote that.
+    finite_state: List[nn.Variable] = []
+    fault, run = "", 0
 
-    def note(f: Any) -> None:
-        if not (faults or left):
-            nonfinite_before.update(hash(v) for v in f.inputs if hash(v) in state and _nonfinite(v, kernels))
+    def before(f: Any) -> None:
+        if run >= first and not fault:
+            finite_state[:] = [v for v in f.inputs if hash(v) in state and not _nonfinite(v, kernels)]
 
-    def look(f: Any) -> None:
-        nonlocal left
-        if left:
-            left -= 1
-            return
-        written = [v for v in f.inputs if hash(v) in state - nonfinite_before]
-        fault = "" if faults else _fault(f, prepared, written)
-        if fault:
-            kind = type_name_of(f.info.type_name)
-            number = graph.numbers.get(hash(f))
-            faults.append(f"{kind if number is None else plan.labels[number]} ({kind}) {fault}")
+    def after(f: Any) -> None:
+        nonlocal fault, run
+        if run >= first and not fault:
+            description = _fault(f, prepared, finite_state)
+            if description:
+                label, kind = plan.labels[graph.numbers[hash(f)]], type_name_of(f.info.type_name)
+                fault = f"{label} ({kind}) {description}"
+        run += 1
 
-    loss.forward(clear_no_need_grad=True, function_pre_hook=note, function_post_hook=look)
-    return "".join(faults)
+    loss.forward(clear_no_need_grad=True, function_pre_hook=before, function_post_hook=after)
+    return fault
 
 
-def _fault(f: Any, prepared: PreparedGraph, written: Sequence[nn.Variable]) -> str:
-    """Describe the first nonfinite input, output or `written` leaf of a function that has run, if any."""
+def _fault(f: Any, prepared: PreparedGraph, finite_state: Sequence[nn.Variable]) -> str:
+    """Describe the first nonfinite input or output of a function that has run, if any; `finite_state`: inputs
+    that were finite before it.
+    """
     plan, kernels, storage = prepared.plan, prepared.kernels, prepared.storage
     for v in f.inputs:
-        bad = 0 if v.parent is not None or v in written else _nonfinite(v, kernels)
+        bad = 0 if v.parent is not None or v in finite_state else _nonfinite(v, kernels)
         if bad:
             return f"reads {_named(v, plan)} that holds {_count(bad)}{_where(v)}"
     for v in f.outputs:
@@ -91,7 +92,7 @@ def _fault(f: Any, prepared: PreparedGraph, written: Sequence[nn.Variable]) -> s
                 )
             numbers = "1 number" if rounded.overflowed == 1 else f"{rounded.overflowed} numbers"
             return f"computes {numbers} beyond {stored.name}, which ends at {stored.max:g}{_where(v)}"
-    for v in written:
+    for v in finite_state:
         bad = _nonfinite(v, kernels)
         if bad:
             return f"writes {_count(bad)} to {_named(v, plan)} from finite inputs{_where(v)}"

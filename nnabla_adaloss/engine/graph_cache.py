@@ -42,7 +42,7 @@ class Topology(NamedTuple):
 class GraphCache:
     """Prepares the graph of one loss, and prepares it again when it has changed."""
 
-    undone = "_present", "_before", "_others", "_waiting"
+    undone = "_present", "_previous", "_others", "_waiting"
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class GraphCache:
         self._others: Tuple[Topology, ...] = ()
         # Saved states of older topologies that had no graph yet.
         self._waiting: Tuple[Saved, ...] = ()
-        # The last checked graph; and the one before it, perhaps of another loss.
+        # The last checked graph; and the one before it, perhaps of another loss of the network.
         self._present: Optional[PreparedGraph] = None
-        self._before: Optional[PreparedGraph] = None
+        self._previous: Optional[PreparedGraph] = None
 
     @property
     def undoable(self) -> List[Any]:
-        last = self._present or self._before
+        last = self._present or self._previous
         return [self] if last is None else [self, last, last.statistics]
 
     def current(self, *, wiring: bool = False, marks: bool = False) -> PreparedGraph:
@@ -104,24 +104,24 @@ class GraphCache:
         """Read the graph again before its next use."""
         self._present = None
 
-    def go_on_from(self, before: GraphCache) -> None:
+    def go_on_from(self, previous: GraphCache) -> None:
         """Take over the state of the network's previous graph, or of one with the same topology."""
         # Leaf gradients are compared, and scratch arrays kept, across all graphs of the network.
-        self.pool, self._others, self._waiting = before.pool, before._others, before._waiting
-        self._shared_gradients = before._shared_gradients
-        # Prepared again at the next use, with `_before` to compare with.
-        self._present, self._before = None, before._present or before._before
+        self.pool, self._others, self._waiting = previous.pool, previous._others, previous._waiting
+        self._shared_gradients = previous._shared_gradients
+        # Prepared again at the next use, with `_previous` to compare with.
+        self._present, self._previous = None, previous._present or previous._previous
 
     def drop_schedules(self) -> None:
         """Request a new choice of scales, for all topologies."""
         self._others = tuple([one._replace(schedules=one.schedules.drop()) for one in self._others])
         self._waiting = tuple(map(without_schedule, self._waiting))
-        for one in (self._present, self._before):
+        for one in (self._present, self._previous):
             if one is not None:
                 one.schedules = one.schedules.drop()
 
     @property
-    def others(self) -> List[Saved]:
+    def other_states(self) -> List[Saved]:
         """States of other topologies for saving, the latest last."""
         return [
             *self._waiting,
@@ -136,13 +136,13 @@ class GraphCache:
             descriptions.update(one.written)
         return descriptions
 
-    def load_others(self, states: Sequence[Saved]) -> None:
-        """Replace the other topologies by states of `others`, each of which waits for its first graph."""
+    def load_other_states(self, states: Sequence[Saved]) -> None:
+        """Replace the other topologies by saved ones, each of which waits for its first graph."""
         self._others, self._waiting = (), tuple(states)
 
     def forget(self) -> None:
         """Drop all measurements, and request a new choice of scales."""
-        self.load_others(())
+        self.load_other_states(())
         self.drop_schedules()
         self.current().statistics.load({}, {}, {})
 
@@ -153,46 +153,39 @@ class GraphCache:
         graph, self._read = self._read, None
         if graph is None or not graph.is_current:
             graph = self._reader.read()
-        before, self._before = self._present or self._before, None
-        names = self._names_for(graph, before)
+        previous, self._previous = self._present or self._previous, None
+        names = self._names_for(graph, previous)
         shared_gradients = self._shared_gradients.find(graph, names, self._kernels.context)
         described = graph.description(names, shared_gradients)
-        if before is not None:
-            plan = before.plan.of_alike(graph, described, self._options)
-            if plan is not before.plan:
+        if previous is not None:
+            plan = previous.plan.of_alike(graph, described, self._options)
+            if plan is not previous.plan:
                 # Scratch arrays have the old shapes.
                 self.pool.end_graph()
             if plan is not None:
-                return before.for_graph(graph, plan, self._storage)
-        topology = self._take_other(graph, described)
+                return previous.for_graph(graph, plan, self._storage)
+        topology = self._take_known(graph, described)
         is_new = topology is None
         if topology is None:
-            plan = self._plan_of_others(graph, described, before)
+            # Adapting a plan to other parameters takes less time than planning from nothing.
+            known = [] if previous is None else [previous.plan, *(one.plan for one in self._others[::-1])]
+            plans = (plan.with_other_parameters(graph, described, self._options) for plan in known)
+            plan = next(filter(None, plans), None)
             if plan is None:
                 plan = GraphPlan(graph, **self._options._asdict(), names=names, one_gradient=shared_gradients)
             topology = Topology(plan, self._no_schedules, ())
-        if before is not None:
+        if previous is not None:
             # All topologies take turns in one cycle of measuring.
-            topology = topology._replace(schedules=topology.schedules.in_cycle(before.schedules.since))
-            self._remember(before)
-        prepared = self._prepared(graph, topology, before)
+            topology = topology._replace(schedules=topology.schedules.in_cycle(previous.schedules.since))
+            self._remember(previous)
+        prepared = self._prepared(graph, topology, previous)
         statistics = LatestStatistics.loaded(topology.plan.measured, topology.statistics)
         # Weights, by name, go from topology to topology; gradients and activations belong to one.
-        weights = {} if before is None else before.statistics.weights
+        weights = {} if previous is None else previous.statistics.weights
         prepared.statistics.load(statistics, weights)
         if is_new:
             self._load_waiting(prepared, weights)
         return prepared
-
-    def _plan_of_others(
-        self, graph: Graph, described: GraphDescription, before: Optional[PreparedGraph]
-    ) -> Optional[GraphPlan]:
-        """Plan a graph like one with other parameters, which takes less time than from nothing; None: none is
-        wired as this one.
-        """
-        plans = [] if before is None else [before.plan, *(other.plan for other in self._others[::-1])]
-        partly_alike = (plan.of_others(graph, described, self._options) for plan in plans)
-        return next(filter(None, partly_alike), None)
 
     def _remember(self, last: PreparedGraph) -> None:
         """Keep the state of the last graph's topology; forget the oldest, so that `_REMEMBERED` remain with
@@ -213,7 +206,7 @@ class GraphCache:
                 prepared.schedules = schedules.in_cycle(prepared.schedules.since)
                 prepared.statistics.load(statistics, weights)
 
-    def _take_other(self, graph: Graph, described: GraphDescription) -> Optional[Topology]:
+    def _take_known(self, graph: Graph, described: GraphDescription) -> Optional[Topology]:
         """Remove a graph's topology from the others and return it; None: it is not among them."""
         for other in self._others[::-1]:
             plan = other.plan.of_alike(graph, described, self._options)
@@ -222,20 +215,20 @@ class GraphCache:
                 return other._replace(plan=plan)
         return None
 
-    def _prepared(self, graph: Graph, topology: Topology, before: Optional[PreparedGraph]) -> PreparedGraph:
-        """Prepare a graph with the schedules of its topology; measurements that `before` began go on."""
+    def _prepared(self, graph: Graph, topology: Topology, previous: Optional[PreparedGraph]) -> PreparedGraph:
+        """Prepare a graph with the schedules of its topology; measurements that `previous` began go on."""
         plan = topology.plan
-        if before is not None and before.kernels is not self._kernels:
+        if previous is not None and previous.kernels is not self._kernels:
             # Another loss of the network, on another device.
-            before = None
+            previous = None
         # Rows of a GPU's table of results, which grows if a pass measures more: of each variable its
         # gradient, that of one branch, and its data.
         rows = 3 * len(plan.gradients) + 64
-        measurements = measurements_by(self._kernels, rows) if before is None else before.measurements
+        measurements = measurements_by(self._kernels, rows) if previous is None else previous.measurements
         request = self._request(plan)
         statistics = LatestStatistics(graph, plan, measurements, self.pool, self._storage, request)
-        if before is not None:
-            statistics.go_on_from(before.statistics)
+        if previous is not None:
+            statistics.go_on_from(previous.statistics)
         return PreparedGraph(
             graph=graph,
             plan=plan,
@@ -267,12 +260,14 @@ class GraphCache:
             watched=outputs if self._watched else frozenset(),
         )
 
-    def _names_for(self, graph: Graph, before: Optional[PreparedGraph]) -> ParameterNames:
+    def _names_for(self, graph: Graph, previous: Optional[PreparedGraph]) -> ParameterNames:
         """Names of a graph's parameters: as in the last graph, or in all earlier ones, if they suffice; else
         as they are registered now, which takes longer to read.
         """
         names: ParameterNames = {}
-        for plans in ((before.plan,), [other.plan for other in self._others]) if before is not None else ():
+        for plans in (
+            ((previous.plan,), [other.plan for other in self._others]) if previous is not None else ()
+        ):
             for plan in plans:
                 names = {**plan.names, **names, **self._names}
             # Enough if all leaves with a gradient have one: frozen parameters and data need none.
@@ -321,9 +316,9 @@ def _first_at_same_place(places: Sequence[Tuple[int, int]], name_of: Callable[[i
     # Reversed, so that of several the first one stays; empty arrays share nothing.
     first = {place: index for index, place in reversed([*enumerate(places)]) if place[0] < place[1]}
     ordered = sorted(first)
-    for before, after in zip(ordered, ordered[1:]):
-        if after[0] < before[1]:
-            names = " and ".join(map(name_of, (first[before], first[after])))
+    for place, following in zip(ordered, ordered[1:]):
+        if following[0] < place[1]:
+            names = " and ".join(map(name_of, (first[place], first[following])))
             raise ValueError(
                 f"the gradients of {names} overlap in memory, but are not one array: their common part would "
                 "be unscaled twice; give each leaf a gradient of its own, such as leaf.grad = "

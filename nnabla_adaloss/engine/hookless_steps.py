@@ -187,16 +187,12 @@ def _leaves(
 
 
 def _between(schedule: ScaleSchedule) -> Dict[int, Tuple[Rescale, ...]]:
-    """Rescales before and after functions, all by number of the function that they follow; -1 stands for
-    none, as nothing is rescaled before the first function.
+    """Rescales between functions, by number of the function that they follow: those before a function, too,
+    except before the first one, where there are none.
     """
-    rescales: Dict[int, Tuple[Rescale, ...]] = {}
-    before = -1
-    for node in schedule.nodes:
-        step = schedule.steps.get(node.number)
-        if step is not None and step.before:
-            rescales[before] = rescales.get(before, ()) + step.before
-        if step is not None and step.after:
-            rescales[node.number] = step.after
-        before = node.number
+    nodes, steps = schedule.nodes, schedule.steps
+    rescales = {number: step.after for number, step in steps.items() if step.after}
+    for previous, node in zip(nodes, nodes[1:]):
+        if node.number in steps and steps[node.number].before:
+            rescales[previous.number] = rescales.get(previous.number, ()) + steps[node.number].before
     return rescales

@@ -140,15 +140,15 @@ class LatestStatistics:
         return {key: statistics for key, statistics in self._latest.items() if isinstance(key, str)}
 
     def measure(self, gradients: Sequence[Tuple[int, float]], data: Sequence[int]) -> None:
-        """Start measuring the arrays' present contents, all in one call; gradients with their scales. Those
-        that an emulated storage has rounded are measured already, and those without contents are left out.
+        """Start measuring the present contents of gradients (with their scales) and data, in one call. An
+        emulated storage has measured those that it has rounded; gradients without contents are left out.
         """
         if not (gradients or data):
             return
         keys, variables, storage = self._graph.keys, self._graph.variables, self._storage
         arrays = [variables[position].grad for position, _ in gradients]
         unmeasured = gradients
-        # Usually all are float arrays that have contents, and one check suffices.
+        # Usually all are float arrays with contents, and none is measured already: one check suffices.
         if storage.rounds or not are_readable(arrays):
             unmeasured = []
             for (position, scale), array in zip(gradients, arrays):
@@ -158,14 +158,15 @@ class LatestStatistics:
                 elif stored_dtype(array) is not None:
                     unmeasured.append((position, scale))
             arrays = [variables[position].grad for position, _ in unmeasured]
-        # A weight that several layers share is measured once.
-        started, unmeasured_data = {*self._data, *self._pending.keys}, []
+        unmeasured_data = []
         for position in data:
             key, statistics = self._key(position), storage.data_statistics(keys[position])
-            if key not in started and statistics is not None:
-                self._data[key] = statistics
-            elif key not in started:
-                unmeasured_data.append(position)
+            # Neither earlier in this pass nor after the last update.
+            if key not in self._data and key not in self._pending.keys:
+                if statistics is not None:
+                    self._data[key] = statistics
+                else:
+                    unmeasured_data.append(position)
         arrays += self._readable(unmeasured_data)
         if not arrays:
             return
@@ -181,6 +182,7 @@ class LatestStatistics:
         self._pending = _PendingWeights(list(map(self._key, positions)), tickets, [])
 
     def _readable(self, positions: Sequence[int]) -> List[nn.NdArray]:
+        """Data at each of these positions as kernels can read it: in a float32 copy where needed."""
         variables = [self._graph.variables[position] for position in positions]
         return [as_float32(v.data, self._pool.get(v.shape, "float32", i)) for i, v in enumerate(variables)]
 

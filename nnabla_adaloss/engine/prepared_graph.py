@@ -201,25 +201,16 @@ class PreparedGraph:
 
     def schedule(
         self,
-        scales: Sequence[float],
+        component_scales: Sequence[float],
         given_scale: Optional[float],
-        weights: Tuple[float, ...],
-        merged: Optional[MergedComponents] = None,
+        loss_weights: Tuple[float, ...],
         reasons: Mapping[str, Reason] = _NOTHING,
         unbounded: Mapping[str, float] = _NOTHING,
+        merged: Optional[MergedComponents] = None,
     ) -> ScaleSchedule:
-        """Make a schedule of this graph's components, with these scales, for these loss weights."""
-        return ScaleSchedule(
-            nodes=self.plan.nodes,
-            components=self.components,
-            component_scales=scales,
-            given_scale=given_scale,
-            loss_weights=weights,
-            reasons=reasons,
-            unbounded=unbounded,
-            merged=merged,
-            float_functions=self.float_functions,
-        )
+        """Make a schedule for this graph from the other fields of a `ScaleSchedule`."""
+        of_choice = component_scales, given_scale, loss_weights, reasons, unbounded, merged
+        return ScaleSchedule(self.plan.nodes, self.components, *of_choice, self.float_functions)
 
     def rescale(self, rescales: Sequence[Rescale]) -> None:
         """Multiply gradients, if written, between two functions; an emulated storage rounds the results."""

@@ -106,7 +106,7 @@ def report_of(
         schedule=schedule,
         u_max=prepared.u_maxes,
         amax=_component_amaxes(prepared, decision, written, largest, gradients),
-        measured_all=decision.measure,
+        measured_all=decision.measure_all,
         shows_every_overflow=prepared.storage.rounds,
         finite=not functions,
         has_gradients=any(largest),
@@ -137,7 +137,7 @@ def _component_amaxes(
     measured gradients, and those that an emulated storage has rounded.
     """
     measured = decision.slice
-    if not decision.measure and measured is None:
+    if not decision.measure_all and measured is None:
         return {}
     plan, keys, rounded = prepared.plan, prepared.graph.keys, prepared.storage.gradients
     components, scales = decision.schedule.components, decision.schedule.scales
@@ -176,13 +176,13 @@ def _overflow_of(
     predecessors that may not have been finite, either.
     """
     plan, keys, rounded = prepared.plan, prepared.graph.keys, prepared.storage.gradients
-    components, measure_all = decision.schedule.components, decision.measure
+    components, measured_all = decision.schedule.components, decision.measure_all
     arrived = {position for position, (statistics, _) in gradients.items() if statistics.nonfinite}
     leaf_overflowed = math.inf in largest
     # A gradient that overflows in storage makes that of some leaf nonfinite: without one, nothing has to be
     # read. A pass that measures all is rare, and examines them anyway.
     overflowed: Set[int] = set()
-    if measure_all or arrived or leaf_overflowed:
+    if measured_all or arrived or leaf_overflowed:
         scaled = (p for p in decision.schedule.scales if keys[p] in rounded)
         overflowed = {p for p in scaled if rounded[keys[p]].statistics.nonfinite}.difference(plan.leaves)
     if not (arrived or leaf_overflowed or overflowed):
@@ -192,7 +192,7 @@ def _overflow_of(
     bad_functions, finite = _components_of_leaves(plan, written, largest, bad_leaves)
     # If all were measured as they arrived, the others overflowed afterwards, when they were raised to the
     # scale of the next component.
-    raised = overflowed - arrived if measure_all else frozenset()
+    raised = overflowed - arrived if measured_all else frozenset()
     first = first_overflow(plan, components, bad, bad_functions, raised)
     functions = [
         node.label
@@ -203,7 +203,7 @@ def _overflow_of(
     ]
     # Without measuring all, an overflow shows first where a weight has a gradient: it may have begun before
     # that, in functions without one. An emulation has seen every gradient.
-    if first is None or prepared.storage.rounds or measure_all:
+    if first is None or prepared.storage.rounds or measured_all:
         return functions, first, frozenset()
     return functions, first, unseen_before(components, first, finite - {first})
 

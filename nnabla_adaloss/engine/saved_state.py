@@ -120,7 +120,7 @@ def load_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, Arra
     return LatestStatistics.loaded(prepared.plan.measured, saved["statistics"]), prepared.schedules.loaded(
         saved["schedule"],
         lambda scales, given_scale, weights, is_merged: prepared.schedule(
-            scales, given_scale, weights, prepared.merged if is_merged else None
+            scales, given_scale, weights, merged=prepared.merged if is_merged else None
         ),
         power_of_two=prepared.config.power_of_two,
     )

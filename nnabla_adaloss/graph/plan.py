@@ -148,7 +148,7 @@ class GraphPlan:
             return None
         return self._adapted_to(graph, described)
 
-    def of_others(
+    def with_other_parameters(
         self, graph: Graph, described: GraphDescription, options: PlanOptions
     ) -> Optional[GraphPlan]:
         """Plan of a graph with the same topology but other parameters, or None."""

@@ -222,10 +222,7 @@ class GradScaler:
         knows_forward = key in self._forwarded or len(self._engines) == 1
         if self._enabled and knows_forward and not any(self._forwarded.values()):
             for used_key, used in self._used.items():
-                if self._overflow(used_key) is None and (
-                    used.result.loss_is_nan
-                    or (used.found_inf and not used.kernels.gradients_are_finite(self._parameters()))
-                ):
+                if self._overflow(used_key) is None and used.overflowed(self._parameters):
                     self._outcomes[used_key] = self._examine(used)
 
     def unscale_(self, solver: Any) -> None:
@@ -530,8 +527,9 @@ class GradScaler:
         now, snapshot = guard.state.now(), ArraySnapshot(scaling.kernels)
         snapshot.save([v.grad for v in self._parameters()])
         loop = self._loop(scaling, lambda rerun: None)
-        # As an overflow in any case: clipping may have made the gradients finite.
-        outcome = loop.conclude(loop.overflow_facts(may_run=False), Rules(repeat=False, max_repeats=0))
+        # As an overflow in any case: clipping may have made the gradients finite. No pass can measure more.
+        facts = loop.overflow_facts()._replace(can_measure_more=False)
+        outcome = loop.conclude(facts, Rules(repeat=False, max_repeats=0))
         guard.state.restore(now)
         snapshot.restore()
         return outcome

@@ -256,12 +256,12 @@ def good(scales: ComponentScales, iterations: int, unit_amax: float = 1.0) -> No
 def test_the_gains_of_a_lost_batch_are_remembered_for_2000_iterations() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0, window=2)
     lose(scales, "b")
-    assert scales.remembers_lost_batch
+    assert scales.lost_recently
     good(scales, 2000)
     assert of_all(scales) == [2.0**14, 2.0**8, 2.0**4, 2.0**4]
     good(scales, 2)
     assert of_all(scales) == [2.0**14, 2.0**8, 2.0**8, 2.0**8]
-    assert not scales.remembers_lost_batch
+    assert not scales.lost_recently
 
 
 def test_the_larger_of_two_losses_is_remembered() -> None:

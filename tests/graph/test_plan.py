@@ -116,7 +116,7 @@ def test_a_plan_of_other_parameters_equals_a_new_one(blocks: Any, asked: bool) -
     plan, graph, made = GraphPlan(first), Graph(second), GraphPlan(second)
     every = [name for name, value in vars(GraphPlan).items() if isinstance(value, cached_property)]
     assert not asked or all(getattr(plan, name) is not None for name in every)
-    found = plan.of_others(graph, made.described, made.options)
+    found = plan.with_other_parameters(graph, made.described, made.options)
     # A block that is run twice is wired otherwise.
     alike = len({*blocks[0]}) == len(blocks[0]) == len(blocks[1]) == len({*blocks[1]})
     assert found is not None or not alike
@@ -130,7 +130,7 @@ def test_a_plan_of_other_parameters_equals_a_new_one(blocks: Any, asked: bool) -
 def test_a_plan_with_selected_layers_is_not_shared_with_others() -> None:
     selection = LayerSelection(exclude=("out*",))
     plan, made = (GraphPlan(kept(blocks), selection) for blocks in ([0], [1]))
-    assert plan.of_others(Graph(kept([1])), made.described, made.options) is None
+    assert plan.with_other_parameters(Graph(kept([1])), made.described, made.options) is None
 
 
 def attention(length: int) -> nn.Variable:

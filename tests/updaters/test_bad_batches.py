@@ -183,7 +183,9 @@ def test_amaxes_measured_with_a_smaller_scale_are_not_taken_for_gradients() -> N
     scaling.backward(2.0**40, clear_buffer=True)
     before = gradients()
     loop = BatchLoop(scaling, lambda again: None, nn.get_parameters().values, 2.0**-24)
-    outcome = loop.conclude(loop.overflow_facts(may_run=False), Rules(repeat=False, max_repeats=0))
+    outcome = loop.conclude(
+        loop.overflow_facts()._replace(can_measure_more=False), Rules(repeat=False, max_repeats=0)
+    )
     assert (outcome.verdict, outcome.fault, outcome.lowered) == (PassVerdict.OVERFLOW, "", True)
     assert_equal(gradients(), before)
 

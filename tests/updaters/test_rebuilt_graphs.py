@@ -476,7 +476,7 @@ def test_data_whose_gradient_is_wanted_may_be_another_leaf_in_each_graph(storage
         for _ in range(20):
             assert updater.update().updated
             found.append([x.g.copy(), *(v.d.copy() for v in nn.get_parameters().values())])
-        assert not updater.scaling._graph.others
+        assert not updater.scaling._graph.other_states
         assert updater.scaling.result.kind == "hookless"
         return found
 

@@ -73,7 +73,7 @@ def _steps_for(
     prepared: PreparedGraph, decision: Decision, options: BackwardOptions, watch: Optional[LayerWatch]
 ) -> Union[HooklessSteps, str]:
     """Return the steps of the next pass, or the reason for hooks around single functions."""
-    if decision.measure:
+    if decision.measure_all:
         return "measuring"
     if not (watch is options.callbacks is options.pre_hook is options.post_hook is None):
         return "single functions are watched"

@@ -52,13 +52,13 @@ class HookedPass:
         look: Optional[Look],
     ) -> None:
         self._prepared, self._decision, self._options = prepared, decision, options
-        self._watch, self._look = watch, look if decision.measure else None
+        self._watch, self._look = watch, look if decision.measure_all else None
         plan, request = prepared.plan, prepared.statistics.request
         # Gradients to measure as they arrive, and data to measure before backward frees them: all, or a
         # slice.
         self._measured: AbstractSet[int] = frozenset()
         self._data: Sequence[int] = ()
-        if decision.measure:
+        if decision.measure_all:
             self._measured = plan.limiting_gradients | request.gradients | request.watched
             self._data = sorted(request.data)
         elif decision.slice is not None:
