@@ -43,14 +43,14 @@ def shapes_of(arrays: Sequence[NdArray]) -> Tuple[Tuple[int, ...], ...]:
 
 
 @lru_cache(maxsize=64)
-def plan_messages(sizes: Tuple[int, ...], pack: bool) -> Tuple[Tuple[int, ...], ...]:
+def plan_messages(sizes: Tuple[int, ...]) -> Tuple[Tuple[int, ...], ...]:
     """Plan the messages: positions of the arrays in each, ordered by the first; empty arrays are skipped."""
     # The plan depends on the sizes alone: every rank makes the same one without communication.
     messages: List[List[int]] = []
     packed: List[int] = []
     filled = MESSAGE  # makes the first small array begin a message
     for position, size in enumerate(sizes):
-        if size > SMALL_ARRAY or (size and not pack):
+        if size > SMALL_ARRAY:
             messages.append([position])
         elif size:
             if filled + size > MESSAGE:
@@ -65,13 +65,11 @@ class Packer:
     """Applies an exchange to the values of NdArrays through a buffer that is kept between calls."""
 
     def __init__(self) -> None:
-        self._buffer = np.empty(0, np.float32)
+        self._buffer = np.empty(0, np.float32)  # a new one for every message takes twice as long
 
-    def exchange(
-        self, arrays: List[NdArray], function: Callable[[npt.NDArray[np.float32]], object], *, pack: bool
-    ) -> None:
-        """Change arrays in place by `function` of flat float32; with `pack`, small ones share messages."""
-        for positions in plan_messages(tuple(array.size for array in arrays), pack):
+    def exchange(self, arrays: List[NdArray], function: Callable[[npt.NDArray[np.float32]], object]) -> None:
+        """Change arrays in place by `function` of flat float32; small ones share messages."""
+        for positions in plan_messages(tuple(array.size for array in arrays)):
             views = [host_view(arrays[position]) for position in positions]
             if len(views) == 1 and views[0].dtype == np.float32:
                 function(views[0])

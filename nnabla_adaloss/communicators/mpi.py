@@ -200,8 +200,7 @@ class MPICommunicator:
         Args:
             data: NdArray or sequence of them, of floating point dtypes, which do not change.
             division: divide the sum by the number of ranks, before it is rounded to a narrower dtype.
-            inplace: send each array by itself: saves the packing buffer of 4 MB, slower for many small
-                arrays.
+            inplace: for compatibility: small arrays are always packed.
             group: name of the group.
 
         Raises:
@@ -209,9 +208,7 @@ class MPICommunicator:
             TypeError: an array is not floating point.
         """
         arrays = array_list(data, floating=True)
-        with self._exchange(
-            "all_reduce", group, shapes_of(arrays), division=bool(division), inplace=bool(inplace)
-        ) as members:
+        with self._exchange("all_reduce", group, shapes_of(arrays), division=bool(division)) as members:
             if members.size == 1:
                 return
             lazily_zero = np.array([array.zeroing for array in arrays], np.int8)
@@ -223,7 +220,7 @@ class MPICommunicator:
                     values /= members.size
 
             written = [array for array, skipped in zip(arrays, lazily_zero) if not skipped]
-            self._packer.exchange(written, sum_over_ranks, pack=not inplace)
+            self._packer.exchange(written, sum_over_ranks)
 
     def all_reduce_callback(
         self, data: Arrays, pack_size: int, division: bool = False, group: str = "world", **options: Any

@@ -11,30 +11,27 @@ from nnabla import NdArray
 from nnabla_adaloss.communicators.messages import MESSAGE, SMALL_ARRAY, Packer, array_list, plan_messages
 
 
-@given(st.lists(st.integers(0, 2 * SMALL_ARRAY)).map(tuple), st.booleans())
-def test_every_array_that_holds_something_is_in_one_message_that_is_not_too_long(sizes, pack):
-    messages = plan_messages(sizes, pack)
+@given(st.lists(st.integers(0, 2 * SMALL_ARRAY)).map(tuple))
+def test_every_array_that_holds_something_is_in_one_message_that_is_not_too_long(sizes):
+    messages = plan_messages(sizes)
     positions = [position for message in messages for position in message]
     assert sorted(positions) == [position for position, size in enumerate(sizes) if size]
     assert [message[0] for message in messages] == sorted(message[0] for message in messages)
     for message in messages:
         if len(message) > 1:
-            assert pack
             assert all(sizes[position] <= SMALL_ARRAY for position in message)
             assert sum(sizes[position] for position in message) <= MESSAGE
 
 
 def test_small_arrays_share_a_message_across_a_large_one():
     large, small = SMALL_ARRAY + 1, SMALL_ARRAY
-    assert plan_messages((1, large, small, 0, 2), True) == ((0, 2, 4), (1,))
-    assert plan_messages((small,) * 17, True) == (tuple(range(16)), (16,))
-    assert plan_messages((1, 1), False) == ((0,), (1,))
-    assert plan_messages((), True) == ()
+    assert plan_messages((1, large, small, 0, 2)) == ((0, 2, 4), (1,))
+    assert plan_messages((small,) * 17) == (tuple(range(16)), (16,))
+    assert plan_messages(()) == ()
 
 
-@pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_exchange_reaches_every_value_in_its_dtype(pack, dtype):
+def test_exchange_reaches_every_value_in_its_dtype(dtype):
     arrays = [NdArray(shape) for shape in ((2, 3), (), (SMALL_ARRAY + 1,), (0,))]
     for i, array in enumerate(arrays):
         array.cast(dtype)
@@ -46,8 +43,8 @@ def test_exchange_reaches_every_value_in_its_dtype(pack, dtype):
         lengths.append(values.size)
         values *= 2
 
-    Packer().exchange(arrays, double, pack=pack)
-    assert lengths == ([7, SMALL_ARRAY + 1] if pack else [6, 1, SMALL_ARRAY + 1])
+    Packer().exchange(arrays, double)
+    assert lengths == [7, SMALL_ARRAY + 1]
     for i, array in enumerate(arrays):
         assert array.dtype == dtype
         assert (array.data == 2 * (i + 1)).all()
@@ -55,7 +52,7 @@ def test_exchange_reaches_every_value_in_its_dtype(pack, dtype):
 
 def test_single_precision_array_alone_is_not_copied():
     array, seen = NdArray.from_numpy_array(np.ones(5, np.float32)), []
-    Packer().exchange([array], lambda values: seen.append(values.ctypes.data), pack=True)
+    Packer().exchange([array], lambda values: seen.append(values.ctypes.data))
     assert seen == [array.data.ctypes.data]
 
 
@@ -63,7 +60,7 @@ def test_single_precision_array_alone_is_not_copied():
 def test_overflow_of_the_narrow_dtype_is_an_infinity():
     array = NdArray((1,))
     array.cast(np.float16)
-    Packer().exchange([array], lambda values: values.fill(65520), pack=True)
+    Packer().exchange([array], lambda values: values.fill(65520))
     assert np.isposinf(array.data[0])
 
 
