@@ -65,19 +65,17 @@ def _examine_gpu(*, with_functions: bool) -> List[Finding]:
         (f"nnabla-ext-cuda{cuda_version}", probes.cuda_extension),
         ("CuPy", probes.cupy_version),
         ("CUDA kernels", probes.compile_kernels),
-    ]
-    scaling: List[Tuple[Any, ...]] = [
-        (f"adaptive loss scaling, {kind}", probes.adaptive_backward, "cudnn", kind) for kind in _TYPE_CONFIGS
+        *(
+            (f"adaptive loss scaling, {kind}", probes.adaptive_backward, "cudnn", kind)
+            for kind in _TYPE_CONFIGS
+        ),
     ]
     if not area_works(needed, "GPU"):
-        return needed + [
-            Finding("GPU", "not tried", subject, "needs all of the above") for subject, *_ in uses + scaling
-        ]
-    used = [_attempt("GPU", *use) for use in uses]
-    scaled = [_attempt("GPU", *use) for use in scaling]
-    if with_functions and used[0].status == "works":
+        return needed + [Finding("GPU", "not tried", use[0], "needs all of the above") for use in uses]
+    extension, cupy, kernels, *scaled = [_attempt("GPU", *use) for use in uses]
+    if with_functions and extension.status == "works":
         scaled = _examine_functions("GPU", "cudnn", scaled, needed[0].detail)
-    return [*needed, *used, *scaled]
+    return [*needed, extension, cupy, kernels, *scaled]
 
 
 def _examine_mpi() -> List[Finding]:
@@ -97,8 +95,8 @@ def _examine_functions(area: Area, extension: str, scaled: List[Finding], *machi
     with ThreadPoolExecutor() as pool:  # the threads only wait for processes
         tried = list(pool.map(lambda kind: try_functions(extension, kind, processes), _TYPE_CONFIGS))
     findings: List[Finding] = []
-    for kind, tried_in_it in zip(_TYPE_CONFIGS, tried):
-        findings += findings_of(area, kind, tried_in_it, ", ".join(machine))
+    for kind, by_name in zip(_TYPE_CONFIGS, tried):
+        findings += findings_of(area, kind, by_name, ", ".join(machine))
     return [*findings, *map(blamed, scaled, tried)]
 
 

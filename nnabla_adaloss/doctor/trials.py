@@ -140,18 +140,16 @@ def _results(program: Callable[..., Any], inputs: Sequence[Any], context: Any) -
 
 def try_functions(extension: str, type_config: str, processes: int) -> Answers:
     """Run the trials, divided among processes."""
+    calls = [(extension, type_config, name) for name in TRIALS]
+    answers: List[Any] = [None] * len(calls)
 
-    def try_part(part: Sequence[str]) -> List[Answer]:
-        calls = [(extension, type_config, name) for name in part]
-        return call_isolated(try_function, *calls, time_limit=_TIME_LIMIT)
+    def try_part(first: int) -> None:
+        part = slice(first, None, processes)
+        answers[part] = call_isolated(try_function, *calls[part], time_limit=_TIME_LIMIT)
 
-    by_name: Dict[str, Answer] = {}
-    names = list(TRIALS)
-    parts = [names[first::processes] for first in range(processes)]
     with ThreadPoolExecutor() as pool:  # the threads only wait for processes
-        for part, answers in zip(parts, pool.map(try_part, parts)):
-            by_name.update(zip(part, answers))
-    return {name: by_name[name] for name in names}
+        list(pool.map(try_part, range(processes)))
+    return dict(zip(TRIALS, answers))
 
 
 def findings_of(area: Area, type_config: str, tried: Answers, machine: str) -> List[Finding]:
@@ -174,10 +172,8 @@ def findings_of(area: Area, type_config: str, tried: Answers, machine: str) -> L
         detail = "wrong numbers" if "wrong numbers" in error else " ".join(finding.detail.split())[:200]
         if area == "CPU":
             cure = finding.cure or "install into a fresh virtual environment: pip install nnabla-adaloss"
-        elif finding.cure:
-            cure = f"{finding.cure}; until then avoid these functions"
         else:
-            cure = "avoid these functions, or report this to nnabla"
+            cure = f"{finding.cure or 'report this to nnabla'}; until then avoid these functions"
         alike.setdefault(finding._replace(detail=detail, cure=cure), []).append(name)
     for finding, failed in sorted(alike.items()):
         detail = f"{', '.join(failed)}: {finding.detail}. This is nnabla without this package ({machine})"

@@ -99,7 +99,7 @@ def test_functions_that_fail_alike_are_one_finding_with_versions_and_a_remedy() 
     )
     assert "or by F.average_pooling; until then avoid these functions" in reported.cure
     assert wrong.detail.startswith("exp: wrong numbers. This is nnabla")
-    assert wrong.cure == "avoid these functions, or report this to nnabla"
+    assert wrong.cure == "report this to nnabla; until then avoid these functions"
 
 
 def test_no_scaling_is_recommended_if_none_works() -> None:
