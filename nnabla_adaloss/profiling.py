@@ -150,23 +150,19 @@ class _Clock:
         names = (*self._layers.values(), _BETWEEN)
         self._sums = {name: dict.fromkeys(LayerTimes._fields, 0.0) for name in names}
         self._pending: DefaultDict[str, float] = defaultdict(float)
-        self._nested = False
         self._start = self._last = perf_counter()
 
     def timed(self, field: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a kernel to record its time, including kernels that it calls."""
 
         def run(*arguments: Any, **keywords: Any) -> Any:
-            # The time of a kernel that another one calls is part of that one's.
-            if self._nested:
-                return kernel(*arguments, **keywords)
-            self._nested = True
-            start = perf_counter()
+            pending, start = self._pending.copy(), perf_counter()
             try:
                 return kernel(*arguments, **keywords)
             finally:
-                self._pending[field] += perf_counter() - start
-                self._nested = False
+                # The time of a kernel that this one calls is part of this one's.
+                self._pending = pending
+                pending[field] += perf_counter() - start
 
         return run
 

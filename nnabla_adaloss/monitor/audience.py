@@ -27,21 +27,19 @@ class Audience:
         self._began = False
         for monitor in monitors:
             every = positive_integer(f"every of {type(monitor).__name__}", getattr(monitor, "every", 1))
-            methods: Dict[Type[Any], Callable[[Any], Any]] = {}
-            for kind, name in METHODS.items():
-                method = getattr(monitor, name, None)
+            candidates = {kind: getattr(monitor, name, None) for kind, name in METHODS.items()}
+            methods = {
+                kind: method
+                for kind, method in candidates.items()
                 # Methods that the base class has do nothing.
-                if callable(method) and getattr(method, "__func__", None) is not getattr(Monitor, name):
-                    methods[kind] = method
-            if not methods and type(monitor).__module__ == "nnabla.monitor":
-                raise TypeError(
-                    f"monitors contains nnabla's {type(monitor).__name__}, which receives no events: give a "
-                    "Recorder(), and write its recording with to_monitor_series(path)"
-                )
+                if callable(method)
+                and getattr(method, "__func__", None) is not getattr(Monitor, METHODS[kind])
+            }
             if not methods:
-                raise TypeError(
-                    f"monitors contains {monitor!r}: it must have a method of {', '.join(METHODS.values())}"
-                )
+                instead = f"it must have a method of {', '.join(METHODS.values())}"
+                if type(monitor).__module__ == "nnabla.monitor":
+                    instead = "give a Recorder(), and write its recording with to_monitor_series(path)"
+                raise TypeError(f"monitors contains {monitor!r}, which receives no events: {instead}")
             for kind, listeners in self._listeners.items():
                 method = methods.get(kind, methods.get(Event))
                 if method is not None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..core.power_of_two import scale_text
 from ..monitor.events import (
@@ -105,22 +105,19 @@ def _headline(recording: Recording) -> str:
 
 def _incidents(recording: Recording, timeline: Timeline) -> str:
     """Section with overflows, repeats and lost batches, over the iterations and one by one."""
-    repeats, lost = recording.of(BatchRepeated), recording.of(BatchThrownAway)
     marks = (
         ("gradients overflowed", "triangle", [row.iteration for row in recording.of(Overflowed)]),
-        ("batch repeated", "ring", [row.iteration for row in repeats]),
-        ("batch lost", "cross", [row.iteration for row in lost]),
+        ("batch repeated", "ring", [row.iteration for row in recording.of(BatchRepeated)]),
+        ("batch lost", "cross", [row.iteration for row in recording.of(BatchThrownAway)]),
     )
-    incidents: List[Tuple[Union[BatchRepeated, BatchThrownAway], str, str]]
-    incidents = [(row, "batch repeated", "") for row in repeats]
-    for gone in lost:
-        what = "1 batch lost" if gone.batches == 1 else f"{gone.batches:,} batches lost"
-        incidents.append((gone, what, gone.detail))
-    incidents.sort(key=lambda incident: incident[0].iteration)
-    rows = [
-        (f"{row.iteration:,}", what, in_words(row.cause), row.layers[0] if row.layers else "", detail)
-        for row, what, detail in incidents[-_MOST_ROWS:]
-    ]
+    incidents = [row for row in recording.rows if isinstance(row, (BatchRepeated, BatchThrownAway))]
+    rows = []
+    for row in incidents[-_MOST_ROWS:]:
+        what, detail = "batch repeated", ""
+        if isinstance(row, BatchThrownAway):
+            what = "1 batch lost" if row.batches == 1 else f"{row.batches:,} batches lost"
+            detail = row.detail
+        rows.append((f"{row.iteration:,}", what, in_words(row.cause), "".join(row.layers[:1]), detail))
     caption = f"Repeated and lost batches: {len(incidents)}"
     if len(incidents) > _MOST_ROWS:
         caption += f", of which these are the last {_MOST_ROWS}"
