@@ -78,9 +78,7 @@ class BatchLoop(NamedTuple):
             self.run_pass(True)
 
     def conclude(self, facts: Facts, rules: Rules) -> Outcome:
-        """Collect the facts about the last pass that `judge` asks for, one after another, until its verdict
-        is final, or has the caller run the batch again.
-        """
+        """Collect the facts that `judge` asks for about the last pass, until it decides on the batch."""
         scaling, outcome = self.scaling, self._last_pass()
         while True:
             verdict = judge(facts, rules)

@@ -63,9 +63,7 @@ class Chooser:
         return check_scale(check_scale(scale) * self._config.init_scale, "scale * init_scale")
 
     def decide(self, prepared: PreparedGraph, observations: Observations, request: Request) -> Decision:
-        """Decide whether the next pass goes on with a schedule in use, perhaps moved to new loss weights, or
-        which scales it has otherwise; and which arrays it measures.
-        """
+        """Decide which schedule the next pass has, one in use or a new one, and which arrays it measures."""
         iteration, given_scale, loss_weights, rerun, seeded = request
         in_use, policy = prepared.schedules, observations.memory.policy
         # A rerun always chooses: the measurements of its batch are new.
@@ -105,14 +103,12 @@ class Chooser:
         policy: HistoryPolicy,
         request: Request,
         *,
-        split: bool,
+        split: bool,  # True: no components are merged
     ) -> Tuple[ScaleSchedule, Any]:
-        """Choose the scales of a pass within limits; `split`: merge nothing. Return their schedule, the last
-        one if it is equal, with its origin: the inputs of the choice, if it depends on nothing else.
-        """
+        """Choose the schedule of a pass within limits; return it with its origin, as in `Chosen`."""
         components, given_scale, loss_weights = prepared.components, request.given_scale, request.loss_weights
         method_alpha = self.method_alphas.alpha_function(
-            prepared, request.iteration, loss_weights, fixed=given_scale is not None
+            prepared, request.iteration, loss_weights, given_scale
         )
         floors = {i: limit / self._spare for i, limit in enumerate(limits.limits) if limit is not None}
         limits = limits._replace(bounds=_bounds(prepared), floors=floors)

@@ -24,9 +24,8 @@ _ADVICE = {
 
 
 def first_nonfinite(loss: LossLike, kernels: Kernels, measurements: Measurements) -> Optional[int]:
-    """Run forward, wait once, and return the index, in the order of execution, of the first function that
-    reads or writes a nonfinite array; None: none does.
-    """
+    """Run forward; return the index, by time of execution, of the first function with a nonfinite array."""
+    # Measurements are fetched after forward, so that a GPU is waited for once.
     tickets: List[List[int]] = []  # of the arrays of each function
     nonfinite: List[int] = []
 
@@ -45,9 +44,7 @@ def first_nonfinite(loss: LossLike, kernels: Kernels, measurements: Measurements
 
 
 def find_fault(loss: LossLike, prepared: PreparedGraph, first: int = 0) -> str:
-    """Run forward, and describe the first function with an infinity or a NaN, if any; those that run before
-    number `first` are known to be finite. Callers have restored the leaves that forward writes.
-    """
+    """Run forward, and describe the first function, from number `first` on, that is not finite, if any."""
     graph, plan, kernels = prepared.graph, prepared.plan, prepared.kernels
     # Leaves that forward may write, such as running statistics.
     state = {graph.keys[position] for position in plan.state_leaves}
@@ -73,9 +70,7 @@ def find_fault(loss: LossLike, prepared: PreparedGraph, first: int = 0) -> str:
 
 
 def _fault(f: Any, prepared: PreparedGraph, finite_state: Sequence[nn.Variable]) -> str:
-    """Describe the first nonfinite input or output of a function that has run, if any; `finite_state`: inputs
-    that were finite before it.
-    """
+    """Describe the first nonfinite array of a function that has run; `finite_state` was finite before it."""
     plan, kernels, storage = prepared.plan, prepared.kernels, prepared.storage
     for v in f.inputs:
         bad = 0 if v.parent is not None or v in finite_state else _nonfinite(v, kernels)

@@ -63,7 +63,7 @@ class GraphCache:
         self._kernels, self._storage = kernels, storage
         needs = config.method.needs
         self._options = PlanOptions(config.selection, needs is not Needs.NOTHING, frozenset(non_homogeneous))
-        # Names come from the parameter scope in which the loss is wrapped.
+        # From the parameter scope in which the loss is wrapped.
         self._names = registered_names()
         # True if scales of layers are constant, so that a given S0 needs no measurement.
         constant = isinstance(config.method, Fixed) and config.method.fixed_loss_scale == 1.0
@@ -88,9 +88,8 @@ class GraphCache:
         return [self] if last is None else [self, last, last.statistics]
 
     def current(self, *, wiring: bool = False, marks: bool = False) -> PreparedGraph:
-        """Return the prepared graph; prepared again if it was rewired (`wiring`), or has other shapes or
-        marks such as `need_grad` (`marks`). Neither is checked by default, as that takes time.
-        """
+        """The prepared graph; prepared again if it was rewired, or has other shapes or marks."""
+        # Checks are requested, as they take time.
         present = self._present
         if (
             present is None
@@ -147,9 +146,7 @@ class GraphCache:
         self.current().statistics.load({}, {}, {})
 
     def _prepare(self) -> PreparedGraph:
-        """Prepare the present graph: with the state of the last one, if it has the same topology; else with
-        the state of another known topology, or as a new one, with measurements of common weights.
-        """
+        """Prepare the graph as it is now, with the state of its topology if that is known."""
         graph, self._read = self._read, None
         if graph is None or not graph.is_current:
             graph = self._reader.read()
@@ -188,11 +185,10 @@ class GraphCache:
         return prepared
 
     def _remember(self, last: PreparedGraph) -> None:
-        """Keep the state of the last graph's topology; forget the oldest, so that `_REMEMBERED` remain with
-        the present one, and of these first the saved ones that still wait for a graph.
-        """
+        """Keep the state of the previous topology; forget the oldest one, if there are too many."""
         state = last.statistics.state(last.plan.measured)
         topology = Topology(last.plan, last.schedules, state, last.written(named=False))
+        # `_REMEMBERED` with the present one. The oldest are saved ones that still wait for a graph.
         self._others = (*self._others[2 - _REMEMBERED :], topology)
         self._waiting = self._waiting[max(0, 1 + len(self._waiting) + len(self._others) - _REMEMBERED) :]
 
@@ -261,18 +257,17 @@ class GraphCache:
         )
 
     def _names_for(self, graph: Graph, previous: Optional[PreparedGraph]) -> ParameterNames:
-        """Names of a graph's parameters: as in the last graph, or in all earlier ones, if they suffice; else
-        as they are registered now, which takes longer to read.
-        """
+        """Names of a graph's parameters: those of earlier graphs suffice if each leaf has one."""
         names: ParameterNames = {}
         for plans in (
             ((previous.plan,), [other.plan for other in self._others]) if previous is not None else ()
         ):
             for plan in plans:
                 names = {**plan.names, **names, **self._names}
-            # Enough if all leaves with a gradient have one: frozen parameters and data need none.
+            # Frozen parameters and data need no names.
             if names.keys() >= {graph.keys[position] for position in graph.needed}:
                 return names
+        # As they are registered now, which takes longer to read.
         return graph.completed_names({**names_of(self._parameters), **self._names})
 
 

@@ -169,9 +169,7 @@ def _swapped_weights(nodes: _Nodes, graph: Graph, plan: GraphPlan) -> Union[Swap
 def _leaves(
     nodes: _Nodes, graph: Graph, plan: GraphPlan, storage: NativeStorage
 ) -> Tuple[List[Contribution], Dict[int, List[Contribution]]]:
-    """Find the first contribution to each leaf, and those to be unscaled one by one, by the number of the
-    function that writes the same leaf before: see `HooklessSteps`.
-    """
+    """List the `leaves` of `HooklessSteps`, and the contributions `following` functions."""
     by_leaf: Dict[int, List[Contribution]] = {leaf: [] for leaf in plan.leaves}
     for node, step in nodes:
         for contribution in contributions_of(graph, plan, node, step, storage):
@@ -187,9 +185,8 @@ def _leaves(
 
 
 def _between(schedule: ScaleSchedule) -> Dict[int, Tuple[Rescale, ...]]:
-    """Rescales between functions, by number of the function that they follow: those before a function, too,
-    except before the first one, where there are none.
-    """
+    """Rescales between functions, by number of the function that they follow."""
+    # Rescaling before a function is rescaling after the previous one; before the first there is none.
     nodes, steps = schedule.nodes, schedule.steps
     rescales = {number: step.after for number, step in steps.items() if step.after}
     for previous, node in zip(nodes, nodes[1:]):

@@ -140,9 +140,7 @@ class LatestStatistics:
         return {key: statistics for key, statistics in self._latest.items() if isinstance(key, str)}
 
     def measure(self, gradients: Sequence[Tuple[int, float]], data: Sequence[int]) -> None:
-        """Start measuring the present contents of gradients (with their scales) and data, in one call. An
-        emulated storage has measured those that it has rounded; gradients without contents are left out.
-        """
+        """Start measuring gradients, given with their scales, and data, in one call, as they are now."""
         if not (gradients or data):
             return
         keys, variables, storage = self._graph.keys, self._graph.variables, self._storage
@@ -187,10 +185,7 @@ class LatestStatistics:
         return [as_float32(v.data, self._pool.get(v.shape, "float32", i)) for i, v in enumerate(variables)]
 
     def finish(self, weight_of: Callable[[int], float]) -> Tuple[GradientStatistics, Results]:
-        """Wait for the results of a pass and remember them, except nonfinite ones, gradients that no method
-        or watcher has requested, and those with a loss weight of 0; return the measured gradients, and all
-        results.
-        """
+        """Wait for a pass's results, and remember those of use; return the gradients', and all results."""
         # Cleared first: after an interruption no ticket may remain without a measurement. In place, as graphs
         # of one topology share the two dicts of running measurements; what is remembered is replaced, as
         # savepoints hold the former.
@@ -205,9 +200,9 @@ class LatestStatistics:
         for position, (ticket, scale) in running.items():
             statistics = results.statistics[ticket] if isinstance(ticket, int) else ticket
             gradients[position] = statistics, scale
-            # Others are measured for the amaxes of their components alone.
+            # Others are measured for the amaxes of their components alone. Zeros of an inactive one would
+            # hide its gradients in other batches.
             weight = 0.0 if statistics.nonfinite or position not in remembered else weight_of(position)
-            # An inactive component's zeros would hide the gradients that it has in other batches.
             if weight:
                 new[position] = statistics.scaled(1.0 / (scale * weight))
         for key, ticket in (*pending.by_key.items(), *data.items()):
@@ -220,9 +215,8 @@ class LatestStatistics:
         return gradients, results
 
     def state(self, positions: Sequence[int]) -> List[Any]:
-        """Export for `loaded` a row for each variable with statistics: its index in `positions`, as positions
-        may differ in another graph; those of its gradient, unless it is only watched; those of its data.
-        """
+        """Export rows for `loaded`: index in `positions`, statistics of the gradient, and of the data."""
+        # Indices, as positions may differ in another graph; not gradients that are only watched.
         rows = []
         for index, position in enumerate(positions):
             gradient = self._latest.get(position) if position in self.request.gradients else None
@@ -286,9 +280,7 @@ class LatestStatistics:
         return message
 
     def adopt(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
-        """Take over the `shared` statistics of all ranks, in one order, combined as if the arrays were one;
-        choices use them from the next `begin` on.
-        """
+        """Adopt the `shared` statistics of all ranks, in their order, pooled as if their arrays were one."""
         self._latest, self._new = {**self._latest}, frozenset()
         # All ranks have the same weights: the last one wins, on each of them.
         weights = {name: row for one in messages for name, row in one.items() if name.endswith(_WEIGHT)}

@@ -141,9 +141,7 @@ class LeafGradients:
                     alias.grad = target.view(alias.shape)
 
     def hand_on(self, following: Sequence[Contribution]) -> None:
-        """Give back the leaves of the `following` contributions, which an earlier function has written, and
-        take them for these.
-        """
+        """Give back leaves that a function has written, and take them for the `following` contributions."""
         entries = [self._running[one.leaf] for one in following]
         # Scratch arrays may stay in place if the same Variable has one, and no other shares it.
         if not all(
@@ -163,9 +161,8 @@ class LeafGradients:
             entry.target.fill(-0.0)
 
     def give_back(self, contributions: Optional[Sequence[Contribution]] = None) -> None:
-        """Restore the masters after functions ran, of all leaves or of those of `contributions`; unscaling
-        waits for the next use of a leaf, or for the end of the pass.
-        """
+        """Restore the masters after functions ran: of all leaves, or of these contributions."""
+        # Unscaling waits for the next use of a leaf, or for the end of the pass.
         leaves = [*self._running] if contributions is None else [one.leaf for one in contributions]
         for leaf in leaves:
             entry = self._running[leaf]
@@ -231,9 +228,7 @@ class WrittenLeaves:
 
     @cached_property
     def counted(self) -> List[Tuple[Contribution, int, int]]:
-        """Contributions of this batch's gradients only, each with the index of its largest magnitude among
-        those of all, and with its component.
-        """
+        """Contributions of this batch only, each with the index of its magnitude, and its component."""
         return [
             (one, place, self.component(one.leaf, one.function))
             for one, place in places_of_contributions(self.contributions)
@@ -308,9 +303,7 @@ class NonfiniteGradients:
         return bool(self._aside)
 
     def put_back(self, nonfinite: AbstractSet[int]) -> None:
-        """Add the contents set aside, if any, to the pass's gradients, and remember the keys of nonfinite
-        ones for the next `set_aside`; `nonfinite`: those that this pass has left so.
-        """
+        """Add the contents set aside to the pass's gradients; `nonfinite`: keys of those that it left so."""
         # Their results are not fetched, which would wait for a GPU.
         saved, gradients = [one for _, _, one in self._aside], [gradient for _, gradient, _ in self._aside]
         accumulate = [not gradient.zeroing for gradient in gradients]

@@ -51,24 +51,26 @@ class MethodAlphas:
                 self._arrays = {**self._arrays, layer_input.layer: copies}
 
     def alpha_function(
-        self, prepared: PreparedGraph, iteration: int, weights: Sequence[float], *, fixed: bool
+        self,
+        prepared: PreparedGraph,
+        iteration: int,
+        loss_weights: Sequence[float],
+        given_scale: Optional[float],
     ) -> Optional[MethodAlpha]:
-        """Make the method's alpha a function of layer and scale, with these loss weights of the components;
-        `fixed`: S0 was given. None: scale limits determine all alphas.
-        """
+        """Make the method's alpha a function of layer and scale; None: scale limits determine all alphas."""
         self.unbounded = {}
         if self._needs is Needs.COMPONENTS:
             return None
         # A measured S0 fits the layer with the largest gradients: alphas only enlarge those of the others. A
         # given S0 may be too large, and alphas may be less than 1.
-        lowest = 0.0 if fixed else 1.0
+        lowest = 1.0 if given_scale is None else 0.0
 
         def method_alpha(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
             node, layer_input = prepared.plan.layer_inputs[layer]
             position = node.outputs[0]
             g, w = prepared.statistics.gradient(position), prepared.statistics.data(layer_input.weight)
-            weighted = scale * weights[prepared.components.of[position]]
-            inputs = self._inputs(layer, g, w, scale, weighted, iteration)
+            loss_weight = loss_weights[prepared.components.of[position]]
+            inputs = self._inputs(layer, g, w, scale, loss_weight, iteration)
             if inputs is None:
                 # Without measurements the layer passes its scale on.
                 return 1.0, Reason.UNKNOWN
@@ -79,11 +81,9 @@ class MethodAlphas:
         return method_alpha
 
     def _inputs(
-        self, layer: str, g: _Measured, w: _Measured, scale: float, weighted: float, iteration: int
+        self, layer: str, g: _Measured, w: _Measured, scale: float, loss_weight: float, iteration: int
     ) -> Optional[Tuple[Any, Any]]:
-        """Gradient and weight of a layer as the method needs them, None if unmeasured; `weighted`: scale
-        times loss weight.
-        """
+        """Gradient and weight of a layer as the method needs them; None if they are unmeasured."""
         if self._needs is Needs.NOTHING:
             return None, None
         if self._needs is Needs.ARRAYS:
@@ -91,11 +91,12 @@ class MethodAlphas:
             return arrays and (arrays[0] * np.float32(scale), arrays[1])
         if g is None or w is None or not g.count:
             return None
+        # Unlike the arrays, statistics have been divided by the loss weight, too.
         if self._needs is not Needs.HISTORY:
-            return g.scaled(weighted), w
+            return g.scaled(scale * loss_weight), w
         history = with_newest(self._histories.get(layer, ()), iteration, g, self._config)
         self._histories = {**self._histories, layer: history}
-        return scaled_history(history, weighted), w
+        return scaled_history(history, scale * loss_weight), w
 
     def state_dict(self) -> Dict[str, List[Any]]:
         """Histories by layer, as plain numbers and lists, for `loaded`."""

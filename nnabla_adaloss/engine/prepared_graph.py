@@ -55,9 +55,8 @@ class PreparedGraph:
     _slices: Sequence[Optional[Slice]] = ()
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> PreparedGraph:
-        """Adapt to another graph of this topology. Fields that are not replaced must not depend on the graph;
-        cached properties are computed again.
-        """
+        """Adapt to another graph of this topology; cached properties are computed again."""
+        # Fields that are not replaced must not depend on the graph.
         # Steps hold Variables: they are valid if the graph has all of them, as parameters.
         steps = {
             scales: steps
@@ -221,9 +220,7 @@ class PreparedGraph:
                 self.storage.store_gradient(self.graph.keys[position], array)
 
     def written(self, *, named: bool = True) -> Dict[int, str]:
-        """Descriptions of leaves written by forward, such as running statistics, by key of their data;
-        without `named` only of those that are no parameters.
-        """
+        """Describe leaves that forward writes, by key of their data; without `named` no parameters."""
         plan, leaves = self.plan, self.graph.leaves
         descriptions: Dict[int, str] = {}
         for position, is_written in plan.state_leaves.items():
@@ -237,9 +234,7 @@ class PreparedGraph:
     def slice(
         self, schedules: ScheduleCache, iteration: int, given_scale: Optional[float]
     ) -> Optional[Slice]:
-        """Arrays that an iteration measures, its share of all; None: none. A `given_scale` with which all
-        scales are constant needs no measurements.
-        """
+        """Arrays that an iteration measures, its slice of all; None: none."""
         number = schedules.slice_number(iteration)
         if number is None or self.schedules.for_good(given_scale):
             return None

@@ -97,9 +97,7 @@ def report_of(
     *,
     kind: str,
 ) -> PassReport:
-    """Report a pass that has run, from the `gradients` that it measured and the contributions to leaves that
-    it has written, whose largest magnitudes are in `results`.
-    """
+    """Report a pass that has run, from the gradients that it measured, and the leaves that it has written."""
     schedule, largest = decision.schedule, results.largest
     functions, first, suspected = _overflow_of(prepared, decision, written, largest, gradients)
     measurements = PassMeasurements(
@@ -133,9 +131,7 @@ def _component_amaxes(
     largest: Sequence[float],
     gradients: GradientStatistics,
 ) -> Dict[int, float]:
-    """Largest unscaled magnitude of each component in the arrays that the pass was to measure: leaves,
-    measured gradients, and those that an emulated storage has rounded.
-    """
+    """Largest unscaled magnitude of each component in the arrays that the pass was to measure."""
     measured = decision.slice
     if not decision.measure_all and measured is None:
         return {}
@@ -172,9 +168,7 @@ def _overflow_of(
     largest: Sequence[float],
     gradients: GradientStatistics,
 ) -> Tuple[Sequence[str], Optional[int], AbstractSet[int]]:
-    """Find the functions whose gradients are not finite, by label, the component where that began, and its
-    predecessors that may not have been finite, either.
-    """
+    """Functions whose gradients are not finite, by label, the component where that began, and suspects."""
     plan, keys, rounded = prepared.plan, prepared.graph.keys, prepared.storage.gradients
     components, measured_all = decision.schedule.components, decision.measure_all
     arrived = {position for position, (statistics, _) in gradients.items() if statistics.nonfinite}
@@ -211,9 +205,7 @@ def _overflow_of(
 def _components_of_leaves(
     plan: GraphPlan, written: WrittenLeaves, largest: Sequence[float], bad_leaves: AbstractSet[int]
 ) -> Tuple[Dict[int, int], Set[int]]:
-    """Return the component of the first nonfinite leaf of each function, by its number, and all components
-    with a finite leaf.
-    """
+    """Component of each function's first nonfinite leaf, by number; and all components with a finite leaf."""
     # Function, component, and whether it is not finite, of each contribution that was measured alone.
     parts = [(one.function, index, largest[place] == math.inf) for one, place, index in written.counted]
     counted = {one.leaf for one, _, _ in written.counted}
@@ -232,12 +224,10 @@ def first_overflow(
     plan: GraphPlan,
     components: Components,
     bad: AbstractSet[int],
-    bad_functions: Mapping[int, int],
-    raised: AbstractSet[int] = frozenset(),
+    bad_functions: Mapping[int, int],  # component of a function's nonfinite leaf, by its number
+    raised: AbstractSet[int] = frozenset(),  # overflowed when raised to the scale of the successor
 ) -> Optional[int]:
-    """Find the first component, in backward order, that was not finite; `bad_functions`: with the component
-    of their leaf; `raised`: overflowed only when raised to the scale of the successor.
-    """
+    """The first component, in backward order, that was not finite."""
     for node in plan.nodes:
         if not bad.isdisjoint(node.outputs):
             # Raised by this function, between two components: the scale of its input's was too high.

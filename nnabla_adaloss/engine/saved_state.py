@@ -66,9 +66,7 @@ def topology_state(plan: GraphPlan, statistics: Sequence[Any], schedules: Schedu
 def load_state(
     state: Saved, prepared: PreparedGraph, memory: Memory, method_alphas: MethodAlphas
 ) -> Tuple[ScheduleCache, Memory, int, int, List[Saved]]:
-    """Load a `state_of`; a ValueError leaves all unchanged. Return the engine's part of it: schedules,
-    memory, iteration, number of random draws, and states of other topologies.
-    """
+    """Load a `state_of`, and return the part that the engine keeps; a ValueError leaves all unchanged."""
     try:
         no_weights = integer("schema", state["schema"]) == _MAGNITUDES
         if not no_weights:
@@ -177,9 +175,8 @@ def _renaming(plan: GraphPlan, states: Sequence[Saved]) -> Callable[[Saved], Dic
 
 
 def fingerprint(plan: GraphPlan) -> List[str]:
-    """Type, name, and shapes of the leaves of each function; a batch size counts only in functions that read
-    an input with a gradient.
-    """
+    """Type, name, and shapes of the leaves of each function."""
+    # So a batch size counts only in functions that read an input with a gradient.
     shapes = plan.described.shapes
     return [
         " ".join([node.type_name, node.label, *("x".join(map(str, shapes[leaf])) for leaf in node.leaves)])
@@ -194,14 +191,13 @@ def _wiring(plan: GraphPlan) -> int:
 
 
 def _check_network(plan: GraphPlan, topologies: Sequence[Saved]) -> None:
-    """Raise ValueError unless `plan`, which is in none of these topologies, may be another one of the same
-    network: with common functions that read leaves, of which none has other shapes in the last topology.
-    """
+    """Raise ValueError unless `plan`, in none of these topologies, may be another one of their network."""
+    # They must have functions that read leaves in common, and in the last topology none with other shapes.
     ours, last = fingerprint(plan), topologies[-1]["network"]
     saved = {line for one in topologies for line in one["network"]}
     # Type and name of each function that reads leaves, by its line.
     named = {line: f"{node.type_name} {node.label} " for line, node in zip(ours, plan.nodes) if node.leaves}
-    # The same type and name, but other shapes: lines of the state, each with that of this network.
+    # Lines of the state that differ in shapes, each with that of this network.
     pairs = [(line, own) for own in named if own not in saved for line in last if line.startswith(named[own])]
     if not pairs and saved.isdisjoint(named):
         pairs = [*zip_longest(last, ours, fillvalue="nothing")]

@@ -37,9 +37,7 @@ class ScaledWeights:
         self._replaced: List[Tuple[int, nn.NdArray]] = []
 
     def swap(self, graph: Graph, layer_input: LayerInput, alpha: float, index: int) -> None:
-        """Swap the weight of one layer for the next function; `index` tells apart the scratch arrays of its
-        layers.
-        """
+        """Swap the weight of the next function's layer number `index` for a scaled copy, until `restore`."""
         variable = graph.variables[layer_input.weight]
         source = variable.data
         scaled = self._pool.get(variable.shape, "factor", index)
@@ -50,9 +48,7 @@ class ScaledWeights:
         variable.data = scaled
 
     def swap_all(self, weights: SwappedWeights) -> None:
-        """Swap all weights for scaled copies, until `restore`. Where an emulation holds a rounded weight, the
-        copy replaces that one, and the Variable keeps its array.
-        """
+        """Swap all weights for scaled copies, until `restore`."""
         storage, copies = self._storage, weights.copies
         sources = [variable.data for variable in weights.variables]
         copies.targets = targets = [
@@ -61,6 +57,7 @@ class ScaledWeights:
         readable = sources
         if not are_readable(sources):
             readable = [self._readable(source, index) for index, source in enumerate(sources)]
+        # Where an emulation holds a rounded weight, the copy replaces that, and the Variable keeps its array.
         rounded = [storage.weights.get(key) for key in weights.keys]
         copies.sources = [array or source for array, source in zip(rounded, readable)]
         self._kernels.scaled_copy_all(copies)

@@ -66,9 +66,7 @@ def slices_of(
 
 
 def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:
-    """Divide positions into `count` lists of about the same size in elements, the first of them empty if the
-    arrays are too small for so many.
-    """
+    """Divide positions into `count` lists of about as many elements; of few, the first lists stay empty."""
     used = _used(sum(sizes[position] for position in positions), count)
     lists: List[List[int]] = [[] for _ in range(used)]
     filled = [0] * used  # elements in each list

@@ -49,9 +49,7 @@ class HooklessPass:
         self._leaves = LeafGradients(prepared.kernels, prepared.pool, prepared.measurements)
 
     def begin(self) -> Tuple[Hooks, Hooks]:
-        """Prepare measuring, and swap weights and gradients of leaves; return the hooks before and after
-        functions, of which only the latter may be needed: see `_after`.
-        """
+        """Prepare measuring, and swap weights and gradients; return the hooks before and after functions."""
         graph = self._prepared.graph
         if self._slice is not None:
             self._keep_measured(self._slice)
