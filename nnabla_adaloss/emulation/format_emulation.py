@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from itertools import chain, repeat, starmap
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import nnabla as nn
 
@@ -243,16 +243,12 @@ class FormatEmulation:
             self._swapped.clear()
 
     def _swap_operands(self, f: Any, *, backward: bool = False, fitted: bool = True) -> None:
-        operands = (self._plan.backward_reads if backward else self._plan.reads).get(hash(f))
-        if operands is not None:
-            selected = operands if fitted else [operand for operand in operands if not operand.fitted]
-            self._swap(selected, remember=not backward)
-
-    def _swap(self, operands: Sequence[Operand], *, remember: bool) -> None:
-        """Replace arrays by rounded copies; `remember` keeps those of leaves for later products."""
-        for operand in operands:
+        """Replace arrays that a function reads by rounded copies, `fitted` ones included."""
+        for operand in (self._plan.backward_reads if backward else self._plan.reads).get(hash(f), ()):
+            if operand.fitted and not fitted:
+                continue
             source = getattr(operand.variable, operand.attribute)
-            rounded = self._rounded(operand, source, remember)
+            rounded = self._rounded(operand, source, remember=not backward)
             if rounded is not None:
                 # Noted before the swap: a signal may interrupt between any two lines.
                 self._swapped.append((operand.variable, operand.attribute, source))
@@ -264,8 +260,8 @@ class FormatEmulation:
         deque(starmap(setattr, self._swapped), 0)
         self._swapped.clear()
 
-    def _rounded(self, operand: Operand, source: nn.NdArray, remember: bool) -> Optional[nn.NdArray]:
-        """Rounded copy of an operand's array, new or remembered; None if it must not be rounded."""
+    def _rounded(self, operand: Operand, source: nn.NdArray, *, remember: bool) -> Optional[nn.NdArray]:
+        """Rounded copy of an operand's array; None if it must not be rounded. `remember`: for later reads."""
         if source.clear_called:
             return None
         name, index, format = f"operand {operand.attribute}", operand.position, operand.format
@@ -276,9 +272,7 @@ class FormatEmulation:
             if remember:
                 name, index = f"operand of all functions in {format.name}", operand.key
         target = self._pool.get(source.shape, name, index)
-        rounding = self.emulated_storage.round_operand(
-            source, target, operand.precision, holds_gradient=operand.holds_gradient, fitted=operand.fitted
-        )
+        rounding = self.emulated_storage.round_operand(source, target, operand)
         if rounding is None:
             return None
         if remember and (operand.lasting or not operand.fitted):
@@ -301,12 +295,8 @@ class FormatEmulation:
             self.emulated_storage.round_gradient(key, variable.grad)
 
     def _rounding(self, f: Any) -> Rounding:
-        roundings = self._plan.roundings
-        key = hash(f)
-        rounding = roundings.get(key)
-        if rounding is None:
-            rounding = roundings[key] = self._plan.rounding_of(f)
-        return rounding
+        """Rounding of a function, also of one that a hook has brought into the graph."""
+        return self._plan.roundings.get(hash(f)) or self._plan.rounding_of(f)
 
 
 def with_storage(

@@ -14,6 +14,7 @@ from ..core.precision import LayerPrecisions, Precision
 from ..core.statistics import ArrayStatistics
 from ..kernels.arrays import FLOAT32, float32_copy, stored_dtype
 from ..kernels.interface import Kernels, RoundingStatistics
+from .rounding_plan import Operand
 
 
 @dataclass
@@ -142,22 +143,16 @@ class RoundedStorage(NativeStorage):
         return target
 
     def round_operand(
-        self,
-        source: nn.NdArray,
-        target: nn.NdArray,
-        precision: Precision,
-        *,
-        holds_gradient: bool,
-        fitted: bool = True,
+        self, source: nn.NdArray, target: nn.NdArray, operand: Operand
     ) -> Optional[RoundingStatistics]:
-        """Write a function's rounded copy of an array to `target`; None when nothing was written."""
+        """Write a rounded copy of an operand's array to `target`; None when nothing was written."""
         readable = _as_float32(source, target)
         if readable is None:
             return None
-        format, random_key = precision.forward if fitted else precision.data_format(source.size), None
-        if holds_gradient:
-            format, random_key = precision.backward, self._random_key(precision)
-        return self.kernels.round_to_format(readable, target, format, fitted=fitted, random_key=random_key)
+        random_key = self._random_key(operand.precision) if operand.holds_gradient else None
+        return self.kernels.round_to_format(
+            readable, target, operand.format, fitted=operand.fitted, random_key=random_key
+        )
 
     def store_gradient(self, key: int, array: nn.NdArray) -> None:
         """Round a rounded gradient again after it was scaled in place, and add the counts to those before."""

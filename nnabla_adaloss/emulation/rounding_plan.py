@@ -35,7 +35,9 @@ class Operand(NamedTuple):
 
     @property
     def format(self) -> Format:
-        """Format in which data is read."""
+        """Format in which the function reads it."""
+        if self.holds_gradient:
+            return self.precision.backward
         return self.precision.forward if self.fitted else self.precision.data_format(self.variable.size)
 
 

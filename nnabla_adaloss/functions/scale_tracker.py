@@ -153,9 +153,7 @@ class ScaleTracker:
         self._scales[point] = value
 
     def connect(self, loss: nn.Variable) -> None:
-        """Follow S from the result of `loss_scaling` to the parameters and connect each scaling function to
-        the origin of its S; ValueError if a gradient would be wrong.
-        """
+        """Connect each scaling function to the origin of its S; ValueError if a gradient would be wrong."""
         graph = Graph(loss)
         plan = GraphPlan(graph, self.config.selection)
         # Points of the variables whose functions come next, in the order in which backward reached them.

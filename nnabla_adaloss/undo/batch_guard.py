@@ -110,9 +110,7 @@ class ForwardState:
                 yield leaf, before
 
     def _find(self, graph: Graph, plan: GraphPlan) -> None:
-        """Find the leaves that forward through a graph writes, and their snapshots; and the parameters that
-        it may write, which the first forward shows.
-        """
+        """Find the leaves that forward writes, with their snapshots, and `candidates`."""
         self._shared = shared_memory_of(graph, plan)
         # nnabla may free these before the functions that read them cut off have run.
         for position in plan.memory_uses.cut_off:

@@ -276,9 +276,7 @@ def _set(variables: Mapping[str, nn.Variable], arrays: Arrays, parts: List[Any],
 
 
 def _unsaved(engines: Sequence[AdaptiveLossScaling], saved: Set[nn.NdArray]) -> Iterator[str]:
-    """Describe arrays that a training needs, but that are not among the `saved` ones: those that forward
-    writes, such as running statistics, and further parameters of living Modules with saved ones.
-    """
+    """Describe the arrays that a training needs, but that are not among the `saved` ones."""
     keys = {*map(hash, saved)}
     read: Set[nn.NdArray] = set()
     for engine in engines:

@@ -151,9 +151,7 @@ class GradientExchange:
         return [bool(total > 0.0) for total in host_view(array)]
 
     def agree(self, outcome: Outcome, *, repeat: bool) -> Tuple[PassVerdict, bool]:
-        """Agree on the verdict if gradients of some rank are not finite, and whether the scales that ranks
-        have lowered suffice; False: S0 must go down, too.
-        """
+        """Agree on the verdict of lost batches, and if lowered scales suffice; False: S0 must go down."""
         # Where a batch overflowed, but S0 is the only scale, lowered scales of other ranks do not help.
         overflowed_at_s0 = outcome.facts.overflowed and not outcome.lowered and not repeat
         *causes, lowered, only_s0 = self.any(

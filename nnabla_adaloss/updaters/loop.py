@@ -67,7 +67,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         # any rank, lowers S0 on all of them.
         self._searches = not (self._repeat or self._s0.measured)
         self.iteration = 0
-        # An iteration that ended with an exception before the exchange; the next call continues it.
+        # An iteration that ended with an exception before the exchange; the next call resumes it.
         self._interrupted: Optional[RetryState] = None
         self._before_exchange = False
         # Savepoints for rolling back an interrupted iteration.
@@ -136,11 +136,10 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             yield
 
     def _update(self) -> UpdateResult:
-        """Run an iteration, undo it if it raises, and notify monitors of its end. After an exception before
-        the exchange with other ranks, the next call resumes the same iteration.
-        """
+        """Run an iteration, undo it if it raises, and notify monitors of its end."""
         # Finish a rollback that was itself interrupted.
         self._undo_iteration()
+        # After an exception before the exchange with other ranks, which wait for this one.
         resumed, self._interrupted = self._interrupted, None
         before = self._s0.state
         self._retries = resumed or RetryState(before)
@@ -170,9 +169,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         return result
 
     def _run_iteration(self, *, resumed: bool) -> UpdateResult:
-        """Run batches until their gradients are finite on all ranks, or no policy allows more of them, and
-        update the parameters.
-        """
+        """Run batches until their gradients are finite on all ranks, or must be skipped, and update."""
         self._before_exchange = False
         self._exchange.check_communicator()
         if not self.iteration:

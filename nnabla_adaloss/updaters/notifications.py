@@ -42,9 +42,7 @@ def installed_version() -> str:
 
 
 def notify_beginning(audience: Audience, iteration: int, updater: Any) -> None:
-    """Notify monitors of a training's start and its settings: the updater's arguments that are in use, field
-    by field where they have fields, and the solver's learning rate.
-    """
+    """Notify monitors of a training's start and its settings: arguments that are in use, by field."""
     kind, solver = type(updater), updater.solver
     # A duck-typed solver may lack these.
     rate = solver.learning_rate() if has(solver, "learning_rate") else "unknown"

@@ -142,10 +142,10 @@ def test_a_leaf_is_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     count: List[Any] = []
     round_operand = emulation.emulated_storage.round_operand
 
-    def counted(source: Any, *others: Any, holds_gradient: bool, fitted: bool) -> Any:
-        if not holds_gradient:
+    def counted(source: Any, target: Any, operand: Any) -> Any:
+        if not operand.holds_gradient:
             count.append(source.shape)
-        return round_operand(source, *others, holds_gradient=holds_gradient, fitted=fitted)
+        return round_operand(source, target, operand)
 
     monkeypatch.setattr(emulation.emulated_storage, "round_operand", counted)
     for _ in range(2):

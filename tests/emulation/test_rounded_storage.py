@@ -14,6 +14,7 @@ from nnabla_adaloss import FormatEmulation, Precision
 from nnabla_adaloss.core.formats import FLOAT16
 from nnabla_adaloss.core.precision import LayerPrecisions
 from nnabla_adaloss.emulation.rounded_storage import RoundedStorage
+from nnabla_adaloss.emulation.rounding_plan import Operand
 from nnabla_adaloss.kernels import CpuKernels
 from tests.emulation.networks import half, leaf
 from tests.imports import modules_looked_for
@@ -96,8 +97,8 @@ def test_arrays_of_other_dtypes_are_read_where_they_are(storage: RoundedStorage,
     source, target = nn.NdArray.from_numpy_array(np.array([0, 1, 1], dtype)), array([5.0, 5.0, 5.0])
     with modules_looked_for() as looked_for:
         assert storage.round_data(1, source, target) is target
-        precision = storage.precision_of(1)
-        assert storage.round_operand(source, target, precision, holds_gradient=False) is not None
+        operand = Operand(1, nn.Variable((3,)), "data", 0, storage.precision_of(1), True, False)
+        assert storage.round_operand(source, target, operand) is not None
     assert not looked_for
     assert source.dtype == nn.NdArray.from_numpy_array(np.array([0], dtype)).dtype
     np.testing.assert_array_equal(target.data, np.array([0.0, 1.0, 1.0], np.float32))
