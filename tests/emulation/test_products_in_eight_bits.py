@@ -44,17 +44,16 @@ def read(array: np.ndarray, *, gradient: bool = False) -> np.ndarray:
 def seen(monkeypatch: pytest.MonkeyPatch) -> List[Any]:
     """What was there, and what a product reads in its place: attribute, before, after, is gradient."""
     found: List[Any] = []
-    swap = FormatEmulation._swap
+    rounded = FormatEmulation._rounded
 
-    def spy(self: FormatEmulation, operands: Any, **options: Any) -> None:
-        before = [getattr(o.variable, o.attribute).data.copy() for o in operands]
-        swap(self, operands, **options)
-        for o, old in zip(operands, before):
-            new = getattr(o.variable, o.attribute).data.copy()
-            if o.fitted:
-                found.append((o.attribute, old, new, o.holds_gradient))
+    def spy(self: FormatEmulation, operand: Any, source: Any, **options: Any) -> Any:
+        before, copy = source.data.copy(), rounded(self, operand, source, **options)
+        if operand.fitted:
+            after = (copy or source).data.copy()
+            found.append((operand.attribute, before, after, operand.holds_gradient))
+        return copy
 
-    monkeypatch.setattr(FormatEmulation, "_swap", spy)
+    monkeypatch.setattr(FormatEmulation, "_rounded", spy)
     return found
 
 
