@@ -11,7 +11,6 @@ import nnabla as nn
 
 from ..core.formats import Format
 from ..core.precision import LayerPrecisions, Precision
-from ..core.statistics import ArrayStatistics
 from ..kernels.arrays import FLOAT32, float32_copy, stored_dtype
 from ..kernels.interface import Kernels, RoundingStatistics
 from .rounding_plan import Operand
@@ -65,16 +64,6 @@ class NativeStorage:
     def copy_format(self, key: int, size: int) -> Optional[Format]:
         """Format to which the scaled copy of a weight of `size` elements is rounded, or None."""
         return None
-
-    def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
-        """Statistics of a gradient as last rounded, or None."""
-        rounded = self.gradients.get(key)
-        return rounded and rounded.statistics
-
-    def data_statistics(self, key: int) -> Optional[ArrayStatistics]:
-        """Statistics of a weight or activation as last rounded, or None."""
-        rounded = self.data.get(key)
-        return rounded and rounded.statistics
 
     def rounds_gradient(self, leaf: nn.Variable) -> bool:
         """True if the gradient of a leaf is rounded after each function that writes it."""

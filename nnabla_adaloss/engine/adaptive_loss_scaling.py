@@ -313,12 +313,11 @@ class AdaptiveLossScaling:
 
     def has_nothing_to_learn(self) -> bool:
         """True if the loss of the last batch, or every loss weight, is zero."""
-        if self._result is not None:
-            schedule = self._result.schedule
-            # Scalars at the loss have a gradient even where they multiply it by 0 for all that follow.
-            scalars = schedule.components.scalar_components
-            if not any(w for index, w in enumerate(schedule.loss_weights) if index not in scalars):
-                return True
+        schedule = self.result.schedule
+        # Scalars at the loss have a gradient even where they multiply it by 0 for all that follow.
+        scalars = schedule.components.scalar_components
+        if not any(weight for index, weight in enumerate(schedule.loss_weights) if index not in scalars):
+            return True
         # A loss that the storage rounded to zero is not zero.
         rounded = self._storage.data.get(hash(self.variable))
         return not self.variable.d.any() and not (rounded is not None and rounded.underflowed)
@@ -373,14 +372,14 @@ class AdaptiveLossScaling:
         if report is None or prepared.schedules.for_good(report.schedule.given_scale):
             return None
         entry_complete, unit_amaxes, lost = self.components.shared()
-        message: Dict[str, Sequence[float]] = {
-            # An overflow or a new topology has left this rank without schedules.
-            _ENDS: [float(not prepared.schedules.chosen), float(entry_complete)]
+        # An overflow or a new topology has left this rank without schedules.
+        choose_again = not prepared.schedules.chosen
+        return {
+            _ENDS: [float(choose_again), float(entry_complete)],
+            **{_COMPONENT + name: [unit_amax] for name, unit_amax in unit_amaxes.items()},
+            **{_LOST + name: [unit_amax] for name, unit_amax in lost.items()},
+            **{_LAYER + name: row for name, row in prepared.statistics.shared().items()},
         }
-        for kind, by_name in ((_COMPONENT, unit_amaxes), (_LOST, lost)):
-            message.update((kind + name, [unit_amax]) for name, unit_amax in by_name.items())
-        message.update((_LAYER + name, row) for name, row in prepared.statistics.shared().items())
-        return message
 
     def adopt_statistics(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Compute the next scales from `shared_statistics` of all ranks, in their order."""

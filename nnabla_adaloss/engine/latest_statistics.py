@@ -57,15 +57,7 @@ class _PendingWeights(NamedTuple):
 
 
 class LatestStatistics:
-    """Statistics of gradients, divided by scale and loss weight, and of data, for the next choice.
-
-    Their keys: a gradient's position p; of data the parameter's name, or ~p without one.
-
-    Args:
-        measurements: runs the kernels, whose results `finish` fetches.
-        pool: scratch arrays for data that must be read as float32.
-        request: the variables to measure.
-    """
+    """Statistics of gradients, divided by scale and loss weight, and of data, for the next choice."""
 
     undone = "_latest", "_iteration", "_pending"
 
@@ -84,7 +76,8 @@ class LatestStatistics:
         # Names of parameters, by position, except ambiguous ones.
         counts = Counter(name for _, name in plan.described.kept.values())
         self._names = {p: n for p, (_, n) in plan.described.kept.items() if n is not None and counts[n] == 1}
-        # Parameters by name, as graphs of other topologies read them, too; other data by `~position`.
+        # Gradients by position; parameters by name, as graphs of other topologies read them, too; other data
+        # by `~position`.
         self._latest: Dict[_Key, ArrayStatistics] = {}
         # Choices use the statistics at the start of the iteration, equal on all ranks.
         self._at_start = self._latest
@@ -150,21 +143,21 @@ class LatestStatistics:
         if storage.rounds or not are_readable(arrays):
             unmeasured = []
             for (position, scale), array in zip(gradients, arrays):
-                statistics = storage.gradient_statistics(keys[position])
-                if statistics is not None:
-                    self._running[position] = statistics, scale
+                rounded = storage.gradients.get(keys[position])
+                if rounded is not None:
+                    self._running[position] = rounded.statistics, scale
                 elif stored_dtype(array) is not None:
                     unmeasured.append((position, scale))
             arrays = [variables[position].grad for position, _ in unmeasured]
         unmeasured_data = []
         for position in data:
-            key, statistics = self._key(position), storage.data_statistics(keys[position])
-            # Neither earlier in this pass nor after the last update.
-            if key not in self._data and key not in self._pending.keys:
-                if statistics is not None:
-                    self._data[key] = statistics
-                else:
-                    unmeasured_data.append(position)
+            key, rounded = self._key(position), storage.data.get(keys[position])
+            if key in self._data or key in self._pending.keys:
+                continue  # measured in this pass, or after the last update
+            if rounded is not None:
+                self._data[key] = rounded.statistics
+            else:
+                unmeasured_data.append(position)
         arrays += self._readable(unmeasured_data)
         if not arrays:
             return

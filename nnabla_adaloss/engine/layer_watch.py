@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, cast
+from typing import Any, Dict, Optional, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,7 @@ class LayerWatch:
         self._kernels, self._storage, self._graph = prepared.kernels, prepared.storage, prepared.graph
         # Gradients are stored in the format, if no storage is emulated.
         self._format = get_format(prepared.config.dtype or "float16")
-        records = records_of(prepared, decision, iteration, attempt)
-        self._records = {record.layer: record for record in records}
+        self._records = _records_of(prepared, decision, iteration, attempt)
 
     def ran(self, node: NodeStructure) -> None:
         """Report each layer of a function that has run, once."""
@@ -77,33 +76,31 @@ class LayerWatch:
         return LayerLook(read, arrays)
 
 
-def records_of(
+def _records_of(
     prepared: PreparedGraph, decision: Decision, iteration: int, attempt: int
-) -> List[LayerRecord]:
-    """Make a record of each layer in a pass."""
+) -> Dict[str, LayerRecord]:
+    """Make a record of each layer in a pass, by its name."""
     plan, statistics = prepared.plan, prepared.statistics
     schedule, chosen = decision.schedule, decision.chosen
-    records = []
+    records = {}
     for layer, (scale, alpha) in schedule.layers.items():
         node, layer_input = plan.layer_inputs[layer]
         output = node.outputs[0]
         loss_weight = schedule.loss_weight_of(output)
         # Statistics of now did not lead to scales that were chosen before.
         g = statistics.gradient(output) if chosen else None
-        records.append(
-            LayerRecord(
-                iteration=iteration,
-                layer=layer,
-                alpha=alpha,
-                unbounded=schedule.unbounded.get(layer, alpha),
-                previous_scale=scale,
-                accumulated_scale=scale * alpha,
-                fan_in=layer_input.gemm.fan_in,
-                g=None if g is None else g.scaled(scale * loss_weight),
-                weight=statistics.data(layer_input.weight) if chosen else None,
-                reason=schedule.reasons.get(layer, Reason.BRANCHES) if chosen else Reason.HELD,
-                attempt=attempt,
-                loss_weight=loss_weight,
-            )
+        records[layer] = LayerRecord(
+            iteration=iteration,
+            layer=layer,
+            alpha=alpha,
+            unbounded=schedule.unbounded.get(layer, alpha),
+            previous_scale=scale,
+            accumulated_scale=scale * alpha,
+            fan_in=layer_input.gemm.fan_in,
+            g=None if g is None else g.scaled(scale * loss_weight),
+            weight=statistics.data(layer_input.weight) if chosen else None,
+            reason=schedule.reasons.get(layer, Reason.BRANCHES) if chosen else Reason.HELD,
+            attempt=attempt,
+            loss_weight=loss_weight,
         )
     return records

@@ -54,8 +54,7 @@ def test_weights_of_one_shape_are_rounded_each_by_itself() -> None:
     assert loss.variable.d == 0.0
     assert [np.unique(w.d).tolist() for w in weights] == [[FINE], [2 * FINE]]
     for v, value in zip((*weights, *products), (1.0, 2.0) * 2):
-        known = loss.emulated_storage.data_statistics(hash(v))
-        assert known is not None
+        known = loss.emulated_storage.data[hash(v)].statistics
         assert (known.count, known.abs_max) == (4, value)
 
 

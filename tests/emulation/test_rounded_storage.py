@@ -40,11 +40,10 @@ def test_data_and_gradients_are_known_by_their_keys_in_formats_of_their_own(stor
     storage.round_gradient(4, gradient)
     np.testing.assert_array_equal(data.data, half(VALUES))
     np.testing.assert_array_equal(gradient.data, np.array([0.09375, 0.0, np.inf, np.inf], np.float32))
-    stored, rounding = storage.data_statistics(3), storage.data[3]
-    assert stored is rounding.statistics
+    rounding = storage.data[3]
+    stored = rounding.statistics
     assert (stored.nonfinite, stored.zeros, rounding.underflowed, rounding.overflowed) == (1, 1, 1, 1)
-    known = storage.gradient_statistics(4)
-    assert known is not None
+    known = storage.gradients[4].statistics
     assert (known.nonfinite, known.zeros, known.abs_max) == (2, 1, 0.09375)
 
 
@@ -89,7 +88,7 @@ def test_arrays_that_were_never_written_are_left_alone(storage: RoundedStorage) 
     assert storage.round_data(3, nothing, target) is nothing
     storage.round_gradient(4, nothing)
     assert nothing.zeroing
-    assert storage.data_statistics(3) is storage.gradient_statistics(4) is None
+    assert storage.data == storage.gradients == {}
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32, np.bool_])

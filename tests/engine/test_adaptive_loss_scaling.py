@@ -244,6 +244,7 @@ def test_a_loss_is_zero_unless_storing_it_made_it_so(weight: float, storage: Any
     loss: Any = F.mean(nn.Variable.from_numpy_array(np.ones(3, np.float32), need_grad=True) * 1.0) * weight
     scaling = AdaptiveLossScaling(loss if storage is None else FormatEmulation(loss, storage))
     scaling.forward()
+    scaling.backward()
     assert scaling.has_nothing_to_learn() is zero
 
 

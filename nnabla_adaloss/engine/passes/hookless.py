@@ -81,8 +81,7 @@ class HooklessPass:
         for position in measured.gradients:
             variable = graph.variables[position]
             # An emulated storage measures gradients when it rounds them.
-            rounded = storage.gradient_statistics(graph.keys[position]) is not None
-            if not rounded and not variable.persistent:
+            if graph.keys[position] not in storage.gradients and not variable.persistent:
                 # Noted before it is set: a signal may interrupt between any two lines.
                 self._kept.append(variable)
                 variable.persistent = True
