@@ -590,15 +590,8 @@ class AdaptiveLossScaling:
         weights = prepared.loss_weights(scale)
         # Gradients grow with a loss weight above 1: the scale of their component falls by it.
         scales = [within_float32(scale / max(weight, 1.0)) for weight in weights]
-        run_pass(
-            self.loss,
-            self._seed,
-            prepared,
-            Decision(prepared.schedule(scales, scale, weights), prepared.schedules),
-            BackwardOptions(clear_buffer=True),
-            [],
-            all_zero=False,
-        )
+        decision = Decision(prepared.schedule(scales, scale, weights), prepared.schedules)
+        run_pass(self.loss, self._seed, prepared, decision, BackwardOptions(clear_buffer=True))
 
 
 def _of_kind(kind: str, message: Mapping[str, Sequence[float]]) -> Dict[str, Sequence[float]]:

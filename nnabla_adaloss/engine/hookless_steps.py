@@ -46,11 +46,11 @@ class LeafList:
         self._gradients = UnscalingList([], [])
         self._sizes: Sequence[int] = ()
 
-    def masters_among(self, masters: List[nn.NdArray]) -> List[nn.NdArray]:
+    def masters_among(self, masters: Sequence[nn.NdArray]) -> Sequence[nn.NdArray]:
         """Select the masters of these leaves from all masters."""
         return masters if self._places is None else [masters[place] for place in self._places]
 
-    def begin(self, masters: List[nn.NdArray], pool: ScratchPool) -> None:
+    def begin(self, masters: Sequence[nn.NdArray], pool: ScratchPool) -> None:
         """Prepare unscaling into these masters; if swapped, let nnabla write to zeroed scratch arrays."""
         # The list of the last pass serves again, unless `reset_shape` has changed sizes, on which kernels
         # rely.
@@ -69,7 +69,7 @@ class LeafList:
         else:
             self._gradients.sources = masters
 
-    def put_back(self, masters: List[nn.NdArray]) -> None:
+    def put_back(self, masters: Sequence[nn.NdArray]) -> None:
         """Restore the masters of the leaves."""
         if self._swapped:
             deque(map(setattr, self._variables, _GRAD, masters), 0)

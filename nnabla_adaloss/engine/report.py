@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
-from typing import AbstractSet, Dict, FrozenSet, Iterator, Mapping, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Iterator, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..core.components import Components
 from ..core.memory import PassMeasurements
@@ -98,16 +98,16 @@ def report_of(
     kind: str,
 ) -> PassReport:
     """Report a pass that has run, from the gradients that it measured, and the leaves that it has written."""
-    schedule, largest = decision.schedule, results.largest
-    functions, first, suspected = _overflow_of(prepared, decision, written, largest, gradients)
+    finished = _FinishedPass(prepared, decision, gradients, written, results.largest)
+    functions, first, suspected = finished.overflow()
     measurements = PassMeasurements(
-        schedule=schedule,
+        schedule=decision.schedule,
         u_max=prepared.u_maxes,
-        amax=_component_amaxes(prepared, decision, written, largest, gradients),
+        amax=finished.component_amaxes(),
         measured_all=decision.measure_all,
         shows_every_overflow=prepared.storage.rounds,
         finite=not functions,
-        has_gradients=any(largest),
+        has_gradients=any(results.largest),
         overflowed=first,
         suspected=suspected,
     )
@@ -115,7 +115,7 @@ def report_of(
         graph=prepared.graph,
         measurements=measurements,
         leaves=written.contributions,
-        largest=largest,
+        largest=results.largest,
         found_inf=functions,
         kind=kind,
         state_finite=results.watched_finite,
@@ -124,100 +124,96 @@ def report_of(
     )
 
 
-def _component_amaxes(
-    prepared: PreparedGraph,
-    decision: Decision,
-    written: WrittenLeaves,
-    largest: Sequence[float],
-    gradients: GradientStatistics,
-) -> Dict[int, float]:
-    """Largest unscaled magnitude of each component in the arrays that the pass was to measure."""
-    measured = decision.slice
-    if not decision.measure_all and measured is None:
-        return {}
-    plan, keys, rounded = prepared.plan, prepared.graph.keys, prepared.storage.gradients
-    components, scales = decision.schedule.components, decision.schedule.scales
-    # A slice has no uncounted leaves.
-    leaves = frozenset(plan.leaves) - prepared.uncounted if measured is None else measured.leaves
-    amaxes = written.amax_of_components(largest, leaves)
+class _FinishedPass(NamedTuple):
+    """Pass that has run, with its measurements."""
 
-    def count(position: int, amax: float) -> None:
-        index = components.of.get(position)
-        if index is not None and (index not in amaxes or amax > amaxes[index]):
-            amaxes[index] = amax
+    prepared: PreparedGraph
+    decision: Decision
+    gradients: GradientStatistics
+    written: WrittenLeaves
+    largest: Sequence[float]  # magnitude of each contribution to `written`; infinity if it is not finite
 
-    for position, (statistics, scale) in gradients.items():
-        # Gradients between functions in float are not stored in the format, and limit no scale but that of a
-        # scalar which is a component by itself.
-        is_stored = keys[position] in rounded if prepared.storage.rounds else position not in plan.in_float
-        is_alone = position in plan.scalars and components.of.get(position) in components.scalar_components
-        if position in plan.limiting_gradients and (is_stored or is_alone):
-            count(position, statistics.abs_max / scale)
-    # An emulation that rounds has measured every gradient, in the slice or not.
-    for position in plan.largest_gradients if rounded else ():
-        # Scalars count only if measured: some are rounded only in passes with hooks.
-        if position not in plan.scalars and keys[position] in rounded:
-            count(position, rounded[keys[position]].statistics.abs_max / scales[position])
-    return amaxes
+    def component_amaxes(self) -> Dict[int, float]:
+        """Largest unscaled magnitude of each component in the arrays that the pass was to measure."""
+        plan, keys, storage = self.prepared.plan, self.prepared.graph.keys, self.prepared.storage
+        measured, rounded = self.decision.slice, storage.gradients
+        components, scales = self.decision.schedule.components, self.decision.schedule.scales
+        if not self.decision.measure_all and measured is None:
+            return {}
+        # A slice has no uncounted leaves.
+        leaves = frozenset(plan.leaves) - self.prepared.uncounted if measured is None else measured.leaves
+        amaxes = self.written.amax_of_components(self.largest, leaves)
 
+        def count(position: int, amax: float) -> None:
+            index = components.of.get(position)
+            if index is not None and (index not in amaxes or amax > amaxes[index]):
+                amaxes[index] = amax
 
-def _overflow_of(
-    prepared: PreparedGraph,
-    decision: Decision,
-    written: WrittenLeaves,
-    largest: Sequence[float],
-    gradients: GradientStatistics,
-) -> Tuple[Sequence[str], Optional[int], AbstractSet[int]]:
-    """Functions whose gradients are not finite, by label, the component where that began, and suspects."""
-    plan, keys, rounded = prepared.plan, prepared.graph.keys, prepared.storage.gradients
-    components, measured_all = decision.schedule.components, decision.measure_all
-    arrived = {position for position, (statistics, _) in gradients.items() if statistics.nonfinite}
-    leaf_overflowed = math.inf in largest
-    # A gradient that overflows in storage makes that of some leaf nonfinite: without one, nothing has to be
-    # read. A pass that measures all is rare, and examines them anyway.
-    overflowed: Set[int] = set()
-    if measured_all or arrived or leaf_overflowed:
-        scaled = (p for p in decision.schedule.scales if keys[p] in rounded)
-        overflowed = {p for p in scaled if rounded[keys[p]].statistics.nonfinite}.difference(plan.leaves)
-    if not (arrived or leaf_overflowed or overflowed):
-        return (), None, frozenset()
-    bad = arrived | overflowed
-    bad_leaves = {one.leaf for one, amax in zip(written.contributions, largest) if amax == math.inf}
-    bad_functions, finite = _components_of_leaves(plan, written, largest, bad_leaves)
-    # If all were measured as they arrived, the others overflowed afterwards, when they were raised to the
-    # scale of the next component.
-    raised = overflowed - arrived if measured_all else frozenset()
-    first = first_overflow(plan, components, bad, bad_functions, raised)
-    functions = [
-        node.label
-        for node in plan.nodes
-        if not bad.isdisjoint(node.outputs)
-        # All uses of a weight share its master: measured output gradients are more specific.
-        or (not bad_leaves.isdisjoint(map(plan.leaf, node.leaves)) and not (bad and node.layer_inputs))
-    ]
-    # Without measuring all, an overflow shows first where a weight has a gradient: it may have begun before
-    # that, in functions without one. An emulation has seen every gradient.
-    if first is None or prepared.storage.rounds or measured_all:
-        return functions, first, frozenset()
-    return functions, first, unseen_before(components, first, finite - {first})
+        for position, (statistics, scale) in self.gradients.items():
+            # Gradients between functions in float are not stored in the format, and limit no scale but that
+            # of a scalar which is a component by itself.
+            is_stored = keys[position] in rounded if storage.rounds else position not in plan.in_float
+            is_scalar = position in plan.scalars
+            is_alone = is_scalar and components.of.get(position) in components.scalar_components
+            if position in plan.limiting_gradients and (is_stored or is_alone):
+                count(position, statistics.abs_max / scale)
+        # An emulation that rounds has measured every gradient, in the slice or not.
+        for position in plan.largest_gradients if rounded else ():
+            # Scalars count only if measured: some are rounded only in passes with hooks.
+            if position not in plan.scalars and keys[position] in rounded:
+                count(position, rounded[keys[position]].statistics.abs_max / scales[position])
+        return amaxes
 
+    def overflow(self) -> Tuple[Sequence[str], Optional[int], AbstractSet[int]]:
+        """Functions whose gradients are not finite, the component where that began, and further suspects."""
+        plan, keys, storage = self.prepared.plan, self.prepared.graph.keys, self.prepared.storage
+        schedule, measured_all, rounded = self.decision.schedule, self.decision.measure_all, storage.gradients
+        arrived = {position for position, (statistics, _) in self.gradients.items() if statistics.nonfinite}
+        leaf_overflowed = math.inf in self.largest
+        # A gradient that overflows in storage makes that of some leaf nonfinite: without one, nothing has to
+        # be read. A pass that measures all is rare, and examines them anyway.
+        overflowed: Set[int] = set()
+        if measured_all or arrived or leaf_overflowed:
+            scaled = (p for p in schedule.scales if keys[p] in rounded)
+            overflowed = {p for p in scaled if rounded[keys[p]].statistics.nonfinite}.difference(plan.leaves)
+        if not (arrived or leaf_overflowed or overflowed):
+            return (), None, frozenset()
+        bad = arrived | overflowed
+        contributions = zip(self.written.contributions, self.largest)
+        bad_leaves = {one.leaf for one, amax in contributions if amax == math.inf}
+        bad_functions, finite = self.leaf_components(bad_leaves)
+        # If all were measured as they arrived, the others overflowed afterwards, when they were raised to the
+        # scale of the next component.
+        raised = overflowed - arrived if measured_all else frozenset()
+        first = first_overflow(plan, schedule.components, bad, bad_functions, raised)
+        functions = [
+            node.label
+            for node in plan.nodes
+            if not bad.isdisjoint(node.outputs)
+            # All uses of a weight share its master: measured output gradients are more specific.
+            or (not bad_leaves.isdisjoint(map(plan.leaf, node.leaves)) and not (bad and node.layer_inputs))
+        ]
+        # Without measuring all, an overflow shows first where a weight has a gradient: it may have begun
+        # before that, in functions without one. An emulation has seen every gradient.
+        if first is None or storage.rounds or measured_all:
+            return functions, first, frozenset()
+        return functions, first, unseen_before(schedule.components, first, finite - {first})
 
-def _components_of_leaves(
-    plan: GraphPlan, written: WrittenLeaves, largest: Sequence[float], bad_leaves: AbstractSet[int]
-) -> Tuple[Dict[int, int], Set[int]]:
-    """Component of each function's first nonfinite leaf, by number; and all components with a finite leaf."""
-    # Function, component, and whether it is not finite, of each contribution that was measured alone.
-    parts = [(one.function, index, largest[place] == math.inf) for one, place, index in written.counted]
-    counted = {one.leaf for one, _, _ in written.counted}
-    for node in plan.nodes:
-        for leaf in map(plan.leaf, node.leaves):
-            if leaf not in counted:
-                # Only the sum over its functions and earlier batches was measured.
-                parts.append((node.number, written.component(leaf, node.number), leaf in bad_leaves))
-    finite = {index for _, index, is_bad in parts if not is_bad}
-    # Reversed, so that of several leaves the first one stays.
-    bad_functions = {function: index for function, index, is_bad in reversed(parts) if is_bad}
-    return bad_functions, finite
+    def leaf_components(self, bad_leaves: AbstractSet[int]) -> Tuple[Dict[int, int], Set[int]]:
+        """Component of each function's first nonfinite leaf; and all components with a finite leaf."""
+        plan, written = self.prepared.plan, self.written
+        # Function, component, and whether it is not finite, of each contribution that was measured alone.
+        parts = [(one.function, index, self.largest[i] == math.inf) for one, i, index in written.counted]
+        counted = {one.leaf for one, _, _ in written.counted}
+        for node in plan.nodes:
+            for leaf in map(plan.leaf, node.leaves):
+                if leaf not in counted:
+                    # Only the sum over its functions and earlier batches was measured.
+                    parts.append((node.number, written.component(leaf, node.number), leaf in bad_leaves))
+        finite = {index for _, index, is_bad in parts if not is_bad}
+        # Reversed, so that of several leaves the first one stays.
+        bad_functions = {function: index for function, index, is_bad in reversed(parts) if is_bad}
+        return bad_functions, finite
 
 
 def first_overflow(

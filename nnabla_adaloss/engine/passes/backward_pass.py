@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Union
+from typing import Optional, Sequence, Union
 
 import nnabla as nn
 
@@ -26,9 +26,9 @@ def run_pass(
     prepared: PreparedGraph,
     decision: Decision,
     options: BackwardOptions,
-    masters: List[nn.NdArray],  # gradients of the leaves
+    masters: Sequence[nn.NdArray] = (),  # gradients of the leaves
     *,
-    all_zero: bool,  # True if these are all lazily zero
+    all_zero: bool = False,  # True if these are all lazily zero
     watch: Optional[LayerWatch] = None,  # reports each layer as it runs
     look: Optional[Look] = None,
 ) -> PassReport:

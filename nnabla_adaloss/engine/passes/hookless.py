@@ -29,7 +29,7 @@ class HooklessPass:
         decision: Decision,
         steps: HooklessSteps,
         options: BackwardOptions,
-        masters: List[nn.NdArray],
+        masters: Sequence[nn.NdArray],
         *,
         all_zero: bool,
     ) -> None:
@@ -42,7 +42,7 @@ class HooklessPass:
         if all_zero:
             self._lists, self._one_by_one = steps.leaf_lists
         # Lists whose leaves nnabla is writing, with their masters.
-        self._running: List[Tuple[LeafList, List[nn.NdArray]]] = []
+        self._running: List[Tuple[LeafList, Sequence[nn.NdArray]]] = []
         # Variables made persistent for this pass: nnabla would free their gradients before they are measured.
         self._kept: List[nn.Variable] = []
         self._weights = ScaledWeights(prepared.kernels, prepared.pool, prepared.storage)
