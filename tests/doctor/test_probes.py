@@ -101,7 +101,7 @@ def test_output_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("type_config", ["float", "half"])
 def test_scaled_weights_are_compared_too(type_config: str) -> None:
     (said,) = call_isolated(probes.adaptive_backward, ["cpu", type_config])
-    assert said[0] == "gradients agree with nnabla's, a layer scaled by 16 among them"
+    assert said[0] == "gradients agree with nnabla's, a layer scaled by 16384 among them"
 
 
 @pytest.mark.slow
