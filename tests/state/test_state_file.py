@@ -94,7 +94,7 @@ NO_STATE = "state is not a state file"
         (content_of(version=None), "damaged"),
         (content_of(kind="something else"), f"{NO_STATE} of nnabla_adaloss$"),
         (content_of(sha256="0" * 64), "damaged: its checksum does not match; use an earlier checkpoint$"),
-        (content_of(more=b"more\n"), "something was added to it; use an earlier checkpoint$"),
+        (content_of(more=b"more\n"), "damaged: its checksum does not match; use an earlier checkpoint$"),
         (content_of(b"[1, 2]"), "state is damaged: it does not hold a state$"),
         (content_of(nested(2_000)), "state is damaged"),
         (content_of(nested(1_000_000)), "state is damaged"),
