@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -29,6 +29,8 @@ from tests.worlds.tampering import Gate
 from tests.worlds.trainings import METHODS, Loop, scaler_step, solver_of, updater_of
 from tests.worlds.values import FLOAT, HALF, assert_equal, constant, data, gradients, snapshot
 
+ignores_warnings = pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+
 
 class Net:
     """A small net with a scaler; its batches may hold a NaN, or multiply the loss by a factor."""
@@ -51,14 +53,35 @@ class Net:
             self.x.d[0, 0] = np.nan
 
     def backward(self, **what: Any) -> None:
-        self.solver.zero_grad()
         self.feed(**what)
-        self.scaler.forward(self.loss)
-        self.scaler.backward(self.loss)
+        backward(self.scaler, [self.solver], self.loss)
 
     def iterate(self, **what: Any) -> bool:
         self.feed(**what)
         return scaler_step(self.scaler, self.solver, self.loss)
+
+
+def backward(
+    scaler: GradScaler, solvers: Sequence[Any], *losses: nn.Variable, together: bool = False
+) -> None:
+    """Add up the gradients of these losses: forward and backward in turn, or forward of all `together`."""
+    for solver in solvers:
+        solver.zero_grad()
+    for group in (losses,) if together else zip(losses):
+        for loss in group:
+            scaler.forward(loss)
+        for loss in group:
+            scaler.backward(loss)
+
+
+def iterate(
+    scaler: GradScaler, solvers: Sequence[Any], *losses: nn.Variable, together: bool = False
+) -> List[bool]:
+    """One iteration of several solvers; which of them have updated their parameters."""
+    backward(scaler, solvers, *losses, together=together)
+    updated = [scaler.step(solver) for solver in solvers]
+    scaler.update()
+    return updated
 
 
 def test_monitors_receive_the_layers_of_each_loss() -> None:
@@ -138,7 +161,6 @@ def test_a_batch_that_no_scale_helps_teaches_nothing() -> None:
 
 
 def test_an_iteration_with_nan_in_the_data_of_one_loss_teaches_nothing_about_another() -> None:
-    nn.clear_parameters()
     gate, inputs, losses, solvers = Gate(), [data(8, 4, seed=seed) for seed in range(2)], [], []
     for x, name in zip(inputs, ("first", "second")):
         losses.append(F.mean(gate(F.tanh(PF.affine(x, 3, name=name))) ** 2))
@@ -146,12 +168,7 @@ def test_an_iteration_with_nan_in_the_data_of_one_loss_teaches_nothing_about_ano
         solvers.append(solver_of(S.Sgd(0.1), own))
     scaler, learned = GradScaler(*solvers, config=AdaLossConfig(measure_every=1)), []
     for gate.factor, inputs[0].d[0, 0] in ((1.0, 1.0), (1.0, 1.0), (2.0**10, np.nan)):
-        for loss, solver in zip(losses, solvers):
-            solver.zero_grad()
-            scaler.forward(loss)
-            scaler.backward(loss)
-        found = [scaler.step(solver) for solver in solvers]
-        scaler.update()
+        found = iterate(scaler, solvers, *losses)
         learned.append([loss["components"] for loss in scaler.state_dict()["losses"]])
     assert found == [False, True]
     assert learned[-1] == learned[-2] != learned[0]
@@ -175,25 +192,23 @@ def test_a_step_of_a_loss_that_is_nan_is_skipped_though_its_gradients_are_finite
         solver = solver_of(S.Sgd(0.1))
         scaler = GradScaler(solver, storage=None if storage == "native" else storage)
 
-        def iterate() -> bool:
-            solver.zero_grad()
-            scaler.forward(loss)
-            scaler.backward(loss)
+        def updated() -> bool:
+            backward(scaler, [solver], loss)
             if unscales:
                 scaler.unscale_(solver)
-            updated = scaler.step(solver)
+            found = scaler.step(solver)
             scaler.update()
-            return updated
+            return found
 
-        assert all(iterate() for _ in range(before))
+        assert all(updated() for _ in range(before))
         parameters, scale = snapshot(), scaler.get_scale() if before else None
         positive.d = -1.0
         with pytest.warns(LossScaleWarning, match=r"Log \(Log\) .*: this is not a gradient overflow"):
-            assert not iterate()
+            assert not updated()
         assert_equal(snapshot(), parameters)
         assert scaler.cause.startswith("Log (Log) computes 1 infinity or NaN")
         positive.d = 1.0
-        assert iterate()
+        assert updated()
         assert scale is None or scaler.get_scale() == scale
         assert (scaler.steps, scaler.skipped_steps) == (before + 1, 1)
 
@@ -209,29 +224,15 @@ def test_a_loss_that_is_nan_skips_the_steps_of_those_that_it_depends_on(together
     solvers[0].set_parameters({name: v for name, v in named.items() if name.startswith("a/")})
     solvers[1].set_parameters({name: v for name, v in named.items() if not name.startswith("a/")})
     scaler = GradScaler(*solvers, storage="float16")
-
-    def iterate() -> Tuple[bool, ...]:
-        for solver in solvers:
-            solver.zero_grad()
-        losses = (loss, other)
-        for one in losses if together else ():
-            scaler.forward(one)
-        for one in losses:
-            if not together:
-                scaler.forward(one)
-            scaler.backward(one)
-        updated = tuple([scaler.step(solver) for solver in solvers])
-        scaler.update()
-        return updated
-
-    assert iterate() == (True, True)
+    assert iterate(scaler, solvers, loss, other, together=together) == [True, True]
     positive.d = -1.0
     with pytest.warns(LossScaleWarning, match=r"Log \(Log\)"):
-        assert iterate() == (False, not shared)
+        assert iterate(scaler, solvers, loss, other, together=together) == [False, not shared]
     positive.d = 1.0
-    assert iterate() == (True, True)
+    assert iterate(scaler, solvers, loss, other, together=together) == [True, True]
 
 
+@ignores_warnings
 @pytest.mark.parametrize("first", [False, True])
 def test_one_of_two_added_batches_may_have_a_loss_that_is_nan(first: bool) -> None:
     loss, positive = with_a_logarithm(data(4, 3), "a")
@@ -243,12 +244,8 @@ def test_one_of_two_added_batches_may_have_a_loss_that_is_nan(first: bool) -> No
         for batch in (True, False):
             positive.d = -1.0 if bad and batch == first else 1.0
             scaler.forward(loss)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                scaler.backward(loss)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            updated.append(scaler.step(solver))
+            scaler.backward(loss)
+        updated.append(scaler.step(solver))
         scaler.update()
     assert updated == [True, False, True]
     assert scaler.cause.startswith("Log (Log)")
@@ -299,20 +296,19 @@ def test_a_step_may_be_left_out_after_unscaling(bad: bool) -> None:
     assert (n.scaler.get_scale() < scale) is bad
 
 
+@ignores_warnings
 @pytest.mark.parametrize("first", [{"factor": 2.0**5}, {"nan": True}])
 def test_the_first_of_two_batches_that_are_added_is_found_to_be_the_cause(first: Dict[str, Any]) -> None:
     n = Net()
     assert n.iterate()
     updated = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(4):
-            n.backward(**first)
-            n.feed()
-            n.scaler.forward(n.loss)
-            n.scaler.backward(n.loss)
-            updated.append(n.scaler.step(n.solver))
-            n.scaler.update()
+    for _ in range(4):
+        n.backward(**first)
+        n.feed()
+        n.scaler.forward(n.loss)
+        n.scaler.backward(n.loss)
+        updated.append(n.scaler.step(n.solver))
+        n.scaler.update()
     if "nan" in first:
         assert updated == [False] * 4
         assert n.scaler.cause.startswith("fc1/affine (Affine) reads an input")
@@ -320,6 +316,7 @@ def test_the_first_of_two_batches_that_are_added_is_found_to_be_the_cause(first:
         assert updated == [False, True, True, True]
 
 
+@ignores_warnings
 @pytest.mark.parametrize("delay", [None, 0])
 @pytest.mark.parametrize("bad", [2.0**10, np.nan])
 @pytest.mark.parametrize("one_by_one", [True, False])
@@ -327,7 +324,6 @@ def test_the_first_of_two_batches_that_are_added_is_found_to_be_the_cause(first:
 def test_the_batch_that_overflowed_is_found_among_two_losses(
     index: int, one_by_one: bool, bad: float, delay: Optional[int]
 ) -> None:
-    nn.clear_parameters()
     gates, losses = (Gate(), Gate()), []
     for gate, name in zip(gates, ("fc1", "fc2")):
         losses.append(F.mean(gate(F.tanh(PF.affine(data(8, 4), 3, name=name))) ** 2))
@@ -342,9 +338,7 @@ def test_the_batch_that_overflowed_is_found_among_two_losses(
                     scaler.forward(loss)
                 for loss in group:
                     scaler.backward(loss)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            updated.append(scaler.step(solver))
+        updated.append(scaler.step(solver))
         scaler.update()
         causes += [] if updated[-1] else [scaler.cause]
     assert all(cause.startswith(f"overflow, first in fc{index + 1}") for cause in causes)
@@ -454,10 +448,7 @@ def test_two_losses_with_a_solver_each(once: bool) -> None:
 def test_an_overflow_of_one_solver_does_not_stop_the_other() -> None:
     losses, (solver_g, solver_d) = gan()
     scaler = GradScaler(solver_g, solver_d)
-    for loss, solver in zip(losses, (solver_g, solver_d)):
-        solver.zero_grad()
-        scaler.forward(loss)
-        scaler.backward(loss)
+    backward(scaler, (solver_g, solver_d), *losses)
     next(iter(solver_g.get_parameters().values())).g = np.inf
     with pytest.warns(LossScaleWarning, match="no backward has left them so"):
         assert not scaler.step(solver_g)
@@ -472,10 +463,7 @@ def test_solvers_that_share_a_loss_skip_for_one_cause() -> None:
     solvers = solvers_of({"fc1": 0.1, "fc2": 0.1})
     scaler = GradScaler(*solvers)
     x.d[0, 0] = np.nan
-    for solver in solvers:
-        solver.zero_grad()
-    scaler.forward(loss)
-    scaler.backward(loss)
+    backward(scaler, solvers, loss)
     with pytest.warns(LossScaleWarning, match="fc1/affine"):
         assert not scaler.step(solvers[0])
     with warnings.catch_warnings():
@@ -511,6 +499,7 @@ def test_a_bad_batch_of_one_solver_leaves_the_gradients_of_another() -> None:
     scaler.update()
 
 
+@ignores_warnings
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_bad_batch_of_one_loss_leaves_the_activations_that_another_shares(at_once: bool) -> None:
     """Also where each loss has its step at once, before the backward of the next one."""
@@ -530,40 +519,33 @@ def test_a_bad_batch_of_one_loss_leaves_the_activations_that_another_shares(at_o
         for loss in losses:
             scaler.forward(loss)
         activations, updated = h.d.copy(), []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for loss, solver in zip(losses, solvers):
-                scaler.backward(loss)
-                updated += [scaler.step(solver)] if at_once else []
-            found = nn.get_parameters()["fc3/affine/W"].g.copy()
-            updated += [] if at_once else [scaler.step(solver) for solver in solvers]
-            assert not scaler.cause or ("finite" in scaler.cause) is at_once
-            scaler.update()
+        for loss, solver in zip(losses, solvers):
+            scaler.backward(loss)
+            updated += [scaler.step(solver)] if at_once else []
+        found = nn.get_parameters()["fc3/affine/W"].g.copy()
+        updated += [] if at_once else [scaler.step(solver) for solver in solvers]
+        assert not scaler.cause or ("finite" in scaler.cause) is at_once
+        scaler.update()
     assert updated == [False, True]
     assert scaler.cause.startswith("fc2/affine/Mul2 (Mul2) reads an input")
     np.testing.assert_allclose(found, np.repeat(activations.sum(0)[:, None], 3, 1), rtol=1e-5)
 
 
+@ignores_warnings
 @pytest.mark.parametrize("storage", [None, "float16"])
 def test_an_overflow_of_one_loss_is_none_of_another_that_adds_to_the_same_gradients(
     storage: Optional[str],
 ) -> None:
-    nn.clear_parameters()
     gate, h = Gate(), F.tanh(PF.affine(data(8, 4), 3, name="trunk"))
     losses = [F.mean(function(PF.affine(h, 3)) ** 2) for function in (gate, F.identity)]
     solver = solver_of(S.Sgd(0.0))
     scaler, scales, updated = GradScaler(solver, storage=storage), [], []
     for gate.factor in (1.0, 1.0, np.inf, 1.0):
-        solver.zero_grad()
-        for loss in losses:
-            scaler.forward(loss)
-            scaler.backward(loss)
+        backward(scaler, [solver], *losses)
         found = [scaler.scaling(loss).found_inf for loss in losses]
         assert [bool(layers) for layers in found] == [gate.factor == np.inf, False]
         scales.append(scaler.scaling(losses[1]).scale_of(h))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            updated.append(scaler.step(solver))
+        updated.append(scaler.step(solver))
         scaler.update()
     assert updated == [True, True, False, True]
     assert len(set(scales)) == 1
@@ -634,7 +616,6 @@ def test_a_copy_remembers_the_losses_that_the_original_would(count: int) -> None
             h = F.tanh(PF.affine(h, 3, name="h", rng=np.random.RandomState(0)))
         return F.mean(PF.affine(h, 2, name="out", rng=np.random.RandomState(1)) ** 2)
 
-    nn.clear_parameters()
     unrolled(0)
     solver = solver_of(S.Sgd(0.0))
 
@@ -659,8 +640,7 @@ def test_a_loaded_state_replaces_what_has_begun_and_what_waits() -> None:
     for loss, solver in zip(losses, solvers):
         scaler_step(scaler, solver, loss)
     state = scaler.state_dict()
-    scaler.forward(losses[1])
-    scaler.backward(losses[1])
+    backward(scaler, (), losses[1])
     for loaded in (scaler, GradScaler(*solvers, storage="float16")):
         for _ in range(2):
             loaded.load_state_dict(state)
@@ -778,7 +758,6 @@ def test_losses_of_one_iteration_each_run_again_from_their_own_beginning(order: 
 
 
 def test_the_search_for_the_cause_undoes_nothing_that_another_loss_has_written() -> None:
-    nn.clear_parameters()
     gate, losses = Gate(), []
     for number, name in enumerate(("first", "second")):
         h = PF.batch_normalization(data(8, 4, seed=number), name="bn", fix_parameters=True)
@@ -836,6 +815,7 @@ def test_states_after_the_users_own_forward_are_those_of_one_forward(kind: Kind)
     assert_equal(snapshot(), before)
 
 
+@ignores_warnings
 def test_after_the_users_own_forward_a_skipped_batch_stays_in_running_statistics() -> None:
     n = Net(storage=None)
     for factor in (1.0, 1.0, np.inf):
@@ -843,10 +823,8 @@ def test_after_the_users_own_forward_a_skipped_batch_stays_in_running_statistics
         n.feed(factor=factor)
         n.loss.forward()
         written = snapshot()["bn/bn/mean"]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            n.scaler.backward(n.loss)
-            assert n.scaler.step(n.solver) is (factor == 1.0)
+        n.scaler.backward(n.loss)
+        assert n.scaler.step(n.solver) is (factor == 1.0)
         n.scaler.update()
         np.testing.assert_array_equal(snapshot()["bn/bn/mean"], written)
 
@@ -971,12 +949,8 @@ class Interruptible(Training):
         self.scaler = GradScaler(self.solver, storage=storage)
 
     def iterate(self) -> None:
-        self.solver.zero_grad()
         self.feed()
-        self.scaler.forward(self.loss)
-        self.scaler.backward(self.loss)
-        self.scaler.step(self.solver)
-        self.scaler.update()
+        iterate(self.scaler, [self.solver], self.loss)
 
     def weights(self) -> Dict[str, bytes]:
         return {name: v.data.data.tobytes() for name, v in self.solver.get_parameters().items()}
