@@ -58,7 +58,6 @@ def test_scales_are_reported_by_parameter_scope() -> None:
 
 
 def test_a_seed_gradient_is_multiplied_by_the_scale() -> None:
-    nn.clear_parameters()
     y = PF.affine(constant(np.ones((4, 3))), 2, name="a")
     seed = np.arange(8, dtype=np.float32).reshape(4, 2)
     expected = run(y, seed)

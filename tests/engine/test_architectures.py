@@ -24,7 +24,6 @@ from tests.worlds.values import FLOAT, HALF, assert_equal, bits
 def test_no_scale_of_any_component_changes_a_bit(
     network: str, hooked: bool, clear_buffer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nn.clear_parameters()
     loss = NETWORKS[network]()
     expected = finite_gradients(loss, 1.0, clear_buffer)
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(dtype="float32"))

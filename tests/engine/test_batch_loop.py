@@ -49,7 +49,6 @@ def test_a_batch_whose_gradients_were_not_saved_runs_once_however_low_its_scales
 
 
 def test_a_lost_batch_is_measured_on_the_state_that_it_began_with() -> None:
-    nn.clear_parameters()
     x, rng = constant(data(8, 5).d + 1.0), np.random.RandomState(0)
     h = F.tanh(PF.affine(PF.batch_normalization(x, name="in"), 5, name="a", rng=rng))
     scaling = AdaptiveLossScaling(FormatEmulation(F.mean(PF.affine(h, 5, name="b", rng=rng))))
@@ -77,7 +76,6 @@ def test_a_lost_batch_is_measured_on_the_state_that_it_began_with() -> None:
 
 
 def test_a_batch_that_no_scale_helps_leaves_scales_as_they_were() -> None:
-    nn.clear_parameters()
     gate, h = Gate(), data(4, 5)
     loss = F.mean(gate(PF.affine(h, 5, name="a", rng=np.random.RandomState(0))) ** 2)
     scaling = AdaptiveLossScaling(FormatEmulation(loss))

@@ -129,7 +129,6 @@ def test_nor_do_they_where_several_functions_write_a_leaf(seed: int, accum_grad:
 
 def shared_weights() -> Network:
     """A convolution that is run several times: nnabla adds up what each sample brings in the leaf itself."""
-    nn.clear_parameters()
     h = data(4, 3, 6)
     for _ in range(3):
         h = F.tanh(PF.convolution(h, 3, (3,), pad=(1,), name="recurrent"))

@@ -280,7 +280,6 @@ def test_a_leaf_behind_gradients_that_vanish_has_a_scale_of_its_own(
 @pytest.mark.parametrize("grad", [None, 2.0])
 def test_components_merged_with_a_loss_gradient_of_a_given_s0_keep_their_limit(grad: Optional[float]) -> None:
     """A loss that a shared layer computes is joined with what is behind it, for which 2**18 is too much."""
-    nn.clear_parameters()
     h = PF.affine(constant(np.full((1, 2), 2.0**-9)), 1, name="first")
     for _ in range(3):
         h = PF.affine(h, 1, name="again", w_init=np.full((1, 1), 16.0))
@@ -300,7 +299,6 @@ def test_no_head_loses_its_gradient_to_a_larger_one_that_it_shares_layers_with(
     scale: Optional[float], weight: float
 ) -> None:
     """A given S0, too, governs what is before the layers of both."""
-    nn.clear_parameters()
     rng = np.random.RandomState(0)
 
     def parameter(name: str) -> nn.Variable:

@@ -209,7 +209,6 @@ def test_shared_gradients_train_in_half_as_one_weight(share: str, way: str, stor
 
 
 def test_gradients_that_overlap_otherwise_are_refused() -> None:
-    nn.clear_parameters()
     w = PF.get_parameter_or_create("rows", (6, 3))
     part = nn.Variable((2, 3), need_grad=True)
     part.data, part.grad = w.data.narrow(0, 1, 2), w.grad.narrow(0, 1, 2)

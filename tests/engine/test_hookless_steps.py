@@ -74,7 +74,6 @@ def test_all_but_those_with_several_contributions_go_as_lists_in_half(
 def test_a_pass_that_is_given_up_leaves_the_masters_lazily_zero(
     context: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nn.clear_parameters()
     scaling = AdaptiveLossScaling(network(CONTEXTS[context]))
     parameters = nn.get_parameters().values()
     for _ in range(3):
@@ -100,7 +99,6 @@ def test_a_pass_that_is_given_up_leaves_the_masters_lazily_zero(
 
 def test_parameters_of_another_size_are_followed() -> None:
     """`reset_shape` between two passes: what is kept for a list is made again."""
-    nn.clear_parameters()
     x = nn.Variable((2, 3))
     x.d = 1.0
     with nn.context_scope(HALF):

@@ -39,7 +39,6 @@ class FineTuning:
     """A head that is trained on layers that no solver has, and on an input whose gradient somebody wants."""
 
     def __init__(self) -> None:
-        nn.clear_parameters()
         rng = np.random.RandomState(0)
         self.x, self.weight = nn.Variable((4, 3), need_grad=True), nn.Variable((1,))
         h = F.tanh(PF.affine(F.tanh(PF.affine(self.x, 5, name="one", rng=rng)), 5, name="two", rng=rng))

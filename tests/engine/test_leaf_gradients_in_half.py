@@ -131,7 +131,6 @@ def test_graphs_that_are_built_again(case: Case) -> None:
 @pytest.mark.parametrize("planned", [False, True])
 def test_earlier_contents_of_a_gradient_are_added_in_float32(case: Case, planned: bool) -> None:
     # In half precision it would leave the range at the scale that gradients get.
-    nn.clear_parameters()
     x = nn.Variable((STEPS, BATCH, WIDTH))
     x.d = np.random.RandomState(1).randn(*x.shape)
     loss = network(case, HALF, x)

@@ -75,7 +75,6 @@ def test_each_component_fills_the_range_but_for_the_margin(method: str, delay: i
 
 @pytest.mark.parametrize("delay", [0, 1])
 def test_an_overflow_lowers_the_component_where_it_is(delay: int) -> None:
-    nn.clear_parameters()
     gates: Dict[str, Gate] = {}
     h = data(8, 8)
     for name in "abc":

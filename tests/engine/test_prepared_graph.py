@@ -121,7 +121,6 @@ def every_third(**changes: Any) -> AdaLossConfig:
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("updates_before", [0, 1, 4])
 def test_a_rewired_graph_is_right_at_once(case: Any, delay: int, updates_before: int) -> None:
-    nn.clear_parameters()
     loss, rewire = case()
     if updates_before and loss.need_grad:
         scaling = AdaptiveLossScaling(loss, every_third(delay=delay))
@@ -323,7 +322,6 @@ def test_slices_are_divided_by_the_sizes_of_the_graph_in_use() -> None:
     def slices(scaling: AdaptiveLossScaling) -> Any:
         return [settle(scaling, iteration) and scaling._graph.current()._slices for iteration in range(9)][-1]
 
-    nn.clear_parameters()
     small, large = engine(4), engine(2048)
     of_small = slices(small)
     large.go_on_from(small)

@@ -75,7 +75,6 @@ def _apply(h: nn.Variable, node: List[Any], act: str, p: Dict[str, nn.Variable])
 
 @pytest.mark.parametrize("name", sorted(RUNS))
 def test_scales_and_gradients_of_the_published_runs(name: str) -> None:
-    nn.clear_parameters()
     run = RUNS[name]
     net = build(run["net"])
     seed = (run["w"] * net.seed_gradient).astype(np.float16)

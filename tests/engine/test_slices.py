@@ -73,7 +73,6 @@ def test_slices_are_even_but_for_one_array(count: int, monkeypatch: pytest.Monke
     ("context", "rounds", "everywhere"), [(FLOAT, False, 0), (FLOAT, True, 4), (HALF, False, 4)]
 )
 def test_leaves_in_half_count_in_every_pass(context: Any, rounds: bool, everywhere: int) -> None:
-    nn.clear_parameters()
     with nn.context_scope(context):
         h = F.tanh(PF.affine(nn.Variable((4, 3)), 5, name="a"))
         plan = GraphPlan(F.mean(PF.affine(h, 2, name="b") ** 2))

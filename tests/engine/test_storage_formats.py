@@ -99,7 +99,6 @@ def test_the_copy_of_a_shared_weight_stays_in_the_range_of_each_of_its_layers() 
 @pytest.mark.parametrize("delay", [0, 1])
 def test_scaled_weights_stay_in_range(delay: int) -> None:
     """A layer that shrinks its gradient by more than fp16 has room for in its weight."""
-    nn.clear_parameters()
     rng = np.random.RandomState(0)
     with nn.context_scope(HALF):
         h = F.tanh(PF.affine(data(8, 16), 16, name="a", rng=rng))

@@ -32,7 +32,6 @@ def leaf(*shape: int) -> nn.Variable:
 
 
 def graph(make: Make) -> nn.Variable:
-    nn.clear_parameters()
     with nn.context_scope(HALF):
         return make(F.tanh(leaf(4, 3)))
 

@@ -202,7 +202,6 @@ def test_channels_pair_gradient_and_weight(case: str) -> None:
 
 @pytest.mark.parametrize("square", [False, True])
 def test_the_engine_asks_element_wise_methods_with_matrices(square: bool) -> None:
-    nn.clear_parameters()
     rng = np.random.RandomState(0)
     width = 5 if square else 7
     y = PF.affine(ones(4, 5), width, name="a", rng=rng)

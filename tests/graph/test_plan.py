@@ -34,7 +34,6 @@ def test_the_order_is_nnablas(network: Network) -> None:
 
 
 def residual() -> nn.Variable:
-    nn.clear_parameters()
     x = nn.Variable((2, 3, 8, 8))
     h = F.relu(PF.convolution(x, 4, (3, 3), pad=(1, 1), stride=(2, 2), name="stem"))
     h = h + PF.convolution(h, 4, (3, 3), pad=(1, 1), group=2, name="block")
@@ -320,7 +319,6 @@ def leaf(name: str, *shape: int) -> nn.Variable:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_weight_can_be_swapped_where_only_its_layers_read_it(reader: str) -> None:
-    nn.clear_parameters()
     read, can = READERS[reader]
     loss = F.mean(hidden() ** 2)
     assert "a/affine/W" in swappable(loss)

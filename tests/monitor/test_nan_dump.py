@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import nnabla.solvers as S
@@ -48,7 +47,6 @@ def test_no_more_files_than_wanted(tmp_path: Path) -> None:
 
 
 def test_a_layer_whose_name_no_file_could_have(tmp_path: Path) -> None:
-    nn.clear_parameters()
     h = F.tanh(PF.affine(constant(np.ones((4, 3))), 3, name="first"))
     loss = F.mean(PF.affine(h, 2, name="x" * 300) * constant(np.full((4, 2), np.nan)))
     dump = NanDump(tmp_path)

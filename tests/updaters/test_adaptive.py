@@ -228,7 +228,6 @@ def test_a_sum_that_overflows_where_no_rank_did_lowers_the_global_scale() -> Non
 
 
 def test_gradients_are_clipped_before_weight_decay() -> None:
-    nn.clear_parameters()
     loss = F.mean(PF.affine(data(4, 3), 5, name="a") ** 2)
     before = snapshot()
     solver, sizes = solver_of(S.Sgd(0.1)), []

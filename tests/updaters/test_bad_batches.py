@@ -523,7 +523,6 @@ def test_a_gradient_that_is_masked_before_any_parameter_is_no_overflow(
 def test_an_infinite_loss_whose_gradients_are_finite_is_told_once(
     storage: str, warned: int, scaler: bool
 ) -> None:
-    nn.clear_parameters()
     with nn.context_scope(HALF if storage == "native" else FLOAT):
         y = PF.affine(data(4, 3), 2, name="a", rng=np.random.RandomState(0))
         # The square of 300 exceeds 65504; its derivative does not.

@@ -262,7 +262,6 @@ def test_a_signal_while_a_checkpoint_is_loaded_saves_afterwards(
 
 
 def test_an_iteration_of_a_scaler_that_has_begun_is_not_saved(tmp_path: Path) -> None:
-    nn.clear_parameters()
     loss = network(constant(np.ones((8, 5))))
     solver = solver_of(S.Sgd(0.1))
     scaler = GradScaler(solver, storage="float16")
@@ -283,7 +282,6 @@ def test_an_iteration_of_a_scaler_that_has_begun_is_not_saved(tmp_path: Path) ->
 
 def test_a_forward_that_writes_no_state_begins_no_iteration(tmp_path: Path) -> None:
     """A loss of validation data, in the storage of the training."""
-    nn.clear_parameters()
     x = constant(np.ones((8, 5)))
     losses = [F.mean(PF.affine(PF.batch_normalization(x, batch_stat=train), 3)) for train in (True, False)]
     solver = solver_of(S.Sgd(0.1))
@@ -394,7 +392,6 @@ def test_a_network_with_a_function_of_python_whose_name_is_a_method_goes_on(tmp_
     def loss() -> nn.Variable:
         return F.mean(Called(FLOAT)(PF.affine(constant(np.ones((4, 3))), 2, name="a")) ** 2)
 
-    nn.clear_parameters()
     updater = updater_of(loss(), solver=S.Sgd(0.1))
     updater.update()
     assert "TwoWords" in str(updater.scaling.plan)
@@ -610,7 +607,6 @@ def test_parameters_of_any_name(names: Tuple[str, str], tmp_path: Path) -> None:
         solver = solver_of(S.Adam(0.1), parameters)
         return solver, parameters
 
-    nn.clear_parameters()
     solver, parameters = made()
     for v in parameters.values():
         v.grad.fill(0.5)

@@ -130,7 +130,6 @@ def test_gradients_of_a_rank_that_are_bad_are_used_by_none(
 @pytest.mark.parametrize("weight", [1.0, 1e-12])
 def test_a_small_s0_leaves_the_gradients_of_deep_layers_their_scales(on_overflow: str, weight: float) -> None:
     """Limited as those at the loss are, all components behind twelve sigmoids would be flushed to zero."""
-    nn.clear_parameters()
     nn.seed(0)
     h = data(16, 8)
     for index in range(12):
@@ -156,7 +155,6 @@ def test_a_small_s0_leaves_the_gradients_of_deep_layers_their_scales(on_overflow
 
 def searched(factors: Dict[int, float], **options: Any) -> AdaptiveLossScalingUpdater:
     """An updater with a searched S0; `factors` multiply the gradients of some batches."""
-    nn.clear_parameters()
     gate, batches = Gate(), itertools.count()
     h = F.tanh(PF.affine(data(8, 8), 8, name="a"))
 

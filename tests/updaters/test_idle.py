@@ -164,7 +164,6 @@ class Shared(NamedTuple):
 
 def two_heads(solver: Any = None, **options: Any) -> Shared:
     """Two updaters with solvers of their own, as a GAN has, or with one."""
-    nn.clear_parameters()
     x, running, most = data(4, 3), [], []
     h = F.tanh(PF.affine(x, 3, name="encoder"))
     updaters = []
@@ -259,7 +258,6 @@ def test_an_update_of_several_turns_holds_and_empties_each() -> None:
 
 
 def test_an_updater_that_joins_two_others_takes_turns_with_both() -> None:
-    nn.clear_parameters()
     losses = [F.mean(PF.affine(data(4, 3), 2, name=name) ** 2) for name in "ab"]
     inside, most = [], []
 
@@ -302,7 +300,6 @@ def test_an_updater_that_joins_two_others_takes_turns_with_both() -> None:
 
 
 def test_a_handler_that_raises_while_an_update_waits_leaves_nothing_locked() -> None:
-    nn.clear_parameters()
     losses = [F.mean(PF.affine(data(4, 3), 2, name=name) ** 2) for name in "ab"]
     parameters = nn.get_parameters()
     singles = [
@@ -337,7 +334,6 @@ def test_a_handler_that_raises_while_an_update_waits_leaves_nothing_locked() -> 
 
 
 def test_updaters_that_share_nothing_do_not_wait_for_each_other() -> None:
-    nn.clear_parameters()
     updaters = [updater_of(F.mean(PF.affine(data(4, 3), 2, name=n) ** 2), parameters={}) for n in "ab"]
     for updater, name in zip(updaters, "ab"):
         updater.solver.set_parameters({k: v for k, v in nn.get_parameters().items() if k[0] == name})

@@ -109,7 +109,6 @@ def test_a_batch_that_no_scale_helps_is_no_error_without_retries() -> None:
 def test_a_kind_of_batch_that_overflows_within_a_normalization_costs_one_pass(
     on_overflow: str, lost: int
 ) -> None:
-    nn.clear_parameters()
     rng = np.random.default_rng(0)
     with nn.context_scope(HALF):
         x = nn.Variable((16, 32))

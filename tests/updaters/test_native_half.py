@@ -123,7 +123,6 @@ def test_trains_natively_with_other_settings(weight: float, options: Dict[str, A
 def test_a_large_weight_leaves_its_scaled_copy_in_range() -> None:
     """Gradients alone would have the layer scaled by more: what meets the weight is zero."""
     with nn.context_scope(HALF):
-        nn.clear_parameters()
         h = F.tanh(PF.affine(some(8, 5), 6, name="a", rng=np.random.RandomState(0)))
         w = np.full((6, 6), 1e-3, np.float32)
         w[0, 0] = 3e4
@@ -209,7 +208,6 @@ def test_it_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_leaf_whose_gradient_nobody_writes_or_zeroes() -> None:
     """As the noise that `vat_noise` normalizes: nnabla asks for no gradient array of it."""
-    nn.clear_parameters()
     rng = np.random.RandomState(0)
     with nn.context_scope(HALF):
         noise, kept = (nn.Variable((4, 5), need_grad=True) for _ in range(2))

@@ -406,7 +406,6 @@ def test_gradients_that_stay_readable_are_unscaled_in_a_graph_that_is_known(clea
 
 
 def test_an_engine_with_other_scales_is_not_gone_on_from() -> None:
-    nn.clear_parameters()
     loss = normalized(nn.Variable((4, 5)))
     other = AdaptiveLossScaling(loss, AdaLossConfig(u_min=1e-3))
     with pytest.raises(ValueError, match="same config"):

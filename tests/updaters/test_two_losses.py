@@ -322,7 +322,6 @@ def test_a_network_with_shortcuts_may_be_absent_as_a_whole(way: str) -> None:
 @pytest.mark.parametrize("storage", ["float16", None])
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 def test_a_part_that_is_persistent_can_be_read_after_an_update(storage: Optional[str]) -> None:
-    nn.clear_parameters()
     first, second = two_losses("a", "b")
     first.persistent = second.persistent = True
     loss = first + 0.5 * second
