@@ -212,6 +212,12 @@ class Deviations:
             what += "subtracts numbers of which a last bit changes the difference"
             return Cause("precision", name, what, feeder or remedies.LOG_OF_DIFFERENCE)
         before = f.inputs[0].parent if f.inputs else None
+        gone = [w for w in before.inputs if self._sight.lost(w)[0] > _LOST] if before is not None else []
+        if gone and gone[0].parent is not None and remedies.is_a(before, "Add2", "AddScalar"):
+            # A number that is added hides that the other ones have become 0.
+            first = self._operands.first_zeros(gone[0])
+            if first.parent is not None:
+                return self._begins(first.parent, first)
         if own and typical_lost > stored.smallest_subnormal and before is not None:
             # Its input was not 0, but for example 1 + 1e-5.
             what = f"it computes numbers, of which {lost:.0%} become 0 in {stored.name}, which "
@@ -233,6 +239,8 @@ class Deviations:
             gammas = [w for w in f.inputs if network.names.get(hash(w), "").endswith("gamma")]
             if f.info.type_name == "Prod":
                 remedy = remedies.LOGARITHMS
+            elif own and remedies.is_square(f) and not growth.remedy:
+                remedy = remedies.MULTIPLY_FIRST.format("it")
             elif f.info.type_name == "Exp":
                 growth = self._operands.grown(f)
                 remedy = growth.remedy or remedies.EXP_OF_LESS

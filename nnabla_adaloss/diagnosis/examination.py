@@ -29,8 +29,18 @@ from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, Way
 from .watching import REPEATED, Sight, largest
 from .ways import FormatTrial
 
-# Functions that hand a sum on.
-_ADDING = {"Add2", "Broadcast", "BroadcastTo", "Reshape", "Transpose", "AddScalar", "MulScalar"}
+# Functions that hand on what is the same for all numbers.
+_LINEAR = {
+    "Add2",
+    "AddScalar",
+    "Broadcast",
+    "BroadcastTo",
+    "Div2",
+    "Mul2",
+    "MulScalar",
+    "Reshape",
+    "Transpose",
+}
 # Formats tried besides the requested one.
 _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
 # Gradients that change by this share when all is rounded to 20 bits consist of rounding errors. Others change
@@ -371,15 +381,38 @@ class _Examination:
             what += f", as units stay alike: all numbers are equal in {listed(alike)}"
             return Cause("equal_units", layers[-1], what, remedies.INITIALISE, spoils=layers)
         last = next(layer for layer in self._layers if layer.name == layers[-1])
+        cancelling, comparing = self._cancelling(last), {*SOFTMAX, *NORMALIZATIONS, "SoftmaxCrossEntropy"}
         kinds = [(f, f.info.type_name) for f in network.behind(last.outputs)]
-        f, kind = next((one for one in kinds if one[1] not in _ADDING), (None, ""))
+        f, kind = next((one for one in kinds if one[1] not in _LINEAR), (None, ""))
         remedy = remedies.NOT_CONSTANT
-        if kind in {*SOFTMAX, *NORMALIZATIONS}:
-            what += f": it is added to all numbers alike that {network.name(f)} compares"
+        if cancelling and cancelling[0].info.type_name in comparing:
+            what += (
+                f": {network.listed(cancelling)} hands none on, as all numbers that it compares get the same"
+            )
+            is_softmax = cancelling[0].info.type_name in SOFTMAX
+            remedy = remedies.MEAN_OF_SOFTMAX if is_softmax else remedies.MEAN_OF_NORMALIZED
+        elif kind in comparing:
+            what += f": {network.name(f)} removes it, as it is added to all numbers alike that this compares"
             remedy = remedies.CANCELS
-        elif not SOFTMAX.isdisjoint(kind for _, kind in kinds):
-            remedy = remedies.MEAN_OF_SOFTMAX
+        elif cancelling:
+            what += f": its parts cancel in {network.listed(cancelling)}"
         return Cause("rounding_noise", layers[-1], what, remedy, spoils=layers)
+
+    def _cancelling(self, layer: Layer) -> List[Any]:
+        """Functions that make rounding errors of the gradient on its way to a layer."""
+        examined, network = self._examined, self._network
+        behind = [f for f in network.behind(layer.outputs or layer.weights) if hash(f) in network.nodes]
+        outputs = {hash(v): v for f in behind for v in f.outputs}
+        passes, finer = Passes([Layer("", "", outputs, {})]), FormatEmulation(examined.loss, _FINER)
+        in_fp32 = passes.with_one_scale(partial(examined.forward, examined.loss, 0), examined.loss)
+        rounded = Tally(in_fp32)
+        rounded.add(passes.with_one_scale(partial(examined.forward, finer, 0), finer), in_fp32)
+        noise = rounded.differing(_NOISE) | rounded.zeros()
+        return [
+            f
+            for f in behind
+            if noise.isdisjoint(map(hash, f.outputs)) and not noise.isdisjoint(map(hash, f.inputs))
+        ]
 
 
 def _blank_input(network: Network, f: Any, v: nn.Variable) -> Cause:

@@ -146,7 +146,8 @@ class Finiteness:
                     return Cause("not_finite", network.name(g), what, remedies.MASK)
         what = f"it reads {called}, which holds {sight.not_finite(v)}{others}"
         if hash(v) in network.names:
-            return Cause("weight_not_finite", name, what, remedies.RESTORE)
+            is_trained = hash(v) in network.leaves
+            return Cause("weight_not_finite", name, what, remedies.RESTORE if is_trained else remedies.REPAIR)
         return Cause("data_not_finite", name, what, remedies.CLEAN)
 
     def _computed(self, f: Any, v: nn.Variable) -> Cause:
@@ -176,7 +177,8 @@ class Finiteness:
         growth = self._of_zeros(f) if f.info.type_name in NOT_ZERO else operands.grown(f)
         what += growth.clause
         if growth.clause and growth.remedy == remedies.NORMALISE_DATA:
-            return Cause("not_finite", name, what, growth.remedy)
+            remedy = growth.remedy + f", or {remedies.BOUND_EXP}" * remedies.is_a(f, "Exp")
+            return Cause("not_finite", name, what, remedy)
         remedy = self._remedy(f, growth.remedy)
         return Cause("not_finite", name, what, remedy, parameters=growth.parameters)
 
@@ -253,10 +255,8 @@ class Finiteness:
             return remedy
         if g is None:
             return f"{remedies.SCALE_DATA}, and {remedy}"
-        if remedies.is_a(g, "PowScalar", "SquaredError") or (
-            g.info.type_name == "Mul2" and g.inputs[0] == g.inputs[1]
-        ):
-            return f"multiply what {self._network.name(g)} reads by a constant first, and {remedy}"
+        if remedies.is_square(g):
+            return f"{remedies.MULTIPLY_FIRST.format(self._network.name(g))}, and {remedy}"
         if g.info.type_name == "MulScalar":
             return f"{remedies.UNITS}: {g.info.args['val']:g} in {self._network.name(g)}"
         return remedies.CHAIN if is_product(g) else remedy

@@ -42,6 +42,7 @@ NO_DERIVATIVE = "use a function with a derivative, such as a factor of the score
 NO_BACKWARD = f"for a condition or an index, set need_grad=False on it; else {NO_DERIVATIVE}"
 NOT_CONSTANT = "check what the loss computes of it, which is constant"
 MEAN_OF_SOFTMAX = f"{NOT_CONSTANT}, as a mean over all classes of a softmax is"
+MEAN_OF_NORMALIZED = f"{NOT_CONSTANT}, as a mean of normalised numbers is: put an activation before the mean"
 CANCELS = "leave it out, or let it differ along the axis over which these are compared"
 EPSILON = "make eps smaller, or the loss larger"
 LEARNING_RATE = "use a larger learning rate: with a loss weight, divide it by that"
@@ -63,6 +64,8 @@ FEED_INDICES = "compute them in the feeder, and feed them as an input: inputs of
 IN_FEEDER = "compute it in the feeder, and feed the result"
 WHOLE_NUMBERS = "feed whole numbers"
 RESTORE = "restore earlier weights"
+REPAIR = "repair it where it is computed or loaded: no training changes it"
+MULTIPLY_FIRST = "multiply what {} reads by a constant first"
 INTO_RANGE = "bring it into range, or use a wider format"
 MASK = "mask with a finite number that the format holds, such as -1e3"
 CONSTANT = "choose a constant that the format holds"
@@ -107,7 +110,8 @@ IDENTITY = "add a multiple of the identity matrix to what it reads"
 OF_SCORES = "use F.{0}_cross_entropy of the scores, without a {0} before it"
 INSIDE_ROOT = "add a number inside the root: (F.sum(x ** 2) + 2**-14) ** 0.5"
 BELOW_ONE = "clip what it reads below 1 and above -1, such as by F.clip_by_value(x, -0.999, 0.999)"
-EXP = "subtract the maximum, or bound what it reads, such as by F.minimum_scalar(x, 10.0)"
+BOUND_EXP = "bound what it reads, such as by F.minimum_scalar(x, 10.0)"
+EXP = f"subtract the maximum, or {BOUND_EXP}"
 SOFTMAX = "use F.softmax, which subtracts the largest number first"
 LOG_SOFTMAX = "subtract the maximum first, as F.log_softmax does"
 NORMALISE_DATA = "normalise the data"
@@ -212,6 +216,12 @@ def origin(v: Any, passing: Sequence[str] = _PASSING) -> Any:
 def is_a(f: Any, *type_names: str) -> bool:
     """True for a function of one of these types."""
     return f is not None and f.info.type_name in type_names
+
+
+def is_square(f: Any) -> bool:
+    """True for a function that multiplies numbers by themselves."""
+    is_itself = is_a(f, "Mul2") and f.inputs[0] == f.inputs[1]
+    return is_itself or is_a(f, "SquaredError") or (is_a(f, "PowScalar") and f.info.args["val"] > 1.0)
 
 
 def _readers(f: Any) -> Iterator[Any]:

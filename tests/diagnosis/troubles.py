@@ -648,6 +648,46 @@ def attention_without_values(mended: bool) -> Built:
     return network(layers, lambda y, t: F.mean(F.squared_error(y, t)), shape=(32, 10, 8))
 
 
+@trouble(
+    "rounding_noise",
+    "head/affine/Exp",
+    ": its parts cancel in head/affine/Broadcast",
+    fatal=False,
+    remedy=remedies.NOT_CONSTANT,
+)
+def scale_that_a_norm_divides_out(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        scale = nn.parameter.get_parameter_or_create("scale", (1, 1), I.ConstantInitializer(0.5))
+        h, factor = affine(x, 16, "fc1"), F.broadcast(F.exp(scale), (32, 16))
+        return factor * norm(h) if mended else norm(factor * h)
+
+    def norm(h: nn.Variable) -> nn.Variable:
+        return h / F.sum(h**2, axis=1, keepdims=True) ** 0.5
+
+    return network(layers)
+
+
+@trouble("underflow", "fc1/affine/PowScalar", remedy=remedies.MULTIPLY_FIRST.format("it"))
+def logarithm_of_one_and_a_power(mended: bool) -> Built:
+    """Logarithm and sum are exact; the squares are 0."""
+    unit = 1.0 if mended else 1e-5
+
+    def spoil(x: nn.Variable, t: nn.Variable) -> None:
+        x.d *= unit
+
+    return network(lambda x: affine(F.log(x**2 * unit**-2 + 1.0), 16, "fc1"), spoil=spoil)
+
+
+@trouble("weight_not_finite", "table", parameters=("table/W",), remedy=remedies.REPAIR)
+def infinity_in_a_frozen_table(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        table = nn.parameter.get_parameter_or_create("table/W", (32, 16), I.ConstantInitializer(1.0), False)
+        table.d[2, 3] = 1.0 if mended else np.inf
+        return hidden(x + table)
+
+    return network(layers)
+
+
 @trouble("zero_factor", "fc1/affine/Mul2", "computed of numbers around 1.91, with the constant -1")
 def mask_that_never_holds(mended: bool) -> Built:
     x, t = inputs()
@@ -656,7 +696,13 @@ def mask_that_never_holds(mended: bool) -> Built:
     return loss, feeder(x, t, lambda: setattr(t, "d", np.arange(32)[:, None] % 5))
 
 
-@trouble("rounding_noise", "conv/conv", fatal=False, remedy=remedies.NOT_CONSTANT)
+@trouble(
+    "rounding_noise",
+    "conv/conv",
+    ": conv/conv/InstanceNormalization hands none on",
+    fatal=False,
+    remedy=remedies.MEAN_OF_NORMALIZED,
+)
 def means_of_normalized_maps(mended: bool) -> Built:
     """They are next to 0, so that the weights behind get rounding errors, too, but the bias does not."""
 
@@ -1256,7 +1302,10 @@ def likelihood_of_a_sequence(mended: bool) -> Built:
 
 
 @trouble(
-    "not_finite", "rate/affine/Exp", "the input of shape (32, 16) reaches", remedy=remedies.NORMALISE_DATA
+    "not_finite",
+    "rate/affine/Exp",
+    "the input of shape (32, 16) reaches",
+    remedy=f"{remedies.NORMALISE_DATA}, or {remedies.BOUND_EXP}",
 )
 def rates_of_raw_data(mended: bool) -> Built:
     def spoil(x: nn.Variable, t: nn.Variable) -> None:
@@ -1894,7 +1943,7 @@ def weights_of_one_number(mended: bool) -> Built:
 @trouble(
     "rounding_noise",
     "place/Broadcast",
-    "that place/Softmax compares",
+    "place/Softmax removes it",
     fatal=False,
     remedy=remedies.CANCELS,
 )
