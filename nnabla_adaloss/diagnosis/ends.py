@@ -342,7 +342,7 @@ class Ends:
             growth = Operands(self._network, self._sights[0]).grown(f)
             if growth.remedy in remedies.SHIFTS:
                 return cause("dead_relu", what + growth.clause, f"{growth.remedy}, or use F.leaky_relu")
-            return cause("dead_relu", what, remedies.DEAD)
+            return cause("dead_relu", f"{what}, as it reads {self._around(f)}", remedies.DEAD)
         if kind == "Dropout":
             return cause("zero_factor", f"it drops everything (p={args['p']:g})", remedies.DROPOUT)
         if kind == "MulScalar" and not args["val"]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Iterator, Sequence
 
 # Remedies where the gradient ends.
-DEAD = "start again with biases of 0, or use F.leaky_relu"
+DEAD = "normalise what it reads, or use F.leaky_relu"
 ABOVE_ZERO = "start it above 0, or leave the function out"
 DROPOUT = "lower p: it is the share dropped"
 ZERO_FACTOR = "use another factor, or leave this part out"
