@@ -7,6 +7,7 @@ import math
 from typing import AbstractSet, Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Set, Tuple
 
 import nnabla as nn
+import numpy as np
 
 from ..core.components import NodeStructure
 from ..graph.functions import is_matrix_product
@@ -21,6 +22,10 @@ from .watching import INDICES, Sight, largest
 
 # An activation is saturated if more than this share of its outputs is in its flat part, in every batch.
 _MOST = 0.5
+# Share of a layer's units from which many are dead.
+_MANY = 0.25
+# Factor by which a function makes a gradient smaller by far.
+_SHRINKS = 1e3
 
 # Functions that stop the gradient on purpose.
 _STOPS = {"Unlink", "Sink"}
@@ -35,7 +40,7 @@ _BOUNDS = {
     "ReLU6",
     "FixedPointQuantize",
 }
-_SATURATES = {*_BOUNDS, "Exp", "Sigmoid", "Softmax", "SoftPlus", "Tanh"}
+_SATURATES = {*_BOUNDS, "CELU", "ELU", "Exp", "SELU", "Sigmoid", "Softmax", "SoftPlus", "Tanh"}
 # Functions that count errors.
 _METRICS = {"BinaryError", "TopNError"}
 _SOFTMAX = {"Softmax", "LogSoftmax", "SoftmaxCrossEntropy"}
@@ -278,6 +283,36 @@ class Ends:
             end = f" in {batches}: none passes {network.listed(ends)}{growth.clause * is_shifted}. "
             yield Note("No gradient gets to ", names, f"{end}Unless other batches reach them, {remedy}.")
 
+    def dead_units(self) -> Iterator[Note]:
+        """Note rectifiers of which many units output only zeros because of their biases."""
+        for f in self._network.graph.functions:
+            tops = [sight.tops[hash(f)] for sight in self._sights if hash(f) in sight.tops]
+            g = f.inputs[0].parent if tops else None
+            for v in [v for v in g.inputs[1:] if v.size == tops[0].size] if g is not None else []:
+                top, added, name = np.max(tops, axis=0), v.d.flatten(), self._network.names.get(hash(v), "")
+                dead = (top <= 0.0) & (top > added)
+                if name.endswith(("b", "beta")) and _MANY * top.size <= np.count_nonzero(dead) < top.size:
+                    units = f" outputs only zeros in {np.count_nonzero(dead)} of {top.size} units"
+                    end = f"{units}, as {self._network.called(v)} reaches {added.min():.3g} there. "
+                    yield Note("", [self._network.name(f)], f"{end}{remedies.SMALLER_BIAS.capitalize()}.")
+
+    def shrinking(self, name: str) -> Tuple[str, str]:
+        """Clause about the function that makes the gradient of a layer smaller by far, and a remedy."""
+        network, most, found = self._network, _SHRINKS, ("", "")
+        onward = set(network.keys(next(n for n in network.nodes.values() if n.label == name).outputs))
+        for f in network.behind(onward):
+            node = network.nodes.get(hash(f))
+            on_path = [] if node is None else [p for p in node.inputs if network.graph.keys[p] in onward]
+            onward.update(map(hash, f.outputs))
+            left = self._largest_gradient(self._sights, on_path)
+            arriving = (
+                self._largest_gradient(self._sights, node.outputs) if node is not None and left else 0.0
+            )
+            if most * left < arriving < math.inf:
+                most, remedy = arriving / left, remedies.CLIP_LESS * f.info.type_name.startswith("ClipGrad")
+                found = f"; {network.listed([f])} leaves {left:.1e} of {arriving:.1e}", remedy
+        return found
+
     def _factors(self, f: Any) -> List[nn.Variable]:
         """Inputs that a function multiplies by."""
         kind, names = f.info.type_name, self._network.names
@@ -339,8 +374,14 @@ class Ends:
             of = [v for v in zeros if hash(v) in names]
             if of:
                 return cause("dead_relu", f"{what}, as {called(of[0])} is", remedies.ABOVE_ZERO, *of)
-            growth = Operands(self._network, self._sights[0]).grown(f)
-            if growth.remedy in remedies.SHIFTS:
+            zeros_from = self._network.in_order(self._network.walk([f], self._zeros))[0]
+            growth = Operands(self._network, self._sights[0]).grown(zeros_from)
+            is_shifted = growth.remedy in remedies.SHIFTS
+            if zeros_from is not f:
+                what += f", as it reads only zeros, from {self._network.name(zeros_from)} on"
+                remedy = growth.remedy if is_shifted else remedies.WHY_ZERO
+                return cause("dead_relu", what + growth.clause * is_shifted, remedy)
+            if is_shifted:
                 return cause("dead_relu", what + growth.clause, f"{growth.remedy}, or use F.leaky_relu")
             return cause("dead_relu", f"{what}, as it reads {self._around(f)}", remedies.DEAD)
         if kind == "Dropout":
@@ -387,8 +428,14 @@ class Ends:
             if "val" in args:
                 what += f", as it reads {self._around(f)}"
             return self._saturated(f, what, remedies.BOUND if kind in _BOUNDS else remedies.SATURATED)
-        remedy = remedies.CROSS_ENTROPY if kind in _METRICS else remedies.NO_GRADIENT
-        return cause("no_gradient", "it passes no gradient on", remedy)
+        what, remedy = "it passes no gradient on", remedies.NO_GRADIENT
+        if kind in _METRICS:
+            remedy = remedies.CROSS_ENTROPY
+        elif kind.startswith("ClipGrad"):
+            what, remedy = "it makes all gradients 0", remedies.CLIP_NORM
+        elif remedies.is_square(f):
+            what, remedy = f"{what}, as it reads 0 wherever one arrives", remedies.SELF
+        return cause("no_gradient", what, remedy)
 
 
 def ends_as_stored(network: Network, stored: Ends, ended: Mapping[int, Cause]) -> Iterator[Cause]:

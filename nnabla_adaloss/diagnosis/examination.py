@@ -25,7 +25,7 @@ from .notes import Note, listed
 from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
 from .presentation import Diagnosis
 from .target import NORMALIZATIONS, Feeder, Network, Subject, input_name
-from .untrained import alike_weights, hardly_moved, moved, notes, only_decaying, spoiled, untrained
+from .untrained import Steps, alike_weights, hardly_moved, notes, only_decaying, spoiled, untrained
 from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, Way
 from .watching import REPEATED, Sight, largest
 from .ways import FormatTrial
@@ -42,6 +42,8 @@ _LINEAR = {
     "Reshape",
     "Transpose",
 }
+# Functions that add up or subtract.
+_SUMS = {"Add2", "AddScalar", "GlobalAveragePooling", "Mean", "RSubScalar", "Sub2", "Sum"}
 # Formats tried besides the requested one.
 _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
 # Gradients that change by this share when all is rounded to 20 bits consist of rounding errors. Others change
@@ -153,10 +155,12 @@ class _Examination:
         self._random: List[str] = []
         self._unsteady: Set[int] = set()
         self._noise: Set[int] = set()
-        # By layer: the largest gradient before `on_gradients`, the share of weights that a step changes, and
-        # the largest gradient for the solver.
+        # Functions whose numbers are rounding errors.
+        self._cancelling: List[Any] = []
+        self._finer = FormatEmulation(examined.loss, _FINER)
+        # By layer: the largest gradient before `on_gradients`, and for the solver.
         self._arriving = {layer.name: 0.0 for layer in self._layers}
-        self._moved = {layer.name: 0.0 for layer in self._layers}
+        self._steps = Steps(examined, self._layers)
         self._for_solver = {layer.name: 0.0 for layer in self._layers}
 
     def numbers(self) -> NetworkNumbers:
@@ -218,6 +222,10 @@ class _Examination:
                 again = Sight(leaves.values(), examined.kernels, in_fp32)
                 examined.forward(examined.loss, index, again.after_forward)
                 self._random = again.random_functions(self._network)
+                finely, finer = Sight(leaves.values(), examined.kernels, in_fp32), self._finer
+                examined.forward(finer, index, finely.after_forward)
+                jumps = finely.jumps(self._network, _NOISE / 100.0, _NOISE)
+                self._cancelling = [f for f in jumps if f.info.type_name in _SUMS]
             loss = float(examined.loss.d)
             if examined.on_gradients is not None:
                 for layer in self._layers:
@@ -227,7 +235,7 @@ class _Examination:
             for layer in self._layers:
                 own = largest(in_fp32.statistics(v.grad) for v in layer.weights.values())
                 self._for_solver[layer.name] = max(own, self._for_solver[layer.name])
-                self._moved[layer.name] = max(moved(examined.solver, layer), self._moved[layer.name])
+            self._steps.take()
             forward = partial(examined.forward, emulation, index, as_stored.after_forward)
             passes.with_one_scale(forward, emulation, pre=as_stored.before_backward, round_gradients=False)
             as_stored.end()
@@ -244,6 +252,7 @@ class _Examination:
         """Describe inputs of zeros, and gradients that are not judged, because passes differ."""
         if tried:
             yield from self._ends.blank()
+            yield from self._ends.dead_units()
             alike = alike_weights(self._network)
             if alike and not any(cause.kind == "equal_units" for cause in causes):
                 yield Note(
@@ -286,7 +295,7 @@ class _Examination:
         others = {str(name): _emulated(examined, name) for name in _FORMATS if name != self._storage}
         emulations = {self._storage: self._emulation, **others}
         tried = {name: FormatTrial(examined, layers, one, amax) for name, one in emulations.items()}
-        finer = FormatEmulation(examined.loss, _FINER)
+        finer = self._finer
         noise = {key for layer in layers for key in layer.weights}
         unsteady = Tally(noise.union(*(layer.outputs for layer in layers)) if self._random else ())
         for index in range(len(examined)):
@@ -351,17 +360,26 @@ class _Examination:
         # A bias before a normalization may be noise; a computed weight is a layer of its own beside it.
         beside = tuple(layer.name for layer in learning)
         untold = tuple(
-            name
-            for name in noisy
-            if name not in told and not any(one.startswith(f"{name}/") for one in beside)
+            layer.name
+            for layer in self._layers
+            if layer.name in {*noisy} - told
+            and not any(one.startswith(f"{layer.name}/") for one in beside)
+            and not self._is_bias(layer)
         )
-        if untold and not beyond:
+        cancelling = self._cancelling if noisy or damaged else []
+        if cancelling:
+            what = "it computes nothing but rounding errors, in fp32 too: the numbers that it adds up cancel"
+            is_normalized = remedies.is_a(remedies.origin(cancelling[0].inputs[0]), *NORMALIZATIONS)
+            remedy = remedies.MEAN_OF_NORMALIZED if is_normalized else remedies.NOTHING_LEFT
+            spoils = tuple(dict.fromkeys((*noisy, *damaged)))
+            yield Cause("rounding_noise", network.name(cancelling[0]), what, remedy, not learning, spoils)
+        elif untold and not beyond:
             yield self._rounding_noise(untold)._replace(fatal=not learning)
         if not any(cause.fatal for cause in beyond):
             found = [one for sight in self._as_stored for one in Deviations(network, sight).wrong_rows()]
             found += filter(None, (Deviations(network, sight).exploded() for sight in self._in_fp32))
             found += [one for sight in self._as_stored for one in Deviations(network, sight).lone_constants()]
-            if damaged:
+            if damaged and not cancelling:
                 changed = (Deviations(network, sight).changed(damaged) for sight in self._as_stored)
                 found += sorted((cause for cause in changed if cause), key=self._position)
                 found += ends_as_stored(network, Ends(network, self._as_stored), ended)
@@ -370,39 +388,56 @@ class _Examination:
         yield from untrained(self._examined, network)
         yield from spoiled(self._arriving, self._for_solver)
         for_solver = {n: a for n, a in self._for_solver.items() if n not in noisy}
-        yield from hardly_moved(self._examined, self._arriving, for_solver, self._moved)
+        yield from hardly_moved(self._examined, self._arriving, for_solver, self._steps, self._ends.shrinking)
         yield from only_decaying(self._examined, self._layers, for_solver)
 
     def _rounding_noise(self, layers: Tuple[str, ...]) -> Cause:
         """Cause of gradients that are mathematically 0, at the last of these layers."""
-        network, alike = self._network, alike_weights(self._network)
+        alike = alike_weights(self._network)
         what = "its gradient in fp32 is nothing but rounding errors"
         what += f" (one of {len(layers)} layers)" * bool(layers[1:])
         if alike:
             what += f", as units stay alike: all numbers are equal in {listed(alike)}"
             return Cause("equal_units", layers[-1], what, remedies.INITIALISE, spoils=layers)
-        last = next(layer for layer in self._layers if layer.name == layers[-1])
-        cancelling, comparing = self._cancelling(last), {*SOFTMAX, *NORMALIZATIONS, "SoftmaxCrossEntropy"}
-        kinds = [(f, f.info.type_name) for f in network.behind(last.outputs)]
-        f, kind = next((one for one in kinds if one[1] not in _LINEAR), (None, ""))
-        remedy = remedies.NOT_CONSTANT
-        if cancelling and cancelling[0].info.type_name in comparing:
-            what += (
-                f": {network.listed(cancelling)} hands none on, as all numbers that it compares get the same"
-            )
-            is_softmax = cancelling[0].info.type_name in SOFTMAX
-            remedy = remedies.MEAN_OF_SOFTMAX if is_softmax else remedies.MEAN_OF_NORMALIZED
-        elif kind in comparing:
-            what += f": {network.name(f)} removes it, as it is added to all numbers alike that this compares"
-            remedy = remedies.CANCELS
-        elif cancelling:
-            what += f": its parts cancel in {network.listed(cancelling)}"
-        return Cause("rounding_noise", layers[-1], what, remedy, spoils=layers)
+        cuts, remedy = self._cuts(layers), remedies.NOT_CONSTANT
+        name, clause = layers[-1], ""
+        for layer in (one for one in reversed(self._layers) if one.name in layers and not clause):
+            clause, remedy = self._cancelled(layer, cuts)
+            name = layer.name if clause else name
+        return Cause("rounding_noise", name, what + clause, remedy, spoils=layers)
 
-    def _cancelling(self, layer: Layer) -> List[Any]:
-        """Functions that make rounding errors of the gradient on its way to a layer."""
-        examined, network, finer = self._examined, self._network, FormatEmulation(self._examined.loss, _FINER)
-        behind = [f for f in network.behind(layer.outputs or layer.weights) if hash(f) in network.nodes]
+    def _cancelled(self, layer: Layer, cuts: Set[int]) -> Tuple[str, str]:
+        """Clause about the functions that make rounding errors of a layer's gradient, and a remedy."""
+        network, comparing = self._network, {*SOFTMAX, *NORMALIZATIONS, "SoftmaxCrossEntropy"}
+        own = [f for f in network.behind(layer.outputs or layer.weights) if hash(f) in cuts]
+        names, reader = network.listed(own), self._first_reader(layer)
+        if own and own[0].info.type_name in comparing:
+            is_softmax = own[0].info.type_name in SOFTMAX
+            remedy = remedies.MEAN_OF_SOFTMAX if is_softmax else remedies.MEAN_OF_NORMALIZED
+            return f": {names} hands none on, as all numbers that it compares get the same", remedy
+        if remedies.is_a(reader, *comparing):
+            clause = (
+                f": {network.name(reader)} removes it, as it is added to all numbers alike that this compares"
+            )
+            return clause, remedies.CANCELS
+        return f": its parts cancel in {names}" * bool(own), remedies.NOT_CONSTANT
+
+    def _is_bias(self, layer: Layer) -> bool:
+        """True for vectors that are only added before a normalization, which removes them."""
+        is_vector = all(max(v.shape, default=1) == v.size for v in layer.weights.values())
+        return is_vector and remedies.is_a(self._first_reader(layer), *NORMALIZATIONS)
+
+    def _first_reader(self, layer: Layer) -> Any:
+        """First function behind a layer that does more than to hand on what is the same for all numbers."""
+        behind = self._network.behind(layer.outputs or layer.weights)
+        others = (f for f in behind if layer.outputs.keys().isdisjoint(map(hash, f.outputs)))
+        return next((f for f in others if f.info.type_name not in _LINEAR), None)
+
+    def _cuts(self, layers: Sequence[str]) -> Set[int]:
+        """Keys of the functions that make rounding errors of a gradient on its way to some layers."""
+        examined, network, finer = self._examined, self._network, self._finer
+        outputs = [key for layer in self._layers if layer.name in layers for key in layer.outputs]
+        behind = [f for f in network.behind(outputs) if hash(f) in network.nodes]
         compared = {
             hash(v) for f in behind for v in f.outputs if hash(v) in network.readers or f in network.last
         }
@@ -421,11 +456,8 @@ class _Examination:
         forward = partial(examined.forward, examined.loss, 0)
         self._passes.with_one_scale(forward, examined.loss, pre=lambda f: exact.update(read(f)))
         self._passes.with_one_scale(partial(examined.forward, finer, 0), finer, pre=compare)
-        return [
-            f
-            for f in behind
-            if noise.isdisjoint(map(hash, f.outputs)) and not noise.isdisjoint(map(hash, f.inputs))
-        ]
+        exactly = noise.isdisjoint
+        return {hash(f) for f in behind if exactly(map(hash, f.outputs)) and not exactly(map(hash, f.inputs))}
 
 
 def _blank_input(network: Network, f: Any, v: nn.Variable) -> Cause:

@@ -24,6 +24,8 @@ _BOUNDED = {"ACos", "ACosh", "ASin", "ATanh"}
 _COMPLEMENTS = ("RSubScalar", "AddScalar", "MulScalar", "Reshape", "Slice")
 # Share of numbers that become 0 from which most do.
 _MOST = 0.5
+# Numbers below are changed by a floor that a remedy names.
+_FLOOR = 2.0**-13
 
 
 class Finiteness:
@@ -251,7 +253,7 @@ class Finiteness:
             if g is None:
                 return remedies.ZERO_DATA if remedy in (remedies.AWAY, remedies.LOG) else remedy
             return remedies.CHAIN if is_product(g) else remedy
-        if self._operands.vanished(v) <= _MOST * v.size:
+        if self._operands.vanished(v) <= _MOST * v.size and self._operands.amax(v) >= _FLOOR:
             return remedy
         if g is None:
             return f"{remedies.SCALE_DATA}, and {remedy}"
@@ -259,7 +261,11 @@ class Finiteness:
             return f"{remedies.MULTIPLY_FIRST.format(self._network.name(g))}, and {remedy}"
         if g.info.type_name == "MulScalar":
             return f"{remedies.UNITS}: {g.info.args['val']:g} in {self._network.name(g)}"
-        return remedies.CHAIN if is_product(g) else remedy
+        if is_product(g):
+            return remedies.CHAIN
+        is_floor = remedy in (remedies.AWAY, remedies.LOG, remedies.HELD, remedies.HELD_IN_LOG)
+        is_above = is_floor and self._operands.amax(v) < _FLOOR
+        return remedies.LARGER_UNITS.format(self._network.name(g)) if is_above else remedy
 
 
 def _is_number(value: object) -> bool:

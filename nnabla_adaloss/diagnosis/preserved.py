@@ -70,8 +70,15 @@ def preserved(
         gradients.restore()
         restore_generators()
 
-    try:
+    with restored(restore):
         yield again
+
+
+@contextmanager
+def restored(restore: Callable[[], None]) -> Iterator[None]:
+    """Call `restore` at the end, and again if a signal interrupts it."""
+    try:
+        yield
     finally:
         try:
             restore()

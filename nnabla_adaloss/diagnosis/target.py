@@ -133,8 +133,10 @@ class Subject:
         own: Set[int] = set()
         never: Set[int] = set()
         rate = self._learning_rate()
+        written: Set[str] = set()
         for index in range(self._count):
             if self._feeder is not None:
+                before = {name: v.d.copy() for name, v in self.parameters.items()}
                 try:
                     self._feeder()
                 except StopIteration:
@@ -143,6 +145,7 @@ class Subject:
                     break
                 if hasattr(counters, "fed"):
                     counters.fed += 1
+                written |= {n for n, v in self.parameters.items() if not np.array_equal(v.d, before[n], True)}
             loss = self._current_loss()
             graph = Graph(loss)
             names = graph.completed_names(named(self.parameters))
@@ -183,6 +186,8 @@ class Subject:
         if 0.0 < 2.0 * self._learning_rate() < rate:
             fallen = f"from {rate:g} to {self._learning_rate():g} in {len(self._batches)} batches"
             notes.append(f"The feeder lowers the learning rate {fallen}: {remedies.SCHEDULE}.")
+        if written:
+            notes.append(f"The feeder writes to {listed(sorted(written))}, which the solver trains.")
         if never and self.unfed is None:
             which = " or ".join(input_name(self._inputs[p]) for p in sorted(never))
             notes.append(f"Nobody has filled {which}.")

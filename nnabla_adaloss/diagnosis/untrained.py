@@ -5,23 +5,25 @@ from __future__ import annotations
 
 import gc
 import math
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 import numpy as np
 
 from ..graph.functions import is_matrix_product
+from ..undo import ArraySnapshot
 from ..updaters.solvers import has
 from . import remedies
 from .causes import Cause
 from .notes import Note, listed
 from .passes import Layer
+from .preserved import restored
 from .target import Network, Subject, input_name, scope_of
 
 # Solvers whose steps are the gradient times the learning rate.
 _BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
-# Solvers whose steps are about the learning rate.
-_BY_SIGN = {"Adam", "Adamax", "AMSGRAD", "AdaBound", "AMSBound", "AdamW", "RMSprop", "Lion"}
+# Number of steps to take: a momentum has grown then.
+_STEPS_TAKEN = 8
 # Functions with steps that nnabla passes no gradient through.
 _STEPS = ("OneHot", "SearchSorted", "Greater", "Less", "Equal", "NotEqual", "Logical")
 # Solvers that add epsilon below a root.
@@ -130,33 +132,60 @@ def spoiled(gradients: Mapping[str, float], left: Mapping[str, float]) -> Iterat
             yield Cause("on_gradients", "on_gradients", what, remedies.CLIP_NORM)
 
 
-def moved(solver: Any, layer: Layer) -> float:
-    """Largest share of a parameter, where it has a gradient, that a step of gradient descent changes."""
-    # nnabla crashes in methods that a Python class inherits.
-    known = solver is not None and all(has(solver, one) for one in ("name", "info", "learning_rate"))
-    if not known or solver.name not in {*_BY_LEARNING_RATE, *_BY_SIGN} or not solver.learning_rate():
-        return 1.0
-    rate, by_sign = np.float32(solver.learning_rate()), solver.name in _BY_SIGN
-    if not by_sign:
-        rate /= np.float32(max(1.0 - solver.info.get("momentum", 0.0), 1e-3))
-    shares = []
-    # A bias beside weights is often 0, which any step changes.
-    for v in [v for v in layer.weights.values() if v.ndim > 1] or layer.weights.values():
-        nonzero = v.g != 0.0
-        if nonzero.any():
-            weights, gradients = v.d[nonzero], np.sign(v.g[nonzero]) if by_sign else v.g[nonzero]
-            shares.append(float(np.mean(weights - rate * gradients != weights)))
-    return max(shares, default=1.0)
+class Steps:
+    """First steps of a solver from the gradients of each batch, all undone."""
+
+    def __init__(self, examined: Subject, layers: Sequence[Layer]) -> None:
+        self._solver, self._kernels, self._layers = examined.solver, examined.kernels, layers
+        # By layer: the largest share of a parameter, where it has a gradient, that the steps change.
+        self.moved = {layer.name: 0.0 for layer in layers}
+        # Parameters that they make nonfinite.
+        self.broken: Set[str] = set()
+
+    def take(self) -> None:
+        """Take some steps from the present gradients."""
+        solver, layers = self._solver, self._layers
+        # nnabla crashes in methods that a Python class inherits.
+        methods = "name", "info", "learning_rate", "get_states", "set_states", "get_parameters"
+        if solver is None or not all(has(solver, one) for one in methods) or not solver.learning_rate():
+            self.moved = dict.fromkeys(self.moved, 1.0)
+            return
+        parameters, states = solver.get_parameters(), solver.get_states()
+        counts = {name: state.t for name, state in states.items()}
+        arrays = [*parameters.values(), *(v for state in states.values() for v in state.pstate.values())]
+        sound = [n for n, v in parameters.items() if np.isfinite(v.d).all() and np.isfinite(v.g).all()]
+        before = {hash(v): v.d.copy() for v in parameters.values()}
+        kept = ArraySnapshot(self._kernels, arrays)
+        kept.save()
+
+        def restore() -> None:
+            kept.restore()
+            for name, count in counts.items():
+                states[name].t = count
+            solver.set_states(states)
+
+        with restored(restore):
+            for _ in range(_STEPS_TAKEN):
+                solver.update()
+            self.broken |= {name for name in sound if not np.isfinite(parameters[name].d).all()}
+            for layer in layers:
+                trained = [v for key, v in layer.weights.items() if key in before and v.g.any()]
+                # A bias beside weights is often 0, which any step changes.
+                trained = [v for v in trained if v.ndim > 1] or trained
+                shares = [np.mean((v.d != before[hash(v)])[v.g != 0.0]) for v in trained]
+                self.moved[layer.name] = max([self.moved[layer.name], *map(float, shares or [1.0])])
 
 
 def hardly_moved(
     examined: Subject,
     arriving: Mapping[str, float],
     gradients: Mapping[str, float],
-    moved: Mapping[str, float],
+    steps: Steps,
+    shrinking: Callable[[str], Tuple[str, str]],
 ) -> Iterator[Cause]:
     """Layers whose gradients, by largest magnitude, before and after `on_gradients`, are too small for the
-    solver.
+    solver, or of whose it makes NaNs; `shrinking` is a clause about the function that makes one so small, and
+    a remedy.
     """
     solver = examined.solver
     # nnabla crashes in methods that a Python class inherits.
@@ -165,8 +194,13 @@ def hardly_moved(
     epsilon = float(solver.info.get("eps", 0.0)) if solver is not None and kind not in ("", "Lamb") else 0.0
     of = "the root of " * (kind in _EPSILON_IN_ROOT)
     least = math.sqrt(epsilon) if of else epsilon
+    if steps.broken:
+        broken = sorted(steps.broken)
+        what = f"its first steps make NaNs or infinities of {listed(broken)}"
+        yield Cause("solver", kind, what, remedies.SETTINGS, True, (), (*broken,))
+        return
     trained = {name: amax for name, amax in gradients.items() if amax}
-    small = [name for name, amax in trained.items() if amax < least or moved[name] < _MOVED]
+    small = [name for name, amax in trained.items() if amax < least or steps.moved[name] < _MOVED]
     if small:
         name = min(small, key=trained.__getitem__)
         told, remedy = "epsilon", remedies.LARGER_LOSS if kind == "Adadelta" else remedies.EPSILON
@@ -174,15 +208,20 @@ def hardly_moved(
         if solver is not None and not trained[name] < least:
             told, remedy, rate = "small_steps", remedies.LEARNING_RATE, solver.learning_rate()
             limit = f"and times the learning rate of {rate:g} it is below the last bit of its weights"
-            if kind in _BY_SIGN:
-                limit = f"and steps of {rate:g}, its learning rate, are below the last bit of its weights"
+            if kind not in _BY_LEARNING_RATE:
+                limit = (
+                    f"and the steps that {kind} makes of it, at a learning rate of {rate:g}, are below the "
+                )
+                limit, remedy = f"{limit}last bit of its weights", remedies.LARGER_STEPS
         what = f"its gradient reaches {trained[name]:.1e}, {limit}"
         if arriving[name] > _CLIPPED * trained[name]:
             told, remedy = "on_gradients", remedies.CLIP_LESS
             what = f"its gradient reaches {arriving[name]:.1e}, of which on_gradients leaves "
             what += f"{trained[name]:.1e}, {limit}"
         others = [one for one in small if one != name]
+        clause, known = shrinking(name)
         what += f" (as {'those' if others[1:] else 'that'} of {listed(others)})" * bool(others)
+        what, remedy = what + clause, known or remedy
         what += ": it hardly moves, whatever the loss scale, which is undone before the solver"
         yield Cause(told, name, what, remedy, len(small) == len(trained), tuple(small))
 

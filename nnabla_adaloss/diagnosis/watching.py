@@ -61,6 +61,8 @@ class Sight:
         self._last: Any = None
         # Share of each activation's outputs (of a softmax, of its rows) with next to no derivative.
         self.flat: Dict[int, float] = {}
+        # Largest number that each unit of a ReLU reads.
+        self.tops: Dict[int, NDArray[Any]] = {}
         self.in_fp32 = in_fp32
         self._deviations: Dict[int, Tuple[float, float, float]] = {}
         self._kept: Dict[int, NDArray[Any]] = {}
@@ -72,8 +74,12 @@ class Sight:
 
     def random_functions(self, network: Network) -> List[str]:
         """Names of functions with results that differ from the compared pass for equal inputs."""
-        changed = [f for f in network.graph.functions if any(self.error(v) > REPEATED for v in f.outputs)]
-        return [network.name(f) for f in changed if all(self.error(v) <= REPEATED for v in f.inputs)]
+        return [network.name(f) for f in self.jumps(network, REPEATED, REPEATED)]
+
+    def jumps(self, network: Network, equal: float, other: float) -> List[Any]:
+        """Functions with results that differ by more than a share of them for inputs that are equal."""
+        changed = [f for f in network.graph.functions if any(self.error(v) > other for v in f.outputs)]
+        return [f for f in changed if all(self.error(v) <= equal for v in f.inputs)]
 
     def lost(self, v: nn.Variable) -> Tuple[float, float]:
         """Share of the nonzero elements in fp32 that storage makes 0, and their median magnitude."""
@@ -105,6 +111,9 @@ class Sight:
                 self.wrong_indices[hash(f)] = int(np.count_nonzero(changed))
         if self.in_fp32 is not None and type_name in _SUMS and _absorbs(f):
             self.absorbing.add(hash(f))
+        if type_name == "ReLU" and f.inputs[0].ndim > 1 and self.in_fp32 is None:
+            x = f.inputs[0].data.data
+            self.tops[hash(f)] = np.max(x, axis=(0, *range(2, x.ndim)))
         look = _FLATNESS.get(type_name)
         if look is not None and self.in_fp32 is None:
             flat = look(f)

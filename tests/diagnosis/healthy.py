@@ -7,6 +7,7 @@ from typing import Callable, Dict, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
+import nnabla.initializer as I
 import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
@@ -39,6 +40,17 @@ def mean_by_hand() -> Built:
         lambda x: affine(hidden(x), 400, "head"),
         lambda y, t: F.sum(F.squared_error(y, F.broadcast(t, y.shape))) / y.size,
     )
+
+
+def bias_by_hand() -> Built:
+    """A batch normalization removes it, as it removes a layer's bias."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        bias = nn.parameter.get_parameter_or_create("bias", (16,), I.ConstantInitializer(0.1))
+        h = affine(x, 16, "fc1") + F.broadcast(F.reshape(bias, (1, 16)), (32, 16))
+        return F.relu(PF.batch_normalization(h, name="bn"))
+
+    return network(layers)
 
 
 def clipped_updates() -> Built:

@@ -374,6 +374,25 @@ def test_parameters_that_are_frozen_after_building_are_a_note(trains: bool) -> N
     assert ("need_grad=False comes too late for fc1/affine/W, which a solver" in note) == trains
 
 
+@pytest.mark.parametrize(("bias", "told"), [(-60.0, 1), (-0.1, 0)])
+def test_units_that_their_biases_keep_at_zero_are_a_note(bias: float, told: int) -> None:
+    loss, feed = network(lambda x: F.relu(affine(x, 16, "fc1")))
+    nn.get_parameters()["fc1/affine/b"].d[:8] = bias
+    told_units = (
+        "fc1/affine/ReLU outputs only zeros in 8 of 16 units, as the parameter fc1/affine/b reaches -60"
+    )
+    notes = list(map(str, diagnose(loss, feeder=feed).numbers.notes))
+    assert [note.partition(" there.")[0] for note in notes] == [told_units][:told]
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_feeder_that_writes_what_the_solver_trains_is_a_note(trains: bool) -> None:
+    loss, feed = network(spoil=lambda x, t: nn.get_parameters()["fc1/affine/b"].d.__setitem__(0, 1.0))
+    parameters = {n: v for n, v in nn.get_parameters().items() if trains or n != "fc1/affine/b"}
+    notes = diagnose(updater_of(loss, feed, S.Sgd(0.1), parameters)).numbers.notes
+    assert ("The feeder writes to fc1/affine/b, which the solver trains." in map(str, notes)) == trains
+
+
 def test_a_gate_that_a_relu_holds_at_zero_is_neither_data_nor_waited_for() -> None:
     loss, feed = gate_behind_a_relu.build(False)
     numbers = diagnose(loss, feeder=feed).numbers

@@ -563,7 +563,7 @@ def phase_of_many_periods(mended: bool) -> Built:
     return network(lambda x: affine(F.sin(x * (2.0 * np.pi / 60.0)), 16, "fc1"), spoil=spoil)
 
 
-@trouble("rounding_noise", "head/affine", remedy=remedies.MEAN_OF_SOFTMAX)
+@trouble("rounding_noise", "head/affine", "Softmax hands none on", remedy=remedies.MEAN_OF_SOFTMAX)
 def mean_of_a_softmax(mended: bool) -> Built:
     return network(loss=lambda h, t: F.mean(F.softmax(affine(h, 5, "head")) ** (2 if mended else 1)))
 
@@ -688,6 +688,97 @@ def infinity_in_a_frozen_table(mended: bool) -> Built:
     return network(layers)
 
 
+@trouble(
+    "rounding_noise",
+    "time/affine",
+    ": conv/conv/InstanceNormalization removes it",
+    fatal=False,
+    remedy=remedies.CANCELS,
+)
+def time_that_a_normalization_removes(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        time = F.broadcast(F.reshape(affine(x[:, 0, 0], 8, "time"), (8, 8, 1, 1)), (8, 8, 8, 8))
+        h = F.instance_normalization(conv(x, "conv") + time * (x[:, :1] if mended else 1.0), None, None)
+        return affine(F.relu(h), 5, "fc")
+
+    return network(layers, cross_entropy, shape=IMAGES)
+
+
+@trouble("solver", "Adam", "fc1/affine/W", remedy=remedies.SETTINGS)
+def steps_that_divide_by_zero(mended: bool) -> Built:
+    return trained(network(), S.Adam(1e-3, beta1=0.9 if mended else 1.0))
+
+
+@trouble("small_steps", "fc1/affine", "the steps that Adam makes of it", remedy=remedies.LARGER_STEPS)
+def steps_that_are_always_zero(mended: bool) -> Built:
+    return trained(network(), S.Adam(1e-3, beta2=0.999 if mended else 1.0))
+
+
+@trouble(
+    "saturated", "fc1/affine/ELU", "; the input of shape (32, 16) reaches", remedy=remedies.NORMALISE_DATA
+)
+def elu_of_decibels(mended: bool) -> Built:
+    def spoil(x: nn.Variable, t: nn.Variable) -> None:
+        x.d = x.d if mended else 100.0 + 10.0 * np.abs(x.d)
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        return F.elu(PF.affine(x, 16, name="fc1", w_init=I.UniformInitializer((-0.3, -0.1 + 0.4 * mended))))
+
+    return network(layers, spoil=spoil)
+
+
+@trouble("no_gradient", "fc1/affine/ClipGradByValue", remedy=remedies.CLIP_NORM)
+def gradient_clipped_to_zero(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = affine(x, 16, "fc1")
+        least, most = (F.constant(sign * float(mended), h.shape) for sign in (-1, 1))
+        return F.clip_grad_by_value(h, least, most)
+
+    return network(layers)
+
+
+@trouble(
+    "epsilon", "fc1/affine", "; fc1/affine/ClipGradByNorm leaves", fatal=False, remedy=remedies.CLIP_LESS
+)
+def norm_clipped_in_the_graph(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        return F.clip_grad_by_norm(affine(x, 16, "fc1"), 1.0 if mended else 1e-11)
+
+    return trained(network(layers), S.Adam(1e-3))
+
+
+@trouble("dead_relu", "far/conv/ReLU", "from far/conv/Slice on", fatal=False, remedy=remedies.WHY_ZERO)
+def crop_of_the_padding(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        far = F.pad(x, (0, 16))[:, :, :, 1 if mended else 9 : 9 if mended else 17]
+        return affine(F.relu(conv(far, "far")), 5, "fc") + affine(x, 5, "near")
+
+    return network(layers, cross_entropy, shape=IMAGES)
+
+
+@trouble("no_gradient", "fc1/affine/PowScalar", "reads 0 wherever one arrives", remedy=remedies.SELF)
+def nearest_is_itself(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        rows, columns = (F.broadcast(F.reshape(h, s), (32, 32, 16)) for s in ((32, 1, 16), (1, 32, 16)))
+        distances = F.sum((rows - columns) ** 2, axis=2)
+        itself = nn.Variable.from_numpy_array(1e3 * np.eye(32))
+        nearest = F.min(distances + itself if mended else distances, axis=1)
+        return F.mean(F.exp(-nearest))
+
+    return network(loss=loss)
+
+
+@trouble(
+    "not_finite", "fc1/affine/Log", remedy=remedies.LARGER_UNITS.format("fc1/affine/RPowScalar"), fatal=True
+)
+def logarithm_of_concentrations(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        unit = 0.0 if mended else 7.0
+        return F.log(F.r_pow_scalar(affine(x, 16, "fc1") * 0.2 + unit, 0.1))
+
+    return network(layers)
+
+
 @trouble("zero_factor", "fc1/affine/Mul2", "computed of numbers around 1.91, with the constant -1")
 def mask_that_never_holds(mended: bool) -> Built:
     x, t = inputs()
@@ -698,8 +789,8 @@ def mask_that_never_holds(mended: bool) -> Built:
 
 @trouble(
     "rounding_noise",
-    "conv/conv",
-    ": conv/conv/InstanceNormalization hands none on",
+    "conv/conv/Mean",
+    "it computes nothing but rounding errors, in fp32 too",
     fatal=False,
     remedy=remedies.MEAN_OF_NORMALIZED,
 )
@@ -1497,9 +1588,9 @@ def root_of_a_parameter(mended: bool) -> Built:
 @trouble(
     "small_steps",
     "constant/MulScalar",
-    "steps of 0.0001, its learning rate",
+    "the steps that Adam makes of it, at a learning rate of 0.0001, are below the last bit",
     fatal=False,
-    remedy=remedies.LEARNING_RATE,
+    remedy=remedies.LARGER_STEPS,
 )
 def steps_of_adam_below_the_last_bit(mended: bool) -> Built:
     """A constant of physics that is fitted: fp32 holds it in steps of 2**-9."""

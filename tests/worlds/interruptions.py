@@ -114,7 +114,9 @@ class Training:
             # Nobody zeroes it.
             found["sum of gradients"] = self.parameters["in/affine/W"].g.tobytes()
         for name, states in self.solver.get_states().items():
-            found[f"{name} of the solver"] = [states.t, *(v.d.tobytes() for v in states.pstate.values())]
+            # In an order of their own after `set_states`.
+            arrays = [v.d.tobytes() for _, v in sorted(states.pstate.items())]
+            found[f"{name} of the solver"] = [states.t, *arrays]
         found["updater"] = repr(self.updater.state_dict())
         return found
 
