@@ -219,13 +219,12 @@ class _Examination:
             passes.with_one_scale(forward, examined.loss, pre=in_fp32.before_backward)
             in_fp32.end()
             if not index:
-                again = Sight(leaves.values(), examined.kernels, in_fp32)
-                examined.forward(examined.loss, index, again.after_forward)
-                self._random = again.random_functions(self._network)
-                finely, finer = Sight(leaves.values(), examined.kernels, in_fp32), self._finer
-                examined.forward(finer, index, finely.after_forward)
+                finely, again = (Sight(leaves.values(), examined.kernels, in_fp32) for _ in range(2))
+                examined.forward(self._finer, index, finely.after_forward)
                 jumps = finely.jumps(self._network, _NOISE / 100.0, _NOISE)
                 self._cancelling = [f for f in jumps if f.info.type_name in _SUMS]
+                examined.forward(examined.loss, index, again.after_forward)
+                self._random = again.random_functions(self._network)
             loss = float(examined.loss.d)
             if examined.on_gradients is not None:
                 for layer in self._layers:
