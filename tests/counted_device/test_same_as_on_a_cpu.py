@@ -6,7 +6,6 @@ nnabla computes both on the CPU; kernels, launches and waits are those of a devi
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
@@ -32,6 +31,7 @@ from tests.counted_device.alone import Alone
 from tests.counted_device.device import CountedDevice
 from tests.worlds.trainings import solver_of
 from tests.worlds.values import Values, assert_equal, snapshot
+from tests.worlds.warned import warned
 
 STOCHASTIC = Precision("float16", "float8_e5m2", stochastic_seed=3)
 BY_LAYER = {"out*": "float16", "*": "fp8_hybrid"}
@@ -255,8 +255,7 @@ def test_a_training_is_the_same_on_a_device_as_on_a_cpu(
     contexts = on_device.context(kind), nn.Context(backend, "CpuCachedArray", "0")
     found: List[Result] = []
     for context in contexts:
-        with warnings.catch_warnings(), on_device as counts:
-            warnings.simplefilter("ignore")
+        with warned(), on_device as counts:
             found.append(run(context, **options))
         assert bool(counts.launches) is (context is contexts[0])
     assert_equal(found[0][0], found[1][0])

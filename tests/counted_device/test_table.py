@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence
 
@@ -24,6 +23,7 @@ from nnabla_adaloss import (
 from tests.counted_device.alone import Alone
 from tests.counted_device.device import CountedDevice, CountingSolver, Counts
 from tests.worlds.trainings import scaler_step, solver_of
+from tests.worlds.warned import warned
 
 PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
 FLOAT32 = np.dtype(np.float32)
@@ -40,9 +40,8 @@ class Training(NamedTuple):
 
     def updater(self, make: Any = AdaptiveLossScalingUpdater, **options: Any) -> Any:
         """An updater after six updates: all is known by then, and nothing runs twice."""
-        with warnings.catch_warnings():
+        with warned():
             # In a float context, nothing is stored in half precision.
-            warnings.simplefilter("ignore")
             updater = make(self.solvers[0], self.loss, **options)
         for _ in range(6):
             assert updater.update().updated
@@ -77,8 +76,7 @@ def training(device: CountedDevice, type_config: str, solvers: int = 1) -> Train
 
 def first(device: CountedDevice, kind: str) -> Counts:
     train = training(device, kind)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warned():
         updater = AdaptiveLossScalingUpdater(train.solvers[0], train.loss)
     return train.counted(updater.update)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import sys
-import warnings
 from itertools import count
 from typing import Any, Dict
 
@@ -19,6 +18,7 @@ from tests.counted_device.device import CountedDevice
 from tests.counted_device.test_same_as_on_a_cpu import decisive, training
 from tests.kernels.host_launcher import pretend_cupy
 from tests.worlds.values import assert_equal
+from tests.worlds.warned import warned
 
 
 def values() -> Dict[str, np.ndarray]:
@@ -29,9 +29,8 @@ def values() -> Dict[str, np.ndarray]:
 
 def made(device: CountedDevice, type_config: str) -> AdaptiveLossScalingUpdater:
     train = training(device.context(type_config))
-    with warnings.catch_warnings():
+    with warned():
         # In a float context, nothing is stored in half precision.
-        warnings.simplefilter("ignore")
         return AdaptiveLossScalingUpdater(train.solvers[0], train.loss, train.feed)
 
 

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NamedTuple, Optional, Tuple
 from unittest import mock
 
@@ -22,6 +21,7 @@ from tests.fuzz.programs import COMBINATIONS, HEADS, STEPS, WEIGHTS, Head, Progr
 from tests.worlds.passes import any_scales, look
 from tests.worlds.random_graphs import assert_same_above_subnormals
 from tests.worlds.values import assert_equal, bits
+from tests.worlds.warned import warned
 
 
 class Way(NamedTuple):
@@ -95,8 +95,7 @@ def check(program: Program, way: Way) -> None:
         program = program._replace(apart=False, limit=np.inf if way.drawn else program.limit)
     else:
         program = program._replace(limit=np.inf, undone=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warned():
         expected = dict(program.train("plain"))
         # Scales end at 2**-100: beside products of weights and gradients beyond 2**100, small gradients on
         # the same trunk are lost.

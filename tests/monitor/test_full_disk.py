@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import warnings
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
@@ -16,6 +15,7 @@ import pytest
 from nnabla_adaloss import NanDump, Recorder, Recording, UpdateEnded
 from tests.worlds.trainings import training, watched
 from tests.worlds.values import assert_equal, snapshot
+from tests.worlds.warned import warned
 
 FULL = os.strerror(errno.EFBIG)
 
@@ -42,12 +42,10 @@ def test_a_training_goes_on(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
 
     def trained(monitors: List[Any]) -> Tuple[Dict[str, Any], List[str]]:
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
+        with warned() as texts:
             train = training(overflow=[9])  # for what keeps arrays that are not finite
             watched(monitors, 12, train)
-        told = [str(warning.message) for warning in found if FULL in str(warning.message)]
-        return snapshot(train.parameters), told
+        return snapshot(train.parameters), [text for text in texts if FULL in text]
 
     make, count = MONITORS[kind]
     monitor = make(tmp_path)

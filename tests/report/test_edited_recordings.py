@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import product
 from pathlib import Path
@@ -19,14 +18,14 @@ from hypothesis import strategies as st
 from nnabla_adaloss import Recorder, Recording
 from nnabla_adaloss.__main__ import main
 from tests.worlds.trainings import training, watched
+from tests.worlds.warned import warned
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A recording with rows of all kinds."""
     path = tmp_path_factory.mktemp("recorded") / "run.jsonl"
-    with Recorder(path, histograms=True, data=True) as recorder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with Recorder(path, histograms=True, data=True) as recorder, warned():
         watched([recorder], 6, training(overflow=[3], nan=[5]), on_nonfinite_loss="skip")
     assert len({type(row) for row in recorder.recording.rows}) >= 6
     return path.read_bytes()

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from typing import Any, Callable
 
 import nnabla as nn
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from nnabla_adaloss import AdaptiveLossScaling, LossScaler
 from nnabla_adaloss.errors import LossScaleWarning
 from tests.imports import modules_looked_for
+from tests.worlds.warned import silent, warned
 
 GOOD, BAD = np.ones(2, np.float32), np.array([1.0, np.inf], np.float32)
 
@@ -63,8 +63,7 @@ def test_a_scale_that_was_set_beyond_its_bounds_goes_no_further():
 def test_scale_grows_and_backs_off_by_its_factors_within_its_limits(overflows, growth, backoff, interval):
     scaler = LossScaler(64.0, True, interval, growth, backoff, min_scale=2.0, max_scale=100.0)
     scale, good = 64.0, 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", LossScaleWarning)
+    with warned():
         for overflow in overflows:
             assert scaler.unscale_gradients_and_check((BAD if overflow else GOOD).copy()) is not overflow
             good = 0 if overflow else good + 1
@@ -86,8 +85,7 @@ def test_overflow_at_the_floor_is_told_once():
 
 def test_an_overflow_above_the_floor_is_not_told_as_one_at_it():
     scaler = LossScaler(initial_scale=2.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with silent():
         feed(scaler, BAD)
     assert scaler.scale == 1.0
 

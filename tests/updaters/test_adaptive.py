@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import warnings
 from typing import Any, Callable, Dict, List, Tuple
 
 import nnabla as nn
@@ -32,6 +31,7 @@ from tests.worlds.ranks import Pair
 from tests.worlds.tampering import Gate
 from tests.worlds.trainings import AS_THE_BASELINE, METHODS, Training, solver_of, training, updater_of
 from tests.worlds.values import FLOAT, HALF, assert_equal, data, gradients, snapshot
+from tests.worlds.warned import silent, warned
 
 PLANTED = (3, 4, 11, 30)
 
@@ -115,8 +115,7 @@ def test_an_updater_with_accumulation_is_the_baseline_to_rounding() -> None:
 
 def test_lost_batches_with_good_ones_in_between_are_no_alarm() -> None:
     updater = updater_on(training(overflow=range(1, 40, 2)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", LossScaleWarning)
+    with silent():
         assert all(updater.update().updated for _ in range(13))
     assert updater.counters.lost == {"overflow": 12}
 
@@ -150,16 +149,15 @@ def test_a_loss_that_is_not_finite_is_no_overflow(policy: str) -> None:
 def test_ten_bad_batches_in_a_row_are_warned_of_once_more(policy: str, told: int) -> None:
     updater = updater_on(training(nan=range(1, 40)), on_nonfinite_loss=policy)
     updater.update()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", LossScaleWarning)
+    with warned() as caught:
         assert not any(updater.update().updated for _ in range(25))
     assert len(caught) == told
     if told:
-        assert str(caught[0].message).startswith("the loss is not finite in iteration 2")
+        assert caught[0].startswith("the loss is not finite in iteration 2")
         lost = (
             "10 batches in a row were lost up to iteration 11, the last because forward is not finite: conv"
         )
-        assert str(caught[1].message).startswith(lost)
+        assert caught[1].startswith(lost)
 
 
 def test_an_update_at_the_floor_may_be_skipped() -> None:

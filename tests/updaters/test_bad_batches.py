@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -32,6 +31,7 @@ from nnabla_adaloss.engine import BatchLoop
 from tests.worlds.networks import gate, two_layers
 from tests.worlds.trainings import AS_THE_BASELINE, scaler_step, solver_of, training, updater_of, updater_on
 from tests.worlds.values import FLOAT, HALF, assert_equal, constant, data, gradients, snapshot, zero_grads
+from tests.worlds.warned import silent, warned
 
 SKIP = {"on_nonfinite_loss": "skip", "on_nonfinite_forward": "skip"}
 
@@ -258,8 +258,7 @@ every_storage = pytest.mark.parametrize("storage", [None, "float16", "native"])
 @every_storage
 def test_a_loss_that_is_always_zero_is_reported_after_a_while(storage: Optional[str]) -> None:
     updater = tiny(storage, 0.0, config=AdaLossConfig())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", LossScaleWarning)
+    with silent():
         assert {updater.update().reason for _ in range(99)} == {"zero_gradients"}
     with pytest.warns(LossScaleWarning, match="exactly zero in 100 updates up to iteration 100"):
         updater.update()
@@ -269,8 +268,7 @@ def test_batches_without_labels_are_no_alarm_however_many_come_after_one_with_th
     labelled = nn.Variable((4, 1))
     labelled.d = 1.0
     updater = tiny(None, labelled, solver=S.Sgd(0.01), config=AdaLossConfig())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", LossScaleWarning)
+    with silent():
         assert updater.update().reason == "updated"
         labelled.d = 0.0
         assert {updater.update().reason for _ in range(150)} == {"zero_gradients"}
@@ -309,8 +307,7 @@ def test_wrapping_twice_is_refused(make: Any) -> None:
 def test_a_loss_of_one_element_may_have_any_shape(shape: Tuple[int, ...]) -> None:
     x = nn.Variable((4, 3))
     updater = updater_of(F.reshape(two_layers(x), shape), on_nonfinite_loss="skip")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # NumPy's, of arrays that are taken for numbers
+    with silent():  # NumPy's, of arrays that are taken for numbers
         for value, reason in ((math.nan, "nonfinite_loss"), (1.0, "updated")):
             x.d = value
             assert updater.update().reason == reason
@@ -348,16 +345,14 @@ def test_parameters_that_never_have_a_gradient_are_said_once(accum_grad: int) ->
     loss = two_layers(x)
     PF.affine(x, 2, name="other")
     updater = updater_of(loss, accum_grad=accum_grad)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with silent():
         for _ in range(99):
             updater.update()
     with pytest.warns(
         LossScaleWarning, match="^2 of the solver's parameters had no gradient in 100 updates .*other"
     ):
         updater.update()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with silent():
         for _ in range(101):
             updater.update()
 
@@ -365,8 +360,7 @@ def test_parameters_that_never_have_a_gradient_are_said_once(accum_grad: int) ->
 @pytest.mark.parametrize("context", [FLOAT, HALF], ids=["emulated", "half"])
 @pytest.mark.parametrize("bias", [0.0, -50.0])
 def test_parameters_whose_gradients_stay_zero_are_named_once(bias: float, context: nn.Context) -> None:
-    with nn.context_scope(context), warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always", LossScaleWarning)
+    with nn.context_scope(context), warned() as messages:
         x = data(4, 3)
         dead = PF.affine(x, 5, b_init=np.full(5, bias), name="dead")
         h = F.relu(dead) + PF.affine(x, 5, name="alive")
@@ -374,7 +368,6 @@ def test_parameters_whose_gradients_stay_zero_are_named_once(bias: float, contex
         updater = updater_of(loss, storage="float16" if context is FLOAT else None)
         for _ in range(205):
             updater.update()
-    messages = [str(one.message) for one in found]
     expected = ["2 of the solver's parameters were exactly zero in 100 updates (the first is 'dead/"]
     assert [text in message for text, message in zip(expected, messages)] == [True] * len(messages)
     assert len(messages) == (bias < 0)
@@ -384,8 +377,7 @@ def test_parameters_of_a_loss_that_comes_later_are_no_alarm() -> None:
     x, weight = data(4, 3), nn.Variable()
     first, second = (F.mean(PF.affine(x, 2, name=name) ** 2) for name in ("first", "second"))
     updater = updater_of(first + second * F.reshape(weight, ()))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with silent():
         for iteration in range(120):
             weight.d = float(iteration > 110)
             updater.update()
@@ -396,8 +388,7 @@ def test_running_statistics_frozen_parameters_and_those_that_come_later_are_no_a
     h = PF.batch_normalization(PF.affine(x, 5, fix_parameters=True, name="frozen"), name="bn")
     first, second = (F.mean(PF.affine(h, 2, name=name) ** 2) for name in ("first", "second"))
     updater = updater_of(first, parameters=nn.get_parameters(grad_only=False))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with silent():
         for iteration in range(110):
             updater.loss = second if iteration == 50 else first
             updater.update()
@@ -410,8 +401,7 @@ def test_training_in_fp32_is_said() -> None:
         AdaptiveLossScalingUpdater(solver_of(), loss)
     # It points to the line that made the updater.
     assert caught[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with silent():
         updater_of(loss)
         AdaptiveLossScalingUpdater(solver_of(), loss, config=AdaLossConfig())
 
@@ -454,8 +444,7 @@ def test_a_loss_weight_that_is_no_number_is_a_fault_of_forward_and_leaves_no_tra
     good = [updater.update() for _ in range(3)]
     gains, parameters = updater.scaling.components.unit_amaxes(), snapshot()
     weight.d = value
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warned():
         bad = updater.update()
     assert (bad.updated, bad.reason) == (False, "nonfinite_loss")
     assert ("Div2" if divides else "Mul2") in bad.cause or "reads an input" in bad.cause
@@ -518,10 +507,10 @@ def test_a_gradient_that_is_masked_before_any_parameter_is_no_overflow(
         np.testing.assert_allclose(v.d, theirs[name], rtol=0, atol=1e-3, err_msg=name)
 
 
-@pytest.mark.parametrize(("storage", "warned"), [("float32", 0), ("float16", 1), ("native", 1)])
+@pytest.mark.parametrize(("storage", "times"), [("float32", 0), ("float16", 1), ("native", 1)])
 @pytest.mark.parametrize("scaler", [False, True])
 def test_an_infinite_loss_whose_gradients_are_finite_is_told_once(
-    storage: str, warned: int, scaler: bool
+    storage: str, times: int, scaler: bool
 ) -> None:
     with nn.context_scope(HALF if storage == "native" else FLOAT):
         y = PF.affine(data(4, 3), 2, name="a", rng=np.random.RandomState(0))
@@ -534,36 +523,30 @@ def test_an_infinite_loss_whose_gradients_are_finite_is_told_once(
     else:
         step = AdaptiveLossScalingUpdater(solver, loss, storage=stored).update
     before = snapshot()
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
+    with warned() as told:
         for _ in range(3):
             step()
-    told = [str(one.message) for one in found if issubclass(one.category, LossScaleWarning)]
-    assert [message.startswith("the loss is infinite in iteration 1,") for message in told] == [True] * warned
+    assert [message.startswith("the loss is infinite in iteration 1,") for message in told] == [True] * times
     assert not np.array_equal(snapshot()["a/affine/W"], before["a/affine/W"])
 
 
 def test_hopeless_batches_in_a_row_are_told_as_such() -> None:
     updater = updater_on(training(overflow=range(1, 99)))
     updater.update()
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        with pytest.raises(LossScaleError, match=r"as in 24 batches before; .* No scale helps") as error:
-            updater.update()
+    hopeless = pytest.raises(LossScaleError, match=r"as in 24 batches before; .* No scale helps")
+    with warned() as told, hopeless as error:
+        updater.update()
     assert "last good scale: " in str(error.value)
-    told = [str(one.message) for one in found if "10 batches in a row" in str(one.message)]
-    assert len(told) == 1
-    assert "the last because no loss scale makes its gradients finite; first bad layer: " in told[0]
-    assert "on_overflow" not in told[0]
+    (in_a_row,) = [text for text in told if "10 batches in a row" in text]
+    assert "the last because no loss scale makes its gradients finite; first bad layer: " in in_a_row
+    assert "on_overflow" not in in_a_row
 
 
 def test_overflows_in_a_row_at_a_fixed_scale_are_told_once() -> None:
     train = training(overflow=range(99))
     updater = FixedLossScalingUpdater(train.solver, train.loss, train.feed, storage="float16")
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
+    with warned() as told:
         assert not any(updater.update().updated for _ in range(30))
-    told = [str(one.message) for one in found if issubclass(one.category, LossScaleWarning)]
     assert len(told) == 1
     assert "10 batches in a row were lost up to iteration 10" in told[0]
     assert "at the fixed scale 128; first bad layer: " in told[0]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import warnings
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import nnabla as nn
@@ -26,6 +25,7 @@ from nnabla_adaloss import (
 )
 from tests.worlds.trainings import AS_THE_BASELINE, Loop, scaler_step, solver_of, updater_of
 from tests.worlds.values import FLOAT, HALF, constant, data
+from tests.worlds.warned import silent
 
 Make = Callable[[np.random.RandomState], nn.Variable]
 ITERATIONS = 24
@@ -94,8 +94,7 @@ def train(make: Make, weight: float, storage: Optional[str], **options: Any) -> 
 @pytest.mark.parametrize("weight", [1e8, 1.0, 1e-8, 1e-30])
 @pytest.mark.parametrize("net", NETS)
 def test_trains_as_fp32_does_emulated_and_natively(net: Make, weight: float) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", LossScaleWarning)
+    with silent():
         exact, *others = (train(net, weight, storage) for storage in ("float32", "float16", None))
     assert exact.last < 0.9 * exact.first
     for found in others:
@@ -227,8 +226,7 @@ def test_a_half_network_with_a_loss_in_float_is_an_ordinary_network() -> None:
         h = PF.affine(F.tanh(PF.affine(some(8, 5), 8, name="a", rng=rng)), 3, name="b", rng=rng)
     with nn.context_scope(FLOAT):
         loss = F.mean(F.softmax_cross_entropy(h, labels(8, 3))) * 1e-9
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", LossScaleWarning)
+    with silent():
         updater = updater_of(loss, solver=S.Momentum(0.05 * 1e9), storage=None)
         assert {updater.update().reason for _ in range(10)} == {"updated"}
     assert updater.scaling.config.dtype == "float16"
