@@ -110,7 +110,7 @@ def adaptive_backward(extension: str, type_config: str) -> str:
         parameters = list(nn.get_parameters().values())
         native = gradients(loss)
         scaling = AdaptiveLossScaling(loss, AdaLossConfig(delay=0))
-        for _ in range(3):  # on a GPU the first pass has no measurements, so no kernel scales a weight
+        for _ in range(3):  # the first pass has no measurements, so no kernel scales a weight
             difference = np.abs(gradients(scaling, 8.0) - native).max() / np.abs(native).max()
             if not difference <= _TOLERANCE[type_config]:
                 raise ArithmeticError(f"gradients differ from nnabla's by {difference:.1e} of the largest")
