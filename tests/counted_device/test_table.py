@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -34,7 +35,7 @@ class Training(NamedTuple):
 
     device: CountedDevice
     loss: nn.Variable
-    solvers: Sequence[Any]
+    solvers: List[Any]
     weight: nn.Variable
     divisor: nn.Variable
 
@@ -126,46 +127,18 @@ def fed_weight(device: CountedDevice, kind: str) -> Counts:
     return counts
 
 
-def with_a_scaler(device: CountedDevice, kind: str, solvers: int = 1) -> Counts:
+def with_a_scaler(device: CountedDevice, kind: str, solvers: int = 1, seed: Any = None) -> Counts:
     train = training(device, kind, solvers)
-    scaler = GradScaler(*train.solvers)
-
-    def step() -> None:
-        if solvers == 1:
-            assert scaler_step(scaler, train.solvers[0], train.loss)
-            return
-        for solver in train.solvers:
-            solver.zero_grad()
-        scaler.forward(train.loss, clear_no_need_grad=True)
-        scaler.backward(train.loss, clear_buffer=True)
-        assert all(scaler.step(solver) for solver in train.solvers)
-        scaler.update()
-
-    for _ in range(6):
-        step()
+    step = partial(scaler_step, GradScaler(*train.solvers), train.solvers, train.loss, seed)
+    assert all(step() for _ in range(6))
     return train.counted(step)
-
-
-def with_two_solvers(device: CountedDevice, kind: str) -> Counts:
-    return with_a_scaler(device, kind, solvers=2)
 
 
 def with_a_seed(device: CountedDevice, kind: str) -> Counts:
-    train = training(device, kind)
-    scaler, seed = GradScaler(*train.solvers), nn.NdArray(())
+    seed = nn.NdArray(())
     seed.fill(3.0)
     seed.data_ptr(FLOAT32, device.context("float"))
-
-    def step() -> None:
-        train.solvers[0].zero_grad()
-        scaler.forward(train.loss, clear_no_need_grad=True)
-        scaler.backward(train.loss, clear_buffer=True, grad=seed)
-        assert scaler.step(train.solvers[0])
-        scaler.update()
-
-    for _ in range(6):
-        step()
-    return train.counted(step)
+    return with_a_scaler(device, kind, seed=seed)
 
 
 def fixed(device: CountedDevice, kind: str) -> Counts:
@@ -204,7 +177,7 @@ ROWS: Dict[str, Callable[[CountedDevice, str], Counts]] = {
     "all gradients are zero": zeros,
     "a loss weight is fed, as in `w.d = 0.5`": fed_weight,
     "`GradScaler`, one solver": with_a_scaler,
-    "`GradScaler`, two solvers": with_two_solvers,
+    "`GradScaler`, two solvers": partial(with_a_scaler, solvers=2),
     "`GradScaler`, and `backward(grad=)` with an NdArray": with_a_seed,
     "`FixedLossScalingUpdater`": fixed,
     "a communicator": with_a_communicator,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import GradScaler, HistoryPolicy, load_checkpoint, save_checkpoint
-from tests.worlds.trainings import Training, training, updater_of, updater_on
+from tests.worlds.trainings import Training, scaler_step, training, updater_of, updater_on
 from tests.worlds.values import HALF, snapshot
 
 pytestmark = [
@@ -42,12 +42,7 @@ class Trained:
         if self._scaler is None:
             return self._updater.update().retries
         self._train.feed()
-        self._train.solver.zero_grad()
-        self._scaler.forward(self._train.loss)
-        self._scaler.backward(self._train.loss)
-        lost = not self._scaler.step(self._train.solver)
-        self._scaler.update()
-        return int(lost)
+        return int(not scaler_step(self._scaler, self._train.solver, self._train.loss))
 
     @property
     def lost(self) -> int:

@@ -105,14 +105,18 @@ def updater_on(train: Training, **options: Any) -> AdaptiveLossScalingUpdater:
     return AdaptiveLossScalingUpdater(train.solver, train.loss, train.feed, **options)
 
 
-def scaler_step(scaler: GradScaler, solver: Any, loss: nn.Variable) -> bool:
-    """One iteration of a loop with a `GradScaler`, on the present data; whether it has updated parameters."""
-    solver.zero_grad()
+def scaler_step(scaler: GradScaler, solver: Any, loss: nn.Variable, grad: Any = None) -> bool:
+    """One iteration of a loop with a `GradScaler` and a solver, or a list of them, on the present data;
+    whether it has updated all parameters.
+    """
+    solvers = solver if isinstance(solver, list) else [solver]
+    for one in solvers:
+        one.zero_grad()
     scaler.forward(loss, clear_no_need_grad=True)
-    scaler.backward(loss, clear_buffer=True)
-    updated = scaler.step(solver)
+    scaler.backward(loss, clear_buffer=True, grad=grad)
+    updated = [scaler.step(one) for one in solvers]
     scaler.update()
-    return updated
+    return all(updated)
 
 
 class Loop:
