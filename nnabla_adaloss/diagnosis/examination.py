@@ -9,9 +9,8 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, 
 
 import nnabla as nn
 import numpy as np
-from numpy.typing import NDArray
 
-from ..core.formats import Format, canonical_name
+from ..core.formats import canonical_name
 from ..core.precision import LayerPrecisions, PrecisionLike, PrecisionName, StorageLike
 from ..emulation import FormatEmulation
 from ..updaters.solvers import has
@@ -20,37 +19,19 @@ from .advice import PrecisionAdvice, advise, candidates_of
 from .causes import Cause, distinct, summed_up
 from .deviations import Deviations
 from .ends import Ends, ends_as_stored
-from .finite import SOFTMAX, Finiteness
+from .finite import Finiteness
 from .notes import Note, listed
 from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
 from .presentation import Diagnosis
-from .target import NORMALIZATIONS, Feeder, Network, Subject, input_name
+from .rounding_noise import RoundingNoise
+from .target import Feeder, Network, Subject, input_name
 from .untrained import Steps, alike_weights, hardly_moved, notes, only_decaying, spoiled, untrained
 from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, Way
 from .watching import REPEATED, Sight, largest
 from .ways import FormatTrial
 
-# Functions that hand on what is the same for all numbers.
-_LINEAR = {
-    "Add2",
-    "AddScalar",
-    "Broadcast",
-    "BroadcastTo",
-    "Div2",
-    "Mul2",
-    "MulScalar",
-    "Reshape",
-    "Transpose",
-}
-# Functions that add up or subtract.
-_SUMS = {"Add2", "AddScalar", "GlobalAveragePooling", "Mean", "RSubScalar", "Sub2", "Sum"}
 # Formats tried besides the requested one.
 _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
-# Gradients that change by this share when all is rounded to 20 bits consist of rounding errors. Others change
-# by some hundred thousandths, and so does the loss, unless the network amplifies rounding errors.
-_FINER, _NOISE, _AMPLIFIED = Format.ieee("finer", exponent_bits=8, mantissa_bits=20), 0.1, 2e-4
-# Rounding errors of a bias are not so many times as large as those of its weights.
-_TIMES = 16.0
 
 
 @overload
@@ -150,14 +131,10 @@ class _Examination:
         self._in_fp32: List[Sight] = []
         self._as_stored: List[Sight] = []
         self._losses: List[Tuple[float, float]] = []
-        # Names of functions with different results in each pass; keys of gradients that differ likewise, and
-        # of parameters whose gradients are rounding errors.
+        # Names of functions with different results in each pass; keys of gradients that differ likewise.
         self._random: List[str] = []
         self._unsteady: Set[int] = set()
-        self._noise: Set[int] = set()
-        # Functions whose numbers are rounding errors.
-        self._cancelling: List[Any] = []
-        self._finer = FormatEmulation(examined.loss, _FINER)
+        self._noise = RoundingNoise(examined, self._network, self._layers, self._passes)
         # By layer: the largest gradient before `on_gradients`, and for the solver.
         self._arriving = {layer.name: 0.0 for layer in self._layers}
         self._steps = Steps(examined, self._layers)
@@ -190,7 +167,10 @@ class _Examination:
         causes = list(summed_up(causes))
         in_fp32, as_stored = (float(np.mean(one)) for one in zip(*self._losses or [(math.nan, math.nan)]))
         formats = {
-            name: {layer.name: one.effects(layer, self._noise | self._unsteady) for layer in self._layers}
+            name: {
+                layer.name: one.effects(layer, self._noise.gradients | self._unsteady)
+                for layer in self._layers
+            }
             for name, one in tried.items()
         }
         return NetworkNumbers(
@@ -219,10 +199,8 @@ class _Examination:
             passes.with_one_scale(forward, examined.loss, pre=in_fp32.before_backward)
             in_fp32.end()
             if not index:
-                finely, again = (Sight(leaves.values(), examined.kernels, in_fp32) for _ in range(2))
-                examined.forward(self._finer, index, finely.after_forward)
-                jumps = finely.jumps(self._network, _NOISE / 100.0, _NOISE)
-                self._cancelling = [f for f in jumps if f.info.type_name in _SUMS]
+                self._noise.compare_forward(in_fp32)
+                again = Sight(leaves.values(), examined.kernels, in_fp32)
                 examined.forward(examined.loss, index, again.after_forward)
                 self._random = again.random_functions(self._network)
             loss = float(examined.loss.d)
@@ -294,34 +272,23 @@ class _Examination:
         others = {str(name): _emulated(examined, name) for name in _FORMATS if name != self._storage}
         emulations = {self._storage: self._emulation, **others}
         tried = {name: FormatTrial(examined, layers, one, amax) for name, one in emulations.items()}
-        finer = self._finer
-        noise = {key for layer in layers for key in layer.weights}
-        unsteady = Tally(noise.union(*(layer.outputs for layer in layers)) if self._random else ())
+        keys = (key for layer in layers for key in (*layer.weights, *layer.outputs))
+        unsteady = Tally(keys if self._random else ())
         for index in range(len(examined)):
             forward = partial(examined.forward, examined.loss, index)
             in_fp32, loss = passes.with_one_scale(forward, examined.loss), float(examined.loss.d)
-            rounded = passes.with_one_scale(partial(examined.forward, finer, index), finer)
-            finely = Tally(noise)
-            finely.add(rounded, in_fp32)
-            amplifies = abs(float(examined.loss.d) - loss) > _AMPLIFIED * abs(loss)
-            noise &= finely.zeros() if amplifies else finely.differing(_NOISE) | finely.zeros()
+            self._noise.compare(index, in_fp32, loss)
             if self._random:
                 unsteady.add(passes.with_one_scale(forward, examined.loss), in_fp32)
             for one in tried.values():
                 one.compare(index, in_fp32)
+        self._noise.add_biases(self._in_fp32)
         self._unsteady = unsteady.differing(REPEATED)
-        for layer in layers:
-            sizes = {key: largest(s.gradients.get(key) for s in self._in_fp32) for key in layer.weights}
-            of_weights = {key: sizes[key] for key, v in layer.weights.items() if v.ndim > 1}
-            # Errors of a bias may be equal by chance; a much larger gradient is none.
-            if of_weights.keys() <= noise:
-                most = _TIMES * max(of_weights.values(), default=0.0)
-                noise |= {key for key, size in sizes.items() if size <= most}
-        self._noise = noise - self._unsteady
+        self._noise.gradients -= self._unsteady
         return tried
 
     def _numbers(self, tried: FormatTrial, layer: Layer) -> LayerNumbers:
-        noise, unsteady = self._noise, self._unsteady
+        noise, unsteady = self._noise.gradients, self._unsteady
         left_out = noise | unsteady
         keys, effects = [*layer.outputs, *layer.weights], tried.effects(layer, left_out)
         known = (s.gradients[k].abs_max for s in self._in_fp32 for k in keys if k in s.gradients)
@@ -345,7 +312,7 @@ class _Examination:
 
     def _of_gradients(self, layers: Sequence[LayerNumbers]) -> Iterator[Cause]:
         """Causes in networks that are finite everywhere in fp32."""
-        network = self._network
+        network, noise = self._network, self._noise
         noisy = [n.name for n in layers if n.is_noise]
         learning = [n for n in layers if n.is_judged]
         # Of 8 bits, errors of a third are usual.
@@ -363,17 +330,13 @@ class _Examination:
             for layer in self._layers
             if layer.name in {*noisy} - told
             and not any(one.startswith(f"{layer.name}/") for one in beside)
-            and not self._is_bias(layer)
+            and not noise.is_bias(layer)
         )
-        cancelling = self._cancelling if noisy or damaged else []
-        if cancelling:
-            what = "it computes nothing but rounding errors, in fp32 too: the numbers that it adds up cancel"
-            is_normalized = remedies.is_a(remedies.origin(cancelling[0].inputs[0]), *NORMALIZATIONS)
-            remedy = remedies.MEAN_OF_NORMALIZED if is_normalized else remedies.NOTHING_LEFT
+        cancelling = noise.functions if noisy or damaged else []
+        if not beyond and (cancelling or untold):
             spoils = tuple(dict.fromkeys((*noisy, *damaged)))
-            yield Cause("rounding_noise", network.name(cancelling[0]), what, remedy, not learning, spoils)
-        elif untold and not beyond:
-            yield self._rounding_noise(untold)._replace(fatal=not learning)
+            cause = noise.cause_in_forward(spoils) if cancelling else noise.cause(untold)
+            yield cause._replace(fatal=not learning)
         if not any(cause.fatal for cause in beyond):
             found = [one for sight in self._as_stored for one in Deviations(network, sight).wrong_rows()]
             found += filter(None, (Deviations(network, sight).exploded() for sight in self._in_fp32))
@@ -389,74 +352,6 @@ class _Examination:
         for_solver = {n: a for n, a in self._for_solver.items() if n not in noisy}
         yield from hardly_moved(self._examined, self._arriving, for_solver, self._steps, self._ends.shrinking)
         yield from only_decaying(self._examined, self._layers, for_solver)
-
-    def _rounding_noise(self, layers: Tuple[str, ...]) -> Cause:
-        """Cause of gradients that are mathematically 0, at the last of these layers."""
-        alike = alike_weights(self._network)
-        what = "its gradient in fp32 is nothing but rounding errors"
-        what += f" (one of {len(layers)} layers)" * bool(layers[1:])
-        if alike:
-            what += f", as units stay alike: all numbers are equal in {listed(alike)}"
-            return Cause("equal_units", layers[-1], what, remedies.INITIALISE, spoils=layers)
-        cuts, remedy = self._cuts(layers), remedies.NOT_CONSTANT
-        name, clause = layers[-1], ""
-        for layer in (one for one in reversed(self._layers) if one.name in layers and not clause):
-            clause, remedy = self._cancelled(layer, cuts)
-            name = layer.name if clause else name
-        return Cause("rounding_noise", name, what + clause, remedy, spoils=layers)
-
-    def _cancelled(self, layer: Layer, cuts: Set[int]) -> Tuple[str, str]:
-        """Clause about the functions that make rounding errors of a layer's gradient, and a remedy."""
-        network, comparing = self._network, {*SOFTMAX, *NORMALIZATIONS, "SoftmaxCrossEntropy"}
-        own = [f for f in network.behind(layer.outputs or layer.weights) if hash(f) in cuts]
-        names, reader = network.listed(own), self._first_reader(layer)
-        if own and own[0].info.type_name in comparing:
-            is_softmax = own[0].info.type_name in SOFTMAX
-            remedy = remedies.MEAN_OF_SOFTMAX if is_softmax else remedies.MEAN_OF_NORMALIZED
-            return f": {names} hands none on, as all numbers that it compares get the same", remedy
-        if remedies.is_a(reader, *comparing):
-            clause = (
-                f": {network.name(reader)} removes it, as it is added to all numbers alike that this compares"
-            )
-            return clause, remedies.CANCELS
-        return f": its parts cancel in {names}" * bool(own), remedies.NOT_CONSTANT
-
-    def _is_bias(self, layer: Layer) -> bool:
-        """True for vectors that are only added before a normalization, which removes them."""
-        is_vector = all(max(v.shape, default=1) == v.size for v in layer.weights.values())
-        return is_vector and remedies.is_a(self._first_reader(layer), *NORMALIZATIONS)
-
-    def _first_reader(self, layer: Layer) -> Any:
-        """First function behind a layer that does more than to hand on what is the same for all numbers."""
-        behind = self._network.behind(layer.outputs or layer.weights)
-        others = (f for f in behind if layer.outputs.keys().isdisjoint(map(hash, f.outputs)))
-        return next((f for f in others if f.info.type_name not in _LINEAR), None)
-
-    def _cuts(self, layers: Sequence[str]) -> Set[int]:
-        """Keys of the functions that make rounding errors of a gradient on its way to some layers."""
-        examined, network, finer = self._examined, self._network, self._finer
-        outputs = [key for layer in self._layers if layer.name in layers for key in layer.outputs]
-        behind = [f for f in network.behind(outputs) if hash(f) in network.nodes]
-        compared = {
-            hash(v) for f in behind for v in f.outputs if hash(v) in network.readers or f in network.last
-        }
-        exact: Dict[int, NDArray[Any]] = {}
-        noise: Set[int] = set()
-
-        def read(f: Any) -> Iterator[Tuple[int, NDArray[Any]]]:
-            return ((hash(v), np.array(v.grad.data, np.float64)) for v in f.outputs if hash(v) in compared)
-
-        def compare(f: Any) -> None:
-            for key, gradient in read(f):
-                wanted = exact.pop(key)
-                if not np.linalg.norm(gradient - wanted) < _NOISE * np.linalg.norm(wanted):
-                    noise.add(key)
-
-        forward = partial(examined.forward, examined.loss, 0)
-        self._passes.with_one_scale(forward, examined.loss, pre=lambda f: exact.update(read(f)))
-        self._passes.with_one_scale(partial(examined.forward, finer, 0), finer, pre=compare)
-        exactly = noise.isdisjoint
-        return {hash(f) for f in behind if exactly(map(hash, f.outputs)) and not exactly(map(hash, f.inputs))}
 
 
 def _blank_input(network: Network, f: Any, v: nn.Variable) -> Cause:

@@ -174,6 +174,8 @@ class Finiteness:
             growth = operands.grown(f)
             what = f"it computes numbers up to {operands.beyond(v)}{operands.reads(f)}{growth.clause}"
             remedy = remedies.of(f, growth.remedy, too_large=True)
+            if remedy == remedies.AWAY and operands.least(f) > _FLOOR:
+                remedy = remedies.MULTIPLY_FIRST.format("it")
             return Cause("overflow", name, what, remedy, parameters=growth.parameters)
         what = f"it computes {self._sight.not_finite(v)} from finite numbers{operands.reads(f)}{self._also}"
         growth = self._of_zeros(f) if f.info.type_name in NOT_ZERO else operands.grown(f)

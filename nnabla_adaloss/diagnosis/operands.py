@@ -98,6 +98,10 @@ class Operands:
         power = f.info.args["val"] if f.info.type_name == "PowScalar" else 0.5
         return self.sight.undefined.get(hash(f), 0) if power != int(power) else 0
 
+    def least(self, f: Any) -> float:
+        """Smallest magnitude of the numbers that a function divides by, or that must not be 0."""
+        return self.sight.data[hash(f.inputs[NOT_ZERO[f.info.type_name]])].abs_min
+
     def reads(self, f: Any, subject: str = "it") -> str:
         """Clause about a function's inputs that explains its result."""
         kind, args, network = f.info.type_name, f.info.args, self.network
@@ -119,7 +123,7 @@ class Operands:
                 first = self.first_zeros(v)
                 return f", as {subject} {verb} {number} from {network.called(first)} on"
             if kind in DIVISIONS or power < 0.0:
-                return f", as {subject} divides by numbers down to {self.sight.data[hash(v)].abs_min:.2g}"
+                return f", as {subject} divides by numbers down to {self.least(f):.2g}"
         if kind == "ACosh":
             return f", as {subject} reads numbers down to {self.sight.data[hash(f.inputs[0])].abs_min:g}"
         if kind in ("BatchInv", "BatchLogdet"):

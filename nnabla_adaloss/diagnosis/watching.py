@@ -20,6 +20,8 @@ from .target import Network
 
 # A derivative below this share of the largest one counts as flat.
 _FLAT = 2.0**-10
+# Square of a number from which the derivative of erf, exp(-x ** 2), is as flat.
+_FLAT_ERF = -np.log(_FLAT)
 # A larger difference between two passes over the same batch is not due to the order of sums.
 REPEATED = 1e-4
 # Scores this far below the largest one of their row count as masked.
@@ -208,4 +210,9 @@ _FLATNESS: Dict[str, Callable[[Any], NDArray[Any]]] = {
     "Tanh": lambda f: 1.0 - f.outputs[0].data.data ** 2 <= _FLAT,
     "Sigmoid": lambda f: 4.0 * f.outputs[0].data.data * (1.0 - f.outputs[0].data.data) <= _FLAT,
     "Softmax": _flat_rows,
+    "Erf": lambda f: f.inputs[0].data.data ** 2 >= _FLAT_ERF,
+    **dict.fromkeys(
+        ("BinarySigmoid", "BinaryTanh", "HardTanh"), lambda f: np.abs(f.inputs[0].data.data) > 1.0
+    ),
+    "HardSigmoid": lambda f: np.abs(f.inputs[0].data.data) > 2.5,
 }

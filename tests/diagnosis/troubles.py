@@ -704,6 +704,37 @@ def time_that_a_normalization_removes(mended: bool) -> Built:
     return network(layers, cross_entropy, shape=IMAGES)
 
 
+@trouble("rounding_noise", "bn/bn", "is equal", fatal=False, remedy=remedies.CONSTANT_INPUT)
+def batch_of_one_sample(mended: bool) -> Built:
+    def repeated(x: nn.Variable, t: nn.Variable) -> None:
+        x.d = x.d if mended else x.d[:1]
+
+    layers = lambda x: F.tanh(PF.batch_normalization(affine(x, 16, "fc1"), name="bn"))  # noqa: E731
+    return network(layers, spoil=repeated)
+
+
+@trouble("saturated", "fc1/affine/Erf", "outputs are where", fatal=False, remedy=remedies.NORMALISE_DATA)
+def erf_of_raw_data(mended: bool) -> Built:
+    def spoil(x: nn.Variable, t: nn.Variable) -> None:
+        x.d *= 1.0 if mended else 300.0
+
+    return network(lambda x: F.erf(affine(x, 16, "fc1")), spoil=spoil)
+
+
+@trouble(
+    "overflow",
+    "fc1/affine/PowScalar",
+    "divides by numbers down to",
+    remedy=remedies.MULTIPLY_FIRST.format("it"),
+)
+def repulsion(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        distance = 0.3 + F.sigmoid(affine(x, 16, "fc1"))
+        return F.log(1.0 + (distance / 0.3 if mended else distance) ** -12)
+
+    return network(layers)
+
+
 @trouble("solver", "Adam", "fc1/affine/W", remedy=remedies.SETTINGS)
 def steps_that_divide_by_zero(mended: bool) -> Built:
     return trained(network(), S.Adam(1e-3, beta1=0.9 if mended else 1.0))

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients that are 0 but for rounding errors, and the functions that make them so."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.formats import Format
+from ..emulation import FormatEmulation
+from . import remedies
+from .causes import Cause
+from .finite import SOFTMAX
+from .notes import listed
+from .passes import Gradients, Layer, Passes, Tally
+from .target import NORMALIZATIONS, Network, Subject
+from .untrained import alike_weights
+from .watching import Sight, largest
+
+# Gradients that change by this share when all is rounded to 20 bits consist of rounding errors. Others change
+# by some hundred thousandths, and so does the loss, unless the network amplifies rounding errors.
+_FINER, _NOISE, _AMPLIFIED = Format.ieee("finer", exponent_bits=8, mantissa_bits=20), 0.1, 2e-4
+# Rounding errors of a bias are not so many times as large as those of its weights.
+_TIMES = 16.0
+# Functions that add up or subtract, and those that hand on what is the same for all numbers.
+_SUMS = {"Add2", "AddScalar", "GlobalAveragePooling", "Mean", "RSubScalar", "Sub2", "Sum"}
+_LINEAR = {
+    "Add2",
+    "AddScalar",
+    "Broadcast",
+    "BroadcastTo",
+    "Div2",
+    "Mul2",
+    "MulScalar",
+    "Reshape",
+    "Transpose",
+}
+# Functions that compare numbers, and so remove what is the same for all.
+_COMPARING = {*SOFTMAX, *NORMALIZATIONS, "SoftmaxCrossEntropy"}
+
+
+class RoundingNoise:
+    """Comparison of all batches in fp32 with numbers of 20 bits."""
+
+    def __init__(self, examined: Subject, network: Network, layers: Sequence[Layer], passes: Passes) -> None:
+        self._examined, self._network, self._layers, self._passes = examined, network, layers, passes
+        self._finer = FormatEmulation(examined.loss, _FINER)
+        # Keys of parameters whose gradients are rounding errors in all batches so far.
+        self.gradients = {key for layer in layers for key in layer.weights}
+        # Functions on the gradient's way whose numbers are rounding errors.
+        self.functions: List[Any] = []
+
+    def compare_forward(self, in_fp32: Sight) -> None:
+        """Find the functions in the first batch."""
+        network, finely = self._network, Sight(self._network.leaves.values(), self._examined.kernels, in_fp32)
+        self._examined.forward(self._finer, 0, finely.after_forward)
+        jumps = [f for f in finely.jumps(network, _NOISE / 100.0, _NOISE) if hash(f) in network.nodes]
+        self.functions = [f for f in jumps if remedies.is_a(f, *_SUMS, *NORMALIZATIONS)]
+
+    def compare(self, index: int, in_fp32: Gradients, loss: float) -> None:
+        """Compare the gradients of a batch."""
+        forward = partial(self._examined.forward, self._finer, index)
+        finely = Tally(self.gradients)
+        finely.add(self._passes.with_one_scale(forward, self._finer), in_fp32)
+        amplifies = abs(float(self._examined.loss.d) - loss) > _AMPLIFIED * abs(loss)
+        self.gradients &= finely.zeros() if amplifies else finely.differing(_NOISE) | finely.zeros()
+
+    def add_biases(self, sights: Sequence[Sight]) -> None:
+        """Add biases beside weights with rounding errors: theirs may be equal by chance."""
+        for layer in self._layers:
+            sizes = {key: largest(s.gradients.get(key) for s in sights) for key in layer.weights}
+            of_weights = {key: sizes[key] for key, v in layer.weights.items() if v.ndim > 1}
+            if of_weights.keys() <= self.gradients:
+                # A much larger gradient is no error.
+                most = _TIMES * max(of_weights.values(), default=0.0)
+                self.gradients |= {key for key, size in sizes.items() if size <= most}
+
+    def cause_in_forward(self, spoils: Sequence[str]) -> Cause:
+        """Cause of a function whose numbers are rounding errors, which spoils some layers."""
+        f = self.functions[0]
+        what, remedy = "the numbers that it adds up cancel", remedies.NOTHING_LEFT
+        if remedies.is_a(f, *NORMALIZATIONS):
+            what, remedy = "what it normalises together is equal", remedies.CONSTANT_INPUT
+        elif remedies.is_a(remedies.origin(f.inputs[0]), *NORMALIZATIONS):
+            remedy = remedies.MEAN_OF_NORMALIZED
+        what = f"it computes nothing but rounding errors, in fp32 too: {what}"
+        return Cause("rounding_noise", self._network.name(f), what, remedy, spoils=tuple(spoils))
+
+    def cause(self, names: Sequence[str]) -> Cause:
+        """Cause of gradients that are mathematically 0, at the last of the named layers that tells it."""
+        layers = [layer for layer in self._layers if layer.name in names]
+        alike, remedy = alike_weights(self._network), remedies.NOT_CONSTANT
+        what = "its gradient in fp32 is nothing but rounding errors"
+        what += f" (one of {len(layers)} layers)" * bool(layers[1:])
+        spoils = tuple(names)
+        if alike:
+            what += f", as units stay alike: all numbers are equal in {listed(alike)}"
+            return Cause("equal_units", names[-1], what, remedies.INITIALISE, spoils=spoils)
+        cuts = self._cuts(layers)
+        name, clause = names[-1], ""
+        for layer in reversed(layers):
+            clause, remedy = self._cancelled(layer, cuts)
+            if clause:
+                name = layer.name
+                break
+        return Cause("rounding_noise", name, what + clause, remedy, spoils=spoils)
+
+    def is_bias(self, layer: Layer) -> bool:
+        """True for vectors that are only added before a normalization, which removes them."""
+        is_vector = all(max(v.shape, default=1) == v.size for v in layer.weights.values())
+        return is_vector and remedies.is_a(self._first_reader(layer), *NORMALIZATIONS)
+
+    def _cancelled(self, layer: Layer, cuts: Set[int]) -> Tuple[str, str]:
+        """Clause about the functions that make rounding errors of a layer's gradient, and a remedy."""
+        network, reader = self._network, self._first_reader(layer)
+        own = [f for f in network.behind(layer.outputs or layer.weights) if hash(f) in cuts]
+        names = network.listed(own)
+        if own and remedies.is_a(own[0], *_COMPARING):
+            is_softmax = remedies.is_a(own[0], *SOFTMAX)
+            remedy = remedies.MEAN_OF_SOFTMAX if is_softmax else remedies.MEAN_OF_NORMALIZED
+            return f": {names} hands none on, as all numbers that it compares get the same", remedy
+        if remedies.is_a(reader, *_COMPARING):
+            clause = (
+                f": {network.name(reader)} removes it, as it is added to all numbers alike that this compares"
+            )
+            return clause, remedies.CANCELS
+        return f": its parts cancel in {names}" * bool(own), remedies.NOT_CONSTANT
+
+    def _first_reader(self, layer: Layer) -> Any:
+        """First function behind a layer that does more than to hand on what is the same for all numbers."""
+        behind = self._network.behind(layer.outputs or layer.weights)
+        others = (f for f in behind if layer.outputs.keys().isdisjoint(map(hash, f.outputs)))
+        return next((f for f in others if f.info.type_name not in _LINEAR), None)
+
+    def _cuts(self, layers: Sequence[Layer]) -> Set[int]:
+        """Keys of the functions that make rounding errors of a gradient on its way to some layers."""
+        examined, network, finer = self._examined, self._network, self._finer
+        starts = [key for layer in layers for key in layer.outputs or layer.weights]
+        behind = [f for f in network.behind(starts) if hash(f) in network.nodes]
+        compared = {
+            hash(v) for f in behind for v in f.outputs if hash(v) in network.readers or f in network.last
+        }
+        exact: Dict[int, NDArray[Any]] = {}
+        noise: Set[int] = set()
+
+        def read(f: Any) -> Iterator[Tuple[int, NDArray[Any]]]:
+            return ((hash(v), np.array(v.grad.data, np.float64)) for v in f.outputs if hash(v) in compared)
+
+        def compare(f: Any) -> None:
+            for key, gradient in read(f):
+                wanted = exact.pop(key)
+                if not np.linalg.norm(gradient - wanted) < _NOISE * np.linalg.norm(wanted):
+                    noise.add(key)
+
+        forward = partial(examined.forward, examined.loss, 0)
+        self._passes.with_one_scale(forward, examined.loss, pre=lambda f: exact.update(read(f)))
+        self._passes.with_one_scale(partial(examined.forward, finer, 0), finer, pre=compare)
+        exactly = noise.isdisjoint
+        return {hash(f) for f in behind if exactly(map(hash, f.outputs)) and not exactly(map(hash, f.inputs))}
