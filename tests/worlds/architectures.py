@@ -117,20 +117,17 @@ def weight_times_itself() -> nn.Variable:
     return F.mean(PF.affine(F.tanh(F.affine(image(3, 4), product)), 2, name="a", rng=RNG(1)) ** 2)
 
 
-def weight_normalization() -> nn.Variable:
-    def normalized(w: nn.Variable) -> nn.Variable:
-        return PF.weight_normalization(w, dim=1, name=f"wn{w.shape[0]}")
+def normalized_weights(normalize: Callable[[nn.Variable], nn.Variable]) -> nn.Variable:
+    h = F.tanh(PF.affine(image(3, 4), 6, name="a", apply_w=normalize, rng=RNG(0)))
+    return F.mean(PF.affine(h, 2, name="b", apply_w=normalize, rng=RNG(1)) ** 2)
 
-    h = F.tanh(PF.affine(image(3, 4), 6, name="a", apply_w=normalized, rng=RNG(0)))
-    return F.mean(PF.affine(h, 2, name="b", apply_w=normalized, rng=RNG(1)) ** 2)
+
+def weight_normalization() -> nn.Variable:
+    return normalized_weights(lambda w: PF.weight_normalization(w, dim=1, name=f"wn{w.shape[0]}"))
 
 
 def spectral_normalization() -> nn.Variable:
-    def normalized(w: nn.Variable) -> nn.Variable:
-        return PF.spectral_norm(w, dim=1, itr=1, name=f"sn{w.shape[0]}")
-
-    h = F.tanh(PF.affine(image(3, 4), 6, name="a", apply_w=normalized, rng=RNG(0)))
-    return F.mean(PF.affine(h, 2, name="b", apply_w=normalized, rng=RNG(1)) ** 2)
+    return normalized_weights(lambda w: PF.spectral_norm(w, dim=1, itr=1, name=f"sn{w.shape[0]}"))
 
 
 def python_function() -> nn.Variable:
