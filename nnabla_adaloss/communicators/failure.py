@@ -23,17 +23,13 @@ class Watchdog:
     def __init__(self, timeout_s: Optional[float], on_expiry: Callable[[str, float], None]) -> None:
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"`timeout_s` must be positive, got {timeout_s}")
-        self._timeout_s = timeout_s
-        self._on_expiry = on_expiry
         self._watched: Optional[Tuple[float, Callable[[], str]]] = None
-        self._thread: Optional[threading.Thread] = None
+        if timeout_s is not None:
+            threading.Thread(target=self._patrol, args=(timeout_s, on_expiry), daemon=True).start()
 
     @contextmanager
     def watch(self, describe: Callable[[], str]) -> Iterator[None]:
         """Watch the block; `describe` is called only on expiry."""
-        if self._thread is None and self._timeout_s is not None:
-            self._thread = threading.Thread(target=self._patrol, args=[self._timeout_s], daemon=True)
-            self._thread.start()
         # One assignment costs a microsecond; the thread reads it four times per timeout.
         self._watched = (time.monotonic(), describe)
         try:
@@ -41,12 +37,12 @@ class Watchdog:
         finally:
             self._watched = None
 
-    def _patrol(self, timeout_s: float) -> None:
+    def _patrol(self, timeout_s: float, on_expiry: Callable[[str, float], None]) -> None:
         while True:
             time.sleep(timeout_s / 4)
             watched = self._watched
             if watched is not None and time.monotonic() - watched[0] > timeout_s:
-                self._on_expiry(watched[1](), timeout_s)
+                on_expiry(watched[1](), timeout_s)
 
 
 def exit_code_of(error: BaseException) -> int:
