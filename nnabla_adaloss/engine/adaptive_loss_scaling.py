@@ -332,13 +332,15 @@ class AdaptiveLossScaling:
         """Find the first function that is not finite on the present inputs, as text; forward runs again."""
         self.guard.rewind()
         prepared = self._graph.current(wiring=True)
-        first: Optional[int] = 0
-        if self.kernels.asynchronous:
-            # Examining each of the functions before it would wait for the device.
-            first = first_nonfinite(self.loss, self.kernels, prepared.measurements)
-            # That forward has written running statistics, too.
-            self.guard.rewind()
-        return "" if first is None else find_fault(self.loss, prepared, first)
+        if not self.kernels.asynchronous:
+            return find_fault(self.loss, prepared)
+        # Examining each of the functions before it would wait for the device.
+        first = first_nonfinite(self.loss, self.kernels, prepared.measurements)
+        if first is None:
+            return ""
+        # That forward has written running statistics, too.
+        self.guard.rewind()
+        return find_fault(self.loss, prepared, first)
 
     def scale_of(self, variable: nn.Variable) -> float:
         """Scale S that the gradient of `variable` carried in the last backward.
