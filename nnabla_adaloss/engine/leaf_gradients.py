@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import AbstractSet, Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import AbstractSet, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
-import numpy as np
-from numpy.typing import NDArray
 
 from ..core.components import Components, NodeStructure, component_of_contribution
 from ..core.power_of_two import is_power_of_two
@@ -223,12 +221,12 @@ class WrittenLeaves:
         self, contributions: Sequence[Contribution], plan: GraphPlan, components: Components
     ) -> None:
         self.contributions, self.components, self._plan = contributions, components, plan
-        # By leaves: their components, the start of each one's places among the sorted places, and these.
-        self._groups: Dict[AbstractSet[int], Tuple[List[int], NDArray[np.intp], NDArray[np.intp]]] = {}
+        # By leaves: components and places of `counted` contributions to them, sorted.
+        self._counted_to: Dict[FrozenSet[int], List[Tuple[int, int]]] = {}
 
     @cached_property
     def counted(self) -> List[Tuple[Contribution, int, int]]:
-        """Contributions of this batch only, each with the index of its magnitude, and its component."""
+        """Contributions of this batch only, each with the place of its magnitude, and its component."""
         return [
             (one, place, self.component(one.leaf, one.function))
             for one, place in places_of_contributions(self.contributions)
@@ -239,25 +237,21 @@ class WrittenLeaves:
         return component_of_contribution(self._plan.by_number[function], leaf, self.components.of)
 
     def amax_of_components(self, largest: Sequence[float], leaves: FrozenSet[int]) -> Dict[int, float]:
-        """Largest finite magnitude of each component in `counted` ones to these leaves; `largest`: of all."""
-        if leaves not in self._groups:
+        """Largest finite magnitude of each component in contributions to these leaves; `largest`: of all."""
+        if leaves not in self._counted_to:
             counted = sorted((index, place) for one, place, index in self.counted if one.leaf in leaves)
-            places = np.array([place for _, place in counted], np.intp)
-            distinct, starts = np.unique([index for index, _ in counted], return_index=True)
-            self._groups[leaves] = distinct.tolist(), starts, places
-        indices, starts, places = self._groups[leaves]
-        if not indices:
-            return {}
-        magnitudes = np.array(largest)[places]
-        # Infinity stands for NaN, too. A component without finite ones has no amax: -1 removes it below.
-        if math.inf in largest:
-            magnitudes[magnitudes == math.inf] = -1.0
-        amaxes: Any = np.maximum.reduceat(magnitudes, starts).tolist()
-        return {index: amax for index, amax in zip(indices, amaxes) if amax >= 0.0}
+            self._counted_to[leaves] = counted
+        amaxes: Dict[int, float] = {}
+        for index, place in self._counted_to[leaves]:
+            amax = largest[place]
+            # Infinity stands for NaN, too.
+            if amax < math.inf and (index not in amaxes or amax > amaxes[index]):
+                amaxes[index] = amax
+        return amaxes
 
 
 def places_of_contributions(written: Sequence[Contribution]) -> List[Tuple[Contribution, int]]:
-    """List contributions without gradients of earlier batches, each with the index of its magnitude."""
+    """List contributions without gradients of earlier batches, each with the place of its magnitude."""
     # The magnitude of a contribution that is not `alone` is that of the sum with the leaf's former gradient.
     # It is left out if earlier batches may be in the sum, as no contribution of this pass came before. After
     # one at the same scale the two count as one, as the sum of several functions does in a pass without
