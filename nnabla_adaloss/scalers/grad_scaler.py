@@ -168,20 +168,18 @@ class GradScaler:
         boolean("clear_no_need_grad", clear_no_need_grad)
         scaling = self.scaling(loss)
         guard, key = scaling.guard, hash(scaling.variable)
-        if not self._enabled:
-            scaling.loss.forward(clear_buffer=clear_buffer, clear_no_need_grad=clear_no_need_grad)
-            self._forwarded[key] = True
-            return
-        # Losses share the state that forward writes: the first one's guard begins the iteration for all.
-        if not self._forwarded:
-            guard.begin()
-        guard.begin_batch(first=not self._forwarded, repeat=self._may_run_again(scaling))
+        if self._enabled:
+            # Losses share the state that forward writes: the first one's guard begins the iteration for all.
+            if not self._forwarded:
+                guard.begin()
+            guard.begin_batch(first=not self._forwarded, repeat=self._may_run_again(scaling))
         # Removed first, so that it is the latest.
         self._forwarded.pop(key, None)
         self._forwarded[key] = True
         scaling.forward(clear_buffer=clear_buffer, clear_no_need_grad=clear_no_need_grad)
-        # Before another loss writes the same running statistics.
-        scaling.guard.state.note_changes()
+        if self._enabled:
+            # Before another loss writes the same running statistics.
+            guard.state.note_changes()
 
     def backward(self, loss: LossLike, clear_buffer: bool = False, grad: Optional[Seed] = None) -> None:
         """Run backward; parameter gradients are unscaled, in fp32, and added to their former contents.

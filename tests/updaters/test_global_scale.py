@@ -92,7 +92,7 @@ def test_all_ranks_have_the_lowest_scale_after_an_exchange() -> None:
         exchange: Any = SimpleNamespace(
             sum_with=lambda own, kernels, average, theirs=theirs: ([own, theirs], True)
         )
-        found = s0.exchange(exchange, scaling, average=False, alike=False, bad=False)
+        found = s0.exchange(exchange, scaling, average=False, bad=False)
         assert found == (lowest[0], False)
         assert s0.state == ScaleState(*lowest)
         # What layers are scaled by comes with it.
@@ -100,15 +100,14 @@ def test_all_ranks_have_the_lowest_scale_after_an_exchange() -> None:
 
 
 @pytest.mark.parametrize("measured", [None, {"layer": [1.0]}])
-@pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("finite", [False, True])
 @pytest.mark.parametrize("bad", [[False, False], [True, False], [False, True]])
 def test_gradients_of_a_rank_that_are_bad_are_used_by_none(
-    measured: Any, alike: bool, finite: bool, bad: List[bool]
+    measured: Any, finite: bool, bad: List[bool]
 ) -> None:
     """Though they are finite, as they are where a rank has looked at its batch with a smaller scale."""
     s0, sent = GlobalScale(8.0, ScalePolicy(), None), []
-    of_s0 = {} if alike else {"S0": [8.0, 0, s0.state.hysteresis_left]}
+    of_s0 = {"S0": [8.0, 0, s0.state.hysteresis_left]}
 
     def told(own: Any, kernels: Any, *, average: bool) -> Any:
         sent.append(own)
@@ -118,7 +117,7 @@ def test_gradients_of_a_rank_that_are_bad_are_used_by_none(
     scaling: Any = SimpleNamespace(
         shared_statistics=lambda: measured, adopt_statistics=lambda told: None, kernels=CpuKernels()
     )
-    found = s0.exchange(exchange, scaling, average=True, alike=alike, bad=bad[0])
+    found = s0.exchange(exchange, scaling, average=True, bad=bad[0])
     assert found == (8.0, any(bad) or not finite)
     assert sent == [{**(measured or {}), **of_s0, "bad": [float(bad[0])]}]
 

@@ -68,9 +68,11 @@ class HooklessPass:
         numbers = {hash(graph.functions[number]): number for number in (*between, *following)}
 
         def after(f: object) -> None:
-            number = numbers.get(hash(f))
-            if number is not None:
-                self._after(number)
+            number = numbers.get(hash(f), -1)
+            if number in between:
+                self._prepared.rescale(between[number])
+            if number in following:
+                self._leaves.hand_on(following[number])
 
         return (), (after,)
 
@@ -85,13 +87,6 @@ class HooklessPass:
                 # Noted before it is set: a signal may interrupt between any two lines.
                 self._kept.append(variable)
                 variable.persistent = True
-
-    def _after(self, number: int) -> None:
-        """After a function, rescale gradients, and unscale those of leaves that others write, too."""
-        self._prepared.rescale(self._steps.between.get(number, ()))
-        following = self._steps.following.get(number)
-        if following is not None:
-            self._leaves.hand_on(following)
 
     def end(self) -> WrittenLeaves:
         """Restore weights, measure, unscale gradients of leaves, and return these."""
