@@ -242,7 +242,7 @@ class AdaptiveLossScaling:
     @property
     def written(self) -> Dict[int, str]:
         """Descriptions of leaves that forward writes in graphs of this loss, by the key of their data."""
-        return self._graph.written
+        return self._graph.state_descriptions
 
     @property
     def layers(self) -> List[str]:

@@ -35,8 +35,8 @@ class Topology(NamedTuple):
     plan: GraphPlan  # with the shapes of its last graph
     schedules: ScheduleCache
     statistics: Sequence[Any]  # from `LatestStatistics.state`
-    # From `PreparedGraph.written` of the last graph, for leaves without a name.
-    written: Mapping[int, str] = MappingProxyType({})
+    # From `PreparedGraph.state_descriptions` of the last graph, for leaves without a name.
+    nameless_state: Mapping[int, str] = MappingProxyType({})
 
 
 class GraphCache:
@@ -128,11 +128,11 @@ class GraphCache:
         ]
 
     @property
-    def written(self) -> Dict[int, str]:
+    def state_descriptions(self) -> Dict[int, str]:
         """Descriptions of leaves that forward writes, by the key of their data, in all topologies."""
-        descriptions = self.current().written()
+        descriptions = self.current().state_descriptions()
         for one in self._others:
-            descriptions.update(one.written)
+            descriptions.update(one.nameless_state)
         return descriptions
 
     def load_other_states(self, states: Sequence[Saved]) -> None:
@@ -184,10 +184,11 @@ class GraphCache:
             self._load_waiting(prepared, weights)
         return prepared
 
-    def _remember(self, last: PreparedGraph) -> None:
+    def _remember(self, previous: PreparedGraph) -> None:
         """Keep the state of the previous topology; forget the oldest one, if there are too many."""
-        state = last.statistics.state(last.plan.measured)
-        topology = Topology(last.plan, last.schedules, state, last.written(named=False))
+        statistics = previous.statistics.state(previous.plan.measured)
+        nameless = previous.state_descriptions(named=False)
+        topology = Topology(previous.plan, previous.schedules, statistics, nameless)
         # `_REMEMBERED` with the present one. The oldest are saved ones that still wait for a graph.
         self._others = (*self._others[2 - _REMEMBERED :], topology)
         self._waiting = self._waiting[max(0, 1 + len(self._waiting) + len(self._others) - _REMEMBERED) :]
@@ -259,9 +260,8 @@ class GraphCache:
     def _names_for(self, graph: Graph, previous: Optional[PreparedGraph]) -> ParameterNames:
         """Names of a graph's parameters: those of earlier graphs suffice if each leaf has one."""
         names: ParameterNames = {}
-        for plans in (
-            ((previous.plan,), [other.plan for other in self._others]) if previous is not None else ()
-        ):
+        earlier = () if previous is None else ([previous.plan], [other.plan for other in self._others])
+        for plans in earlier:
             for plan in plans:
                 names = {**plan.names, **names, **self._names}
             # Frozen parameters and data need no names.

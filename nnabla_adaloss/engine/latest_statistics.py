@@ -190,16 +190,16 @@ class LatestStatistics:
         gradients: Dict[int, Tuple[ArrayStatistics, float]] = {}
         new: Dict[_Key, ArrayStatistics] = {}
         remembered = self.request.gradients | self.request.watched
-        for position, (ticket, scale) in running.items():
-            statistics = results.statistics[ticket] if isinstance(ticket, int) else ticket
+        for position, (measured, scale) in running.items():
+            statistics = results.statistics[measured] if isinstance(measured, int) else measured
             gradients[position] = statistics, scale
             # Others are measured for the amaxes of their components alone. Zeros of an inactive one would
             # hide its gradients in other batches.
             weight = 0.0 if statistics.nonfinite or position not in remembered else weight_of(position)
             if weight:
                 new[position] = statistics.scaled(1.0 / (scale * weight))
-        for key, ticket in (*pending.by_key.items(), *data.items()):
-            statistics = results.statistics[ticket] if isinstance(ticket, int) else ticket
+        for key, one in (*pending.by_key.items(), *data.items()):
+            statistics = results.statistics[one] if isinstance(one, int) else one
             if not statistics.nonfinite:
                 new[key] = statistics
         if new:

@@ -219,7 +219,7 @@ class PreparedGraph:
                 self.kernels.scale_(array, factor)
                 self.storage.store_gradient(self.graph.keys[position], array)
 
-    def written(self, *, named: bool = True) -> Dict[int, str]:
+    def state_descriptions(self, *, named: bool = True) -> Dict[int, str]:
         """Describe leaves that forward writes, by key of their data; without `named` no parameters."""
         plan, leaves = self.plan, self.graph.leaves
         descriptions: Dict[int, str] = {}

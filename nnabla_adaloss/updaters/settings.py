@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any, Callable, Dict, Literal, Optional, Tuple, Union
 
 from ..core.scale_history import HistoryPolicy
@@ -110,8 +109,3 @@ def exchanged(updater: Any, solver: Any) -> bool:
 def measured(updater: Any, min_scale: Any) -> bool:
     """Refuse another floor of measured scales, which keep their first one."""
     return updater.history is not None and min_scale != updater.min_scale
-
-
-def policy() -> Any:
-    """Make the setting of a `Policy`."""
-    return Setting(partial(choice, words=Policy))
