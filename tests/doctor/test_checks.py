@@ -14,7 +14,6 @@ from nnabla_adaloss.doctor import Finding, area_works, checks, examine
 from nnabla_adaloss.doctor.findings import Area
 from nnabla_adaloss.doctor.probes import Answer
 
-NO_NNABLA = (None, "ModuleNotFoundError: No module named 'nnabla'")
 ILLEGAL = (None, "RuntimeError: an illegal instruction was encountered")
 WRONG = (None, "ArithmeticError: gradients differ from nnabla's by 1.0e-01 of the largest")
 ALL_WORK = {"sum": ([], ""), "mean": ([], "")}

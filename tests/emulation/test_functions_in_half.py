@@ -31,10 +31,6 @@ def numbers(*values: float) -> Array:
     return np.array(values, np.float32)
 
 
-def in_words(name: str) -> str:
-    return "".join("_" * (i > 0 and c.isupper()) + c.lower() for i, c in enumerate(name))
-
-
 def gradient_of(layer: Callable[..., Any], of: int) -> Callable[..., Any]:
     """A product that `nn.grad` makes of a layer: of its output gradient and its other input."""
     shape = (IMAGES, KERNEL) if layer is not F.affine else (ROWS, COLUMNS)

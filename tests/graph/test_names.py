@@ -13,15 +13,14 @@ from nnabla.core.module import Module
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, Graph, GraphPlan
 from nnabla_adaloss.core.layer_selection import LayerSelection
-from nnabla_adaloss.graph.names import function_names, named, registered_names
+from nnabla_adaloss.graph.names import function_names, registered_names
 from tests.worlds.architectures import NETWORKS as ARCHITECTURES
 from tests.worlds.networks import two_layers
 from tests.worlds.trainings import updater_of
 
 
-def names_of(loss: nn.Variable, parameters: Any = None) -> List[str]:
-    known = {**registered_names(), **named(parameters or {})}
-    return function_names(Graph(loss).description(known))
+def names_of(loss: nn.Variable) -> List[str]:
+    return function_names(Graph(loss).description(registered_names()))
 
 
 def attention(x: nn.Variable, width: int = 8) -> nn.Variable:
