@@ -222,9 +222,7 @@ class MPICommunicator:
             written = [array for array, skipped in zip(arrays, lazily_zero) if not skipped]
             self._packer.exchange(written, sum_over_ranks)
 
-    def all_reduce_callback(
-        self, data: Arrays, pack_size: int, division: bool = False, group: str = "world", **options: Any
-    ) -> NoReturn:
+    def all_reduce_callback(self, *_: Any, **__: Any) -> NoReturn:
         """Not available: a NotImplementedError that names the alternative."""
         raise NotImplementedError(
             "Variable.backward(communicator_callbacks=...) takes only objects made by nnabla's own GPU "
