@@ -528,11 +528,11 @@ class AdaptiveLossScaling:
         masters = list(map(_gradient, leaves.values()))
         all_zero = all(map(_zeroing, masters))
         self.guard.before_backward(masters, all_zero=all_zero)
-        weights = prepared.loss_weights(scale)
+        loss_weights = prepared.loss_weights(scale)
         # A seed gradient multiplies all gradients, as a loss weight does; constant scales heed neither.
         if grad is not None and not prepared.schedules.for_good(scale):
             factor = seed_weight(grad, on_host=not self.kernels.asynchronous)
-            weights = tuple([weight * factor for weight in weights])
+            loss_weights = tuple([weight * factor for weight in loss_weights])
         self.components = self.components.before_pass(iteration)
         options = BackwardOptions(
             clear_buffer, communicator_callbacks, function_pre_hook, function_post_hook, grad
@@ -542,7 +542,7 @@ class AdaptiveLossScaling:
         if self._nonfinite.keys and self._nonfinite.set_aside(leaves):
             all_zero = all(map(_zeroing, masters))
         try:
-            request = Request(iteration, scale, weights, rerun, grad is not None)
+            request = Request(iteration, scale, loss_weights, rerun, grad is not None)
             decision = self._chooser.decide(prepared, self.components, request)
             prepared.schedules = decision.schedules
             watch = None
@@ -589,10 +589,10 @@ class AdaptiveLossScaling:
         """
         prepared = self._graph.current()
         check_scale(scale)
-        weights = prepared.loss_weights(scale)
+        loss_weights = prepared.loss_weights(scale)
         # Gradients grow with a loss weight above 1: the scale of their component falls by it.
-        scales = [within_float32(scale / max(weight, 1.0)) for weight in weights]
-        decision = Decision(prepared.schedule(scales, scale, weights), prepared.schedules)
+        scales = [within_float32(scale / max(weight, 1.0)) for weight in loss_weights]
+        decision = Decision(prepared.schedule(scales, scale, loss_weights), prepared.schedules)
         run_pass(self.loss, self._seed, prepared, decision, BackwardOptions(clear_buffer=True))
 
 

@@ -158,6 +158,7 @@ class Chooser:
         start_scale = self.start_scale(
             policy.start_scale if request.given_scale is None else request.given_scale
         )
+        # From the smallest number of the range to the margin below its end.
         span = self._config.range.u_max / (policy.margin * self._config.range.u_min)
         if request.given_scale is not None:
             # A given S0, lower only after an overflow of the loss gradient itself.

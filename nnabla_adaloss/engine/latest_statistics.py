@@ -249,23 +249,21 @@ class LatestStatistics:
             self._pending = _PendingWeights([*pending], [], [*pending.values()])
 
     @property
-    def _shared(self) -> Dict[str, _Key]:
-        """Keys of statistics to exchange, by common name: ranks have equal weights, but other activations."""
-        weights = self._plan.described.kept
-        shared: Dict[str, _Key] = {}
+    def _exchanged(self) -> Dict[str, _Key]:
+        """Keys of gradients and activations, by names for all ranks, which have the same parameters."""
+        parameters = self._plan.described.kept
+        exchanged: Dict[str, _Key] = {}
         for layer, (node, layer_input) in self._plan.layer_inputs.items():
             if node.outputs[0] in self.request.gradients:
-                shared[f"{layer} gradient"] = node.outputs[0]
-            if layer_input.weight in self.request.data and layer_input.weight not in weights:
-                shared[f"{layer} factor"] = ~layer_input.weight
-        return shared
+                exchanged[f"{layer} gradient"] = node.outputs[0]
+            if layer_input.weight in self.request.data and layer_input.weight not in parameters:
+                exchanged[f"{layer} factor"] = ~layer_input.weight
+        return exchanged
 
     def shared(self) -> Dict[str, Sequence[float]]:
         """Measurements since the last `adopt`, by names that are common to all ranks."""
-        shared = self._shared
-        message: Dict[str, Sequence[float]] = {
-            n: list(self._latest[k]) for n, k in shared.items() if k in self._new
-        }
+        new = {name: key for name, key in self._exchanged.items() if key in self._new}
+        message: Dict[str, Sequence[float]] = {name: list(self._latest[key]) for name, key in new.items()}
         weights = [name for name in self._new if isinstance(name, str)]
         # Weights of other graphs are known, too: ranks may have run different graphs, and measured others.
         if weights and not self.weights.keys() <= {*self._names.values()}:
@@ -279,7 +277,7 @@ class LatestStatistics:
         weights = {name: row for one in messages for name, row in one.items() if name.endswith(_WEIGHT)}
         for name, values in weights.items():
             self._latest[name[: -len(_WEIGHT)]] = ArrayStatistics._make(values)
-        for name, key in self._shared.items():
+        for name, key in self._exchanged.items():
             rows = (one.get(name) for one in messages)
             pooled = pool([ArrayStatistics._make(row) for row in rows if row is not None])
             if pooled is not None:

@@ -118,7 +118,7 @@ class PreparedGraph:
         return self.plan.components(by_layer=not self.schedules.constant)
 
     @cached_property
-    def _weights(self) -> LossWeights:
+    def _loss_weights(self) -> LossWeights:
         return self.plan.loss_weights(by_layer=not self.schedules.constant)
 
     @property
@@ -189,14 +189,14 @@ class PreparedGraph:
     def before_forward(self, context: nn.Context) -> None:
         """Prepare reading loss weights after a forward in the device's `context` without waiting for it."""
         if not self.schedules.constant:
-            self._weights.before_forward(self.graph.variables, context)
+            self._loss_weights.before_forward(self.graph.variables, context)
 
     def loss_weights(self, given_scale: Optional[float]) -> Tuple[float, ...]:
         """Present loss weight of each component; 1 if all scales are a constant S0."""
         if self.schedules.for_good(given_scale):
             return (1.0,) * len(self.components.names)
         on_host = not self.kernels.asynchronous
-        return self._weights.read(self.graph.variables, on_host=on_host, in_use=self.schedules.chosen)
+        return self._loss_weights.read(self.graph.variables, on_host=on_host, in_use=self.schedules.chosen)
 
     def schedule(
         self,

@@ -68,8 +68,8 @@ def load_state(
 ) -> Tuple[ScheduleCache, Memory, int, int, List[Saved]]:
     """Load a `state_of`, and return the part that the engine keeps; a ValueError leaves all unchanged."""
     try:
-        no_weights = integer("schema", state["schema"]) == _MAGNITUDES
-        if not no_weights:
+        lacks_loss_weights = integer("schema", state["schema"]) == _MAGNITUDES
+        if not lacks_loss_weights:
             check_version(state["schema"], SCHEMA)
         topologies = topologies_of(state)
         of_plan = of_topology(prepared.plan, topologies)
@@ -82,7 +82,7 @@ def load_state(
         pending: Dict[str, ArrayStatistics] = {}
         histories: Dict[str, History] = {}
         others: List[Saved] = []
-        if no_weights:
+        if lacks_loss_weights:
             warn(
                 "the state was saved by an earlier version, which did not remember with which loss weights "
                 "it had measured: scales are measured again, with the next batch"
@@ -117,8 +117,8 @@ def load_topology(saved: Saved, prepared: PreparedGraph) -> Tuple[Dict[int, Arra
     """Read statistics and schedules for a prepared graph from a `topology_state`, which may be damaged."""
     return LatestStatistics.loaded(prepared.plan.measured, saved["statistics"]), prepared.schedules.loaded(
         saved["schedule"],
-        lambda scales, given_scale, weights, is_merged: prepared.schedule(
-            scales, given_scale, weights, merged=prepared.merged if is_merged else None
+        lambda scales, given_scale, loss_weights, is_merged: prepared.schedule(
+            scales, given_scale, loss_weights, merged=prepared.merged if is_merged else None
         ),
         power_of_two=prepared.config.power_of_two,
     )
