@@ -384,7 +384,7 @@ class AdaptiveLossScaling:
         }
 
     def adopt_statistics(self, messages: Sequence[Mapping[str, Sequence[float]]]) -> None:
-        """Compute the next scales from `shared_statistics` of all ranks, in their order."""
+        """Replace the measurements by the `shared_statistics` of all ranks, in their order."""
         prepared = self._graph.current()
         choose_again, entry_complete = (any(flags) for flags in zip(*(one[_ENDS] for one in messages)))
         if choose_again:
@@ -395,14 +395,14 @@ class AdaptiveLossScaling:
         lost: Dict[str, float] = {}
         for one in messages:
             for kind, largest in ((_COMPONENT, unit_amaxes), (_LOST, lost)):
-                for name, (unit_amax, *_) in _of_kind(kind, one).items():
+                for name, (unit_amax,) in _of_kind(kind, one).items():
                     largest[name] = max(unit_amax, largest.get(name, unit_amax))
         self.components = self.components.adopting(entry_complete, unit_amaxes, lost)
         prepared.statistics.adopt([_of_kind(_LAYER, one) for one in messages])
 
     def after_update(self, step: Optional[Callable[[], Any]] = None) -> None:
         """End a good iteration: remember its measurements, run the solver's `step`, measure new weights."""
-        # Before `step`, with whose end the iteration counts.
+        # First, because the iteration counts from the end of `step` on, even if it is interrupted then.
         self.components = self.components.after_iteration(good=True)
         if step is not None:
             step()

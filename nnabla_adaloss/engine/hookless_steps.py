@@ -97,7 +97,7 @@ class HooklessSteps:
     # unscaled one by one.
     following: Mapping[int, Sequence[Contribution]]
     between: Mapping[int, Tuple[Rescale, ...]]  # rescales after a function, by its number
-    _written: Optional[WrittenLeaves] = None  # of the last pass
+    _last_written: Optional[WrittenLeaves] = None  # of the last pass
 
     @cached_property
     def leaf_lists(self) -> Tuple[List[LeafList], List[Contribution]]:
@@ -117,13 +117,13 @@ class HooklessSteps:
         lists = [LeafList(self.leaves, direct, swapped=False), LeafList(self.leaves, swapped, swapped=True)]
         return [one for one, places in zip(lists, (direct, swapped)) if places], one_by_one
 
-    def written(
+    def written_leaves(
         self, contributions: Sequence[Contribution], plan: GraphPlan, components: Components
     ) -> WrittenLeaves:
         """Make written leaves of a pass's contributions, reusing equal ones of the last pass."""
-        last = self._written
+        last = self._last_written
         if last is None or last.components is not components or last.contributions != contributions:
-            self._written = last = WrittenLeaves(contributions, plan, components)
+            self._last_written = last = WrittenLeaves(contributions, plan, components)
         return last
 
     @cached_property

@@ -177,7 +177,7 @@ class LatestStatistics:
         variables = [self._graph.variables[position] for position in positions]
         return [as_float32(v.data, self._pool.get(v.shape, "float32", i)) for i, v in enumerate(variables)]
 
-    def finish(self, weight_of: Callable[[int], float]) -> Tuple[GradientStatistics, Results]:
+    def finish(self, loss_weight_of: Callable[[int], float]) -> Tuple[GradientStatistics, Results]:
         """Wait for a pass's results, and remember those of use; return the gradients', and all results."""
         # Cleared first: after an interruption no ticket may remain without a measurement. In place, as graphs
         # of one topology share the two dicts of running measurements; what is remembered is replaced, as
@@ -195,9 +195,10 @@ class LatestStatistics:
             gradients[position] = statistics, scale
             # Others are measured for the amaxes of their components alone. Zeros of an inactive one would
             # hide its gradients in other batches.
-            weight = 0.0 if statistics.nonfinite or position not in remembered else weight_of(position)
-            if weight:
-                new[position] = statistics.scaled(1.0 / (scale * weight))
+            unused = statistics.nonfinite or position not in remembered
+            loss_weight = 0.0 if unused else loss_weight_of(position)
+            if loss_weight:
+                new[position] = statistics.scaled(1.0 / (scale * loss_weight))
         for key, one in (*pending.by_key.items(), *data.items()):
             statistics = results.statistics[one] if isinstance(one, int) else one
             if not statistics.nonfinite:

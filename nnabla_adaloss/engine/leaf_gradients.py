@@ -252,10 +252,9 @@ class WrittenLeaves:
 
 def places_of_contributions(written: Sequence[Contribution]) -> List[Tuple[Contribution, int]]:
     """List contributions without gradients of earlier batches, each with the place of its magnitude."""
-    # The magnitude of a contribution that is not `alone` is that of the sum with the leaf's former gradient.
-    # It is left out if earlier batches may be in the sum, as no contribution of this pass came before. After
-    # one at the same scale the two count as one, as the sum of several functions does in a pass without
-    # hooks.
+    # A contribution that is not `alone` was added to what the leaf had; its magnitude is that of the sum. If
+    # none of this pass came before, the sum holds gradients of earlier batches, and is left out. After one at
+    # the same scale it counts for both, as the sum of several functions does in a pass without hooks.
     result: List[Tuple[Contribution, int]] = []
     latest: Dict[int, int] = {}  # by leaf, in the result
     for index, contribution in enumerate(written):

@@ -65,6 +65,7 @@ class MethodAlphas:
         # given S0 may be too large, and alphas may be less than 1.
         lowest = 1.0 if given_scale is None else 0.0
 
+        # `base` is the scale without compensation of a small loss.
         def method_alpha(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
             node, layer_input = prepared.plan.layer_inputs[layer]
             position = node.outputs[0]
@@ -74,8 +75,8 @@ class MethodAlphas:
             if inputs is None:
                 # Without measurements the layer passes its scale on.
                 return 1.0, Reason.UNKNOWN
-            in_range, fan_in = prepared.range_of(layer_input.input), layer_input.gemm.fan_in
-            self.unbounded[layer] = unbounded_alpha(self._config, layer, *inputs, in_range, fan_in)
+            input_range, fan_in = prepared.range_of(layer_input.input), layer_input.gemm.fan_in
+            self.unbounded[layer] = unbounded_alpha(self._config, layer, *inputs, input_range, fan_in)
             return bounded(max(self.unbounded[layer], lowest), base, self._config)
 
         return method_alpha

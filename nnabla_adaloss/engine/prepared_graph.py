@@ -56,8 +56,8 @@ class PreparedGraph:
 
     def for_graph(self, graph: Graph, plan: GraphPlan, storage: NativeStorage) -> PreparedGraph:
         """Adapt to another graph of this topology; cached properties are computed again."""
-        # Fields that are not replaced must not depend on the graph.
-        # Steps hold Variables: they are valid if the graph has all of them, as parameters.
+        # Fields that are not replaced must not depend on the graph. Steps hold Variables: they are valid if
+        # the graph has all of them, as parameters.
         steps = {
             scales: steps
             for scales, steps in self.steps.items()

@@ -178,20 +178,23 @@ class _FinishedPass(NamedTuple):
             overflowed = {p for p in scaled if rounded[keys[p]].statistics.nonfinite}.difference(plan.leaves)
         if not (arrived or leaf_overflowed or overflowed):
             return (), None, frozenset()
-        bad = arrived | overflowed
+        nonfinite = arrived | overflowed
         contributions = zip(self.written.contributions, self.largest)
-        bad_leaves = {one.leaf for one, amax in contributions if amax == math.inf}
-        bad_functions, finite = self.leaf_components(bad_leaves)
+        nonfinite_leaves = {one.leaf for one, amax in contributions if amax == math.inf}
+        leaf_components, finite = self.components_of_leaves(nonfinite_leaves)
         # If all were measured as they arrived, the others overflowed afterwards, when they were raised to the
         # scale of the next component.
         raised = overflowed - arrived if measured_all else frozenset()
-        first = first_overflow(plan, schedule.components, bad, bad_functions, raised)
+        first = first_overflow(plan, schedule.components, nonfinite, leaf_components, raised)
         functions = [
             node.label
             for node in plan.nodes
-            if not bad.isdisjoint(node.outputs)
+            if not nonfinite.isdisjoint(node.outputs)
             # All uses of a weight share its master: measured output gradients are more specific.
-            or (not bad_leaves.isdisjoint(map(plan.leaf, node.leaves)) and not (bad and node.layer_inputs))
+            or (
+                not nonfinite_leaves.isdisjoint(map(plan.leaf, node.leaves))
+                and not (nonfinite and node.layer_inputs)
+            )
         ]
         # Without measuring all, an overflow shows first where a weight has a gradient: it may have begun
         # before that, in functions without one. An emulation has seen every gradient.
@@ -199,7 +202,7 @@ class _FinishedPass(NamedTuple):
             return functions, first, frozenset()
         return functions, first, unseen_before(schedule.components, first, finite - {first})
 
-    def leaf_components(self, bad_leaves: AbstractSet[int]) -> Tuple[Dict[int, int], Set[int]]:
+    def components_of_leaves(self, nonfinite_leaves: AbstractSet[int]) -> Tuple[Dict[int, int], Set[int]]:
         """Component of each function's first nonfinite leaf; and all components with a finite leaf."""
         plan, written = self.prepared.plan, self.written
         # Function, component, and whether it is not finite, of each contribution that was measured alone.
@@ -209,29 +212,31 @@ class _FinishedPass(NamedTuple):
             for leaf in map(plan.leaf, node.leaves):
                 if leaf not in counted:
                     # Only the sum over its functions and earlier batches was measured.
-                    parts.append((node.number, written.component(leaf, node.number), leaf in bad_leaves))
-        finite = {index for _, index, is_bad in parts if not is_bad}
+                    parts.append(
+                        (node.number, written.component(leaf, node.number), leaf in nonfinite_leaves)
+                    )
+        finite = {index for _, index, is_nonfinite in parts if not is_nonfinite}
         # Reversed, so that of several leaves the first one stays.
-        bad_functions = {function: index for function, index, is_bad in reversed(parts) if is_bad}
-        return bad_functions, finite
+        nonfinite = {function: index for function, index, is_nonfinite in reversed(parts) if is_nonfinite}
+        return nonfinite, finite
 
 
 def first_overflow(
     plan: GraphPlan,
     components: Components,
-    bad: AbstractSet[int],
-    bad_functions: Mapping[int, int],  # component of a function's nonfinite leaf, by its number
+    nonfinite: AbstractSet[int],  # positions of gradients that are not
+    leaf_components: Mapping[int, int],  # component of a function's nonfinite leaf, by its number
     raised: AbstractSet[int] = frozenset(),  # overflowed when raised to the scale of the successor
 ) -> Optional[int]:
     """The first component, in backward order, that was not finite."""
     for node in plan.nodes:
-        if not bad.isdisjoint(node.outputs):
+        if not nonfinite.isdisjoint(node.outputs):
             # Raised by this function, between two components: the scale of its input's was too high.
             if len(node.outputs) == 1 and node.separates and node.inputs and node.outputs[0] in raised:
                 return components.of[node.inputs[0]]
             return components.of[node.outputs[0]]
-        if node.number in bad_functions:
-            return bad_functions[node.number]
+        if node.number in leaf_components:
+            return leaf_components[node.number]
     return None
 
 

@@ -7,7 +7,6 @@ from itertools import zip_longest
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 from zlib import crc32
 
-from ..core.layer_alpha import History
 from ..core.memory import Memory, Observations
 from ..core.saved_settings import check_version, plain
 from ..core.schedule_cache import ScheduleCache
@@ -76,36 +75,33 @@ def load_state(
         if not of_plan:
             _check_network(prepared.plan, topologies)
         iteration, draws = integer("iteration", state["iteration"]), integer("draws", state["draws"])
-        schedules, memory = prepared.schedules.drop(), Memory(memory.policy)
         statistics: Dict[int, ArrayStatistics] = {}
-        weights: Dict[str, ArrayStatistics] = {}
-        pending: Dict[str, ArrayStatistics] = {}
-        histories: Dict[str, History] = {}
-        others: List[Saved] = []
+        schedules = prepared.schedules.drop()
         if lacks_loss_weights:
             warn(
                 "the state was saved by an earlier version, which did not remember with which loss weights "
                 "it had measured: scales are measured again, with the next batch"
             )
-        else:
-            others = [one for one in topologies if one not in of_plan]
-            for one in of_plan:
-                statistics, schedules = load_topology(one, prepared)
-            # The cycle of measuring is that of the last graph, of whatever topology.
-            schedules = schedules.in_cycle(integer("since", state["schedule"]["since"]))
-            # Older states have them only in topologies.
-            weights, pending = (
-                {str(name): ArrayStatistics.loaded(one) for name, one in state.get(kind, {}).items()}
-                for kind in ("weights", "pending")
-            )
-            renamed = _renaming(prepared.plan, of_plan)
-            histories = MethodAlphas.loaded(renamed(state["layers"]))
-            memory = memory.loaded({kind: renamed(by_name) for kind, by_name in state["components"].items()})
-            # Amaxes do not depend on the format; scales do, and are chosen again. Older states lack the
-            # format.
-            dtype = plain(prepared.config.dtype)
-            if state.get("dtype", dtype) != dtype:
-                schedules, others = schedules.drop(), [*map(without_schedule, others)]
+            prepared.statistics.load(statistics, {}, {})
+            method_alphas.load({})
+            return schedules, Memory(memory.policy), iteration, draws, []
+        others = [one for one in topologies if one not in of_plan]
+        for one in of_plan:
+            statistics, schedules = load_topology(one, prepared)
+        # The cycle of measuring is that of the last graph, of whatever topology.
+        schedules = schedules.in_cycle(integer("since", state["schedule"]["since"]))
+        # Older states have them only in topologies.
+        weights, pending = (
+            {str(name): ArrayStatistics.loaded(one) for name, one in state.get(kind, {}).items()}
+            for kind in ("weights", "pending")
+        )
+        renamed = _renaming(prepared.plan, of_plan)
+        histories = MethodAlphas.loaded(renamed(state["layers"]))
+        memory = memory.loaded({kind: renamed(by_name) for kind, by_name in state["components"].items()})
+        # Amaxes do not depend on the format; scales do, and are chosen again. Older states lack the format.
+        dtype = plain(prepared.config.dtype)
+        if state.get("dtype", dtype) != dtype:
+            schedules, others = schedules.drop(), [*map(without_schedule, others)]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"state is damaged, or not of an AdaptiveLossScaling: {error!r}") from error
     prepared.statistics.load(statistics, weights, pending)
