@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Callable, ClassVar, Dict, FrozenSet, Mapping, Optional
 
@@ -35,12 +34,6 @@ class NativeStorage:
 
     narrowest: Optional[Precision] = None
     """Narrowest precision of any array, if that is not the context's."""
-
-    largest_weight = math.inf
-    """Largest magnitude that the scaled copy of any weight may hold."""
-
-    largest_scalar = 0.0
-    """Largest magnitude of a scalar's gradient, if that has a format of its own."""
 
     def __init__(self) -> None:
         # Rounded copies that replace leaves while the graph runs.
@@ -86,9 +79,6 @@ class RoundedStorage(NativeStorage):
         super().__init__()
         self.precisions = precisions
         self.narrowest, self.by_layer = precisions.narrowest, precisions.storage
-        self.largest_weight = precisions.narrowest.stored_data.max
-        # Scalar gradients are never stored in 8 bits.
-        self.largest_scalar = precisions.narrowest.gradient_format(1).max
         self.kernels = kernels
         # Precision of each variable, by key, where layers differ.
         self.of_variables: Mapping[int, Precision] = {}

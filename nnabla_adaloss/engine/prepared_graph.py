@@ -160,10 +160,12 @@ class PreparedGraph:
     def largest_copy(self, layer_input: LayerInput) -> float:
         """Largest magnitude that the scaled copy of a weight may have."""
         # The copy is stored in the format of weights.
-        largest = self.storage.largest_weight
+        narrowest, largest = self.storage.narrowest, math.inf
         if self._by_layer is not None:
             key, shape = self.graph.keys[layer_input.weight], self.plan.described.shapes[layer_input.weight]
             largest = self._by_layer.data_format(key, math.prod(shape)).max
+        elif narrowest is not None:
+            largest = narrowest.stored_data.max
         # In native half the copy has the format of gradients, which ends at their `u_max`. A `u_max` that the
         # user gives bounds all that loss scaling enlarges: copies, too.
         return min(self.range_of(layer_input.input).u_max, largest)
@@ -174,8 +176,9 @@ class PreparedGraph:
         components, u_max = self.components, self.config.range.u_max
         indices = range(len(components.names))
         if self._by_layer is None:
-            # Scalars may be stored in a wider format, such as float32.
-            of_scalar = max(u_max, self.storage.largest_scalar)
+            # Scalars may be stored in a wider format, such as float32, and never in 8 bits.
+            narrowest = self.storage.narrowest
+            of_scalar = u_max if narrowest is None else max(u_max, narrowest.gradient_format(1).max)
             return [of_scalar if index in components.scalar_components else u_max for index in indices]
         # A component may cross layers of several formats: its scale must suit the narrowest.
         u_maxes: Dict[int, float] = {}
