@@ -566,10 +566,10 @@ class AdaptiveLossScaling:
             )
             if watch is not None:
                 watch.finish()
-            if decision.measure_all or decision.slice is not None:
+            if decision.slice is not None:
                 self.components = self.components.after_pass(
                     report.measurements,
-                    completes_entry=decision.slice is None or decision.slice.last,
+                    completes_entry=decision.slice.last,
                     # Zeros of a batch without a signal say nothing about the size of gradients.
                     informative=report.measurements.has_gradients or not self.has_nothing_to_learn(),
                     # With delay=0 the batch runs again, with scales that follow from these statistics.

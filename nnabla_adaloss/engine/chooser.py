@@ -43,7 +43,7 @@ class Decision(NamedTuple):
     schedules: ScheduleCache  # in use from now on
     chosen: bool = False  # True if the schedule is new for its loss weights
     measure_all: bool = False  # True if every gradient is measured
-    slice: Optional[Slice] = None  # arrays to measure otherwise; None: none
+    slice: Optional[Slice] = None  # arrays to measure; None: none
 
 
 class Chooser:
@@ -92,7 +92,7 @@ class Chooser:
         # One that an overflow has lowered is for this batch only.
         kept = kept and not observations.provisional
         schedules = in_use.keep(schedule, iteration, origin) if kept else in_use.drop()
-        measured = None if measure_all else prepared.slice(schedules, iteration, given_scale)
+        measured = prepared.everything if measure_all else prepared.slice(schedules, iteration, given_scale)
         chosen = schedule is not in_use.last(loss_weights)
         return Decision(schedule, schedules, chosen, measure_all, measured)
 

@@ -234,6 +234,14 @@ class PreparedGraph:
                 descriptions[hash(leaf.data)] = f"{label} writes a Variable of shape {leaf.shape}"
         return descriptions
 
+    @cached_property
+    def everything(self) -> Slice:
+        """All arrays that scales depend on, for a pass that measures all of them."""
+        plan, request = self.plan, self.statistics.request
+        gradients = plan.limiting_gradients | request.gradients | request.watched
+        leaves = frozenset(plan.leaves) - self.uncounted
+        return Slice([*gradients], sorted(request.data), (), leaves, last=True)
+
     def slice(
         self, schedules: ScheduleCache, iteration: int, given_scale: Optional[float]
     ) -> Optional[Slice]:

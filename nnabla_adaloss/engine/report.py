@@ -138,11 +138,9 @@ class _FinishedPass(NamedTuple):
         plan, keys, storage = self.prepared.plan, self.prepared.graph.keys, self.prepared.storage
         measured, rounded = self.decision.slice, storage.gradients
         components, scales = self.decision.schedule.components, self.decision.schedule.scales
-        if not self.decision.measure_all and measured is None:
+        if measured is None:
             return {}
-        # A slice has no uncounted leaves.
-        leaves = frozenset(plan.leaves) - self.prepared.uncounted if measured is None else measured.leaves
-        amaxes = self.written.amax_of_components(self.largest, leaves)
+        amaxes = self.written.amax_of_components(self.largest, measured.leaves)
 
         def count(position: int, amax: float) -> None:
             index = components.of.get(position)

@@ -14,13 +14,13 @@ _LEAST = 2**16
 
 
 class Slice(NamedTuple):
-    """Arrays that one iteration measures, by position of their variables."""
+    """Arrays that a pass measures, by position of their variables."""
 
     gradients: Sequence[int]
     weights: Sequence[int]
     activations: Sequence[int]  # factors of layers, which nnabla frees in backward
     leaves: FrozenSet[int]  # leaves whose gradients, unscaled in every pass, count for the components
-    last: bool  # True if everything has been measured after this pass
+    last: bool  # True if all arrays have been measured after it
 
 
 def empty_slices(plan: GraphPlan, count: int, *, rounds: bool) -> int:

@@ -395,17 +395,17 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         self._drop_batches()
         what = "the loss" if verdict is PassVerdict.NONFINITE_LOSS else "the forward pass"
         whose = "" if self.comm is None else f" of {'this' if outcome.verdict is verdict else 'another'} rank"
-        cause, fault, argument = verdict.value, outcome.fault, f"on_{verdict.value}"
+        cause, fault, policy = verdict.value, outcome.fault, getattr(self, f"on_{verdict.value}")
         message = (
             f"{what}{whose} is not finite in iteration {self.iteration}{': ' if fault else ''}{fault}; this "
             f"is not a gradient overflow, so the loss scale stays at {self.scale:g}. Look at the data and "
             'the learning rate; on_nonfinite_loss="skip" and on_nonfinite_forward="skip" leave such data out'
         )
         # Whoever chose "skip" expects such batches.
-        if getattr(self, argument) == "warn":
+        if policy == "warn":
             self._notifier.count_lost(self.iteration, f"forward is not finite: {fault or what + whose}")
         extra = {"reason": cause, "nonfinite_layers": outcome.layers, "cause": fault}
-        return self._skipped(getattr(self, argument), cause, message, **extra)
+        return self._skipped(policy, cause, message, **extra)
 
     def _skip_at_floor(self, outcome: Outcome) -> UpdateResult:
         """End the iteration after batches whose gradients overflow at the smallest scale."""

@@ -53,21 +53,16 @@ class HookedPass:
     ) -> None:
         self._prepared, self._decision, self._options = prepared, decision, options
         self._watch, self._look = watch, look if decision.measure_all else None
-        plan, request = prepared.plan, prepared.statistics.request
-        # Gradients to measure as they arrive, and data to measure before backward frees them: all, or a
-        # slice.
+        # Gradients to measure as they arrive, and data to measure before backward frees them.
         self._measured: AbstractSet[int] = frozenset()
         self._data: Sequence[int] = ()
-        if decision.measure_all:
-            self._measured = plan.limiting_gradients | request.gradients | request.watched
-            self._data = sorted(request.data)
-        elif decision.slice is not None:
+        if decision.slice is not None:
             self._measured = frozenset(decision.slice.gradients)
             self._data = [*decision.slice.activations, *decision.slice.weights]
         # True if the work after a function must be done at once, and not before the next one runs: others
         # read its gradients, or nnabla recomputes activations, which it does before it calls a hook, from the
         # weights. `unscale_each` is true whenever there is a `post_hook`.
-        self._finishes_each = options.unscale_each or watch is not None or plan.recomputes
+        self._finishes_each = options.unscale_each or watch is not None or prepared.plan.recomputes
         # The present or last function, if work after it remains.
         self._unfinished: List[Tuple[NodeStructure, Tuple[Rescale, ...]]] = []
         self._weights = ScaledWeights(prepared.kernels, prepared.pool, prepared.storage)
