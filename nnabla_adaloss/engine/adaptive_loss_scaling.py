@@ -155,7 +155,7 @@ class AdaptiveLossScaling:
         method_alphas = MethodAlphas(self.config)
         # Statistics of the last iteration avoid a second pass over each batch. Whole arrays are not kept so
         # long.
-        needs_arrays = method_alphas.look is not None
+        needs_arrays = method_alphas.copier is not None
         self.delay = int(not needs_arrays) if self.config.delay is None else self.config.delay
         if self.delay and needs_arrays:
             raise ValueError(
@@ -562,7 +562,7 @@ class AdaptiveLossScaling:
                 # Without arrays to look at, layers are reported after the pass, which needs no hooks for
                 # them.
                 watch=watch if watch is not None and watch.looks else None,
-                look=self._chooser.method_alphas.look,
+                copier=self._chooser.method_alphas.copier,
             )
             if watch is not None:
                 watch.finish()

@@ -31,7 +31,7 @@ class MethodAlphas:
     def __init__(self, config: AdaLossConfig) -> None:
         self._config, self._needs = config, config.method.needs
         # Called for each function in a pass that measures, if the method needs arrays.
-        self.look = self.look_at if self._needs is Needs.ARRAYS else None
+        self.copier = self.copy_arrays if self._needs is Needs.ARRAYS else None
         # Gradients of each layer for `Needs.HISTORY`, also divided by their loss weight.
         self._histories: Dict[str, History] = {}
         # Unscaled gradient and weight of each layer for `Needs.ARRAYS`, in the last pass that measured.
@@ -39,7 +39,7 @@ class MethodAlphas:
         # Alpha before bounds of the last choice, by layer.
         self.unbounded: Dict[str, float] = {}
 
-    def look_at(self, graph: Graph, node: NodeStructure, scale: float) -> None:
+    def copy_arrays(self, graph: Graph, node: NodeStructure, scale: float) -> None:
         """Copy the unscaled gradient and the weight of each layer of a function, if finite."""
         product = properties_of(node.type_name).product
         for layer_input in node.layer_inputs:

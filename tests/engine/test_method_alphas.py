@@ -93,7 +93,7 @@ def test_a_method_that_looks_at_statistics_is_given_those_at_the_scale_that_arri
     n.ask(2.0, layer="a/affine")
     assert n.heard[1][0] == statistics_of(G).scaled(2.0)
     assert n.heard[1][3] == 4.0
-    assert n.method_alphas.look is None
+    assert n.method_alphas.copier is None
     # As it is in this batch: what is known of gradients is without their loss weight.
     n.ask(2.0, weight=2.0**-20)
     assert n.heard[2][:2] == (statistics_of(G).scaled(2.0**-19), statistics_of(W))
@@ -162,12 +162,12 @@ def measured(n: Layers, scale: float, g: float, w: float = 0.5) -> None:
             n.graph.variables[output].g = g
         for slot in node.layer_inputs:
             n.graph.variables[slot.weight].d = w
-        n.method_alphas.look_at(n.graph, node, scale)
+        n.method_alphas.copy_arrays(n.graph, node, scale)
 
 
 def test_a_method_that_looks_at_arrays_is_asked_about_those_of_the_pass_that_measured() -> None:
     n = Layers(Listener(4.0, Needs.ARRAYS))
-    assert n.method_alphas.look is not None
+    assert n.method_alphas.copier is not None
     assert n.ask(8.0) == (1.0, Reason.UNKNOWN)
     measured(n, 8.0, 2.0)
     # It is asked about the gradient as it would be with the scale that it is going to carry.

@@ -16,7 +16,7 @@ from ..hookless_steps import HooklessSteps, plan_steps
 from ..layer_watch import LayerWatch
 from ..prepared_graph import PreparedGraph
 from ..report import PassReport, report_of
-from .hooked import BackwardOptions, HookedPass, Look
+from .hooked import ArrayCopier, BackwardOptions, HookedPass
 from .hookless import HooklessPass
 
 
@@ -30,7 +30,7 @@ def run_pass(
     *,
     all_zero: bool = False,  # True if these are all lazily zero
     watch: Optional[LayerWatch] = None,  # reports each layer as it runs
-    look: Optional[Look] = None,
+    copier: Optional[ArrayCopier] = None,
 ) -> PassReport:
     """Run the backward of `loss`, and restore all swapped arrays, also after exceptions."""
     schedule, statistics = decision.schedule, prepared.statistics
@@ -40,7 +40,7 @@ def run_pass(
         kind = "hookless"
         running = HooklessPass(prepared, decision, steps, options, masters, all_zero=all_zero)
     else:
-        kind, running = steps, HookedPass(prepared, decision, options, watch, look)
+        kind, running = steps, HookedPass(prepared, decision, options, watch, copier)
     guard: Optional[HookGuard] = None
     pre: Optional[Hook] = None
     post: Optional[Hook] = None

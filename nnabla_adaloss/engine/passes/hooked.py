@@ -21,7 +21,7 @@ from ..scaled_weights import ScaledWeights
 Hooks = Sequence[Optional[Hook]]
 """Hooks to call in order; None is skipped."""
 
-Look = Callable[[Graph, NodeStructure, float], None]
+ArrayCopier = Callable[[Graph, NodeStructure, float], None]
 """Copies the arrays of a layer, with the scale of its output gradient, for a method that needs them."""
 
 
@@ -49,10 +49,10 @@ class HookedPass:
         decision: Decision,
         options: BackwardOptions,
         watch: Optional[LayerWatch],
-        look: Optional[Look],
+        copier: Optional[ArrayCopier],
     ) -> None:
         self._prepared, self._decision, self._options = prepared, decision, options
-        self._watch, self._look = watch, look if decision.measure_all else None
+        self._watch, self._copier = watch, copier if decision.measure_all else None
         # Gradients to measure as they arrive, and data to measure before backward frees them.
         self._measured: AbstractSet[int] = frozenset()
         self._data: Sequence[int] = ()
@@ -110,8 +110,8 @@ class HookedPass:
         if step is None:
             return
         self._prepared.rescale(step.before)
-        if self._look is not None and node.layer_inputs:
-            self._look(graph, node, step.scale)
+        if self._copier is not None and node.layer_inputs:
+            self._copier(graph, node, step.scale)
         self._unfinished[:] = [(node, step.after)]
         for index, (layer_input, alpha) in enumerate(zip(node.layer_inputs, step.alphas)):
             if alpha != 1.0:
