@@ -218,9 +218,7 @@ class AdaptiveLossScaling:
         self.share_with(before)
 
     def go_back_to(self, before: AdaptiveLossScaling) -> None:
-        """Forget the present iteration, and continue from `before`, the engine at its start (of this or
-        another loss of the network), which a `savepoint` has restored.
-        """
+        """Continue from the engine at the start of this iteration, which a `savepoint` has restored."""
         self.iteration = before.iteration
         self._graph.go_on_from(before._graph)
         self.components = before.components
@@ -304,9 +302,8 @@ class AdaptiveLossScaling:
         )
 
     def overflowed(self, parameters: Callable[[], Iterable[nn.Variable]]) -> bool:
-        """True if the last backward left gradients of these parameters that are not finite, or the loss is
-        NaN. Infinities that a later function masks out, or in other parameters, do no harm.
-        """
+        """True if the last backward left the loss NaN, or gradients of these parameters not finite."""
+        # Infinities that a later function masks out, or in other parameters, do no harm.
         if self.result.loss_is_nan or not self.result.found_inf:
             return self.result.loss_is_nan
         return not self.kernels.gradients_are_finite(parameters())
@@ -584,9 +581,7 @@ class AdaptiveLossScaling:
         self.iteration = iteration + 1
 
     def probe(self, scale: float) -> None:
-        """Run backward again with S0 = `scale` as the scale of all, to see whether gradients of parameters
-        are finite; its measurements are dropped.
-        """
+        """Run backward again with S0 = `scale` as the scale of all; its measurements are dropped."""
         prepared = self._graph.current()
         check_scale(scale)
         loss_weights = prepared.loss_weights(scale)
@@ -601,9 +596,7 @@ def _of_kind(kind: str, message: Mapping[str, Sequence[float]]) -> Dict[str, Seq
 
 
 def _refuse_a_second_division(loss: Any) -> None:
-    """Raise TypeError if nnabla's `DynamicLossScalingUpdater`, which divides gradients, runs `loss`, which
-    has unscaled them: its `update` is then among the callers.
-    """
+    """Raise TypeError if nnabla's `DynamicLossScalingUpdater`, which divides gradients, is running `loss`."""
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _DIVIDING_LOOP and frame.f_locals["self"].loss is loss:

@@ -189,7 +189,7 @@ class GraphCache:
         statistics = previous.statistics.state(previous.plan.measured)
         nameless = previous.state_descriptions(named=False)
         topology = Topology(previous.plan, previous.schedules, statistics, nameless)
-        # `_REMEMBERED` with the present one. The oldest are saved ones that still wait for a graph.
+        # With the present one they are `_REMEMBERED`. Saved ones that still wait for a graph are the oldest.
         self._others = (*self._others[2 - _REMEMBERED :], topology)
         self._waiting = self._waiting[max(0, 1 + len(self._waiting) + len(self._others) - _REMEMBERED) :]
 
