@@ -187,7 +187,7 @@ class Deviations:
         if self._operands.amax(v) > stored.max:
             growth = self._operands.grown(f) if own else Growth()
             what = f"{subject} up to {self._operands.beyond(v)}{growth.clause}"
-            remedy = remedies.of(f, growth.remedy, too_large=True)
+            remedy = self._operands.too_large(f, growth.remedy)
             return Cause("overflow", name, what, remedy, parameters=growth.parameters)
         # Numbers that depend on data alone need not be stored.
         feeder = remedies.IN_FEEDER if own and not v.need_grad else ""

@@ -280,6 +280,8 @@ class Ends:
             growth = Operands(network, sights[0]).grown(ends[0])
             is_shifted = growth.remedy in remedies.SHIFTS and len({*ends}) == 1
             remedy = growth.remedy if is_shifted else remedies.NOT_CHOSEN
+            if remedies.is_a(ends[0], "EpsilonInsensitiveLoss"):
+                remedy = remedies.SMALLER_MARGIN
             end = f" in {batches}: none passes {network.listed(ends)}{growth.clause * is_shifted}. "
             yield Note("No gradient gets to ", names, f"{end}Unless other batches reach them, {remedy}.")
 
@@ -423,6 +425,11 @@ class Ends:
                 what = "it passes no gradient: it normalises one number at a time"
                 return cause("constant_input", what, remedies.SINGLE_NUMBERS)
             return cause("constant_input", what, remedies.CONSTANT_INPUT)
+        if kind == "Softmax" and not any(sight.flat.get(hash(f), 1.0) for sight in self._sights):
+            what = (
+                "it has a single place in each row that no mask closes, so that all its outputs are the same"
+            )
+            return cause("constant_softmax", what, remedies.CHECK_MASK)
         if kind in _SATURATES:
             what = "it is saturated: all of its outputs are where its derivative is 0"
             if "val" in args:

@@ -13,7 +13,7 @@ from ..graph.description import type_name_of
 from . import remedies
 from .causes import Cause
 from .notes import listed
-from .operands import CONSTANTS, DIVISIONS, GROWN, NOT_ZERO, Growth, Operands, is_product, repeated
+from .operands import CONSTANTS, DIVISIONS, FLOOR, GROWN, NOT_ZERO, Growth, Operands, is_product, repeated
 from .target import Network
 from .watching import INDICES, Sight
 
@@ -21,11 +21,11 @@ SOFTMAX = {"Softmax", "LogSoftmax"}
 # Functions of numbers up to 1, at which their derivative is infinite.
 _BOUNDED = {"ACos", "ACosh", "ASin", "ATanh"}
 # Functions of a probability that can be 0, too.
-_COMPLEMENTS = ("RSubScalar", "AddScalar", "MulScalar", "Reshape", "Slice")
+_COMPLEMENTS = ("RSubScalar", "AddScalar", "MulScalar", "Reshape", "Slice", "Broadcast", "Mean", "Sum")
+# Functions whose outputs next to 0 come from large inputs.
+_VANISHING = ("Sigmoid", "Softmax", "SoftPlus", "Tanh")
 # Share of numbers that become 0 from which most do.
 _MOST = 0.5
-# Numbers below are changed by a floor that a remedy names.
-_FLOOR = 2.0**-13
 
 
 class Finiteness:
@@ -173,14 +173,12 @@ class Finiteness:
         if operands.is_stored and operands.amax(v) > network.format(v).max:
             growth = operands.grown(f)
             what = f"it computes numbers up to {operands.beyond(v)}{operands.reads(f)}{growth.clause}"
-            remedy = remedies.of(f, growth.remedy, too_large=True)
-            if remedy == remedies.AWAY and operands.least(f) > _FLOOR:
-                remedy = remedies.MULTIPLY_FIRST.format("it")
+            remedy = operands.too_large(f, growth.remedy)
             return Cause("overflow", name, what, remedy, parameters=growth.parameters)
         what = f"it computes {self._sight.not_finite(v)} from finite numbers{operands.reads(f)}{self._also}"
         growth = self._of_zeros(f) if f.info.type_name in NOT_ZERO else operands.grown(f)
         what += growth.clause
-        if growth.clause and growth.remedy == remedies.NORMALISE_DATA:
+        if growth.clause and (growth.remedy == remedies.NORMALISE_DATA or f.info.type_name in NOT_ZERO):
             remedy = growth.remedy + f", or {remedies.BOUND_EXP}" * remedies.is_a(f, "Exp")
             return Cause("not_finite", name, what, remedy)
         remedy = self._remedy(f, growth.remedy)
@@ -202,7 +200,7 @@ class Finiteness:
         """Operand that saturates the probabilities that a function reads as 0."""
         v = f.inputs[NOT_ZERO[f.info.type_name]]
         g = remedies.origin(v, _COMPLEMENTS) if self._operands.zeros(v) else None
-        growth = self._operands.grown(g) if remedies.is_a(g, "Sigmoid", "Softmax", "Tanh") else Growth()
+        growth = self._operands.grown(g) if remedies.is_a(g, *_VANISHING) else Growth()
         return growth if growth.remedy in remedies.SHIFTS else Growth()
 
     def before(self, f: Any) -> Optional[Cause]:
@@ -255,7 +253,7 @@ class Finiteness:
             if g is None:
                 return remedies.ZERO_DATA if remedy in (remedies.AWAY, remedies.LOG) else remedy
             return remedies.CHAIN if is_product(g) else remedy
-        if self._operands.vanished(v) <= _MOST * v.size and self._operands.amax(v) >= _FLOOR:
+        if self._operands.vanished(v) <= _MOST * v.size and self._operands.amax(v) >= FLOOR:
             return remedy
         if g is None:
             return f"{remedies.SCALE_DATA}, and {remedy}"
@@ -266,7 +264,7 @@ class Finiteness:
         if is_product(g):
             return remedies.CHAIN
         is_floor = remedy in (remedies.AWAY, remedies.LOG, remedies.HELD, remedies.HELD_IN_LOG)
-        is_above = is_floor and self._operands.amax(v) < _FLOOR
+        is_above = is_floor and self._operands.amax(v) < FLOOR
         return remedies.LARGER_UNITS.format(self._network.name(g)) if is_above else remedy
 
 

@@ -19,6 +19,8 @@ from .watching import Sight
 _RAW = 64.0
 # Factor of growth by weights from which it is reported.
 GROWN = 8.0
+# Numbers below are changed by a floor that a remedy names.
+FLOOR = 2.0**-13
 # Input that must not be 0.
 NOT_ZERO = {"Log": 0, "PowScalar": 0, "Pow2": 0, "Div2": 1, "RDivScalar": 0}
 DIVISIONS = {"Div2", "RDivScalar"}
@@ -98,6 +100,16 @@ class Operands:
         power = f.info.args["val"] if f.info.type_name == "PowScalar" else 0.5
         return self.sight.undefined.get(hash(f), 0) if power != int(power) else 0
 
+    def too_large(self, f: Any, known: str) -> str:
+        """Remedy for numbers of a function that are too large; `known`: that of an operand."""
+        remedy = remedies.of(f, known, too_large=True)
+        v = f.inputs[NOT_ZERO[f.info.type_name]] if remedy == remedies.AWAY else None
+        if v is not None and self.least(f) > FLOOR:
+            return remedies.MULTIPLY_FIRST.format("it")
+        if v is not None and v.parent is not None and self.amax(v) < FLOOR:
+            return remedies.LARGER_UNITS.format(self.network.name(v.parent))
+        return remedy
+
     def least(self, f: Any) -> float:
         """Smallest magnitude of the numbers that a function divides by, or that must not be 0."""
         return self.sight.data[hash(f.inputs[NOT_ZERO[f.info.type_name]])].abs_min
@@ -151,7 +163,9 @@ class Operands:
     def grown(self, f: Any, *, trained: bool = False) -> Growth:
         """Operand, recurrence or input that enlarged numbers before `f`; or those that get a gradient."""
         steps = self.steps(f, trained=trained)
-        start = min(range(len(steps)), key=lambda i: steps[i].before or math.inf)
+        # From the last zeros on, or the smallest numbers.
+        zeros = [i for i, step in enumerate(steps) if not step.before]
+        start = zeros[-1] if zeros else min(range(len(steps)), key=lambda i: steps[i].before)
         for g, before, after in reversed(steps[start:]):
             for what, name, added in self._addends(g):
                 if 2.0 * abs(added) > after > 2.0 * before:
@@ -218,7 +232,7 @@ class Operands:
         """Constants and parameters that a function adds, in words and by name, and their extremes."""
         if f.info.type_name == "AddScalar":
             yield f"the constant of {self.network.name(f)}", "", f.info.args["val"]
-        for v in f.inputs[1:]:
+        for v in map(repeated, f.inputs[1:]):
             name = self.network.names.get(hash(v), "")
             if name and (v.ndim == 1 or name.endswith("beta") or f.info.type_name == "Add2"):
                 yield "the bias ", name, _extreme(v)

@@ -24,6 +24,8 @@ from .target import Network, Subject, input_name, scope_of
 _BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
 # Number of steps to take: a momentum has grown then.
 _STEPS_TAKEN = 8
+# Growth of all parameters by these steps that no training survives.
+_EXPLODES = 100.0
 # Functions with steps that nnabla passes no gradient through.
 _STEPS = ("OneHot", "SearchSorted", "Greater", "Less", "Equal", "NotEqual", "Logical")
 # Solvers that add epsilon below a root.
@@ -99,7 +101,9 @@ def _unread(network: Network) -> Iterator[Note]:
     for f in (f for f in network.graph.functions if is_matrix_product(f.info.type_name)):
         v, axis = f.outputs[0], 1 if "onvolution" in f.info.type_name else -1
         readers = network.readers.get(hash(v), [])
-        if readers and all(g.info.type_name == "Slice" for g in readers):
+        # Functions that nn.grad makes read a weight again.
+        is_alone = len(network.readers[hash(f.inputs[1])]) == 1
+        if readers and is_alone and all(g.info.type_name == "Slice" for g in readers):
             units = range(v.shape[axis])
             read = {i for g in readers for i in units[_slice_of(g, axis)]}
             if len(read) < len(units):
@@ -141,6 +145,8 @@ class Steps:
         self.moved = {layer.name: 0.0 for layer in layers}
         # Parameters that they make nonfinite.
         self.broken: Set[str] = set()
+        # Factor by which they make all parameters together larger.
+        self.growth = 0.0
 
     def take(self) -> None:
         """Take some steps from the present gradients."""
@@ -167,6 +173,9 @@ class Steps:
         with restored(restore):
             for _ in range(_STEPS_TAKEN):
                 solver.update()
+            now = [v.d for v in parameters.values()]
+            sizes = [np.linalg.norm([np.linalg.norm(x) for x in one]) for one in (before.values(), now)]
+            self.growth = max(self.growth, float(sizes[1] / sizes[0]) if sizes[0] else 0.0)
             self.broken |= {name for name in sound if not np.isfinite(parameters[name].d).all()}
             for layer in layers:
                 trained = [v for key, v in layer.weights.items() if key in before and v.g.any()]
@@ -194,9 +203,13 @@ def hardly_moved(
     epsilon = float(solver.info.get("eps", 0.0)) if solver is not None and kind not in ("", "Lamb") else 0.0
     of = "the root of " * (kind in _EPSILON_IN_ROOT)
     least = math.sqrt(epsilon) if of else epsilon
-    if steps.broken:
+    explodes = kind not in _BY_LEARNING_RATE and steps.growth > _EXPLODES
+    if steps.broken or explodes:
         broken = sorted(steps.broken)
-        what = f"its first steps make NaNs or infinities of {listed(broken)}"
+        what = f"its first steps make all weights together {steps.growth:.1g} times larger"
+        if broken:
+            what = f"its first steps make NaNs or infinities of {listed(broken)}"
+        what += f", at a learning rate of {solver.learning_rate():g}" if solver is not None else ""
         yield Cause("solver", kind, what, remedies.SETTINGS, True, (), (*broken,))
         return
     trained = {name: amax for name, amax in gradients.items() if amax}
@@ -255,6 +268,9 @@ def _missed(examined: Subject, network: Network) -> Dict[str, int]:
         return {name: key for key, name in network.plan.names.items() if key not in frozen}
     # A solver's parameters have no order.
     got = network.reached_leaves | frozen
+    # A bias before nn.grad has no effect.
+    ended = network.walk(f for f in network.graph.functions if f.info.type_name == "GradEndFunction")
+    got |= {hash(v) for f in ended for v in f.inputs}
     missed = {name: hash(v) for name, v in sorted(wanted.items()) if hash(v) not in got}
     # For a loss alone the parameters to train are unknown: a discriminator's loss reaches no generator, and a
     # frozen part has no gradient on purpose. Then those between trained layers and behind a variable with

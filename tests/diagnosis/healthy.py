@@ -53,6 +53,17 @@ def bias_by_hand() -> Built:
     return network(layers)
 
 
+def forces() -> Built:
+    """Forces are the gradient of an energy, whose last bias has no effect."""
+
+    def loss(x: nn.Variable, t: nn.Variable) -> nn.Variable:
+        x = x.apply(need_grad=True)
+        force = nn.grad([F.sum(affine(hidden(x), 1, "energy"))], [x])[0]
+        return F.mean(F.squared_error(force, 0.1 * x.get_unlinked_variable(need_grad=False)))
+
+    return trained(network(lambda x: x, loss), S.Adam(1e-3))
+
+
 def clipped_updates() -> Built:
     """A learning rate that would be too large without clipping."""
     clipped = updater_of(

@@ -735,6 +735,55 @@ def repulsion(mended: bool) -> Built:
     return network(layers)
 
 
+@trouble("dead_relu", "shift/ReLU", "; the bias shift reaches -1", remedy=OR_LEAKY(remedies.SMALLER_BIAS))
+def shift_below_a_scale_of_zero(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        scale, shift = (
+            nn.parameter.get_parameter_or_create(name, (1, 16), I.ConstantInitializer(start))
+            for name, start in (("scale", float(mended)), ("shift", 0.1 if mended else -1.0))
+        )
+        return F.relu(affine(x, 16, "fc1") * scale + shift)
+
+    return network(layers)
+
+
+@trouble(
+    "not_finite",
+    "mix/affine/Div2",
+    "; the bias mix/affine/b reaches -200",
+    remedy=remedies.SMALLER_BIAS,
+    others=("mix/affine/SoftPlus",),
+)
+def shares_of_nothing(mended: bool) -> Built:
+    """In fp32, too."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        shares = F.softplus(affine(x, 16, "mix", bias=0.0 if mended else -200.0))
+        return x * shares / F.sum(shares, axis=1, keepdims=True)
+
+    return network(layers)
+
+
+@trouble("overflow", "fc1/affine/RDivScalar", remedy=remedies.LARGER_UNITS.format("fc1/affine/MulScalar"))
+def periods_of_small_frequencies(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        unit = 1.0 if mended else 1e-6
+        return 1.0 / ((1.0 + F.sigmoid(affine(x, 16, "fc1"))) * unit) * unit
+
+    return network(layers)
+
+
+@trouble("constant_softmax", "fc1/affine/Softmax", "that no mask closes", remedy=remedies.CHECK_MASK)
+def window_of_one_place(mended: bool) -> Built:
+    mask = nn.Variable.from_numpy_array(np.tile(-1e4 * (1.0 - mended) * (1.0 - np.eye(16)), (2, 1)))
+    return network(lambda x: F.softmax(affine(x, 16, "fc1") + mask, axis=1))
+
+
+@trouble("solver", "RMSprop", "times larger, at a learning rate of 0.001", remedy=remedies.SETTINGS)
+def steps_without_squares(mended: bool) -> Built:
+    return trained(network(), S.RMSprop(1e-3, decay=0.9 if mended else 1.0))
+
+
 @trouble("solver", "Adam", "fc1/affine/W", remedy=remedies.SETTINGS)
 def steps_that_divide_by_zero(mended: bool) -> Built:
     return trained(network(), S.Adam(1e-3, beta1=0.9 if mended else 1.0))
