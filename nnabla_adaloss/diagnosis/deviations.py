@@ -254,4 +254,9 @@ class Deviations:
             return Cause("underflow", name, what, remedy, parameters=growth.parameters)
         what = f"{subject} that come out with an error of {error:.0%} in {stored.name}"
         what += self._operands.reads(f) if own else ""
-        return Cause("precision", name, what, remedies.of_errors(f, feeder) if own else remedies.MORE_BITS)
+        remedy = remedies.of_errors(f, feeder) if own else remedies.MORE_BITS
+        if own and remedy == remedies.MORE_BITS:
+            growth = self._operands.grown(f)
+            if growth.remedy == remedies.NORMALISE_DATA:
+                what, remedy = what + growth.clause, growth.remedy
+        return Cause("precision", name, what, remedy)

@@ -17,7 +17,7 @@ from .finite import Finiteness
 from .notes import Note, listed
 from .operands import Operands
 from .passes import Layer
-from .target import NORMALIZATIONS, Network, input_name
+from .target import DIFFERENCES, NORMALIZATIONS, Network, input_name
 from .watching import INDICES, Sight, largest
 
 # An activation is saturated if more than this share of its outputs is in its flat part, in every batch.
@@ -40,12 +40,11 @@ _BOUNDS = {
     "ReLU6",
     "FixedPointQuantize",
 }
-_SATURATES = {*_BOUNDS, "CELU", "ELU", "Exp", "SELU", "Sigmoid", "Softmax", "SoftPlus", "Tanh"}
+_SATURATES = {*_BOUNDS, "Exp", "Sigmoid", "Softmax", "SoftPlus", "Tanh"}
 # Functions that count errors.
 _METRICS = {"BinaryError", "TopNError"}
 _SOFTMAX = {"Softmax", "LogSoftmax", "SoftmaxCrossEntropy"}
 _PRODUCTS = {"Mul2", "Div2"}
-_DIFFERENCES = {"Sub2", "SquaredError", "AbsoluteError", "HuberLoss"}
 
 
 class Ends:
@@ -72,6 +71,8 @@ class Ends:
                     found[key] = self._told(f, node)._replace(spoils=self._labels(alone))
                     ended.add(key)
             is_equal = arriving and has_loss and self._compares_equal(f)
+            if is_equal and network.is_copy(f):
+                continue
             if is_equal and not self._leaves_before(f).isdisjoint(self._starved):
                 what = f"it compares equal numbers in every batch{self._sources(f)}"
                 found[key] = Cause("equal_operands", node.label, what, remedies.DIFFERENT)
@@ -85,6 +86,9 @@ class Ends:
                 continue
             # Harmless if other paths bring a gradient to all its leaves.
             if self._leaves_before(f).isdisjoint(self._starved):
+                continue
+            # A loss weight that a feeder may raise later.
+            if any(v.size == 1 and self._network.is_input(v) and not self._largest(v) for v in f.inputs):
                 continue
             at_fault = self._at_fault(f)
             kind = next(iter(at_fault.values())).kind
@@ -121,7 +125,7 @@ class Ends:
             return []
         f = network.in_order(g for g in network.walk(network.last, self._zeros) if not self._zeros(g))[0]
         kind, why, remedy = f.info.type_name, "", remedies.SATURATED
-        if kind in _DIFFERENCES:
+        if kind in DIFFERENCES:
             why, remedy = f", as it compares equal numbers{self._sources(f)}", remedies.DIFFERENT
         elif kind in _RECTIFIERS | _BOUNDS:
             why, remedy = f", as it reads {self._around(f)}", remedies.MARGIN
@@ -150,7 +154,7 @@ class Ends:
 
     def _compares_equal(self, f: Any) -> bool:
         """True if a difference of other numbers is always 0."""
-        equal = f.info.type_name in _DIFFERENCES and not any(map(self._largest, f.outputs))
+        equal = f.info.type_name in DIFFERENCES and not any(map(self._largest, f.outputs))
         return equal and any(map(self._largest, f.inputs))
 
     def _zeros(self, f: Any) -> List[nn.Variable]:
@@ -298,6 +302,14 @@ class Ends:
                     end = f"{units}, as {self._network.called(v)} reaches {added.min():.3g} there. "
                     yield Note("", [self._network.name(f)], f"{end}{remedies.SMALLER_BIAS.capitalize()}.")
 
+    def clipped(self) -> Iterator[Cause]:
+        """Functions that clip gradients to next to nothing."""
+        for node in self._network.nodes.values():
+            left, arriving = (self._largest_gradient(self._sights, p) for p in (node.inputs, node.outputs))
+            if node.type_name.startswith("ClipGrad") and _SHRINKS * left < arriving < math.inf and left:
+                what = f"it leaves {left:.1e} of a gradient of {arriving:.1e}"
+                yield Cause("clipped", node.label, what, remedies.CLIP_LESS, False)
+
     def shrinking(self, name: str) -> Tuple[str, str]:
         """Clause about the function that makes the gradient of a layer smaller by far, and a remedy."""
         network, most, found = self._network, _SHRINKS, ("", "")
@@ -312,6 +324,8 @@ class Ends:
             )
             if most * left < arriving < math.inf:
                 most, remedy = arriving / left, remedies.CLIP_LESS * f.info.type_name.startswith("ClipGrad")
+                if remedies.is_a(f, "MulScalar", "Mul2", "Div2") and f.outputs[0].size > 1:
+                    remedy = remedies.LARGER_FACTOR
                 found = f"; {network.listed([f])} leaves {left:.1e} of {arriving:.1e}", remedy
         return found
 
@@ -324,8 +338,11 @@ class Ends:
 
     def _zero_origin(self, v: nn.Variable) -> nn.Variable:
         """Origin of zeros that are only repeated or reshaped."""
-        while v.parent is not None and [self._largest(w) for w in v.parent.inputs] == [0.0]:
-            v = v.parent.inputs[0]
+        while v.parent is not None:
+            read = v.parent.inputs[1:2] if v.parent.info.type_name == "Embed" else v.parent.inputs
+            if [self._largest(w) for w in read] != [0.0]:
+                break
+            v = read[0]
         return v
 
     def _largest_gradient(self, sights: Sequence[Sight], positions: Sequence[int]) -> float:
@@ -404,7 +421,7 @@ class Ends:
             why, remedy = "is all 0", remedies.TRAIN if hash(v) in names else remedies.WHY_ZERO
             if v.parent is None and hash(v) not in names:
                 why, remedy = self._network.emptiness(v)
-            elif v.parent is not None and v.parent.info.type_name in _DIFFERENCES:
+            elif v.parent is not None and v.parent.info.type_name in DIFFERENCES:
                 why = f"is all 0, as it compares equal numbers{self._sources(v.parent)}"
                 remedy = remedies.DIFFERENT
             elif v.parent is not None and v.parent.inputs:
@@ -430,7 +447,8 @@ class Ends:
                 "it has a single place in each row that no mask closes, so that all its outputs are the same"
             )
             return cause("constant_softmax", what, remedies.CHECK_MASK)
-        if kind in _SATURATES:
+        is_activation = len(f.inputs) == 1 and f.inputs[0].size == f.outputs[0].size
+        if kind in _SATURATES or (is_activation and kind not in _METRICS and not remedies.is_square(f)):
             what = "it is saturated: all of its outputs are where its derivative is 0"
             if "val" in args:
                 what += f", as it reads {self._around(f)}"

@@ -229,7 +229,8 @@ class _Examination:
         """Describe inputs of zeros, and gradients that are not judged, because passes differ."""
         if tried:
             yield from self._ends.blank()
-            yield from self._ends.dead_units()
+            told = {cause.function for cause in causes}
+            yield from (note for note in self._ends.dead_units() if told.isdisjoint(note.names))
             alike = alike_weights(self._network)
             if alike and not any(cause.kind == "equal_units" for cause in causes):
                 yield Note(
@@ -320,7 +321,7 @@ class _Examination:
         beyond = self._not_finite(self._as_stored)
         yield from beyond
         ended = self._ends.functions()
-        ends = distinct((*ended.values(), *self._ends.saturated())).values()
+        ends = distinct((*ended.values(), *self._ends.saturated(), *self._ends.clipped())).values()
         yield from ends or ([] if learning else self._ends.zero_loss())
         told = {name for cause in ends for name in cause.spoils}
         # A bias before a normalization may be noise; a computed weight is a layer of its own beside it.
@@ -335,8 +336,8 @@ class _Examination:
         cancelling = noise.functions if noisy or damaged else []
         if not beyond and (cancelling or untold):
             spoils = tuple(dict.fromkeys((*noisy, *damaged)))
-            cause = noise.cause_in_forward(spoils) if cancelling else noise.cause(untold)
-            yield cause._replace(fatal=not learning)
+            causes = [noise.cause_in_forward(spoils)] if cancelling else noise.causes(untold)
+            yield from (cause._replace(fatal=not learning) for cause in causes)
         if not any(cause.fatal for cause in beyond):
             found = [one for sight in self._as_stored for one in Deviations(network, sight).wrong_rows()]
             found += filter(None, (Deviations(network, sight).exploded() for sight in self._in_fp32))

@@ -103,10 +103,12 @@ class Operands:
     def too_large(self, f: Any, known: str) -> str:
         """Remedy for numbers of a function that are too large; `known`: that of an operand."""
         remedy = remedies.of(f, known, too_large=True)
-        v = f.inputs[NOT_ZERO[f.info.type_name]] if remedy == remedies.AWAY else None
-        if v is not None and self.least(f) > FLOOR:
+        if remedy != remedies.AWAY or f.info.type_name not in NOT_ZERO:
+            return remedy
+        v = f.inputs[NOT_ZERO[f.info.type_name]]
+        if self.least(f) > FLOOR:
             return remedies.MULTIPLY_FIRST.format("it")
-        if v is not None and v.parent is not None and self.amax(v) < FLOOR:
+        if v.parent is not None and self.amax(v) < FLOOR:
             return remedies.LARGER_UNITS.format(self.network.name(v.parent))
         return remedy
 

@@ -52,6 +52,10 @@ EPSILON = "make eps smaller, or the loss larger"
 LEARNING_RATE = "use a larger learning rate: with a loss weight, divide it by that"
 SETTINGS = "check its settings, such as beta1, beta2 or decay, which must be below 1"
 LARGER_STEPS = f"use a larger learning rate, and {SETTINGS}"
+PROPORTIONAL = (
+    "start from other numbers than 0, or at a larger learning rate: steps are in proportion to them"
+)
+LARGER_FACTOR = "use a larger factor there, or make eps smaller"
 SCHEDULE = "call a schedule of epochs once per epoch"
 LARGER_LOSS = "make the loss larger: a smaller epsilon makes this solver's first steps smaller"
 CLIP_LESS = "clip at a larger norm, or divide by less"

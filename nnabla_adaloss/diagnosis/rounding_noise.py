@@ -58,7 +58,8 @@ class RoundingNoise:
         network, finely = self._network, Sight(self._network.leaves.values(), self._examined.kernels, in_fp32)
         self._examined.forward(self._finer, 0, finely.after_forward)
         jumps = [f for f in finely.jumps(network, _NOISE / 100.0, _NOISE) if hash(f) in network.nodes]
-        self.functions = [f for f in jumps if remedies.is_a(f, *_SUMS, *NORMALIZATIONS)]
+        found = [f for f in jumps if remedies.is_a(f, *_SUMS, *NORMALIZATIONS)]
+        self.functions = [f for f in found if not network.is_copy(f)]
 
     def compare(self, index: int, in_fp32: Gradients, loss: float) -> None:
         """Compare the gradients of a batch."""
@@ -89,7 +90,7 @@ class RoundingNoise:
         what = f"it computes nothing but rounding errors, in fp32 too: {what}"
         return Cause("rounding_noise", self._network.name(f), what, remedy, spoils=tuple(spoils))
 
-    def cause(self, names: Sequence[str]) -> Cause:
+    def causes(self, names: Sequence[str]) -> Iterator[Cause]:
         """Cause of gradients that are mathematically 0, at the last of the named layers that tells it."""
         layers = [layer for layer in self._layers if layer.name in names]
         alike, remedy = alike_weights(self._network), remedies.NOT_CONSTANT
@@ -98,7 +99,8 @@ class RoundingNoise:
         spoils = tuple(names)
         if alike:
             what += f", as units stay alike: all numbers are equal in {listed(alike)}"
-            return Cause("equal_units", names[-1], what, remedies.INITIALISE, spoils=spoils)
+            yield Cause("equal_units", names[-1], what, remedies.INITIALISE, spoils=spoils)
+            return
         cuts = self._cuts(layers)
         name, clause = names[-1], ""
         for layer in reversed(layers):
@@ -106,7 +108,9 @@ class RoundingNoise:
             if clause:
                 name = layer.name
                 break
-        return Cause("rounding_noise", name, what + clause, remedy, spoils=spoils)
+        # What a copy at the start makes 0, such as a teacher's, is not later.
+        if not any(self._network.is_copy(self._network.function(key)) for key in cuts):
+            yield Cause("rounding_noise", name, what + clause, remedy, spoils=spoils)
 
     def is_bias(self, layer: Layer) -> bool:
         """True for vectors that are only added before a normalization, which removes them."""

@@ -31,6 +31,7 @@ from .preserved import preserved
 Feeder = Callable[[], Any]
 
 _NORMALIZED = ("Batch", "FusedBatch", "SyncBatch", "Layer", "Instance", "Group")
+DIFFERENCES = {"Sub2", "SquaredError", "AbsoluteError", "HuberLoss"}
 NORMALIZATIONS = {f"{kind}Normalization" for kind in _NORMALIZED}
 
 
@@ -183,6 +184,7 @@ class Subject:
             if self._feeder is not None:
                 why = f"The feeder has changed no input in {len(self._batches)} batches"
             notes.append(f"{why}: this is about what the inputs hold now.")
+        self.warms_up = self._learning_rate() > rate
         if 0.0 < 2.0 * self._learning_rate() < rate:
             fallen = f"from {rate:g} to {self._learning_rate():g} in {len(self._batches)} batches"
             notes.append(f"The feeder lowers the learning rate {fallen}: {remedies.SCHEDULE}.")
@@ -311,6 +313,16 @@ class Network:
     def gradient_format(self, v: nn.Variable) -> Format:
         """Format that the gradient of a variable is stored in."""
         return self._storage.gradient_format(hash(v), v.size)
+
+    def is_input(self, v: nn.Variable) -> bool:
+        """True for a leaf that is no parameter."""
+        return v.parent is None and hash(v) not in self.names
+
+    def is_copy(self, f: Any) -> bool:
+        """True for a difference of numbers of other parameters, which can be equal only at the start."""
+        leaves = [{hash(w) for g in self.walk([v.parent]) for w in g.inputs} for v in f.inputs]
+        own = [found & self.names.keys() for found in leaves]
+        return f.info.type_name in DIFFERENCES and own[0] != own[1]
 
     def is_loss_weight(self, f: Any) -> bool:
         """True if a function multiplies a scalar by a number."""

@@ -22,6 +22,8 @@ from .target import Network, Subject, input_name, scope_of
 
 # Solvers whose steps are the gradient times the learning rate.
 _BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
+# Solvers whose steps are in proportion to the norm of a parameter.
+_RELATIVE = {"Lamb", "Lars"}
 # Number of steps to take: a momentum has grown then.
 _STEPS_TAKEN = 8
 # Growth of all parameters by these steps that no training survives.
@@ -141,6 +143,7 @@ class Steps:
 
     def __init__(self, examined: Subject, layers: Sequence[Layer]) -> None:
         self._solver, self._kernels, self._layers = examined.solver, examined.kernels, layers
+        self._warms_up = examined.warms_up
         # By layer: the largest share of a parameter, where it has a gradient, that the steps change.
         self.moved = {layer.name: 0.0 for layer in layers}
         # Parameters that they make nonfinite.
@@ -153,7 +156,8 @@ class Steps:
         solver, layers = self._solver, self._layers
         # nnabla crashes in methods that a Python class inherits.
         methods = "name", "info", "learning_rate", "get_states", "set_states", "get_parameters"
-        if solver is None or not all(has(solver, one) for one in methods) or not solver.learning_rate():
+        is_known = all(has(solver, one) for one in methods)
+        if solver is None or not is_known or self._warms_up or not solver.learning_rate():
             self.moved = dict.fromkeys(self.moved, 1.0)
             return
         parameters, states = solver.get_parameters(), solver.get_states()
@@ -225,7 +229,9 @@ def hardly_moved(
                 limit = (
                     f"and the steps that {kind} makes of it, at a learning rate of {rate:g}, are below the "
                 )
-                limit, remedy = f"{limit}last bit of its weights", remedies.LARGER_STEPS
+                is_relative = kind in _RELATIVE
+                limit += "last bit of its weights"
+                remedy = remedies.PROPORTIONAL if is_relative else remedies.LARGER_STEPS
         what = f"its gradient reaches {trained[name]:.1e}, {limit}"
         if arriving[name] > _CLIPPED * trained[name]:
             told, remedy = "on_gradients", remedies.CLIP_LESS

@@ -103,7 +103,7 @@ class Sight:
         # Arrays in fp32 are rounded for their readers.
         read_keys = [hash(v) for v in f.inputs if hash(v) in self._rounded]
         self.data.update((key, self._rounded[key].statistics) for key in read_keys)
-        if type_name in _FROM_ZERO and f.inputs[0].parent is not None:
+        if type_name in _FROM_ZERO:
             self.undefined[hash(f)] = int(np.count_nonzero(f.inputs[0].data.data < 0))
         if type_name in INDICES:
             self.undefined[hash(f)] = int(np.count_nonzero(f.inputs[INDICES[type_name]].data.data % 1.0))

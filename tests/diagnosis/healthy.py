@@ -64,6 +64,35 @@ def forces() -> Built:
     return trained(network(lambda x: x, loss), S.Adam(1e-3))
 
 
+def warm_up() -> Built:
+    """Its first steps are below the last bit of the weights."""
+    loss, feed = mlp()
+    updater = updater_of(loss, feed, S.Adam(1e-11))
+
+    def feed_with_a_larger_rate() -> None:
+        feed()
+        updater.solver.set_learning_rate(2.0 * updater.solver.learning_rate())
+
+    updater.data_feeder = feed_with_a_larger_rate
+    return updater, None
+
+
+def copied_teacher() -> Built:
+    """The student's projection learns when it has moved away from the teacher's, of which it is a copy."""
+
+    def parts(x: nn.Variable, scope: str) -> Tuple[nn.Variable, nn.Variable]:
+        with nn.parameter_scope(scope):
+            h = hidden(x)
+            return affine(h, 5, "head"), affine(h, 8, "projection")
+
+    def loss(x: nn.Variable, t: nn.Variable) -> nn.Variable:
+        (_, target), (scores, projection) = parts(x, "teacher"), parts(x, "student")
+        distance = F.mean(F.squared_error(projection, target.apply(need_grad=False)))
+        return cross_entropy(scores, t) + distance
+
+    return trained(network(lambda x: x, loss), S.Adam(1e-3), parameters("student/"))
+
+
 def clipped_updates() -> Built:
     """A learning rate that would be too large without clipping."""
     clipped = updater_of(

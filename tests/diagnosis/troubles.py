@@ -779,6 +779,62 @@ def window_of_one_place(mended: bool) -> Built:
     return network(lambda x: F.softmax(affine(x, 16, "fc1") + mask, axis=1))
 
 
+@trouble("small_steps", "head/affine/Broadcast", fatal=False, remedy=remedies.PROPORTIONAL)
+def steps_in_proportion_to_zero(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        gate = nn.parameter.get_parameter_or_create("gate", (1, 1), I.ConstantInitializer(float(mended)))
+        return hidden(x) + F.broadcast(gate, (32, 16)) * x
+
+    return trained(network(layers), S.Lamb(1e-2))
+
+
+@trouble("epsilon", "fc1/affine", "leaves", fatal=False, remedy=remedies.LARGER_FACTOR)
+def factor_that_hides_a_branch(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        return affine(x, 16, "fc2") + hidden(x) * (1.0 if mended else 1e-9)
+
+    return trained(network(layers), S.Adam(1e-3))
+
+
+@trouble("saturated", "fc1/affine/LogSigmoid", "; the bias fc1/affine/b", remedy=remedies.SMALLER_BIAS)
+def log_sigmoid_of_a_large_bias(mended: bool) -> Built:
+    return network(lambda x: F.log_sigmoid(affine(x, 16, "fc1", bias=0.0 if mended else 200.0)))
+
+
+@trouble("zero_factor", "user/embed/Mul2", "the parameter user/embed/W, which", fatal=False)
+def tables_of_zeros(mended: bool) -> Built:
+    x, t = inputs()
+    ids, start = nn.Variable((32,)), I.NormalInitializer(0.1) if mended else I.ConstantInitializer(0.0)
+    both = [PF.embed(ids, 5, 16, initializer=start, name=name) for name in ("user", "item")]
+    loss = cross_entropy(affine(hidden(x) + both[0] * both[1], 5, "head"), t)
+    return loss, feeder(x, t, lambda: setattr(ids, "d", np.arange(32) % 5))
+
+
+@trouble("not_finite", "beta/Log", "1 number below 0 from the parameter beta", remedy=remedies.ABOVE)
+def temperature_below_zero(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        beta = nn.parameter.get_parameter_or_create(
+            "beta", (1, 1), I.ConstantInitializer(0.5 if mended else -0.1)
+        )
+        return hidden(x) * F.log(beta)
+
+    return network(layers)
+
+
+@trouble("precision", "fc1/affine", "up to 3e+04 from the input", remedy=remedies.NORMALISE_DATA)
+def contrasts_of_timestamps(mended: bool) -> Built:
+    """Weights that add up to 0, of numbers that float16 holds to a multiple of 16."""
+
+    def spoil(x: nn.Variable, t: nn.Variable) -> None:
+        x.d += 0.0 if mended else 3e4
+
+    weights = np.random.default_rng(2).standard_normal((16, 16))
+    weights -= weights.mean(axis=0)
+    return network(
+        lambda x: F.tanh(PF.affine(x, 16, name="fc1", w_init=weights, with_bias=False)), spoil=spoil
+    )
+
+
 @trouble("solver", "RMSprop", "times larger, at a learning rate of 0.001", remedy=remedies.SETTINGS)
 def steps_without_squares(mended: bool) -> Built:
     return trained(network(), S.RMSprop(1e-3, decay=0.9 if mended else 1.0))
@@ -818,7 +874,12 @@ def gradient_clipped_to_zero(mended: bool) -> Built:
 
 
 @trouble(
-    "epsilon", "fc1/affine", "; fc1/affine/ClipGradByNorm leaves", fatal=False, remedy=remedies.CLIP_LESS
+    "clipped",
+    "fc1/affine/ClipGradByNorm",
+    "it leaves",
+    fatal=False,
+    remedy=remedies.CLIP_LESS,
+    others=("fc1/affine",),
 )
 def norm_clipped_in_the_graph(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
