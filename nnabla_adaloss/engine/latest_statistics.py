@@ -185,7 +185,8 @@ class LatestStatistics:
         running, data, pending = {**self._running}, {**self._data}, self._pending
         self._running.clear()
         self._data.clear()
-        self._pending = _PendingWeights((), [], [])
+        if pending.keys:
+            self._pending = _PendingWeights((), [], [])
         results = pending.fetch(self._measurements)
         gradients: Dict[int, Tuple[ArrayStatistics, float]] = {}
         new: Dict[_Key, ArrayStatistics] = {}
