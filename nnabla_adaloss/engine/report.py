@@ -198,7 +198,7 @@ class _FinishedPass(NamedTuple):
         # before that, in functions without one. An emulation has seen every gradient.
         if first is None or storage.rounds or measured_all:
             return functions, first, frozenset()
-        return functions, first, unseen_before(schedule.components, first, finite - {first})
+        return functions, first, suspected_predecessors(schedule.components, first, finite - {first})
 
     def components_of_leaves(self, nonfinite_leaves: AbstractSet[int]) -> Tuple[Dict[int, int], Set[int]]:
         """Component of each function's first nonfinite leaf; and all components with a finite leaf."""
@@ -238,16 +238,18 @@ def first_overflow(
     return None
 
 
-def unseen_before(components: Components, overflowed: int, finite: AbstractSet[int]) -> FrozenSet[int]:
-    """Predecessors that may have passed the overflow on: no `finite` gradient of theirs was measured."""
+def suspected_predecessors(
+    components: Components, overflowed: int, finite: AbstractSet[int]
+) -> FrozenSet[int]:
+    """Predecessors that may have passed the overflow on, as no `finite` gradient of theirs was measured."""
     # From successors to predecessors, towards the loss, up to finite components and to scalars, which do not
     # overflow before their successors do.
-    unseen: Set[int] = set()
+    suspected: Set[int] = set()
     waiting = [overflowed]
     while waiting:
         successor = waiting.pop()
         predecessors = {edge.predecessor for edge in components.edges if edge.successor == successor}
-        new = predecessors - finite - unseen - components.scalar_components - {overflowed}
-        unseen |= new
+        new = predecessors - finite - suspected - components.scalar_components - {overflowed}
+        suspected |= new
         waiting += new
-    return frozenset(unseen)
+    return frozenset(suspected)

@@ -13,7 +13,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.engine import slices
-from nnabla_adaloss.engine.report import first_overflow, unseen_before
+from nnabla_adaloss.engine.report import first_overflow, suspected_predecessors
 from tests.worlds import random_structures as graphs
 from tests.worlds.networks import layers, mlp
 from tests.worlds.passes import run, settle
@@ -46,7 +46,7 @@ class Graph(graphs.Graph):
         )
 
     def unseen(self, overflowed: nn.Variable, *seen: nn.Variable) -> Set[int]:
-        return unseen_before(self.components, self.of(overflowed)[0], {*self.of(*seen)})
+        return suspected_predecessors(self.components, self.of(overflowed)[0], {*self.of(*seen)})
 
 
 class Chain(Graph):
@@ -89,7 +89,7 @@ def test_unmeasured_predecessors_of_an_overflow_are_suspected() -> None:
         F.mean(F.tanh(inner) + PF.affine(F.tanh(PF.affine(inner, 4, base_axis=2)), 4, base_axis=2))
     )
     between = next(edge.successor for edge in merged.components.edges if edge.layer is not None)
-    assert unseen_before(merged.components, between, set()) == {*merged.of(inner)}
+    assert suspected_predecessors(merged.components, between, set()) == {*merged.of(inner)}
 
 
 # What the engine reports.
