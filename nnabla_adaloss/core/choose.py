@@ -94,19 +94,19 @@ class ScaleLimits(NamedTuple):
             return self.loss_weights[edge.successor]
         return self.loss_weights[edge.predecessor] * (self.unit_amaxes[edge.predecessor] or 1.0)
 
-    def first_scale(self, index: int, start: float, predecessor_scale: float, span: float) -> float:
-        """Scale of an unmeasured component: `start` divided by its loss weight, or more after an underflow;
-        `span`: that of `Start`.
+    def first_scale(self, index: int, unweighted: float, predecessor_scale: float, span: float) -> float:
+        """Scale of an unmeasured component: `unweighted`, the scale at a loss weight of 1, divided by its
+        loss weight, or more after an underflow; `span`: that of `Start`.
         """
-        scale = start / (self.loss_weights[index] or 1.0)
+        scale = unweighted / (self.loss_weights[index] or 1.0)
         if index in self.underflowed:
             # It underflowed at the lower of the two: `span` times that takes u_min to the margin below u_max.
             scale = max(scale, min(scale, predecessor_scale) * span)
         return within_float32(scale)
 
     def merged(self, of: Sequence[int], count: int) -> ScaleLimits:
-        """Limits of `count` merged components, each made of those with its index in `of`: the strictest
-        limits, and the largest amax and loss weight.
+        """Limits of `count` merged components: the strictest of their parts, and the largest amax and loss
+        weight; `of`: the merged component of each part.
         """
         parts: List[List[int]] = [[] for _ in range(count)]
         for part, index in enumerate(of):
@@ -131,9 +131,11 @@ class ScaleLimits(NamedTuple):
             floors={i: max(floors) for i, floors in enumerate(of_parts(self.floors.get)) if floors},
         )
 
-    def of_root(self, start: float, span: float) -> float:
-        """Scale of a loss gradient that is not 1, but measured like any other; arguments of `first_scale`."""
-        scale = self.first_scale(0, start, math.inf, span) if self.limits[0] is None else self.limits[0]
+    def of_root(self, start_scale: float, span: float) -> float:
+        """Scale of a loss gradient that is not 1, but measured like any other; arguments as in `Start`."""
+        scale = self.limits[0]
+        if scale is None:
+            scale = self.first_scale(0, start_scale, math.inf, span)
         return min(scale, self.provisional.get(0, math.inf))
 
 
@@ -170,35 +172,35 @@ def choose(
     reasons: Dict[str, Reason] = {}
     for edge in _in_order(components, limits.loss_weights):
         predecessor, successor, layer, _ = edge
-        before, limit = scale_of[predecessor], shared_limits[successor]
+        scale_before, limit = scale_of[predecessor], shared_limits[successor]
         # Alpha that the method requests.
         alpha, reason = math.inf, Reason.SCALE_LIMIT
         if layer is not None and method_alpha is not None:
             # A root scale above the start scale compensates a small loss: methods' bounds do not count it.
-            base = min(before, start.start_scale * alpha_products[predecessor])
-            alpha, reason = method_alpha(layer, before, base)
+            base = min(scale_before, start.start_scale * alpha_products[predecessor])
+            alpha, reason = method_alpha(layer, scale_before, base)
         # Scale that this edge gives its successor.
         if limit is not None:
-            scale = min(before * alpha, limit)
+            scale = min(scale_before * alpha, limit)
             if scale == limit:
                 reason = Reason.SCALE_LIMIT if limit == limits.limits[successor] else Reason.EQUALIZED
         elif layer is None or predecessor in components.scalar_components:
             # Unmeasured at the loss: gradients are assumed as large as before it.
-            at_amax_1 = start.start_scale / (limits.unit_amaxes[predecessor] or 1.0)
-            scale = limits.first_scale(successor, at_amax_1, before, start.span)
+            unweighted = start.start_scale / (limits.unit_amaxes[predecessor] or 1.0)
+            scale = limits.first_scale(successor, unweighted, scale_before, start.span)
         else:
             # Unmeasured after a layer: as before it. Another edge may bring larger gradients than this one.
-            requested = before * alpha if alpha < math.inf else before
+            requested = scale_before * alpha if alpha < math.inf else scale_before
             scale = requested * limits.size_before(edge) / arriving[successor]
         scale = min(scale, limits.provisional.get(successor, math.inf))
         if start.power_of_two:
-            scale = before * floor_power_of_two(scale / before)
+            scale = scale_before * floor_power_of_two(scale / scale_before)
         # The first edge into a component determines its scale; into an unmeasured one, whose scale follows
         # from its predecessor, the first that brings a nonzero gradient.
         brings_nonzero = predecessor in nonzero
         if successor not in scale_of or (limit is None and brings_nonzero and successor not in nonzero):
             scale_of[successor] = scale
-            applied = 1.0 if layer is None else scale / before
+            applied = 1.0 if layer is None else scale / scale_before
             alpha_products[successor] = alpha_products[predecessor] * applied
         elif scale != scale_of[successor]:
             # Another function's contribution carries another scale already.
@@ -290,10 +292,10 @@ def within_float32(scale: float) -> float:
 
 
 def _set_inactive(
-    components: Components, scales: List[float], loss_weights: Sequence[float], start: float
+    components: Components, scales: List[float], loss_weights: Sequence[float], root_scale: float
 ) -> None:
-    """Give components without a gradient the largest scale of their successors, or else `start`: an alpha
-    above 1 could make infinities of their weights' copies, and NaNs of gradients of 0.
+    """Give inactive components the largest scale of their successors, or else `root_scale`: an alpha above 1
+    could make infinities of their weights' copies, and NaNs of gradients of 0.
     """
     edges = [edge for edge in reversed(components.edges) if not loss_weights[edge.predecessor]]
     for edge in edges:
@@ -306,7 +308,7 @@ def _set_inactive(
             if scales[edge.successor] > scales[edge.predecessor]:
                 scales[edge.predecessor], risen = scales[edge.successor], True
     for edge in edges:
-        scales[edge.predecessor] = scales[edge.predecessor] or start
+        scales[edge.predecessor] = scales[edge.predecessor] or root_scale
 
 
 def _keep_weights_in_range(
@@ -342,9 +344,9 @@ def _keep_bits_of_weights(
     while lowered:
         lowered = False
         for edge in edges:
-            before, after = scales[edge.predecessor], scales[edge.successor]
+            scale_before, scale_after = scales[edge.predecessor], scales[edge.successor]
             bounds = limits.bounds[edge.weight]
-            if after >= before * bounds.least_for_bits:
+            if scale_after >= scale_before * bounds.least_for_bits:
                 continue  # alpha is large enough
             # A lower scale raises the alphas of all layers after it, of which none may exceed its highest.
             in_range = max(
@@ -354,11 +356,11 @@ def _keep_bits_of_weights(
             )
             gradients_keep_bits = limits.floors[edge.predecessor]
             alpha, lowest = bounds.least_for_bits, max(gradients_keep_bits, in_range)
-            if after < lowest * bounds.least_for_few_bits:
+            if scale_after < lowest * bounds.least_for_few_bits:
                 # The copy would keep no bit: gradients give up some of theirs for a few.
                 alpha = bounds.least_for_few_bits
                 lowest = max(gradients_keep_bits / bounds.beyond_floor, in_range)
-            # To the scale from which `alpha` leads to `after`, or to the lowest if the copy has bits there.
-            factor = floor_power_of_two(before / max(lowest, after / alpha))
-            if factor > 1.0 and after >= lowest * bounds.least_for_few_bits:
-                scales[edge.predecessor], lowered = before / factor, True
+            # To the scale from which `alpha` leads to `scale_after`, or to the lowest if the copy has bits.
+            factor = floor_power_of_two(scale_before / max(lowest, scale_after / alpha))
+            if factor > 1.0 and scale_after >= lowest * bounds.least_for_few_bits:
+                scales[edge.predecessor], lowered = scale_before / factor, True

@@ -115,12 +115,12 @@ class Format:
 
     def nearest(self, value: float) -> float:
         """Round `value` to the format, half to even."""
-        if value == 0.0 or not math.isfinite(value):
-            return value
-        exponent = math.frexp(value)[1] - 1 - self.mantissa_bits
-        step = max(math.ldexp(1.0, exponent), self.smallest_subnormal)
-        rounded = round(value / step) * step
-        return math.copysign(self.beyond_max if abs(rounded) > self.max else rounded, value)
+        magnitude = abs(value)
+        if math.isfinite(magnitude):
+            exponent = math.frexp(magnitude)[1] - 1 - self.mantissa_bits
+            step = max(math.ldexp(1.0, exponent), self.smallest_subnormal)
+            magnitude = round(magnitude / step) * step
+        return math.copysign(self.beyond_max if magnitude > self.max else magnitude, value)
 
 
 _FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
@@ -171,7 +171,7 @@ def canonical_name(name: str) -> str:
 
 
 def name_of(name_or_dtype: object) -> str:
-    """Name of a format given by a name or as a dtype of NumPy's; empty for anything else."""
+    """Name of a format, known or not, given by a name or as a dtype of NumPy's; empty for anything else."""
     if isinstance(name_or_dtype, np.dtype):
         return name_or_dtype.name
     if isinstance(name_or_dtype, type) and issubclass(name_or_dtype, np.generic):

@@ -22,9 +22,9 @@ from .validation import integer, nonnegative_number
 
 _EMPTY = AmaxWindow()
 
-# Iterations that remember the amaxes of a lost batch, and as many more if a batch confirms one: measures at
-# least `1 / _CONFIRMS` of it. The amax assumed after an overflow is 2**4 times as large as its scale had room
-# for, so that no batch that had room confirms it.
+# Iterations that remember the amax of a lost batch, and as many more if a batch confirms it, with an amax of at
+# least `1 / _CONFIRMS` of it. The provisional amax after an overflow is 2**4 times as large as its scale had
+# room for, so that no batch that had room confirms it.
 _REMEMBERED = 2000
 _CONFIRMS = 2.0**3
 
@@ -37,7 +37,7 @@ class LostAmax(NamedTuple):
 
     unit_amax: float
     until: int  # the last iteration that remembers it
-    shown: float = 0.0  # the largest amax since then that lies beyond the windows' margin, too
+    largest_since: float = 0.0  # largest amax measured since then, beyond this margin, too
 
 
 class Memory(NamedTuple):
@@ -66,31 +66,31 @@ class Memory(NamedTuple):
         return memory._replace(windows={**windows, **pushed}, partial=_NONE)
 
     def _after_losses(self, unit_amaxes: _Amaxes, lost: _Amaxes, iteration: int) -> Memory:
-        """Remember the amaxes of `lost` batches, and longer those of which a measured one of `unit_amaxes`
-        reaches 1 / _CONFIRMS; lower expired ones to what was shown since. The windows are still those before
-        this iteration.
+        """Remember amaxes of `lost` batches for _REMEMBERED iterations, and for as many more if one of
+        `unit_amaxes` confirms them; else they fall. The windows are still those before this iteration.
         """
         remembered: Dict[str, LostAmax] = {}
-        for name, (unit_amax, until, shown) in self.lost.items():
+        for name, (unit_amax, until, largest_since) in self.lost.items():
             measured = unit_amaxes.get(name, 0.0)
-            # The windows allow for others.
-            if self._is_beyond(name, measured):
-                shown = max(shown, measured)
+            # The windows' margin covers smaller ones.
+            if self._exceeds_margin(name, measured):
+                largest_since = max(largest_since, measured)
             confirmed, expired = measured * _CONFIRMS >= unit_amax, until < iteration
             if expired and not confirmed:
-                # It falls to the largest shown since, or 0, times `_CONFIRMS`: the same would confirm it.
-                unit_amax = shown * _CONFIRMS
+                # It falls to the amax that the largest since would just confirm; without one to 0, and is
+                # forgotten.
+                unit_amax = largest_since * _CONFIRMS
             if expired or confirmed:
-                until, shown = iteration + _REMEMBERED, 0.0
+                until, largest_since = iteration + _REMEMBERED, 0.0
             if unit_amax:
-                remembered[name] = LostAmax(unit_amax, until, shown)
+                remembered[name] = LostAmax(unit_amax, until, largest_since)
         for name, unit_amax in lost.items():
-            if self._is_beyond(name, unit_amax):
-                before = remembered[name].unit_amax if name in remembered else 0.0
-                remembered[name] = LostAmax(max(unit_amax, before), iteration + _REMEMBERED)
+            if self._exceeds_margin(name, unit_amax):
+                earlier = remembered[name].unit_amax if name in remembered else 0.0
+                remembered[name] = LostAmax(max(unit_amax, earlier), iteration + _REMEMBERED)
         return self._replace(lost=remembered)
 
-    def _is_beyond(self, name: str, unit_amax: float) -> bool:
+    def _exceeds_margin(self, name: str, unit_amax: float) -> bool:
         """True if an amax exceeds the margin that the windows leave; False for a first measurement."""
         return unit_amax > self.policy.margin * self.windows.get(name, _EMPTY).amax > 0.0
 
@@ -109,9 +109,9 @@ class Memory(NamedTuple):
             str(name): LostAmax(
                 nonnegative_number("lost", unit_amax),
                 integer("until", until),
-                nonnegative_number("shown", shown),
+                nonnegative_number("largest_since", largest_since),
             )
-            for name, (unit_amax, until, shown) in state.get("lost", {}).items()
+            for name, (unit_amax, until, largest_since) in state.get("lost", {}).items()
         }
         return Memory(self.policy, windows, partial, lost)
 
@@ -123,7 +123,8 @@ class PassMeasurements(NamedTuple):
     u_max: Sequence[float]  # largest magnitude that gradients of each component can have
     amax: Mapping[int, float]  # largest magnitude of each measured component, unscaled
     measured_all: bool = False  # True if every gradient was measured
-    shows_every_overflow: bool = False  # True if each overflow shows in a gradient, as with emulated storage
+    # True if each overflow shows in a gradient, as with emulated storage; none then occurs inside a function.
+    shows_every_overflow: bool = False
     finite: bool = True
     has_gradients: bool = True  # True if any parameter has a nonzero gradient
     overflowed: Optional[int] = None  # the first component in backward order that was not finite
@@ -162,8 +163,8 @@ class Observations(NamedTuple):
         """Compute `unit_amax` of many components: the largest remembered or measured since."""
         windows, lost = self.memory.windows, self.memory.lost
         amaxes = [windows[name].amax if name in windows else None for name in names]
-        others = {name: one.unit_amax for name, one in lost.items()}, self.memory.partial, self.lost, self.now
-        for unit_amaxes in filter(None, others):
+        lost_amaxes = {name: one.unit_amax for name, one in lost.items()}
+        for unit_amaxes in filter(None, (lost_amaxes, self.memory.partial, self.lost, self.now)):
             for index, name in enumerate(names):
                 largest = amaxes[index]
                 if name in unit_amaxes and (largest is None or unit_amaxes[name] > largest):
@@ -220,7 +221,7 @@ class Observations(NamedTuple):
         unit_amaxes = {names[i]: magnitude / weights[i] for i, magnitude in amax.items() if weights[i]}
         after = self
         if complete and self.provisional:
-            after = self._after_finite_pass(unit_amaxes, overflows_show=measured.shows_every_overflow)
+            after = self._after_finite_pass(unit_amaxes, measured.shows_every_overflow)
         after = after._replace(
             now=_larger(self.now, unit_amaxes),
             entry_complete=self.entry_complete or completes_entry,
@@ -228,33 +229,37 @@ class Observations(NamedTuple):
             not_exchanged=self.not_exchanged or measured.measured_all,
             calibrated=self.calibrated and not rerun,
         )
-        before = self.unit_amaxes_of(names)
-        # Components unmeasured before, or zero, unless all is zero in a pass that measures only a slice.
-        zeros_count = measured.measured_all or measured.has_gradients
-        unseen = {
-            i
-            for i in components.computed
-            if weights[i] and (before[i] is None or (zeros_count and before[i] == 0.0))
-        }
-        return after._after_first_measurement(before, unseen, measured) if unseen else after
+        unit_amaxes_before = self.unit_amaxes_of(names)
+        # A slice in which all is zero says nothing new about a component that was zero before.
+        zero_is_unseen = measured.measured_all or measured.has_gradients
+        unseen = set()
+        for i in components.computed:
+            unit_amax = unit_amaxes_before[i]
+            if weights[i] and (unit_amax is None or (zero_is_unseen and unit_amax == 0.0)):
+                unseen.add(i)
+        return after._after_first_measurement(unit_amaxes_before, unseen, measured) if unseen else after
 
-    def _after_finite_pass(self, unit_amaxes: _Amaxes, *, overflows_show: bool) -> Observations:
-        """Drop provisional amaxes after a finite pass over the same batch; those where the overflow may have
-        begun are remembered as of a lost batch, unless a measured one explains it.
+    def _after_finite_pass(self, unit_amaxes: _Amaxes, shows_every_overflow: bool) -> Observations:
+        """Drop provisional amaxes after a finite pass that has measured all of the same batch. If that does
+        not explain the overflow, those where it may have begun go into `lost`.
         """
-        unexplained = {name: self.provisional[name] for name in self.began if name in self.provisional}
-        # It began in one of them. If none comes near, it was inside a function, which no measurement shows.
-        if overflows_show or any(
-            unit_amaxes.get(name, 0.0) * _CONFIRMS >= unit_amax for name, unit_amax in unexplained.items()
-        ):
-            unexplained = {}
-        return self._replace(provisional=_NONE, began=frozenset(), lost=_larger(self.lost, unexplained))
+        suspects = {name: self.provisional[name] for name in self.began if name in self.provisional}
+        # The overflow began in one of them. If no measured amax comes near its provisional one, it was inside
+        # a function, which no measurement shows, and would occur again at the measured scales.
+        explained = shows_every_overflow or any(
+            unit_amaxes.get(name, 0.0) * _CONFIRMS >= unit_amax for name, unit_amax in suspects.items()
+        )
+        lost = self.lost if explained else _larger(self.lost, suspects)
+        return self._replace(provisional=_NONE, began=frozenset(), lost=lost)
 
     def _after_first_measurement(
-        self, before: Sequence[Optional[float]], unseen: AbstractSet[int], measured: PassMeasurements
+        self,
+        unit_amaxes_before: Sequence[Optional[float]],
+        unseen: AbstractSet[int],
+        measured: PassMeasurements,
     ) -> Observations:
         """Decide whether a pass requires a rerun because of components `unseen` before it: unmeasured or
-        zero. `before`: all unit amaxes before it.
+        zero.
         """
         schedule, policy = measured.schedule, self.policy
         components, names = schedule.components, schedule.components.names
@@ -271,7 +276,7 @@ class Observations(NamedTuple):
         may_change = not components.with_descendants(nonzero).isdisjoint(zero)
         # The loss gradient is not zero. A zero after a nonzero one has underflowed, except after a layer: its
         # weight may be zero.
-        sources = {components.root, *(index for index, unit_amax in enumerate(before) if unit_amax)}
+        sources = {components.root, *(i for i, unit_amax in enumerate(unit_amaxes_before) if unit_amax)}
         followers = {e.successor for e in components.edges if e.layer is None and e.predecessor in sources}
         # Each is tried once with a higher scale: not again in later iterations, whose windows have the zero.
         underflowed = {names[i] for i in zero & (followers | {components.root})} - self.memory.windows.keys()

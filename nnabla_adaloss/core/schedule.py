@@ -68,12 +68,12 @@ class ScaleSchedule:
         index = self.components.of.get(position)
         return 1.0 if index is None else self.loss_weights[index]
 
-    def moved_to(self, weights: Tuple[float, ...], max_scale: float) -> Optional[ScaleSchedule]:
+    def moved_to(self, loss_weights: Tuple[float, ...], max_scale: float) -> Optional[ScaleSchedule]:
         """Schedule with the same alphas, if all loss weights moved by one power of two; else None."""
-        if [old > 0.0 for old in self.loss_weights] != [new > 0.0 for new in weights]:
-            return None
+        if [old > 0.0 for old in self.loss_weights] != [new > 0.0 for new in loss_weights]:
+            return None  # other components are inactive
         # A scale moves against its loss weight: gradients are then stored as before. None: inactive.
-        moves = [old / new if new else None for old, new in zip(self.loss_weights, weights)]
+        moves = [old / new if new else None for old, new in zip(self.loss_weights, loss_weights)]
         # Alphas are ratios of arrays' scales. Weights of scalars may move otherwise: that of the loss is 1.
         scalars = self.components.scalar_components
         of_arrays = {move for i, move in enumerate(moves) if move is not None and i not in scalars}
@@ -84,7 +84,7 @@ class ScaleSchedule:
         scales = [s * (common if move is None else move) for s, move in zip(self.component_scales, moves)]
         if within_float32(min(scales)) != min(scales) or max(scales) > within_float32(max_scale):
             return None
-        return replace(self, component_scales=scales, loss_weights=weights)
+        return replace(self, component_scales=scales, loss_weights=loss_weights)
 
     @cached_property
     def arriving(self) -> Mapping[int, float]:

@@ -39,67 +39,67 @@ class ScheduleCache:
     constant: bool  # True if scales of layers are constant, so that a given S0 needs no measurement
     delayed: bool
     chosen: Mapping[Tuple[float, ...], Chosen] = field(default_factory=dict)  # by loss weights, latest last
-    since: int = _ENDED  # first iteration of the cycle
+    cycle_start: int = _ENDED  # first iteration of the cycle
 
-    def last(self, weights: Tuple[float, ...]) -> Optional[ScaleSchedule]:
+    def last(self, loss_weights: Tuple[float, ...]) -> Optional[ScaleSchedule]:
         """Latest schedule for these loss weights, in use or not."""
-        return self.chosen[weights].schedule if weights in self.chosen else None
+        return self.chosen[loss_weights].schedule if loss_weights in self.chosen else None
 
     def current(
-        self, iteration: int, given_scale: Optional[float], weights: Tuple[float, ...]
+        self, iteration: int, given_scale: Optional[float], loss_weights: Tuple[float, ...]
     ) -> Optional[ScaleSchedule]:
         """Schedule for this iteration; None: it must be chosen."""
-        chosen = self.chosen.get(weights)
+        chosen = self.chosen.get(loss_weights)
         if chosen is None or chosen.schedule.given_scale != given_scale:
             return None
-        # With delay=0, all batches of the iteration `since` measure, and choose from what they have measured.
-        first = self.since if self.delayed else self.since + 1
-        in_cycle = first <= iteration < self.since + self.iterations and chosen.iteration >= self.since
-        return chosen.schedule if in_cycle or self.for_good(given_scale) else None
+        # With delay=0, all batches of the first iteration measure, and choose from what they have measured.
+        start = self.cycle_start
+        first = start if self.delayed else start + 1
+        in_cycle = first <= iteration < start + self.iterations and chosen.iteration >= start
+        return chosen.schedule if in_cycle or self.measures_nothing(given_scale) else None
 
     def moved(
-        self, iteration: int, given_scale: Optional[float], weights: Tuple[float, ...], max_scale: float
+        self, iteration: int, given_scale: Optional[float], loss_weights: Tuple[float, ...], max_scale: float
     ) -> Optional[ScaleSchedule]:
         """Latest schedule, if it is in use and only has to be moved to these loss weights; else None."""
         latest = self.current(iteration, given_scale, [*self.chosen][-1]) if self.chosen else None
-        moved, before = latest and latest.moved_to(weights, max_scale), self.last(weights)
-        # The last one for these weights is usually equal, and has its steps already.
-        reused = moved and before and before.component_scales == moved.component_scales
-        return before if reused else moved
+        moved, last = latest and latest.moved_to(loss_weights, max_scale), self.last(loss_weights)
+        # The last one for these loss weights is usually equal, and has its steps already.
+        return last if moved and last and last.component_scales == moved.component_scales else moved
 
     def slice_number(self, iteration: int) -> Optional[int]:
         """Number of the slice of the arrays, of `iterations`, that an iteration measures; None: nothing."""
         if not (self.delayed and self.chosen):
             return None
         # The last term begins each cycle with another slice: of batches that alternate, each then meets all.
-        return (iteration - self.since - self.since // self.iterations) % self.iterations
+        return (iteration - self.cycle_start - self.cycle_start // self.iterations) % self.iterations
 
     def keep(self, schedule: ScaleSchedule, iteration: int, origin: Any = None) -> ScheduleCache:
         """Store the schedule chosen in this iteration, with the inputs of the choice, `origin`, if they can
         be compared with later ones. Stored again without them, a schedule keeps those that it has.
         """
         # A choice for other loss weights joins the running cycle.
-        since = self.since if 0 <= iteration - self.since < self.iterations else iteration
+        in_cycle = 0 <= iteration - self.cycle_start < self.iterations
         # Without the one that is replaced, so that the latest is last.
         chosen = {weights: one for weights, one in self.chosen.items() if weights != schedule.loss_weights}
         if len(chosen) == _KEPT:
             del chosen[next(iter(chosen))]
-        before = self.chosen.get(schedule.loss_weights)
-        if origin is None and before is not None and before.schedule is schedule:
-            origin = before.origin
+        replaced = self.chosen.get(schedule.loss_weights)
+        if origin is None and replaced is not None and replaced.schedule is schedule:
+            origin = replaced.origin
         chosen[schedule.loss_weights] = Chosen(iteration, schedule, origin)
-        return replace(self, chosen=chosen, since=since)
+        return replace(self, chosen=chosen, cycle_start=self.cycle_start if in_cycle else iteration)
 
     def drop(self) -> ScheduleCache:
         """Request a new choice of scales, which begins another cycle."""
-        return replace(self, chosen={}, since=_ENDED)
+        return replace(self, chosen={}, cycle_start=_ENDED)
 
-    def in_cycle(self, since: int) -> ScheduleCache:
-        """Move these schedules to the cycle of another topology, which began in iteration `since`."""
+    def in_cycle(self, start: int) -> ScheduleCache:
+        """Move these schedules to the cycle of another topology, which began in iteration `start`."""
         # With delay=0, without slices, each choice ends a cycle.
-        return replace(self, since=since) if self.delayed else self
+        return replace(self, cycle_start=start) if self.delayed else self
 
-    def for_good(self, given_scale: Optional[float]) -> bool:
+    def measures_nothing(self, given_scale: Optional[float]) -> bool:
         """True if nothing is measured: neither layers nor S0."""
         return self.constant and given_scale is not None
 
@@ -115,7 +115,7 @@ class ScheduleCache:
             }
             for weights, (chosen_in, one, _) in self.chosen.items()
         ]
-        return {"since": self.since, "chosen": chosen}
+        return {"since": self.cycle_start, "chosen": chosen}
 
     def loaded(
         self, state: Mapping[str, Any], make: Callable[..., ScaleSchedule], *, power_of_two: bool = False
@@ -144,4 +144,4 @@ class ScheduleCache:
                         f"scale={scale!r} must be S0={root!r} times a power of two, as power_of_two is True"
                     )
             chosen[key] = Chosen(integer("iteration", saved["iteration"]), schedule)
-        return replace(self, chosen=chosen, since=integer("since", state["since"]))
+        return replace(self, chosen=chosen, cycle_start=integer("since", state["since"]))

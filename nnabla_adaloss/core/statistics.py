@@ -84,7 +84,7 @@ class ArrayStatistics(NamedTuple):
         return math.sqrt(max(self.mean_square - self.mean**2, 0.0))
 
     def scaled(self, factor: float) -> ArrayStatistics:
-        """Statistics of the array multiplied by `factor` (exact for powers of two)."""
+        """Statistics of the array multiplied by `factor`, which is not 0; exact for powers of two."""
         count, total, squares, abs_max, abs_min, zeros, nonfinite = self
         magnitude = abs(factor)
         # `_replace` takes four times as long, and this runs per layer.

@@ -290,7 +290,7 @@ class AdaptiveLossScaling:
     @property
     def can_measure_more(self) -> bool:
         """True if repeating the last batch would measure more gradients than its last pass did."""
-        constant = self._graph.current().schedules.for_good(self.result.schedule.given_scale)
+        constant = self._graph.current().schedules.measures_nothing(self.result.schedule.given_scale)
         return not (self.result.measurements.measured_all or constant)
 
     @property
@@ -359,7 +359,7 @@ class AdaptiveLossScaling:
         # All of them, in other topologies too, were chosen without what this overflow shows.
         self._graph.drop_schedules()
         report, schedules = self._result, self._graph.current().schedules
-        if report is None or schedules.for_good(report.schedule.given_scale):
+        if report is None or schedules.measures_nothing(report.schedule.given_scale):
             return False
         self.components, lowered = self.components.after_overflow(report.measurements)
         return lowered
@@ -368,7 +368,7 @@ class AdaptiveLossScaling:
         """Measurements for the next scales, for other ranks; None: no new ones."""
         prepared, report = self._graph.current(), self._result
         # Constant scales need no measurements.
-        if report is None or prepared.schedules.for_good(report.schedule.given_scale):
+        if report is None or prepared.schedules.measures_nothing(report.schedule.given_scale):
             return None
         entry_complete, unit_amaxes, lost = self.components.shared()
         # An overflow or a new topology has left this rank without schedules.
@@ -527,7 +527,7 @@ class AdaptiveLossScaling:
         self.guard.before_backward(masters, all_zero=all_zero)
         loss_weights = prepared.loss_weights(scale)
         # A seed gradient multiplies all gradients, as a loss weight does; constant scales heed neither.
-        if grad is not None and not prepared.schedules.for_good(scale):
+        if grad is not None and not prepared.schedules.measures_nothing(scale):
             factor = seed_weight(grad, on_host=not self.kernels.asynchronous)
             loss_weights = tuple([weight * factor for weight in loss_weights])
         self.components = self.components.before_pass(iteration)

@@ -82,7 +82,8 @@ class Chooser:
         unknown = unmeasured or prepared.statistics.is_incomplete
         # Earlier amaxes suffice unless something is unknown; the caller's seed gradient may be another one in
         # each batch. Constant scales need none.
-        measure_all = (rerun or unknown or not self._delayed or seeded) and not in_use.for_good(given_scale)
+        needs_all = rerun or unknown or not self._delayed or seeded
+        measure_all = needs_all and not in_use.measures_nothing(given_scale)
         # A schedule is kept for the next iterations if all layers were measured for it: with delay=1 in
         # earlier iterations, exchanged between the ranks; with delay=0 in this batch, whose rerun it is.
         kept = not (measure_all or observations.not_exchanged) if self._delayed else rerun or not measure_all
@@ -112,7 +113,7 @@ class Chooser:
         )
         floors = {i: limit / self._spare for i, limit in enumerate(limits.limits) if limit is not None}
         limits = limits._replace(bounds=_bounds(prepared), floors=floors)
-        if prepared.schedules.for_good(given_scale):
+        if prepared.schedules.measures_nothing(given_scale):
             # All scales are S0, whatever was measured.
             limits = limits._replace(limits=[None] * len(loss_weights))
         # The last choice for these loss weights, used again if this one would be equal, as its steps are

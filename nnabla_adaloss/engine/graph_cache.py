@@ -173,7 +173,8 @@ class GraphCache:
             topology = Topology(plan, self._no_schedules, ())
         if previous is not None:
             # All topologies take turns in one cycle of measuring.
-            topology = topology._replace(schedules=topology.schedules.in_cycle(previous.schedules.since))
+            schedules = topology.schedules.in_cycle(previous.schedules.cycle_start)
+            topology = topology._replace(schedules=schedules)
             self._remember(previous)
         prepared = self._prepared(graph, topology, previous)
         statistics = LatestStatistics.loaded(topology.plan.measured, topology.statistics)
@@ -200,7 +201,7 @@ class GraphCache:
         for one in states:
             with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
                 statistics, schedules = load_topology(one, prepared)
-                prepared.schedules = schedules.in_cycle(prepared.schedules.since)
+                prepared.schedules = schedules.in_cycle(prepared.schedules.cycle_start)
                 prepared.statistics.load(statistics, weights)
 
     def _take_known(self, graph: Graph, described: GraphDescription) -> Optional[Topology]:

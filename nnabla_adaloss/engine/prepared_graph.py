@@ -196,7 +196,7 @@ class PreparedGraph:
 
     def loss_weights(self, given_scale: Optional[float]) -> Tuple[float, ...]:
         """Present loss weight of each component; 1 if all scales are a constant S0."""
-        if self.schedules.for_good(given_scale):
+        if self.schedules.measures_nothing(given_scale):
             return (1.0,) * len(self.components.names)
         on_host = not self.kernels.asynchronous
         return self._loss_weights.read(self.graph.variables, on_host=on_host, in_use=self.schedules.chosen)
@@ -247,7 +247,7 @@ class PreparedGraph:
     ) -> Optional[Slice]:
         """Arrays that an iteration measures, its slice of all; None: none."""
         number = schedules.slice_number(iteration)
-        if number is None or self.schedules.for_good(given_scale):
+        if number is None or self.schedules.measures_nothing(given_scale):
             return None
         if not self._slices:
             # Dividing takes time, which graphs that are new in each iteration seldom need: empty slices come

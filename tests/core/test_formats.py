@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from nnabla_adaloss import Format
 from nnabla_adaloss.core.formats import (
     BFLOAT16,
+    FLOAT8_E4M3,
     FLOAT8_E5M2,
     FLOAT16,
     FLOAT32,
@@ -37,6 +38,12 @@ def test_the_nearest_number_is_numpys(value: float) -> None:
     with np.errstate(over="ignore"):
         expected = np.float16(value)
     np.testing.assert_equal(FLOAT16.nearest(value), float(expected))
+
+
+@pytest.mark.parametrize("stored", [FLOAT8_E4M3, FLOAT8_E4M3.saturating(), FLOAT16.saturating()])
+def test_an_infinity_becomes_what_numbers_beyond_the_format_become(stored: Format) -> None:
+    for value in (math.inf, -math.inf):
+        np.testing.assert_equal(stored.nearest(value), stored.nearest(math.copysign(1e30, value)))
 
 
 @pytest.mark.parametrize("stored", [one for one in FORMATS.values() if one not in (FLOAT16, FLOAT32)])
