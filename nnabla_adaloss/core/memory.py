@@ -22,7 +22,7 @@ from .validation import integer, nonnegative_number
 
 _EMPTY = AmaxWindow()
 
-# Iterations that remember the amax of a lost batch, and as many more if a batch confirms it, with an amax of at
+# Iterations that remember the amax of a lost batch, and as many more if a batch confirms it, with one of at
 # least `1 / _CONFIRMS` of it. The provisional amax after an overflow is 2**4 times as large as its scale had
 # room for, so that no batch that had room confirms it.
 _REMEMBERED = 2000
