@@ -50,10 +50,9 @@ class ArraySnapshot:
         """Replace the saved contents; with none, `restore` does nothing."""
         self._copies, self._others = [], dict(enumerate(contents))
 
-    def restore(self, arrays: Optional[Sequence[nn.NdArray]] = None) -> None:
-        """Write the contents back, or to the same number of other `arrays`; do nothing before `save`."""
-        if arrays is None:
-            arrays = list(map(_data, self.variables)) or self._arrays
+    def restore(self) -> None:
+        """Write the contents back; do nothing before `save`."""
+        arrays = list(map(_data, self.variables)) or self._arrays
         if self._copies:
             self._copy(self._copies, _without(arrays, self._others))
         for index, contents in self._others.items():
