@@ -24,10 +24,11 @@ from .notes import Note, listed
 from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
 from .presentation import Diagnosis
 from .rounding_noise import RoundingNoise
+from .steps import Steps
 from .target import Feeder, Network, Subject, input_name
-from .untrained import Steps, alike_weights, hardly_moved, notes, only_decaying, spoiled, untrained
+from .untrained import alike_weights, notes, untrained
 from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, Way
-from .watching import REPEATED, Sight, largest
+from .watching import REPEATED, Sight
 from .ways import FormatTrial
 
 # Formats tried besides the requested one.
@@ -135,10 +136,7 @@ class _Examination:
         self._random: List[str] = []
         self._unsteady: Set[int] = set()
         self._noise = RoundingNoise(examined, self._network, self._layers, self._passes)
-        # By layer: the largest gradient before `on_gradients`, and for the solver.
-        self._arriving = {layer.name: 0.0 for layer in self._layers}
         self._steps = Steps(examined, self._layers)
-        self._for_solver = {layer.name: 0.0 for layer in self._layers}
 
     def numbers(self) -> NetworkNumbers:
         """Measure all numbers for the verdicts."""
@@ -204,15 +202,7 @@ class _Examination:
                 examined.forward(examined.loss, index, again.after_forward)
                 self._random = again.random_functions(self._network)
             loss = float(examined.loss.d)
-            if examined.on_gradients is not None:
-                for layer in self._layers:
-                    arriving = largest(in_fp32.gradients.get(key) for key in layer.weights)
-                    self._arriving[layer.name] = max(arriving, self._arriving[layer.name])
-                examined.on_gradients(examined.solver)
-            for layer in self._layers:
-                own = largest(in_fp32.statistics(v.grad) for v in layer.weights.values())
-                self._for_solver[layer.name] = max(own, self._for_solver[layer.name])
-            self._steps.take()
+            self._steps.take(in_fp32)
             forward = partial(examined.forward, emulation, index, as_stored.after_forward)
             passes.with_one_scale(forward, emulation, pre=as_stored.before_backward, round_gradients=False)
             as_stored.end()
@@ -241,8 +231,8 @@ class _Examination:
             found = [note for one in self._as_stored for note in Deviations(self._network, one).notes()]
             yield from {tuple(note.names): note for note in found}.values()
             yield from Deviations(self._network, self._as_stored[0]).next_to_the_end()
-        zeroed = [name for name, amax in self._for_solver.items() if self._arriving[name] and not amax]
-        if zeroed and any(self._for_solver.values()):
+        zeroed = self._steps.zeroed()
+        if zeroed:
             yield Note("on_gradients makes all gradients 0 of ", zeroed, ".")
         solver = self._examined.solver
         if solver is not None and has(solver, "learning_rate") and not solver.learning_rate():
@@ -349,10 +339,7 @@ class _Examination:
             fatal = not any(n.floor < USELESS for n in learning)
             yield from (one._replace(fatal=fatal, spoils=tuple(damaged), as_stored=True) for one in found[:1])
         yield from untrained(self._examined, network)
-        yield from spoiled(self._arriving, self._for_solver)
-        for_solver = {n: a for n, a in self._for_solver.items() if n not in noisy}
-        yield from hardly_moved(self._examined, self._arriving, for_solver, self._steps, self._ends.shrinking)
-        yield from only_decaying(self._examined, self._layers, for_solver)
+        yield from self._steps.causes({*noisy}, self._ends.shrinking)
 
 
 def _blank_input(network: Network, f: Any, v: nn.Variable) -> Cause:

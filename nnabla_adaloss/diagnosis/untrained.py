@@ -1,43 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Untrained parameters: the loss does not reach them, or the solver hardly moves them."""
+"""Parameters that the loss does not reach, or that no solver has."""
 
 from __future__ import annotations
 
 import gc
-import math
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 import nnabla as nn
 import numpy as np
 
 from ..graph.functions import is_matrix_product
-from ..undo import ArraySnapshot
 from ..updaters.solvers import has
 from . import remedies
 from .causes import Cause
 from .notes import Note, listed
-from .passes import Layer
-from .preserved import restored
 from .target import Network, Subject, input_name, scope_of
 
-# Solvers whose steps are the gradient times the learning rate.
-_BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
-# Solvers whose steps are in proportion to the norm of a parameter.
-_RELATIVE = {"Lamb", "Lars"}
-# Number of steps to take: a momentum has grown then.
-_STEPS_TAKEN = 8
-# Growth of all parameters by these steps that no training survives.
-_EXPLODES = 100.0
 # Functions with steps that nnabla passes no gradient through.
 _STEPS = ("OneHot", "SearchSorted", "Greater", "Less", "Equal", "NotEqual", "Logical")
-# Solvers that add epsilon below a root.
-_EPSILON_IN_ROOT = {"AdaBelief", "Adadelta", "RMSpropGraves"}
-# Factor from which a function that makes gradients smaller is at fault for small ones.
-_CLIPPED = 1e3
-# A smaller changing share of a weight per iteration counts as none.
-_MOVED = 0.01
-# Gradients below this share of the weight decay count as nothing beside it.
-_DECAYED = 0.01
 
 
 def untrained(examined: Subject, network: Network) -> Iterator[Cause]:
@@ -123,145 +103,6 @@ def alike_weights(network: Network) -> List[str]:
 
 def _slice_of(f: Any, axis: int) -> slice:
     return slice(*(f.info.args[name][axis] for name in ("start", "stop", "step")))
-
-
-def spoiled(gradients: Mapping[str, float], left: Mapping[str, float]) -> Iterator[Cause]:
-    """Cause for gradients corrupted by an updater's function; magnitudes are the largest by layer."""
-    arriving = max(gradients.values(), default=0.0)
-    if arriving and math.isfinite(arriving):
-        broken = [name for name, amax in left.items() if not math.isfinite(amax)]
-        if broken:
-            what = f"it makes gradients that are not finite, of {listed(broken)}"
-            yield Cause("on_gradients", "on_gradients", what, remedies.CHECK_DIVISION)
-        elif not any(left.values()):
-            what = f"it makes all gradients 0, of which the largest was {arriving:.1e}"
-            yield Cause("on_gradients", "on_gradients", what, remedies.CLIP_NORM)
-
-
-class Steps:
-    """First steps of a solver from the gradients of each batch, all undone."""
-
-    def __init__(self, examined: Subject, layers: Sequence[Layer]) -> None:
-        self._solver, self._kernels, self._layers = examined.solver, examined.kernels, layers
-        self._warms_up = examined.warms_up
-        # By layer: the largest share of a parameter, where it has a gradient, that the steps change.
-        self.moved = {layer.name: 0.0 for layer in layers}
-        # Parameters that they make nonfinite.
-        self.broken: Set[str] = set()
-        # Factor by which they make all parameters together larger.
-        self.growth = 0.0
-
-    def take(self) -> None:
-        """Take some steps from the present gradients."""
-        solver, layers = self._solver, self._layers
-        # nnabla crashes in methods that a Python class inherits.
-        methods = "name", "info", "learning_rate", "get_states", "set_states", "get_parameters"
-        is_known = all(has(solver, one) for one in methods)
-        if solver is None or not is_known or self._warms_up or not solver.learning_rate():
-            self.moved = dict.fromkeys(self.moved, 1.0)
-            return
-        parameters, states = solver.get_parameters(), solver.get_states()
-        counts = {name: state.t for name, state in states.items()}
-        arrays = [*parameters.values(), *(v for state in states.values() for v in state.pstate.values())]
-        sound = [n for n, v in parameters.items() if np.isfinite(v.d).all() and np.isfinite(v.g).all()]
-        before = {hash(v): v.d.copy() for v in parameters.values()}
-        kept = ArraySnapshot(self._kernels, arrays)
-        kept.save()
-
-        def restore() -> None:
-            kept.restore()
-            for name, count in counts.items():
-                states[name].t = count
-            solver.set_states(states)
-
-        with restored(restore):
-            for _ in range(_STEPS_TAKEN):
-                solver.update()
-            now = [v.d for v in parameters.values()]
-            sizes = [np.linalg.norm([np.linalg.norm(x) for x in one]) for one in (before.values(), now)]
-            self.growth = max(self.growth, float(sizes[1] / sizes[0]) if sizes[0] else 0.0)
-            self.broken |= {name for name in sound if not np.isfinite(parameters[name].d).all()}
-            for layer in layers:
-                trained = [v for key, v in layer.weights.items() if key in before and v.g.any()]
-                # A bias beside weights is often 0, which any step changes.
-                trained = [v for v in trained if v.ndim > 1] or trained
-                shares = [np.mean((v.d != before[hash(v)])[v.g != 0.0]) for v in trained]
-                self.moved[layer.name] = max([self.moved[layer.name], *map(float, shares or [1.0])])
-
-
-def hardly_moved(
-    examined: Subject,
-    arriving: Mapping[str, float],
-    gradients: Mapping[str, float],
-    steps: Steps,
-    shrinking: Callable[[str], Tuple[str, str]],
-) -> Iterator[Cause]:
-    """Layers whose gradients, by largest magnitude, before and after `on_gradients`, are too small for the
-    solver, or of whose it makes NaNs; `shrinking` is a clause about the function that makes one so small, and
-    a remedy.
-    """
-    solver = examined.solver
-    # nnabla crashes in methods that a Python class inherits.
-    kind = solver.name if solver is not None and has(solver, "name") and has(solver, "info") else ""
-    # Lamb divides its steps by their norm.
-    epsilon = float(solver.info.get("eps", 0.0)) if solver is not None and kind not in ("", "Lamb") else 0.0
-    of = "the root of " * (kind in _EPSILON_IN_ROOT)
-    least = math.sqrt(epsilon) if of else epsilon
-    explodes = kind not in _BY_LEARNING_RATE and steps.growth > _EXPLODES
-    if steps.broken or explodes:
-        broken = sorted(steps.broken)
-        what = f"its first steps make all weights together {steps.growth:.1g} times larger"
-        if broken:
-            what = f"its first steps make NaNs or infinities of {listed(broken)}"
-        what += f", at a learning rate of {solver.learning_rate():g}" if solver is not None else ""
-        yield Cause("solver", kind, what, remedies.SETTINGS, True, (), (*broken,))
-        return
-    trained = {name: amax for name, amax in gradients.items() if amax}
-    small = [name for name, amax in trained.items() if amax < least or steps.moved[name] < _MOVED]
-    if small:
-        name = min(small, key=trained.__getitem__)
-        told, remedy = "epsilon", remedies.LARGER_LOSS if kind == "Adadelta" else remedies.EPSILON
-        limit = f"below {of}the solver's epsilon of {epsilon:.0e}"
-        if solver is not None and not trained[name] < least:
-            told, remedy, rate = "small_steps", remedies.LEARNING_RATE, solver.learning_rate()
-            limit = f"and times the learning rate of {rate:g} it is below the last bit of its weights"
-            if kind not in _BY_LEARNING_RATE:
-                limit = (
-                    f"and the steps that {kind} makes of it, at a learning rate of {rate:g}, are below the "
-                )
-                is_relative = kind in _RELATIVE
-                limit += "last bit of its weights"
-                remedy = remedies.PROPORTIONAL if is_relative else remedies.LARGER_STEPS
-        what = f"its gradient reaches {trained[name]:.1e}, {limit}"
-        if arriving[name] > _CLIPPED * trained[name]:
-            told, remedy = "on_gradients", remedies.CLIP_LESS
-            what = f"its gradient reaches {arriving[name]:.1e}, of which on_gradients leaves "
-            what += f"{trained[name]:.1e}, {limit}"
-        others = [one for one in small if one != name]
-        clause, known = shrinking(name)
-        what += f" (as {'those' if others[1:] else 'that'} of {listed(others)})" * bool(others)
-        what, remedy = what + clause, known or remedy
-        what += ": it hardly moves, whatever the loss scale, which is undone before the solver"
-        yield Cause(told, name, what, remedy, len(small) == len(trained), tuple(small))
-
-
-def only_decaying(
-    examined: Subject, layers: Sequence[Layer], gradients: Mapping[str, float]
-) -> Iterator[Cause]:
-    """Cause for gradients, given by largest magnitude, that are nothing beside the weight decay."""
-    decays = {
-        layer.name: examined.weight_decay * max(float(np.abs(v.d).max()) for v in layer.weights.values())
-        for layer in layers
-        if gradients.get(layer.name)
-    }
-    # At the end of a training both are equal.
-    if decays and all(gradients[name] < _DECAYED * decay for name, decay in decays.items()):
-        name = max(decays, key=decays.__getitem__)
-        what = f"its gradient reaches {gradients[name]:.1e}, and weight decay adds up to {decays[name]:.1e}, "
-        what += "so that the weights only shrink, whatever the loss scale"
-        harmless = _DECAYED * examined.weight_decay * min(gradients[one] / decays[one] for one in decays)
-        remedy = f"use a weight decay of {harmless:.0e} or less"
-        yield Cause("weight_decay", name, what, remedy, True, (*decays,))
 
 
 def _missed(examined: Subject, network: Network) -> Dict[str, int]:

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""First steps of a solver, which lose gradients that have reached it."""
+
+from __future__ import annotations
+
+import math
+from typing import AbstractSet, Any, Callable, Dict, Iterator, List, Sequence, Set, Tuple
+
+import numpy as np
+
+from ..undo import ArraySnapshot
+from ..updaters.solvers import has
+from . import remedies
+from .causes import Cause
+from .notes import listed
+from .passes import Layer
+from .preserved import restored
+from .target import Subject
+from .watching import Sight, largest
+
+# Solvers whose steps are the gradient times the learning rate.
+_BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
+# Solvers whose steps are in proportion to the norm of a parameter.
+_RELATIVE = {"Lamb", "Lars"}
+# Solvers that add epsilon below a root.
+_EPSILON_IN_ROOT = {"AdaBelief", "Adadelta", "RMSpropGraves"}
+# Number of steps: a momentum has grown then. Growth of all parameters by them that no training survives.
+_TAKEN, _EXPLODES = 8, 100.0
+# A smaller changing share of a weight counts as none.
+_MOVED = 0.01
+# Factor from which `on_gradients` is at fault for small gradients.
+_CLIPPED = 1e3
+# Gradients below this share of the weight decay count as nothing beside it.
+_DECAYED = 0.01
+
+
+class Steps:
+    """First steps from the gradients of each batch, all undone; `on_gradients` is called before."""
+
+    def __init__(self, examined: Subject, layers: Sequence[Layer]) -> None:
+        self._examined, self._layers, solver = examined, layers, examined.solver
+        # nnabla crashes in methods that a Python class inherits.
+        methods = "name", "info", "learning_rate", "get_states", "set_states", "get_parameters"
+        self._solver: Any = solver if all(has(solver, one) for one in methods) else None
+        names = [layer.name for layer in layers]
+        # By layer: the largest gradient before `on_gradients`, and after it; the largest share of a parameter
+        # that the steps change, where it has a gradient.
+        self._arriving, self._left, self._moved = (dict.fromkeys(names, 0.0) for _ in range(3))
+        # Parameters that the steps make nonfinite, and the growth of all together.
+        self._broken: Set[str] = set()
+        self._growth = 0.0
+
+    def take(self, in_fp32: Sight) -> None:
+        """Take some steps from the gradients of a batch."""
+        examined, solver = self._examined, self._solver
+        if examined.on_gradients is not None:
+            for layer in self._layers:
+                arriving = largest(in_fp32.gradients.get(key) for key in layer.weights)
+                self._arriving[layer.name] = max(arriving, self._arriving[layer.name])
+            examined.on_gradients(examined.solver)
+        for layer in self._layers:
+            own = largest(in_fp32.statistics(v.grad) for v in layer.weights.values())
+            self._left[layer.name] = max(own, self._left[layer.name])
+        if solver is None or examined.warms_up or not solver.learning_rate():
+            self._moved = dict.fromkeys(self._moved, 1.0)
+            return
+        parameters, states = solver.get_parameters(), solver.get_states()
+        counts = {name: state.t for name, state in states.items()}
+        arrays = [*parameters.values(), *(v for state in states.values() for v in state.pstate.values())]
+        sound = [n for n, v in parameters.items() if np.isfinite(v.d).all() and np.isfinite(v.g).all()]
+        before = {hash(v): v.d.copy() for v in parameters.values()}
+        kept = ArraySnapshot(examined.kernels, arrays)
+        kept.save()
+
+        def restore() -> None:
+            kept.restore()
+            for name, count in counts.items():
+                states[name].t = count
+            solver.set_states(states)
+
+        with restored(restore):
+            for _ in range(_TAKEN):
+                solver.update()
+            now = [v.d for v in parameters.values()]
+            sizes = [np.linalg.norm([np.linalg.norm(x) for x in one]) for one in (before.values(), now)]
+            self._growth = max(self._growth, float(sizes[1] / sizes[0]) if sizes[0] else 0.0)
+            self._broken |= {name for name in sound if not np.isfinite(parameters[name].d).all()}
+            for layer in self._layers:
+                trained = [v for key, v in layer.weights.items() if key in before and v.g.any()]
+                # A bias beside weights is often 0, which any step changes.
+                trained = [v for v in trained if v.ndim > 1] or trained
+                shares = [np.mean((v.d != before[hash(v)])[v.g != 0.0]) for v in trained]
+                self._moved[layer.name] = max([self._moved[layer.name], *map(float, shares or [1.0])])
+
+    def zeroed(self) -> List[str]:
+        """Layers whose gradients alone `on_gradients` makes 0."""
+        found = [name for name, amax in self._left.items() if self._arriving[name] and not amax]
+        return found if any(self._left.values()) else []
+
+    def causes(self, noisy: AbstractSet[str], shrinking: Callable[[str], Tuple[str, str]]) -> Iterator[Cause]:
+        """Causes but for `noisy` layers; `shrinking`: clause about the function that makes a layer's gradient
+        small, and a remedy.
+        """
+        yield from self._spoiled()
+        trained = {name: amax for name, amax in self._left.items() if amax and name not in noisy}
+        if self._broken or self._explodes():
+            yield self._exploded()
+        else:
+            yield from self._small(trained, shrinking)
+        yield from self._only_decaying(trained)
+
+    def _spoiled(self) -> Iterator[Cause]:
+        """Cause for gradients corrupted by `on_gradients`."""
+        arriving = max(self._arriving.values(), default=0.0)
+        if arriving and math.isfinite(arriving):
+            broken = [name for name, amax in self._left.items() if not math.isfinite(amax)]
+            if broken:
+                what = f"it makes gradients that are not finite, of {listed(broken)}"
+                yield Cause("on_gradients", "on_gradients", what, remedies.CHECK_DIVISION)
+            elif not any(self._left.values()):
+                what = f"it makes all gradients 0, of which the largest was {arriving:.1e}"
+                yield Cause("on_gradients", "on_gradients", what, remedies.CLIP_NORM)
+
+    def _explodes(self) -> bool:
+        """True if the steps make weights so large that no learning rate is the reason."""
+        by_rate = self._solver is None or self._solver.name in _BY_LEARNING_RATE
+        return self._growth > _EXPLODES and not by_rate
+
+    def _exploded(self) -> Cause:
+        """Cause of steps that make weights far too large, or NaNs of them."""
+        solver, broken = self._solver, sorted(self._broken)
+        what = f"its first steps make all weights together {self._growth:.1g} times larger"
+        if broken:
+            what = f"its first steps make NaNs or infinities of {listed(broken)}"
+        what += f", at a learning rate of {solver.learning_rate():g}"
+        return Cause("solver", solver.name, what, remedies.SETTINGS, parameters=tuple(broken))
+
+    def _small(
+        self, trained: Dict[str, float], shrinking: Callable[[str], Tuple[str, str]]
+    ) -> Iterator[Cause]:
+        """Cause of gradients, given by largest magnitude, that are too small for the solver."""
+        solver = self._solver
+        kind = "" if solver is None else solver.name
+        # Lamb divides its steps by their norm.
+        epsilon = 0.0 if solver is None or kind == "Lamb" else float(solver.info.get("eps", 0.0))
+        of = "the root of " * (kind in _EPSILON_IN_ROOT)
+        least = math.sqrt(epsilon) if of else epsilon
+        small = [name for name, amax in trained.items() if amax < least or self._moved[name] < _MOVED]
+        if not small:
+            return
+        name = min(small, key=trained.__getitem__)
+        told, remedy = "epsilon", remedies.LARGER_LOSS if kind == "Adadelta" else remedies.EPSILON
+        limit = f"below {of}the solver's epsilon of {epsilon:.0e}"
+        if solver is not None and not trained[name] < least:
+            told, remedy, rate = "small_steps", remedies.LEARNING_RATE, solver.learning_rate()
+            limit = f"and times the learning rate of {rate:g} it is below the last bit of its weights"
+            if kind not in _BY_LEARNING_RATE:
+                remedy = remedies.PROPORTIONAL if kind in _RELATIVE else remedies.LARGER_STEPS
+                limit = (
+                    f"and the steps that {kind} makes of it, at a learning rate of {rate:g}, are below the "
+                )
+                limit += "last bit of its weights"
+        what = f"its gradient reaches {trained[name]:.1e}, {limit}"
+        if self._arriving[name] > _CLIPPED * trained[name]:
+            told, remedy = "on_gradients", remedies.CLIP_LESS
+            what = f"its gradient reaches {self._arriving[name]:.1e}, of which on_gradients leaves "
+            what += f"{trained[name]:.1e}, {limit}"
+        others = [one for one in small if one != name]
+        clause, known = shrinking(name)
+        what += f" (as {'those' if others[1:] else 'that'} of {listed(others)})" * bool(others)
+        what += f"{clause}: it hardly moves, whatever the loss scale, which is undone before the solver"
+        yield Cause(told, name, what, known or remedy, len(small) == len(trained), tuple(small))
+
+    def _only_decaying(self, trained: Dict[str, float]) -> Iterator[Cause]:
+        """Cause of gradients, given by largest magnitude, that are nothing beside the weight decay."""
+        weight_decay = self._examined.weight_decay
+        decays = {
+            layer.name: weight_decay * max(float(np.abs(v.d).max()) for v in layer.weights.values())
+            for layer in self._layers
+            if layer.name in trained
+        }
+        # At the end of a training both are equal.
+        if decays and all(trained[name] < _DECAYED * decay for name, decay in decays.items()):
+            name = max(decays, key=decays.__getitem__)
+            what = (
+                f"its gradient reaches {trained[name]:.1e}, and weight decay adds up to {decays[name]:.1e}, "
+            )
+            what += "so that the weights only shrink, whatever the loss scale"
+            harmless = _DECAYED * weight_decay * min(trained[one] / decays[one] for one in decays)
+            remedy = f"use a weight decay of {harmless:.0e} or less"
+            yield Cause("weight_decay", name, what, remedy, True, (*decays,))
