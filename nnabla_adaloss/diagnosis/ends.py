@@ -3,29 +3,23 @@
 
 from __future__ import annotations
 
-import math
-from typing import AbstractSet, Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
 
 import nnabla as nn
-import numpy as np
 
 from ..core.components import NodeStructure
 from ..graph.functions import is_matrix_product
 from . import remedies
+from .batches import PRODUCTS, Batches
 from .causes import Cause
 from .finite import Finiteness
-from .notes import Note, listed
+from .notes import listed
 from .operands import Operands
-from .passes import Layer
-from .target import DIFFERENCES, NORMALIZATIONS, Network, input_name
+from .target import DIFFERENCES, NORMALIZATIONS, Network
 from .watching import INDICES, Sight, largest
 
 # An activation is saturated if more than this share of its outputs is in its flat part, in every batch.
 _MOST = 0.5
-# Share of a layer's units from which many are dead.
-_MANY = 0.25
-# Factor by which a function makes a gradient smaller by far.
-_SHRINKS = 1e3
 
 # Functions that stop the gradient on purpose.
 _STOPS = {"Unlink", "Sink"}
@@ -44,7 +38,6 @@ _SATURATES = {*_BOUNDS, "Exp", "Sigmoid", "Softmax", "SoftPlus", "Tanh"}
 # Functions that count errors.
 _METRICS = {"BinaryError", "TopNError"}
 _SOFTMAX = {"Softmax", "LogSoftmax", "SoftmaxCrossEntropy"}
-_PRODUCTS = {"Mul2", "Div2"}
 
 
 class Ends:
@@ -52,17 +45,18 @@ class Ends:
 
     def __init__(self, network: Network, sights: Sequence[Sight]) -> None:
         self._network, self._sights = network, sights
+        self._batches = Batches(network, sights)
         # Keys of the leaves without gradient in all batches.
-        starved = [p for p in network.plan.leaves if not self._largest_gradient(sights, [p])]
+        starved = [p for p in network.plan.leaves if not self._batches.gradient([p])]
         self._starved = set(network.keys(starved))
 
     def functions(self) -> Dict[int, Cause]:
         """Functions at which the gradient ends, or with outputs of 0 for nonzero inputs, by key."""
         ended, found, network = set(), {}, self._network
-        has_loss = any(map(self._largest, network.roots))
+        has_loss = any(map(self._batches.largest, network.roots))
         for key, node in reversed(network.nodes.items()):
             f = network.function(key)
-            arriving = [s for s in self._sights if self._largest_gradient([s], node.outputs)]
+            arriving = [s for s in self._sights if Batches(network, [s]).gradient(node.outputs)]
             handed_on = node.inputs or node.leaves
             single = network.normalizes_single_numbers(f)
             if arriving and (single or node.args.get("only_index")):
@@ -78,17 +72,19 @@ class Ends:
                 found[key] = Cause("equal_operands", node.label, what, remedies.DIFFERENT)
                 ended.add(key)
                 continue
-            if not arriving or not handed_on or self._largest_gradient(arriving, handed_on):
+            if not arriving or not handed_on or Batches(network, arriving).gradient(handed_on):
                 continue
             # Not an end: a layer that starts from 0 and learns.
             weights = [p for p in node.leaves if network.graph.leaves[p].ndim > 1]
-            if node.type_name in _STOPS or self._largest_gradient(arriving, weights):
+            if node.type_name in _STOPS or Batches(network, arriving).gradient(weights):
                 continue
             # Harmless if other paths bring a gradient to all its leaves.
             if self._leaves_before(f).isdisjoint(self._starved):
                 continue
             # A loss weight that a feeder may raise later.
-            if any(v.size == 1 and self._network.is_input(v) and not self._largest(v) for v in f.inputs):
+            if any(
+                v.size == 1 and self._network.is_input(v) and not self._batches.largest(v) for v in f.inputs
+            ):
                 continue
             at_fault = self._at_fault(f)
             kind = next(iter(at_fault.values())).kind
@@ -115,13 +111,15 @@ class Ends:
         """Rectifiers that output only zeros, in a network that is not finite elsewhere."""
         nodes, network = self._network.nodes, self._network
         own = [f for f in network.graph.functions if hash(f) in nodes and self._is_dead(f)]
-        kept = [f for f in own if not nodes[hash(f)].loss_section and any(map(self._largest, f.inputs))]
+        kept = [
+            f for f in own if not nodes[hash(f)].loss_section and any(map(self._batches.largest, f.inputs))
+        ]
         return [self._told(f, nodes[hash(f)])._replace(fatal=False) for f in kept]
 
     def zero_loss(self) -> List[Cause]:
         """Cause of a loss that is 0 in every batch: the first function before it that computes only zeros."""
         network = self._network
-        if any(map(self._largest, network.roots)):
+        if any(map(self._batches.largest, network.roots)):
             return []
         f = network.in_order(g for g in network.walk(network.last, self._zeros) if not self._zeros(g))[0]
         kind, why, remedy = f.info.type_name, "", remedies.SATURATED
@@ -154,12 +152,12 @@ class Ends:
 
     def _compares_equal(self, f: Any) -> bool:
         """True if a difference of other numbers is always 0."""
-        equal = f.info.type_name in DIFFERENCES and not any(map(self._largest, f.outputs))
-        return equal and any(map(self._largest, f.inputs))
+        equal = f.info.type_name in DIFFERENCES and not any(map(self._batches.largest, f.outputs))
+        return equal and any(map(self._batches.largest, f.inputs))
 
     def _zeros(self, f: Any) -> List[nn.Variable]:
         """Computed inputs that are all 0."""
-        return [v for v in f.inputs if v.parent is not None and not self._largest(v)]
+        return [v for v in f.inputs if v.parent is not None and not self._batches.largest(v)]
 
     def _at_fault(self, f: Any) -> Dict[int, Cause]:
         """Functions that turn other numbers into zeros, so that the gradient ends at `f`; or `f`."""
@@ -179,7 +177,7 @@ class Ends:
         return known or {hash(f): found[hash(f)]}
 
     def _is_dead(self, f: Any) -> bool:
-        return f.info.type_name in _RECTIFIERS and not any(map(self._largest, f.outputs))
+        return f.info.type_name in _RECTIFIERS and not any(map(self._batches.largest, f.outputs))
 
     def _learns(self, ended: AbstractSet[int]) -> bool:
         """True if a gradient bypasses these functions and reaches parameters that are applied to data."""
@@ -206,7 +204,7 @@ class Ends:
         for key in reversed([key for key, node in nodes.items() if key in flat and not node.loss_section]):
             # Saturated outputs are fine in a loss, and leaves with a gradient by another path do learn.
             node, before = nodes[key], self._leaves_before(self._network.function(key))
-            if not before <= others and self._largest_gradient(self._sights, node.outputs):
+            if not before <= others and self._batches.gradient(node.outputs):
                 what = "outputs are where its derivative is next to 0"
                 if node.type_name == "Softmax":
                     what = "rows are 1 in one place and 0 elsewhere"
@@ -232,135 +230,13 @@ class Ends:
         keys = [(n, self._network.keys(n.leaves)) for n in reversed(self._network.nodes.values())]
         return tuple(n.label for n, own in keys if not leaves.isdisjoint(own))
 
-    def waits_for(self, layer: Layer) -> str:
-        """First parameter that is 0, moves, and multiplies a layer's way to the loss; empty for none."""
-        network, onward = self._network, set(layer.outputs or layer.weights)
-        names: List[str] = []
-        for f in network.graph.functions:
-            if onward.isdisjoint(map(hash, f.inputs)):
-                continue
-            zeros = [v for v in self._factors(f) if hash(v) not in onward and not self._largest(v)]
-            moving = [v for v in zeros if largest(s.gradients.get(hash(v)) for s in self._sights)]
-            origins = map(self._zero_origin, moving)
-            moving = [v for v in origins if largest(s.gradients.get(hash(v)) for s in self._sights)]
-            found = [network.names.get(hash(v), "") for v in moving]
-            names += filter(None, found)
-            if not any(found):
-                onward.update(map(hash, f.outputs))
-        return names[0] if names and onward.isdisjoint(map(hash, network.roots)) else ""
-
-    def blank(self) -> Iterator[Note]:
-        """Note layers that learn nothing from an input, as it is all 0."""
-        network = self._network
-        for key, node in network.nodes.items():
-            weights = [p for p in node.leaves if network.graph.leaves[p].ndim > 1]
-            arriving = self._largest_gradient(self._sights, node.outputs)
-            if weights and arriving and not self._largest_gradient(self._sights, weights):
-                f = network.function(key)
-                v = self._zero_origin(f.inputs[0])
-                if not (v.parent or self._largest(v) or hash(v) in {*network.never_filled, *network.names}):
-                    yield Note(
-                        f"{node.label} learns nothing from {input_name(v)}, which is all 0 in every batch."
-                    )
-
-    def blocked(self, layers: Iterable[Layer]) -> Iterator[Note]:
-        """Note layers that a function hands no gradient on to, such as a minimum of its other input."""
-        network, sights = self._network, self._sights
-        names: List[str] = []
-        ends: List[Any] = []
-        for layer in layers:
-            is_cut_off = network.reached.isdisjoint(hash(v.parent) for v in layer.outputs.values())
-            own = (s.gradients.get(key) for s in sights for key in (*layer.outputs, *layer.weights))
-            onward = [f for f in network.behind(layer.outputs) if hash(f) in network.nodes]
-            arriving = (f for f in onward if self._largest_gradient(sights, network.nodes[hash(f)].outputs))
-            f = None if is_cut_off or largest(own) else next(arriving, None)
-            if f is not None:
-                names.append(layer.name)
-                # Of a concatenation, its readers leave out a part.
-                joins = remedies.is_a(f, "Concatenate", "Stack")
-                ends += network.readers[hash(f.outputs[0])] if joins else [f]
-        if names:
-            batches = f"{len(sights)} batch{'es' * (len(sights) > 1)}"
-            growth = Operands(network, sights[0]).grown(ends[0])
-            is_shifted = growth.remedy in remedies.SHIFTS and len({*ends}) == 1
-            remedy = growth.remedy if is_shifted else remedies.NOT_CHOSEN
-            if remedies.is_a(ends[0], "EpsilonInsensitiveLoss"):
-                remedy = remedies.SMALLER_MARGIN
-            end = f" in {batches}: none passes {network.listed(ends)}{growth.clause * is_shifted}. "
-            yield Note("No gradient gets to ", names, f"{end}Unless other batches reach them, {remedy}.")
-
-    def dead_units(self) -> Iterator[Note]:
-        """Note rectifiers of which many units output only zeros because of their biases."""
-        for f in self._network.graph.functions:
-            tops = [sight.tops[hash(f)] for sight in self._sights if hash(f) in sight.tops]
-            g = f.inputs[0].parent if tops else None
-            for v in [v for v in g.inputs[1:] if v.size == tops[0].size] if g is not None else []:
-                top, added, name = np.max(tops, axis=0), v.d.flatten(), self._network.names.get(hash(v), "")
-                dead = (top <= 0.0) & (top > added)
-                if name.endswith(("b", "beta")) and _MANY * top.size <= np.count_nonzero(dead) < top.size:
-                    units = f" outputs only zeros in {np.count_nonzero(dead)} of {top.size} units"
-                    end = f"{units}, as {self._network.called(v)} reaches {added.min():.3g} there. "
-                    yield Note("", [self._network.name(f)], f"{end}{remedies.SMALLER_BIAS.capitalize()}.")
-
-    def clipped(self) -> Iterator[Cause]:
-        """Functions that clip gradients to next to nothing."""
-        for node in self._network.nodes.values():
-            left, arriving = (self._largest_gradient(self._sights, p) for p in (node.inputs, node.outputs))
-            if node.type_name.startswith("ClipGrad") and _SHRINKS * left < arriving < math.inf and left:
-                what = f"it leaves {left:.1e} of a gradient of {arriving:.1e}"
-                yield Cause("clipped", node.label, what, remedies.CLIP_LESS, False)
-
-    def shrinking(self, name: str) -> Tuple[str, str]:
-        """Clause about the function that makes the gradient of a layer smaller by far, and a remedy."""
-        network, most, found = self._network, _SHRINKS, ("", "")
-        onward = set(network.keys(next(n for n in network.nodes.values() if n.label == name).outputs))
-        for f in network.behind(onward):
-            node = network.nodes.get(hash(f))
-            on_path = [] if node is None else [p for p in node.inputs if network.graph.keys[p] in onward]
-            onward.update(map(hash, f.outputs))
-            left = self._largest_gradient(self._sights, on_path)
-            arriving = (
-                self._largest_gradient(self._sights, node.outputs) if node is not None and left else 0.0
-            )
-            if most * left < arriving < math.inf:
-                most, remedy = arriving / left, remedies.CLIP_LESS * f.info.type_name.startswith("ClipGrad")
-                if remedies.is_a(f, "MulScalar", "Mul2", "Div2") and f.outputs[0].size > 1:
-                    remedy = remedies.LARGER_FACTOR
-                found = f"; {network.listed([f])} leaves {left:.1e} of {arriving:.1e}", remedy
-        return found
-
-    def _factors(self, f: Any) -> List[nn.Variable]:
-        """Inputs that a function multiplies by."""
-        kind, names = f.info.type_name, self._network.names
-        if kind in NORMALIZATIONS:
-            return [v for v in f.inputs if names.get(hash(v), "").endswith("gamma")]
-        return f.inputs[:2] if kind in _PRODUCTS or is_matrix_product(kind) else []
-
-    def _zero_origin(self, v: nn.Variable) -> nn.Variable:
-        """Origin of zeros that are only repeated or reshaped."""
-        while v.parent is not None:
-            read = v.parent.inputs[1:2] if v.parent.info.type_name == "Embed" else v.parent.inputs
-            if [self._largest(w) for w in read] != [0.0]:
-                break
-            v = read[0]
-        return v
-
-    def _largest_gradient(self, sights: Sequence[Sight], positions: Sequence[int]) -> float:
-        """Largest magnitude in gradients of variables; infinite if one is not finite."""
-        keys = self._network.keys(positions)
-        return largest(s.gradients.get(k) for s in sights for k in keys)
-
-    def _largest(self, v: nn.Variable) -> float:
-        known = (s.data.get(hash(v)) for s in self._sights)
-        return max((math.inf if one is None else one.abs_max for one in known), default=math.inf)
-
     def _nothing_to_learn(self, f: Any) -> bool:
         """True if a function contributes 0 to the loss: a margin is kept, or no label counts."""
         if f.inputs and all(hash(v) in self._network.names for v in f.inputs):
             return False
         behind = (v for g in self._network.behind(map(hash, f.outputs)) for v in g.outputs if v.size == 1)
         first = next(behind, None)
-        return first is not None and not self._largest(first)
+        return first is not None and not self._batches.largest(first)
 
     def _leaves_before(self, f: Any) -> Set[int]:
         """Keys of the leaves that need a gradient and that `f` depends on."""
@@ -384,7 +260,7 @@ class Ends:
 
         # A bias is added.
         product = is_matrix_product(kind)
-        zeros = [v for v in f.inputs[: 2 if product else None] if not self._largest(v)]
+        zeros = [v for v in f.inputs[: 2 if product else None] if not self._batches.largest(v)]
         if args.get("only_index"):
             what = "it computes numbers of places, which have no derivative, and hands on their gradient"
             return cause("no_backward", what, remedies.NO_DERIVATIVE)
@@ -409,15 +285,15 @@ class Ends:
             what = "it is a loss weight of 0" if self._network.is_loss_weight(f) else "it multiplies by 0"
             return cause("zero_factor", what, remedies.ZERO_FACTOR)
         if kind == "MulScalar":
-            arriving = self._largest_gradient(self._sights, node.outputs)
+            arriving = self._batches.gradient(node.outputs)
             what = f"it multiplies the gradient, which is {arriving:.1g}, by {args['val']:g}, which gives 0"
             return cause("small_factors", what, remedies.SMALL_FACTORS)
         weights = [v for v in zeros if hash(v) in names and v.ndim > 1]
         if product and node.leaves and weights:
             what = f"its weights are all 0 and get no gradient ({called(weights[0])})"
             return cause("zero_weights", what, remedies.INITIALISE, *weights)
-        if (kind in _PRODUCTS or product) and zeros:
-            v = self._zero_origin(zeros[0])
+        if (kind in PRODUCTS or product) and zeros:
+            v = self._batches.zero_origin(zeros[0])
             why, remedy = "is all 0", remedies.TRAIN if hash(v) in names else remedies.WHY_ZERO
             if v.parent is None and hash(v) not in names:
                 why, remedy = self._network.emptiness(v)
@@ -433,7 +309,7 @@ class Ends:
             what = "it runs over an axis of size 1, so that all its outputs are the same"
             return cause("constant_softmax", what, remedies.SOFTMAX_AXIS)
         if kind in NORMALIZATIONS:
-            gammas = [v for v in self._factors(f) if v in zeros]
+            gammas = [v for v in self._batches.factors(f) if v in zeros]
             if gammas:
                 what = f"it multiplies by {called(gammas[0])}, which is all 0"
                 return cause("zero_factor", what, remedies.GAMMA, *gammas)

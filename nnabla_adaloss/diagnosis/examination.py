@@ -16,6 +16,7 @@ from ..emulation import FormatEmulation
 from ..updaters.solvers import has
 from . import remedies
 from .advice import PrecisionAdvice, advise, candidates_of
+from .branches import Branches
 from .causes import Cause, distinct, summed_up
 from .deviations import Deviations
 from .ends import Ends, ends_as_stored
@@ -157,6 +158,7 @@ class _Examination:
             if not causes:
                 tried = self._compare()
                 self._ends = Ends(self._network, self._in_fp32)
+                self._branches = Branches(self._network, self._in_fp32)
                 layers = [self._numbers(tried[self._storage], layer) for layer in self._layers]
                 causes = list(self._of_gradients(layers))
         except NoBackward as error:
@@ -218,16 +220,16 @@ class _Examination:
     ) -> Iterator[Note]:
         """Describe inputs of zeros, and gradients that are not judged, because passes differ."""
         if tried:
-            yield from self._ends.blank()
+            yield from self._branches.blank()
             told = {cause.function for cause in causes}
-            yield from (note for note in self._ends.dead_units() if told.isdisjoint(note.names))
+            yield from (note for note in self._branches.dead_units() if told.isdisjoint(note.names))
             alike = alike_weights(self._network)
             if alike and not any(cause.kind == "equal_units" for cause in causes):
                 yield Note(
                     "Units stay alike, as all numbers are equal in ", alike, f": {remedies.INITIALISE}."
                 )
             starved = [n.name for n in layers if not (n.nonzero or n.waits_for or causes)]
-            yield from self._ends.blocked(layer for layer in self._layers if layer.name in starved)
+            yield from self._branches.blocked(layer for layer in self._layers if layer.name in starved)
             found = [note for one in self._as_stored for note in Deviations(self._network, one).notes()]
             yield from {tuple(note.names): note for note in found}.values()
             yield from Deviations(self._network, self._as_stored[0]).next_to_the_end()
@@ -295,7 +297,7 @@ class _Examination:
             effects=effects,
             stored=self._emulation.emulated_storage.precision_of(keys[0]).stored_gradients,
             is_noise=bool(nonzero and layer.weights and layer.weights.keys() <= noise),
-            waits_for="" if nonzero else self._ends.waits_for(layer),
+            waits_for="" if nonzero else self._branches.waits_for(layer),
             is_random=bool(unsteady and unsteady.issuperset(layer.weights or layer.outputs)),
             begins=begins,
             losing={way: tried.losing(self._network, layer, way, left_out) for way in Way},
@@ -311,7 +313,7 @@ class _Examination:
         beyond = self._not_finite(self._as_stored)
         yield from beyond
         ended = self._ends.functions()
-        ends = distinct((*ended.values(), *self._ends.saturated(), *self._ends.clipped())).values()
+        ends = distinct((*ended.values(), *self._ends.saturated(), *self._branches.clipped())).values()
         yield from ends or ([] if learning else self._ends.zero_loss())
         told = {name for cause in ends for name in cause.spoils}
         # A bias before a normalization may be noise; a computed weight is a layer of its own beside it.
@@ -339,7 +341,7 @@ class _Examination:
             fatal = not any(n.floor < USELESS for n in learning)
             yield from (one._replace(fatal=fatal, spoils=tuple(damaged), as_stored=True) for one in found[:1])
         yield from untrained(self._examined, network)
-        yield from self._steps.causes({*noisy}, self._ends.shrinking)
+        yield from self._steps.causes({*noisy}, self._branches.shrinking)
 
 
 def _blank_input(network: Network, f: Any, v: nn.Variable) -> Cause:

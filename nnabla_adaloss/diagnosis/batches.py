@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Largest numbers and gradients of a network over some batches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, List, Sequence
+
+import nnabla as nn
+
+from ..graph.functions import is_matrix_product
+from .target import NORMALIZATIONS, Network
+from .watching import Sight, largest
+
+PRODUCTS = {"Mul2", "Div2"}
+
+
+class Batches:
+    """Largest magnitudes over some batches."""
+
+    def __init__(self, network: Network, sights: Sequence[Sight]) -> None:
+        self._network, self._sights = network, sights
+
+    def largest(self, v: nn.Variable) -> float:
+        """Largest magnitude of a variable; infinite if it is unknown."""
+        known = (s.data.get(hash(v)) for s in self._sights)
+        return max((math.inf if one is None else one.abs_max for one in known), default=math.inf)
+
+    def gradient(self, positions: Sequence[int]) -> float:
+        """Largest magnitude in gradients of variables; infinite if one is not finite."""
+        keys = self._network.keys(positions)
+        return largest(s.gradients.get(k) for s in self._sights for k in keys)
+
+    def factors(self, f: Any) -> List[nn.Variable]:
+        """Inputs that a function multiplies by."""
+        kind, names = f.info.type_name, self._network.names
+        if kind in NORMALIZATIONS:
+            return [v for v in f.inputs if names.get(hash(v), "").endswith("gamma")]
+        return f.inputs[:2] if kind in PRODUCTS or is_matrix_product(kind) else []
+
+    def zero_origin(self, v: nn.Variable) -> nn.Variable:
+        """Origin of zeros that are only repeated or reshaped."""
+        while v.parent is not None:
+            read = v.parent.inputs[1:2] if v.parent.info.type_name == "Embed" else v.parent.inputs
+            if [self.largest(w) for w in read] != [0.0]:
+                break
+            v = read[0]
+        return v

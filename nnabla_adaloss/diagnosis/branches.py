@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Branches whose layers get no gradient in these batches, or a small one, without a fault in backward."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Iterable, Iterator, List, Sequence, Tuple
+
+import numpy as np
+
+from . import remedies
+from .batches import Batches
+from .causes import Cause
+from .notes import Note
+from .operands import Operands
+from .passes import Layer
+from .target import Network, input_name
+from .watching import Sight, largest
+
+# Share of a layer's units from which many are dead.
+_MANY = 0.25
+# Factor by which a function makes a gradient smaller by far.
+_SHRINKS = 1e3
+
+
+class Branches:
+    """Search for such layers, and for the functions that leave them out, over all batches."""
+
+    def __init__(self, network: Network, sights: Sequence[Sight]) -> None:
+        self._network, self._sights = network, sights
+        self._batches = Batches(network, sights)
+
+    def waits_for(self, layer: Layer) -> str:
+        """First parameter that is 0, moves, and multiplies a layer's way to the loss; empty for none."""
+        network, onward = self._network, set(layer.outputs or layer.weights)
+        names: List[str] = []
+        for f in network.graph.functions:
+            if onward.isdisjoint(map(hash, f.inputs)):
+                continue
+            zeros = [
+                v for v in self._batches.factors(f) if hash(v) not in onward and not self._batches.largest(v)
+            ]
+            moving = [v for v in zeros if largest(s.gradients.get(hash(v)) for s in self._sights)]
+            origins = map(self._batches.zero_origin, moving)
+            moving = [v for v in origins if largest(s.gradients.get(hash(v)) for s in self._sights)]
+            found = [network.names.get(hash(v), "") for v in moving]
+            names += filter(None, found)
+            if not any(found):
+                onward.update(map(hash, f.outputs))
+        return names[0] if names and onward.isdisjoint(map(hash, network.roots)) else ""
+
+    def blank(self) -> Iterator[Note]:
+        """Note layers that learn nothing from an input, as it is all 0."""
+        network = self._network
+        for key, node in network.nodes.items():
+            weights = [p for p in node.leaves if network.graph.leaves[p].ndim > 1]
+            arriving = self._batches.gradient(node.outputs)
+            if weights and arriving and not self._batches.gradient(weights):
+                f = network.function(key)
+                v = self._batches.zero_origin(f.inputs[0])
+                if not (
+                    v.parent or self._batches.largest(v) or hash(v) in {*network.never_filled, *network.names}
+                ):
+                    yield Note(
+                        f"{node.label} learns nothing from {input_name(v)}, which is all 0 in every batch."
+                    )
+
+    def blocked(self, layers: Iterable[Layer]) -> Iterator[Note]:
+        """Note layers that a function hands no gradient on to, such as a minimum of its other input."""
+        network, sights = self._network, self._sights
+        names: List[str] = []
+        ends: List[Any] = []
+        for layer in layers:
+            is_cut_off = network.reached.isdisjoint(hash(v.parent) for v in layer.outputs.values())
+            own = (s.gradients.get(key) for s in sights for key in (*layer.outputs, *layer.weights))
+            onward = [f for f in network.behind(layer.outputs) if hash(f) in network.nodes]
+            arriving = (f for f in onward if self._batches.gradient(network.nodes[hash(f)].outputs))
+            f = None if is_cut_off or largest(own) else next(arriving, None)
+            if f is not None:
+                names.append(layer.name)
+                # Of a concatenation, its readers leave out a part.
+                joins = remedies.is_a(f, "Concatenate", "Stack")
+                ends += network.readers[hash(f.outputs[0])] if joins else [f]
+        if names:
+            batches = f"{len(sights)} batch{'es' * (len(sights) > 1)}"
+            growth = Operands(network, sights[0]).grown(ends[0])
+            is_shifted = growth.remedy in remedies.SHIFTS and len({*ends}) == 1
+            remedy = growth.remedy if is_shifted else remedies.NOT_CHOSEN
+            if remedies.is_a(ends[0], "EpsilonInsensitiveLoss"):
+                remedy = remedies.SMALLER_MARGIN
+            end = f" in {batches}: none passes {network.listed(ends)}{growth.clause * is_shifted}. "
+            yield Note("No gradient gets to ", names, f"{end}Unless other batches reach them, {remedy}.")
+
+    def dead_units(self) -> Iterator[Note]:
+        """Note rectifiers of which many units output only zeros because of their biases."""
+        for f in self._network.graph.functions:
+            tops = [sight.tops[hash(f)] for sight in self._sights if hash(f) in sight.tops]
+            g = f.inputs[0].parent if tops else None
+            for v in [v for v in g.inputs[1:] if v.size == tops[0].size] if g is not None else []:
+                top, added, name = np.max(tops, axis=0), v.d.flatten(), self._network.names.get(hash(v), "")
+                dead = (top <= 0.0) & (top > added)
+                if name.endswith(("b", "beta")) and _MANY * top.size <= np.count_nonzero(dead) < top.size:
+                    units = f" outputs only zeros in {np.count_nonzero(dead)} of {top.size} units"
+                    end = f"{units}, as {self._network.called(v)} reaches {added.min():.3g} there. "
+                    yield Note("", [self._network.name(f)], f"{end}{remedies.SMALLER_BIAS.capitalize()}.")
+
+    def clipped(self) -> Iterator[Cause]:
+        """Functions that clip gradients to next to nothing."""
+        for node in self._network.nodes.values():
+            left, arriving = (self._batches.gradient(p) for p in (node.inputs, node.outputs))
+            if node.type_name.startswith("ClipGrad") and _SHRINKS * left < arriving < math.inf and left:
+                what = f"it leaves {left:.1e} of a gradient of {arriving:.1e}"
+                yield Cause("clipped", node.label, what, remedies.CLIP_LESS, False)
+
+    def shrinking(self, name: str) -> Tuple[str, str]:
+        """Clause about the function that makes the gradient of a layer smaller by far, and a remedy."""
+        network, most, found = self._network, _SHRINKS, ("", "")
+        onward = set(network.keys(next(n for n in network.nodes.values() if n.label == name).outputs))
+        for f in network.behind(onward):
+            node = network.nodes.get(hash(f))
+            on_path = [] if node is None else [p for p in node.inputs if network.graph.keys[p] in onward]
+            onward.update(map(hash, f.outputs))
+            left = self._batches.gradient(on_path)
+            arriving = self._batches.gradient(node.outputs) if node is not None and left else 0.0
+            if most * left < arriving < math.inf:
+                most, remedy = arriving / left, remedies.CLIP_LESS * f.info.type_name.startswith("ClipGrad")
+                if remedies.is_a(f, "MulScalar", "Mul2", "Div2") and f.outputs[0].size > 1:
+                    remedy = remedies.LARGER_FACTOR
+                found = f"; {network.listed([f])} leaves {left:.1e} of {arriving:.1e}", remedy
+        return found
