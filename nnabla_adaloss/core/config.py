@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import AbstractSet, Any, List, Optional, Sequence, Union
 
 from .formats import FORMATS, DTypeLike, Format, get_format
 from .layer_selection import LayerSelection
-from .methods import METHODS, AmaxHistory, Method, MethodLike, Range, resolve_method
+from .methods import METHODS, AmaxHistory, Method, MethodLike, Range, parameter_names, resolve_method
 from .precision import Precision
 from .validation import boolean, explains_keywords, integer, positive_integer, positive_number, strings
 
@@ -157,12 +157,9 @@ class AdaLossConfig:
     @property
     def ignored(self) -> AbstractSet[str]:
         """Names of all settings that the method does not use, given or not."""
-        of_method, *of_all = (
-            {field.name for field in fields(method)} if is_dataclass(method) else set()
-            for method in (self.method, *METHODS.values())
-        )
+        parameters = {name for method in METHODS.values() for name in parameter_names(method)}
         unused = _OF_PUBLISHED_METHODS if isinstance(self.method, AmaxHistory) else ()
-        return {*set().union(*of_all) - of_method, *unused}
+        return {*parameters.difference(parameter_names(self.method)), *unused}
 
     def for_network(self) -> AdaLossConfig:
         """Configuration for the gradients of a network: with `loss_scale_method` filled in."""

@@ -55,7 +55,9 @@ def unbounded_alpha(config: AdaLossConfig, layer: str, g: Any, W: Any, range: Ra
 
 
 def bounded(alpha: float, previous_scale: float, config: AdaLossConfig) -> Tuple[float, Reason]:
-    """Bound alpha from above, but not to less than 1, if the configuration uses bounds."""
+    """Bound the alpha of a layer from above, but not to less than 1, if the configuration uses bounds;
+    `previous_scale`: the scale of its output gradient.
+    """
     if not config.use_bound or alpha <= 1.0:
         return alpha, Reason.METHOD
     # Comparisons instead of min and max, which are several times slower: this runs per layer and iteration.

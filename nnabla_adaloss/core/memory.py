@@ -172,13 +172,13 @@ class Observations(NamedTuple):
         return amaxes
 
     def limits(
-        self, components: Components, weights: Tuple[float, ...], u_max: Sequence[float]
+        self, components: Components, loss_weights: Tuple[float, ...], u_max: Sequence[float]
     ) -> ScaleLimits:
         """Scale limits for a choice; `u_max`: the end of the range of each component's gradients."""
         unit_amaxes = self.unit_amaxes_of(components.names)
-        limits: List[Optional[float]] = [None] * len(weights)
+        limits: List[Optional[float]] = [None] * len(loss_weights)
         provisional_limits: Dict[int, float] = {}
-        for index, (name, weight) in enumerate(zip(components.names, weights)):
+        for index, (name, weight) in enumerate(zip(components.names, loss_weights)):
             unit_amax, provisional = unit_amaxes[index], self.provisional.get(name, 0.0)
             if weight and unit_amax:
                 # A provisional amax counts like a measured one.
@@ -189,7 +189,7 @@ class Observations(NamedTuple):
         return ScaleLimits(
             limits=limits,
             provisional=provisional_limits,
-            loss_weights=weights,
+            loss_weights=loss_weights,
             unit_amaxes=unit_amaxes,
             underflowed={i for i, name in enumerate(components.names) if name in self.underflowed},
             # After an overflow the sizes of gradients are unknown: each scale goes as low as it has to.
@@ -213,12 +213,12 @@ class Observations(NamedTuple):
         """Add the measurements of a pass; `completes_entry`: they end an entry of the windows; `informative`:
         its loss is not zero; `rerun`: the batch must run again, with scales from these measurements.
         """
-        components, weights = measured.schedule.components, measured.schedule.loss_weights
+        components, loss_weights = measured.schedule.components, measured.schedule.loss_weights
         names, amax, complete = components.names, measured.amax, measured.measured_all and measured.finite
         if complete:
             # A component of which no array was written has a gradient of zero.
             amax = {**dict.fromkeys(components.computed, 0.0), **amax}
-        unit_amaxes = {names[i]: magnitude / weights[i] for i, magnitude in amax.items() if weights[i]}
+        unit_amaxes = {names[i]: largest / loss_weights[i] for i, largest in amax.items() if loss_weights[i]}
         after = self
         if complete and self.provisional:
             after = self._after_finite_pass(unit_amaxes, measured.shows_every_overflow)
@@ -235,7 +235,7 @@ class Observations(NamedTuple):
         unseen = set()
         for i in components.computed:
             unit_amax = unit_amaxes_before[i]
-            if weights[i] and (unit_amax is None or (zero_is_unseen and unit_amax == 0.0)):
+            if loss_weights[i] and (unit_amax is None or (zero_is_unseen and unit_amax == 0.0)):
                 unseen.add(i)
         return after._after_first_measurement(unit_amaxes_before, unseen, measured) if unseen else after
 

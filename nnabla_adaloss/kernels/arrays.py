@@ -114,16 +114,14 @@ def require_float32(x: nn.NdArray, argument: str) -> None:
         raise TypeError(f"{argument} is float16; a float32 array is needed here")
 
 
-def require_same_size(source: nn.NdArray, target: nn.NdArray) -> int:
-    """Common size of both arrays; ValueError if they differ."""
-    size: int = source.size
-    if target.size != size:
+def require_same_size(source: nn.NdArray, target: nn.NdArray) -> None:
+    """Raise ValueError unless both arrays have one size."""
+    if target.size != source.size:
         raise ValueError(f"arrays of different sizes: {source.shape} and {target.shape}")
-    return size
 
 
 def require_same_sizes(sources: Sequence[nn.NdArray], targets: Sequence[nn.NdArray]) -> List[int]:
-    """`require_same_size` of many pairs of arrays."""
+    """Sizes of many pairs of arrays, each checked by `require_same_size`."""
     sizes = list(map(size_of, sources))
     if sizes != list(map(size_of, targets)):
         for source, target in zip(sources, targets):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
 from pkgutil import resolve_name
-from typing import Any, Callable, Dict, Literal, Type, Union
+from typing import Any, Callable, Dict, List, Literal, Type, Union
 
 from ..validation import callable_with
 from .amax_history import AmaxHistory as AmaxHistory
@@ -41,8 +41,7 @@ def resolve_method(method: MethodLike, config: Any = None) -> Method:
     if isinstance(found, Method):
         return found
     if isinstance(found, type) and issubclass(found, Method):
-        own: Any = found
-        names = [field.name for field in fields(own)] if is_dataclass(own) else []
+        names = parameter_names(found)
         return found(**{name: getattr(config, name) for name in names if hasattr(config, name)})
     what = "a name, a Method, or callable as f(g, W, *, config, fan_in)"
     # Calling a class would make an object, not a scale.
@@ -50,6 +49,11 @@ def resolve_method(method: MethodLike, config: Any = None) -> Method:
         raise TypeError(f"loss_scale_method={method!r} must be {what}")
     check = callable_with(None, None, config=None, fan_in=1.0, what=what, instead="such a function")
     return ArrayFunction(check(f"loss_scale_method={method!r}", found), config)
+
+
+def parameter_names(method: Union[Method, Type[Method]]) -> List[str]:
+    """Names of a method's parameters: the fields of a dataclass."""
+    return [field.name for field in fields(method)] if is_dataclass(method) else []
 
 
 def _imported(name: str) -> Any:
