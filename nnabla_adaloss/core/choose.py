@@ -326,7 +326,7 @@ def _keep_weights_in_range(
             highest = scales[edge.predecessor] * bounds[edge.weight].highest
             if scales[edge.successor] > highest:
                 scales[edge.successor], lowered = highest, True
-                reasons[edge.layer or ""] = Reason.WEIGHT_RANGE
+                reasons[edge.layer or ""] = Reason.WEIGHT_RANGE  # an edge with a weight has a layer
 
 
 def _keep_bits_of_weights(

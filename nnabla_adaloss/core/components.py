@@ -174,27 +174,17 @@ def _numbered(
     root_of: Mapping[int, int],
 ) -> Components:
     """Components of positions with equal `root_of`, numbered in backward order, with edges between them."""
-    names: List[str] = []
-    numbers: Dict[int, int] = {}  # by root
-
-    def number(position: int, name: str) -> None:
-        # Gives a component that is new the next number, and this name.
-        root = root_of[position]
-        if root not in numbers:
-            numbers[root] = len(names)
-            names.append(name)
-
-    for node in nodes:
-        number(node.outputs[0], node.label)
-    if len(numbers) < len({*root_of.values()}):
+    named = [(node.outputs[0], node.label) for node in nodes]
+    if len({root_of[position] for position, _ in named}) < len({*root_of.values()}):
         # Components of inputs only: scaled leaves, and outputs of functions that backward does not visit, as
         # with nn.grad.
         for node in nodes:
-            for layer_input in node.layer_inputs:
-                if layer_input.input in root_of:
-                    number(layer_input.input, f"{layer_input.layer}:input")
-            for position in node.inputs:
-                number(position, f"{node.label}:input")
+            named += [(one.input, f"{one.layer}:input") for one in node.layer_inputs if one.input in root_of]
+            named += [(position, f"{node.label}:input") for position in node.inputs]
+    names: Dict[int, str] = {}  # by root
+    for position, name in named:
+        names.setdefault(root_of[position], name)
+    numbers = {root: number for number, root in enumerate(names)}
     of = {position: numbers[root] for position, root in root_of.items()}
     indices = frozenset(range(len(names)))
     edges = [edge for node in nodes if node.layer_inputs or node.separates for edge in _edges(node, of)]
@@ -205,7 +195,7 @@ def _numbered(
             leaves.setdefault(one_gradient.get(leaf, leaf), []).append(contribution)
     return Components(
         of=of,
-        names=names,
+        names=[*names.values()],
         scalar_components=indices - {index for position, index in of.items() if sizes[position] != 1},
         leaves={leaf: frozenset(contributions) for leaf, contributions in leaves.items()},
         edges=edges,
