@@ -155,21 +155,17 @@ class Observations(NamedTuple):
         """Derives scales from amaxes."""
         return self.memory.policy
 
-    def unit_amax(self, name: str) -> Optional[float]:
-        """Largest unit amax of a component; None if unmeasured."""
-        return self.unit_amaxes_of([name])[0]
-
     def unit_amaxes_of(self, names: Sequence[str]) -> List[Optional[float]]:
-        """Compute `unit_amax` of many components: the largest remembered or measured since."""
-        windows, lost = self.memory.windows, self.memory.lost
-        amaxes = [windows[name].amax if name in windows else None for name in names]
-        lost_amaxes = {name: one.unit_amax for name, one in lost.items()}
+        """Largest unit amaxes of components, remembered or measured since; None if unmeasured."""
+        windows = self.memory.windows
+        largest = [windows[name].amax if name in windows else None for name in names]
+        lost_amaxes = {name: one.unit_amax for name, one in self.memory.lost.items()}
         for unit_amaxes in filter(None, (lost_amaxes, self.memory.partial, self.lost, self.now)):
             for index, name in enumerate(names):
-                largest = amaxes[index]
-                if name in unit_amaxes and (largest is None or unit_amaxes[name] > largest):
-                    amaxes[index] = unit_amaxes[name]
-        return amaxes
+                so_far = largest[index]
+                if name in unit_amaxes and (so_far is None or unit_amaxes[name] > so_far):
+                    largest[index] = unit_amaxes[name]
+        return largest
 
     def limits(
         self, components: Components, loss_weights: Tuple[float, ...], u_max: Sequence[float]
@@ -263,7 +259,8 @@ class Observations(NamedTuple):
         """
         schedule, policy = measured.schedule, self.policy
         components, names = schedule.components, schedule.components.names
-        nonzero = {index for index in unseen if self.unit_amax(names[index])}
+        unit_amaxes = self.unit_amaxes_of(names)
+        nonzero = {index for index in unseen if unit_amaxes[index]}
         scales_too_low = any(
             _limit(policy, self.now[names[i]], schedule.loss_weights[i], measured.u_max[i])
             > schedule.component_scales[i] * policy.margin
@@ -293,11 +290,12 @@ class Observations(NamedTuple):
         if first is None:
             return self, False
         components, provisional = schedule.components, {**self.provisional}
+        unit_amaxes = self.unit_amaxes_of(components.names)
         began = {first, *measured.suspected}
         # Descendants have usually grown, too, and would overflow in turn.
         for index in components.with_descendants(began):
             name, weight, u_max = components.names[index], schedule.loss_weights[index], measured.u_max[index]
-            scale, unit_amax = schedule.component_scales[index], self.unit_amax(name)
+            scale, unit_amax = schedule.component_scales[index], unit_amaxes[index]
             # The scale of an unmeasured descendant follows from its predecessor, which is lowered already.
             follows = index not in began and not unit_amax and name not in provisional
             if follows or not weight:

@@ -62,8 +62,8 @@ class DirectAddresses:
 
     # A C++ exception cannot pass through C and would end the process: the memory must exist, on the host.
 
-    def __init__(self, nnabla: Any = None) -> None:
-        nnabla = nnabla_library() if nnabla is None else nnabla
+    def __init__(self) -> None:
+        nnabla = nnabla_library()
         # PyDLL keeps Python's lock, so that no other thread uses the arrays meanwhile.
         self._call = ctypes.PyDLL(str(LIBRARY)).adaloss_addresses
         pointer, number = ctypes.c_void_p, ctypes.c_int64

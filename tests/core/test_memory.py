@@ -122,7 +122,7 @@ def test_a_scale_follows_from_the_window_and_this_iterations_amaxes() -> None:
 def test_remembered_amaxes_are_divided_by_the_loss_weight_of_their_batch() -> None:
     scales = ComponentScales(HistoryPolicy())
     see(scales, 1.0, 3.0 * 2.0**-20, 2.0**20, weights=(1.0, 2.0**-20, 2.0**10, 1.0))
-    assert [scales.unit_amax(name) for name in NAMES] == [1.0, 3.0, 2.0**10, None]
+    assert scales.unit_amaxes_of(NAMES) == [1.0, 3.0, 2.0**10, None]
     scales.after_iteration()
     assert scales.unit_amaxes() == {"loss": 1.0, "a": 3.0, "b": 2.0**10}
 
@@ -152,7 +152,7 @@ def test_an_inactive_component_is_neither_measured_nor_reported() -> None:
     see(scales, 1.0, 2.0**5, 2.0, 2.0**5, weights=absent, measured_all=True)
     assert scales.calibrated
     assert limits(scales, absent).limits == [2.0**14, None, 2.0**7, None]
-    assert [scales.unit_amax(name) for name in NAMES] == [1.0, 1.0, 2.0, None]
+    assert scales.unit_amaxes_of(NAMES) == [1.0, 1.0, 2.0, None]
     scales.after_iteration()
     assert windows(scales) == {"loss": [1.0], "a": [1.0], "b": [2.0]}
 
@@ -163,7 +163,7 @@ def test_an_overflow_does_not_lower_inactive_components() -> None:
     assert overflow(scales, "a", 2.0**14, 2.0**12, 1.0, 2.0**12, weights=weights)
     assert limits(scales, weights).provisional == {1: 2.0**8, 3: 2.0**8}
     assert of_all(scales, weights) == [2.0**14, 2.0**8, None, 2.0**8]
-    assert scales.unit_amax("b") == 1.0
+    assert scales.unit_amaxes_of(["b"])[0] == 1.0
     # With another loss weight in the next batch it is as much lower.
     scales.after_lost_batch()
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**8, 2.0**4]
@@ -278,9 +278,9 @@ def test_a_batch_that_comes_near_a_lost_one_renews_that(unit_amax: float, renewe
     good(scales, 1500)
     good(scales, 1, unit_amax)
     good(scales, 1500)
-    assert scales.unit_amax("a") == (2.0**4 if renewed else 1.0)
+    assert scales.unit_amaxes_of(["a"])[0] == (2.0**4 if renewed else 1.0)
     # What is behind it did not show it.
-    assert scales.unit_amax("c") == 1.0
+    assert scales.unit_amaxes_of(["c"])[0] == 1.0
 
 
 @pytest.mark.parametrize(("unit_amax", "falls_to"), [(4.5, 36.0), (3.9, 1.0)])
@@ -296,9 +296,9 @@ def test_a_lost_amax_that_no_batch_comes_near_falls_to_the_largest_shown(
     for _ in range(40):
         good(scales, 1, unit_amax)
         good(scales, 149)
-        assert scales.unit_amax("a") == (2.0**8 if scales.iteration <= 2003 else falls_to)
+        assert scales.unit_amaxes_of(["a"])[0] == (2.0**8 if scales.iteration <= 2003 else falls_to)
     good(scales, 2001)
-    assert scales.unit_amax("a") == 1.0
+    assert scales.unit_amaxes_of(["a"])[0] == 1.0
 
 
 def test_what_is_shown_once_counts_for_one_term() -> None:
