@@ -58,8 +58,9 @@ class Ends:
             f = network.function(key)
             arriving = [s for s in self._sights if Batches(network, [s]).gradient(node.outputs)]
             handed_on = node.inputs or node.leaves
-            single = network.normalizes_single_numbers(f)
-            if arriving and (single or node.args.get("only_index")):
+            # One number becomes 0, and two become 1 and -1.
+            is_constant = network.normalized_together(f) <= 2.0
+            if arriving and (is_constant or node.args.get("only_index")):
                 alone = self._leaves_before(f.inputs[0].parent) - self._without({key})
                 if alone:
                     found[key] = self._told(f, node)._replace(spoils=self._labels(alone))
@@ -314,8 +315,11 @@ class Ends:
                 what = f"it multiplies by {called(gammas[0])}, which is all 0"
                 return cause("zero_factor", what, remedies.GAMMA, *gammas)
             what = "it passes no gradient: what it normalises together is constant"
-            if self._network.normalizes_single_numbers(f):
+            together = self._network.normalized_together(f)
+            if together <= 2.0:
                 what = "it passes no gradient: it normalises one number at a time"
+                if together > 1.0:
+                    what = "it normalises two numbers at a time, which makes 1 and -1 of any"
                 return cause("constant_input", what, remedies.SINGLE_NUMBERS)
             return cause("constant_input", what, remedies.CONSTANT_INPUT)
         if kind == "Softmax" and not any(sight.flat.get(hash(f), 1.0) for sight in self._sights):

@@ -338,16 +338,16 @@ class Network:
             return "nobody has filled", remedies.FILL
         return "is all 0 in every batch", remedies.ZEROS
 
-    def normalizes_single_numbers(self, f: Any) -> bool:
-        """True if a function normalizes single numbers, which removes them."""
+    def normalized_together(self, f: Any) -> float:
+        """Number of numbers that a function normalizes together; infinite if it does not."""
         kind, args = f.info.type_name, f.info.args
         if kind not in NORMALIZATIONS or not args.get("batch_stat", True):
-            return False
+            return math.inf
         axes = [*args.get("batch_axis", args.get("axes", []))]
         if kind == "InstanceNormalization":
             axes.append(args["channel_axis"])
         groups = math.prod(f.inputs[0].shape[axis] for axis in axes) * args.get("num_groups", 1)
-        return bool(f.inputs[0].size == groups)
+        return float(f.inputs[0].size / groups)
 
     def behind(self, variables: Iterable[int]) -> Iterator[Any]:
         """All functions that compute variables or depend on them, in forward order."""

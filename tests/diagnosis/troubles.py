@@ -713,6 +713,12 @@ def batch_of_one_sample(mended: bool) -> Built:
     return network(layers, spoil=repeated)
 
 
+@trouble("constant_input", "bn/bn", "two numbers at a time", remedy=remedies.SINGLE_NUMBERS)
+def batch_of_two_samples(mended: bool) -> Built:
+    layers = lambda x: F.tanh(PF.batch_normalization(affine(x, 16, "fc1"), name="bn"))  # noqa: E731
+    return network(layers, shape=(8 if mended else 2, 16))
+
+
 @trouble("saturated", "fc1/affine/Erf", "outputs are where", fatal=False, remedy=remedies.NORMALISE_DATA)
 def erf_of_raw_data(mended: bool) -> Built:
     def spoil(x: nn.Variable, t: nn.Variable) -> None:
