@@ -83,12 +83,16 @@ class Branches:
                 ends += network.readers[hash(f.outputs[0])] if joins else [f]
         if names:
             batches = f"{len(sights)} batch{'es' * (len(sights) > 1)}"
-            growth = Operands(network, sights[0]).grown(ends[0])
-            is_shifted = growth.remedy in remedies.SHIFTS and len({*ends}) == 1
-            remedy = growth.remedy if is_shifted else remedies.NOT_CHOSEN
-            if remedies.is_a(ends[0], "EpsilonInsensitiveLoss"):
+            f, growth = ends[0], Operands(network, sights[0]).grown(ends[0])
+            clause, remedy = "", remedies.NOT_CHOSEN
+            weights = [v for v in f.inputs if network.is_input(v) and not self._batches.largest(v)]
+            if weights:
+                clause, remedy = f", which multiplies by {network.called(weights[0])}, all 0", remedies.ZEROS
+            elif remedies.is_a(f, "EpsilonInsensitiveLoss"):
                 remedy = remedies.SMALLER_MARGIN
-            end = f" in {batches}: none passes {network.listed(ends)}{growth.clause * is_shifted}. "
+            elif growth.remedy in remedies.SHIFTS and len({*ends}) == 1:
+                clause, remedy = growth.clause, growth.remedy
+            end = f" in {batches}: none passes {network.listed(ends)}{clause}. "
             yield Note("No gradient gets to ", names, f"{end}Unless other batches reach them, {remedy}.")
 
     def dead_units(self) -> Iterator[Note]:

@@ -322,7 +322,9 @@ class Ends:
                     what = "it normalises two numbers at a time, which makes 1 and -1 of any"
                 return cause("constant_input", what, remedies.SINGLE_NUMBERS)
             return cause("constant_input", what, remedies.CONSTANT_INPUT)
-        if kind == "Softmax" and not any(sight.flat.get(hash(f), 1.0) for sight in self._sights):
+        is_open = kind == "Softmax" and any(sight.flat.get(hash(f), 1.0) for sight in self._sights)
+        growth = Operands(self._network, self._sights[0]).grown(f, trained=True)
+        if kind == "Softmax" and not is_open and not growth.remedy:
             what = (
                 "it has a single place in each row that no mask closes, so that all its outputs are the same"
             )

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import math
-from typing import AbstractSet, Any, Callable, Dict, Iterator, List, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Callable, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..undo import ArraySnapshot
 from ..updaters.solvers import has
@@ -32,6 +33,10 @@ _MOVED = 0.01
 _CLIPPED = 1e3
 # Gradients below this share of the weight decay count as nothing beside it.
 _DECAYED = 0.01
+
+
+def _norm(arrays: Iterable[NDArray[Any]]) -> float:
+    return float(np.linalg.norm([np.linalg.norm(x) for x in arrays]))
 
 
 class Steps:
@@ -81,9 +86,13 @@ class Steps:
         with restored(restore):
             for _ in range(_TAKEN):
                 solver.update()
-            now = [v.d for v in parameters.values()]
-            sizes = [np.linalg.norm([np.linalg.norm(x) for x in one]) for one in (before.values(), now)]
-            self._growth = max(self._growth, float(sizes[1] / sizes[0]) if sizes[0] else 0.0)
+            now = {hash(v): v.d for v in parameters.values()}
+            steps = [now[key] - x for key, x in before.items()]
+            old, new, step = (_norm(one) for one in (before.values(), now.values(), steps))
+            # Of small weights, also steps of the learning rate are large.
+            usual = solver.learning_rate() * math.sqrt(sum(x.size for x in steps))
+            if old and step > _EXPLODES * _TAKEN * usual:
+                self._growth = max(self._growth, new / old)
             self._broken |= {name for name in sound if not np.isfinite(parameters[name].d).all()}
             for layer in self._layers:
                 trained = [v for key, v in layer.weights.items() if key in before and v.g.any()]
