@@ -73,7 +73,7 @@ class ScaleLimits(NamedTuple):
     # Scale of a component below which its gradients lose bits; missing: not lowered for a weight.
     floors: Mapping[int, float] = {}
 
-    def with_s0(self, components: Components, scale: float) -> ScaleLimits:
+    def with_s0(self, components: Components, s0: float) -> ScaleLimits:
         """Limit the components at the loss by a given S0, divided by their loss weights: then no scale times
         its loss weight exceeds it.
         """
@@ -81,7 +81,7 @@ class ScaleLimits(NamedTuple):
         for index in components.at_loss:
             weight, limit = self.loss_weights[index], limits[index]
             if weight:
-                limits[index] = min(within_float32(scale / weight), math.inf if limit is None else limit)
+                limits[index] = min(within_float32(s0 / weight), math.inf if limit is None else limit)
         # Bits of a weight do not lower a scale that was given.
         floors = {i: floor for i, floor in self.floors.items() if i not in components.at_loss}
         return self._replace(limits=limits, floors=floors)
@@ -100,7 +100,8 @@ class ScaleLimits(NamedTuple):
         """
         scale = unweighted / (self.loss_weights[index] or 1.0)
         if index in self.underflowed:
-            # It underflowed at the lower of the two: `span` times that takes u_min to the margin below u_max.
+            # It underflowed at the lower of its own scale and its predecessor's: `span` times that takes u_min to
+            # the margin below u_max.
             scale = max(scale, min(scale, predecessor_scale) * span)
         return within_float32(scale)
 

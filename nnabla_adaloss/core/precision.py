@@ -197,9 +197,9 @@ class LayerPrecisions:
 
     def check(self, layers: Sequence[str]) -> None:
         """Raise ValueError unless every pattern is the first match of a layer, or matches everything."""
-        left = list(layers)  # that no earlier pattern matches
+        undecided = list(layers)  # that no earlier pattern matches
         for pattern in self.storage:
-            decided = [layer for layer in left if matches(pattern, layer)]
+            decided = [layer for layer in undecided if matches(pattern, layer)]
             if not decided and not matches_all(pattern):
                 matched = any(matches(pattern, layer) for layer in layers)
                 why = "only layers that an earlier pattern matches" if matched else "no layer"
@@ -207,7 +207,7 @@ class LayerPrecisions:
                     f"storage has the pattern {pattern!r}, which matches {why}; the network's layers "
                     f"are {', '.join(layers)}"
                 )
-            left = [layer for layer in left if layer not in decided]
+            undecided = [layer for layer in undecided if layer not in decided]
 
     def __str__(self) -> str:
         parts = [f"{precision} in {pattern}" for pattern, precision in self.storage.items()]

@@ -74,11 +74,11 @@ class ScalePolicy:
 
     def after_update(self, state: ScaleState, *, overflowed: bool = False) -> ScaleState:
         """State after a good update; `overflowed`: a batch of it had overflowed before, and ran again."""
-        left = state.hysteresis_left if overflowed else self.hysteresis
+        hysteresis_left = state.hysteresis_left if overflowed else self.hysteresis
         if state.counter > self.N:
             highest = max(self.max_scale, state.scale)
-            return ScaleState(min(state.scale * self.scaling_factor, highest), 1, left)
-        return ScaleState(state.scale, state.counter + 1, left)
+            return ScaleState(min(state.scale * self.scaling_factor, highest), 1, hysteresis_left)
+        return ScaleState(state.scale, state.counter + 1, hysteresis_left)
 
     def at_floor(self, state: ScaleState) -> bool:
         """True if a further overflow cannot lower the scale: the cause is not the scale."""

@@ -94,7 +94,7 @@ class ScheduleCache:
         """Request a new choice of scales, which begins another cycle."""
         return replace(self, chosen={}, cycle_start=_ENDED)
 
-    def in_cycle(self, start: int) -> ScheduleCache:
+    def moved_to_cycle(self, start: int) -> ScheduleCache:
         """Move these schedules to the cycle of another topology, which began in iteration `start`."""
         # With delay=0, without slices, each choice ends a cycle.
         return replace(self, cycle_start=start) if self.delayed else self

@@ -173,7 +173,7 @@ class GraphCache:
             topology = Topology(plan, self._no_schedules, ())
         if previous is not None:
             # All topologies take turns in one cycle of measuring.
-            schedules = topology.schedules.in_cycle(previous.schedules.cycle_start)
+            schedules = topology.schedules.moved_to_cycle(previous.schedules.cycle_start)
             topology = topology._replace(schedules=schedules)
             self._remember(previous)
         prepared = self._prepared(graph, topology, previous)
@@ -201,7 +201,7 @@ class GraphCache:
         for one in states:
             with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
                 statistics, schedules = load_topology(one, prepared)
-                prepared.schedules = schedules.in_cycle(prepared.schedules.cycle_start)
+                prepared.schedules = schedules.moved_to_cycle(prepared.schedules.cycle_start)
                 prepared.statistics.load(statistics, weights)
 
     def _take_known(self, graph: Graph, described: GraphDescription) -> Optional[Topology]:

@@ -89,7 +89,7 @@ def load_state(
         for one in of_plan:
             statistics, schedules = load_topology(one, prepared)
         # The cycle of measuring is that of the last graph, of whatever topology.
-        schedules = schedules.in_cycle(integer("since", state["schedule"]["since"]))
+        schedules = schedules.moved_to_cycle(integer("since", state["schedule"]["since"]))
         # Older states have them only in topologies.
         weights, pending = (
             {str(name): ArrayStatistics.loaded(one) for name, one in state.get(kind, {}).items()}

@@ -36,18 +36,18 @@ def float_tail(
     graph: Graph, candidates: Sequence[int], storage: Format = FLOAT16
 ) -> Tuple[FrozenSet[int], str]:
     """Find functions of `candidates`, in half precision, that must compute in float; with a warning of
-    constants that `storage` changes all the same, or "".
+    constants that `storage` changes anyway, or "".
     """
     described = graph.described
-    lost = {i for i in candidates if _lost_constants(described, i, storage)}
-    in_float = lost | ({*candidates} & _at_the_loss(described))
+    changed = {i for i in candidates if _changed_constants(described, i, storage)}
+    in_float = changed | ({*candidates} & _at_the_loss(described))
     if not in_float:
         return frozenset(), ""
     before_python = _before_python([graph.functions[i] for i in in_float])
     movable = (i for i in in_float if graph.functions[i] not in before_python)
     replaced = frozenset(i for i in movable if _can_be_replaced(described, i))
-    left = sorted(lost - replaced)
-    return replaced, _warning(graph, left, storage) if left else ""
+    not_replaced = sorted(changed - replaced)
+    return replaced, _warning(graph, not_replaced, storage) if not_replaced else ""
 
 
 def _warning(graph: Graph, functions: List[int], storage: Format) -> str:
@@ -57,7 +57,7 @@ def _warning(graph: Graph, functions: List[int], storage: Format) -> str:
     changes = [
         f"{labels[index]} ({described.type_names[index]}): {c:g} is {storage.nearest(c):g} in half precision"
         for index in functions
-        for c in _lost_constants(described, index, storage)
+        for c in _changed_constants(described, index, storage)
     ]
     context = float_context(graph.functions[functions[0]].context)
     written = f"nn.Context({context.backend}, {context.array_class!r}, {context.device_id!r})"
@@ -124,7 +124,7 @@ def float_context(context: nn.Context) -> nn.Context:
     return nn.Context(list(dict.fromkeys(backends)), context.array_class, context.device_id)
 
 
-def _lost_constants(described: GraphDescription, index: int, storage: Format) -> List[float]:
+def _changed_constants(described: GraphDescription, index: int, storage: Format) -> List[float]:
     """Constants that a function casts to the type of its arrays, if `storage` changes them by more than its
     precision; a mean has 1/N.
     """

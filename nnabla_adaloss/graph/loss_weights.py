@@ -55,20 +55,20 @@ class Passage(NamedTuple):
     """Path of the gradient through a scalar function at the loss to one of its inputs."""
 
     output: int  # position
-    before: int  # component of the output
+    predecessor: int  # component of the output
     input: int  # position
-    after: int
+    successor: int
     factor: Union[float, Factor, None]
     degree: float  # exponent of later factors if this one is unknown
-    counts: bool  # True if the input counts for the weight of `after`: scalars beside arrays do not
+    counts: bool  # True if the input counts for the weight of `successor`: scalars beside arrays do not
 
 
 class ComponentEdge(NamedTuple):
     """Path of the gradient through any other function, from one component to another."""
 
     output: int  # position of a scalar output; -1: the component counts as a whole
-    before: int
-    after: int
+    predecessor: int
+    successor: int
     linear: bool  # False if the function is not linear in its gradient, such as a clipping one
 
 
@@ -97,12 +97,12 @@ class LossWeights:
             if at_loss and (output >= 0 or scalars >= {*positions[described.inputs.part(node.number)]}):
                 self._at_loss.append(index)
                 continue
-            before = of[node.outputs[0]]
+            predecessor = of[node.outputs[0]]
             self._read_otherwise.update(node.inputs)
-            descendants = {of[p] for p in (*node.inputs, *[s.input for s in node.layer_inputs]) if p in of}
-            for after in descendants:
-                if after != before or output >= 0:
-                    edges[ComponentEdge(output, before, after, node.linear)] = None
+            successors = {of[p] for p in (*node.inputs, *[s.input for s in node.layer_inputs]) if p in of}
+            for successor in successors:
+                if successor != predecessor or output >= 0:
+                    edges[ComponentEdge(output, predecessor, successor, node.linear)] = None
         self._edges = list(edges)
         self._passages = self._passages_of(nodes, described)
         self._constants = _constants_of(self._passages)
@@ -167,9 +167,9 @@ class LossWeights:
                 own = [derivative for one, derivative in zip(read, derivatives) if one == position] or [ONE]
                 degree = sum([one.degree(node.args) for one in own])
                 factor = _factor(own, node, size, described)
-                before, after = components.of[node.outputs[0]], components.of[position]
-                counts = size != 1 or after in components.scalar_components
-                passages.append(Passage(node.outputs[0], before, position, after, factor, degree, counts))
+                output, of = node.outputs[0], components.of
+                counts = size != 1 or of[position] in components.scalar_components
+                passages.append(Passage(output, of[output], position, of[position], factor, degree, counts))
         return passages
 
     def _weights(self, factors: Sequence[Optional[float]]) -> Tuple[float, ...]:
@@ -200,15 +200,15 @@ class LossWeights:
                     weight = sum(own.values())
                 if arriving is None or passage.output in reached_otherwise:
                     reached_otherwise.add(passage.input)
-                    weight = max(weight, weights[passage.before])
+                    weight = max(weight, weights[passage.predecessor])
                 if passage.counts:
-                    weights[passage.after] = max(weights[passage.after], weight)
+                    weights[passage.successor] = max(weights[passage.successor], weight)
             for edge in self._edges:
                 arriving = of_variables.get(edge.output)
-                weight = weights[edge.before] if arriving is None else sum(arriving.values())
+                weight = weights[edge.predecessor] if arriving is None else sum(arriving.values())
                 if not edge.linear:
                     weight = float(weight > 0.0)  # its gradient does not grow with the loss weight
-                weights[edge.after] = max(weights[edge.after], weight)
+                weights[edge.successor] = max(weights[edge.successor], weight)
         return tuple([floor_power_of_two(weight) if weight else 0.0 for weight in weights])
 
 

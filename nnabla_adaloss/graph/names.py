@@ -76,8 +76,8 @@ def function_names(graph: GraphDescription) -> List[str]:
     scopes_of_products = {scope for scope, product in zip(scopes, products) if product}
     # From each function to its producers, in forward order.
     edges = [(index, one) for index, own in enumerate(producers) for one in own if one is not None]
-    before = _nearest(edges, scopes)
-    behind = _nearest([(producer, index) for index, producer in reversed(edges)], scopes)
+    nearest_producers = _nearest(edges, scopes)
+    nearest_consumers = _nearest([(producer, index) for index, producer in reversed(edges)], scopes)
     names: List[str] = []
     numbers: Dict[str, int] = {}  # the last number given to a name
     used: Set[str] = set()
@@ -87,7 +87,7 @@ def function_names(graph: GraphDescription) -> List[str]:
         if scope and (products[index] or scope not in scopes_of_products):
             base = scope
         else:
-            around = scope or _between(before.get(index), behind.get(index))
+            around = scope or _between(nearest_producers.get(index), nearest_consumers.get(index))
             base = f"{around}/{type_name}" if around else type_name
         name, number = base, numbers.get(base, 1)
         while name in used:

@@ -111,5 +111,5 @@ def _statistics_of(rows: NDArray[Any]) -> List[RoundingStatistics]:
     sums = [rows[name] for name in ("count", "sum", "sum_of_squares")]
     columns = [*sums, *magnitudes, rows["zeros"], rows["nonfinite"]]
     statistics = [ArrayStatistics(*row) for row in zip(*(column.tolist() for column in columns))]
-    lost = zip(statistics, rows["underflowed"].tolist(), rows["overflowed"].tolist())
-    return [RoundingStatistics(*row) for row in lost]
+    results = zip(statistics, rows["underflowed"].tolist(), rows["overflowed"].tolist())
+    return [RoundingStatistics(*row) for row in results]

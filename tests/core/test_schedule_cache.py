@@ -158,7 +158,7 @@ def test_every_iteration_measures_its_slice_and_each_cycle_begins_with_another()
 def test_a_cycle_goes_on_with_another_topology_until_something_is_dropped() -> None:
     n, none = chain(), ScheduleCache(4, constant=False, delayed=True)
     first = none.keep(n.schedule, 5)
-    second = none.in_cycle(first.cycle_start)
+    second = none.moved_to_cycle(first.cycle_start)
     assert second.current(6, None, ONES) is None
     second = second.keep(n.schedule, 6)
     assert [second.slice_number(i) for i in (6, 8)] == [first.slice_number(i) for i in (6, 8)]
@@ -166,11 +166,11 @@ def test_a_cycle_goes_on_with_another_topology_until_something_is_dropped() -> N
     second = second.keep(n.schedule, 9)
     assert first.current(8, None, ONES) is n.schedule
     # The network has begun another cycle since.
-    assert first.in_cycle(second.cycle_start).current(9, None, ONES) is None
-    assert none.in_cycle(second.drop().cycle_start).keep(n.schedule, 10).cycle_start == 10
+    assert first.moved_to_cycle(second.cycle_start).current(9, None, ONES) is None
+    assert none.moved_to_cycle(second.drop().cycle_start).keep(n.schedule, 10).cycle_start == 10
     # Without slices, each topology is measured by itself.
     at_once = ScheduleCache(4, constant=False, delayed=False).keep(n.schedule, 5)
-    assert at_once.in_cycle(9) == at_once
+    assert at_once.moved_to_cycle(9) == at_once
 
 
 @pytest.mark.parametrize("given_scale", [None, 8.0])

@@ -37,18 +37,18 @@ MethodLike = Union[MethodName, Method, Type[Method], Callable[..., float]]
 
 def resolve_method(method: MethodLike, config: Any = None) -> Method:
     """Find a method by name, class, value or function; fields of `config` are parameters of the same name."""
-    found: Any = _imported(method) if isinstance(method, str) else method
-    if isinstance(found, Method):
-        return found
-    if isinstance(found, type) and issubclass(found, Method):
-        names = parameter_names(found)
-        return found(**{name: getattr(config, name) for name in names if hasattr(config, name)})
+    value: Any = _imported(method) if isinstance(method, str) else method
+    if isinstance(value, Method):
+        return value
+    if isinstance(value, type) and issubclass(value, Method):
+        names = parameter_names(value)
+        return value(**{name: getattr(config, name) for name in names if hasattr(config, name)})
     what = "a name, a Method, or callable as f(g, W, *, config, fan_in)"
     # Calling a class would make an object, not a scale.
-    if isinstance(found, type):
+    if isinstance(value, type):
         raise TypeError(f"loss_scale_method={method!r} must be {what}")
     check = callable_with(None, None, config=None, fan_in=1.0, what=what, instead="such a function")
-    return ArrayFunction(check(f"loss_scale_method={method!r}", found), config)
+    return ArrayFunction(check(f"loss_scale_method={method!r}", value), config)
 
 
 def parameter_names(method: Union[Method, Type[Method]]) -> List[str]:
