@@ -100,7 +100,7 @@ class ScaleLimits(NamedTuple):
         """
         scale = unweighted / (self.loss_weights[index] or 1.0)
         if index in self.underflowed:
-            # It underflowed at the lower of its own scale and its predecessor's: `span` times that takes u_min to
+            # It underflowed at the lower of its scale and its predecessor's: `span` times that takes u_min to
             # the margin below u_max.
             scale = max(scale, min(scale, predecessor_scale) * span)
         return within_float32(scale)
