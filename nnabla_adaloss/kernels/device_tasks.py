@@ -49,26 +49,22 @@ class DeviceTasks:
 
     def argument(self, part: slice, per_block: int, max_blocks: int) -> Tuple[NDArray[Any], int]:
         """Make adaloss.cu's Tasks of a part, of size 1, and count its blocks of `per_block` elements."""
-        place = part.start, part.stop
+        place, count = (part.start, part.stop), part.stop - part.start
         if place not in self._launches:
-            self._launches[place] = self._sized(part, per_block, max_blocks)
+            new, sizes = np.zeros(1, layout("Tasks")), self._sizes[part]
+            new["count"] = count
+            task = new["task"][0, :count]
+            task["size"], task["row"], task["factor"] = sizes, self._rows[part], self._factors[part]
+            # Half the time of np.clip, which an iteration would call several times.
+            counts = np.minimum(np.maximum(-(-sizes // per_block), 1), max_blocks)
+            ends = counts.cumsum()
+            task["first_block"] = ends - counts
+            self._launches[place] = new, int(ends[-1])
         argument, blocks = self._launches[place]
-        task = argument["task"][0, : part.stop - part.start]
+        task = argument["task"][0, :count]
         task["source"], task["target"] = self._sources[part], self._targets[part]
         task["flags"] = self._flags[part]
         return argument, blocks
-
-    def _sized(self, part: slice, per_block: int, max_blocks: int) -> Tuple[NDArray[Any], int]:
-        count, sizes = part.stop - part.start, self._sizes[part]
-        argument = np.zeros(1, layout("Tasks"))
-        task = argument["task"][0, :count]
-        task["size"], task["row"], task["factor"] = sizes, self._rows[part], self._factors[part]
-        # Half the time of np.clip, which an iteration would call several times.
-        blocks = np.minimum(np.maximum(-(-sizes // per_block), 1), max_blocks)
-        ends = blocks.cumsum()
-        task["first_block"] = ends - blocks
-        argument["count"] = count
-        return argument, int(ends[-1])
 
 
 def _column(values: Column, dtype: Any, count: int) -> NDArray[Any]:
