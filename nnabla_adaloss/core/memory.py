@@ -254,8 +254,8 @@ class Observations(NamedTuple):
         unseen: AbstractSet[int],
         measured: PassMeasurements,
     ) -> Observations:
-        """Decide whether a pass requires a rerun because of components `unseen` before it: unmeasured or
-        zero.
+        """Decide if the pass just added requires a rerun because of components `unseen` before it: unmeasured
+        or zero.
         """
         schedule, policy = measured.schedule, self.policy
         components, names = schedule.components, schedule.components.names

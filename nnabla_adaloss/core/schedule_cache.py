@@ -80,11 +80,10 @@ class ScheduleCache:
         """
         # A choice for other loss weights joins the running cycle.
         in_cycle = 0 <= iteration - self.cycle_start < self.iterations
-        # Without the one that is replaced, so that the latest is last.
-        chosen = {weights: one for weights, one in self.chosen.items() if weights != schedule.loss_weights}
+        chosen = {**self.chosen}
+        replaced = chosen.pop(schedule.loss_weights, None)  # the new one comes last
         if len(chosen) == _KEPT:
             del chosen[next(iter(chosen))]
-        replaced = self.chosen.get(schedule.loss_weights)
         if origin is None and replaced is not None and replaced.schedule is schedule:
             origin = replaced.origin
         chosen[schedule.loss_weights] = Chosen(iteration, schedule, origin)
