@@ -255,7 +255,7 @@ class Observations(NamedTuple):
         measured: PassMeasurements,
     ) -> Observations:
         """Decide if the pass just added requires a rerun because of components `unseen` before it: unmeasured
-        or zero.
+        or zero. `unit_amaxes_before`: of each component, before this pass.
         """
         schedule, policy = measured.schedule, self.policy
         components, names = schedule.components, schedule.components.names
@@ -350,7 +350,7 @@ class Observations(NamedTuple):
         those of a lost batch.
         """
         if not (self.now or self.lost or self.provisional or self.entry_complete):
-            return self  # often nothing was measured
+            return self  # often nothing was measured, so that nothing else is set either
         return self._replace(memory=self.remembered(good=good)).without_iteration()
 
     def without_iteration(self) -> Observations:

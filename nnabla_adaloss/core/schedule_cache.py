@@ -63,7 +63,8 @@ class ScheduleCache:
     ) -> Optional[ScaleSchedule]:
         """Latest schedule, if it is in use and only has to be moved to these loss weights; else None."""
         latest = self.current(iteration, given_scale, [*self.chosen][-1]) if self.chosen else None
-        moved, last = latest and latest.moved_to(loss_weights, max_scale), self.last(loss_weights)
+        moved = latest and latest.moved_to(loss_weights, max_scale)
+        last = self.last(loss_weights)
         # The last one for these loss weights is usually equal, and has its steps already.
         return last if moved and last and last.component_scales == moved.component_scales else moved
 
@@ -123,6 +124,7 @@ class ScheduleCache:
         whether components are merged; KeyError, TypeError or ValueError if damaged.
         """
         chosen: Dict[Tuple[float, ...], Chosen] = {}
+        # In the file, "weights" are loss weights, "joined" is merged, and "since" the start of the cycle.
         for saved in state["chosen"]:
             key = tuple([number("weight", weight) for weight in saved["weights"]])
             given_scale = None if saved["fixed_scale"] is None else _scale("scale", saved["fixed_scale"])

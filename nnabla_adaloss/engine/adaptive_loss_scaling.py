@@ -255,7 +255,7 @@ class AdaptiveLossScaling:
             RuntimeError: backward has not run.
         """
         if self._result is None:
-            raise RuntimeError("result before backward(): nothing was found yet")
+            raise RuntimeError("result before backward(): there is no report yet")
         return self._result
 
     @property

@@ -27,20 +27,20 @@ def first_nonfinite(loss: LossLike, kernels: Kernels, measurements: Measurements
     """Run forward; return the index, by time of execution, of the first function with a nonfinite array."""
     # Measurements are fetched after forward, so that a GPU is waited for once.
     tickets: List[List[int]] = []  # of the arrays of each function
-    nonfinite: List[int] = []
+    faulty: List[int] = []
 
     def look(f: Any) -> None:
         variables = [v for v in f.inputs if v.parent is None and not v.data.clear_called] + f.outputs
         # Kernels cannot read all arrays, such as float64 data on the host.
         unreadable = [v for v in variables if not is_readable(v.data)]
-        if any(_nonfinite(v, kernels) for v in unreadable):
-            nonfinite.append(len(tickets))
+        if any(_count_nonfinite(v, kernels) for v in unreadable):
+            faulty.append(len(tickets))
         tickets.append(measurements.measure([v.data for v in variables if v not in unreadable]))
 
     loss.forward(clear_no_need_grad=True, function_post_hook=look)
     statistics = measurements.fetch().statistics
-    nonfinite += [i for i, own in enumerate(tickets) if any(statistics[ticket].nonfinite for ticket in own)]
-    return min(nonfinite, default=None)
+    faulty += [i for i, own in enumerate(tickets) if any(statistics[ticket].nonfinite for ticket in own)]
+    return min(faulty, default=None)
 
 
 def find_fault(loss: LossLike, prepared: PreparedGraph, first: int = 0) -> str:
@@ -54,7 +54,7 @@ def find_fault(loss: LossLike, prepared: PreparedGraph, first: int = 0) -> str:
 
     def before(f: Any) -> None:
         if run >= first and not fault:
-            finite_state[:] = [v for v in f.inputs if hash(v) in state and not _nonfinite(v, kernels)]
+            finite_state[:] = [v for v in f.inputs if hash(v) in state and not _count_nonfinite(v, kernels)]
 
     def after(f: Any) -> None:
         nonlocal fault, run
@@ -73,11 +73,11 @@ def _fault(f: Any, prepared: PreparedGraph, finite_state: Sequence[nn.Variable])
     """Describe the first nonfinite array of a function that has run; `finite_state` was finite before it."""
     plan, kernels, storage = prepared.plan, prepared.kernels, prepared.storage
     for v in f.inputs:
-        bad = 0 if v.parent is not None or v in finite_state else _nonfinite(v, kernels)
+        bad = 0 if v.parent is not None or v in finite_state else _count_nonfinite(v, kernels)
         if bad:
             return f"reads {_named(v, plan)} that holds {_count(bad)}{_where(v)}"
     for v in f.outputs:
-        bad = _nonfinite(v, kernels)
+        bad = _count_nonfinite(v, kernels)
         if bad:
             rounded = storage.data.get(hash(v))
             stored = storage.data_format(hash(v), v.size)
@@ -88,7 +88,7 @@ def _fault(f: Any, prepared: PreparedGraph, finite_state: Sequence[nn.Variable])
             numbers = "1 number" if rounded.overflowed == 1 else f"{rounded.overflowed} numbers"
             return f"computes {numbers} beyond {stored.name}, which ends at {stored.max:g}{_where(v)}"
     for v in finite_state:
-        bad = _nonfinite(v, kernels)
+        bad = _count_nonfinite(v, kernels)
         if bad:
             return f"writes {_count(bad)} to {_named(v, plan)} from finite inputs{_where(v)}"
     return ""
@@ -111,7 +111,7 @@ def _where(v: nn.Variable) -> str:
     return f", the first at [{', '.join(map(str, first))}]"
 
 
-def _nonfinite(v: nn.Variable, kernels: Kernels) -> int:
+def _count_nonfinite(v: nn.Variable, kernels: Kernels) -> int:
     """Count the infinities and NaNs in a Variable's data; 0 if they were freed or never written."""
     # Inputs of functions without gradients may be freed.
     stored = None if v.data.clear_called else stored_dtype(v.data)

@@ -190,17 +190,23 @@ class GraphCache:
         statistics = previous.statistics.state(previous.plan.measured)
         nameless = previous.state_descriptions(named=False)
         topology = Topology(previous.plan, previous.schedules, statistics, nameless)
-        # With the present one they are `_REMEMBERED`. Saved ones that still wait for a graph are the oldest.
-        self._others = (*self._others[2 - _REMEMBERED :], topology)
-        self._waiting = self._waiting[max(0, 1 + len(self._waiting) + len(self._others) - _REMEMBERED) :]
+        others = (*self._others, topology)
+        # The present one is remembered, too. Saved ones that still wait for a graph are the oldest.
+        excess = 1 + len(others) + len(self._waiting) - _REMEMBERED
+        self._waiting, waited = self._waiting[max(excess, 0) :], len(self._waiting)
+        self._others = others[max(excess - waited, 0) :]
 
     def _load_waiting(self, prepared: PreparedGraph, weights: Mapping[str, ArrayStatistics]) -> None:
-        """Load the saved state of a topology that waited for its first graph; a damaged one is ignored."""
+        """Load the saved state of a topology that waited for its first graph; a damaged one is ignored. Later
+        statistics of `weights`, by name, replace the saved ones.
+        """
         states = of_topology(prepared.plan, self._waiting) if self._waiting else []
         self._waiting = tuple([one for one in self._waiting if one not in states])
         for one in states:
             with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
+                # It checks all, so that nothing is half loaded.
                 statistics, schedules = load_topology(one, prepared)
+                # The saved cycle began in an iteration of another topology.
                 prepared.schedules = schedules.moved_to_cycle(prepared.schedules.cycle_start)
                 prepared.statistics.load(statistics, weights)
 

@@ -120,8 +120,9 @@ class HooklessSteps:
     def written_leaves(
         self, contributions: Sequence[Contribution], plan: GraphPlan, components: Components
     ) -> WrittenLeaves:
-        """Make written leaves of a pass's contributions, reusing equal ones of the last pass."""
+        """Leaves that a pass with these contributions writes: those of the last pass, if they are equal."""
         last = self._last_written
+        # Equal components have the same plan.
         if last is None or last.components is not components or last.contributions != contributions:
             self._last_written = last = WrittenLeaves(contributions, plan, components)
         return last

@@ -46,6 +46,7 @@ def contributions_of(
         variable, leaf = graph.variables[position], plan.leaf(position)
         scale = scales.get(position, step.scale)
         if leaf in by_leaf:
+            # Leaves that share a gradient array: the function writes one part of it, with one scale.
             by_leaf[leaf] = by_leaf[leaf]._replace(aliases=(*by_leaf[leaf].aliases, variable))
         else:
             by_leaf[leaf] = Contribution(
@@ -55,7 +56,8 @@ def contributions_of(
                 scale=scale,
                 half=node.half,
                 own_references=node.own_references,
-                # In float32, times a power of two changes no bit, and commutes with adding.
+                # Then nnabla may add it to the scaled gradient, and the sum is unscaled: in float32, times a
+                # power of two changes no bit.
                 exact=not (node.half or storage.rounds_gradient(variable)) and is_power_of_two(scale),
             )
     return list(by_leaf.values())

@@ -93,11 +93,14 @@ def _sorted_nonzero(x: NDArray[Any]) -> Magnitudes:
 
 
 def _nth_largest_product(pairs: List[Tuple[Magnitudes, Magnitudes]], n: int) -> float:
-    """Find the n-th largest of all products, by bisection over bit patterns, ordered as positive floats."""
+    """Find the n-th largest of all products within pairs of sorted, positive magnitudes, by bisection over
+    bit patterns, which are ordered as positive floats.
+    """
     low, high = (
         int(np.float64(value).view(np.int64))
         for value in (min(a[0] * b[0] for a, b in pairs), max(a[-1] * b[-1] for a, b in pairs))
     )
+    # At least n products are as large as `low`.
     while low < high:
         middle = (low + high + 1) // 2
         if _count_at_least(pairs, float(np.int64(middle).view(np.float64))) >= n:
