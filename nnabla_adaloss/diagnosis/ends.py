@@ -322,12 +322,9 @@ class Ends:
                     what = "it normalises two numbers at a time, which makes 1 and -1 of any"
                 return cause("constant_input", what, remedies.SINGLE_NUMBERS)
             return cause("constant_input", what, remedies.CONSTANT_INPUT)
-        is_open = kind == "Softmax" and any(sight.flat.get(hash(f), 1.0) for sight in self._sights)
-        growth = Operands(self._network, self._sights[0]).grown(f, trained=True)
-        if kind == "Softmax" and not is_open and not growth.remedy:
-            what = (
-                "it has a single place in each row that no mask closes, so that all its outputs are the same"
-            )
+        is_closed = kind == "Softmax" and not any(sight.flat.get(hash(f), 1.0) for sight in self._sights)
+        if is_closed and not Operands(self._network, self._sights[0]).grown(f, trained=True).remedy:
+            what = "a mask leaves it a single place in each row, so that all its outputs are the same"
             return cause("constant_softmax", what, remedies.CHECK_MASK)
         is_activation = len(f.inputs) == 1 and f.inputs[0].size == f.outputs[0].size
         if kind in _SATURATES or (is_activation and kind not in _METRICS and not remedies.is_square(f)):

@@ -72,9 +72,9 @@ def diagnose(
     Runs each batch forward and backward in fp32, and with emulated storage: without scaling, with a constant
     of 65536, with one measured scale, and with one per component. Takes some twenty passes per batch, and the
     memory of six more copies of the gradients and one of the activations. Parameters, gradients, running
-    statistics, data, the random state and an updater's `counters.fed` are restored afterwards; other arrays
-    of the graph (`loss.d`) keep values of the last pass. Functions with a seed of their own restart from it
-    in each pass, and random functions on a GPU continue from the last pass.
+    statistics, data, the random state, and a solver's state and `counters.fed` of an updater are restored
+    afterwards; other arrays of the graph (`loss.d`) keep values of the last pass. Functions with a seed of
+    their own restart from it in each pass, and random functions on a GPU continue from the last pass.
 
     Given a list of formats, it finds instead a format for each layer, with a pass or two per batch for each
     layer and format: see `PrecisionAdvice`.
@@ -82,7 +82,7 @@ def diagnose(
     Args:
         loss_or_updater: the loss Variable of one element, or a wrapper of one; or an updater, nnabla's or one
             of this package, whose loss and data feeder are taken, and whose `on_gradients` is called once
-            per batch, unless it has a communicator.
+            per batch, unless it has a communicator, and whose solver takes a few steps, which are undone.
         storage: the format to try, as everywhere: `"float16"`, `"bfloat16"`, `"fp8_hybrid"`, a `Format`, a
             `Precision`, or a mapping from patterns of layers; or a list of formats, of which each layer gets
             the harmless one with the fewest bits, and of equally wide ones the first.

@@ -779,7 +779,9 @@ def periods_of_small_frequencies(mended: bool) -> Built:
     return network(layers)
 
 
-@trouble("constant_softmax", "fc1/affine/Softmax", "that no mask closes", remedy=remedies.CHECK_MASK)
+@trouble(
+    "constant_softmax", "fc1/affine/Softmax", "a mask leaves it a single place", remedy=remedies.CHECK_MASK
+)
 def window_of_one_place(mended: bool) -> Built:
     mask = nn.Variable.from_numpy_array(np.tile(-1e4 * (1.0 - mended) * (1.0 - np.eye(16)), (2, 1)))
     return network(lambda x: F.softmax(affine(x, 16, "fc1") + mask, axis=1))
