@@ -178,8 +178,8 @@ def choose(
         alpha, reason = math.inf, Reason.SCALE_LIMIT
         if layer is not None and method_alpha is not None:
             # A root scale above the start scale compensates a small loss: methods' bounds do not count it.
-            base = min(scale_before, start.start_scale * alpha_products[predecessor])
-            alpha, reason = method_alpha(layer, scale_before, base)
+            uncompensated = min(scale_before, start.start_scale * alpha_products[predecessor])
+            alpha, reason = method_alpha(layer, scale_before, uncompensated)
         # Scale that this edge gives its successor.
         if limit is not None:
             scale = min(scale_before * alpha, limit)

@@ -337,6 +337,9 @@ class Ends:
             remedy = remedies.CROSS_ENTROPY
         elif kind.startswith("ClipGrad"):
             what, remedy = "it makes all gradients 0", remedies.CLIP_NORM
+        elif remedies.is_square(f) and hash(self._batches.zero_origin(f.inputs[0])) in names:
+            v = self._batches.zero_origin(f.inputs[0])
+            return cause("zero_weights", f"it squares {called(v)}, which is all 0", remedies.INITIALISE, v)
         elif remedies.is_square(f):
             what, remedy = f"{what}, as it reads 0 wherever one arrives", remedies.SELF
         return cause("no_gradient", what, remedy)

@@ -233,9 +233,7 @@ class _Examination:
             found = [note for one in self._as_stored for note in Deviations(self._network, one).notes()]
             yield from {tuple(note.names): note for note in found}.values()
             yield from Deviations(self._network, self._as_stored[0]).next_to_the_end()
-        zeroed = self._steps.zeroed()
-        if zeroed:
-            yield Note("on_gradients makes all gradients 0 of ", zeroed, ".")
+        yield from self._steps.notes()
         solver = self._examined.solver
         if solver is not None and has(solver, "learning_rate") and not solver.learning_rate():
             yield Note("The learning rate is 0 after the feeder: nothing moves until that is raised.")
@@ -268,11 +266,11 @@ class _Examination:
         keys = (key for layer in layers for key in (*layer.weights, *layer.outputs))
         unsteady = Tally(keys if self._random else ())
         for index in range(len(examined)):
-            forward = partial(examined.forward, examined.loss, index)
-            in_fp32, loss = passes.with_one_scale(forward, examined.loss), float(examined.loss.d)
+            forward, exact = partial(examined.forward, self._noise.exact, index), self._noise.exact
+            in_fp32, loss = passes.with_one_scale(forward, exact), float(examined.loss.d)
             self._noise.compare(index, in_fp32, loss)
             if self._random:
-                unsteady.add(passes.with_one_scale(forward, examined.loss), in_fp32)
+                unsteady.add(passes.with_one_scale(forward, exact), in_fp32)
             for one in tried.values():
                 one.compare(index, in_fp32)
         self._noise.add_biases(self._in_fp32)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..emulation import FormatEmulation
+from ..graph.loss import LossLike
 from . import remedies
 from .causes import Cause
 from .finite import SOFTMAX
@@ -23,6 +24,7 @@ from .watching import Sight, largest
 # Gradients that change by this share when all is rounded to 20 bits consist of rounding errors. Others change
 # by some hundred thousandths, and so does the loss, unless the network amplifies rounding errors.
 _FINER, _NOISE, _AMPLIFIED = Format.ieee("finer", exponent_bits=8, mantissa_bits=20), 0.1, 2e-4
+_EXACT = Format.ieee("exact", exponent_bits=8, mantissa_bits=22)
 # Rounding errors of a bias are not so many times as large as those of its weights.
 _TIMES = 16.0
 # Functions that add up or subtract, and those that hand on what is the same for all numbers.
@@ -48,6 +50,10 @@ class RoundingNoise:
     def __init__(self, examined: Subject, network: Network, layers: Sequence[Layer], passes: Passes) -> None:
         self._examined, self._network, self._layers, self._passes = examined, network, layers, passes
         self._finer = FormatEmulation(examined.loss, _FINER)
+        # Loss of the exact gradients: of a carried state, what readers have read, as with any storage.
+        self.exact: LossLike = (
+            FormatEmulation(examined.loss, _EXACT) if examined.carries_state else examined.loss
+        )
         # Keys of parameters whose gradients are rounding errors in all batches so far.
         self.gradients = {key for layer in layers for key in layer.weights}
         # Functions on the gradient's way whose numbers are rounding errors.
@@ -159,8 +165,8 @@ class RoundingNoise:
                 if not np.linalg.norm(gradient - wanted) < _NOISE * np.linalg.norm(wanted):
                     noise.add(key)
 
-        forward = partial(examined.forward, examined.loss, 0)
-        self._passes.with_one_scale(forward, examined.loss, pre=lambda f: exact.update(read(f)))
+        forward = partial(examined.forward, self.exact, 0)
+        self._passes.with_one_scale(forward, self.exact, pre=lambda f: exact.update(read(f)))
         self._passes.with_one_scale(partial(examined.forward, finer, 0), finer, pre=compare)
         exactly = noise.isdisjoint
         return {hash(f) for f in behind if exactly(map(hash, f.outputs)) and not exactly(map(hash, f.inputs))}

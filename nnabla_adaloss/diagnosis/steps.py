@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import AbstractSet, Any, Callable, Dict, Iterable, Iterator, List, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Callable, Dict, Iterable, Iterator, Sequence, Set, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from ..undo import ArraySnapshot
 from ..updaters.solvers import has
 from . import remedies
 from .causes import Cause
-from .notes import listed
+from .notes import Note, listed
 from .passes import Layer
 from .preserved import restored
 from .target import Subject
@@ -51,6 +51,8 @@ class Steps:
         # By layer: the largest gradient before `on_gradients`, and after it; the largest share of a parameter
         # that the steps change, where it has a gradient.
         self._arriving, self._left, self._moved = (dict.fromkeys(names, 0.0) for _ in range(3))
+        # By layer: norms of its gradient, the largest so far, and of that which weight decay adds.
+        self._norms: Dict[str, Tuple[float, float]] = {}
         # Parameters that the steps make nonfinite, and the growth of all together.
         self._broken: Set[str] = set()
         self._growth = 0.0
@@ -66,6 +68,10 @@ class Steps:
         for layer in self._layers:
             own = largest(in_fp32.statistics(v.grad) for v in layer.weights.values())
             self._left[layer.name] = max(own, self._left[layer.name])
+            if examined.weight_decay:
+                norm, _ = self._norms.get(layer.name, (0.0, 0.0))
+                decay = examined.weight_decay * _norm(v.d for v in layer.weights.values())
+                self._norms[layer.name] = max(norm, _norm(v.g for v in layer.weights.values())), decay
         if solver is None or examined.warms_up or not solver.learning_rate():
             self._moved = dict.fromkeys(self._moved, 1.0)
             return
@@ -101,10 +107,15 @@ class Steps:
                 shares = [np.mean((v.d != before[hash(v)])[v.g != 0.0]) for v in trained]
                 self._moved[layer.name] = max([self._moved[layer.name], *map(float, shares or [1.0])])
 
-    def zeroed(self) -> List[str]:
-        """Layers whose gradients alone `on_gradients` makes 0."""
-        found = [name for name, amax in self._left.items() if self._arriving[name] and not amax]
-        return found if any(self._left.values()) else []
+    def notes(self) -> Iterator[Note]:
+        """Note gradients that `on_gradients` makes 0, or smaller by far."""
+        zeroed = [name for name, amax in self._left.items() if self._arriving[name] and not amax]
+        arriving, left = (max(one.values(), default=0.0) for one in (self._arriving, self._left))
+        if zeroed and left:
+            yield Note("on_gradients makes all gradients 0 of ", zeroed, ".")
+        if _CLIPPED * left < arriving < math.inf and left:
+            end = f" leaves {left:.1e} of gradients of {arriving:.1e}: the updater has unscaled them before."
+            yield Note("", ["on_gradients"], end)
 
     def causes(self, noisy: AbstractSet[str], shrinking: Callable[[str], Tuple[str, str]]) -> Iterator[Cause]:
         """Causes but for `noisy` layers; `shrinking`: clause about the function that makes a layer's gradient
@@ -181,20 +192,15 @@ class Steps:
         yield Cause(told, name, what, known or remedy, len(small) == len(trained), tuple(small))
 
     def _only_decaying(self, trained: Dict[str, float]) -> Iterator[Cause]:
-        """Cause of gradients, given by largest magnitude, that are nothing beside the weight decay."""
-        weight_decay = self._examined.weight_decay
-        decays = {
-            layer.name: weight_decay * max(float(np.abs(v.d).max()) for v in layer.weights.values())
-            for layer in self._layers
-            if layer.name in trained
-        }
+        """Cause of gradients that are nothing beside the weight decay."""
+        norms = {name: own for name, own in self._norms.items() if name in trained and own[1]}
         # At the end of a training both are equal.
-        if decays and all(trained[name] < _DECAYED * decay for name, decay in decays.items()):
-            name = max(decays, key=decays.__getitem__)
+        if norms and all(norm < _DECAYED * decay for norm, decay in norms.values()):
+            name, (norm, decay) = max(norms.items(), key=lambda one: one[1][1])
             what = (
-                f"its gradient reaches {trained[name]:.1e}, and weight decay adds up to {decays[name]:.1e}, "
+                f"its gradient has a norm of {norm:.1e}, and weight decay adds one of {decay:.1e}, so that "
             )
-            what += "so that the weights only shrink, whatever the loss scale"
-            harmless = _DECAYED * weight_decay * min(trained[one] / decays[one] for one in decays)
-            remedy = f"use a weight decay of {harmless:.0e} or less"
-            yield Cause("weight_decay", name, what, remedy, True, (*decays,))
+            what += "the weights only shrink, whatever the loss scale"
+            share = min(norm / decay for norm, decay in norms.values())
+            remedy = f"use a weight decay of {_DECAYED * self._examined.weight_decay * share:.0e} or less"
+            yield Cause("weight_decay", name, what, remedy, True, (*norms,))

@@ -167,6 +167,9 @@ class Subject:
         leaves = {hash(v): hash(v.data) for v in self.graph.leaves.values()}
         others = {key: registered[data] for key, data in leaves.items() if data in registered}
         self.plan = GraphPlan(self.graph, names={**others, **named(self.parameters)})
+        computed = {hash(v.data) for f in self.graph.functions for v in f.outputs}
+        # True if forward writes to a leaf that backward reads: NNabla's gradients are other ones then.
+        self.carries_state = any(hash(v.data) in computed for v in self.graph.leaves.values())
         changing = {p for p in self._inputs if len(self._batches) == 1 or self._changes(p)}
         # Keys of the fed leaves; with one batch, of all that may be fed.
         self.fed = {hash(self._inputs[p]) for p in changing}
@@ -319,10 +322,14 @@ class Network:
         return v.parent is None and hash(v) not in self.names
 
     def is_copy(self, f: Any) -> bool:
-        """True for a difference of numbers of other parameters, which can be equal only at the start."""
+        """True for a difference, or its square, of numbers of other parameters: equal only at the start."""
+        if f.info.type_name not in DIFFERENCES and f.inputs and f.inputs[0].parent is not None:
+            f = f.inputs[0].parent
+        if f.info.type_name not in DIFFERENCES:
+            return False
         leaves = [{hash(w) for g in self.walk([v.parent]) for w in g.inputs} for v in f.inputs]
         own = [found & self.names.keys() for found in leaves]
-        return f.info.type_name in DIFFERENCES and own[0] != own[1]
+        return own[0] != own[1]
 
     def is_loss_weight(self, f: Any) -> bool:
         """True if a function multiplies a scalar by a number."""

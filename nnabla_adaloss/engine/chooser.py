@@ -81,17 +81,20 @@ class Chooser:
         )
         unknown = unmeasured or prepared.statistics.is_incomplete
         # Earlier amaxes suffice unless something is unknown; the caller's seed gradient may be another one in
-        # each batch. Constant scales need none.
+        # each batch. Constant scales need no measurements.
         needs_all = rerun or unknown or not self._delayed or seeded
         measure_all = needs_all and not in_use.measures_nothing(given_scale)
         # A schedule is kept for the next iterations if all layers were measured for it: with delay=1 in
         # earlier iterations, exchanged between the ranks; with delay=0 in this batch, whose rerun it is.
-        kept = not (measure_all or observations.not_exchanged) if self._delayed else rerun or not measure_all
-        # A pass that measures all has hooks anyway: merged components would save none. A kept schedule serves
-        # passes that need not have them.
-        schedule, origin = self._choose(prepared, limits, policy, request, split=measure_all and not kept)
+        is_complete = rerun or not measure_all
+        if self._delayed:
+            is_complete = not (measure_all or observations.not_exchanged)
+        # A pass that measures all has hooks anyway: merged components would save none. A complete schedule
+        # serves passes that need not have them, also without what an overflow of this batch has lowered.
+        split = measure_all and not is_complete
+        schedule, origin = self._choose(prepared, limits, policy, request, split=split)
         # One that an overflow has lowered is for this batch only.
-        kept = kept and not observations.provisional
+        kept = is_complete and not observations.provisional
         schedules = in_use.keep(schedule, iteration, origin) if kept else in_use.drop()
         measured = prepared.everything if measure_all else prepared.slice(schedules, iteration, given_scale)
         chosen = schedule is not in_use.last(loss_weights)
@@ -166,8 +169,8 @@ class Chooser:
             root_scale = min(start_scale, limits.provisional.get(components.root, math.inf))
             limits = limits.with_s0(components, start_scale)
         elif components.root in components.scalar_components and not request.seeded:
-            # The loss gradient is 1 and cannot overflow: as high as its format allows, for the scales behind
-            # it.
+            # The loss gradient is 1 and cannot overflow: as high as its format allows, from where the scales
+            # behind it are lowered to their own limits.
             root_scale = min(floor_power_of_two(prepared.u_maxes[components.root]), policy.max_scale)
         else:
             root_scale = limits.of_root(start_scale, span)

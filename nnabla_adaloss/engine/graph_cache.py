@@ -191,9 +191,10 @@ class GraphCache:
         nameless = previous.state_descriptions(named=False)
         topology = Topology(previous.plan, previous.schedules, statistics, nameless)
         others = (*self._others, topology)
-        # The present one is remembered, too. Saved ones that still wait for a graph are the oldest.
-        excess = 1 + len(others) + len(self._waiting) - _REMEMBERED
-        self._waiting, waited = self._waiting[max(excess, 0) :], len(self._waiting)
+        # 1: the topology that is being prepared. Saved ones that still wait for a graph are the oldest.
+        waited = len(self._waiting)
+        excess = 1 + len(others) + waited - _REMEMBERED
+        self._waiting = self._waiting[max(excess, 0) :]
         self._others = others[max(excess - waited, 0) :]
 
     def _load_waiting(self, prepared: PreparedGraph, weights: Mapping[str, ArrayStatistics]) -> None:

@@ -267,7 +267,8 @@ class LatestStatistics:
         new = {name: key for name, key in self._exchanged.items() if key in self._new}
         message: Dict[str, Sequence[float]] = {name: list(self._latest[key]) for name, key in new.items()}
         weights = [name for name in self._new if isinstance(name, str)]
-        # Weights of other graphs are known, too: ranks may have run different graphs, and measured others.
+        # Weights are equal on all ranks, and not sent, unless some of other graphs are known: ranks may have
+        # run different graphs then, and measured others.
         if weights and not self.weights.keys() <= {*self._names.values()}:
             message.update((name + _WEIGHT, list(self._latest[name])) for name in sorted(weights))
         return message

@@ -57,16 +57,18 @@ class MethodAlphas:
         loss_weights: Sequence[float],
         given_scale: Optional[float],
     ) -> Optional[MethodAlpha]:
-        """Make the method's alpha a function of layer and scale; None: scale limits determine all alphas."""
+        """Make the method's alpha a function of layer and scale; None: scale limits determine all alphas.
+        `given_scale`: S0, or None if it is measured.
+        """
         self.unbounded = {}
         if self._needs is Needs.COMPONENTS:
             return None
-        # A measured S0 fits the layer with the largest gradients: alphas only enlarge those of the others. A
+        # A measured S0 fits the layer with the largest gradients: alphas only enlarge the scales of others. A
         # given S0 may be too large, and alphas may be less than 1.
         lowest = 1.0 if given_scale is None else 0.0
 
-        # `base` is the scale without compensation of a small loss.
-        def method_alpha(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
+        # The uncompensated scale has no factor that makes up for a small loss weight: bounds do not count it.
+        def method_alpha(layer: str, scale: float, uncompensated: float) -> Tuple[float, Reason]:
             node, layer_input = prepared.plan.layer_inputs[layer]
             position = node.outputs[0]
             g, w = prepared.statistics.gradient(position), prepared.statistics.data(layer_input.weight)
@@ -77,7 +79,7 @@ class MethodAlphas:
                 return 1.0, Reason.UNKNOWN
             input_range, fan_in = prepared.range_of(layer_input.input), layer_input.gemm.fan_in
             self.unbounded[layer] = unbounded_alpha(self._config, layer, *inputs, input_range, fan_in)
-            return bounded(max(self.unbounded[layer], lowest), base, self._config)
+            return bounded(max(self.unbounded[layer], lowest), uncompensated, self._config)
 
         return method_alpha
 

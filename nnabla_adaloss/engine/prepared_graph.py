@@ -79,17 +79,17 @@ class PreparedGraph:
         return self.graph.by_key(self.plan.leaves)
 
     @cached_property
-    def uncounted(self) -> FrozenSet[int]:
-        """Leaves that accumulate batches, to which nnabla adds in place: a batch's amax is unknown."""
+    def accumulating(self) -> FrozenSet[int]:
+        """Leaves that accumulate batches in place, so that a batch's amax is unknown, and counts nowhere."""
         if self.zeroed is None:
             return frozenset()
-        # Functions in half, and an emulation that rounds, write to arrays of their own: see
-        # `LeafGradients.take`.
+        # Functions in half write to arrays of their own: see `LeafGradients.take`.
         in_place = {
             leaf for node in self.plan.nodes if not node.half for leaf in map(self.plan.leaf, node.leaves)
         }
         keys, variables, storage = self.graph.keys, self.graph.variables, self.storage
         zeroed = names_of(self.zeroed)
+        # So do those of an emulation that rounds.
         sums = [leaf for leaf in in_place if keys[leaf] not in zeroed]
         return frozenset([leaf for leaf in sums if not storage.rounds_gradient(variables[leaf])])
 
@@ -239,7 +239,7 @@ class PreparedGraph:
         """All arrays that scales depend on, for a pass that measures all of them."""
         plan, request = self.plan, self.statistics.request
         gradients = plan.limiting_gradients | request.gradients | request.watched
-        leaves = frozenset(plan.leaves) - self.uncounted
+        leaves = frozenset(plan.leaves) - self.accumulating
         return Slice([*gradients], sorted(request.data), (), leaves, last=True)
 
     def slice(
@@ -256,6 +256,6 @@ class PreparedGraph:
             if number < empty_slices(self.plan, count, rounds=self.storage.rounds):
                 return None
             self._slices = slices_of(
-                self.plan, request, count, rounds=self.storage.rounds, uncounted=self.uncounted
+                self.plan, request, count, rounds=self.storage.rounds, accumulating=self.accumulating
             )
         return self._slices[number]

@@ -134,7 +134,9 @@ class _FinishedPass(NamedTuple):
     largest: Sequence[float]  # magnitude of each contribution to `written`; infinity if it is not finite
 
     def component_amaxes(self) -> Dict[int, float]:
-        """Largest unscaled magnitude of each component in the arrays that the pass was to measure."""
+        """Largest unscaled magnitude of each component in the arrays of the pass's slice, and in all that an
+        emulation has rounded; empty if there is no slice.
+        """
         plan, keys, storage = self.prepared.plan, self.prepared.graph.keys, self.prepared.storage
         measured, rounded = self.decision.slice, storage.gradients
         components, scales = self.decision.schedule.components, self.decision.schedule.scales
@@ -142,7 +144,7 @@ class _FinishedPass(NamedTuple):
             return {}
         amaxes = self.written.amax_of_components(self.largest, measured.leaves)
 
-        def count(position: int, amax: float) -> None:
+        def include(position: int, amax: float) -> None:
             index = components.of.get(position)
             if index is not None and (index not in amaxes or amax > amaxes[index]):
                 amaxes[index] = amax
@@ -154,12 +156,12 @@ class _FinishedPass(NamedTuple):
             is_scalar = position in plan.scalars
             is_alone = is_scalar and components.of.get(position) in components.scalar_components
             if position in plan.limiting_gradients and (is_stored or is_alone):
-                count(position, statistics.abs_max / scale)
+                include(position, statistics.abs_max / scale)
         # An emulation that rounds has measured every gradient, in the slice or not.
         for position in plan.largest_gradients if rounded else ():
             # Scalars count only if measured: some are rounded only in passes with hooks.
             if position not in plan.scalars and keys[position] in rounded:
-                count(position, rounded[keys[position]].statistics.abs_max / scales[position])
+                include(position, rounded[keys[position]].statistics.abs_max / scales[position])
         return amaxes
 
     def overflow(self) -> Tuple[Sequence[str], Optional[int], AbstractSet[int]]:

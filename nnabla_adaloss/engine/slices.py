@@ -37,7 +37,7 @@ def slices_of(
     count: int,
     *,
     rounds: bool,
-    uncounted: AbstractSet[int] = frozenset(),  # leaves that do not count, as a batch's amax is unknown
+    accumulating: AbstractSet[int] = frozenset(),  # leaves that do not count, as a batch's amax is unknown
 ) -> List[Optional[Slice]]:
     """Divide the arrays to measure into `count` slices, one for each iteration; None: nothing."""
     sizes = [math.prod(shape) for shape in plan.described.shapes]
@@ -61,7 +61,7 @@ def slices_of(
         counted = always.union(leaves)
         # The last slice is never None: it completes a measurement of everything.
         one = Slice(gradients, weights, activations, counted, last=number == count - 1)
-        slices.append(one._replace(leaves=counted - uncounted) if any(one) else None)
+        slices.append(one._replace(leaves=counted - accumulating) if any(one) else None)
     return slices
 
 

@@ -77,9 +77,10 @@ def warm_up() -> Built:
     return updater, None
 
 
-def copied_teacher() -> Built:
-    """The student's projection learns when it has moved away from the teacher's, of which it is a copy."""
+Distance = Callable[[nn.Variable, nn.Variable], nn.Variable]
 
+
+def copied(distance: Distance) -> Built:
     def parts(x: nn.Variable, scope: str) -> Tuple[nn.Variable, nn.Variable]:
         with nn.parameter_scope(scope):
             h = hidden(x)
@@ -87,10 +88,36 @@ def copied_teacher() -> Built:
 
     def loss(x: nn.Variable, t: nn.Variable) -> nn.Variable:
         (_, target), (scores, projection) = parts(x, "teacher"), parts(x, "student")
-        distance = F.mean(F.squared_error(projection, target.apply(need_grad=False)))
-        return cross_entropy(scores, t) + distance
+        for name, v in parameters("student/").items():
+            # An average that differs by rounding errors.
+            parameters("teacher/")[name.replace("student", "teacher")].d = 0.9 * v.d + 0.1 * v.d
+        return cross_entropy(scores, t) + F.mean(distance(projection, target.apply(need_grad=False)))
 
     return trained(network(lambda x: x, loss), S.Adam(1e-3), parameters("student/"))
+
+
+def copied_teacher() -> Built:
+    """The student's projection learns when it has moved away from the teacher's, of which it is a copy."""
+    return copied(F.squared_error)
+
+
+def copied_teacher_by_hand() -> Built:
+    return copied(lambda a, b: (a - b) ** 2)
+
+
+def carried_state() -> Built:
+    """Forward overwrites the state that it has read, before backward reads it."""
+    x, t = inputs()
+    start = nn.parameter.get_parameter_or_create(
+        "state", (32, 16), I.ConstantInitializer(0.0), need_grad=False
+    )
+    state = start
+    for _ in range(2):
+        gate = F.sigmoid(affine(F.concatenate(x, state, axis=1), 16, "gate"))
+        state = gate * state + (1.0 - gate) * F.tanh(affine(x, 16, "new"))
+    state.persistent = True
+    start.data = state.data
+    return trained((cross_entropy(affine(state, 5, "head"), t), feeder(x, t)), S.Adam(1e-3))
 
 
 def clipped_updates() -> Built:

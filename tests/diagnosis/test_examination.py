@@ -635,6 +635,20 @@ def test_layers_whose_gradients_on_gradients_makes_0_are_a_note() -> None:
     assert [cause.kind for cause in frozen.verdict.causes] == ["on_gradients"]
 
 
+def test_small_weights_may_grow_fast() -> None:
+    loss, feed = network()
+    for v in nn.get_parameters().values():
+        v.d *= 1e-4
+    causes = diagnose(updater_of(loss, feed, S.Adam(1e-2)), batches=2).verdict.causes
+    assert "solver" not in {cause.kind for cause in causes}
+
+
+def test_gradients_that_on_gradients_makes_far_smaller_are_a_note() -> None:
+    updater = updater_of(*network(), S.Sgd(0.1), on_gradients=lambda solver: solver.scale_grad(1.0 / 65536.0))
+    (note,) = map(str, diagnose(updater, batches=2).numbers.notes)
+    assert re.match("on_gradients leaves .* of gradients of .*: the updater has unscaled them before", note)
+
+
 def test_a_learning_rate_of_0_is_a_note() -> None:
     loss, feed = network()
     for rate in 0.0, 0.1:

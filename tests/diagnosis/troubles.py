@@ -809,6 +809,17 @@ def log_sigmoid_of_a_large_bias(mended: bool) -> Built:
     return network(lambda x: F.log_sigmoid(affine(x, 16, "fc1", bias=0.0 if mended else 200.0)))
 
 
+@trouble("zero_weights", "factors/embed/PowScalar", "it squares the parameter factors/embed/W", fatal=False)
+def factors_that_start_from_zero(mended: bool) -> Built:
+    """Of a factorization machine, whose gradient is a multiple of them."""
+    x, t = inputs()
+    ids, start = nn.Variable((32, 4)), I.NormalInitializer(0.1) if mended else I.ConstantInitializer(0.0)
+    factors = PF.embed(ids, 20, 16, initializer=start, name="factors")
+    pairs = F.sum(factors, axis=1) ** 2 - F.sum(factors**2, axis=1)
+    loss = cross_entropy(affine(hidden(x) + pairs, 5, "head"), t)
+    return loss, feeder(x, t, lambda: setattr(ids, "d", np.arange(128).reshape(32, 4) % 20))
+
+
 @trouble("zero_factor", "user/embed/Mul2", "the parameter user/embed/W, which", fatal=False)
 def tables_of_zeros(mended: bool) -> Built:
     x, t = inputs()
@@ -1752,7 +1763,7 @@ def steps_of_adam_below_the_last_bit(mended: bool) -> Built:
     return trained(network(layers), S.Adam(1e-4))
 
 
-@trouble("weight_decay", "head/affine", "the weights only shrink")
+@trouble("weight_decay", "fc1/affine", "the weights only shrink")
 def weight_decay_beside_a_loss_weight(mended: bool) -> Built:
     loss, feed = network()
     solver = S.Adam(1e-3, eps=1e-30)
