@@ -85,9 +85,10 @@ class Branches:
             batches = f"{len(sights)} batch{'es' * (len(sights) > 1)}"
             f, growth = ends[0], Operands(network, sights[0]).grown(ends[0])
             clause, remedy = "", remedies.NOT_CHOSEN
-            weights = [v for v in f.inputs if network.is_input(v) and not self._batches.largest(v)]
-            if weights:
-                clause, remedy = f", which multiplies by {network.called(weights[0])}, all 0", remedies.ZEROS
+            zeros = [v for v in self._batches.factors(f) if not self._batches.largest(v)]
+            if zeros:
+                clause = f", which multiplies by {network.called(zeros[0])}, all 0"
+                remedy = remedies.ZEROS if network.is_input(zeros[0]) else remedies.WHY_ZERO
             elif remedies.is_a(f, "EpsilonInsensitiveLoss"):
                 remedy = remedies.SMALLER_MARGIN
             elif growth.remedy in remedies.SHIFTS and len({*ends}) == 1:

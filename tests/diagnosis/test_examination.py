@@ -635,6 +635,14 @@ def test_layers_whose_gradients_on_gradients_makes_0_are_a_note() -> None:
     assert [cause.kind for cause in frozen.verdict.causes] == ["on_gradients"]
 
 
+def test_a_branch_that_zeros_multiply_is_told_with_them() -> None:
+    """The rate of weights that are pruned, not kept."""
+    loss, feed = network(loss=lambda h, t: cross_entropy(PF.pruned_affine(h, 5, rate_w=1.0, name="head"), t))
+    (note,) = diagnose(loss, feeder=feed).numbers.notes
+    assert note.names == ["fc1/affine"]
+    assert "which multiplies by the output of head/pruned_affine/Prune, all 0" in note.end
+
+
 def test_small_weights_may_grow_fast() -> None:
     loss, feed = network()
     for v in nn.get_parameters().values():
