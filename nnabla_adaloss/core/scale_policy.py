@@ -37,9 +37,9 @@ class ScaleState(NamedTuple):
 
 @dataclass(frozen=True)
 class ScalePolicy:
-    """Transitions of the global loss scale; outside of [min_scale, max_scale] it only moves no further."""
+    """Transitions of the global loss scale, which never move it further out of [min_scale, max_scale]."""
 
-    scaling_factor: float = 2.0  # factor of the scale's changes; 1 keeps it constant
+    scaling_factor: float = 2.0  # factor of the scale's changes, 1 or more; 1 keeps it constant
     N: float = 2000  # it grows after more than this many successful updates in a row; math.inf: never
     min_scale: float = 2.0**-24  # the smallest positive float16: below, the loss gradient itself underflows
     max_scale: float = 2.0**64  # far beyond use, and far from float32's limit
