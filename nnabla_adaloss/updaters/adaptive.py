@@ -55,6 +55,7 @@ from .settings import (
     exchanged,
     keep_data,
     measured,
+    policy,
 )
 from .solvers import check_solver
 
@@ -162,9 +163,9 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
     config: Any = Setting(fixed=always, saved=True)
     storage: Any = Setting(fixed=always)
     max_retries: Any = Setting(nonnegative_integer)
-    on_nonfinite_loss: Any = Setting(partial(choice, words=Policy))
-    on_nonfinite_forward: Any = Setting(partial(choice, words=Policy))
-    on_scale_floor: Any = Setting(partial(choice, words=Policy))
+    on_nonfinite_loss: Policy = policy()
+    on_nonfinite_forward: Policy = policy()
+    on_scale_floor: Policy = policy()
     min_scale: Any = Setting(fixed=measured, saved=True)
     max_scale: Any = Setting(saved=True)
     hysteresis: Any = Setting(saved=True)

@@ -54,18 +54,21 @@ class GlobalScale:
         scaling: AdaptiveLossScaling,
         *,
         average: bool,
+        alike: bool,
         bad: bool,
     ) -> Tuple[float, bool]:
         """Sum gradients, and adopt statistics and the lowest scale; return the scale, and if any are bad."""
         state = self.state._replace(scale=scaling.loss_scale) if self.measured else self.state
         measured = scaling.shared_statistics()
-        own = {**(measured or {}), _S0: list(state), _BAD: [float(bad)]}
+        # `alike`: S0 is equal on all ranks anyway, and not sent.
+        own = {**(measured or {}), **({} if alike else {_S0: list(state)}), _BAD: [float(bad)]}
         messages, finite = exchange.sum_with(own, scaling.kernels, average=average)
-        # The lowest scale wins; of equal ones that which is next to go down: with the least hysteresis left,
-        # then the fewest good updates.
-        rows = [one[_S0] for one in messages]
-        scale, counter, hysteresis_left = min(rows, key=lambda row: (row[0], row[2], row[1]))
-        state = ScaleState(scale, int(counter), int(hysteresis_left))
+        if not alike:
+            # The lowest scale wins; of equal ones that which is next to go down: with the least hysteresis
+            # left, then the fewest good updates.
+            rows = [one[_S0] for one in messages]
+            scale, counter, hysteresis_left = min(rows, key=lambda row: (row[0], row[2], row[1]))
+            state = ScaleState(scale, int(counter), int(hysteresis_left))
         if measured is not None:
             scaling.adopt_statistics(messages)
         if not self.measured:

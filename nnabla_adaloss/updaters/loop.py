@@ -190,7 +190,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             used, overflowed = self.scaling.loss_scale, outcome.facts.overflowed
             if shared:
                 used, overflowed = self._s0.exchange(
-                    self._exchange, self.scaling, average=self.average, bad=overflowed
+                    self._exchange, self.scaling, average=self.average, alike=self._searches, bad=overflowed
                 )
                 self._before_exchange = False
             if not (overflowed and self.drop_overflow_update):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any, Callable, Dict, Literal, Optional, Tuple, Union
 
 from ..core.scale_history import HistoryPolicy
@@ -109,3 +110,8 @@ def exchanged(updater: Any, solver: Any) -> bool:
 def measured(updater: Any, min_scale: Any) -> bool:
     """Refuse another floor of measured scales, which keep their first one."""
     return updater.history is not None and min_scale != updater.min_scale
+
+
+def policy() -> Any:
+    """Make the setting of a `Policy`, whose type a checker sees."""
+    return Setting(partial(choice, words=Policy))

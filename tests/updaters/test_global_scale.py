@@ -92,7 +92,7 @@ def test_all_ranks_have_the_lowest_scale_after_an_exchange() -> None:
         exchange: Any = SimpleNamespace(
             sum_with=lambda own, kernels, average, theirs=theirs: ([own, theirs], True)
         )
-        found = s0.exchange(exchange, scaling, average=False, bad=False)
+        found = s0.exchange(exchange, scaling, average=False, alike=False, bad=False)
         assert found == (lowest[0], False)
         assert s0.state == ScaleState(*lowest)
         # What layers are scaled by comes with it.
@@ -100,14 +100,15 @@ def test_all_ranks_have_the_lowest_scale_after_an_exchange() -> None:
 
 
 @pytest.mark.parametrize("measured", [None, {"layer": [1.0]}])
+@pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("finite", [False, True])
 @pytest.mark.parametrize("bad", [[False, False], [True, False], [False, True]])
 def test_gradients_of_a_rank_that_are_bad_are_used_by_none(
-    measured: Any, finite: bool, bad: List[bool]
+    measured: Any, alike: bool, finite: bool, bad: List[bool]
 ) -> None:
     """Though they are finite, as they are where a rank has looked at its batch with a smaller scale."""
     s0, sent = GlobalScale(8.0, ScalePolicy(), None), []
-    of_s0 = {"S0": [8.0, 0, s0.state.hysteresis_left]}
+    of_s0 = {} if alike else {"S0": [8.0, 0, s0.state.hysteresis_left]}
 
     def told(own: Any, kernels: Any, *, average: bool) -> Any:
         sent.append(own)
@@ -117,7 +118,7 @@ def test_gradients_of_a_rank_that_are_bad_are_used_by_none(
     scaling: Any = SimpleNamespace(
         shared_statistics=lambda: measured, adopt_statistics=lambda told: None, kernels=CpuKernels()
     )
-    found = s0.exchange(exchange, scaling, average=True, bad=bad[0])
+    found = s0.exchange(exchange, scaling, average=True, alike=alike, bad=bad[0])
     assert found == (8.0, any(bad) or not finite)
     assert sent == [{**(measured or {}), **of_s0, "bad": [float(bad[0])]}]
 
@@ -129,6 +130,7 @@ def test_gradients_of_a_rank_that_are_bad_are_used_by_none(
 @pytest.mark.parametrize("weight", [1.0, 1e-12])
 def test_a_small_s0_leaves_the_gradients_of_deep_layers_their_scales(on_overflow: str, weight: float) -> None:
     """Limited as those at the loss are, all components behind twelve sigmoids would be flushed to zero."""
+    nn.clear_parameters()
     nn.seed(0)
     h = data(16, 8)
     for index in range(12):
@@ -154,6 +156,7 @@ def test_a_small_s0_leaves_the_gradients_of_deep_layers_their_scales(on_overflow
 
 def searched(factors: Dict[int, float], **options: Any) -> AdaptiveLossScalingUpdater:
     """An updater with a searched S0; `factors` multiply the gradients of some batches."""
+    nn.clear_parameters()
     gate, batches = Gate(), itertools.count()
     h = F.tanh(PF.affine(data(8, 8), 8, name="a"))
 
