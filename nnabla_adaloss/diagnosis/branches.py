@@ -101,12 +101,13 @@ class Branches:
         for f in self._network.graph.functions:
             tops = [sight.tops[hash(f)] for sight in self._sights if hash(f) in sight.tops]
             g = f.inputs[0].parent if tops else None
-            for v in [v for v in g.inputs[1:] if v.size == tops[0].size] if g is not None else []:
-                top, added, name = np.max(tops, axis=0), v.d.flatten(), self._network.names.get(hash(v), "")
-                dead = (top <= 0.0) & (top > added)
-                if name.endswith(("b", "beta")) and _MANY * top.size <= np.count_nonzero(dead) < top.size:
-                    units = f" outputs only zeros in {np.count_nonzero(dead)} of {top.size} units"
-                    end = f"{units}, as {self._network.called(v)} reaches {added.min():.3g} there. "
+            vectors = [] if g is None else [v for v in g.inputs[1:] if v.size == tops[0].size]
+            for v in (v for v in vectors if self._network.names.get(hash(v), "").endswith(("b", "beta"))):
+                top, bias = np.max(tops, axis=0), v.d.flatten()
+                dead = np.count_nonzero((top <= 0.0) & (top > bias))
+                if _MANY * top.size <= dead < top.size:
+                    units = f" outputs only zeros in {dead} of {top.size} units"
+                    end = f"{units}, as {self._network.called(v)} reaches {bias.min():.3g} there. "
                     yield Note("", [self._network.name(f)], f"{end}{remedies.SMALLER_BIAS.capitalize()}.")
 
     def clipped(self) -> Iterator[Cause]:

@@ -233,7 +233,8 @@ class _Examination:
             found = [note for one in self._as_stored for note in Deviations(self._network, one).notes()]
             yield from {tuple(note.names): note for note in found}.values()
             yield from Deviations(self._network, self._as_stored[0]).next_to_the_end()
-        yield from self._steps.notes()
+        if not any(cause.kind == "on_gradients" for cause in causes):
+            yield from self._steps.notes()
         solver = self._examined.solver
         if solver is not None and has(solver, "learning_rate") and not solver.learning_rate():
             yield Note("The learning rate is 0 after the feeder: nothing moves until that is raised.")

@@ -98,35 +98,35 @@ class RoundingNoise:
 
     def causes(self, names: Sequence[str]) -> Iterator[Cause]:
         """Cause of gradients that are mathematically 0, at the last of the named layers that tells it."""
+        network, alike = self._network, alike_weights(self._network)
         layers = [layer for layer in self._layers if layer.name in names]
-        alike, remedy = alike_weights(self._network), remedies.NOT_CONSTANT
+        cuts = set() if alike else self._cuts(layers)
+        # What a copy at the start makes 0, such as a teacher's, is not later.
+        copies = {key for key in cuts if network.is_copy(network.function(key))}
+        layers = [layer for layer in layers if copies.isdisjoint(map(hash, self._behind(layer)))]
+        spoils = tuple(layer.name for layer in layers)
+        if not layers:
+            return
         what = "its gradient in fp32 is nothing but rounding errors"
         what += f" (one of {len(layers)} layers)" * bool(layers[1:])
-        spoils = tuple(names)
         if alike:
             what += f", as units stay alike: all numbers are equal in {listed(alike)}"
-            yield Cause("equal_units", names[-1], what, remedies.INITIALISE, spoils=spoils)
+            yield Cause("equal_units", spoils[-1], what, remedies.INITIALISE, spoils=spoils)
             return
-        cuts = self._cuts(layers)
-        name, clause = names[-1], ""
-        for layer in reversed(layers):
-            clause, remedy = self._cancelled(layer, cuts)
-            if clause:
-                name = layer.name
-                break
-        # What a copy at the start makes 0, such as a teacher's, is not later.
-        if not any(self._network.is_copy(self._network.function(key)) for key in cuts):
-            yield Cause("rounding_noise", name, what + clause, remedy, spoils=spoils)
+        told = ((layer.name, *self._cancelled(layer, cuts)) for layer in reversed(layers))
+        unknown = spoils[-1], "", remedies.NOT_CONSTANT
+        name, clause, remedy = next((one for one in told if one[1]), unknown)
+        yield Cause("rounding_noise", name, what + clause, remedy, spoils=spoils)
 
     def is_bias(self, layer: Layer) -> bool:
-        """True for vectors that are only added before a normalization, which removes them."""
+        """True for vectors that reach only a normalization, which removes them."""
         is_vector = all(max(v.shape, default=1) == v.size for v in layer.weights.values())
         return is_vector and remedies.is_a(self._first_reader(layer), *NORMALIZATIONS)
 
     def _cancelled(self, layer: Layer, cuts: Set[int]) -> Tuple[str, str]:
         """Clause about the functions that make rounding errors of a layer's gradient, and a remedy."""
         network, reader = self._network, self._first_reader(layer)
-        own = [f for f in network.behind(layer.outputs or layer.weights) if hash(f) in cuts]
+        own = [f for f in self._behind(layer) if hash(f) in cuts]
         names = network.listed(own)
         if own and remedies.is_a(own[0], *_COMPARING):
             is_softmax = remedies.is_a(own[0], *SOFTMAX)
@@ -134,15 +134,18 @@ class RoundingNoise:
             return f": {names} hands none on, as all numbers that it compares get the same", remedy
         if remedies.is_a(reader, *_COMPARING):
             clause = (
-                f": {network.name(reader)} removes it, as it is added to all numbers alike that this compares"
+                f": {network.name(reader)} removes it, as it is the same for all numbers that this compares"
             )
             return clause, remedies.CANCELS
         return f": its parts cancel in {names}" * bool(own), remedies.NOT_CONSTANT
 
+    def _behind(self, layer: Layer) -> Iterator[Any]:
+        """A layer's functions, and those that depend on them."""
+        return self._network.behind(layer.outputs or layer.weights)
+
     def _first_reader(self, layer: Layer) -> Any:
         """First function behind a layer that does more than to hand on what is the same for all numbers."""
-        behind = self._network.behind(layer.outputs or layer.weights)
-        others = (f for f in behind if layer.outputs.keys().isdisjoint(map(hash, f.outputs)))
+        others = (f for f in self._behind(layer) if layer.outputs.keys().isdisjoint(map(hash, f.outputs)))
         return next((f for f in others if f.info.type_name not in _LINEAR), None)
 
     def _cuts(self, layers: Sequence[Layer]) -> Set[int]:

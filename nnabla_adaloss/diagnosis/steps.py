@@ -101,11 +101,12 @@ class Steps:
                 self._growth = max(self._growth, new / old)
             self._broken |= {name for name in sound if not np.isfinite(parameters[name].d).all()}
             for layer in self._layers:
-                trained = [v for key, v in layer.weights.items() if key in before and v.g.any()]
+                held = [v for key, v in layer.weights.items() if key in before]
                 # A bias beside weights is often 0, which any step changes.
-                trained = [v for v in trained if v.ndim > 1] or trained
-                shares = [np.mean((v.d != before[hash(v)])[v.g != 0.0]) for v in trained]
-                self._moved[layer.name] = max([self._moved[layer.name], *map(float, shares or [1.0])])
+                trained = [v for v in held if v.ndim > 1 and v.g.any()] or [v for v in held if v.g.any()]
+                shares = [float(np.mean((v.d != before[hash(v)])[v.g != 0.0])) for v in trained]
+                # What the solver does not have is not judged.
+                self._moved[layer.name] = max([self._moved[layer.name], *shares, float(not held)])
 
     def notes(self) -> Iterator[Note]:
         """Note gradients that `on_gradients` makes 0, or smaller by far."""

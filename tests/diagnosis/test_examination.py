@@ -643,6 +643,35 @@ def test_a_branch_that_zeros_multiply_is_told_with_them() -> None:
     assert "which multiplies by the output of head/pruned_affine/Prune, all 0" in note.end
 
 
+def test_a_copy_does_not_hide_a_constant_beside_it() -> None:
+    """The copy differs by rounding errors, and only at the start; the mean of a softmax never learns."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        projection, target = affine(h, 8, "projection"), affine(h, 8, "target").apply(need_grad=False)
+        for name in ("W", "b"):
+            v = nn.get_parameters()[f"projection/affine/{name}"]
+            nn.get_parameters()[f"target/affine/{name}"].d = 0.9 * v.d + 0.1 * v.d
+        constant = F.mean(F.softmax(affine(h, 5, "constant")))
+        return classes(h, t) + constant + F.mean(F.squared_error(projection, target))
+
+    source, feed = network(loss=loss)
+    (cause,) = diagnose(source, feeder=feed, batches=2).verdict.causes
+    assert (cause.kind, cause.function, cause.spoils) == (
+        "rounding_noise",
+        "constant/affine",
+        ("constant/affine",),
+    )
+
+
+def test_a_batch_without_a_gradient_does_not_hide_steps_that_move_nothing() -> None:
+    x, t = inputs()
+    weight, fed = nn.Variable((32, 1)), itertools.count()
+    loss = F.mean(weight * F.softmax_cross_entropy(affine(hidden(x), 5, "head"), t))
+    feed = feeder(x, t, lambda: setattr(weight, "d", float(next(fed) % 2)))
+    (cause,) = diagnose(updater_of(loss, feed, S.Adam(1e-3, beta2=1.0))).verdict.causes
+    assert cause.kind == "small_steps"
+
+
 def test_small_weights_may_grow_fast() -> None:
     loss, feed = network()
     for v in nn.get_parameters().values():
@@ -655,6 +684,15 @@ def test_gradients_that_on_gradients_makes_far_smaller_are_a_note() -> None:
     updater = updater_of(*network(), S.Sgd(0.1), on_gradients=lambda solver: solver.scale_grad(1.0 / 65536.0))
     (note,) = map(str, diagnose(updater, batches=2).numbers.notes)
     assert re.match("on_gradients leaves .* of gradients of .*: the updater has unscaled them before", note)
+
+
+def test_gradients_that_on_gradients_makes_too_small_for_the_solver_are_told_once() -> None:
+    clipped = updater_of(
+        *network(), S.Adam(1e-3), on_gradients=lambda solver: solver.clip_grad_by_norm(1e-11)
+    )
+    diagnosis = diagnose(clipped, batches=2)
+    assert [cause.kind for cause in diagnosis.verdict.causes] == ["on_gradients"]
+    assert diagnosis.numbers.notes == []
 
 
 def test_a_learning_rate_of_0_is_a_note() -> None:
