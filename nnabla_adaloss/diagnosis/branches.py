@@ -6,8 +6,6 @@ from __future__ import annotations
 import math
 from typing import Any, Iterable, Iterator, List, Sequence, Tuple
 
-import numpy as np
-
 from . import remedies
 from .batches import Batches
 from .causes import Cause
@@ -17,8 +15,6 @@ from .passes import Layer
 from .target import Network, input_name
 from .watching import Sight, largest
 
-# Share of a layer's units from which many are dead.
-_MANY = 0.25
 # Factor by which a function makes a gradient smaller by far.
 _SHRINKS = 1e3
 
@@ -95,20 +91,6 @@ class Branches:
                 clause, remedy = growth.clause, growth.remedy
             end = f" in {batches}: none passes {network.listed(ends)}{clause}. "
             yield Note("No gradient gets to ", names, f"{end}Unless other batches reach them, {remedy}.")
-
-    def dead_units(self) -> Iterator[Note]:
-        """Note rectifiers of which many units output only zeros because of their biases."""
-        for f in self._network.graph.functions:
-            tops = [sight.tops[hash(f)] for sight in self._sights if hash(f) in sight.tops]
-            g = f.inputs[0].parent if tops else None
-            vectors = [] if g is None else [v for v in g.inputs[1:] if v.size == tops[0].size]
-            for v in (v for v in vectors if self._network.names.get(hash(v), "").endswith(("b", "beta"))):
-                top, bias = np.max(tops, axis=0), v.d.flatten()
-                dead = np.count_nonzero((top <= 0.0) & (top > bias))
-                if _MANY * top.size <= dead < top.size:
-                    units = f" outputs only zeros in {dead} of {top.size} units"
-                    end = f"{units}, as {self._network.called(v)} reaches {bias.min():.3g} there. "
-                    yield Note("", [self._network.name(f)], f"{end}{remedies.SMALLER_BIAS.capitalize()}.")
 
     def clipped(self) -> Iterator[Cause]:
         """Functions that clip gradients to next to nothing."""

@@ -13,7 +13,6 @@ import numpy as np
 from ..core.formats import canonical_name
 from ..core.precision import LayerPrecisions, PrecisionLike, PrecisionName, StorageLike
 from ..emulation import FormatEmulation
-from ..updaters.solvers import has
 from . import remedies
 from .advice import PrecisionAdvice, advise, candidates_of
 from .branches import Branches
@@ -27,6 +26,7 @@ from .presentation import Diagnosis
 from .rounding_noise import RoundingNoise
 from .steps import Steps
 from .target import Feeder, Network, Subject, input_name
+from .units import Units
 from .untrained import alike_weights, notes, untrained
 from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, Way
 from .watching import REPEATED, Sight
@@ -138,6 +138,7 @@ class _Examination:
         self._unsteady: Set[int] = set()
         self._noise = RoundingNoise(examined, self._network, self._layers, self._passes)
         self._steps = Steps(examined, self._layers)
+        self._units = Units(self._network)
 
     def numbers(self) -> NetworkNumbers:
         """Measure all numbers for the verdicts."""
@@ -221,8 +222,6 @@ class _Examination:
         """Describe inputs of zeros, and gradients that are not judged, because passes differ."""
         if tried:
             yield from self._branches.blank()
-            told = {cause.function for cause in causes}
-            yield from (note for note in self._branches.dead_units() if told.isdisjoint(note.names))
             alike = alike_weights(self._network)
             if alike and not any(cause.kind == "equal_units" for cause in causes):
                 yield Note(
@@ -233,11 +232,9 @@ class _Examination:
             found = [note for one in self._as_stored for note in Deviations(self._network, one).notes()]
             yield from {tuple(note.names): note for note in found}.values()
             yield from Deviations(self._network, self._as_stored[0]).next_to_the_end()
+            yield from self._units.notes({cause.function for cause in causes})
         if not any(cause.kind == "on_gradients" for cause in causes):
             yield from self._steps.notes()
-        solver = self._examined.solver
-        if solver is not None and has(solver, "learning_rate") and not solver.learning_rate():
-            yield Note("The learning rate is 0 after the feeder: nothing moves until that is raised.")
         if self._random:
             what = "Numbers that differ from pass to pass are computed by "
             yield Note(what, self._random, ": gradients that depend on them are not judged.")
@@ -270,6 +267,7 @@ class _Examination:
             forward, exact = partial(examined.forward, self._noise.exact, index), self._noise.exact
             in_fp32, loss = passes.with_one_scale(forward, exact), float(examined.loss.d)
             self._noise.compare(index, in_fp32, loss)
+            self._units.add(in_fp32)
             if self._random:
                 unsteady.add(passes.with_one_scale(forward, exact), in_fp32)
             for one in tried.values():

@@ -50,6 +50,7 @@ NOTHING_LEFT = "leave it out, or change what it adds up or subtracts, which is 0
 CANCELS = "leave it out, or let it differ along the axis over which these are compared"
 EPSILON = "make eps smaller, or the loss larger"
 LEARNING_RATE = "use a larger learning rate: with a loss weight, divide it by that"
+RATE = "set it above 0; if the loop sets it, do that before this examination"
 SETTINGS = "check its settings, such as beta1, beta2 or decay, which must be below 1"
 LARGER_STEPS = f"use a larger learning rate, and {SETTINGS}"
 PROPORTIONAL = (
@@ -61,7 +62,8 @@ LARGER_LOSS = "make the loss larger: a smaller epsilon makes this solver's first
 CLIP_LESS = "clip at a larger norm, or divide by less"
 CLIP_NORM = "clip at a number above 0"
 CHECK_DIVISION = "check what it divides by"
-CHECK_SLICES = "Check the slices behind it"
+CHECK_SLICES = "check the slices behind it"
+NO_UNIT = "unless other batches reach them, check what reads them, or leave them out"
 UNCUT = "use the variable itself there: no unlinking, and need_grad=True"
 CUT_COPY = "set need_grad=False on a copy by F.identity, for the reader that shall pass no gradient on"
 FORWARD = "link it, or run forward of it in the feeder"

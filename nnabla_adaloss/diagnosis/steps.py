@@ -123,6 +123,9 @@ class Steps:
         small, and a remedy.
         """
         yield from self._spoiled()
+        if self._solver is not None and not self._solver.learning_rate():
+            what = "its learning rate is 0 after the feeder, so that nothing moves"
+            yield Cause("learning_rate", self._solver.name, what, remedies.RATE)
         trained = {name: amax for name, amax in self._left.items() if amax and name not in noisy}
         if self._broken or self._explodes():
             yield self._exploded()

@@ -43,10 +43,7 @@ def untrained(examined: Subject, network: Network) -> Iterator[Cause]:
 
 
 def notes(examined: Subject, network: Network) -> Iterator[Note]:
-    """Note units that nothing reads; parameters without a solver, or, for a loss alone, without a gradient:
-    perhaps on purpose.
-    """
-    yield from _unread(network)
+    """Note parameters without a solver, or, for a loss alone, without a gradient: perhaps on purpose."""
     missed = _missed(examined, network) if examined.solver is None and network.reached_leaves else {}
     if missed:
         cut = _cut(network, missed)
@@ -78,37 +75,12 @@ def notes(examined: Subject, network: Network) -> Iterator[Note]:
         yield Note("No solver has ", [*map(input_name, unnamed)], end)
 
 
-def _unread(network: Network) -> Iterator[Note]:
-    """Note layers of whose units no use reads some, as they are sliced off."""
-    unread: Dict[int, Tuple[Any, Set[int]]] = {}
-    for f in (f for f in network.graph.functions if is_matrix_product(f.info.type_name)):
-        v, axis = f.outputs[0], _axis_of(f)
-        readers, units = network.readers.get(hash(v), []), range(v.shape[axis])
-        is_sliced = readers and all(g.info.type_name == "Slice" for g in readers)
-        read = {i for g in readers for i in units[_slice_of(g, axis)]} if is_sliced else {*units}
-        first, left = unread.get(hash(f.inputs[1]), (f, {*units}))
-        unread[hash(f.inputs[1])] = first, left - read
-    for f, left in unread.values():
-        if left:
-            which = f"{len(left)} of {f.outputs[0].shape[_axis_of(f)]} units, which no function reads"
-            yield Note("", [network.name(f)], f" learns nothing in {which}. {remedies.CHECK_SLICES}.")
-
-
 def alike_weights(network: Network) -> List[str]:
     """Trained weights of several units that hold one number, other than 0."""
     products = (f for f in network.graph.functions if is_matrix_product(f.info.type_name))
     weights = [v for f in products for v in f.inputs[1:2] if v.need_grad and hash(v) in network.names]
     alike = (v for v in weights if min(v.shape[:2]) > 1 and np.ptp(v.d) == 0.0 != v.d.flat[0])
     return list(dict.fromkeys(network.names[hash(v)] for v in alike))
-
-
-def _axis_of(f: Any) -> int:
-    """Axis of the units that a product computes."""
-    return 1 if "onvolution" in f.info.type_name else -1
-
-
-def _slice_of(f: Any, axis: int) -> slice:
-    return slice(*(f.info.args[name][axis] for name in ("start", "stop", "step")))
 
 
 def _missed(examined: Subject, network: Network) -> Dict[str, int]:

@@ -148,7 +148,16 @@ _IN_WORDS = {
 
 
 # Causes with kept gradients but without learning; for others no loss scale helps.
-_IN_SOLVER = ("untrained", "empty_solver", "epsilon", "small_steps", "solver", "weight_decay", "on_gradients")
+_IN_SOLVER = (
+    "untrained",
+    "empty_solver",
+    "learning_rate",
+    "epsilon",
+    "small_steps",
+    "solver",
+    "weight_decay",
+    "on_gradients",
+)
 _HEADLINES = {
     **dict.fromkeys(("index_beyond", "unfed", "zero_input", "zero_loss"), "Nothing can be said"),
     **dict.fromkeys(_IN_SOLVER, "Nothing is learned"),

@@ -63,8 +63,6 @@ class Sight:
         self._last: Any = None
         # Share of each activation's outputs (of a softmax, of its rows) with next to no derivative.
         self.flat: Dict[int, float] = {}
-        # Largest number that each unit of a ReLU reads.
-        self.tops: Dict[int, NDArray[Any]] = {}
         self.in_fp32 = in_fp32
         self._deviations: Dict[int, Tuple[float, float, float]] = {}
         self._kept: Dict[int, NDArray[Any]] = {}
@@ -113,9 +111,6 @@ class Sight:
                 self.wrong_indices[hash(f)] = int(np.count_nonzero(changed))
         if self.in_fp32 is not None and type_name in _SUMS and _absorbs(f):
             self.absorbing.add(hash(f))
-        if type_name == "ReLU" and f.inputs[0].ndim > 1 and self.in_fp32 is None:
-            x = f.inputs[0].data.data
-            self.tops[hash(f)] = np.max(x, axis=(0, *range(2, x.ndim)))
         look = _FLATNESS.get(type_name)
         if look is not None and self.in_fp32 is None:
             flat = look(f)

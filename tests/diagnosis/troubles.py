@@ -1117,6 +1117,11 @@ class NnablasUpdater:
         self.loss, self.data_feeder = built
 
 
+@trouble("learning_rate", "Sgd", "its learning rate is 0", remedy=remedies.RATE)
+def learning_rate_of_zero(mended: bool) -> Built:
+    return trained(network(), S.Sgd(0.1 * mended))
+
+
 @trouble("empty_solver", "The solver", "has no parameters")
 def solver_without_parameters(mended: bool) -> Built:
     built, solver = network(), S.Sgd(0.1)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Units of layers without a gradient in any batch."""
+
+from __future__ import annotations
+
+from typing import Any, Collection, Dict, Iterator, Tuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph.functions import is_matrix_product
+from . import remedies
+from .notes import Note
+from .passes import Gradients
+from .target import Network
+
+# Share of a layer's units without a gradient from which they are reported without a reason.
+_MANY = 0.25
+
+
+class Units:
+    """Units of products with parameters that a gradient reaches, over the batches so far."""
+
+    def __init__(self, network: Network) -> None:
+        # Not backward products of a gradient penalty, whose units are inputs.
+        kinds = ((f, f.info.type_name) for f in network.graph.functions)
+        products = (f for f, kind in kinds if is_matrix_product(kind) and not kind.endswith("Grad"))
+        self._network = network
+        self._products = [f for f in products if hash(f.inputs[1]) in network.names]
+        # By weight, as several products may share one.
+        self._reached: Dict[int, NDArray[np.bool_]] = {}
+
+    def add(self, gradients: Gradients) -> None:
+        """Add the gradients of outputs in a batch."""
+        for f in self._products:
+            gradient = gradients.get(hash(f.outputs[0]))
+            if gradient is not None:
+                key, own = hash(f.inputs[1]), np.any(_by_unit(gradient, f), axis=0)
+                self._reached[key] = own | self._reached.get(key, False)
+
+    def notes(self, told: Collection[str]) -> Iterator[Note]:
+        """Note layers with such units, except for functions that are told already."""
+        first = {hash(f.inputs[1]): f for f in reversed(self._products)}
+        for key, f in sorted(first.items(), key=lambda one: self._network.graph.numbers[hash(one[1])]):
+            dead = ~self._reached.get(key, np.ones(1, bool))
+            readers = self._network.readers.get(hash(f.outputs[0]), [])
+            names = {self._network.name(g) for g in (f, *readers)}
+            if dead.any() and not dead.all() and names.isdisjoint(told):
+                why, remedy = self._reason(f, dead)
+                if remedy != remedies.NO_UNIT or np.mean(dead) >= _MANY:
+                    end = f" learns nothing in {np.count_nonzero(dead)} of {dead.size} units, {why}. "
+                    yield Note("", [self._network.name(f)], f"{end}{remedy[0].upper()}{remedy[1:]}.")
+
+    def _reason(self, f: Any, dead: NDArray[np.bool_]) -> Tuple[str, str]:
+        """Clause about the reason, and a remedy."""
+        network = self._network
+        readers = network.readers[hash(f.outputs[0])]
+        if all(g.info.type_name == "Slice" for g in readers):
+            return "which no function reads", remedies.CHECK_SLICES
+        for g in (f, *readers):
+            for v in (v for v in g.inputs[1:] if hash(v) in network.names and v.size == dead.size):
+                if v.d.flatten()[dead].max() < v.d.flatten()[~dead].min():
+                    return f"as {network.called(v)} reaches {v.d.min():.3g} there", remedies.SMALLER_BIAS
+        weights = f.inputs[1].d
+        axes = [axis for axis, size in enumerate(weights.shape) if size == dead.size]
+        if any(not np.moveaxis(weights, axis, 0)[dead].any() for axis in axes):
+            return "whose weights are all 0", remedies.INITIALISE
+        return "to which no gradient gets", remedies.NO_UNIT
+
+
+def _by_unit(array: NDArray[Any], f: Any) -> NDArray[Any]:
+    """Array of a product's output, with one column for each unit."""
+    axis = 1 if "onvolution" in f.info.type_name else -1
+    return np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
