@@ -14,7 +14,7 @@ import pytest
 
 from nnabla_adaloss.doctor import probes
 from nnabla_adaloss.doctor.probes import call_isolated
-from nnabla_adaloss.kernels import CpuKernels
+from nnabla_adaloss.engine.scaled_weights import ScaledWeights
 from tests.doctor.behaviour import behave
 
 
@@ -105,10 +105,8 @@ def test_scaled_weights_are_compared_too(type_config: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_scaled_copy_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unscaled(self: CpuKernels, source: Any, target: Any, alpha: float, *, half: bool = False) -> None:
-        target.data = source.data
-
-    monkeypatch.setattr(CpuKernels, "scaled_copy", unscaled)
+@pytest.mark.parametrize("swap", ["swap", "swap_all"])  # with hooks, and without
+def test_weights_that_are_not_scaled_are_noticed(swap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ScaledWeights, swap, lambda *_: None)
     with pytest.raises(ArithmeticError, match="gradients differ from nnabla's"):
         probes.adaptive_backward("cpu", "float")
