@@ -50,21 +50,21 @@ def float_tail(
     return replaced, _warning(graph, not_replaced, storage) if not_replaced else ""
 
 
-def _warning(graph: Graph, functions: List[int], storage: Format) -> str:
+def _warning(graph: Graph, not_replaced: List[int], storage: Format) -> str:
     """Warning that names the constants that half precision changes, and how to keep them."""
     described = graph.description(registered_names())
     labels = function_names(described)
     changes = [
         f"{labels[index]} ({described.type_names[index]}): {c:g} is {storage.nearest(c):g} in half precision"
-        for index in functions
-        for c in _changed_constants(described, index, storage)
+        for index in not_replaced
+        for c in sorted({*_changed_constants(described, index, storage)})
     ]
-    context = float_context(graph.functions[functions[0]].context)
+    context = float_context(graph.functions[not_replaced[0]].context)
     written = f"nn.Context({context.backend}, {context.array_class!r}, {context.device_id!r})"
     return (
-        f"half precision rounds constants: {', '.join(changes)}. A function in Python comes after it, "
-        "such as nn.grad makes of layers, so it cannot be moved to float here: build it in a float "
-        f"context, as in `with nn.context_scope({written}): ...`"
+        f"half precision rounds constants: {', '.join(changes)}. Functions that draw random numbers, or that "
+        "a function in Python follows, such as nn.grad makes of layers, cannot be moved to float here: build "
+        f"them in a float context, as in `with nn.context_scope({written}): ...`"
     )
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any, Callable, List, Set, Tuple
 
 import nnabla as nn
@@ -19,8 +20,9 @@ from tests.worlds.tampering import Gate
 from tests.worlds.values import HALF, constant
 
 WARNING = (
-    r"MulScalar \(MulScalar\): 1e-08 is 0 in half precision.*function in Python.*"
-    r"with nn.context_scope\(nn.Context\(\['cpu:float'\], 'CpuCachedArray', '0'\)\)"
+    r"rounds constants: {} \({}\): {} is 0 in half precision\. Functions that draw random numbers, or that "
+    r"a function in Python follows.* as in `with nn.context_scope\("
+    r"nn.Context\(\['cpu:float'\], 'CpuCachedArray', '0'\)\)"
 )
 Make = Callable[[nn.Variable], nn.Variable]
 
@@ -153,16 +155,25 @@ def slope(h: nn.Variable) -> nn.Variable:
     return nn.grad([PF.affine(F.softplus(h), 1, name="b")], [h])[0]
 
 
-@pytest.mark.parametrize("read", [same, lambda h: same(F.tanh(h)), slope])
-def test_outputs_that_python_reads_stay_in_half_and_are_named(read: Make) -> None:
+@pytest.mark.parametrize(
+    ("read", "label"),
+    [(same, "MulScalar"), (lambda h: same(F.tanh(h)), "MulScalar"), (slope, "a/affine/MulScalar")],
+)
+def test_outputs_that_python_reads_stay_in_half_and_are_named(read: Make, label: str) -> None:
     loss = graph(lambda h: F.sum(read(h * 1e-8)))
     reader = TailReader(loss, float_tail=True)
     reader.read()
     assert in_float(loss).isdisjoint({"MulScalar"})
-    with pytest.warns(LossScaleWarning, match=WARNING):
+    with pytest.warns(LossScaleWarning, match=WARNING.format(label, "MulScalar", "1e-08")):
         reader.before_backward()
     loss.forward()
     loss.backward()
+
+
+def test_a_random_function_keeps_its_generator_and_is_named_once() -> None:
+    reader = TailReader(graph(lambda h: F.mean(h * F.rand_beta(1e-9, 1e-9, shape=(4, 3)))), float_tail=True)
+    reader.read()
+    assert re.match("half precision " + WARNING.format("RandBeta", "RandBeta", "1e-09"), reader.warning)
 
 
 def test_scalars_that_python_reads_in_another_graph_stay_in_half() -> None:
