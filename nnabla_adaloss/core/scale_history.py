@@ -96,9 +96,9 @@ class HistoryPolicy:
             bits.
         window: number of remembered iterations, measured or not, but at least 16 measurements (see
             `measured_every`). Default 64.
-        start_scale: scale of the loss gradient before the first measurement. Default 8.0.
-        min_scale: the lowest scale. Default 2**-24.
-        max_scale: the highest scale. Default 2**100, whose reciprocal float32 holds, too.
+        start_scale: scale of the loss gradient before the first measurement, also out of bounds. Default 8.0.
+        min_scale: the lowest scale limit of a component; a loss weight above 1 divides it. Default 2**-24.
+        max_scale: the highest scale limit. Default 2**100, whose reciprocal float32 holds, too.
 
     Raises:
         TypeError: an argument is not a number.

@@ -36,7 +36,7 @@ class ScheduleCache:
     # the network share. With `delay=0` the iteration that chooses measures all of them.
 
     iterations: int  # number of iterations that use a schedule
-    constant: bool  # True if scales of layers are constant, so that a given S0 needs no measurement
+    by_layer: bool  # False: layers do not scale (alpha is always 1), so that a given S0 needs no measurement
     delayed: bool
     chosen: Mapping[Tuple[float, ...], Chosen] = field(default_factory=dict)  # by loss weights, latest last
     cycle_start: int = _ENDED  # first iteration of the cycle
@@ -101,7 +101,7 @@ class ScheduleCache:
 
     def measures_nothing(self, given_scale: Optional[float]) -> bool:
         """True if nothing is measured: neither layers nor S0."""
-        return self.constant and given_scale is not None
+        return not self.by_layer and given_scale is not None
 
     def state_dict(self) -> Dict[str, Any]:
         """Schedules and their age, as plain numbers and lists."""

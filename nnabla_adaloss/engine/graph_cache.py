@@ -65,10 +65,9 @@ class GraphCache:
         self._options = PlanOptions(config.selection, needs is not Needs.NOTHING, frozenset(non_homogeneous))
         # From the parameter scope in which the loss is wrapped.
         self._names = registered_names()
-        # True if scales of layers are constant, so that a given S0 needs no measurement.
-        constant = isinstance(config.method, Fixed) and config.method.fixed_loss_scale == 1.0
+        by_layer = not (isinstance(config.method, Fixed) and config.method.fixed_loss_scale == 1.0)
         self._no_schedules = ScheduleCache(
-            config.iterations_per_measurement, constant=constant, delayed=delayed
+            config.iterations_per_measurement, by_layer=by_layer, delayed=delayed
         )
         # True if the method uses statistics of layers; True if a monitor does.
         self._uses_statistics, self._watched = needs in (Needs.STATISTICS, Needs.HISTORY), watched

@@ -228,7 +228,7 @@ class WrittenLeaves:
 
     @cached_property
     def counted(self) -> List[Tuple[Contribution, int, int]]:
-        """Contributions of this batch only, each with the place of its magnitude, and its component."""
+        """The result of `places_of_contributions`, each with its component."""
         return [
             (one, place, self.component(one.leaf, one.function))
             for one, place in places_of_contributions(self.contributions)
@@ -253,10 +253,11 @@ class WrittenLeaves:
 
 
 def places_of_contributions(written: Sequence[Contribution]) -> List[Tuple[Contribution, int]]:
-    """List contributions without gradients of earlier batches, each with the place of its magnitude."""
-    # A contribution that is not `alone` was added to what the leaf had; its magnitude is that of the sum. If
-    # none of this pass came before, the sum holds gradients of earlier batches, and is left out. After one at
-    # the same scale it counts for both, as the sum of several functions does in a pass without hooks.
+    """List the contributions of this batch, each with the index of its magnitude among all of the pass."""
+    # The magnitude of a contribution that is not `alone` is that of the leaf's whole sum. As the first of the
+    # pass, it has earlier batches in its sum, and is left out. After one at the same scale it replaces that
+    # one's, as without hooks, where nnabla sums before measuring. (If that one wrote to a scratch array,
+    # earlier batches may still be in the sum: a magnitude too large, which only makes scales smaller.)
     result: List[Tuple[Contribution, int]] = []
     latest: Dict[int, int] = {}  # by leaf, in the result
     for index, contribution in enumerate(written):

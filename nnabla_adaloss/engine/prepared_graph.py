@@ -115,11 +115,11 @@ class PreparedGraph:
     @cached_property
     def components(self) -> Components:
         """Components of the network."""
-        return self.plan.components(by_layer=not self.schedules.constant)
+        return self.plan.components(by_layer=self.schedules.by_layer)
 
     @cached_property
     def _loss_weights(self) -> LossWeights:
-        return self.plan.loss_weights(by_layer=not self.schedules.constant)
+        return self.plan.loss_weights(by_layer=self.schedules.by_layer)
 
     @property
     def merged(self) -> Optional[MergedComponents]:
@@ -191,7 +191,7 @@ class PreparedGraph:
 
     def before_forward(self, context: nn.Context) -> None:
         """Prepare reading loss weights after a forward in the device's `context` without waiting for it."""
-        if not self.schedules.constant:
+        if self.schedules.by_layer:
             self._loss_weights.before_forward(self.graph.variables, context)
 
     def loss_weights(self, given_scale: Optional[float]) -> Tuple[float, ...]:

@@ -130,7 +130,7 @@ def require_same_sizes(sources: Sequence[nn.NdArray], targets: Sequence[nn.NdArr
 
 
 class ScratchPool:
-    """Pool of arrays by shape and purpose, as long as graphs need them; the next `get` may overwrite."""
+    """Scratch arrays, kept while graphs use them; `get` returns the same one again, whatever it holds."""
 
     def __init__(self) -> None:
         self._arrays: Dict[_Key, nn.NdArray] = {}
@@ -141,7 +141,7 @@ class ScratchPool:
         return len(self._arrays) + len(self._before)
 
     def get(self, shape: Tuple[int, ...], purpose: str, index: int = 0) -> nn.NdArray:
-        """Return the array of `shape` for `purpose`; `index` distinguishes several of one function."""
+        """Return the array of these arguments; `index` distinguishes arrays that are in use at once."""
         key = (shape, purpose, index)
         array = self._arrays.get(key)
         if array is None:

@@ -24,7 +24,7 @@ class Audience:
             kind: [] for kind in METHODS
         }
         self._failed: Set[int] = set()
-        self._began = False
+        self.training_began = False  # True once that was told
         for monitor in monitors:
             every = positive_integer(f"every of {type(monitor).__name__}", getattr(monitor, "every", 1))
             candidates = {kind: getattr(monitor, name, None) for kind, name in METHODS.items()}
@@ -45,11 +45,6 @@ class Audience:
                 if method is not None:
                     periodic = kind in (LayerScaled, UpdateEnded)
                     listeners.append((monitor, method, every if periodic else 1))
-
-    def begins(self) -> bool:
-        """True at the first call: no event has been delivered yet."""
-        began, self._began = self._began, True
-        return not began
 
     def wants(self, kind: Type[Any], iteration: int) -> bool:
         """True if a monitor wants events of this kind in this iteration."""

@@ -84,7 +84,7 @@ _OF_LAYER = (
     *("alpha", "scale", "underflow", "overflow", "nonfinite", "headroom"),
     *("weight_max", "weight_subnormal", "input_max", "input_subnormal"),
 )
-# Fields of a row that are drawn over iterations, by the name of the curve.
+# Fields of a row that TensorBoard and `to_monitor_series` draw over iterations, by the name of the curve.
 _CURVES: Dict[Type[Any], Dict[str, str]] = {
     LayerRow: dict(zip(_OF_LAYER, _OF_LAYER)),
     UpdateEnded: {"loss": "loss", "retries": "retries", "loss_scale": "scale"},
@@ -94,7 +94,7 @@ _CURVES: Dict[Type[Any], Dict[str, str]] = {
 
 
 def points_of(row: Event) -> Dict[str, float]:
-    """Values of a row that are drawn over iterations, by the name of the curve: `conv/scale`, or `loss`."""
+    """Values of a row for `_CURVES`, by the name of the curve: `conv/scale`, or `loss`."""
     layer = f"{row.layer}/" if isinstance(row, LayerRow) else ""
     fields = _CURVES.get(type(row), {}).items()
     values = ((layer + name, getattr(row, field)) for name, field in fields)

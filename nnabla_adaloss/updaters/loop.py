@@ -28,7 +28,7 @@ from ..undo import savepoint
 from .exchange import GradientExchange
 from .global_scale import GlobalScale
 from .idle import idle_of
-from .notifications import ANALYSE, Notifier, notify_beginning, notify_update
+from .notifications import ANALYSE, Notifier, notify_training_began, notify_update
 from .retries import Counters, RetryState, UpdateResult
 from .settings import POLICY_FIELDS, history_of, hooks_by_pass
 from .solvers import make_memory, parameters_of
@@ -112,7 +112,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
     def scale(self) -> float:
         """S0, the global loss scale; may be set between updates.
 
-        With `global_scale="history"`: the scale of the last update; assigning it restarts from there.
+        With `global_scale="history"`: that of the last update. One assigned only starts a new measurement.
         """
         return self._s0.scale
 
@@ -177,11 +177,11 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             trained = self.scaling.graph.by_key(self.scaling.plan.leaves).values()
             make_memory(self.solver, trained, self.scaling.kernels.context)
         self.iteration += 1
-        if self._audience is not None and self._audience.begins():
-            notify_beginning(self._audience, self.iteration, self)
+        if self._audience is not None and not self._audience.training_began:
+            notify_training_began(self._audience, self.iteration, self)
         shared = self.comm is not None
         if shared and self._exchange.begin_iteration(self.iteration, self.check_every) and not resumed:
-            # Scales that must be equal on all ranks between two iterations.
+            # Scales that must be equal on all ranks; all have compared them before an iteration is resumed.
             unit_amaxes = [amax for _, amax in sorted(self.scaling.components.unit_amaxes().items())]
             self._exchange.check_ranks_agree([self._s0.scale, *unit_amaxes], self.iteration)
         while True:
@@ -189,6 +189,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             outcome = self._run_batches()
             used, overflowed = self.scaling.loss_scale, outcome.facts.overflowed
             if shared:
+                # Sums the gradients over all ranks, too.
                 used, overflowed = self._s0.exchange(
                     self._exchange, self.scaling, average=self.average, alike=self._searches, bad=overflowed
                 )
@@ -212,13 +213,13 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
             self.on_gradients(self.solver)
         if self.weight_decay is not None:
             self.solver.weight_decay(self.weight_decay)
-        # With repeats, only a batch that ran again because of an overflow has changed S0 since.
+        # With repeats, S0 has only changed if a batch overflowed and ran again: hysteresis is not refilled.
         ran_again = self._repeat and self._s0.state != retries.scale_state
         self._s0.after_update(used, overflowed=ran_again)
         self.counters.count_update(self.accum_grad)
         with self._idle.lock:
-            # One call into C that runs no line of Python: no signal can come between the step and the end of
-            # the iteration, with which it counts.
+            # Update parameters in one call into C that runs no line of Python: no signal can come between the
+            # step and the end of the iteration, with which it counts.
             self.scaling.after_update(partial(deque, map(_CALL, (self.solver.update, self._undone.clear)), 0))
         return UpdateResult(
             True,

@@ -41,8 +41,9 @@ def installed_version() -> str:
         return "not installed"
 
 
-def notify_beginning(audience: Audience, iteration: int, updater: Any) -> None:
+def notify_training_began(audience: Audience, iteration: int, updater: Any) -> None:
     """Notify monitors of a training's start and its settings: arguments that are in use, by field."""
+    audience.training_began = True
     kind, solver = type(updater), updater.solver
     # A duck-typed solver may lack these.
     rate = solver.learning_rate() if has(solver, "learning_rate") else "unknown"

@@ -25,21 +25,21 @@ def chain() -> Graph:
 
 
 @pytest.mark.parametrize(
-    ("constant", "delayed", "given_scale", "held"),
+    ("by_layer", "delayed", "given_scale", "held"),
     [
-        (False, True, None, [True] * 4 + [False] * 2),
-        (False, False, None, [False] + [True] * 3 + [False] * 2),
-        (False, True, 8.0, [True] * 4 + [False] * 2),
-        # Nothing is measured: neither layers nor S0.
-        (True, True, 8.0, [True] * 6),
         (True, True, None, [True] * 4 + [False] * 2),
+        (True, False, None, [False] + [True] * 3 + [False] * 2),
+        (True, True, 8.0, [True] * 4 + [False] * 2),
+        # Nothing is measured: neither layers nor S0.
+        (False, True, 8.0, [True] * 6),
+        (False, True, None, [True] * 4 + [False] * 2),
     ],
 )
 def test_how_long_a_schedule_is_used(
-    constant: bool, delayed: bool, given_scale: Any, held: List[bool]
+    by_layer: bool, delayed: bool, given_scale: Any, held: List[bool]
 ) -> None:
     n = chain()
-    cache = ScheduleCache(4, constant=constant, delayed=delayed)
+    cache = ScheduleCache(4, by_layer=by_layer, delayed=delayed)
     assert not cache.chosen
     assert cache.current(3, given_scale, ONES) is None
     schedule = n.chosen([2.0, 8.0, 32.0], given_scale)
@@ -63,7 +63,7 @@ def weighted(n: Graph, count: int) -> Dict[Tuple[float, ...], ScaleSchedule]:
 
 def test_loss_weights_that_turn_have_a_schedule_each_and_begin_no_cycle() -> None:
     n = chain()
-    cache, schedules = ScheduleCache(4, constant=False, delayed=True), weighted(n, 3)
+    cache, schedules = ScheduleCache(4, by_layer=True, delayed=True), weighted(n, 3)
     for age, (weights, schedule) in enumerate(schedules.items()):
         assert cache.current(3 + age, None, weights) is None
         cache = cache.keep(schedule, 3 + age)
@@ -82,7 +82,7 @@ def test_loss_weights_that_turn_have_a_schedule_each_and_begin_no_cycle() -> Non
 
 def test_no_more_schedules_are_kept_than_have_been_used_lately() -> None:
     n = chain()
-    cache, schedules = ScheduleCache(99, constant=False, delayed=True), weighted(n, 66)
+    cache, schedules = ScheduleCache(99, by_layer=True, delayed=True), weighted(n, 66)
     first = (1.0, 1.0, 1.0)
     for weights, schedule in schedules.items():
         cache = cache.keep(schedule, 0)
@@ -95,7 +95,7 @@ def test_no_more_schedules_are_kept_than_have_been_used_lately() -> None:
 
 def test_the_last_schedule_moves_with_loss_weights_that_move_alike() -> None:
     n = chain()
-    cache, limit = ScheduleCache(4, constant=False, delayed=True), 2.0**100
+    cache, limit = ScheduleCache(4, by_layer=True, delayed=True), 2.0**100
     schedule = n.chosen([2.0, 8.0, 32.0], None, (1.0, 2.0**3, 2.0**4))
     assert cache.moved(3, None, ONES, limit) is None
     cache = cache.keep(n.schedule, 3)
@@ -143,20 +143,20 @@ def test_no_scale_moves_beyond_float32_though_a_policy_allows_it() -> None:
 
 def test_every_iteration_measures_its_slice_and_each_cycle_begins_with_another() -> None:
     n = chain()
-    cache = ScheduleCache(3, constant=True, delayed=True)
+    cache = ScheduleCache(3, by_layer=False, delayed=True)
     assert cache.slice_number(0) is None
     cache = cache.keep(n.schedule, 6)
     assert [cache.slice_number(6 + age) for age in range(3)] == [1, 2, 0]
     cache = cache.keep(n.schedule, 9)
     assert [cache.slice_number(9 + age) for age in range(3)] == [0, 1, 2]
     # Nothing, where the iteration that chooses measures at once.
-    at_once = ScheduleCache(3, constant=False, delayed=False)
+    at_once = ScheduleCache(3, by_layer=True, delayed=False)
     at_once = at_once.keep(n.schedule, 6)
     assert at_once.slice_number(7) is None
 
 
 def test_a_cycle_goes_on_with_another_topology_until_something_is_dropped() -> None:
-    n, none = chain(), ScheduleCache(4, constant=False, delayed=True)
+    n, none = chain(), ScheduleCache(4, by_layer=True, delayed=True)
     first = none.keep(n.schedule, 5)
     second = none.moved_to_cycle(first.cycle_start)
     assert second.current(6, None, ONES) is None
@@ -169,7 +169,7 @@ def test_a_cycle_goes_on_with_another_topology_until_something_is_dropped() -> N
     assert first.moved_to_cycle(second.cycle_start).current(9, None, ONES) is None
     assert none.moved_to_cycle(second.drop().cycle_start).keep(n.schedule, 10).cycle_start == 10
     # Without slices, each topology is measured by itself.
-    at_once = ScheduleCache(4, constant=False, delayed=False).keep(n.schedule, 5)
+    at_once = ScheduleCache(4, by_layer=True, delayed=False).keep(n.schedule, 5)
     assert at_once.moved_to_cycle(9) == at_once
 
 
@@ -177,7 +177,7 @@ def test_a_cycle_goes_on_with_another_topology_until_something_is_dropped() -> N
 @pytest.mark.parametrize("count", [1, 3])
 def test_its_state_comes_back(count: int, given_scale: Any) -> None:
     n, there = chain(), chain()
-    cache, other = (ScheduleCache(4, constant=False, delayed=True) for _ in range(2))
+    cache, other = (ScheduleCache(4, by_layer=True, delayed=True) for _ in range(2))
     for age, (weights, one) in enumerate(weighted(n, count).items()):
         cache = cache.keep(n.chosen(one.component_scales, given_scale, weights), 5 + age)
     state = json.loads(json.dumps(cache.state_dict()))
@@ -189,7 +189,7 @@ def test_its_state_comes_back(count: int, given_scale: Any) -> None:
             assert (mine is None) == (theirs is None) == (not 5 <= iteration < 9)
             assert mine is None or theirs is None or mine.component_scales == theirs.component_scales
         assert cache.slice_number(iteration) == other.slice_number(iteration)
-    empty = ScheduleCache(4, constant=False, delayed=True)
+    empty = ScheduleCache(4, by_layer=True, delayed=True)
     other = other.loaded(empty.state_dict(), there.loaded)
     assert other.state_dict() == empty.state_dict()
 
@@ -201,7 +201,7 @@ def saved(*values: Any) -> Dict[str, Any]:
 
 @pytest.mark.parametrize("scale", [2.0**-126, 2.0**125])
 def test_scales_that_float32_can_divide_by_are_loaded(scale: float) -> None:
-    n, cache = chain(), ScheduleCache(4, constant=False, delayed=True)
+    n, cache = chain(), ScheduleCache(4, by_layer=True, delayed=True)
     state = {"since": 0, "chosen": [saved(0, [1.0, 0.0, 1.0], [1.0, scale, 1.0], scale)]}
     cache = cache.loaded(state, n.loaded)
     assert cache.state_dict() == state
@@ -209,7 +209,7 @@ def test_scales_that_float32_can_divide_by_are_loaded(scale: float) -> None:
 
 @pytest.mark.parametrize("scale", [1e-300, 2.0**-127, 2.0**126, 0.0, -1.0, float("inf"), float("nan"), "8"])
 def test_other_scales_are_refused(scale: Any) -> None:
-    n, cache = chain(), ScheduleCache(4, constant=False, delayed=True)
+    n, cache = chain(), ScheduleCache(4, by_layer=True, delayed=True)
     cache = cache.keep(n.schedule, 3)
     before = cache.state_dict()
     good = saved(1, [1.0, 2.0, 2.0], [1.0] * 3, None)
