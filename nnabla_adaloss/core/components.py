@@ -107,6 +107,7 @@ def components_of(
         passed_on = [position for position in node.inputs if position not in scaled]
         if node.separates:
             _connect(parents, node.outputs)
+            # At one scale, to which the output is brought, so that none of them has to be multiplied.
             _connect(parents, passed_on)
         else:
             _connect(parents, [*node.outputs, *passed_on])
@@ -145,9 +146,9 @@ def _share_without_hooks(
 ) -> List[List[int]]:
     """Groups of positions whose gradients have a common scale in a pass without hooks."""
     groups: List[List[int]] = []
-    outputs: Dict[int, List[int]] = {}  # of all layers with a weight
-    inputs: Dict[int, List[int]] = {}  # scaled ones of these layers
-    contributions: Dict[int, List[int]] = {}  # to each leaf: the positions whose scales they carry
+    outputs: Dict[int, List[int]] = {}  # by weight, of all layers that read it
+    inputs: Dict[int, List[int]] = {}  # by weight, those that these layers scale
+    contributions: Dict[int, List[int]] = {}  # by leaf, the positions whose scales its contributions carry
     for node in nodes:
         output = node.outputs[0]
         for layer_input in node.layer_inputs:
@@ -161,9 +162,9 @@ def _share_without_hooks(
         for leaf in () if node.separates else node.leaves:
             carries = leaf if leaf in scaled else output
             contributions.setdefault(one_gradient.get(leaf, leaf), []).append(carries)
-    # All layers with a weight use one copy of it, so one alpha = S(input) / S(output): equal in each schedule
-    # if their outputs share a scale, and their inputs another. Contributions to a leaf, the weight included,
-    # are summed before they are unscaled.
+    # All layers that read a weight use one copy of it, so one alpha = S(input) / S(output): equal in each
+    # schedule if their outputs share a scale, and their inputs another. Contributions to a leaf, the weight
+    # included, are summed before they are unscaled, so they need one scale, too.
     return [*groups, *outputs.values(), *inputs.values(), *contributions.values()]
 
 

@@ -104,7 +104,7 @@ class AdaptiveLossScaling:
         ['b/affine']
     """
 
-    undone = "iteration", "components"
+    undone = "iteration", "components"  # by a `savepoint`
 
     def __init__(
         self,

@@ -148,8 +148,7 @@ class BatchLoop(NamedTuple):
         scaling.probe(self.smallest_scale)
         finite = scaling.kernels.gradients_are_finite(self.parameters())
         if finite:
-            # Finite gradients would pass as those of a good batch, but at this scale most have underflowed.
-            # The nonfinite ones of the overflow come back: they have the batch run again, or be lost, on all
-            # ranks.
+            # Most have underflowed at this scale, but would pass for gradients of a good batch. The nonfinite
+            # ones come back, by which all ranks see that the batch must run again, or is lost.
             snapshot.restore()
         return finite

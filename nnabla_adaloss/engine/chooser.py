@@ -159,12 +159,12 @@ class Chooser:
         limits: ScaleLimits,
     ) -> Choice:
         """Choose the scales of components, merged or not, beginning with that of the loss gradient."""
-        start_scale = self.start_scale(
-            policy.start_scale if request.given_scale is None else request.given_scale
-        )
+        # S0 of a loss of normal size, from which unmeasured components get scales; the root may have another.
+        given_scale = request.given_scale
+        start_scale = self.start_scale(policy.start_scale if given_scale is None else given_scale)
         # From the smallest number of the range to the margin below its end.
         span = self._config.range.u_max / (policy.margin * self._config.range.u_min)
-        if request.given_scale is not None:
+        if given_scale is not None:
             # A given S0, lower only after an overflow of the loss gradient itself.
             root_scale = min(start_scale, limits.provisional.get(components.root, math.inf))
             limits = limits.with_s0(components, start_scale)

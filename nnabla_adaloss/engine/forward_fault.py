@@ -44,13 +44,13 @@ def first_nonfinite(loss: LossLike, kernels: Kernels, measurements: Measurements
 
 
 def find_fault(loss: LossLike, prepared: PreparedGraph, first: int = 0) -> str:
-    """Run forward, and describe the first function, from number `first` on, that is not finite, if any."""
+    """Run forward; describe its first function that is not finite, if any. All before index `first` are."""
     graph, plan, kernels = prepared.graph, prepared.plan, prepared.kernels
     # Leaves that forward may write, such as running statistics.
     state = {graph.keys[position] for position in plan.state_leaves}
     # Those of them that the running function reads, if finite: where it leaves one nonfinite, it wrote that.
     finite_state: List[nn.Variable] = []
-    fault, run = "", 0
+    fault, run = "", 0  # and number of functions that have run
 
     def before(f: Any) -> None:
         if run >= first and not fault:

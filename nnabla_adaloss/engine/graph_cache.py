@@ -42,7 +42,7 @@ class Topology(NamedTuple):
 class GraphCache:
     """Prepares the graph of one loss, and prepares it again when it has changed."""
 
-    undone = "_present", "_previous", "_others", "_waiting"
+    undone = "_present", "_previous", "_others", "_waiting"  # by a `savepoint`
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class GraphCache:
             statistics=statistics,
             storage=self._storage,
             schedules=topology.schedules,
-            zeroed=self._parameters,
+            zeroed=self._parameters,  # a solver's, which zeroes them in each iteration
         )
 
     def _request(self, plan: GraphPlan) -> StatisticsRequest:

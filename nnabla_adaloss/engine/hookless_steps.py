@@ -52,8 +52,7 @@ class LeafList:
 
     def begin(self, masters: Sequence[nn.NdArray], pool: ScratchPool) -> None:
         """Prepare unscaling into these masters; if swapped, let nnabla write to zeroed scratch arrays."""
-        # The list of the last pass serves again, unless `reset_shape` has changed sizes, on which kernels
-        # rely.
+        # Kernels keep a list's sizes, so that of the last pass serves unless `reset_shape` has changed some.
         sizes = list(map(_size, masters))
         if self._sizes != sizes:
             sources = masters
@@ -93,8 +92,8 @@ class HooklessSteps:
 
     weights: SwappedWeights  # weights to be swapped for all of the pass
     leaves: Sequence[Contribution]  # leaves with a gradient, each with its first contribution
-    # By number of a function: contributions to leaves that it wrote and a later function writes, to be
-    # unscaled one by one.
+    # By number of a function: the next contributions to leaves that it has just written, where each is
+    # unscaled before the next.
     following: Mapping[int, Sequence[Contribution]]
     between: Mapping[int, Tuple[Rescale, ...]]  # rescales after a function, by its number
     _last_written: Optional[WrittenLeaves] = None  # of the last pass
@@ -171,14 +170,14 @@ def _leaves(
     nodes: _Nodes, graph: Graph, plan: GraphPlan, storage: NativeStorage
 ) -> Tuple[List[Contribution], Dict[int, List[Contribution]]]:
     """List the `leaves` of `HooklessSteps`, and the contributions `following` functions."""
-    by_leaf: Dict[int, List[Contribution]] = {leaf: [] for leaf in plan.leaves}
+    by_leaf: Dict[int, List[Contribution]] = {leaf: [] for leaf in plan.leaves}  # masters have this order
     for node, step in nodes:
         for contribution in contributions_of(graph, plan, node, step, storage):
             by_leaf[contribution.leaf].append(contribution)
     following: Dict[int, List[Contribution]] = {}
     for writers in [writers for writers in by_leaf.values() if len(writers) > 1]:
-        # nnabla may sum exact contributions at one scale, which are then divided once; each rounded one, and
-        # each at another scale, is divided before the next function writes.
+        # nnabla may sum exact contributions at one scale, which are then divided once. If one is rounded or
+        # at another scale, each is divided before the next function writes.
         if not all(one.exact and one.scale == writers[0].scale for one in writers):
             for earlier, later in zip(writers, writers[1:]):
                 following.setdefault(earlier.function, []).append(later)

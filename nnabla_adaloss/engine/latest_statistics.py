@@ -59,7 +59,7 @@ class _PendingWeights(NamedTuple):
 class LatestStatistics:
     """Statistics of gradients, divided by scale and loss weight, and of data, for the next choice."""
 
-    undone = "_latest", "_iteration", "_pending"
+    undone = "_latest", "_iteration", "_pending"  # by a `savepoint`
 
     def __init__(
         self,

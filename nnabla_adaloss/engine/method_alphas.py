@@ -26,7 +26,7 @@ _Measured = Optional[ArrayStatistics]
 class MethodAlphas:
     """Calls the method of a configuration for layers."""
 
-    undone = "_histories", "_arrays"
+    undone = "_histories", "_arrays"  # by a `savepoint`
 
     def __init__(self, config: AdaLossConfig) -> None:
         self._config, self._needs = config, config.method.needs

@@ -38,7 +38,7 @@ _shape = attrgetter("shape")
 class PreparedGraph:
     """Graph with its components and the schedules in use."""
 
-    undone: ClassVar = ("schedules",)
+    undone: ClassVar = ("schedules",)  # by a `savepoint`
     graph: Graph
     plan: GraphPlan
     config: AdaLossConfig

@@ -69,8 +69,8 @@ class PassReport:
 
     @property
     def component(self) -> Optional[str]:
-        """The first component, in backward order, that was not finite, named after the function that its
-        first gradient belongs to; None: all were finite.
+        """The first component, in backward order, where an overflow showed, named after the function whose
+        output gradient is its first; None: all were finite.
         """
         first = self.measurements.overflowed
         return None if first is None else self.schedule.components.names[first]

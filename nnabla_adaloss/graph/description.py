@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 from itertools import chain, repeat
-from operator import attrgetter, itemgetter, sub
+from operator import attrgetter, sub
 from types import MappingProxyType
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -81,11 +81,10 @@ class GraphDescription(NamedTuple):
     @property
     def in_half(self) -> List[int]:
         """Indices of the functions that compute in half precision."""
-        # The few different backends are examined once each.
-        half = {name for name in {*map(itemgetter(0), filter(None, self.backends))} if is_half([name])}
-        if not half:
-            return []
-        return [i for i, backend in enumerate(self.backends) if backend and backend[0] in half]
+        # The few different backends are examined once each; `nn.Context([])` has none.
+        names = [backend[0] if backend else "" for backend in self.backends]
+        half = {name for name in {*names} if is_half([name])}
+        return [i for i, name in enumerate(names) if name in half] if half else []
 
 
 def may_depend(depends: Callable[[int, int], bool], of: int, on: int) -> bool:

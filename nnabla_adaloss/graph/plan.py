@@ -219,7 +219,7 @@ class GraphPlan:
         )
 
     def loss_weights(self, *, by_layer: bool) -> LossWeights:
-        """Reader of the loss weights of the components that `components` returns."""
+        """Reader of the loss weights of the components with the same `by_layer`."""
         if by_layer not in self._weights:
             components = self.components(by_layer=by_layer)
             self._weights[by_layer] = LossWeights(

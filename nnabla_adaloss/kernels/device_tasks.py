@@ -34,10 +34,11 @@ class DeviceTasks:
         flags: Column = 0,
     ) -> None:
         self.count = count = len(sources)
-        self.sizes_and_rows: Any = (sizes, rows)
+        self.sizes_and_rows: Any = (sizes, rows)  # as given, to compare before `move`
         self._sizes, self._rows = (_column(values, np.int64, count) for values in (sizes, rows))
         self._factors = _column(factors, np.float64, count)
-        # Argument of a launch, without addresses and flags, and its number of blocks, by first and last task.
+        # Argument of a launch, without addresses and flags, and its number of blocks, by the part's start and
+        # stop; a kernel's `per_block` and `max_blocks` are always the same.
         self._launches: Dict[Tuple[int, int], Tuple[NDArray[Any], int]] = {}
         self.move(sources, targets, flags)
 

@@ -265,7 +265,7 @@ def _tips(lines: Lines, written: Callable[[float], str], timeline: Timeline) -> 
 def _path(places: Iterable[Tuple[float, float]], *, steps: bool) -> str:
     """SVG path through places that are sorted from left to right."""
     commands: List[str] = []
-    # A few points per column of pixels are enough.
+    # The picture is 1000 wide; a few points per unit are enough.
     for _, group in groupby(places, key=lambda place: int(place[0])):
         column = list(group)
         heights = [y for _, y in column]

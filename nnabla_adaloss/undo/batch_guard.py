@@ -147,7 +147,7 @@ class ForwardState:
 
 
 class BatchGuard:
-    """Undoes batches; per window `begin`; per batch `begin_batch`, forward and backward."""
+    """Undoes a batch, or the window of all since `begin`; each calls `begin_batch` and `before_backward`."""
 
     def __init__(
         self,
@@ -155,6 +155,7 @@ class BatchGuard:
         kernels: Kernels,
         state: Optional[ForwardState] = None,
     ) -> None:
+        # Losses of one network may share the state that their forward passes write.
         self.state = ForwardState(kernels) if state is None else state
         self._graph = graph
         # True if the batch is the first of the window; the state at the start of any other.
@@ -168,7 +169,7 @@ class BatchGuard:
         """Begin a window: drop the state saved for the previous one."""
         self.state.drop()
         self._gradients[True].put(())
-        self._first, self._saves_gradients, self.can_undo_batch = True, False, False
+        self._saves_gradients = self.can_undo_batch = False
 
     def undo_window(self) -> None:
         """Restore the state at the start of the window, gradients included if they were saved."""

@@ -29,7 +29,7 @@ class SharedMemory:
         self._marks: List[nn.Variable] = []
 
     def find(self) -> Tuple[List[nn.Variable], List[nn.Variable]]:
-        """Find outputs that now share memory with a leaf, and leaves that the next forward reads so."""
+        """Find outputs that now share memory with a leaf, and leaves that are read, then so overwritten."""
         # nnabla returns addresses only by allocating memory, but it counts the Python Variables that refer to
         # a memory. All that share it have the same count, which a mark, one more Variable, raises. The
         # garbage collector and other threads lower counts, but not within one call.
@@ -79,11 +79,8 @@ def _overwriting(reads: List[Use], writes: List[Use]) -> List[Use]:
 
 def _sharing(some: List[Use], others: List[Use]) -> List[Use]:
     """Elements of `some` that share memory with one of `others`."""
-    before = _counts(some)
-    marks = _marks(others)
-    sharing = [use for use, count, then in zip(some, before, _counts(some)) if count != then]
-    del marks
-    return sharing
+    before, _marked = _counts(some), _marks(others)  # counts are higher as long as the marks exist
+    return [use for use, count, then in zip(some, before, _counts(some)) if count != then]
 
 
 def _counts(uses: List[Use]) -> List[int]:

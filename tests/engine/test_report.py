@@ -107,6 +107,9 @@ def test_an_overflow_is_told_by_the_function_where_it_began() -> None:
     assert repr(result).startswith(
         "PassReport(kind='measuring', found_inf=['first/affine/Tanh', 'first/affine'],"
     )
+    # At a lower scale all are finite.
+    run(scaling, 2.0**-8)
+    assert scaling.result.component is None
 
 
 @pytest.mark.parametrize("scale", [None, 8.0])
