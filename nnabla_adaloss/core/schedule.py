@@ -130,8 +130,8 @@ class ScaleSchedule:
         for node in self.nodes:
             scale = self.scales[node.outputs[0]]
             if node.separates:
-                # Backward starts at the scale of the first function; outputs of others are rescaled to it,
-                # and so are inputs to which another function has contributed. Then inputs get their own.
+                # Outputs are rescaled to the scale at which it runs (backward starts at that of the first
+                # function), as are inputs to which others have contributed. Then inputs get their own.
                 outputs = node.outputs if node is not self.nodes[0] else ()
                 rescaled, restored = [*outputs, *(p for p in node.inputs if p in reached)], node.inputs
                 alphas = [1.0] * len(node.layer_inputs)

@@ -119,7 +119,7 @@ class HooklessSteps:
     def written_leaves(
         self, contributions: Sequence[Contribution], plan: GraphPlan, components: Components
     ) -> WrittenLeaves:
-        """Leaves that a pass with these contributions writes: those of the last pass, if they are equal."""
+        """`WrittenLeaves` of these contributions: that of the last pass, with its caches, if it is equal."""
         last = self._last_written
         # Equal components have the same plan.
         if last is None or last.components is not components or last.contributions != contributions:

@@ -18,7 +18,7 @@ class Slice(NamedTuple):
 
     gradients: Sequence[int]
     weights: Sequence[int]
-    activations: Sequence[int]  # factors of layers, which nnabla frees in backward
+    activations: Sequence[int]  # weights of layers that are no parameters: nnabla frees them in backward
     leaves: FrozenSet[int]  # leaves whose gradients, unscaled in every pass, count for the components
     last: bool  # True if all arrays have been measured after it
 

@@ -139,6 +139,7 @@ class AdaLoss:
         """
         state, config = self._layers.get(layer, LayerState()), self.config
         needs, age = config.method.needs, iteration - state.computed_at
+        # Also if iterations are counted from the start again.
         due = state.computed_at < 0 or not 0 <= age < config.update_per_n_iteration
         if due and needs is not Needs.NOTHING:
             if g_statistics is None:

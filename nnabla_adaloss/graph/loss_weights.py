@@ -285,7 +285,7 @@ def _number(array: nn.NdArray, *, on_host: bool) -> float:
 
 
 def _magnitude(terms: Iterable[complex]) -> Optional[float]:
-    """Magnitude of a sum of derivatives, within float32's range; None for NaN."""
+    """Magnitude of a sum of derivatives, as float32; None: NaN, infinite or unreadable."""
     try:
         magnitude = c_float(abs(sum(terms))).value
     except (ArithmeticError, ValueError, RuntimeError):

@@ -20,8 +20,8 @@ Column = Union[float, Sequence[float], NDArray[Any]]
 class DeviceTasks:
     """Columns of adaloss.cu's Task, ten times as fast to write as single tasks; reusable after `move`."""
 
-    # Sources and targets are addresses, 0 for no target. Tasks share launches: none may access an array that
-    # another one writes.
+    # Sources and targets are addresses, 0 for no target; rows are places of results in a table. Tasks share
+    # launches: none may access an array that another one writes.
 
     def __init__(
         self,

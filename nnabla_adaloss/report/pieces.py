@@ -293,7 +293,7 @@ def time_line(kinds: Iterable[Tuple[str, str, Sequence[int]]], timeline: Timelin
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
-    """A table; the first cell of each row is its heading, the others are words or numbers."""
+    """A table; the first cell of each row is its heading, the others are numbers, or text with `words`."""
     heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     kinds = ["words"] * words + ["many"] * (len(head) > _FIT_A_PHONE)
     kind = f' class="{" ".join(kinds)}"' if kinds else ""

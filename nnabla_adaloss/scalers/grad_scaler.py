@@ -201,7 +201,7 @@ class GradScaler:
                 f"forward did not run in storage={self._storage!r} since the last update(): call "
                 "scaler.forward(loss) instead of loss.forward()"
             )
-        # It adds to gradients that were finite at `unscale_`.
+        # `step` must check again gradients that were finite at `unscale_`: this backward adds to them.
         self._finite = {solver: None if finite else finite for solver, finite in self._finite.items()}
         if not self._enabled:
             check_seed(scaling.variable, grad)

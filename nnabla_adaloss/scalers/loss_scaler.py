@@ -234,11 +234,9 @@ class LossScaler:
 
     @property
     def _settings(self) -> Dict[str, SettingValue]:
-        """Saved settings."""
+        """Arguments, all of which states hold, with their defaults."""
         arguments = inspect.signature(LossScaler).parameters
-        return {
-            name: SettingValue(getattr(self, name), argument.default) for name, argument in arguments.items()
-        }
+        return {name: SettingValue(getattr(self, name), one.default) for name, one in arguments.items()}
 
     def _learn(self, gradients: List[Gradient]) -> bool:
         """Count an update and adjust the scale; a scale that was set beyond its bounds moves no further."""

@@ -76,7 +76,7 @@ class GlobalScale:
         return state.scale, not finite or any(one[_BAD][0] for one in messages)
 
     def after_update(self, used: float, *, overflowed: bool) -> None:
-        """Count a good update, with the global scale of its last batch; `overflowed`: a batch ran again."""
+        """Count a good update; `used`: scale of its last batch; `overflowed`: a batch did, and ran again."""
         if self.measured:
             self.state = self.state._replace(scale=used)
         self.last_good = self.state.scale
