@@ -235,8 +235,8 @@ class GraphPlan:
     @property
     def measured(self) -> List[int]:
         """Variables with a gradient that are not leaves, and the weights of layers."""
-        factors = (one.weight for node in self.nodes for one in node.layer_inputs)
-        return list(dict.fromkeys([*self.gradients, *factors]))
+        weights = (one.weight for node in self.nodes for one in node.layer_inputs)
+        return list(dict.fromkeys([*self.gradients, *weights]))
 
     @cached_property
     def layer_inputs(self) -> Dict[str, Tuple[NodeStructure, LayerInput]]:

@@ -158,7 +158,7 @@ class GradientExchange:
             [*(outcome.verdict is verdict for verdict in _CAUSES), outcome.lowered, overflowed_at_s0]
         )
         cause = next(compress(_CAUSES, causes), PassVerdict.OVERFLOW)
-        # Otherwise the sum over the ranks has overflowed, although no rank's own gradients did.
+        # If not explained, the sum over the ranks has overflowed, although no rank's own gradients did.
         explained = lowered or cause in (PassVerdict.HOPELESS, PassVerdict.RETRIES)
         return cause, explained and not only_s0
 
