@@ -183,6 +183,7 @@ class _Clock:
             hook(f)
 
     def _look(self, name: str) -> None:
+        """Add the time since the last reading, of kernels and the rest, to the function or part `name`."""
         now = perf_counter()
         rest = now - self._last - sum(self._pending.values())
         for field, seconds in [*self._pending.items(), ("rest", rest)]:

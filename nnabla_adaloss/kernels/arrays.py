@@ -104,7 +104,7 @@ def which_are_half(arrays: Sequence[nn.NdArray]) -> Halves:
         return None
     flags = list(map(_IS_HALF.get, dtypes))
     if None in flags:
-        is_half(arrays[flags.index(None)])
+        is_half(arrays[flags.index(None)])  # raises TypeError
     return np.array(flags, np.bool_)
 
 

@@ -21,8 +21,8 @@ from .cpu_library import allowed_threads, levels, library
 from .interface import EXPONENT_BINS, Kernels, RoundingStatistics, ScaledCopies, UnscalingList
 
 # Structs of native/adaloss.h. All fields have eight bytes, so there is no padding.
-_STATISTICS_TASK = Struct("=QqqQ")
-_SCALE_TASK = Struct("=QQqqqqd")
+_STATISTICS_TASK = Struct("=QqqQ")  # address, size, half, address of counts
+_SCALE_TASK = Struct("=QQqqqqd")  # source, target, size, source is half, target is half, accumulate, factor
 _ROUNDING_TASK = Struct("=QQqqdddqqQ")
 _STATISTICS = Struct("=ddddqqqq")
 _ROW = ctypes.c_char * _STATISTICS.size
