@@ -26,7 +26,7 @@ class Turn:
         # Only locks can show the work of the holder of `exclusive`: a signal may interrupt Python between
         # any two lines, but not inside a lock or at the ends of its `with` block.
         self.running = threading.Lock()
-        self.calling = threading.Lock()
+        self.calling = threading.Lock()  # no callback may run meanwhile
         self.waiting: Deque[Callable[[], Any]] = deque()
 
     def drain(self) -> None:
@@ -89,7 +89,9 @@ class Idle:
                         f"{caller} while an update, or a callback of another thread, is running: parameters "
                         f"and state may be of no iteration. Use {caller} in a callback of updater.when_idle"
                     )
-                yield
+                # Callbacks wait for the end of the whole block, of which this may be a part.
+                with _together([turn.calling for turn in self.turns if not turn.calling.locked()]):
+                    yield
         finally:
             self.drain()
 

@@ -97,6 +97,17 @@ def test_callbacks_do_not_nest() -> None:
     assert seen[-1] == "third"
 
 
+def test_callbacks_wait_for_the_end_of_a_save_that_reads_a_state() -> None:
+    idle, seen = Idle(), []
+    with idle.between_updates("save_checkpoint()"):
+        with idle.between_updates("state_dict()"):
+            in_a_thread(lambda: idle.when_idle(lambda: seen.append("of a thread"))).join()
+        # As from a signal handler, which runs in this thread.
+        idle.when_idle(lambda: seen.append("of a signal"))
+        seen.append("saved")
+    assert seen == ["saved", "of a thread", "of a signal"]
+
+
 def test_an_update_waits_as_a_whole_for_a_callback_of_another_thread() -> None:
     train, began, may_end = training(), threading.Event(), threading.Event()
     updater, states = updater_on(train), []
