@@ -165,7 +165,7 @@ def heat_map(
     ends: Tuple[float, float],
     labels: Sequence[str],
 ) -> str:
-    """Strips of colours by the logarithm of values between `ends`, one per line; `labels` of the key."""
+    """Strips of colours, one per line, by logarithms of values between `ends`; `labels` are the key's."""
     low, high = map(math.log, ends)
     strips = []
     for name, points in lines.items():
