@@ -131,14 +131,12 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
     def _between_updates(self, caller: str) -> Iterator[None]:
         """Keep out updates of any thread; RuntimeError, which names `caller`, if one is running."""
         with self._idle.between_updates(caller):
-            # Finish a rollback that was itself interrupted.
-            self._undo_iteration()
+            self._undo_iteration()  # finish a rollback that was itself interrupted
             yield
 
     def _update(self) -> UpdateResult:
         """Run an iteration, undo it if it raises, and notify monitors of its end."""
-        # Finish a rollback that was itself interrupted.
-        self._undo_iteration()
+        self._undo_iteration()  # finish a rollback that was itself interrupted
         # After an exception before the exchange with other ranks, which wait for this one.
         resumed, self._interrupted = self._interrupted, None
         before = self._s0.state
