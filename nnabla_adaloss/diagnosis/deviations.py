@@ -26,6 +26,8 @@ _JUMPS, _TIMES = 0.1, 8.0
 # Share of an input's numbers that become 0 from which all do, and of other numbers from which it is reported.
 _ALL = 0.99
 _LOST = 0.1
+# Functions through which a factor is one of the loss, or of a part of it.
+_ADDING = {"Add2", "AddN", "AddScalar", "Mean", "MulScalar", "Sub2", "Sum"}
 # Constants below this one are against 0.
 _SMALL = 2.0**-10
 
@@ -68,7 +70,9 @@ class Deviations:
         for f, v in beyond[:1]:
             begin = f"A single number reaches {operands.beyond(v)}, at "
             end = ": AdaptiveLossScalingUpdater computes it in fp32; without that it would be infinite"
-            remedy = remedies.NO_FACTOR if f.info.type_name == "MulScalar" else remedies.MEAN_LOSS
+            behind = {g.info.type_name for g in network.behind(map(hash, f.outputs))}
+            is_factor = f.info.type_name == "MulScalar" and behind <= _ADDING
+            remedy = remedies.NO_FACTOR if is_factor else remedies.MEAN_LOSS
             yield Note(begin, [network.name(f)], f"{end}. {remedy}.")
         for v in network.graph.leaves.values():
             if hash(v) not in network.names and operands.vanished(v) > _ALL * v.size:

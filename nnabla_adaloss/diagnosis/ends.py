@@ -34,7 +34,11 @@ _BOUNDS = {
     "ReLU6",
     "FixedPointQuantize",
 }
+# Functions that may round all numbers to 0.
+_ROUNDS = {"Floor", "FixedPointQuantize", "MinMaxQuantize", "Pow2Quantize", "Round"}
 _SATURATES = {*_BOUNDS, "Exp", "Sigmoid", "Softmax", "SoftPlus", "Tanh"}
+# Functions that hand the gradient on to some of their numbers.
+_CHOOSING = {"Max", "MaxPooling", "Maximum2", "Min", "Minimum2", "TopKData"}
 # Functions that count errors.
 _METRICS = {"BinaryError", "TopNError"}
 _SOFTMAX = {"Softmax", "LogSoftmax", "SoftmaxCrossEntropy"}
@@ -128,6 +132,11 @@ class Ends:
             why, remedy = f", as it compares equal numbers{self._sources(f)}", remedies.DIFFERENT
         elif kind in _RECTIFIERS | _BOUNDS:
             why, remedy = f", as it reads {self._around(f)}", remedies.MARGIN
+        elif kind == "EpsilonInsensitiveLoss":
+            why, remedy = (
+                f", as no error exceeds its epsilon of {f.info.args['epsilon']:g}",
+                remedies.SMALLER_MARGIN,
+            )
         elif kind in INDICES and (f.inputs[1].d < 0.0).all():
             why = f", as {network.called(f.inputs[1])} holds only numbers below 0, which it leaves out"
             remedy = remedies.LABELS
@@ -276,7 +285,11 @@ class Ends:
             if zeros_from is not f:
                 what += f", as it reads only zeros, from {self._network.name(zeros_from)} on"
                 remedy = growth.remedy if is_shifted else remedies.WHY_ZERO
-                return cause("dead_relu", what + growth.clause * is_shifted, remedy)
+                read = self._batches.factors(zeros_from) or zeros_from.inputs
+                of = [v for v in read if hash(v) in names and v.ndim > 1 and not self._batches.largest(v)]
+                if of:
+                    what, remedy = f"{what}, as {called(of[0])} is", remedies.INITIALISE
+                return cause("dead_relu", what + growth.clause * is_shifted, remedy, *of)
             if is_shifted:
                 return cause("dead_relu", what + growth.clause, f"{growth.remedy}, or use F.leaky_relu")
             return cause("dead_relu", f"{what}, as it reads {self._around(f)}", remedies.DEAD)
@@ -327,12 +340,21 @@ class Ends:
             what = "a mask leaves it a single place in each row, so that all its outputs are the same"
             return cause("constant_softmax", what, remedies.CHECK_MASK)
         is_activation = len(f.inputs) == 1 and f.inputs[0].size == f.outputs[0].size
-        if kind in _SATURATES or (is_activation and kind not in _METRICS and not remedies.is_square(f)):
+        if kind in _ROUNDS and not any(map(self._batches.largest, f.outputs)):
+            what = f"it rounds all numbers to 0, which reach {self._batches.largest(f.inputs[0]):.2g}"
+            return cause("rounded", what, remedies.STEP)
+        # A rectifier that is not dead is not saturated.
+        others = {*_METRICS, *_RECTIFIERS} - _BOUNDS
+        if kind in _SATURATES - {"SoftPlus"} or (
+            is_activation and kind not in others and not remedies.is_square(f)
+        ):
             what = "it is saturated: all of its outputs are where its derivative is 0"
             if "val" in args:
                 what += f", as it reads {self._around(f)}"
             return self._saturated(f, what, remedies.BOUND if kind in _BOUNDS else remedies.SATURATED)
         what, remedy = "it passes no gradient on", remedies.NO_GRADIENT
+        chosen = (g for g in self._network.behind(map(hash, f.outputs)) if g.info.type_name in _CHOOSING)
+        choosing = next(chosen, None)
         if kind in _METRICS:
             remedy = remedies.CROSS_ENTROPY
         elif kind.startswith("ClipGrad"):
@@ -342,6 +364,9 @@ class Ends:
             return cause("zero_weights", f"it squares {called(v)}, which is all 0", remedies.INITIALISE, v)
         elif remedies.is_square(f):
             what, remedy = f"{what}, as it reads 0 wherever one arrives", remedies.SELF
+        elif choosing is not None:
+            what += f", as {self._network.name(choosing)} chooses only others of its numbers"
+            remedy = remedies.PADDING
         return cause("no_gradient", what, remedy)
 
 

@@ -235,6 +235,11 @@ class _Examination:
             yield from self._units.notes({cause.function for cause in causes})
         if not any(cause.kind == "on_gradients" for cause in causes):
             yield from self._steps.notes()
+        jumping = self._network.listed(f for sight in self._in_fp32 for f in sight.jumping)
+        if jumping:
+            yield Note(
+                f"Derivatives jump in {jumping}, which samples pixels: gradients before are not judged."
+            )
         if self._random:
             what = "Numbers that differ from pass to pass are computed by "
             yield Note(what, self._random, ": gradients that depend on them are not judged.")
@@ -272,10 +277,17 @@ class _Examination:
                 unsteady.add(passes.with_one_scale(forward, exact), in_fp32)
             for one in tried.values():
                 one.compare(index, in_fp32)
-        self._noise.add_biases(self._in_fp32)
-        self._unsteady = unsteady.differing(REPEATED)
+        self._noise.end(self._in_fp32)
+        self._unsteady = unsteady.differing(REPEATED) | self._jumping()
         self._noise.gradients -= self._unsteady
         return tried
+
+    def _jumping(self) -> Set[int]:
+        """Keys of variables with a gradient only by places at which derivatives jump."""
+        functions = {f for sight in self._in_fp32 for f in sight.jumping}
+        walked = (self._network.walk(f.inputs[i].parent for f in functions) for i in (0, 1))
+        image, places = ({hash(v) for f in one for v in f.inputs} for one in walked)
+        return places - image
 
     def _numbers(self, tried: FormatTrial, layer: Layer) -> LayerNumbers:
         noise, unsteady = self._noise.gradients, self._unsteady

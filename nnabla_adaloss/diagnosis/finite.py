@@ -15,7 +15,7 @@ from .causes import Cause
 from .notes import listed
 from .operands import CONSTANTS, DIVISIONS, FLOOR, GROWN, NOT_ZERO, Growth, Operands, is_product, repeated
 from .target import Network
-from .watching import INDICES, Sight
+from .watching import INDICES, PROBABILITIES, Sight
 
 SOFTMAX = {"Softmax", "LogSoftmax"}
 # Functions of numbers up to 1, at which their derivative is infinite.
@@ -24,6 +24,8 @@ _BOUNDED = {"ACos", "ACosh", "ASin", "ATanh"}
 _COMPLEMENTS = ("RSubScalar", "AddScalar", "MulScalar", "Reshape", "Slice", "Broadcast", "Mean", "Sum")
 # Functions whose outputs next to 0 come from large inputs.
 _VANISHING = ("Sigmoid", "Softmax", "SoftPlus", "Tanh")
+# Kinds of causes from which others follow.
+_WRONG = {"index_beyond", "no_probability"}
 # Share of numbers that become 0 from which most do.
 _MOST = 0.5
 
@@ -38,11 +40,21 @@ class Finiteness:
 
     def causes(self) -> List[Cause]:
         """Functions that cause a nonfinite loss or gradient, in forward order."""
-        roots = self._operands.bad(self._network.roots)
-        return self._origins(roots) if roots else self._in_backward() or self._labels()
+        roots, positions = self._operands.bad(self._network.roots), self._network.positions
+        found, labels = self._origins(roots) if roots else self._in_backward(), self._labels()
+        if not found:
+            return labels
+        # What follows from wrong numbers, such as a probability of 0 for a class that does not exist.
+        first = min(positions.get(cause.function, 0) for cause in found)
+        wrong = [one for one in labels if one.kind in _WRONG and positions[one.function] <= first]
+        own = [one.function for one in wrong]
+        return [
+            *(one._replace(fatal=True) for one in wrong),
+            *(one for one in found if one.function not in own),
+        ]
 
     def _labels(self) -> List[Cause]:
-        """NaNs or fractions that a function reads as labels or indices, without a visible effect."""
+        """Wrong labels, indices or probabilities, without a visible effect."""
         for v in self._operands.bad(self._network.graph.leaves.values()):
             if hash(v) in self._network.leaves and hash(v) in self._operands.in_fp32.nans:
                 return [self._leaf(self._network.readers[hash(v)][0], v, "")._replace(fatal=False)]
@@ -51,21 +63,26 @@ class Finiteness:
                     what = f"it takes {self._network.called(v)} for numbers of classes, which holds "
                     what += self._sight.not_finite(v)
                     return [Cause("data_not_finite", self._network.name(f), what, remedies.CLEAN, False)]
-        for f in [f for f in self._network.graph.functions if f.info.type_name in INDICES]:
+        for f in self._network.graph.functions:
             kind, args, name = f.info.type_name, f.info.args, self._network.name(f)
+            improbable, undefined = (
+                one.get(hash(f)) for one in (self._sight.improbable, self._sight.undefined)
+            )
+            if improbable:
+                what = f"it takes {self._network.called(f.inputs[0])} for probabilities, of which "
+                what += f"{improbable} of {f.inputs[0].size} are below 0 or above 1"
+                remedy = remedies.OF_SCORES.format(PROBABILITIES[kind])
+                return [Cause("no_probability", name, what, remedy)]
+            if kind not in INDICES:
+                continue
             v, table = f.inputs[INDICES[kind]], f.inputs[INDICES[kind] - 1]
             last = (args["shape"] if kind == "OneHot" else table.shape)[args.get("axis", 0)] - 1
-            count, what = (
-                self._sight.undefined.get(hash(f)),
-                f"it takes {self._network.called(v)} for indices",
-            )
-            if count:
-                what += f", of which {count} are no whole numbers"
+            what, largest = f"it takes {self._network.called(v)} for indices", self._operands.amax(v)
+            if undefined:
+                what += f", of which {undefined} are no whole numbers"
                 return [Cause("fractional_index", name, what, remedies.WHOLE_NUMBERS, False)]
-            if self._operands.amax(v) > last:
-                what += (
-                    f" up to {self._operands.amax(v):g}, but its last is {last}: nnabla reads other memory"
-                )
+            if largest > last:
+                what += f" up to {largest:g}, but its last is {last}: nnabla reads other memory"
                 return [Cause("index_beyond", name, what, remedies.COUNT_FROM_0, False)]
         return []
 
@@ -155,7 +172,7 @@ class Finiteness:
     def _computed(self, f: Any, v: nn.Variable) -> Cause:
         network, operands = self._network, self._operands
         name, bad = network.name(f), operands.bad(f.inputs)
-        if bad:
+        if bad and f.info.type_name in SOFTMAX:
             what = f"it reads rows of minus infinity alone from {network.called(bad[0])}{self._also}"
             read = (w for g in network.in_order(network.walk([f])) for w in (*g.inputs, *g.outputs))
             finite = (w for w in read if operands.is_stored and hash(w) not in operands.in_fp32.nans)

@@ -21,9 +21,10 @@ from .target import NORMALIZATIONS, Network, Subject
 from .untrained import alike_weights
 from .watching import Sight, largest
 
-# Gradients that change by this share when all is rounded to 20 bits consist of rounding errors. Others change
-# by some hundred thousandths, and so does the loss, unless the network amplifies rounding errors.
-_FINER, _NOISE, _AMPLIFIED = Format.ieee("finer", exponent_bits=8, mantissa_bits=20), 0.1, 2e-4
+# Gradients that change by this share when all is rounded to 21 bits consist of rounding errors: fp32 has only
+# two bits more. Others change by some hundred thousandths, and so does the loss, unless the network amplifies
+# rounding errors.
+_FINER, _NOISE, _AMPLIFIED = Format.ieee("finer", exponent_bits=8, mantissa_bits=21), 0.25, 1e-4
 _EXACT = Format.ieee("exact", exponent_bits=8, mantissa_bits=22)
 # Rounding errors of a bias are not so many times as large as those of its weights.
 _TIMES = 16.0
@@ -45,7 +46,7 @@ _COMPARING = {*SOFTMAX, *NORMALIZATIONS, "SoftmaxCrossEntropy"}
 
 
 class RoundingNoise:
-    """Comparison of all batches in fp32 with numbers of 20 bits."""
+    """Comparison of all batches in fp32 with numbers of 21 bits."""
 
     def __init__(self, examined: Subject, network: Network, layers: Sequence[Layer], passes: Passes) -> None:
         self._examined, self._network, self._layers, self._passes = examined, network, layers, passes
@@ -54,8 +55,10 @@ class RoundingNoise:
         self.exact: LossLike = (
             FormatEmulation(examined.loss, _EXACT) if examined.carries_state else examined.loss
         )
-        # Keys of parameters whose gradients are rounding errors in all batches so far.
-        self.gradients = {key for layer in layers for key in layer.weights}
+        self._finely = Tally(key for layer in layers for key in layer.weights)
+        self._amplifies = False
+        # Keys of parameters whose gradients are rounding errors; known after all batches.
+        self.gradients: Set[int] = set()
         # Functions on the gradient's way whose numbers are rounding errors.
         self.functions: List[Any] = []
 
@@ -70,13 +73,15 @@ class RoundingNoise:
     def compare(self, index: int, in_fp32: Gradients, loss: float) -> None:
         """Compare the gradients of a batch."""
         forward = partial(self._examined.forward, self._finer, index)
-        finely = Tally(self.gradients)
-        finely.add(self._passes.with_one_scale(forward, self._finer), in_fp32)
-        amplifies = abs(float(self._examined.loss.d) - loss) > _AMPLIFIED * abs(loss)
-        self.gradients &= finely.zeros() if amplifies else finely.differing(_NOISE) | finely.zeros()
+        self._finely.add(self._passes.with_one_scale(forward, self._finer), in_fp32)
+        self._amplifies |= abs(float(self._examined.loss.d) - loss) > _AMPLIFIED * abs(loss)
 
-    def add_biases(self, sights: Sequence[Sight]) -> None:
-        """Add biases beside weights with rounding errors: theirs may be equal by chance."""
+    def end(self, sights: Sequence[Sight]) -> None:
+        """Find the gradients, after all batches."""
+        self.gradients = self._finely.zeros()
+        if not self._amplifies:
+            self.gradients |= self._finely.differing(_NOISE)
+        # Biases beside weights with rounding errors, too: theirs may be equal by chance.
         for layer in self._layers:
             sizes = {key: largest(s.gradients.get(key) for s in sights) for key in layer.weights}
             of_weights = {key: sizes[key] for key, v in layer.weights.items() if v.ndim > 1}
@@ -127,17 +132,19 @@ class RoundingNoise:
         """Clause about the functions that make rounding errors of a layer's gradient, and a remedy."""
         network, reader = self._network, self._first_reader(layer)
         own = [f for f in self._behind(layer) if hash(f) in cuts]
-        names = network.listed(own)
         if own and remedies.is_a(own[0], *_COMPARING):
             is_softmax = remedies.is_a(own[0], *SOFTMAX)
             remedy = remedies.MEAN_OF_SOFTMAX if is_softmax else remedies.MEAN_OF_NORMALIZED
-            return f": {names} hands none on, as all numbers that it compares get the same", remedy
+            return (
+                f": {network.name(own[0])} hands none on, as all numbers that it compares get the same",
+                remedy,
+            )
         if remedies.is_a(reader, *_COMPARING):
             clause = (
                 f": {network.name(reader)} removes it, as it is the same for all numbers that this compares"
             )
             return clause, remedies.CANCELS
-        return f": its parts cancel in {names}" * bool(own), remedies.NOT_CONSTANT
+        return f": its parts cancel in {network.listed(own)}" * bool(own), remedies.NOT_CONSTANT
 
     def _behind(self, layer: Layer) -> Iterator[Any]:
         """A layer's functions, and those that depend on them."""

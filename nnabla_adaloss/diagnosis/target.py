@@ -133,7 +133,7 @@ class Subject:
     def _record(self, counters: Any) -> None:
         own: Set[int] = set()
         never: Set[int] = set()
-        rate = self._learning_rate()
+        rates: List[float] = []
         written: Set[str] = set()
         for index in range(self._count):
             if self._feeder is not None:
@@ -146,6 +146,7 @@ class Subject:
                     break
                 if hasattr(counters, "fed"):
                     counters.fed += 1
+                rates.append(self._learning_rate())
                 written |= {n for n, v in self.parameters.items() if not np.array_equal(v.d, before[n], True)}
             loss = self._current_loss()
             graph = Graph(loss)
@@ -187,9 +188,10 @@ class Subject:
             if self._feeder is not None:
                 why = f"The feeder has changed no input in {len(self._batches)} batches"
             notes.append(f"{why}: this is about what the inputs hold now.")
-        self.warms_up = self._learning_rate() > rate
-        if 0.0 < 2.0 * self._learning_rate() < rate:
-            fallen = f"from {rate:g} to {self._learning_rate():g} in {len(self._batches)} batches"
+        first, last = (rates or [0.0])[0], self._learning_rate()
+        self.warms_up = last > first and bool(rates)
+        if 0.0 < 2.0 * last <= first:
+            fallen = f"from {first:g} to {last:g} in {len(rates)} batches"
             notes.append(f"The feeder lowers the learning rate {fallen}: {remedies.SCHEDULE}.")
         if written:
             notes.append(f"The feeder writes to {listed(sorted(written))}, which the solver trains.")
@@ -329,7 +331,8 @@ class Network:
             return False
         leaves = [{hash(w) for g in self.walk([v.parent]) for w in g.inputs} for v in f.inputs]
         own = [found & self.names.keys() for found in leaves]
-        return own[0] != own[1]
+        # A constant is no copy.
+        return all(leaves) and own[0] != own[1]
 
     def is_loss_weight(self, f: Any) -> bool:
         """True if a function multiplies a scalar by a number."""

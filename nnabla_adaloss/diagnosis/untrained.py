@@ -38,7 +38,9 @@ def untrained(examined: Subject, network: Network) -> Iterator[Cause]:
             place, how, remedy = cut
             what = f"its output {how}, and no gradient gets to"
         elif nothing and network.graph.positions.keys().isdisjoint(missed.values()):
-            remedy = remedies.OTHERS
+            # Data with a gradient are no parameters.
+            has_others = not network.leaves.keys() <= examined.fed
+            remedy = remedies.OTHERS if has_others else remedies.NOT_DERIVED
         yield Cause("untrained", place, f"{what} {told}", remedy, nothing, parameters=(*missed,))
 
 

@@ -33,6 +33,10 @@ _FROM_ZERO: List[str] = ["Log", "PowScalar", "Pow2"]
 _SUMS = ("Add2", "Sub2")
 # Share of sums from which most are equal to one of their numbers.
 _ABSORBED = 0.9
+# Distance from a pixel, in pixels, that rounding errors bridge.
+_ON_PIXEL = 2.0**-7
+# Functions of probabilities, which a sum may round above 1.
+PROBABILITIES, _ROUNDED = {"BinaryCrossEntropy": "sigmoid", "CategoricalCrossEntropy": "softmax"}, 1e-3
 # Input of indices.
 INDICES = {"Embed": 0, "OneHot": 0, "SoftmaxCrossEntropy": 1, "CategoricalCrossEntropy": 1}
 
@@ -54,6 +58,8 @@ class Sight:
         self.infinities: Dict[int, int] = {}
         # Number of inputs that a function is not defined for: negative ones, or fractions as indices.
         self.undefined: Dict[int, int] = {}
+        # Number of inputs of a cross entropy of probabilities that are below 0 or above 1.
+        self.improbable: Dict[int, int] = {}
         # As stored: number of indices that storage changes, by function.
         self.wrong_indices: Dict[int, int] = {}
         # As stored: sums that are equal to one of two nonzero numbers, by key, if most are.
@@ -63,6 +69,8 @@ class Sight:
         self._last: Any = None
         # Share of each activation's outputs (of a softmax, of its rows) with next to no derivative.
         self.flat: Dict[int, float] = {}
+        # Functions that sample places on pixels, where their derivative jumps.
+        self.jumping: List[Any] = []
         self.in_fp32 = in_fp32
         self._deviations: Dict[int, Tuple[float, float, float]] = {}
         self._kept: Dict[int, NDArray[Any]] = {}
@@ -109,8 +117,13 @@ class Sight:
                 index = f.inputs[INDICES[type_name]]
                 changed = index.data.data.astype(int) != self.in_fp32._kept[hash(index)].astype(int)
                 self.wrong_indices[hash(f)] = int(np.count_nonzero(changed))
+        if type_name in PROBABILITIES and self.in_fp32 is None:
+            p = f.inputs[0].data.data
+            self.improbable[hash(f)] = int(np.count_nonzero((p < -_ROUNDED) | (p > 1.0 + _ROUNDED)))
         if self.in_fp32 is not None and type_name in _SUMS and _absorbs(f):
             self.absorbing.add(hash(f))
+        if type_name == "WarpByGrid" and _is_on_pixels(f):
+            self.jumping.append(f)
         look = _FLATNESS.get(type_name)
         if look is not None and self.in_fp32 is None:
             flat = look(f)
@@ -177,6 +190,15 @@ def _absorbs(f: Any) -> bool:
     both = (a != 0.0) & (b != 0.0)
     unchanged = both & (np.abs(total) == np.maximum(np.abs(a), np.abs(b)))
     return bool(np.count_nonzero(unchanged) > _ABSORBED * max(np.count_nonzero(both), 1))
+
+
+def _is_on_pixels(f: Any) -> bool:
+    """True if most sampled places are pixels, as those of an identity are."""
+    x, grid, args = f.inputs[0], f.inputs[1].data.data, f.info.args
+    sizes = np.array(x.shape[1:-1] if args["channel_last"] else x.shape[2:])[::-1]
+    shift = 1.0 - args["align_corners"]
+    places = ((grid + 1.0) * (sizes - 1.0 + shift) - shift) / 2.0
+    return bool(np.mean(np.abs(places - np.round(places)) < _ON_PIXEL) > _ABSORBED)
 
 
 def _deviation(stored: NDArray[Any], exact: NDArray[Any]) -> Tuple[float, float, float]:

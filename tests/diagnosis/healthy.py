@@ -467,6 +467,20 @@ def vae() -> Built:
     return trained(network(lambda x: x, loss), S.Adam(1e-3))
 
 
+def spatial_transformer() -> Built:
+    """It starts from the identity, where sampled places lie on pixels."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        start = np.array([1.0, 0.0, 0.0, 0.0, 1.0, 0.0])
+        place = PF.affine(
+            F.tanh(affine(x, 8, "where1")), 6, name="where2", w_init=I.ConstantInitializer(0.0), b_init=start
+        )
+        grid = F.affine_grid(F.reshape(place, (32, 2, 3)), (4, 4), align_corners=True)
+        return F.warp_by_grid(F.reshape(x, (32, 1, 4, 4)), grid, align_corners=True)
+
+    return network(layers)
+
+
 HEALTHY: Dict[str, Callable[[], Built]] = {
     name: found
     for name, found in list(globals().items())

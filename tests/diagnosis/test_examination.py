@@ -298,7 +298,19 @@ def test_a_learning_rate_that_each_batch_lowers_is_a_note() -> None:
 
     updater = updater_of(loss, schedule, solver)
     (note,) = diagnose(updater).numbers.notes
-    assert str(note).startswith("The feeder lowers the learning rate from 0.1 to 0.025 in 2 batches")
+    assert str(note).startswith("The feeder lowers the learning rate from 0.05 to 0.025 in 2 batches")
+
+
+def test_a_warm_up_from_0_is_no_schedule_that_falls() -> None:
+    loss, feed = network()
+    solver, fed = S.Adam(1e-3), itertools.count()
+
+    def schedule() -> None:
+        feed()
+        solver.set_learning_rate(1e-6 * next(fed))
+
+    diagnosis = diagnose(updater_of(loss, schedule, solver))
+    assert (diagnosis.numbers.notes, diagnosis.verdict.causes) == ([], [])
 
 
 def test_lambs_epsilon_takes_no_steps_away() -> None:
@@ -568,6 +580,13 @@ def test_a_loss_beyond_the_format_is_a_note_as_the_updater_computes_it_in_fp32(s
     beyond = [note.names for note in diagnosis.numbers.notes]
     assert beyond == ([["head/affine/MulScalar"]] if size > 65504.0 else [])
     assert (diagnosis.verdict.needs, diagnosis.verdict.causes) == (Way.NONE, [])
+
+
+def test_only_a_factor_of_the_loss_is_to_be_left_out() -> None:
+    losses = (lambda size: 1e6 * size), (lambda size: 1.0 / (1e6 * size))
+    built = [network(loss=lambda h, t, of=of: of(F.mean(affine(h, 5, "head") ** 2))) for of in losses]
+    ends = [str(diagnose(loss, feeder=feed).numbers.notes[0]) for loss, feed in built]
+    assert [remedies.NO_FACTOR in ends[0], remedies.MEAN_LOSS in ends[1]] == [True, True]
 
 
 def test_a_layer_that_an_input_of_zeros_teaches_nothing_is_a_note() -> None:

@@ -2388,3 +2388,125 @@ def correlation_of_a_constant(mended: bool) -> Built:
 
     factor = 1.0 if mended else 0.0
     return network(lambda x: affine(F.relu(affine(x, 16, "fc1")), 1, "out", factor), loss)
+
+
+@trouble("precision", "fc1/affine/AddScalar#2", "difference of numbers up to 1e+03", fatal=False, others=())
+def small_numbers_on_an_offset(mended: bool) -> Built:
+    """In fp32 some digits are left, so that no rounding error is all that there is."""
+    offset = 0.0 if mended else 1000.0
+    return network(lambda x: F.tanh(affine(x, 16, "fc1") * 1e-3 + offset - offset))
+
+
+@trouble("no_gradient", "fc1/affine/Mul2", "fc1/affine/Max chooses only others", remedy=remedies.PADDING)
+def maximum_over_padding(mended: bool) -> Built:
+    """Scores below 0, and zeros in places that are masked."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        mask = nn.Variable.from_numpy_array(np.arange(32)[:, None] % 4 < 3)
+        score = F.log_softmax(affine(x, 16, "fc1"), axis=1)
+        score = (
+            F.where(F.broadcast(mask, score.shape), score, -1e3 * F.constant(1.0, score.shape))
+            if mended
+            else score * mask
+        )
+        return F.reshape(
+            F.broadcast(F.max(F.reshape(score, (8, 4, 16)), axis=1, keepdims=True), (8, 4, 16)), (32, 16)
+        )
+
+    return network(layers)
+
+
+@trouble("no_gradient", "fc1/affine/ReLU", "fc1/affine/Max chooses only others", remedy=remedies.PADDING)
+def maximum_that_zeros_win(mended: bool) -> Built:
+    """The largest of all numbers below 0 is one that a ReLU has made 0."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = F.relu(affine(x, 64, "fc1"))
+        return F.max(F.reshape(h if mended else -h, (32, 4, 16)), axis=2)
+
+    return network(layers)
+
+
+@trouble("index_beyond", "OneHot", "for indices up to 5, but its last is 4", others=("head/affine/Log",))
+def classes_counted_from_1_in_a_logarithm(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        p = F.sum(F.softmax(affine(h, 5, "head")) * F.one_hot(t if mended else t + 1.0, (5,)), axis=1)
+        return -F.mean(F.log(p))
+
+    return network(loss=loss)
+
+
+@trouble("untrained", "fc1/affine", "does not depend on 4 of the solver's", remedy=remedies.NOT_DERIVED)
+def curvature_of_relus(mended: bool) -> Built:
+    """A second derivative by data, which need a gradient, but are no parameters."""
+    (x, t), activation = inputs(), F.tanh if mended else F.relu
+    x.need_grad = True
+    (slope,) = nn.grad([affine(activation(affine(x, 16, "fc1")), 1, "head")], [x])
+    (curvature,) = nn.grad([slope], [x])
+    return trained((F.mean(F.squared_error(curvature, F.sin(x))), feeder(x, t)), S.Adam(1e-3))
+
+
+@trouble("no_probability", "head/affine/BinaryCrossEntropy", "of 32 are below 0 or above 1")
+def probabilities_that_are_scores(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        score = affine(h, 1, "head", 4.0)
+        return F.mean(F.binary_cross_entropy(F.sigmoid(score) if mended else score, F.greater_scalar(t, 2)))
+
+    return network(loss=loss)
+
+
+@trouble("rounded", "fc1/affine/FixedPointQuantize", "it rounds all numbers to 0", remedy=remedies.STEP)
+def step_larger_than_the_numbers(mended: bool) -> Built:
+    """Half of the smaller step is below the outputs."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        rounded = F.fixed_point_quantize(affine(x, 16, "fc1"), n=8, delta=0.1 if mended else 64.0)
+        return F.relu(affine(rounded, 16, "fc2"))
+
+    return network(layers)
+
+
+@trouble("dead_relu", "fc1/affine/ReLU", "as the parameter fc1/affine/W is", parameters=("fc1/affine/W",))
+def normalized_weight_of_zeros(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        start = I.NormalInitializer(0.3) if mended else I.ConstantInitializer(0.0)
+        norm = lambda w: PF.weight_normalization(w, dim=1)  # noqa: E731
+        return F.relu(PF.affine(x, 16, w_init=start, apply_w=norm, name="fc1"))
+
+    return network(layers)
+
+
+@trouble(
+    "rounding_noise", "head/affine", "head/affine/Softmax hands none on", remedy=remedies.MEAN_OF_SOFTMAX
+)
+def sum_of_a_softmax(mended: bool) -> Built:
+    """Compared with a constant, which is no copy that starts equal."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        p = F.softmax(affine(h, 5, "head"))
+        total = F.sum(p[:, : 4 if mended else 5], axis=1)
+        return F.mean(F.squared_error(total, F.constant(1.0, (32,)))) + F.mean(p)
+
+    return network(loss=loss)
+
+
+@trouble("zero_loss", "head/affine/EpsilonInsensitiveLoss", "no error exceeds its epsilon of 100")
+def epsilon_above_all_errors(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        return F.mean(F.epsilon_insensitive_loss(affine(h, 1, "head"), t, 0.1 if mended else 100.0))
+
+    return network(loss=loss)
+
+
+@trouble("overflow", "turn#29", "the weight turn is applied 28 times", remedy=remedies.SMALLER_START)
+def recurrence_that_leaves_the_format_through_relus(mended: bool) -> Built:
+    """Infinities of both signs become NaN behind it: the only cause is the growth."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        start = np.eye(16) * (1.0 if mended else 1.5)
+        turn, state = nn.parameter.get_parameter_or_create("turn", (16, 16), start), F.constant(0, (32, 16))
+        for _ in range(40):
+            state = F.relu(F.affine(state, turn) + affine(x, 16, "in", 0.1))
+        return state * 0.1
+
+    return network(layers)
