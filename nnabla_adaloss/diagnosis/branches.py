@@ -103,7 +103,8 @@ class Branches:
     def shrinking(self, name: str) -> Tuple[str, str]:
         """Clause about the function that makes the gradient of a layer smaller by far, and a remedy."""
         network, most, found = self._network, _SHRINKS, ("", "")
-        onward = set(network.keys(next(n for n in network.nodes.values() if n.label == name).outputs))
+        layer = next(f for f in map(network.function, network.nodes) if network.name(f) == name)
+        onward = set(map(hash, layer.outputs))
         for f in network.behind(onward):
             node = network.nodes.get(hash(f))
             on_path = [] if node is None else [p for p in node.inputs if network.graph.keys[p] in onward]
@@ -115,4 +116,9 @@ class Branches:
                 if remedies.is_a(f, "MulScalar", "Mul2", "Div2") and f.outputs[0].size > 1:
                     remedy = remedies.LARGER_FACTOR
                 found = f"; {network.listed([f])} leaves {left:.1e} of {arriving:.1e}", remedy
+        if not found[0]:
+            operands = Operands(network, self._sights[0])
+            growth = operands.growth(operands.gradient_steps(layer), "gradients", shrinks=True)
+            if growth.remedy == remedies.VANISHING:
+                return growth.clause, growth.remedy
         return found

@@ -11,8 +11,9 @@ import numpy as np
 
 from . import remedies
 from .causes import Cause
+from .finite import SOFTMAX
 from .notes import Note, listed
-from .operands import CONSTANTS, GROWN, NOT_ZERO, Growth, Operands, Step, repeated
+from .operands import CONSTANTS, GROWN, NOT_ZERO, Growth, Operands, repeated
 from .target import Network, scope_of
 from .watching import INDICES, Sight
 
@@ -41,17 +42,10 @@ class Deviations:
 
     def exploded(self) -> Optional[Cause]:
         """Cause of a gradient that grows from function to function beyond its format."""
-        network = self._network
-        steps: List[Step] = []
-        f = max(map(network.function, network.nodes), key=self._gradient)
-        stored, name, size = network.gradient_format(f.outputs[0]), network.name(f), self._gradient(f)
-        while f is not None and size > stored.max:
-            readers = (g for v in f.outputs for g in network.readers.get(hash(v), ()))
-            of_nodes = (g for g in readers if hash(g) in network.nodes)
-            behind = max(of_nodes, key=self._gradient, default=None)
-            if behind is not None:
-                steps.insert(0, Step(behind, self._gradient(behind), self._gradient(f)))
-            f = behind
+        network, gradient = self._network, self._operands.gradient
+        f = max(map(network.function, network.nodes), key=gradient)
+        stored, name, size = network.gradient_format(f.outputs[0]), network.name(f), gradient(f)
+        steps = self._operands.gradient_steps(f) if size > stored.max else []
         start = min(range(len(steps)), key=lambda i: steps[i].before or math.inf, default=0)
         growth = self._operands.growth(steps[start:], "gradients")
         times = [after / (before or math.inf) for _, before, after in steps[start:]]
@@ -101,10 +95,6 @@ class Deviations:
             if _NEAR * stored.max < size <= stored.max and growth.remedy != remedies.NORMALISE_DATA:
                 begin = f"Numbers reach {size:.3g}, where {stored.name} ends at {stored.max:g}, in "
                 yield Note(begin, [network.name(f)], f"{growth.clause}: {remedies.ROOM}.")
-
-    def _gradient(self, f: Any) -> float:
-        known = (self._operands.in_fp32.gradients.get(hash(v)) for v in f.outputs)
-        return max((one.abs_max for one in known if one is not None), default=0.0)
 
     def wrong_rows(self) -> Iterator[Cause]:
         """Functions that read computed indices that storage has rounded."""
@@ -257,10 +247,12 @@ class Deviations:
             what += growth.clause
             return Cause("underflow", name, what, remedy, parameters=growth.parameters)
         what = f"{subject} that come out with an error of {error:.0%} in {stored.name}"
-        what += self._operands.reads(f) if own else ""
+        # Masked scores cause no errors.
+        masked = f.info.type_name in SOFTMAX
+        what += self._operands.reads(f) if own and not masked else ""
         remedy = remedies.of_errors(f, feeder) if own else remedies.MORE_BITS
         if own and remedy == remedies.MORE_BITS:
-            growth = self._operands.grown(f)
-            if growth.remedy == remedies.NORMALISE_DATA:
+            growth = self._operands.grown((masked and f.inputs[0].parent) or f, trained=masked)
+            if growth.remedy == remedies.NORMALISE_DATA or (masked and growth.remedy):
                 what, remedy = what + growth.clause, growth.remedy
         return Cause("precision", name, what, remedy)

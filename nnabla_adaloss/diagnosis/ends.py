@@ -39,6 +39,8 @@ _ROUNDS = {"Floor", "FixedPointQuantize", "MinMaxQuantize", "Pow2Quantize", "Rou
 _SATURATES = {*_BOUNDS, "Exp", "Sigmoid", "Softmax", "SoftPlus", "Tanh"}
 # Functions that hand the gradient on to some of their numbers.
 _CHOOSING = {"Max", "MaxPooling", "Maximum2", "Min", "Minimum2", "TopKData"}
+# Functions that end no gradient by themselves.
+_HANDS_ON = {"Add2", "AddScalar", "Broadcast", "Mean", "Reshape", "Sub2", "Sum", "Transpose"}
 # Functions that count errors.
 _METRICS = {"BinaryError", "TopNError"}
 _SOFTMAX = {"Softmax", "LogSoftmax", "SoftmaxCrossEntropy"}
@@ -127,23 +129,26 @@ class Ends:
         if any(map(self._batches.largest, network.roots)):
             return []
         f = network.in_order(g for g in network.walk(network.last, self._zeros) if not self._zeros(g))[0]
-        kind, why, remedy = f.info.type_name, "", remedies.SATURATED
-        if kind in DIFFERENCES:
-            why, remedy = f", as it compares equal numbers{self._sources(f)}", remedies.DIFFERENT
-        elif kind in _RECTIFIERS | _BOUNDS:
+        why, remedy = self._why_zeros(f)
+        if f.info.type_name in _RECTIFIERS | _BOUNDS:
             why, remedy = f", as it reads {self._around(f)}", remedies.MARGIN
-        elif kind == "EpsilonInsensitiveLoss":
-            why, remedy = (
-                f", as no error exceeds its epsilon of {f.info.args['epsilon']:g}",
-                remedies.SMALLER_MARGIN,
-            )
-        elif kind in INDICES and (f.inputs[1].d < 0.0).all():
-            why = f", as {network.called(f.inputs[1])} holds only numbers below 0, which it leaves out"
-            remedy = remedies.LABELS
-        else:
-            why = Operands(network, self._sights[0]).grown(f).clause
+        elif not why:
+            why, remedy = Operands(network, self._sights[0]).grown(f).clause, remedies.SATURATED
         what = f"it computes only zeros, so that the loss is 0 and no layer gets a gradient{why}"
         return [Cause("zero_loss", network.name(f), what, remedy)]
+
+    def _why_zeros(self, f: Any) -> Tuple[str, str]:
+        """Clause about the reason why a function computes only zeros, empty for none, and a remedy."""
+        kind = f.info.type_name
+        if kind in DIFFERENCES:
+            return f", as it compares equal numbers{self._sources(f)}", remedies.DIFFERENT
+        if kind == "EpsilonInsensitiveLoss":
+            epsilon = f.info.args["epsilon"]
+            return f", as no error exceeds its epsilon of {epsilon:g}", remedies.SMALLER_MARGIN
+        if kind in INDICES and (f.inputs[1].d < 0.0).all():
+            labels = self._network.called(f.inputs[1])
+            return f", as {labels} holds only numbers below 0, which it leaves out", remedies.LABELS
+        return "", remedies.WHY_ZERO
 
     def _sources(self, f: Any) -> str:
         """Clause about the leaves that the equal operands of a function are computed of."""
@@ -235,6 +240,15 @@ class Ends:
         own = Cause("saturated", self._network.name(f), what, remedy, parameters=parameters)
         return Finiteness(self._network, self._sights[0]).before(f) or own
 
+    def _cancelling(self, f: Any) -> Any:
+        """First function that joins the output of `f` with another use of its input; None for none."""
+        uses = {hash(f.inputs[0])}
+        for g in self._network.behind(uses):
+            if len(uses.intersection(map(hash, g.inputs))) > 1:
+                return g
+            uses.update(map(hash, g.outputs))
+        return None
+
     def _labels(self, leaves: AbstractSet[int]) -> Tuple[str, ...]:
         """Names of the layers that leaves belong to."""
         keys = [(n, self._network.keys(n.leaves)) for n in reversed(self._network.nodes.values())]
@@ -311,11 +325,9 @@ class Ends:
             why, remedy = "is all 0", remedies.TRAIN if hash(v) in names else remedies.WHY_ZERO
             if v.parent is None and hash(v) not in names:
                 why, remedy = self._network.emptiness(v)
-            elif v.parent is not None and v.parent.info.type_name in DIFFERENCES:
-                why = f"is all 0, as it compares equal numbers{self._sources(v.parent)}"
-                remedy = remedies.DIFFERENT
             elif v.parent is not None and v.parent.inputs:
-                why = f"is all 0, computed of {self._around(v.parent)}"
+                clause, remedy = self._why_zeros(v.parent)
+                why += clause or f", computed of {self._around(v.parent)}"
             return cause("zero_factor", f"it multiplies by {called(v)}, which {why}", remedy, v)
         if kind == "Prod":
             return cause("zero_factor", "it multiplies several zeros", remedies.FACTORS)
@@ -343,6 +355,11 @@ class Ends:
         if kind in _ROUNDS and not any(map(self._batches.largest, f.outputs)):
             what = f"it rounds all numbers to 0, which reach {self._batches.largest(f.inputs[0]):.2g}"
             return cause("rounded", what, remedies.STEP)
+        # A function that hands on all that it gets.
+        cancelling = self._cancelling(f) if kind in _HANDS_ON else None
+        if cancelling is not None:
+            what = f"it computes the same whatever {called(f.inputs[0])} is: the gradients to it cancel"
+            return Cause("cancels", self._network.name(cancelling), what, remedies.NOT_CONSTANT)
         # A rectifier that is not dead is not saturated.
         others = {*_METRICS, *_RECTIFIERS} - _BOUNDS
         if kind in _SATURATES - {"SoftPlus"} or (

@@ -322,8 +322,8 @@ class _Examination:
         beyond = self._not_finite(self._as_stored)
         yield from beyond
         ended = self._ends.functions()
-        ends = distinct((*ended.values(), *self._ends.saturated(), *self._branches.clipped())).values()
-        yield from ends or ([] if learning else self._ends.zero_loss())
+        ends = list(distinct((*ended.values(), *self._ends.saturated(), *self._branches.clipped())).values())
+        ends = ends or ([] if learning else self._ends.zero_loss())
         told = {name for cause in ends for name in cause.spoils}
         # A bias before a normalization may be noise; a computed weight is a layer of its own beside it.
         beside = tuple(layer.name for layer in learning)
@@ -335,22 +335,34 @@ class _Examination:
             and not noise.is_bias(layer)
         )
         cancelling = noise.functions if noisy or damaged else []
+        of_storage: List[Cause] = []
+        if not any(cause.fatal for cause in beyond):
+            of_storage = self._of_storage([] if cancelling else damaged, ended)
+        # A flat function may become 0 as stored: why it is flat says more.
+        fatal, first = not any(n.floor < USELESS for n in learning), {one.function for one in of_storage}
+        for cause in ends:
+            is_same = cause.function in first
+            yield cause._replace(fatal=fatal, spoils=tuple(damaged)) if is_same else cause
         if not beyond and (cancelling or untold):
             spoils = tuple(dict.fromkeys((*noisy, *damaged)))
             causes = [noise.cause_in_forward(spoils)] if cancelling else noise.causes(untold)
             yield from (cause._replace(fatal=not learning) for cause in causes)
-        if not any(cause.fatal for cause in beyond):
-            found = [one for sight in self._as_stored for one in Deviations(network, sight).wrong_rows()]
-            found += filter(None, (Deviations(network, sight).exploded() for sight in self._in_fp32))
-            found += [one for sight in self._as_stored for one in Deviations(network, sight).lone_constants()]
-            if damaged and not cancelling:
-                changed = (Deviations(network, sight).changed(damaged) for sight in self._as_stored)
-                found += sorted((cause for cause in changed if cause), key=self._position)
-                found += ends_as_stored(network, Ends(network, self._as_stored), ended)
-            fatal = not any(n.floor < USELESS for n in learning)
-            yield from (one._replace(fatal=fatal, spoils=tuple(damaged), as_stored=True) for one in found[:1])
+        for cause in of_storage if first.isdisjoint(cause.function for cause in ends) else ():
+            yield cause._replace(fatal=fatal, spoils=tuple(damaged), as_stored=True)
         yield from untrained(self._examined, network)
         yield from self._steps.causes({*noisy}, self._branches.shrinking)
+
+    def _of_storage(self, damaged: Sequence[str], ended: Mapping[int, Cause]) -> List[Cause]:
+        """First cause that only storage brings about; for damaged layers, what changes their numbers."""
+        network = self._network
+        found = [one for sight in self._as_stored for one in Deviations(network, sight).wrong_rows()]
+        found += filter(None, (Deviations(network, sight).exploded() for sight in self._in_fp32))
+        found += [one for sight in self._as_stored for one in Deviations(network, sight).lone_constants()]
+        if damaged:
+            changed = (Deviations(network, sight).changed(damaged) for sight in self._as_stored)
+            found += sorted((cause for cause in changed if cause), key=self._position)
+            found += ends_as_stored(network, Ends(network, self._as_stored), ended)
+        return found[:1]
 
 
 def _blank_input(network: Network, f: Any, v: nn.Variable) -> Cause:

@@ -202,6 +202,23 @@ class Operands:
             f = None if read is None else read.parent
         return steps
 
+    def gradient(self, f: Any) -> float:
+        """Largest magnitude in the gradients of a function's outputs."""
+        known = (self.in_fp32.gradients.get(hash(v)) for v in f.outputs)
+        return max((one.abs_max for one in known if one is not None), default=0.0)
+
+    def gradient_steps(self, f: Any) -> List[Step]:
+        """Functions from the loss to `f`, along the largest gradients: how each changes them."""
+        network = self.network
+        steps: List[Step] = []
+        while f is not None:
+            readers = (g for v in f.outputs for g in network.readers.get(hash(v), ()))
+            behind = max((g for g in readers if hash(g) in network.nodes), key=self.gradient, default=None)
+            if behind is not None:
+                steps.insert(0, Step(behind, self.gradient(behind), self.gradient(f)))
+            f = behind
+        return steps
+
     def growth(self, steps: Sequence[Step], noun: str, *, shrinks: bool = False) -> Growth:
         """Operands that enlarge numbers from step to step, or shrink them."""
         uses: Dict[Tuple[str, str, str], List[float]] = {}

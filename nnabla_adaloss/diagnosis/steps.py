@@ -27,6 +27,8 @@ _RELATIVE = {"Lamb", "Lars"}
 _EPSILON_IN_ROOT = {"AdaBelief", "Adadelta", "RMSpropGraves"}
 # Number of steps: a momentum has grown then. Growth of all parameters by them that no training survives.
 _TAKEN, _EXPLODES = 8, 100.0
+# Gradients whose squares, weighed by 1 - beta2 = 1e-3, fp32 does not hold with full precision.
+_SQUARE_VANISHES = 1e-17
 # A smaller changing share of a weight counts as none.
 _MOVED = 0.01
 # Factor from which `on_gradients` is at fault for small gradients.
@@ -51,6 +53,8 @@ class Steps:
         # By layer: the largest gradient before `on_gradients`, and after it; the largest share of a parameter
         # that the steps change, where it has a gradient.
         self._arriving, self._left, self._moved = (dict.fromkeys(names, 0.0) for _ in range(3))
+        # By layer: its largest parameter.
+        self._sizes: Dict[str, float] = {}
         # By layer: norms of its gradient, the largest so far, and of that which weight decay adds.
         self._norms: Dict[str, Tuple[float, float]] = {}
         # Parameters that the steps make nonfinite, and the growth of all together.
@@ -67,6 +71,7 @@ class Steps:
             examined.on_gradients(examined.solver)
         for layer in self._layers:
             own = largest(in_fp32.statistics(v.grad) for v in layer.weights.values())
+            self._sizes[layer.name] = largest(in_fp32.statistics(v.data) for v in layer.weights.values())
             self._left[layer.name] = max(own, self._left[layer.name])
             if examined.weight_decay:
                 norm, _ = self._norms.get(layer.name, (0.0, 0.0))
@@ -157,7 +162,12 @@ class Steps:
         if broken:
             what = f"its first steps make NaNs or infinities of {listed(broken)}"
         what += f", at a learning rate of {solver.learning_rate():g}"
-        return Cause("solver", solver.name, what, remedies.SETTINGS, parameters=tuple(broken))
+        least = min(filter(None, self._left.values()), default=1.0)
+        remedy = remedies.SETTINGS
+        if least < _SQUARE_VANISHES:
+            what += f": the squares of gradients of {least:.1e} are next to 0 in fp32"
+            remedy = remedies.LARGER_GRADIENTS
+        return Cause("solver", solver.name, what, remedy, parameters=tuple(broken))
 
     def _small(
         self, trained: Dict[str, float], shrinking: Callable[[str], Tuple[str, str]]
@@ -179,7 +189,9 @@ class Steps:
             told, remedy, rate = "small_steps", remedies.LEARNING_RATE, solver.learning_rate()
             limit = f"and times the learning rate of {rate:g} it is below the last bit of its weights"
             if kind not in _BY_LEARNING_RATE:
-                remedy = remedies.PROPORTIONAL if kind in _RELATIVE else remedies.LARGER_STEPS
+                remedy = remedies.LARGER_STEPS
+                if kind in _RELATIVE:
+                    remedy = remedies.LARGER_SHARE if self._sizes[name] else remedies.PROPORTIONAL
                 limit = (
                     f"and the steps that {kind} makes of it, at a learning rate of {rate:g}, are below the "
                 )
@@ -193,6 +205,8 @@ class Steps:
         clause, known = shrinking(name)
         what += f" (as {'those' if others[1:] else 'that'} of {listed(others)})" * bool(others)
         what += f"{clause}: it hardly moves, whatever the loss scale, which is undone before the solver"
+        if known == remedies.LARGER_FACTOR:
+            known = f"{known}, or {remedy}"
         yield Cause(told, name, what, known or remedy, len(small) == len(trained), tuple(small))
 
     def _only_decaying(self, trained: Dict[str, float]) -> Iterator[Cause]:

@@ -796,7 +796,9 @@ def steps_in_proportion_to_zero(mended: bool) -> Built:
     return trained(network(layers), S.Lamb(1e-2))
 
 
-@trouble("epsilon", "fc1/affine", "leaves", fatal=False, remedy=remedies.LARGER_FACTOR)
+@trouble(
+    "epsilon", "fc1/affine", "leaves", fatal=False, remedy=f"{remedies.LARGER_FACTOR}, or {remedies.EPSILON}"
+)
 def factor_that_hides_a_branch(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         return affine(x, 16, "fc2") + hidden(x) * (1.0 if mended else 1e-9)
@@ -2510,3 +2512,68 @@ def recurrence_that_leaves_the_format_through_relus(mended: bool) -> Built:
         return state * 0.1
 
     return network(layers)
+
+
+@trouble("cancels", "fc1/affine/Sub2", "gradients to it cancel", fatal=False, remedy=remedies.NOT_CONSTANT)
+def mean_of_one_subtracted(mended: bool) -> Built:
+    """A dueling head with a single action."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        advantage = affine(x, 4 if mended else 1, "fc1")
+        return (
+            F.broadcast(affine(x, 1, "value"), advantage.shape)
+            + advantage
+            - F.mean(advantage, axis=1, keepdims=True)
+        )
+
+    return network(layers)
+
+
+@trouble("zero_factor", "head/affine/Mul2", "holds only numbers below 0", remedy=remedies.LABELS)
+def labels_that_are_left_out_and_masked(mended: bool) -> Built:
+    def ignored(x: nn.Variable, t: nn.Variable) -> None:
+        t.d = t.d if mended else -1.0
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        mask = F.greater_equal_scalar(t, 0).apply(need_grad=False)
+        return F.sum(F.softmax_cross_entropy(affine(h, 5, "head"), t) * mask) / (F.sum(mask) + 1.0)
+
+    return network(loss=loss, spoil=ignored)
+
+
+@trouble(
+    "epsilon", "fc0/affine", "gradients shrink from layer to layer", remedy=remedies.VANISHING, fatal=False
+)
+def sigmoids_of_small_weights(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        for number in range(9):
+            x = F.sigmoid(affine(x, 16, f"fc{number}", 4.0 if mended else 0.04))
+        return x
+
+    return trained(network(layers), S.Adam(1e-3))
+
+
+@trouble("solver", "Adam", "squares of gradients of", remedy=remedies.LARGER_GRADIENTS)
+def squares_below_fp32(mended: bool) -> Built:
+    loss, feed = network()
+    return trained((loss * (1.0 if mended else 1e-24), feed), S.Adam(1e-3, eps=1e-38))
+
+
+@trouble(
+    "saturated",
+    "fc1/affine/Sigmoid",
+    "the bias fc1/affine/b reaches -20",
+    remedy=remedies.SMALLER_BIAS,
+    fatal=False,
+)
+def gate_that_a_bias_closes(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        gate = F.sigmoid(affine(x, 16, "fc1", bias=0.0 if mended else -20.0))
+        return gate * F.tanh(affine(x, 16, "value"))
+
+    return network(layers)
+
+
+@trouble("small_steps", "fc1/affine", "Lars makes of it", remedy=remedies.LARGER_SHARE)
+def coefficient_of_nearly_nothing(mended: bool) -> Built:
+    return trained(network(), S.Lars(0.1, coefficient=1e-3 if mended else 1e-12))
