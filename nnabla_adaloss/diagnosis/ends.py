@@ -110,6 +110,20 @@ class Ends:
             if starved and others and self._without(others).isdisjoint(starved):
                 ended = others
                 del found[key]
+        # A state that starts from 0 is no fault if what is before it ends elsewhere, too.
+        for key in [key for key in ended & found.keys() if found[key].kind == "zero_factor"]:
+            f = network.function(key)
+            elsewhere = [self._leaves_before(network.function(other)) for other in ended - {key}]
+            zeros = self._zeros(f)
+            is_start = bool(zeros) and not zeros[0].parent.inputs
+            if is_start and self._leaves_before(f) & self._starved <= set().union(*elsewhere):
+                ended = ended - {key}
+                del found[key]
+        # What always cancels is not also equal by chance.
+        cancelling = {cause.function for cause in found.values() if cause.kind == "cancels"}
+        for key in [key for key, cause in found.items() if cause.kind == "equal_operands"]:
+            if found[key].function in cancelling:
+                del found[key]
         if self._learns(ended):
             found = {key: cause._replace(fatal=False) for key, cause in found.items()}
         return {hash(f): found[hash(f)] for f in network.graph.functions if hash(f) in found}

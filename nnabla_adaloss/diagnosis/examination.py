@@ -13,6 +13,7 @@ import numpy as np
 from ..core.formats import canonical_name
 from ..core.precision import LayerPrecisions, PrecisionLike, PrecisionName, StorageLike
 from ..emulation import FormatEmulation
+from ..graph.functions import is_matrix_product
 from . import remedies
 from .advice import PrecisionAdvice, advise, candidates_of
 from .branches import Branches
@@ -32,6 +33,8 @@ from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, Way
 from .watching import REPEATED, Sight
 from .ways import FormatTrial
 
+# Ends of the names of functions that compare predictions with targets.
+_COMPARING = ("Error", "Loss", "CrossEntropy", "KLMultinomial")
 # Formats tried besides the requested one.
 _FORMATS: Sequence[PrecisionName] = ("float16", "bfloat16", "fp8_hybrid")
 
@@ -136,6 +139,8 @@ class _Examination:
         # Names of functions with different results in each pass; keys of gradients that differ likewise.
         self._random: List[str] = []
         self._unsteady: Set[int] = set()
+        # Keys of gradients whose errors are not judged, except for rounding errors.
+        self._left_out: Set[int] = set()
         self._noise = RoundingNoise(examined, self._network, self._layers, self._passes)
         self._steps = Steps(examined, self._layers)
         self._units = Units(self._network)
@@ -158,10 +163,11 @@ class _Examination:
             causes = causes or self._observe()
             if not causes:
                 tried = self._compare()
+                causes += self._unfilled_targets()
                 self._ends = Ends(self._network, self._in_fp32)
                 self._branches = Branches(self._network, self._in_fp32)
                 layers = [self._numbers(tried[self._storage], layer) for layer in self._layers]
-                causes = list(self._of_gradients(layers))
+                causes += self._of_gradients(layers)
         except NoBackward as error:
             what = f"it has no backward, so that nothing before it can be trained (nnabla: {error.told})"
             causes = [Cause("no_backward", self._network.name(error.function), what, remedies.NO_BACKWARD)]
@@ -169,7 +175,7 @@ class _Examination:
         in_fp32, as_stored = (float(np.mean(one)) for one in zip(*self._losses or [(math.nan, math.nan)]))
         formats = {
             name: {
-                layer.name: one.effects(layer, self._noise.gradients | self._unsteady)
+                layer.name: one.effects(layer, self._noise.gradients | self._left_out)
                 for layer in self._layers
             }
             for name, one in tried.items()
@@ -215,6 +221,20 @@ class _Examination:
         fatal = [cause for cause in self._not_finite(self._in_fp32) if cause.fatal]
         # Causes that show in forward alone.
         return [*fatal, *Ends(self._network, self._in_fp32).dead()] if fatal else []
+
+    def _unfilled_targets(self) -> Iterator[Cause]:
+        """Causes of inputs that nobody has filled, and that a loss compares, unlike an initial state."""
+        network = self._network
+        for key in network.never_filled:
+            uses = {key}
+            for f in network.graph.functions:
+                if uses.isdisjoint(map(hash, f.inputs)) or is_matrix_product(f.info.type_name):
+                    continue
+                uses.update(map(hash, f.outputs))
+                if f.info.type_name.endswith(_COMPARING):
+                    what = f"it compares with {input_name(network.inputs[key])}, which nobody has filled"
+                    yield Cause("unfed", network.name(f), what, remedies.FILL_TARGET, False)
+                    break
 
     def _notes(
         self, tried: Mapping[str, FormatTrial], layers: Sequence[LayerNumbers], causes: Sequence[Cause]
@@ -278,8 +298,9 @@ class _Examination:
             for one in tried.values():
                 one.compare(index, in_fp32)
         self._noise.end(self._in_fp32)
-        self._unsteady = unsteady.differing(REPEATED) | self._jumping()
-        self._noise.gradients -= self._unsteady
+        self._unsteady = unsteady.differing(REPEATED)
+        self._left_out = self._unsteady | self._jumping()
+        self._noise.gradients -= self._left_out
         return tried
 
     def _jumping(self) -> Set[int]:
@@ -291,7 +312,7 @@ class _Examination:
 
     def _numbers(self, tried: FormatTrial, layer: Layer) -> LayerNumbers:
         noise, unsteady = self._noise.gradients, self._unsteady
-        left_out = noise | unsteady
+        left_out = noise | self._left_out
         keys, effects = [*layer.outputs, *layer.weights], tried.effects(layer, left_out)
         known = (s.gradients[k].abs_max for s in self._in_fp32 for k in keys if k in s.gradients)
         nonzero = tried.floor.nonzero(layer)

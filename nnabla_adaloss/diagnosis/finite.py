@@ -65,21 +65,21 @@ class Finiteness:
                     return [Cause("data_not_finite", self._network.name(f), what, remedies.CLEAN, False)]
         for f in self._network.graph.functions:
             kind, args, name = f.info.type_name, f.info.args, self._network.name(f)
-            improbable, undefined = (
-                one.get(hash(f)) for one in (self._sight.improbable, self._sight.undefined)
-            )
-            if improbable:
-                what = f"it takes {self._network.called(f.inputs[0])} for probabilities, of which "
-                what += f"{improbable} of {f.inputs[0].size} are below 0 or above 1"
-                remedy = remedies.OF_SCORES.format(PROBABILITIES[kind])
-                return [Cause("no_probability", name, what, remedy)]
+            for v in f.inputs[: PROBABILITIES.get(kind, 0)]:
+                count = self._sight.improbable.get(hash(v))
+                if count:
+                    what = (
+                        f"it takes {self._network.called(v)} for probabilities, of which {count} of {v.size} "
+                    )
+                    what += "are below 0 or above 1"
+                    return [Cause("no_probability", name, what, remedies.of_errors(f))]
             if kind not in INDICES:
                 continue
             v, table = f.inputs[INDICES[kind]], f.inputs[INDICES[kind] - 1]
             last = (args["shape"] if kind == "OneHot" else table.shape)[args.get("axis", 0)] - 1
             what, largest = f"it takes {self._network.called(v)} for indices", self._operands.amax(v)
-            if undefined:
-                what += f", of which {undefined} are no whole numbers"
+            if self._sight.undefined.get(hash(f)):
+                what += f", of which {self._sight.undefined[hash(f)]} are no whole numbers"
                 return [Cause("fractional_index", name, what, remedies.WHOLE_NUMBERS, False)]
             if largest > last:
                 what += f" up to {largest:g}, but its last is {last}: nnabla reads other memory"
@@ -281,8 +281,10 @@ class Finiteness:
         if is_product(g):
             return remedies.CHAIN
         is_floor = remedy in (remedies.AWAY, remedies.LOG, remedies.HELD, remedies.HELD_IN_LOG)
-        is_above = is_floor and self._operands.amax(v) < FLOOR
-        return remedies.LARGER_UNITS.format(self._network.name(g)) if is_above else remedy
+        if not is_floor or self._operands.amax(v) >= FLOOR or g.info.type_name in CONSTANTS:
+            return remedy
+        is_exponential = g.info.type_name == "Exp"
+        return remedies.EXP_OF_LESS if is_exponential else remedies.LARGER_UNITS.format(self._network.name(g))
 
 
 def _is_number(value: object) -> bool:

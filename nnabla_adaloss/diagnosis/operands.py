@@ -136,8 +136,9 @@ class Operands:
                     number += f" 0 in {network.format(v).name}"
                 first = self.first_zeros(v)
                 return f", as {subject} {verb} {number} from {network.called(first)} on"
-            if kind in DIVISIONS or power < 0.0:
-                return f", as {subject} divides by numbers down to {self.least(f):.2g}"
+            if kind in DIVISIONS or power < 0.0 or kind == "Log":
+                verb = "reads" if kind == "Log" else "divides by"
+                return f", as {subject} {verb} numbers down to {self.least(f):.2g}"
         if kind == "ACosh":
             return f", as {subject} reads numbers down to {self.sight.data[hash(f.inputs[0])].abs_min:g}"
         if kind in ("BatchInv", "BatchLogdet"):
@@ -227,7 +228,8 @@ class Operands:
         for g, before, after in steps:
             times = (after / before) ** sign if after and before else 0.0
             operand = self._factor(g, times) if times > 1.0 else ("", "", "")
-            if any(operand) and not (shrinks and g.info.type_name in NORMALIZATIONS):
+            is_kept = operand[2] == remedies.SMALLER_EPS or g.info.type_name not in NORMALIZATIONS
+            if any(operand) and (is_kept or not shrinks):
                 first = first or self.network.name(g)
                 uses.setdefault(operand, []).append(math.log(times))
         total = sum(map(sum, uses.values()))
@@ -243,7 +245,7 @@ class Operands:
         makes = f"makes {noun} {math.exp(sum(grown) / len(grown)):.2g} times {size}"
         if len(grown) > 1:
             makes = f"is applied {len(grown)} times, and {makes} each time"
-        if shrinks:
+        if shrinks and remedy != remedies.SMALLER_EPS:
             remedy = remedies.VANISHING if name else remedies.TOO_SMALL
         return Growth(f"; {factor}{name} {makes}", (name,) * bool(name), remedy)
 
@@ -266,6 +268,9 @@ class Operands:
             for name, v in named.items():
                 if name.endswith("gamma") and self.amax(v) ** 2 >= growth:
                     return "the weight ", name, remedies.GAMMA
+            read = self.in_fp32.data.get(hash(f.inputs[0]))
+            if read and f.info.args.get("eps", 0.0) > read.mean_square:
+                return f"a normalization's eps of {f.info.args['eps']:g}", "", remedies.SMALLER_EPS
             return f"the division by a small deviation in {network.name(f)}", "", ""
         weight = max(named, key=lambda name: self.amax(named[name]), default="")
         if weight:

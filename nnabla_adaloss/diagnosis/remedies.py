@@ -20,6 +20,7 @@ INITIALISE = "initialise them randomly"
 ONE_FACTOR = "initialise one of the two randomly"
 WHY_ZERO = "check why that is 0"
 FILL = "fill it, or give a feeder that does"
+FILL_TARGET = f"{FILL}; of the output of another graph, run forward in the feeder, or use F.unlink instead"
 ZEROS = "check that the feeder fills it, and that no division of integers makes it 0"
 TRAIN = "make it trainable, or start it from another number"
 SMALLER_BIAS = "start the bias nearer 0"
@@ -27,6 +28,7 @@ SMALLER_CONSTANT = "use a constant nearer 0"
 SMALLER_FACTOR = "use a smaller factor there"
 SMALLER_START = "start it from smaller numbers, or normalise behind it"
 SOFTMAX_AXIS = "choose the axis of the places that it weighs; for a single class, use a sigmoid"
+SMALLER_EPS = "use a smaller eps, such as 1e-5"
 GAMMA = "start it from 1"
 CONSTANT_INPUT = "check what it reads; feed larger batches or maps"
 SINGLE_NUMBERS = (
@@ -57,6 +59,7 @@ LEARNING_RATE = "use a larger learning rate: with a loss weight, divide it by th
 RATE = "set it above 0; if the loop sets it, do that before this examination"
 SETTINGS = "check its settings, such as beta1, beta2 or decay, which must be below 1"
 LARGER_GRADIENTS = "make them larger: multiply the loss, or start from larger weights"
+SMALLER_LOSS = "make the loss smaller: add up means, and look for what makes it so large"
 LARGER_STEPS = f"use a larger learning rate, and {SETTINGS}"
 PROPORTIONAL = "start from other numbers than 0: steps are in proportion to them"
 LARGER_SHARE = "use a larger learning rate or coefficient: steps are that share of the weights"
@@ -160,6 +163,7 @@ _UNDEFINED = {
 # Where it is unknown which operand makes numbers large.
 _SIZES = {"Exp": EXP, "BatchMatmul": DIVIDE_EARLIER}
 _IMPRECISE = {
+    "KLMultinomial": "apply F.softmax to the scores first",
     **dict.fromkeys(("Sin", "Cos"), PERIOD),
     "BinaryCrossEntropy": OF_SCORES.format("sigmoid"),
     "CategoricalCrossEntropy": OF_SCORES.format("softmax"),

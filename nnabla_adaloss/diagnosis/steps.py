@@ -29,6 +29,7 @@ _EPSILON_IN_ROOT = {"AdaBelief", "Adadelta", "RMSpropGraves"}
 _TAKEN, _EXPLODES = 8, 100.0
 # Gradients whose squares, weighed by 1 - beta2 = 1e-3, fp32 does not hold with full precision.
 _SQUARE_VANISHES = 1e-17
+_SQUARE_OVERFLOWS = 1e19
 # A smaller changing share of a weight counts as none.
 _MOVED = 0.01
 # Factor from which `on_gradients` is at fault for small gradients.
@@ -196,6 +197,8 @@ class Steps:
                     f"and the steps that {kind} makes of it, at a learning rate of {rate:g}, are below the "
                 )
                 limit += "last bit of its weights"
+        if trained[name] > _SQUARE_OVERFLOWS:
+            told, remedy, limit = "large_gradient", remedies.SMALLER_LOSS, "whose square fp32 does not hold"
         what = f"its gradient reaches {trained[name]:.1e}, {limit}"
         if self._arriving[name] > _CLIPPED * trained[name]:
             told, remedy = "on_gradients", remedies.CLIP_LESS

@@ -265,6 +265,7 @@ class Network:
     def __init__(self, examined: Subject, storage: RoundedStorage) -> None:
         self.graph, self.plan = examined.graph, examined.plan
         self.never_filled = examined.never_filled
+        self.inputs = {hash(v): v for v in self.graph.leaves.values()}
         self._storage, graph, plan = storage, self.graph, self.plan
         # Functions that backward starts from.
         self.roots = [graph.variables[p] for p in plan.roots]

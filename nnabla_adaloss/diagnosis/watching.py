@@ -35,8 +35,8 @@ _SUMS = ("Add2", "Sub2")
 _ABSORBED = 0.9
 # Distance from a pixel, in pixels, that rounding errors bridge.
 _ON_PIXEL = 2.0**-7
-# Functions of probabilities, which a sum may round above 1.
-PROBABILITIES, _ROUNDED = {"BinaryCrossEntropy": "sigmoid", "CategoricalCrossEntropy": "softmax"}, 1e-3
+# Number of inputs that are probabilities, which a sum may round above 1.
+PROBABILITIES, _ROUNDED = {"BinaryCrossEntropy": 1, "CategoricalCrossEntropy": 1, "KLMultinomial": 2}, 1e-3
 # Input of indices.
 INDICES = {"Embed": 0, "OneHot": 0, "SoftmaxCrossEntropy": 1, "CategoricalCrossEntropy": 1}
 
@@ -58,7 +58,7 @@ class Sight:
         self.infinities: Dict[int, int] = {}
         # Number of inputs that a function is not defined for: negative ones, or fractions as indices.
         self.undefined: Dict[int, int] = {}
-        # Number of inputs of a cross entropy of probabilities that are below 0 or above 1.
+        # Number of probabilities that a function reads, by key, that are below 0 or above 1.
         self.improbable: Dict[int, int] = {}
         # As stored: number of indices that storage changes, by function.
         self.wrong_indices: Dict[int, int] = {}
@@ -118,8 +118,9 @@ class Sight:
                 changed = index.data.data.astype(int) != self.in_fp32._kept[hash(index)].astype(int)
                 self.wrong_indices[hash(f)] = int(np.count_nonzero(changed))
         if type_name in PROBABILITIES and self.in_fp32 is None:
-            p = f.inputs[0].data.data
-            self.improbable[hash(f)] = int(np.count_nonzero((p < -_ROUNDED) | (p > 1.0 + _ROUNDED)))
+            for v in f.inputs[: PROBABILITIES[type_name]]:
+                is_outside = (v.data.data < -_ROUNDED) | (v.data.data > 1.0 + _ROUNDED)
+                self.improbable[hash(v)] = int(np.count_nonzero(is_outside))
         if self.in_fp32 is not None and type_name in _SUMS and _absorbs(f):
             self.absorbing.add(hash(f))
         if type_name == "WarpByGrid" and _is_on_pixels(f):

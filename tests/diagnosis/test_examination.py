@@ -589,6 +589,20 @@ def test_only_a_factor_of_the_loss_is_to_be_left_out() -> None:
     assert [remedies.NO_FACTOR in ends[0], remedies.MEAN_LOSS in ends[1]] == [True, True]
 
 
+def test_a_state_that_starts_from_0_is_not_accused_beside_saturated_gates() -> None:
+    def layers(x: nn.Variable) -> nn.Variable:
+        h, c = (F.constant(0.0, (32, 4)) for _ in range(2))
+        with nn.parameter_scope("cell"):
+            for _ in range(3):
+                h, c = PF.lstm_cell(x, h, c, 4)
+        return h
+
+    loss, feed = network(layers, spoil=lambda x, t: setattr(x, "d", np.round(x.d + 5.0) * 1e3))
+    causes = diagnose(loss, feeder=feed).verdict.causes
+    assert {cause.kind for cause in causes} == {"saturated"}
+    assert causes[0].remedy == remedies.NORMALISE_DATA
+
+
 def test_a_layer_that_an_input_of_zeros_teaches_nothing_is_a_note() -> None:
     (x, t), state = inputs(), nn.Variable((32, 16))
     loss = cross_entropy(affine(F.tanh(affine(x, 16, "fc1") + affine(state, 16, "again")), 5, "head"), t)

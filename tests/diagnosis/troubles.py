@@ -2577,3 +2577,42 @@ def gate_that_a_bias_closes(mended: bool) -> Built:
 @trouble("small_steps", "fc1/affine", "Lars makes of it", remedy=remedies.LARGER_SHARE)
 def coefficient_of_nearly_nothing(mended: bool) -> Built:
     return trained(network(), S.Lars(0.1, coefficient=1e-3 if mended else 1e-12))
+
+
+@trouble("underflow", "bn3/bn", "eps of 10000 is applied 4 times", remedy=remedies.SMALLER_EPS, fatal=False)
+def eps_above_the_variance(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        for number in range(4):
+            x = affine(x, 16, f"fc{number}")
+            x = PF.batch_normalization(x, name=f"bn{number}", eps=1e-4 if mended else 1e4)
+        return F.tanh(x)
+
+    return network(layers)
+
+
+@trouble("no_probability", "head/affine/KLMultinomial", "the output of head/affine for probabilities")
+def divergence_of_scores(mended: bool) -> Built:
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        score = affine(h, 5, "head")
+        target = F.one_hot(t, (5,)) * 0.9 + 0.02
+        return F.mean(F.kl_multinomial(target, F.softmax(score) if mended else score))
+
+    return network(loss=loss)
+
+
+@trouble("unfed", "head/affine/SquaredError", "which nobody has filled", fatal=False)
+def teacher_that_nothing_computes(mended: bool) -> Built:
+    """An unlinked output of another graph is an input of this one."""
+
+    def loss(h: nn.Variable, t: nn.Variable) -> nn.Variable:
+        y, taught = affine(h, 5, "head"), F.tanh(affine(h, 5, "teacher"))
+        aim = F.unlink(taught) if mended else taught.get_unlinked_variable(need_grad=False)
+        return cross_entropy(y, t) + F.mean(F.squared_error(F.softmax(y), F.softmax(aim)))
+
+    return network(loss=loss)
+
+
+@trouble("large_gradient", "fc1/affine", "whose square fp32 does not hold", remedy=remedies.SMALLER_LOSS)
+def squares_beyond_fp32(mended: bool) -> Built:
+    loss, feed = network()
+    return trained((loss * (1.0 if mended else 1e30), feed), S.Adam(1e-3))
