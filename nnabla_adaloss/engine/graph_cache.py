@@ -66,9 +66,8 @@ class GraphCache:
         # From the parameter scope in which the loss is wrapped.
         self._names = registered_names()
         by_layer = not (isinstance(config.method, Fixed) and config.method.fixed_loss_scale == 1.0)
-        self._no_schedules = ScheduleCache(
-            config.iterations_per_measurement, by_layer=by_layer, delayed=delayed
-        )
+        iterations = config.iterations_per_measurement
+        self._no_schedules = ScheduleCache(iterations, by_layer=by_layer, delayed=delayed)
         # True if the method uses statistics of layers; True if a monitor does.
         self._uses_statistics, self._watched = needs in (Needs.STATISTICS, Needs.HISTORY), watched
         self.pool = ScratchPool()

@@ -326,6 +326,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
             raise ValueError(f"state is damaged, or not an updater's: {error!r}") from error
         if foreign:
             warn(foreign_settings_warning(foreign))
+        self._idle.when_idle(self._undo_iteration)  # a rollback that was interrupted would undo this, too
         self.scaling.load_state_dict(scaling)
         self._s0.state, self._s0.last_good = scale_state, last_good
         self.iteration, self.counters, self._interrupted = iteration, counters, None

@@ -118,6 +118,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
 
     @scale.setter
     def scale(self, value: float) -> None:
+        self._idle.when_idle(self._undo_iteration)  # a rollback that was interrupted would undo this, too
         self._s0.state = self.scale_state._replace(scale=check_scale(value))
         if self._s0.measured:
             self.scaling.restart(self._s0.scale)

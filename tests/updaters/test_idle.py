@@ -360,25 +360,36 @@ def test_a_callback_may_train() -> None:
     assert updater.counters.updates == 1
 
 
-def test_a_rollback_that_was_interrupted_ends_before_the_state_is_read(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("then", ["read", "load", "set"])
+def test_a_rollback_that_was_interrupted_ends_before_the_state_is_used(
+    then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = training()
+    train, ends = training(), [False] * 3 + [True]
 
     def feed() -> None:
         train.feed()
-        if updater.counters.fed == 3:
+        if ends and ends.pop(0):
             raise KeyboardInterrupt
 
     def interrupted() -> None:
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    updater = updater_on(train._replace(feed=feed))
+    updater = updater_on(train._replace(feed=feed), global_scale="dynamic")
+    first: Dict[str, Any] = updater.state_dict()
     for _ in range(3):
         updater.update()
     before: Dict[str, Any] = updater.state_dict()
     monkeypatch.setattr(updater.scaling.guard, "undo_window", interrupted)
     with pytest.raises(KeyboardInterrupt):
         updater.update()
-    assert updater.state_dict() == before
+    if then == "read":
+        assert updater.state_dict() == before
+    elif then == "load":
+        updater.load_state_dict(first)
+        updater.update()
+        assert updater.iteration == 1
+    else:
+        updater.scale = 2.0
+        updater.update()
+        assert (updater.scale, updater.iteration) == (2.0, 4)
