@@ -205,7 +205,7 @@ class _FinishedPass(NamedTuple):
     def components_of_leaves(self, nonfinite_leaves: AbstractSet[int]) -> Tuple[Dict[int, int], Set[int]]:
         """Component of each function's first nonfinite leaf; and all components with a finite leaf."""
         plan, written = self.prepared.plan, self.written
-        # Function, component, and whether it is not finite, of each contribution that was measured alone.
+        # Function, component, and whether it is not finite, of each contribution of this batch.
         parts = [(one.function, index, self.largest[i] == math.inf) for one, i, index in written.counted]
         counted = {one.leaf for one, _, _ in written.counted}
         for node in plan.nodes:

@@ -70,7 +70,7 @@ class DeviceMeasurements:
         self._make_table(rows)
         self._used = self._unscaled = 0
         self._watched = False
-        self._watching: Optional[DeviceTasks] = None
+        self._watching: Optional[DeviceTasks] = None  # of the last `watch`, for the next one
 
     def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
         self._make_room(self._used + len(arrays))
