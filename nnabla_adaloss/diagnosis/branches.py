@@ -8,8 +8,7 @@ from typing import Any, Iterable, Iterator, List, Sequence, Tuple
 
 from . import remedies
 from .batches import Batches
-from .causes import Cause
-from .notes import Note
+from .causes import Cause, Note
 from .operands import Operands
 from .passes import Layer
 from .target import Network, input_name

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes of faults that no loss scale can fix, each told once."""
+"""Causes of faults that no loss scale can fix, each told once, and notes: sentences with lists of names."""
 
 from __future__ import annotations
 
 from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
-from .notes import listed
-
 # Number of causes of one kind and remedy from which they are one sentence.
 _SEVERAL = 3
+# Number of listed names.
+_NAMED = 4
 
 
 class Cause(NamedTuple):
@@ -48,3 +48,25 @@ def summed_up(causes: Sequence[Cause]) -> Iterator[Cause]:
         spoils = tuple(dict.fromkeys(name for cause in found for name in cause.spoils))
         parameters = tuple(dict.fromkeys(name for cause in found for name in cause.parameters))
         yield found[0]._replace(what=what, spoils=spoils, parameters=parameters)
+
+
+class Note(NamedTuple):
+    """Sentence with a list of names in the middle."""
+
+    begin: str
+    names: Sequence[str] = ()
+    end: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.begin}{listed(self.names)}{self.end}"
+
+    def in_full(self) -> str:
+        """Sentence with all names."""
+        return f"{self.begin}{', '.join(self.names)}{self.end}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """List the first few names, and the number of others."""
+    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    *first, last = [*names[:_NAMED], *more] or [""]
+    return f"{', '.join(first)} and {last}" if first else last

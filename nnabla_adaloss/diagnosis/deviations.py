@@ -10,9 +10,8 @@ import nnabla as nn
 import numpy as np
 
 from . import remedies
-from .causes import Cause
+from .causes import Cause, Note, listed
 from .finite import SOFTMAX
-from .notes import Note, listed
 from .operands import CONSTANTS, GROWN, NOT_ZERO, Growth, Operands, repeated
 from .target import Network, scope_of
 from .watching import INDICES, Sight

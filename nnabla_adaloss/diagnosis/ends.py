@@ -11,9 +11,8 @@ from ..core.components import NodeStructure
 from ..graph.functions import is_matrix_product
 from . import remedies
 from .batches import PRODUCTS, Batches
-from .causes import Cause
+from .causes import Cause, listed
 from .finite import Finiteness
-from .notes import listed
 from .operands import Operands
 from .target import DIFFERENCES, NORMALIZATIONS, Network
 from .watching import INDICES, Sight, largest

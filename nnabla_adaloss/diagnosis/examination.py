@@ -17,11 +17,10 @@ from ..graph.functions import is_matrix_product
 from . import remedies
 from .advice import PrecisionAdvice, advise, candidates_of
 from .branches import Branches
-from .causes import Cause, distinct, summed_up
+from .causes import Cause, Note, distinct, listed, summed_up
 from .deviations import Deviations
 from .ends import Ends, ends_as_stored
 from .finite import Finiteness
-from .notes import Note, listed
 from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
 from .presentation import Diagnosis
 from .rounding_noise import RoundingNoise

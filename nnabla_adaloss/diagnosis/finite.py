@@ -11,8 +11,7 @@ import numpy as np
 
 from ..graph.description import type_name_of
 from . import remedies
-from .causes import Cause
-from .notes import listed
+from .causes import Cause, listed
 from .operands import CONSTANTS, DIVISIONS, FLOOR, GROWN, NOT_ZERO, Growth, Operands, is_product, repeated
 from .target import Network
 from .watching import INDICES, PROBABILITIES, Sight

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 import nnabla as nn
@@ -15,7 +16,7 @@ from ..emulation.rounded_storage import RoundedStorage
 from ..engine import AdaptiveLossScaling, BatchLoop
 from ..graph.description import type_name_of
 from ..graph.graph import Graph
-from ..graph.hooks import Hook, root_cause
+from ..graph.hooks import Hook
 from ..graph.loss import LossLike
 from ..graph.plan import GraphPlan
 
@@ -97,6 +98,9 @@ class Passes:
         arrays: Gradients = {}
         last: Any = None
         storage: Optional[RoundedStorage] = getattr(loss, "emulated_storage", None)
+        backward: Any = loss.backward
+        if not round_gradients:
+            storage, backward = None, partial(backward, round_gradients=False)
         # Gradients of weights so far, and their elements of which a part is beyond the format: one of several
         # uses may overflow where the sum does not.
         sums: Dict[int, NDArray[Any]] = {}
@@ -119,19 +123,12 @@ class Passes:
 
         self._begin(forward)
         try:
-            if round_gradients:
-                loss.backward(scale, function_pre_hook=note, function_post_hook=note_parts)
-            else:
-                emulation: Any = loss
-                emulation.backward(scale, function_pre_hook=note, round_gradients=False)
+            backward(scale, function_pre_hook=note, function_post_hook=note_parts)
         except RuntimeError as error:
             refused = "not_implemented", "propagate_down"
             if last is not None and any(words in str(error) for words in refused):
                 raise NoBackward(last, str(error).strip().rpartition("\n")[2]) from error
             raise
-        except SystemError as error:
-            # nnabla hides an interruption in a user's function.
-            raise root_cause(error) from None
         self._note_weights(arrays)
         for key, parts in beyond.items():
             arrays[key][parts] = np.inf
@@ -150,8 +147,8 @@ class Passes:
 
         scaling.guard.begin()
         scaling.guard.begin_batch(first=True)
-        smallest = scaling.components.policy.min_scale
-        BatchLoop(scaling, run_pass, self._weights.values, smallest).run(Rules(True, _REPEATS))
+        least = scaling.components.policy.min_scale
+        BatchLoop(scaling, run_pass, self._weights.values, least).run(Rules(True, _REPEATS))
         scaling.after_update()
         # Gradients of weights are unscaled already.
         return _unscaled(arrays, {key: scaling.scale_of(v) for key, v in self._outputs.items()})
@@ -216,8 +213,8 @@ class Tally:
 
     def differing(self, share: float) -> Set[int]:
         """Keys of finite gradients that differ from fp32 by more than this share."""
-        errors = {key: sums[4:] for key, sums in self._sums.items()}
-        return {key for key, (error, exact) in errors.items() if math.inf > error > share**2 * exact}
+        errors = ((key, *sums[4:]) for key, sums in self._sums.items())
+        return {key for key, error, exact in errors if math.inf > error > share**2 * exact}
 
     def zeros(self) -> Set[int]:
         """Keys of the gradients that are exactly 0 in fp32."""
@@ -246,8 +243,7 @@ class Tally:
         """Compute shares over some gradients, and the error over some, by key."""
         nonzero, lost, finite, overflowed = np.sum([self._sums[key][:4] for key in counted], axis=0).tolist()
         squared_error, squared = np.sum([self._sums[key][4:] for key in compared], axis=0).tolist()
-        error = 0.0
-        if squared_error:
-            is_known = math.isfinite(squared_error) and squared
-            error = math.sqrt(squared_error / squared) if is_known else math.inf
+        error = math.inf if squared_error else 0.0
+        if squared and math.isfinite(squared_error):
+            error = math.sqrt(squared_error / squared)
         return StorageEffect(lost / max(nonzero, 1.0), overflowed / max(finite, 1.0), error)

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..graph.functions import is_matrix_product
 from ..graph.graph import Graph
+from ..graph.hooks import root_cause
 from ..kernels import Kernels
 from ..undo import ArraySnapshot
 
@@ -71,7 +72,11 @@ def preserved(
         restore_generators()
 
     with restored(restore):
-        yield again
+        try:
+            yield again
+        except SystemError as error:
+            # nnabla hides an interruption in a hook or in a user's function.
+            raise root_cause(error) from None
 
 
 @contextmanager

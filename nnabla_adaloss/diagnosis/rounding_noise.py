@@ -13,9 +13,8 @@ from ..core.formats import Format
 from ..emulation import FormatEmulation
 from ..graph.loss import LossLike
 from . import remedies
-from .causes import Cause
+from .causes import Cause, listed
 from .finite import SOFTMAX
-from .notes import listed
 from .passes import Gradients, Layer, Passes, Tally
 from .target import NORMALIZATIONS, Network, Subject
 from .untrained import alike_weights

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from ..undo import ArraySnapshot
 from ..updaters.solvers import has
 from . import remedies
-from .causes import Cause
-from .notes import Note, listed
+from .causes import Cause, Note, listed
 from .passes import Layer
 from .preserved import restored
 from .target import Subject

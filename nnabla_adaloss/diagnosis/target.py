@@ -17,7 +17,7 @@ from ..core.validation import positive_integer
 from ..emulation.rounded_storage import RoundedStorage
 from ..graph.functions import is_matrix_product, written_inputs
 from ..graph.graph import Graph
-from ..graph.hooks import Hook, root_cause
+from ..graph.hooks import Hook
 from ..graph.loss import REDUCE, LossWrapper, variable_of
 from ..graph.names import named
 from ..graph.plan import GraphPlan
@@ -25,7 +25,7 @@ from ..kernels import select_kernels
 from ..updaters.settings import keep_data
 from ..updaters.solvers import check_solver, has
 from . import remedies
-from .notes import Note, listed
+from .causes import Note, listed
 from .preserved import preserved
 
 Feeder = Callable[[], Any]
@@ -98,14 +98,10 @@ class Subject:
                 kept.callback(setattr, counters, "fed", counters.fed)
             if not _is_loss(self._source):
                 kept.callback(self._give_back, self._source.loss)
-            try:
-                kept.enter_context(preserved(Graph(self.loss), self.kernels))
-                self._record(counters)
-                self._draw_again = kept.enter_context(preserved(self.graph, self.kernels))
-                yield self
-            except SystemError as error:
-                # nnabla hides an interruption in a hook or in a user's function.
-                raise root_cause(error) from None
+            kept.enter_context(preserved(Graph(self.loss), self.kernels))
+            self._record(counters)
+            self._draw_again = kept.enter_context(preserved(self.graph, self.kernels))
+            yield self
 
     def forward(self, loss: Any, index: int, hook: Optional[Hook] = None) -> None:
         """Run a batch through `self.loss`, or an emulation of it, with the same random numbers each time."""

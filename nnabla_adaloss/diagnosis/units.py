@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..graph.functions import is_matrix_product
 from . import remedies
-from .notes import Note
+from .causes import Note
 from .passes import Gradients
 from .target import Network
 

@@ -12,8 +12,7 @@ import numpy as np
 from ..graph.functions import is_matrix_product
 from ..updaters.solvers import has
 from . import remedies
-from .causes import Cause
-from .notes import Note, listed
+from .causes import Cause, Note, listed
 from .target import Network, Subject, input_name, scope_of
 
 # Functions with steps that nnabla passes no gradient through.

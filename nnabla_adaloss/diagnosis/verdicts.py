@@ -10,8 +10,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 from ..core.formats import Format
 from ..core.power_of_two import scale_text
 from ..core.scale_history import HistoryPolicy
-from .causes import Cause
-from .notes import Note, listed
+from .causes import Cause, Note, listed
 from .passes import StorageEffect
 
 # Harmless relative error of a weight gradient.
