@@ -8,6 +8,8 @@ from collections import Counter
 from functools import partial
 from typing import AbstractSet, Dict, List, Mapping, NamedTuple, Sequence
 
+import numpy as np
+
 from ..core.config import AdaLossConfig
 from ..core.formats import FLOAT32
 from ..core.precision import PrecisionLike, get_precision
@@ -214,18 +216,14 @@ class _Trials:
         config = AdaLossConfig(u_max=emulation.precisions.narrowest.stored_gradients.max / _ROOM)
         scaling = AdaptiveLossScaling(emulation, config, parameters=parameters)
         tally = Tally(self._references[0])
-        data: Dict[str, Counter[str]] = {layer.name: Counter() for layer in self._layers}
+        # By layer: nonzero elements of its data, and those that underflow and overflow.
+        data = {layer.name: np.zeros(3) for layer in self._layers}
         for index, reference in enumerate(self._references):
             stored = self._passes.adaptive(partial(network.forward, emulation, index), scaling, index)
             tally.add(stored, reference)
             for layer in self._layers:
                 for key in self._data[layer.name] & emulation.emulated_storage.data.keys():
                     seen = emulation.emulated_storage.data[key]
-                    counts = {"all": seen.nonzero, "underflow": seen.underflowed, "overflow": seen.overflowed}
-                    data[layer.name].update(counts)
-        found: Dict[str, Harm] = {}
-        for layer in self._layers:
-            counted = data[layer.name]
-            shares = (counted[lost] / max(counted["all"], 1) for lost in ("underflow", "overflow"))
-            found[layer.name] = Harm(tally.of(layer), *shares)
-        return found
+                    data[layer.name] += seen.nonzero, seen.underflowed, seen.overflowed
+        shares = {name: (own[1:] / max(own[0], 1.0)).tolist() for name, own in data.items()}
+        return {layer.name: Harm(tally.of(layer), *shares[layer.name]) for layer in self._layers}

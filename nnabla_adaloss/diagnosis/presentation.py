@@ -42,7 +42,25 @@ class Diagnosis:
         self.verdict: Verdict = verdict_of(numbers)
 
     def __str__(self) -> str:
-        return as_text(self.numbers, self.verdict)
+        """Verdict, unfixable faults, tables of formats and layers, and a line for each layer."""
+        network, verdict = self.numbers, self.verdict
+        lines = [f"{network.storage} beside fp32, {_facts(network)}", "", *_paragraph(verdict.line)]
+        for more in (*verdict.causes[1:], *network.notes):
+            lines += _paragraph(f"- {more}", "  ")
+        for title, head, rows, words in _tables(network, verdict):
+            width = max(len(row[0]) for row in (head, *rows))
+            lines.append("")
+            if words:
+                for name, text in rows:
+                    lines += _paragraph(f"{name:{width}}  {text}", " " * (width + 2))
+                continue
+            # Above each group of columns stands their common name.
+            aligned = list(_aligned([name.rpartition(", ")[2] for name in head], rows))
+            if title == _SHARES:
+                half = (len(aligned[0]) - width - len("  right scale")) // 2
+                lines.append(f"{'':{width}}  {'lost':^{half}}{'error':^{half}}".rstrip())
+            lines += aligned
+        return "\n".join([*lines, "", *_paragraph(_NOT_JUDGED)])
 
     def as_dict(self) -> Dict[str, Any]:
         """Numbers and verdicts as plain dicts, lists, strings and numbers; None for nonfinite ones."""
@@ -90,45 +108,21 @@ class Diagnosis:
             ValueError: `path` exists and is not a page; it stays unchanged.
             OSError: the file cannot be written.
         """
-        replace_page(path, as_page(self.numbers, self.verdict, name))
-
-
-def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
-    """Write the verdict, unfixable faults, tables of formats and layers, and a line for each layer."""
-    lines = [f"{network.storage} beside fp32, {_facts(network)}", ""]
-    lines += _paragraph(verdict.line)
-    for more in (*verdict.causes[1:], *network.notes):
-        lines += _paragraph(f"- {more}", "  ")
-    for title, head, rows, words in _tables(network, verdict):
-        width = max(len(row[0]) for row in (head, *rows))
-        lines.append("")
-        if words:
-            for name, text in rows:
-                lines += _paragraph(f"{name:{width}}  {text}", " " * (width + 2))
-            continue
-        # Above each group of columns stands their common name.
-        aligned = list(_aligned([name.rpartition(", ")[2] for name in head], rows))
-        if title == _SHARES:
-            half = (len(aligned[0]) - width - len("  right scale")) // 2
-            lines.append(f"{'':{width}}  {'lost':^{half}}{'error':^{half}}".rstrip())
-        lines += aligned
-    return "\n".join([*lines, "", *_paragraph(_NOT_JUDGED)])
-
-
-def as_page(network: NetworkNumbers, verdict: Verdict, name: str) -> str:
-    """Render the page as HTML: the cause or verdict, the remedy, then numbers; `name`: the network's."""
-    headline, end, rest = verdict.scaling.partition(". ")
-    headline, told = f"{headline}{end}".rstrip(), paragraph(rest, "finding")
-    if verdict.causes:
-        cause, *others = verdict.causes
-        headline = f"{cause.function}: {cause.what}"
-        told = paragraph(f"{cause.remedy[0].upper()}{cause.remedy[1:]}.", "finding")
-        told += paragraph(verdict.scaling) + bullets(map(str, others)) * bool(others)
-    told += "".join(map(paragraph, map(str, network.notes)))
-    about = [name] * bool(name) + [f"{network.storage} beside fp32", *_facts(network).split("; ")]
-    about += [f"{datetime.now():%Y-%m-%d %H:%M}", f"nnabla_adaloss {installed_version()}"]
-    tables = (table(title, head, rows, words=words) for title, head, rows, words in _tables(network, verdict))
-    return document(headline, about, told, *tables, paragraph(_NOT_JUDGED))
+        network, verdict = self.numbers, self.verdict
+        # The cause or verdict, the remedy, then numbers.
+        headline, end, rest = verdict.scaling.partition(". ")
+        headline, told = f"{headline}{end}".rstrip(), paragraph(rest, "finding")
+        if verdict.causes:
+            cause, *others = verdict.causes
+            headline = f"{cause.function}: {cause.what}"
+            told = paragraph(f"{cause.remedy[0].upper()}{cause.remedy[1:]}.", "finding")
+            told += paragraph(verdict.scaling) + bullets(map(str, others)) * bool(others)
+        told += "".join(map(paragraph, map(str, network.notes)))
+        about = [name] * bool(name) + [f"{network.storage} beside fp32", *_facts(network).split("; ")]
+        about += [f"{datetime.now():%Y-%m-%d %H:%M}", f"nnabla_adaloss {installed_version()}"]
+        every = _tables(network, verdict)
+        tables = (table(title, head, rows, words=words) for title, head, rows, words in every)
+        replace_page(path, document(headline, about, told, *tables, paragraph(_NOT_JUDGED)))
 
 
 def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[Tuple[str, Cells, Sequence[Cells], bool]]:
@@ -145,10 +139,11 @@ def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[Tuple[str, Ce
     rows = []
     for layer, judged in zip(network.layers, verdict.layers):
         effects = [layer.effects[way] for way in Way]
-        lost = [_share(one.underflow) if layer.is_judged else "-" for one in effects]
-        errors = [_error(one) if layer.is_judged else "-" for one in effects]
+        cells = [_share(one.underflow) for one in effects]
+        cells += [f"inf {_share(one.overflow)}" if one.overflow else _share(one.error) for one in effects]
+        cells = cells if layer.is_judged else ["-"] * len(cells)
         scale = "-" if judged.right_scale is None else scale_text(judged.right_scale)
-        rows.append((layer.name, *lost, *errors, scale))
+        rows.append((layer.name, *cells, scale))
     ways = ("none", "65536", f"one {one}", "adaptive")
     head = [f"{what}, {way}" for what in ("lost", "error") for way in ways]
     yield _SHARES, ("layer", *head, "right scale"), rows, False
@@ -163,8 +158,7 @@ def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[Tuple[str, Ce
         ("right scale", "the largest power of two that leaves two bits of headroom"),
     ]
     yield "What the words mean", ("word", "meaning"), meanings, True
-    lines = [(layer.name, layer.line) for layer in verdict.layers]
-    yield "Layer by layer", ("layer", "verdict"), lines, True
+    yield "Layer by layer", ("layer", "verdict"), [(one.name, one.line) for one in verdict.layers], True
 
 
 def _paragraph(text: str, indent: str = "") -> List[str]:
@@ -181,30 +175,21 @@ def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
 
 
 def _facts(network: NetworkNumbers) -> str:
-    batches = f"{network.batches} batch{'es' if network.batches != 1 else ''}"
-    if math.isnan(network.loss):
-        return batches
-    return f"{batches}; loss {network.stored_loss:.6g} (fp32: {network.loss:.6g})"
+    losses = f"; loss {network.stored_loss:.6g} (fp32: {network.loss:.6g})"
+    return f"{network.batches} batch{'es' * (network.batches != 1)}{losses * (not math.isnan(network.loss))}"
 
 
 def _trains(effects: Sequence[StorageEffect], trains: bool) -> str:
     if any(one.overflow for one in effects):
         return "no, overflows"
-    worst = max((one.error for one in effects), default=0.0)
-    if trains:
-        return f"yes, {_share(worst)}"
-    return "no" if not worst else "no, NaN" if math.isinf(worst) else f"no, {_share(worst)}"
-
-
-def _error(effect: StorageEffect) -> str:
-    """Write the error, or the share of elements that overflow."""
-    if effect.overflow:
-        return f"inf {_share(effect.overflow)}"
-    return "NaN" if math.isinf(effect.error) else _share(effect.error)
+    worst, answer = max((one.error for one in effects), default=0.0), "yes" if trains else "no"
+    return f"{answer}, {_share(worst)}" if trains or worst else answer
 
 
 def _share(value: float) -> str:
-    """Write a share in percent; a nonzero one does not look like zero."""
+    """Write a share in percent; a nonzero one does not look like zero, and an infinite error is of NaNs."""
+    if math.isinf(value):
+        return "NaN"
     if 0.0 < value < 0.0005:
         return "<0.1%"
     return f"{value:.1%}" if value < 10.0 else ">1000%"

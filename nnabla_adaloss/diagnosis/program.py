@@ -79,8 +79,7 @@ def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:
         )
     if not name:
         raise ProgramError(f"{place!r} does not say which function: write FILE.py:function")
-    with _without_arguments(path):
-        module = _run(path)
+    module = _run(path)
     function = getattr(module, name, None)
     if not callable(function):
         functions = filter(inspect.isfunction, vars(module).values())
@@ -93,11 +92,8 @@ def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:
         raise ProgramError(
             f"{place} needs arguments ({', '.join(needed)}): write a function without any that calls it"
         )
-    try:
-        with _without_arguments(path):
-            returned = function()
-    except (Exception, SystemExit) as error:
-        raise ProgramError(f"{place} raised {_told(error, file)}") from error
+    with _own_code(path, f"{place} raised"):
+        returned = function()
     loss, feeder, *_ = returned if isinstance(returned, tuple) and returned[1:] else (returned, None)
     told = f"returned a value of type {type(loss).__name__}"
     if isinstance(returned, tuple) and len(returned) != 2:
@@ -112,11 +108,13 @@ def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:
 
 
 @contextmanager
-def _without_arguments(path: Path) -> Iterator[None]:
-    """Give the file's argument parser its defaults, not the arguments of this command."""
+def _own_code(path: Path, fault: str) -> Iterator[None]:
+    """Give the file's argument parser its defaults, not this command's arguments, and describe its errors."""
     words, sys.argv = sys.argv, [str(path)]
     try:
         yield
+    except (Exception, SystemExit) as error:
+        raise ProgramError(f"{fault} {_told(error, str(path))}") from error
     finally:
         sys.argv = words
 
@@ -130,10 +128,8 @@ def _run(path: Path) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     sys.modules[path.stem] = module  # expected by dataclasses and pickles of the file
-    try:
+    with _own_code(path, f"{path} cannot be imported:"):
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise ProgramError(f"{path} cannot be imported: {_told(error, str(path))}") from error
     return module
 
 

@@ -62,9 +62,8 @@ class FormatTrial:
         """First function of each branch in whose backward most of a layer's loss occurs; empty for a gradual
         loss.
         """
-        what, least = (
-            ("overflow", 0.0) if effect.overflow else ("underflow", max(_BEGINS * effect.underflow, 0.01))
-        )
+        what = "overflow" if effect.overflow else "underflow"
+        least = 0.0 if effect.overflow else max(_BEGINS * effect.underflow, 0.01)
         counts = self._rounded[way].items()
         losing = {key for key, counted in counts if counted[what] > least * counted["nonzero"]}
         gone = {key for key, counted in counts if not counted["nonzero"] > counted["underflow"]}
