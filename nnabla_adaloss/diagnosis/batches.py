@@ -28,8 +28,7 @@ class Batches:
 
     def gradient(self, positions: Sequence[int]) -> float:
         """Largest magnitude in gradients of variables; infinite if one is not finite."""
-        keys = self._network.keys(positions)
-        return largest(s.gradients.get(k) for s in self._sights for k in keys)
+        return largest(s.gradients.get(k) for s in self._sights for k in self._network.keys(positions))
 
     def factors(self, f: Any) -> List[nn.Variable]:
         """Inputs that a function multiplies by."""
@@ -37,6 +36,10 @@ class Batches:
         if kind in NORMALIZATIONS:
             return [v for v in f.inputs if names.get(hash(v), "").endswith("gamma")]
         return f.inputs[:2] if kind in PRODUCTS or is_matrix_product(kind) else []
+
+    def zero_factors(self, f: Any) -> List[nn.Variable]:
+        """Inputs of zeros that a function multiplies by."""
+        return [v for v in self.factors(f) if not self.largest(v)]
 
     def zero_origin(self, v: nn.Variable) -> nn.Variable:
         """Origin of zeros that are only repeated or reshaped."""

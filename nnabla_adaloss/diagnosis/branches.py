@@ -4,26 +4,24 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Iterable, Iterator, List, Sequence, Tuple
+from typing import Any, Iterable, Iterator, List, Tuple
+
+import nnabla as nn
 
 from . import remedies
 from .batches import Batches
 from .causes import Cause, Note
 from .operands import Operands
 from .passes import Layer
-from .target import Network, input_name
-from .watching import Sight, largest
+from .target import input_name
+from .watching import largest
 
 # Factor by which a function makes a gradient smaller by far.
 _SHRINKS = 1e3
 
 
-class Branches:
+class Branches(Batches):
     """Search for such layers, and for the functions that leave them out, over all batches."""
-
-    def __init__(self, network: Network, sights: Sequence[Sight]) -> None:
-        self._network, self._sights = network, sights
-        self._batches = Batches(network, sights)
 
     def waits_for(self, layer: Layer) -> str:
         """First parameter that is 0, moves, and multiplies a layer's way to the loss; empty for none."""
@@ -32,33 +30,30 @@ class Branches:
         for f in network.graph.functions:
             if onward.isdisjoint(map(hash, f.inputs)):
                 continue
-            zeros = [
-                v for v in self._batches.factors(f) if hash(v) not in onward and not self._batches.largest(v)
-            ]
-            moving = [v for v in zeros if largest(s.gradients.get(hash(v)) for s in self._sights)]
-            origins = map(self._batches.zero_origin, moving)
-            moving = [v for v in origins if largest(s.gradients.get(hash(v)) for s in self._sights)]
-            found = [network.names.get(hash(v), "") for v in moving]
+            zeros = [v for v in self.zero_factors(f) if hash(v) not in onward]
+            origins = map(self.zero_origin, filter(self._moves, zeros))
+            found = [network.names.get(hash(v), "") for v in filter(self._moves, origins)]
             names += filter(None, found)
             if not any(found):
                 onward.update(map(hash, f.outputs))
         return names[0] if names and onward.isdisjoint(map(hash, network.roots)) else ""
+
+    def _moves(self, v: nn.Variable) -> bool:
+        return largest(s.gradients.get(hash(v)) for s in self._sights) > 0.0
 
     def blank(self) -> Iterator[Note]:
         """Note layers that learn nothing from an input, as it is all 0."""
         network = self._network
         for key, node in network.nodes.items():
             weights = [p for p in node.leaves if network.graph.leaves[p].ndim > 1]
-            arriving = self._batches.gradient(node.outputs)
-            if weights and arriving and not self._batches.gradient(weights):
+            arriving = self.gradient(node.outputs)
+            if weights and arriving and not self.gradient(weights):
                 f = network.function(key)
-                v = self._batches.zero_origin(f.inputs[0])
-                if not (
-                    v.parent or self._batches.largest(v) or hash(v) in {*network.never_filled, *network.names}
-                ):
-                    yield Note(
-                        f"{node.label} learns nothing from {input_name(v)}, which is all 0 in every batch."
-                    )
+                v = self.zero_origin(f.inputs[0])
+                is_filled = network.is_input(v) and hash(v) not in network.never_filled
+                if is_filled and not self.largest(v):
+                    why = f"{input_name(v)}, which is all 0 in every batch"
+                    yield Note(f"{node.label} learns nothing from {why}.")
 
     def blocked(self, layers: Iterable[Layer]) -> Iterator[Note]:
         """Note layers that a function hands no gradient on to, such as a minimum of its other input."""
@@ -69,7 +64,7 @@ class Branches:
             is_cut_off = network.reached.isdisjoint(hash(v.parent) for v in layer.outputs.values())
             own = (s.gradients.get(key) for s in sights for key in (*layer.outputs, *layer.weights))
             onward = [f for f in network.behind(layer.outputs) if hash(f) in network.nodes]
-            arriving = (f for f in onward if self._batches.gradient(network.nodes[hash(f)].outputs))
+            arriving = (f for f in onward if self.gradient(network.nodes[hash(f)].outputs))
             f = None if is_cut_off or largest(own) else next(arriving, None)
             if f is not None:
                 names.append(layer.name)
@@ -80,7 +75,7 @@ class Branches:
             batches = f"{len(sights)} batch{'es' * (len(sights) > 1)}"
             f, growth = ends[0], Operands(network, sights[0]).grown(ends[0])
             clause, remedy = "", remedies.NOT_CHOSEN
-            zeros = [v for v in self._batches.factors(f) if not self._batches.largest(v)]
+            zeros = self.zero_factors(f)
             if zeros:
                 clause = f", which multiplies by {network.called(zeros[0])}, all 0"
                 remedy = remedies.ZEROS if network.is_input(zeros[0]) else remedies.WHY_ZERO
@@ -94,7 +89,7 @@ class Branches:
     def clipped(self) -> Iterator[Cause]:
         """Functions that clip gradients to next to nothing."""
         for node in self._network.nodes.values():
-            left, arriving = (self._batches.gradient(p) for p in (node.inputs, node.outputs))
+            left, arriving = (self.gradient(p) for p in (node.inputs, node.outputs))
             if node.type_name.startswith("ClipGrad") and _SHRINKS * left < arriving < math.inf and left:
                 what = f"it leaves {left:.1e} of a gradient of {arriving:.1e}"
                 yield Cause("clipped", node.label, what, remedies.CLIP_LESS, False)
@@ -104,13 +99,12 @@ class Branches:
         network, most, found = self._network, _SHRINKS, ("", "")
         layer = next(f for f in map(network.function, network.nodes) if network.name(f) == name)
         onward = set(map(hash, layer.outputs))
-        for f in network.behind(onward):
-            node = network.nodes.get(hash(f))
-            on_path = [] if node is None else [p for p in node.inputs if network.graph.keys[p] in onward]
+        for f in [f for f in network.behind(onward) if hash(f) in network.nodes]:
+            node = network.nodes[hash(f)]
+            on_path = [p for p in node.inputs if network.graph.keys[p] in onward]
             onward.update(map(hash, f.outputs))
-            left = self._batches.gradient(on_path)
-            arriving = self._batches.gradient(node.outputs) if node is not None and left else 0.0
-            if most * left < arriving < math.inf:
+            left, arriving = self.gradient(on_path), self.gradient(node.outputs)
+            if left and most * left < arriving < math.inf:
                 most, remedy = arriving / left, remedies.CLIP_LESS * f.info.type_name.startswith("ClipGrad")
                 if remedies.is_a(f, "MulScalar", "Mul2", "Div2") and f.outputs[0].size > 1:
                     remedy = remedies.LARGER_FACTOR

@@ -13,8 +13,8 @@ from . import remedies
 from .causes import Cause, Note, listed
 from .finite import SOFTMAX
 from .operands import CONSTANTS, GROWN, NOT_ZERO, Growth, Operands, repeated
-from .target import Network, scope_of
-from .watching import INDICES, Sight
+from .target import scope_of
+from .watching import INDICES
 
 # Relative change of an array, or of the loss, from which storage has corrupted it.
 _DEVIATES = 0.25
@@ -32,21 +32,17 @@ _ADDING = {"Add2", "AddN", "AddScalar", "Mean", "MulScalar", "Sub2", "Sum"}
 _SMALL = 2.0**-10
 
 
-class Deviations:
+class Deviations(Operands):
     """Search in one batch as stored, or in fp32 for gradients."""
-
-    def __init__(self, network: Network, sight: Sight) -> None:
-        self._network, self._sight = network, sight
-        self._operands = Operands(network, sight)
 
     def exploded(self) -> Optional[Cause]:
         """Cause of a gradient that grows from function to function beyond its format."""
-        network, gradient = self._network, self._operands.gradient
+        network, gradient = self.network, self.gradient
         f = max(map(network.function, network.nodes), key=gradient)
         stored, name, size = network.gradient_format(f.outputs[0]), network.name(f), gradient(f)
-        steps = self._operands.gradient_steps(f) if size > stored.max else []
+        steps = self.gradient_steps(f) if size > stored.max else []
         start = min(range(len(steps)), key=lambda i: steps[i].before or math.inf, default=0)
-        growth = self._operands.growth(steps[start:], "gradients")
+        growth = self.growth(steps[start:], "gradients")
         times = [after / (before or math.inf) for _, before, after in steps[start:]]
         if not growth.clause or max(times) ** 2 > math.prod(times):
             return None
@@ -56,19 +52,18 @@ class Deviations:
 
     def notes(self) -> Iterator[Note]:
         """Note a number that only fp32 keeps finite, lost inputs, double softmaxes, targets beyond 0 to 1."""
-        network, operands, functions = self._network, self._operands, self._network.graph.functions
-        single = ((f, f.outputs[0]) for f in functions if f.outputs[0].size == 1)
-        seen = ((f, v, self._sight.data.get(hash(v))) for f, v in single)
-        beyond = [(f, v) for f, v, one in seen if one and one.abs_max > network.format(v).max]
-        for f, v in beyond[:1]:
-            begin = f"A single number reaches {operands.beyond(v)}, at "
+        network, functions = self.network, self.network.graph.functions
+        seen = ((f, self.sight.data.get(hash(f.outputs[0]))) for f in functions if f.outputs[0].size == 1)
+        beyond = [f for f, one in seen if one and one.abs_max > network.format(f.outputs[0]).max]
+        for f in beyond[:1]:
+            begin = f"A single number reaches {self.beyond(f.outputs[0])}, at "
             end = ": AdaptiveLossScalingUpdater computes it in fp32; without that it would be infinite"
             behind = {g.info.type_name for g in network.behind(map(hash, f.outputs))}
             is_factor = f.info.type_name == "MulScalar" and behind <= _ADDING
             remedy = remedies.NO_FACTOR if is_factor else remedies.MEAN_LOSS
             yield Note(begin, [network.name(f)], f"{end}. {remedy}.")
         for v in network.graph.leaves.values():
-            if hash(v) not in network.names and operands.vanished(v) > _ALL * v.size:
+            if hash(v) not in network.names and self.vanished(v) > _ALL * v.size:
                 end = f", which becomes 0 in {network.format(v).name}: {remedies.SCALE_DATA}."
                 yield Note("No layer sees ", [network.called(v)], end)
         for f in functions:
@@ -85,11 +80,11 @@ class Deviations:
 
     def next_to_the_end(self) -> Iterator[Note]:
         """Note the largest numbers, if a few doublings are beyond the format."""
-        network, operands = self._network, self._operands
+        network = self.network
         outputs = ((f, v) for f in network.graph.functions for v in f.outputs)
         large = [(f, v) for f, v in outputs if v.need_grad and v.size > 1 and network.format(v).bits > 8]
-        for f, v in sorted(large, key=lambda one: operands.amax(one[1]))[-1:]:
-            stored, size, growth = network.format(v), operands.amax(v), operands.grown(f)
+        for f, v in sorted(large, key=lambda one: self.amax(one[1]))[-1:]:
+            stored, size, growth = network.format(v), self.amax(v), self.grown(f)
             # Raw data do not grow in training.
             if _NEAR * stored.max < size <= stored.max and growth.remedy != remedies.NORMALISE_DATA:
                 begin = f"Numbers reach {size:.3g}, where {stored.name} ends at {stored.max:g}, in "
@@ -97,21 +92,20 @@ class Deviations:
 
     def wrong_rows(self) -> Iterator[Cause]:
         """Functions that read computed indices that storage has rounded."""
-        network = self._network
-        for f in network.graph.functions:
-            count = self._sight.wrong_indices.get(hash(f), 0)
+        for f in self.network.graph.functions:
+            count = self.sight.wrong_indices.get(hash(f), 0)
             v = f.inputs[INDICES[f.info.type_name]] if count else f.outputs[0]
-            stored, largest = network.format(v), self._operands.amax(v)
+            stored, largest = self.network.format(v), self.amax(v)
             last = math.ldexp(2.0, stored.mantissa_bits)
             # A smaller index is another one because of the numbers that it was chosen by.
             if count and largest > last:
-                what = f"it takes {network.called(v)} for indices up to {largest:g}, of which {count} change "
-                what += f"in {stored.name}, which holds all whole numbers up to {last:g} only"
-                yield Cause("rounded_index", network.name(f), what, remedies.FEED_INDICES)
+                what = f"it takes {self.network.called(v)} for indices up to {largest:g}, of which {count} "
+                what += f"change in {stored.name}, which holds all whole numbers up to {last:g} only"
+                yield Cause("rounded_index", self.network.name(f), what, remedies.FEED_INDICES)
 
     def lone_constants(self) -> Iterator[Cause]:
         """Constants that alone keep numbers from 0, and are so small that a derivative leaves the format."""
-        network, gradients = self._network, self._sight.gradients
+        network, gradients = self.network, self.sight.gradients
         for key, node in network.nodes.items():
             f = network.function(key)
             v = f.inputs[NOT_ZERO[node.type_name]] if node.type_name in NOT_ZERO else None
@@ -119,31 +113,28 @@ class Deviations:
             if g is None or g.info.type_name not in CONSTANTS or not 0.0 < g.info.args["val"] < _SMALL:
                 continue
             constant, stored = g.info.args["val"], network.gradient_format(v)
-            read = self._sight.data.get(hash(v))
+            read = self.sight.data.get(hash(v))
             arriving, size = (gradients.get(hash(w)) for w in (f.outputs[0], v))
             is_alone = read is not None and read.abs_min <= 2.0 * constant
             if is_alone and arriving and size and arriving.abs_max <= stored.max < size.abs_max:
-                what = (
-                    f"it reads numbers that only the constant {constant:g} of {network.name(g)} keeps from 0"
-                )
-                what += f": its gradient reaches {size.abs_max:.1e}, beyond {stored.name}, "
+                what = f"it reads numbers that only the constant {constant:g} of {network.name(g)} keeps "
+                what += f"from 0: its gradient reaches {size.abs_max:.1e}, beyond {stored.name}, "
                 what += f"which ends at {stored.max:g}"
                 yield Cause("lone_constant", node.label, what, remedies.held(f), False, as_stored=True)
 
     def changed(self, damaged: Sequence[str]) -> Optional[Cause]:
         """Causes of differences of stored forward from fp32 that reach a loss or a damaged layer."""
-        error_of, network = self._sight.error, self._network
+        error_of, network = self.sight.error, self.network
         leads: Set[int] = set()
         origins: List[Tuple[Any, nn.Variable]] = []
         layers = [f for f in network.graph.functions if network.name(f) in damaged]
         behind = set(map(hash, network.behind(hash(v) for f in layers for v in f.outputs)))
         for f in reversed(network.graph.functions):
-            single = (v for v in f.outputs if v.size == 1)
-            leads.update(hash(v) for v in single if error_of(v) > _LOSS_DEVIATES)
+            leads.update(hash(v) for v in f.outputs if v.size == 1 and error_of(v) > _LOSS_DEVIATES)
             changed = not leads.isdisjoint(map(hash, f.outputs))
             # A factor that becomes 0 makes the other one's gradient 0.
             factors = f.inputs if f.info.type_name == "Mul2" and hash(f) in behind else ()
-            vanishes = any(self._sight.lost(v)[0] == 1.0 for v in factors)
+            vanishes = any(self.sight.lost(v)[0] == 1.0 for v in factors)
             if not (changed or vanishes or f in layers):
                 continue
             before = [v for v in f.inputs if not error_of(v) < _DEVIATES]
@@ -165,32 +156,29 @@ class Deviations:
         cause = self._begins(*origins[0])
         if cause.remedy != remedies.LARGER:
             return cause
-        alike = network.parameters(v for _, v in origins if self._sight.lost(v)[0] > _LOST)
+        alike = network.parameters(v for _, v in origins if self.sight.lost(v)[0] > _LOST)
         others = f" (like {listed(alike[1:])})" * bool(alike[1:])
         return cause._replace(what=cause.what + others, parameters=alike)
 
     def _begins(self, f: Any, v: nn.Variable) -> Cause:
         """Cause of a difference in a variable that `f` computes, or reads from a leaf."""
-        network, name = self._network, self._network.name(f)
+        network, name = self.network, self.network.name(f)
         # A function that only cuts or reshapes data computes nothing.
         source = repeated(v)
-        own, error, stored = source.parent is not None, self._sight.error(v), network.format(v)
-        lost, typical_lost = self._sight.lost(v)
+        own, error, stored = source.parent is not None, self.sight.error(v), network.format(v)
+        lost, typical_lost = self.sight.lost(v)
         subject = "it computes numbers" if own else f"it reads {network.called(source)}"
-        if self._operands.amax(v) > stored.max:
-            growth = self._operands.grown(f) if own else Growth()
-            what = f"{subject} up to {self._operands.beyond(v)}{growth.clause}"
-            remedy = self._operands.too_large(f, growth.remedy)
-            return Cause("overflow", name, what, remedy, parameters=growth.parameters)
+        if self.amax(v) > stored.max:
+            return self.overflow(f, v, subject, self.grown(f) if own else Growth())
         # Numbers that depend on data alone need not be stored.
         feeder = remedies.IN_FEEDER if own and not v.need_grad else ""
-        largest = max(map(self._operands.amax, f.inputs), default=0.0)
+        largest = max(map(self.amax, f.inputs), default=0.0)
         # Rounding errors of its inputs are as large as its outputs.
-        size = math.sqrt(self._operands.in_fp32.data[hash(v)].mean_square)
+        size = math.sqrt(self.in_fp32.data[hash(v)].mean_square)
         cancels = math.ldexp(largest, -stored.mantissa_bits) > _LOST * size
-        sums = network.in_order(g for g in network.walk([f]) if hash(g) in self._sight.absorbing)
+        sums = network.in_order(g for g in network.walk([f]) if hash(g) in self.sight.absorbing)
         if sums and (cancels or typical_lost > stored.smallest_subnormal):
-            small, large = sorted(map(self._operands.amax, sums[0].inputs))
+            small, large = sorted(map(self.amax, sums[0].inputs))
             what = f"it adds numbers up to {small:.2g} to others up to {large:.3g}, which stay as they are "
             what += f"in {stored.name}" + f" (as in {len(sums) - 1} sums behind it)" * bool(sums[1:])
             return Cause("absorbed", network.name(sums[0]), what, feeder or remedies.SMALL_TERMS)
@@ -204,30 +192,28 @@ class Deviations:
             what = f"{subject} with an error of {error:.0%} in {stored.name}, as {network.name(difference)} "
             what += "subtracts numbers of which a last bit changes the difference"
             return Cause("precision", name, what, feeder or remedies.LOG_OF_DIFFERENCE)
-        before = f.inputs[0].parent if f.inputs else None
-        gone = [w for w in before.inputs if self._sight.lost(w)[0] > _LOST] if before is not None else []
-        if gone and gone[0].parent is not None and remedies.is_a(before, "Add2", "AddScalar"):
+        before: Any = f.inputs[0].parent if f.inputs else None
+        if remedies.is_a(before, "Add2", "AddScalar"):
             # A number that is added hides that the other ones have become 0.
-            first = self._operands.first_zeros(gone[0])
-            if first.parent is not None:
-                return self._begins(first.parent, first)
+            gone = [self.first_zeros(w) for w in before.inputs if self.sight.lost(w)[0] > _LOST]
+            if gone and gone[0].parent is not None:
+                return self._begins(gone[0].parent, gone[0])
         if own and typical_lost > stored.smallest_subnormal and before is not None:
             # Its input was not 0, but for example 1 + 1e-5.
-            what = f"it computes numbers, of which {lost:.0%} become 0 in {stored.name}, which "
-            what += f"holds too few bits of the numbers up to {largest:.3g} that it reads from "
-            what += network.name(before)
+            what = f"it computes numbers, of which {lost:.0%} become 0 in {stored.name}, which holds too few "
+            what += f"bits of the numbers up to {largest:.3g} that it reads from {network.name(before)}"
             return Cause("precision", name, what, feeder or remedies.SMALL_TERMS)
-        first = self._operands.first_zeros(v)
-        if first != v and first.parent is not None and min(lost, self._sight.lost(first)[0]) > _LOST:
+        first = self.first_zeros(v)
+        if first != v and first.parent is not None and min(lost, self.sight.lost(first)[0]) > _LOST:
             return self._begins(first.parent, first)
         if lost > _LOST:
             what = f"{subject}, {'of which' if own else 'of whose numbers'} {lost:.0%} become 0 in "
             what += f"{stored.name}, whose smallest is {stored.smallest_subnormal:.1g}"
             if hash(v) in network.names:
                 return Cause("underflow", scope_of(network.names[hash(v)]), what, remedies.LARGER)
-            steps = self._operands.steps(f) if own else []
+            steps = self.steps(f) if own else []
             start = max(range(len(steps)), key=lambda i: steps[i].before, default=0)
-            growth = self._operands.growth(steps[start:], "numbers", shrinks=True)
+            growth = self.growth(steps[start:], "numbers", shrinks=True)
             remedy = growth.remedy or remedies.TOO_SMALL
             gammas = [w for w in f.inputs if network.names.get(hash(w), "").endswith("gamma")]
             if f.info.type_name == "Prod":
@@ -235,11 +221,11 @@ class Deviations:
             elif own and remedies.is_square(f) and not growth.remedy:
                 remedy = remedies.MULTIPLY_FIRST.format("it")
             elif f.info.type_name == "Exp":
-                growth = self._operands.grown(f)
+                growth = self.grown(f)
                 remedy = growth.remedy or remedies.EXP_OF_LESS
-                what += self._operands.reads(f)
-            elif own and gammas and self._operands.amax(gammas[0]) * GROWN < 1.0:
-                what += f", as {network.called(gammas[0])} is at most {self._operands.amax(gammas[0]):.1g}"
+                what += self.reads(f)
+            elif own and gammas and self.amax(gammas[0]) * GROWN < 1.0:
+                what += f", as {network.called(gammas[0])} is at most {self.amax(gammas[0]):.1g}"
                 remedy, growth = remedies.GAMMA, Growth("", network.parameters(gammas))
             elif not own and f.info.type_name != "Mul2":
                 remedy = remedies.SCALE_DATA
@@ -248,10 +234,10 @@ class Deviations:
         what = f"{subject} that come out with an error of {error:.0%} in {stored.name}"
         # Masked scores cause no errors.
         masked = f.info.type_name in SOFTMAX
-        what += self._operands.reads(f) if own and not masked else ""
+        what += self.reads(f) if own and not masked else ""
         remedy = remedies.of_errors(f, feeder) if own else remedies.MORE_BITS
         if own and remedy == remedies.MORE_BITS:
-            growth = self._operands.grown((masked and f.inputs[0].parent) or f, trained=masked)
+            growth = self.grown((masked and f.inputs[0].parent) or f, trained=masked)
             if growth.remedy == remedies.NORMALISE_DATA or (masked and growth.remedy):
                 what, remedy = what + growth.clause, growth.remedy
         return Cause("precision", name, what, remedy)

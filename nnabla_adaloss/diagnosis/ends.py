@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Dict, Iterator, List, Sequence, Set, Tuple
 
 import nnabla as nn
 
-from ..core.components import NodeStructure
 from ..graph.functions import is_matrix_product
 from . import remedies
-from .batches import PRODUCTS, Batches
+from .batches import Batches
 from .causes import Cause, listed
 from .finite import Finiteness
 from .operands import Operands
@@ -23,19 +22,11 @@ _MOST = 0.5
 # Functions that stop the gradient on purpose.
 _STOPS = {"Unlink", "Sink"}
 _RECTIFIERS = {"CReLU", "GELU", "Mish", "ReLU", "ReLU6", "SoftPlus", "Swish"}
-_BOUNDS = {
-    "MinimumScalar",
-    "MaximumScalar",
-    "Minimum2",
-    "Maximum2",
-    "HardTanh",
-    "HardSigmoid",
-    "ReLU6",
-    "FixedPointQuantize",
-}
+_BOUNDS = {"Maximum2", "MaximumScalar", "Minimum2", "MinimumScalar"}
+_BOUNDS |= {"FixedPointQuantize", "HardSigmoid", "HardTanh", "ReLU6"}
 # Functions that may round all numbers to 0.
 _ROUNDS = {"Floor", "FixedPointQuantize", "MinMaxQuantize", "Pow2Quantize", "Round"}
-_SATURATES = {*_BOUNDS, "Exp", "Sigmoid", "Softmax", "SoftPlus", "Tanh"}
+_SATURATES = {*_BOUNDS, "Exp", "Sigmoid", "Softmax", "Tanh"}
 # Functions that hand the gradient on to some of their numbers.
 _CHOOSING = {"Max", "MaxPooling", "Maximum2", "Min", "Minimum2", "TopKData"}
 # Functions that end no gradient by themselves.
@@ -45,52 +36,47 @@ _METRICS = {"BinaryError", "TopNError"}
 _SOFTMAX = {"Softmax", "LogSoftmax", "SoftmaxCrossEntropy"}
 
 
-class Ends:
+class Ends(Batches):
     """Search for ends of the gradient in the backward passes of all batches."""
 
     def __init__(self, network: Network, sights: Sequence[Sight]) -> None:
-        self._network, self._sights = network, sights
-        self._batches = Batches(network, sights)
+        super().__init__(network, sights)
         # Keys of the leaves without gradient in all batches.
-        starved = [p for p in network.plan.leaves if not self._batches.gradient([p])]
+        starved = [p for p in network.plan.leaves if not self.gradient([p])]
         self._starved = set(network.keys(starved))
 
     def functions(self) -> Dict[int, Cause]:
         """Functions at which the gradient ends, or with outputs of 0 for nonzero inputs, by key."""
         ended, found, network = set(), {}, self._network
-        has_loss = any(map(self._batches.largest, network.roots))
+        has_loss = any(map(self.largest, network.roots))
         for key, node in reversed(network.nodes.items()):
             f = network.function(key)
             arriving = [s for s in self._sights if Batches(network, [s]).gradient(node.outputs)]
-            handed_on = node.inputs or node.leaves
+            # A difference of other numbers that is always 0.
+            compared = f.inputs if has_loss and node.type_name in DIFFERENCES else ()
+            is_equal = any(map(self.largest, compared)) and not any(map(self.largest, f.outputs))
+            if not arriving or (is_equal and network.is_copy(f)):
+                continue
             # One number becomes 0, and two become 1 and -1.
-            is_constant = network.normalized_together(f) <= 2.0
-            if arriving and (is_constant or node.args.get("only_index")):
+            if network.normalized_together(f) <= 2.0 or node.args.get("only_index"):
                 alone = self._leaves_before(f.inputs[0].parent) - self._without({key})
                 if alone:
-                    found[key] = self._told(f, node)._replace(spoils=self._labels(alone))
+                    found[key] = self._told(f)._replace(spoils=self._labels(alone))
                     ended.add(key)
-            is_equal = arriving and has_loss and self._compares_equal(f)
-            if is_equal and network.is_copy(f):
+            # A layer that starts from 0 and learns is no end.
+            weights = [p for p in node.leaves if network.graph.leaves[p].ndim > 1]
+            handed_on = [] if node.type_name in _STOPS else [*(node.inputs or node.leaves), *weights]
+            is_end = handed_on and not Batches(network, arriving).gradient(handed_on)
+            # Harmless if other paths bring a gradient to all its leaves.
+            if not (is_equal or is_end) or self._leaves_before(f).isdisjoint(self._starved):
                 continue
-            if is_equal and not self._leaves_before(f).isdisjoint(self._starved):
+            if is_equal:
                 what = f"it compares equal numbers in every batch{self._sources(f)}"
                 found[key] = Cause("equal_operands", node.label, what, remedies.DIFFERENT)
                 ended.add(key)
                 continue
-            if not arriving or not handed_on or Batches(network, arriving).gradient(handed_on):
-                continue
-            # Not an end: a layer that starts from 0 and learns.
-            weights = [p for p in node.leaves if network.graph.leaves[p].ndim > 1]
-            if node.type_name in _STOPS or Batches(network, arriving).gradient(weights):
-                continue
-            # Harmless if other paths bring a gradient to all its leaves.
-            if self._leaves_before(f).isdisjoint(self._starved):
-                continue
             # A loss weight that a feeder may raise later.
-            if any(
-                v.size == 1 and self._network.is_input(v) and not self._batches.largest(v) for v in f.inputs
-            ):
+            if any(v.size == 1 and network.is_input(v) and not self.largest(v) for v in f.inputs):
                 continue
             at_fault = self._at_fault(f)
             kind = next(iter(at_fault.values())).kind
@@ -98,11 +84,9 @@ class Ends:
                 found.update(at_fault)
                 ended.add(key)
         # What compares equal numbers explains ends before it.
-        last = {
-            key: (found[key].kind != "equal_operands", network.graph.numbers[key])
-            for key in ended & found.keys()
-        }
-        for key in sorted(last, key=last.__getitem__, reverse=True):
+        kinds = {key: cause.kind for key, cause in found.items() if key in ended}
+        last = sorted(kinds, key=network.graph.numbers.__getitem__, reverse=True)
+        for key in sorted(last, key=lambda key: kinds[key] == "equal_operands"):
             # Another end explains the same parameters, such as a gate beside a state that starts from 0.
             starved = self._leaves_before(network.function(key)) & self._starved
             others = ended - {key}
@@ -113,42 +97,36 @@ class Ends:
         for key in [key for key in ended & found.keys() if found[key].kind == "zero_factor"]:
             f = network.function(key)
             elsewhere = [self._leaves_before(network.function(other)) for other in ended - {key}]
-            zeros = self._zeros(f)
-            is_start = bool(zeros) and not zeros[0].parent.inputs
-            if is_start and self._leaves_before(f) & self._starved <= set().union(*elsewhere):
+            starts = [v for v in self._zeros(f)[:1] if not v.parent.inputs]
+            if starts and self._leaves_before(f) & self._starved <= set().union(*elsewhere):
                 ended = ended - {key}
                 del found[key]
         # What always cancels is not also equal by chance.
-        cancelling = {cause.function for cause in found.values() if cause.kind == "cancels"}
-        for key in [key for key, cause in found.items() if cause.kind == "equal_operands"]:
-            if found[key].function in cancelling:
-                del found[key]
+        twice = {("equal_operands", cause.function) for cause in found.values() if cause.kind == "cancels"}
+        found = {key: cause for key, cause in found.items() if (cause.kind, cause.function) not in twice}
         if self._learns(ended):
             found = {key: cause._replace(fatal=False) for key, cause in found.items()}
         return {hash(f): found[hash(f)] for f in network.graph.functions if hash(f) in found}
 
     def dead(self) -> List[Cause]:
         """Rectifiers that output only zeros, in a network that is not finite elsewhere."""
-        nodes, network = self._network.nodes, self._network
-        own = [f for f in network.graph.functions if hash(f) in nodes and self._is_dead(f)]
-        kept = [
-            f for f in own if not nodes[hash(f)].loss_section and any(map(self._batches.largest, f.inputs))
-        ]
-        return [self._told(f, nodes[hash(f)])._replace(fatal=False) for f in kept]
+        network = self._network
+        own = [network.function(key) for key, node in network.nodes.items() if not node.loss_section]
+        dead = [f for f in network.in_order(own) if self._is_dead(f) and any(map(self.largest, f.inputs))]
+        return [self._told(f)._replace(fatal=False) for f in dead]
 
     def zero_loss(self) -> List[Cause]:
         """Cause of a loss that is 0 in every batch: the first function before it that computes only zeros."""
-        network = self._network
-        if any(map(self._batches.largest, network.roots)):
+        if any(map(self.largest, self._network.roots)):
             return []
-        f = network.in_order(g for g in network.walk(network.last, self._zeros) if not self._zeros(g))[0]
+        f = self._first_zeros(self._network.last)
         why, remedy = self._why_zeros(f)
         if f.info.type_name in _RECTIFIERS | _BOUNDS:
             why, remedy = f", as it reads {self._around(f)}", remedies.MARGIN
         elif not why:
-            why, remedy = Operands(network, self._sights[0]).grown(f).clause, remedies.SATURATED
+            why, remedy = Operands(self._network, self._sights[0]).grown(f).clause, remedies.SATURATED
         what = f"it computes only zeros, so that the loss is 0 and no layer gets a gradient{why}"
-        return [Cause("zero_loss", network.name(f), what, remedy)]
+        return [Cause("zero_loss", self._network.name(f), what, remedy)]
 
     def _why_zeros(self, f: Any) -> Tuple[str, str]:
         """Clause about the reason why a function computes only zeros, empty for none, and a remedy."""
@@ -156,8 +134,7 @@ class Ends:
         if kind in DIFFERENCES:
             return f", as it compares equal numbers{self._sources(f)}", remedies.DIFFERENT
         if kind == "EpsilonInsensitiveLoss":
-            epsilon = f.info.args["epsilon"]
-            return f", as no error exceeds its epsilon of {epsilon:g}", remedies.SMALLER_MARGIN
+            return f", as no error exceeds its epsilon of {f.info.args['epsilon']:g}", remedies.SMALLER_MARGIN
         if kind in INDICES and (f.inputs[1].d < 0.0).all():
             labels = self._network.called(f.inputs[1])
             return f", as {labels} holds only numbers below 0, which it leaves out", remedies.LABELS
@@ -178,22 +155,20 @@ class Ends:
         mean = f" around {read.sum / read.count:.3g}" if read and read.count else ""
         return f"numbers{mean}{constant}"
 
-    def _compares_equal(self, f: Any) -> bool:
-        """True if a difference of other numbers is always 0."""
-        equal = f.info.type_name in DIFFERENCES and not any(map(self._batches.largest, f.outputs))
-        return equal and any(map(self._batches.largest, f.inputs))
-
     def _zeros(self, f: Any) -> List[nn.Variable]:
         """Computed inputs that are all 0."""
-        return [v for v in f.inputs if v.parent is not None and not self._batches.largest(v)]
+        return [v for v in f.inputs if v.parent is not None and not self.largest(v)]
+
+    def _first_zeros(self, last: List[Any]) -> Any:
+        """First function that computes the zeros which some functions read; or the first of these."""
+        return self._network.in_order(self._network.walk(last, self._zeros))[0]
 
     def _at_fault(self, f: Any) -> Dict[int, Cause]:
         """Functions that turn other numbers into zeros, so that the gradient ends at `f`; or `f`."""
-        nodes, network = self._network.nodes, self._network
-        origins = [g for g in network.walk([f], self._zeros) if not self._zeros(g)]
-        dead = [g for g in network.walk([f]) if self._is_dead(g) and not self._zeros(g)]
-        first = network.in_order({*origins, *dead, f})
-        found = {hash(g): self._told(g, nodes[hash(g)]) for g in first if hash(g) in nodes}
+        network = self._network
+        dead = filter(self._is_dead, network.walk([f]))
+        origins = {g for g in (*network.walk([f], self._zeros), *dead) if not self._zeros(g)}
+        found = {hash(g): self._told(g) for g in network.in_order({*origins, f}) if hash(g) in network.nodes}
         known = {key: cause for key, cause in found.items() if cause.kind != "no_gradient"}
         if len(known) > 1 and hash(f) in known and self._zeros(f):
             own = known.pop(hash(f))
@@ -205,7 +180,7 @@ class Ends:
         return known or {hash(f): found[hash(f)]}
 
     def _is_dead(self, f: Any) -> bool:
-        return f.info.type_name in _RECTIFIERS and not any(map(self._batches.largest, f.outputs))
+        return f.info.type_name in _RECTIFIERS and not any(map(self.largest, f.outputs))
 
     def _learns(self, ended: AbstractSet[int]) -> bool:
         """True if a gradient bypasses these functions and reaches parameters that are applied to data."""
@@ -225,14 +200,14 @@ class Ends:
 
     def saturated(self) -> Iterator[Cause]:
         """Activations with a gradient and most of their outputs in their flat part."""
-        keys = {key for sight in self._sights for key in sight.flat}
+        keys = self._sights[0].flat
         shares = {key: min(sight.flat.get(key, 0.0) for sight in self._sights) for key in keys}
         flat = {key: share for key, share in shares.items() if share > _MOST}
         others, nodes = self._without(flat.keys()), self._network.nodes
         for key in reversed([key for key, node in nodes.items() if key in flat and not node.loss_section]):
             # Saturated outputs are fine in a loss, and leaves with a gradient by another path do learn.
             node, before = nodes[key], self._leaves_before(self._network.function(key))
-            if not before <= others and self._batches.gradient(node.outputs):
+            if not before <= others and self.gradient(node.outputs):
                 what = "outputs are where its derivative is next to 0"
                 if node.type_name == "Softmax":
                     what = "rows are 1 in one place and 0 elsewhere"
@@ -273,7 +248,7 @@ class Ends:
             return False
         behind = (v for g in self._network.behind(map(hash, f.outputs)) for v in g.outputs if v.size == 1)
         first = next(behind, None)
-        return first is not None and not self._batches.largest(first)
+        return first is not None and not self.largest(first)
 
     def _leaves_before(self, f: Any) -> Set[int]:
         """Keys of the leaves that need a gradient and that `f` depends on."""
@@ -288,56 +263,56 @@ class Ends:
         walked = self._network.walk(self._network.last, onward)
         return {hash(v) for f in walked if hash(f) not in functions for v in f.inputs}
 
-    def _told(self, f: Any, node: NodeStructure) -> Cause:
+    def _told(self, f: Any) -> Cause:
         """Cause of a gradient's end at a function, or of its zeros."""
-        kind, args, called, names = node.type_name, node.args, self._network.called, self._network.names
+        network, node, called = self._network, self._network.nodes[hash(f)], self._network.called
+        kind, args, names = node.type_name, node.args, network.names
 
         def cause(kind: str, what: str, remedy: str, *of: nn.Variable) -> Cause:
-            return Cause(kind, node.label, what, remedy, parameters=self._network.parameters(of))
+            return Cause(kind, node.label, what, remedy, parameters=network.parameters(of))
 
-        # A bias is added.
-        product = is_matrix_product(kind)
-        zeros = [v for v in f.inputs[: 2 if product else None] if not self._batches.largest(v)]
+        zeros = self.zero_factors(f)
         if args.get("only_index"):
             what = "it computes numbers of places, which have no derivative, and hands on their gradient"
             return cause("no_backward", what, remedies.NO_DERIVATIVE)
         if self._is_dead(f):
             what = "it is dead: every output is 0 in every batch"
-            of = [v for v in zeros if hash(v) in names]
+            of = [v for v in f.inputs if hash(v) in names and not self.largest(v)]
             if of:
                 return cause("dead_relu", f"{what}, as {called(of[0])} is", remedies.ABOVE_ZERO, *of)
-            zeros_from = self._network.in_order(self._network.walk([f], self._zeros))[0]
-            growth = Operands(self._network, self._sights[0]).grown(zeros_from)
+            first = self._first_zeros([f])
+            growth = Operands(network, self._sights[0]).grown(first)
             is_shifted = growth.remedy in remedies.SHIFTS
-            if zeros_from is not f:
-                what += f", as it reads only zeros, from {self._network.name(zeros_from)} on"
-                remedy = growth.remedy if is_shifted else remedies.WHY_ZERO
-                read = self._batches.factors(zeros_from) or zeros_from.inputs
-                of = [v for v in read if hash(v) in names and v.ndim > 1 and not self._batches.largest(v)]
-                if of:
-                    what, remedy = f"{what}, as {called(of[0])} is", remedies.INITIALISE
-                return cause("dead_relu", what + growth.clause * is_shifted, remedy, *of)
-            if is_shifted:
-                return cause("dead_relu", what + growth.clause, f"{growth.remedy}, or use F.leaky_relu")
-            return cause("dead_relu", f"{what}, as it reads {self._around(f)}", remedies.DEAD)
+            if first is f:
+                clause = growth.clause if is_shifted else f", as it reads {self._around(f)}"
+                remedy = f"{growth.remedy}, or use F.leaky_relu" if is_shifted else remedies.DEAD
+                return cause("dead_relu", what + clause, remedy)
+            what += f", as it reads only zeros, from {network.name(first)} on"
+            read = self.factors(first) or first.inputs
+            of = [v for v in read if hash(v) in names and v.ndim > 1 and not self.largest(v)]
+            what += f", as {called(of[0])} is" if of else ""
+            known = growth.remedy if is_shifted else remedies.WHY_ZERO
+            remedy = remedies.INITIALISE if of else known
+            return cause("dead_relu", what + growth.clause * is_shifted, remedy, *of)
         if kind == "Dropout":
             return cause("zero_factor", f"it drops everything (p={args['p']:g})", remedies.DROPOUT)
         if kind == "MulScalar" and not args["val"]:
-            what = "it is a loss weight of 0" if self._network.is_loss_weight(f) else "it multiplies by 0"
+            what = "it is a loss weight of 0" if network.is_loss_weight(f) else "it multiplies by 0"
             return cause("zero_factor", what, remedies.ZERO_FACTOR)
         if kind == "MulScalar":
-            arriving = self._batches.gradient(node.outputs)
+            arriving = self.gradient(node.outputs)
             what = f"it multiplies the gradient, which is {arriving:.1g}, by {args['val']:g}, which gives 0"
             return cause("small_factors", what, remedies.SMALL_FACTORS)
         weights = [v for v in zeros if hash(v) in names and v.ndim > 1]
-        if product and node.leaves and weights:
+        if is_matrix_product(kind) and node.leaves and weights:
             what = f"its weights are all 0 and get no gradient ({called(weights[0])})"
             return cause("zero_weights", what, remedies.INITIALISE, *weights)
-        if (kind in PRODUCTS or product) and zeros:
-            v = self._batches.zero_origin(zeros[0])
-            why, remedy = "is all 0", remedies.TRAIN if hash(v) in names else remedies.WHY_ZERO
-            if v.parent is None and hash(v) not in names:
-                why, remedy = self._network.emptiness(v)
+        if zeros:
+            v = self.zero_origin(zeros[0])
+            own = remedies.GAMMA if kind in NORMALIZATIONS else remedies.TRAIN
+            why, remedy = "is all 0", own if hash(v) in names else remedies.WHY_ZERO
+            if network.is_input(v):
+                why, remedy = network.emptiness(v)
             elif v.parent is not None and v.parent.inputs:
                 clause, remedy = self._why_zeros(v.parent)
                 why += clause or f", computed of {self._around(v.parent)}"
@@ -348,25 +323,20 @@ class Ends:
             what = "it runs over an axis of size 1, so that all its outputs are the same"
             return cause("constant_softmax", what, remedies.SOFTMAX_AXIS)
         if kind in NORMALIZATIONS:
-            gammas = [v for v in self._batches.factors(f) if v in zeros]
-            if gammas:
-                what = f"it multiplies by {called(gammas[0])}, which is all 0"
-                return cause("zero_factor", what, remedies.GAMMA, *gammas)
-            what = "it passes no gradient: what it normalises together is constant"
-            together = self._network.normalized_together(f)
-            if together <= 2.0:
-                what = "it passes no gradient: it normalises one number at a time"
-                if together > 1.0:
-                    what = "it normalises two numbers at a time, which makes 1 and -1 of any"
-                return cause("constant_input", what, remedies.SINGLE_NUMBERS)
-            return cause("constant_input", what, remedies.CONSTANT_INPUT)
+            together = network.normalized_together(f)
+            if together > 2.0:
+                what = "it passes no gradient: what it normalises together is constant"
+                return cause("constant_input", what, remedies.CONSTANT_INPUT)
+            what = "it passes no gradient: it normalises one number at a time"
+            if together > 1.0:
+                what = "it normalises two numbers at a time, which makes 1 and -1 of any"
+            return cause("constant_input", what, remedies.SINGLE_NUMBERS)
         is_closed = kind == "Softmax" and not any(sight.flat.get(hash(f), 1.0) for sight in self._sights)
         if is_closed and not Operands(self._network, self._sights[0]).grown(f, trained=True).remedy:
             what = "a mask leaves it a single place in each row, so that all its outputs are the same"
             return cause("constant_softmax", what, remedies.CHECK_MASK)
-        is_activation = len(f.inputs) == 1 and f.inputs[0].size == f.outputs[0].size
-        if kind in _ROUNDS and not any(map(self._batches.largest, f.outputs)):
-            what = f"it rounds all numbers to 0, which reach {self._batches.largest(f.inputs[0]):.2g}"
+        if kind in _ROUNDS and not any(map(self.largest, f.outputs)):
+            what = f"it rounds all numbers to 0, which reach {self.largest(f.inputs[0]):.2g}"
             return cause("rounded", what, remedies.STEP)
         # A function that hands on all that it gets.
         cancelling = self._cancelling(f) if kind in _HANDS_ON else None
@@ -374,36 +344,28 @@ class Ends:
             what = f"it computes the same whatever {called(f.inputs[0])} is: the gradients to it cancel"
             return Cause("cancels", self._network.name(cancelling), what, remedies.NOT_CONSTANT)
         # A rectifier that is not dead is not saturated.
-        others = {*_METRICS, *_RECTIFIERS} - _BOUNDS
-        if kind in _SATURATES - {"SoftPlus"} or (
-            is_activation and kind not in others and not remedies.is_square(f)
-        ):
+        is_activation = len(f.inputs) == 1 and f.inputs[0].size == f.outputs[0].size
+        is_other = kind in _METRICS | _RECTIFIERS or remedies.is_square(f)
+        if kind in _SATURATES or (is_activation and not is_other):
             what = "it is saturated: all of its outputs are where its derivative is 0"
             if "val" in args:
                 what += f", as it reads {self._around(f)}"
             return self._saturated(f, what, remedies.BOUND if kind in _BOUNDS else remedies.SATURATED)
+        if remedies.is_square(f):
+            v = self.zero_origin(f.inputs[0])
+            if hash(v) in names:
+                what = f"it squares {called(v)}, which is all 0"
+                return cause("zero_weights", what, remedies.INITIALISE, v)
         what, remedy = "it passes no gradient on", remedies.NO_GRADIENT
-        chosen = (g for g in self._network.behind(map(hash, f.outputs)) if g.info.type_name in _CHOOSING)
-        choosing = next(chosen, None)
+        behind = network.behind(map(hash, f.outputs))
+        choosing = next((g for g in behind if g.info.type_name in _CHOOSING), None)
         if kind in _METRICS:
             remedy = remedies.CROSS_ENTROPY
         elif kind.startswith("ClipGrad"):
             what, remedy = "it makes all gradients 0", remedies.CLIP_NORM
-        elif remedies.is_square(f) and hash(self._batches.zero_origin(f.inputs[0])) in names:
-            v = self._batches.zero_origin(f.inputs[0])
-            return cause("zero_weights", f"it squares {called(v)}, which is all 0", remedies.INITIALISE, v)
         elif remedies.is_square(f):
             what, remedy = f"{what}, as it reads 0 wherever one arrives", remedies.SELF
         elif choosing is not None:
-            what += f", as {self._network.name(choosing)} chooses only others of its numbers"
+            what += f", as {network.name(choosing)} chooses only others of its numbers"
             remedy = remedies.PADDING
         return cause("no_gradient", what, remedy)
-
-
-def ends_as_stored(network: Network, stored: Ends, ended: Mapping[int, Cause]) -> Iterator[Cause]:
-    """Functions at which the gradient ends as stored but not in fp32, in forward order."""
-    for key, cause in stored.functions().items():
-        if key not in ended:
-            format = network.format(network.function(key).outputs[0]).name
-            what = f"{cause.what}, as stored in {format}, not in fp32"
-            yield cause._replace(kind=f"{cause.kind}_as_stored", what=what, as_stored=True)

@@ -19,7 +19,7 @@ from .advice import PrecisionAdvice, advise, candidates_of
 from .branches import Branches
 from .causes import Cause, Note, distinct, listed, summed_up
 from .deviations import Deviations
-from .ends import Ends, ends_as_stored
+from .ends import Ends
 from .finite import Finiteness
 from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
 from .presentation import Diagnosis
@@ -146,7 +146,7 @@ class _Examination:
 
     def numbers(self) -> NetworkNumbers:
         """Measure all numbers for the verdicts."""
-        examined, unfed = self._examined, self._examined.unfed
+        examined = self._examined
         tried: Dict[str, FormatTrial] = {}
         layers: List[LayerNumbers] = []
         try:
@@ -154,9 +154,8 @@ class _Examination:
             if examined.beyond:
                 f, what = examined.beyond
                 causes = [Cause("index_beyond", self._network.name(f), what, remedies.INDICES)]
-            elif unfed:
-                v, f = unfed
-                causes = [_blank_input(self._network, f, v)]
+            elif examined.unfed:
+                causes = [_blank_input(self._network, *examined.unfed)]
             if not self._network.reached_leaves:
                 causes += untrained(examined, self._network)
             causes = causes or self._observe()
@@ -172,13 +171,12 @@ class _Examination:
             causes = [Cause("no_backward", self._network.name(error.function), what, remedies.NO_BACKWARD)]
         causes = list(summed_up(causes))
         in_fp32, as_stored = (float(np.mean(one)) for one in zip(*self._losses or [(math.nan, math.nan)]))
+        left_out = self._noise.gradients | self._left_out
         formats = {
-            name: {
-                layer.name: one.effects(layer, self._noise.gradients | self._left_out)
-                for layer in self._layers
-            }
+            name: {layer.name: one.effects(layer, left_out) for layer in self._layers}
             for name, one in tried.items()
         }
+        own = self._notes(bool(tried), layers, causes)
         return NetworkNumbers(
             storage=self._storage,
             batches=len(examined),
@@ -188,19 +186,16 @@ class _Examination:
             layers=layers,
             causes=causes,
             formats=formats,
-            notes=[*examined.notes, *notes(examined, self._network), *self._notes(tried, layers, causes)],
+            notes=[*examined.notes, *notes(examined, self._network), *own],
         )
 
     def _observe(self) -> List[Cause]:
-        """Run all batches in fp32, and with stored activations and weights; return causes that stop all
-        learning in fp32.
-        """
+        """Run all batches in fp32, and with stored activations and weights; find causes that end learning."""
         examined, leaves, passes = self._examined, self._network.leaves, self._passes
         for index in range(len(examined)):
             in_fp32 = Sight(leaves.values(), examined.kernels)
             emulation = self._emulation
-            rounded = emulation.emulated_storage.data
-            as_stored = Sight(leaves.values(), examined.kernels, in_fp32, rounded)
+            as_stored = Sight(leaves.values(), examined.kernels, in_fp32, emulation.emulated_storage.data)
             forward = partial(examined.forward, examined.loss, index, in_fp32.after_forward)
             passes.with_one_scale(forward, examined.loss, pre=in_fp32.before_backward)
             in_fp32.end()
@@ -235,17 +230,14 @@ class _Examination:
                     yield Cause("unfed", network.name(f), what, remedies.FILL_TARGET, False)
                     break
 
-    def _notes(
-        self, tried: Mapping[str, FormatTrial], layers: Sequence[LayerNumbers], causes: Sequence[Cause]
-    ) -> Iterator[Note]:
+    def _notes(self, tried: bool, layers: Sequence[LayerNumbers], causes: Sequence[Cause]) -> Iterator[Note]:
         """Describe inputs of zeros, and gradients that are not judged, because passes differ."""
         if tried:
             yield from self._branches.blank()
             alike = alike_weights(self._network)
             if alike and not any(cause.kind == "equal_units" for cause in causes):
-                yield Note(
-                    "Units stay alike, as all numbers are equal in ", alike, f": {remedies.INITIALISE}."
-                )
+                what = "Units stay alike, as all numbers are equal in "
+                yield Note(what, alike, f": {remedies.INITIALISE}.")
             starved = [n.name for n in layers if not (n.nonzero or n.waits_for or causes)]
             yield from self._branches.blocked(layer for layer in self._layers if layer.name in starved)
             found = [note for one in self._as_stored for note in Deviations(self._network, one).notes()]
@@ -256,9 +248,8 @@ class _Examination:
             yield from self._steps.notes()
         jumping = self._network.listed(f for sight in self._in_fp32 for f in sight.jumping)
         if jumping:
-            yield Note(
-                f"Derivatives jump in {jumping}, which samples pixels: gradients before are not judged."
-            )
+            end = ", which samples pixels: gradients before are not judged."
+            yield Note(f"Derivatives jump in {jumping}{end}")
         if self._random:
             what = "Numbers that differ from pass to pass are computed by "
             yield Note(what, self._random, ": gradients that depend on them are not judged.")
@@ -346,18 +337,11 @@ class _Examination:
         ends = ends or ([] if learning else self._ends.zero_loss())
         told = {name for cause in ends for name in cause.spoils}
         # A bias before a normalization may be noise; a computed weight is a layer of its own beside it.
-        beside = tuple(layer.name for layer in learning)
-        untold = tuple(
-            layer.name
-            for layer in self._layers
-            if layer.name in {*noisy} - told
-            and not any(one.startswith(f"{layer.name}/") for one in beside)
-            and not noise.is_bias(layer)
-        )
+        own = (one.name for one in self._layers if one.name in {*noisy} - told and not noise.is_bias(one))
+        untold = [name for name in own if not any(n.name.startswith(f"{name}/") for n in learning)]
         cancelling = noise.functions if noisy or damaged else []
-        of_storage: List[Cause] = []
-        if not any(cause.fatal for cause in beyond):
-            of_storage = self._of_storage([] if cancelling else damaged, ended)
+        is_fatal = any(cause.fatal for cause in beyond)
+        of_storage = [] if is_fatal else self._of_storage([] if cancelling else damaged, ended)
         # A flat function may become 0 as stored: why it is flat says more.
         fatal, first = not any(n.floor < USELESS for n in learning), {one.function for one in of_storage}
         for cause in ends:
@@ -381,20 +365,22 @@ class _Examination:
         if damaged:
             changed = (Deviations(network, sight).changed(damaged) for sight in self._as_stored)
             found += sorted((cause for cause in changed if cause), key=self._position)
-            found += ends_as_stored(network, Ends(network, self._as_stored), ended)
+            stored = Ends(network, self._as_stored).functions()
+            for key in [key for key in stored if key not in ended]:
+                cause, format = stored[key], network.format(network.function(key).outputs[0]).name
+                what = f"{cause.what}, as stored in {format}, not in fp32"
+                found.append(cause._replace(kind=f"{cause.kind}_as_stored", what=what, as_stored=True))
         return found[:1]
 
 
-def _blank_input(network: Network, f: Any, v: nn.Variable) -> Cause:
+def _blank_input(network: Network, v: nn.Variable, f: Any) -> Cause:
     """Cause of an input of zeros that a layer reads, where no layer reads other data."""
-    how, remedy = network.emptiness(v)
-    what, kind = f"it reads {input_name(v)}, which {how}, and no layer reads other data", "zero_input"
     if v.need_grad:
         what = f"it reads a variable of shape {v.shape} that is unlinked: nothing computes it in forward"
-        remedy = remedies.FORWARD
-    if v.need_grad or hash(v) in network.never_filled:
-        kind = "unfed"
-    return Cause(kind, network.name(f), what, remedy)
+        return Cause("unfed", network.name(f), what, remedies.FORWARD)
+    how, remedy = network.emptiness(v)
+    what = f"it reads {input_name(v)}, which {how}, and no layer reads other data"
+    return Cause("unfed" if hash(v) in network.never_filled else "zero_input", network.name(f), what, remedy)
 
 
 def _emulated(examined: Subject, storage: StorageLike) -> FormatEmulation:

@@ -13,8 +13,7 @@ from ..graph.description import type_name_of
 from . import remedies
 from .causes import Cause, listed
 from .operands import CONSTANTS, DIVISIONS, FLOOR, GROWN, NOT_ZERO, Growth, Operands, is_product, repeated
-from .target import Network
-from .watching import INDICES, PROBABILITIES, Sight
+from .watching import INDICES, PROBABILITIES
 
 SOFTMAX = {"Softmax", "LogSoftmax"}
 # Functions of numbers up to 1, at which their derivative is infinite.
@@ -29,56 +28,47 @@ _WRONG = {"index_beyond", "no_probability"}
 _MOST = 0.5
 
 
-class Finiteness:
+class Finiteness(Operands):
     """Search for the origin of NaNs and infinities in one batch, in fp32 or as stored."""
-
-    def __init__(self, network: Network, sight: Sight) -> None:
-        self._network, self._sight = network, sight
-        self._operands = Operands(network, sight)
-        self._also = "" if self._operands.is_stored else ", in fp32 too"
 
     def causes(self) -> List[Cause]:
         """Functions that cause a nonfinite loss or gradient, in forward order."""
-        roots, positions = self._operands.bad(self._network.roots), self._network.positions
+        roots, positions = self.bad(self.network.roots), self.network.positions
         found, labels = self._origins(roots) if roots else self._in_backward(), self._labels()
         if not found:
             return labels
         # What follows from wrong numbers, such as a probability of 0 for a class that does not exist.
         first = min(positions.get(cause.function, 0) for cause in found)
         wrong = [one for one in labels if one.kind in _WRONG and positions[one.function] <= first]
-        own = [one.function for one in wrong]
-        return [
-            *(one._replace(fatal=True) for one in wrong),
-            *(one for one in found if one.function not in own),
-        ]
+        others = [one for one in found if one.function not in {other.function for other in wrong}]
+        return [*(one._replace(fatal=True) for one in wrong), *others]
 
     def _labels(self) -> List[Cause]:
         """Wrong labels, indices or probabilities, without a visible effect."""
-        for v in self._operands.bad(self._network.graph.leaves.values()):
-            if hash(v) in self._network.leaves and hash(v) in self._operands.in_fp32.nans:
-                return [self._leaf(self._network.readers[hash(v)][0], v, "")._replace(fatal=False)]
-            for f in self._network.readers[hash(v)] if self._sight.nans[hash(v)] else ():
+        network, sight = self.network, self.sight
+        for v in self.bad(network.graph.leaves.values()):
+            if hash(v) in network.leaves and hash(v) in self.in_fp32.nans:
+                return [self._leaf(network.readers[hash(v)][0], v)._replace(fatal=False)]
+            for f in network.readers[hash(v)] if sight.nans[hash(v)] else ():
                 if type_name_of(f.info.type_name).endswith(("CrossEntropy", "Embed", "OneHot")):
-                    what = f"it takes {self._network.called(v)} for numbers of classes, which holds "
-                    what += self._sight.not_finite(v)
-                    return [Cause("data_not_finite", self._network.name(f), what, remedies.CLEAN, False)]
-        for f in self._network.graph.functions:
-            kind, args, name = f.info.type_name, f.info.args, self._network.name(f)
+                    what = f"it takes {network.called(v)} for numbers of classes, which holds "
+                    what += sight.not_finite(v)
+                    return [Cause("data_not_finite", network.name(f), what, remedies.CLEAN, False)]
+        for f in network.graph.functions:
+            kind, args, name = f.info.type_name, f.info.args, network.name(f)
             for v in f.inputs[: PROBABILITIES.get(kind, 0)]:
-                count = self._sight.improbable.get(hash(v))
+                count = sight.improbable.get(hash(v))
                 if count:
-                    what = (
-                        f"it takes {self._network.called(v)} for probabilities, of which {count} of {v.size} "
-                    )
-                    what += "are below 0 or above 1"
+                    what = f"it takes {network.called(v)} for probabilities, of which "
+                    what += f"{count} of {v.size} are below 0 or above 1"
                     return [Cause("no_probability", name, what, remedies.of_errors(f))]
             if kind not in INDICES:
                 continue
             v, table = f.inputs[INDICES[kind]], f.inputs[INDICES[kind] - 1]
             last = (args["shape"] if kind == "OneHot" else table.shape)[args.get("axis", 0)] - 1
-            what, largest = f"it takes {self._network.called(v)} for indices", self._operands.amax(v)
-            if self._sight.undefined.get(hash(f)):
-                what += f", of which {self._sight.undefined[hash(f)]} are no whole numbers"
+            what, largest = f"it takes {network.called(v)} for indices", self.amax(v)
+            if sight.undefined.get(hash(f)):
+                what += f", of which {sight.undefined[hash(f)]} are no whole numbers"
                 return [Cause("fractional_index", name, what, remedies.WHOLE_NUMBERS, False)]
             if largest > last:
                 what += f" up to {largest:g}, but its last is {last}: nnabla reads other memory"
@@ -86,10 +76,10 @@ class Finiteness:
         return []
 
     def _in_backward(self) -> List[Cause]:
-        gradients, network, f = self._sight.gradients, self._network, self._sight.breaks
+        gradients, network, f = self.sight.gradients, self.network, self.sight.breaks
         if f is None or all(gradients[key].finite for key in network.leaves if key in gradients):
             return []
-        bad = self._operands.bad((*f.inputs, *f.outputs))
+        bad = self.bad((*f.inputs, *f.outputs))
         if bad:
             return self._origins(bad)
         broken = [v for v in f.inputs if hash(v) in gradients and not gradients[hash(v)].finite]
@@ -97,18 +87,18 @@ class Finiteness:
         parameters = parameters if len(parameters) == len(broken) else ()
         of = f" of {listed(parameters)}" * bool(parameters)
         # Other functions have finite derivatives for numbers of any size.
-        reads = self._operands.reads(f) if f.info.type_name in {*NOT_ZERO, *_BOUNDED} else ""
-        what = f"its gradient{of} is not finite{reads}{self._also}"
+        reads = self.reads(f) if f.info.type_name in {*NOT_ZERO, *_BOUNDED} else ""
+        what = f"its gradient{of} is not finite{reads}{self.also}"
         own = Cause("backward_not_finite", network.name(f), what, self._remedy(f), parameters=parameters)
-        return [(self.before(f) or own)._replace(as_stored=self._operands.is_stored)]
+        return [(self.before(f) or own)._replace(as_stored=self.is_stored)]
 
     def _origins(self, variables: List[nn.Variable]) -> List[Cause]:
         """Follow nonfinite variables back to functions of finite inputs."""
-        network, seen = self._network, set()
+        network, seen = self.network, set()
         # Further ones are hidden by a ReLU, which makes 0 of NaN.
         outputs = (v for f in network.walk(v.parent for v in variables) for v in f.outputs)
         # nnabla drops outputs that nothing reads, such as last states, and has others in their place.
-        hidden = (v for v in outputs if v.parent is not None and self._sight.nans.get(hash(v)))
+        hidden = (v for v in outputs if v.parent is not None and self.sight.nans.get(hash(v)))
         waiting = [*variables, *hidden]
         found: List[Tuple[Any, nn.Variable]] = []
         while waiting:
@@ -126,13 +116,13 @@ class Finiteness:
             computed = v.parent is not None and not self._is_mask(v)
             cause = self._computed(f, v) if computed else self._leaf(f, v, others)
             parameters = cause.parameters or network.parameters([v])
-            cause = cause._replace(parameters=parameters, as_stored=self._operands.is_stored)
+            cause = cause._replace(parameters=parameters, as_stored=self.is_stored)
             causes.setdefault((cause.kind, f.info.type_name), cause)
         return list(causes.values())
 
     def _is_mask(self, v: nn.Variable) -> bool:
         """True if a variable has minus infinities from a user."""
-        if self._sight.nans[hash(v)] or self._sight.infinities[hash(v)]:
+        if self.sight.nans[hash(v)] or self.sight.infinities[hash(v)]:
             return False
         return v.parent is None or -math.inf in v.parent.info.args.values()
 
@@ -140,59 +130,54 @@ class Finiteness:
         """Inputs that explain the NaNs and infinities of a variable computed from them."""
         if v.parent is None:
             return []
-        bad = self._operands.bad(v.parent.inputs)
-        nans = [w for w in bad if self._sight.nans[hash(w)]]
-        if not self._sight.nans[hash(v)]:
+        bad = self.bad(v.parent.inputs)
+        nans = [w for w in bad if self.sight.nans[hash(w)]]
+        if not self.sight.nans[hash(v)]:
             return [w for w in bad if w not in nans] or bad
         # A softmax of minus infinities is fine, unless a row has only these.
         if nans or v.parent.info.type_name not in SOFTMAX:
             return nans or bad
-        return [w for w in bad if self._sight.infinities[hash(w)]]
+        return [w for w in bad if self.sight.infinities[hash(w)]]
 
-    def _leaf(self, f: Any, v: nn.Variable, others: str) -> Cause:
-        network, name = self._network, self._network.name(f)
-        called, sight = network.called(v), self._sight
-        if v.parent is None and hash(v) not in self._operands.in_fp32.nans:
-            what = f"it reads {called}, which reaches {self._operands.beyond(v)}"
+    def _leaf(self, f: Any, v: nn.Variable, others: str = "") -> Cause:
+        network, name, called = self.network, self.network.name(f), self.network.called(v)
+        if v.parent is None and hash(v) not in self.in_fp32.nans:
+            what = f"it reads {called}, which reaches {self.beyond(v)}"
             return Cause("beyond_format", name, what, remedies.INTO_RANGE)
         if self._is_mask(v):
             # A mask: the cause is the function that turns it into NaN.
             for g in network.graph.functions:
-                if any(sight.nans.get(hash(w)) for w in g.outputs):
+                if any(self.sight.nans.get(hash(w)) for w in g.outputs):
                     what = f"it makes NaN of the minus infinities that {called} holds"
                     what += ": 0 times infinity is NaN" * (g.info.type_name == "Mul2")
                     return Cause("not_finite", network.name(g), what, remedies.MASK)
-        what = f"it reads {called}, which holds {sight.not_finite(v)}{others}"
+        what = f"it reads {called}, which holds {self.sight.not_finite(v)}{others}"
         if hash(v) in network.names:
             is_trained = hash(v) in network.leaves
             return Cause("weight_not_finite", name, what, remedies.RESTORE if is_trained else remedies.REPAIR)
         return Cause("data_not_finite", name, what, remedies.CLEAN)
 
     def _computed(self, f: Any, v: nn.Variable) -> Cause:
-        network, operands = self._network, self._operands
-        name, bad = network.name(f), operands.bad(f.inputs)
+        network, name, bad = self.network, self.network.name(f), self.bad(f.inputs)
         if bad and f.info.type_name in SOFTMAX:
-            what = f"it reads rows of minus infinity alone from {network.called(bad[0])}{self._also}"
+            what = f"it reads rows of minus infinity alone from {network.called(bad[0])}{self.also}"
             read = (w for g in network.in_order(network.walk([f])) for w in (*g.inputs, *g.outputs))
-            finite = (w for w in read if operands.is_stored and hash(w) not in operands.in_fp32.nans)
-            mask = next((w for w in finite if operands.amax(w) > network.format(w).max), None)
+            finite = (w for w in read if self.is_stored and hash(w) not in self.in_fp32.nans)
+            mask = next((w for w in finite if self.amax(w) > network.format(w).max), None)
             if mask is not None:
-                what += f", as {network.called(mask)} reaches {operands.beyond(mask)}"
+                what += f", as {network.called(mask)} reaches {self.beyond(mask)}"
             return Cause("closed_row", name, what, remedies.OPEN_ROWS)
-        for w in f.inputs if operands.is_stored else ():
+        for w in f.inputs if self.is_stored else ():
             # A function whose numbers are rounded for their readers only.
-            if w.parent is not None and operands.amax(w) > network.format(w).max:
+            if w.parent is not None and self.amax(w) > network.format(w).max:
                 return self._computed(w.parent, w)
         before = self.before(f)
         if before is not None:
             return before
-        if operands.is_stored and operands.amax(v) > network.format(v).max:
-            growth = operands.grown(f)
-            what = f"it computes numbers up to {operands.beyond(v)}{operands.reads(f)}{growth.clause}"
-            remedy = operands.too_large(f, growth.remedy)
-            return Cause("overflow", name, what, remedy, parameters=growth.parameters)
-        what = f"it computes {self._sight.not_finite(v)} from finite numbers{operands.reads(f)}{self._also}"
-        growth = self._of_zeros(f) if f.info.type_name in NOT_ZERO else operands.grown(f)
+        if self.is_stored and self.amax(v) > network.format(v).max:
+            return self.overflow(f, v, "it computes numbers", self.grown(f), self.reads(f))
+        what = f"it computes {self.sight.not_finite(v)} from finite numbers{self.reads(f)}{self.also}"
+        growth = self._of_zeros(f) if f.info.type_name in NOT_ZERO else self.grown(f)
         what += growth.clause
         if growth.clause and (growth.remedy == remedies.NORMALISE_DATA or f.info.type_name in NOT_ZERO):
             remedy = growth.remedy + f", or {remedies.BOUND_EXP}" * remedies.is_a(f, "Exp")
@@ -202,89 +187,79 @@ class Finiteness:
 
     def _remedy(self, f: Any, known: str = "") -> str:
         """Remedy for an output or a gradient that is not finite; `known`: that of an operand."""
-        if math.inf in map(abs, filter(_is_number, f.info.args.values())):
+        if any(isinstance(one, float) and math.isinf(one) for one in f.info.args.values()):
             return remedies.MASK
-        g = remedies.origin(f.inputs[0]) if self._operands.is_stored and f.inputs else None
-        if remedies.is_a(g, "Sub2"):
-            return self._scaled_before(f, remedies.of(g, known))
-        if self._operands.negatives(f):
-            is_determinant = remedies.is_a(f.inputs[0].parent, "BatchDet")
-            return remedies.ABSOLUTE if is_determinant else remedies.ABOVE
-        return self._scaled_before(f, remedies.of(f, known))
+        g = remedies.origin(f.inputs[0]) if self.is_stored and f.inputs else None
+        is_difference = remedies.is_a(g, "Sub2")
+        if self.negatives(f) and not is_difference:
+            return remedies.ABSOLUTE if remedies.is_a(f.inputs[0].parent, "BatchDet") else remedies.ABOVE
+        return self._scaled_before(f, remedies.of(g if is_difference else f, known))
 
     def _of_zeros(self, f: Any) -> Growth:
         """Operand that saturates the probabilities that a function reads as 0."""
         v = f.inputs[NOT_ZERO[f.info.type_name]]
-        g = remedies.origin(v, _COMPLEMENTS) if self._operands.zeros(v) else None
-        growth = self._operands.grown(g) if remedies.is_a(g, *_VANISHING) else Growth()
+        g = remedies.origin(v, _COMPLEMENTS) if self.zeros(v) else None
+        growth = self.grown(g) if remedies.is_a(g, *_VANISHING) else Growth()
         return growth if growth.remedy in remedies.SHIFTS else Growth()
 
     def before(self, f: Any) -> Optional[Cause]:
         """Find what makes a function's inputs 0 or large: a constant as stored, a running variance of 0."""
-        network, operands = self._network, self._operands
-        for g in network.walk([w.parent for w in operands.vanishing(f)], operands.vanishing):
+        network = self.network
+        for g in network.walk([w.parent for w in self.vanishing(f)], self.vanishing):
             constant = g.info.args.get("val") if g.info.type_name in CONSTANTS else None
             stored = network.format(g.outputs[0])
             if constant and not stored.nearest(constant):
-                what = f"its constant {constant:g} is 0 in {stored.name}{operands.reads(f, network.name(f))}"
+                what = f"its constant {constant:g} is 0 in {stored.name}{self.reads(f, network.name(f))}"
                 remedy = self._scaled_before(f, remedies.held(f))
                 return Cause("lost_constant", network.name(g), what, remedy)
         for g in [g for g in network.in_order(network.walk([f])) if g.inputs]:
-            cause = self._variance(g) or self._constant(g)
-            if cause is not None and not operands.amax(g.outputs[0]) < GROWN * operands.amax(g.inputs[0]):
+            cause = self._enlarging(g)
+            if cause is not None and not self.amax(g.outputs[0]) < GROWN * self.amax(g.inputs[0]):
                 return cause
         return None
 
-    def _variance(self, f: Any) -> Optional[Cause]:
-        """Cause of a normalization by a running variance that is 0 or negative."""
-        if f.info.args.get("batch_stat", True) or not f.info.type_name.endswith("BatchNormalization"):
+    def _enlarging(self, f: Any) -> Optional[Cause]:
+        """Cause of a running variance that is 0 or negative, or of a constant beyond the format."""
+        network, kind, args, name = self.network, f.info.type_name, f.info.args, self.network.name(f)
+        constant, stored = args.get("val", 0.0), network.format(f.outputs[0])
+        if kind in CONSTANTS and self.is_stored and abs(constant) > stored.max:
+            what = f"its constant {constant:g} is beyond {stored.name}, which ends at {stored.max:g}"
+            return Cause("overflow", name, what, remedies.CONSTANT)
+        if not kind.endswith("BatchNormalization") or args.get("batch_stat", True):
             return None
-        v, network = f.inputs[4], self._network
+        v = f.inputs[4]
         count = int(np.count_nonzero(v.d <= 0.0))
         what = f"it divides by {network.called(v)}, which is 0 or less in {count} of {v.size} channels"
-        parameters = network.parameters([v])
-        found = Cause("zero_variance", network.name(f), what, remedies.STATISTICS, parameters=parameters)
-        return found if count else None
-
-    def _constant(self, f: Any) -> Optional[Cause]:
-        """Cause of a constant that is added and that the format does not hold."""
-        constant, stored = f.info.args.get("val", 0.0), self._network.format(f.outputs[0])
-        if not self._operands.is_stored or f.info.type_name not in CONSTANTS or abs(constant) <= stored.max:
-            return None
-        what = f"its constant {constant:g} is beyond {stored.name}, which ends at {stored.max:g}"
-        return Cause("overflow", self._network.name(f), what, remedies.CONSTANT)
+        cause = Cause("zero_variance", name, what, remedies.STATISTICS, parameters=network.parameters([v]))
+        return cause if count else None
 
     def _scaled_before(self, f: Any, remedy: str) -> str:
         """Remedy that also keeps the numbers that become 0 before a function, if those are most."""
         kind = f.info.type_name
         v = f.inputs[NOT_ZERO[kind]] if kind in NOT_ZERO else None
-        if v is None or not self._operands.zeros(v):
+        if v is None or not self.zeros(v):
             return remedy
-        first = self._operands.first_zeros(v)
+        first = self.first_zeros(v)
         g = first.parent
-        if not self._operands.is_stored:
-            if hash(first) in self._network.names:
-                is_all = kind in DIVISIONS and self._operands.zeros(first) == first.size
+        if not self.is_stored:
+            if hash(first) in self.network.names:
+                is_all = kind in DIVISIONS and self.zeros(first) == first.size
                 return remedies.INITIALISE if is_all else remedy
             if g is None:
                 return remedies.ZERO_DATA if remedy in (remedies.AWAY, remedies.LOG) else remedy
             return remedies.CHAIN if is_product(g) else remedy
-        if self._operands.vanished(v) <= _MOST * v.size and self._operands.amax(v) >= FLOOR:
+        if self.vanished(v) <= _MOST * v.size and self.amax(v) >= FLOOR:
             return remedy
         if g is None:
             return f"{remedies.SCALE_DATA}, and {remedy}"
         if remedies.is_square(g):
-            return f"{remedies.MULTIPLY_FIRST.format(self._network.name(g))}, and {remedy}"
+            return f"{remedies.MULTIPLY_FIRST.format(self.network.name(g))}, and {remedy}"
         if g.info.type_name == "MulScalar":
-            return f"{remedies.UNITS}: {g.info.args['val']:g} in {self._network.name(g)}"
+            return f"{remedies.UNITS}: {g.info.args['val']:g} in {self.network.name(g)}"
         if is_product(g):
             return remedies.CHAIN
         is_floor = remedy in (remedies.AWAY, remedies.LOG, remedies.HELD, remedies.HELD_IN_LOG)
-        if not is_floor or self._operands.amax(v) >= FLOOR or g.info.type_name in CONSTANTS:
+        if not is_floor or self.amax(v) >= FLOOR or g.info.type_name in CONSTANTS:
             return remedy
         is_exponential = g.info.type_name == "Exp"
-        return remedies.EXP_OF_LESS if is_exponential else remedies.LARGER_UNITS.format(self._network.name(g))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float))
+        return remedies.EXP_OF_LESS if is_exponential else remedies.LARGER_UNITS.format(self.network.name(g))

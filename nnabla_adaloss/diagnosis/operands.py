@@ -12,6 +12,7 @@ import numpy as np
 from ..core.formats import FLOAT32
 from ..graph.functions import is_matrix_product
 from . import remedies
+from .causes import Cause
 from .target import NORMALIZATIONS, Network
 from .watching import Sight
 
@@ -51,6 +52,8 @@ class Operands:
         self.network, self.sight = network, sight
         self.in_fp32 = sight.in_fp32 or sight
         self.is_stored = sight.in_fp32 is not None
+        # Clause about the place of a fault.
+        self.also = "" if self.is_stored else ", in fp32 too"
 
     def bad(self, variables: Iterable[nn.Variable]) -> List[nn.Variable]:
         return [v for v in variables if hash(v) in self.sight.nans]
@@ -77,9 +80,7 @@ class Operands:
         return seen.zeros if seen else 0
 
     def first_zeros(self, v: nn.Variable) -> nn.Variable:
-        """First variable on the way to another with at least half its share of zeros: of those of storage,
-        if it has such.
-        """
+        """First variable before another with at least half its share of zeros, of those of storage if any."""
         count = self.vanished if self.vanished(v) > 0 else self.zeros
         least = count(v) / v.size / 2.0
 
@@ -100,21 +101,21 @@ class Operands:
         power = f.info.args["val"] if f.info.type_name == "PowScalar" else 0.5
         return self.sight.undefined.get(hash(f), 0) if power != int(power) else 0
 
-    def too_large(self, f: Any, known: str) -> str:
-        """Remedy for numbers of a function that are too large; `known`: that of an operand."""
-        remedy = remedies.of(f, known, too_large=True)
-        if remedy != remedies.AWAY or f.info.type_name not in NOT_ZERO:
-            return remedy
-        v = f.inputs[NOT_ZERO[f.info.type_name]]
-        if self.least(f) > FLOOR:
-            return remedies.MULTIPLY_FIRST.format("it")
-        if v.parent is not None and self.amax(v) < FLOOR:
-            return remedies.LARGER_UNITS.format(self.network.name(v.parent))
-        return remedy
+    def overflow(self, f: Any, v: nn.Variable, subject: str, growth: Growth, reads: str = "") -> Cause:
+        """Cause of a variable beyond its format that `f` computes or reads, enlarged by an operand."""
+        remedy = remedies.of(f, growth.remedy, too_large=True)
+        if remedy == remedies.AWAY and f.info.type_name in NOT_ZERO:
+            small = f.inputs[NOT_ZERO[f.info.type_name]]
+            if self.least(small) > FLOOR:
+                remedy = remedies.MULTIPLY_FIRST.format("it")
+            elif small.parent is not None and self.amax(small) < FLOOR:
+                remedy = remedies.LARGER_UNITS.format(self.network.name(small.parent))
+        what = f"{subject} up to {self.beyond(v)}{reads}{growth.clause}"
+        return Cause("overflow", self.network.name(f), what, remedy, parameters=growth.parameters)
 
-    def least(self, f: Any) -> float:
-        """Smallest magnitude of the numbers that a function divides by, or that must not be 0."""
-        return self.sight.data[hash(f.inputs[NOT_ZERO[f.info.type_name]])].abs_min
+    def least(self, v: nn.Variable) -> float:
+        """Smallest magnitude of a variable's numbers, except 0."""
+        return self.sight.data[hash(v)].abs_min
 
     def reads(self, f: Any, subject: str = "it") -> str:
         """Clause about a function's inputs that explains its result."""
@@ -138,9 +139,9 @@ class Operands:
                 return f", as {subject} {verb} {number} from {network.called(first)} on"
             if kind in DIVISIONS or power < 0.0 or kind == "Log":
                 verb = "reads" if kind == "Log" else "divides by"
-                return f", as {subject} {verb} numbers down to {self.least(f):.2g}"
+                return f", as {subject} {verb} numbers down to {self.least(v):.2g}"
         if kind == "ACosh":
-            return f", as {subject} reads numbers down to {self.sight.data[hash(f.inputs[0])].abs_min:g}"
+            return f", as {subject} reads numbers down to {self.least(f.inputs[0]):g}"
         if kind in ("BatchInv", "BatchLogdet"):
             return f", as {subject} reads matrices that are singular, or nearly so"
         sizes = [(self.amax(v), v) for v in f.inputs if hash(v) not in network.names]
@@ -292,11 +293,6 @@ def is_product(f: Any) -> bool:
 
 def repeated(v: nn.Variable) -> nn.Variable:
     """Variable that functions have only cut, reshaped or repeated."""
-    while v.parent is not None and v.parent.info.type_name in (
-        "Broadcast",
-        "BroadcastTo",
-        "Reshape",
-        "Slice",
-    ):
+    while remedies.is_a(v.parent, "Broadcast", "BroadcastTo", "Reshape", "Slice"):
         v = v.parent.inputs[0]
     return v

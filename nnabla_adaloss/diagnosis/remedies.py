@@ -115,10 +115,8 @@ AWAY = "keep it away from 0 by a number that the format holds, such as 2**-14"
 ZERO_DATA = f"leave such samples out, or {AWAY}"
 HELD = "use a larger constant, such as 2**-14"
 _OR_LOG = "; for a softmax or sigmoid, use F.log_softmax or F.sigmoid_cross_entropy"
-LOG_OF_DIFFERENCE = (
-    "compute it from the scores: log(1 - F.sigmoid(x)) is -F.softplus(x), and log(1 - F.tanh(x) ** 2) is "
-    "2 * (log(2) - x - F.softplus(-2 * x))"
-)
+_LOG_OF_TANH = "log(1 - F.tanh(x) ** 2) is 2 * (log(2) - x - F.softplus(-2 * x))"
+LOG_OF_DIFFERENCE = f"compute it from the scores: log(1 - F.sigmoid(x)) is -F.softplus(x), and {_LOG_OF_TANH}"
 ARCTANGENT = "keep its two inputs from being 0 together, such as by adding 2**-14 to the second"
 SOFTPLUS = "use F.softplus, which is exact for large numbers"
 CHOOSE_BEFORE = "choose before it, not after: F.log(F.where(condition, x, one))"
@@ -158,7 +156,6 @@ _UNDEFINED = {
     "Log": LOG,
     "Norm": INSIDE_ROOT,
     "NormNormalization": AWAY,
-    "Sub2": DIFFERENCE,
 }
 # Where it is unknown which operand makes numbers large.
 _SIZES = {"Exp": EXP, "BatchMatmul": DIVIDE_EARLIER}
@@ -194,19 +191,14 @@ def of(f: Any, known: str = "", *, too_large: bool = False) -> str:
         return LOG_SOFTMAX
     if kind == "Sub2":
         first, second = (v.parent for v in f.inputs)
-        return (
-            VARIANCE
-            if is_a(first, "Mean", "Sum") and is_a(second, "PowScalar", "Mul2", "Square")
-            else DIFFERENCE
-        )
+        is_variance = is_a(first, "Mean", "Sum") and is_a(second, "PowScalar", "Mul2", "Square")
+        return VARIANCE if is_variance else DIFFERENCE
     if kind == "MulScalar" and abs(f.info.args["val"]) < 1.0:
         return MULTIPLY_EARLIER
     if kind.endswith("Normalization") and kind != "NormNormalization" and not too_large:
         return SUBTRACT_MEAN
-    if kind == "PowScalar":
-        power = f.info.args["val"]
-        if power < 1.0 and not (too_large and power > 0.0):
-            return AWAY
+    if kind == "PowScalar" and f.info.args["val"] < (0.0 if too_large else 1.0):
+        return AWAY
     return (_TOO_LARGE if too_large else _UNDEFINED).get(kind) or known or _SIZES.get(kind, SMALLER)
 
 

@@ -13,6 +13,7 @@ from ..core.formats import Format
 from ..emulation import FormatEmulation
 from ..graph.loss import LossLike
 from . import remedies
+from .batches import PRODUCTS
 from .causes import Cause, listed
 from .finite import SOFTMAX
 from .passes import Gradients, Layer, Passes, Tally
@@ -29,17 +30,7 @@ _EXACT = Format.ieee("exact", exponent_bits=8, mantissa_bits=22)
 _TIMES = 16.0
 # Functions that add up or subtract, and those that hand on what is the same for all numbers.
 _SUMS = {"Add2", "AddScalar", "GlobalAveragePooling", "Mean", "RSubScalar", "Sub2", "Sum"}
-_LINEAR = {
-    "Add2",
-    "AddScalar",
-    "Broadcast",
-    "BroadcastTo",
-    "Div2",
-    "Mul2",
-    "MulScalar",
-    "Reshape",
-    "Transpose",
-}
+_LINEAR = {*PRODUCTS, "Add2", "AddScalar", "Broadcast", "BroadcastTo", "MulScalar", "Reshape", "Transpose"}
 # Functions that compare numbers, and so remove what is the same for all.
 _COMPARING = {*SOFTMAX, *NORMALIZATIONS, "SoftmaxCrossEntropy"}
 
@@ -49,11 +40,10 @@ class RoundingNoise:
 
     def __init__(self, examined: Subject, network: Network, layers: Sequence[Layer], passes: Passes) -> None:
         self._examined, self._network, self._layers, self._passes = examined, network, layers, passes
-        self._finer = FormatEmulation(examined.loss, _FINER)
+        loss = examined.loss
+        self._finer = FormatEmulation(loss, _FINER)
         # Loss of the exact gradients: of a carried state, what readers have read, as with any storage.
-        self.exact: LossLike = (
-            FormatEmulation(examined.loss, _EXACT) if examined.carries_state else examined.loss
-        )
+        self.exact: LossLike = FormatEmulation(loss, _EXACT) if examined.carries_state else loss
         self._finely = Tally(key for layer in layers for key in layer.weights)
         self._amplifies = False
         # Keys of parameters whose gradients are rounding errors; known after all batches.
@@ -134,15 +124,11 @@ class RoundingNoise:
         if own and remedies.is_a(own[0], *_COMPARING):
             is_softmax = remedies.is_a(own[0], *SOFTMAX)
             remedy = remedies.MEAN_OF_SOFTMAX if is_softmax else remedies.MEAN_OF_NORMALIZED
-            return (
-                f": {network.name(own[0])} hands none on, as all numbers that it compares get the same",
-                remedy,
-            )
+            why = "hands none on, as all numbers that it compares get the same"
+            return f": {network.name(own[0])} {why}", remedy
         if remedies.is_a(reader, *_COMPARING):
-            clause = (
-                f": {network.name(reader)} removes it, as it is the same for all numbers that this compares"
-            )
-            return clause, remedies.CANCELS
+            why = "removes it, as it is the same for all numbers that this compares"
+            return f": {network.name(reader)} {why}", remedies.CANCELS
         return f": its parts cancel in {network.listed(own)}" * bool(own), remedies.NOT_CONSTANT
 
     def _behind(self, layer: Layer) -> Iterator[Any]:
@@ -159,9 +145,8 @@ class RoundingNoise:
         examined, network, finer = self._examined, self._network, self._finer
         starts = [key for layer in layers for key in layer.outputs or layer.weights]
         behind = [f for f in network.behind(starts) if hash(f) in network.nodes]
-        compared = {
-            hash(v) for f in behind for v in f.outputs if hash(v) in network.readers or f in network.last
-        }
+        outputs = {hash(v) for f in behind for v in f.outputs}
+        compared = outputs & {*network.readers, *map(hash, network.roots)}
         exact: Dict[int, NDArray[Any]] = {}
         noise: Set[int] = set()
 

@@ -18,6 +18,9 @@ from .preserved import restored
 from .target import Subject
 from .watching import Sight, largest
 
+# Clause about the function that makes a layer's gradient small, and a remedy.
+Shrinking = Callable[[str], Tuple[str, str]]
+
 # Solvers whose steps are the gradient times the learning rate.
 _BY_LEARNING_RATE = {"Sgd", "Momentum", "Nesterov", "SgdW"}
 # Solvers whose steps are in proportion to the norm of a parameter.
@@ -123,25 +126,10 @@ class Steps:
             end = f" leaves {left:.1e} of gradients of {arriving:.1e}: the updater has unscaled them before."
             yield Note("", ["on_gradients"], end)
 
-    def causes(self, noisy: AbstractSet[str], shrinking: Callable[[str], Tuple[str, str]]) -> Iterator[Cause]:
-        """Causes but for `noisy` layers; `shrinking`: clause about the function that makes a layer's gradient
-        small, and a remedy.
-        """
-        yield from self._spoiled()
-        if self._solver is not None and not self._solver.learning_rate():
-            what = "its learning rate is 0 after the feeder, so that nothing moves"
-            yield Cause("learning_rate", self._solver.name, what, remedies.RATE)
-        trained = {name: amax for name, amax in self._left.items() if amax and name not in noisy}
-        if self._broken or self._explodes():
-            yield self._exploded()
-        else:
-            yield from self._small(trained, shrinking)
-        yield from self._only_decaying(trained)
-
-    def _spoiled(self) -> Iterator[Cause]:
-        """Cause for gradients corrupted by `on_gradients`."""
+    def causes(self, noisy: AbstractSet[str], shrinking: Shrinking) -> Iterator[Cause]:
+        """Causes, except for `noisy` layers."""
         arriving = max(self._arriving.values(), default=0.0)
-        if arriving and math.isfinite(arriving):
+        if 0.0 < arriving < math.inf:
             broken = [name for name, amax in self._left.items() if not math.isfinite(amax)]
             if broken:
                 what = f"it makes gradients that are not finite, of {listed(broken)}"
@@ -149,34 +137,31 @@ class Steps:
             elif not any(self._left.values()):
                 what = f"it makes all gradients 0, of which the largest was {arriving:.1e}"
                 yield Cause("on_gradients", "on_gradients", what, remedies.CLIP_NORM)
-
-    def _explodes(self) -> bool:
-        """True if the steps make weights so large that no learning rate is the reason."""
+        if self._solver is not None and not self._solver.learning_rate():
+            what = "its learning rate is 0 after the feeder, so that nothing moves"
+            yield Cause("learning_rate", self._solver.name, what, remedies.RATE)
+        trained = {name: amax for name, amax in self._left.items() if amax and name not in noisy}
+        # Where steps are gradients times the learning rate, it may be the reason for large weights.
         by_rate = self._solver is None or self._solver.name in _BY_LEARNING_RATE
-        return self._growth > _EXPLODES and not by_rate
+        if self._broken or (self._growth > _EXPLODES and not by_rate):
+            what = f"its first steps make all weights together {self._growth:.1g} times larger"
+            if self._broken:
+                what = f"its first steps make NaNs or infinities of {listed(sorted(self._broken))}"
+            what += f", at a learning rate of {self._solver.learning_rate():g}"
+            least, remedy = min(filter(None, self._left.values()), default=1.0), remedies.SETTINGS
+            if least < _SQUARE_VANISHES:
+                what += f": the squares of gradients of {least:.1e} are next to 0 in fp32"
+                remedy = remedies.LARGER_GRADIENTS
+            yield Cause("solver", self._solver.name, what, remedy, parameters=(*sorted(self._broken),))
+        elif self._solver is not None:
+            yield from self._small(trained, shrinking)
+        yield from self._only_decaying(trained)
 
-    def _exploded(self) -> Cause:
-        """Cause of steps that make weights far too large, or NaNs of them."""
-        solver, broken = self._solver, sorted(self._broken)
-        what = f"its first steps make all weights together {self._growth:.1g} times larger"
-        if broken:
-            what = f"its first steps make NaNs or infinities of {listed(broken)}"
-        what += f", at a learning rate of {solver.learning_rate():g}"
-        least = min(filter(None, self._left.values()), default=1.0)
-        remedy = remedies.SETTINGS
-        if least < _SQUARE_VANISHES:
-            what += f": the squares of gradients of {least:.1e} are next to 0 in fp32"
-            remedy = remedies.LARGER_GRADIENTS
-        return Cause("solver", solver.name, what, remedy, parameters=tuple(broken))
-
-    def _small(
-        self, trained: Dict[str, float], shrinking: Callable[[str], Tuple[str, str]]
-    ) -> Iterator[Cause]:
+    def _small(self, trained: Dict[str, float], shrinking: Shrinking) -> Iterator[Cause]:
         """Cause of gradients, given by largest magnitude, that are too small for the solver."""
-        solver = self._solver
-        kind = "" if solver is None else solver.name
+        solver, kind = self._solver, self._solver.name
         # Lamb divides its steps by their norm.
-        epsilon = 0.0 if solver is None or kind == "Lamb" else float(solver.info.get("eps", 0.0))
+        epsilon = 0.0 if kind == "Lamb" else float(solver.info.get("eps", 0.0))
         of = "the root of " * (kind in _EPSILON_IN_ROOT)
         least = math.sqrt(epsilon) if of else epsilon
         small = [name for name, amax in trained.items() if amax < least or self._moved[name] < _MOVED]
@@ -185,17 +170,15 @@ class Steps:
         name = min(small, key=trained.__getitem__)
         told, remedy = "epsilon", remedies.LARGER_LOSS if kind == "Adadelta" else remedies.EPSILON
         limit = f"below {of}the solver's epsilon of {epsilon:.0e}"
-        if solver is not None and not trained[name] < least:
+        if not trained[name] < least:
             told, remedy, rate = "small_steps", remedies.LEARNING_RATE, solver.learning_rate()
             limit = f"and times the learning rate of {rate:g} it is below the last bit of its weights"
             if kind not in _BY_LEARNING_RATE:
                 remedy = remedies.LARGER_STEPS
                 if kind in _RELATIVE:
                     remedy = remedies.LARGER_SHARE if self._sizes[name] else remedies.PROPORTIONAL
-                limit = (
-                    f"and the steps that {kind} makes of it, at a learning rate of {rate:g}, are below the "
-                )
-                limit += "last bit of its weights"
+                limit = f"and the steps that {kind} makes of it, at a learning rate of {rate:g}, are below "
+                limit += "the last bit of its weights"
         if trained[name] > _SQUARE_OVERFLOWS:
             told, remedy, limit = "large_gradient", remedies.SMALLER_LOSS, "whose square fp32 does not hold"
         what = f"its gradient reaches {trained[name]:.1e}, {limit}"
@@ -217,10 +200,8 @@ class Steps:
         # At the end of a training both are equal.
         if norms and all(norm < _DECAYED * decay for norm, decay in norms.values()):
             name, (norm, decay) = max(norms.items(), key=lambda one: one[1][1])
-            what = (
-                f"its gradient has a norm of {norm:.1e}, and weight decay adds one of {decay:.1e}, so that "
-            )
-            what += "the weights only shrink, whatever the loss scale"
+            what = f"its gradient has a norm of {norm:.1e}, and weight decay adds one of {decay:.1e}, "
+            what += "so that the weights only shrink, whatever the loss scale"
             share = min(norm / decay for norm, decay in norms.values())
             remedy = f"use a weight decay of {_DECAYED * self._examined.weight_decay * share:.0e} or less"
             yield Cause("weight_decay", name, what, remedy, True, (*norms,))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, Iterator, Tuple
+from typing import Any, Collection, Dict, Iterator, Sequence, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +35,9 @@ class Units:
         for f in self._products:
             gradient = gradients.get(hash(f.outputs[0]))
             if gradient is not None:
-                key, own = hash(f.inputs[1]), np.any(_by_unit(gradient, f), axis=0)
-                self._reached[key] = own | self._reached.get(key, False)
+                axis, key = 1 if "onvolution" in f.info.type_name else -1, hash(f.inputs[1])
+                by_unit = np.moveaxis(gradient, axis, -1).reshape(-1, gradient.shape[axis])
+                self._reached[key] = np.any(by_unit, axis=0) | self._reached.get(key, False)
 
     def notes(self, told: Collection[str]) -> Iterator[Note]:
         """Note layers with such units, except for functions that are told already."""
@@ -46,15 +47,14 @@ class Units:
             readers = self._network.readers.get(hash(f.outputs[0]), [])
             names = {self._network.name(g) for g in (f, *readers)}
             if dead.any() and not dead.all() and names.isdisjoint(told):
-                why, remedy = self._reason(f, dead)
+                why, remedy = self._reason(f, readers, dead)
                 if remedy != remedies.NO_UNIT or np.mean(dead) >= _MANY:
                     end = f" learns nothing in {np.count_nonzero(dead)} of {dead.size} units, {why}. "
                     yield Note("", [self._network.name(f)], f"{end}{remedy[0].upper()}{remedy[1:]}.")
 
-    def _reason(self, f: Any, dead: NDArray[np.bool_]) -> Tuple[str, str]:
+    def _reason(self, f: Any, readers: Sequence[Any], dead: NDArray[np.bool_]) -> Tuple[str, str]:
         """Clause about the reason, and a remedy."""
         network = self._network
-        readers = network.readers[hash(f.outputs[0])]
         if all(g.info.type_name == "Slice" for g in readers):
             return "which no function reads", remedies.CHECK_SLICES
         for g in (f, *readers):
@@ -66,9 +66,3 @@ class Units:
         if any(not np.moveaxis(weights, axis, 0)[dead].any() for axis in axes):
             return "whose weights are all 0", remedies.INITIALISE
         return "to which no gradient gets", remedies.NO_UNIT
-
-
-def _by_unit(array: NDArray[Any], f: Any) -> NDArray[Any]:
-    """Array of a product's output, with one column for each unit."""
-    axis = 1 if "onvolution" in f.info.type_name else -1
-    return np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])

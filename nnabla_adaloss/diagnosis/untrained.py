@@ -16,7 +16,8 @@ from .causes import Cause, Note, listed
 from .target import Network, Subject, input_name, scope_of
 
 # Functions with steps that nnabla passes no gradient through.
-_STEPS = ("OneHot", "SearchSorted", "Greater", "Less", "Equal", "NotEqual", "Logical")
+_COMPARISONS = ("Greater", "Less", "Equal", "NotEqual", "Logical")
+_STEPS = ("OneHot", "SearchSorted", *_COMPARISONS)
 
 
 def untrained(examined: Subject, network: Network) -> Iterator[Cause]:
@@ -103,10 +104,11 @@ def _missed(examined: Subject, network: Network) -> Dict[str, int]:
     # need_grad=False count, or all if data reaches trained layers only through parts that are cut off.
     if solver is None and not _cut_from_data(examined, network):
         walked = network.walk([v.parent for v in _cut_off(network) if _is_only_data(network, v)], _linked)
-        disabled = network.walk([f for f in walked if _is_disabled(f)], _linked)
+        disabled = network.walk(filter(_is_disabled, walked), _linked)
         counted = _between(network).union(hash(v) for f in disabled for v in f.inputs)
         # A comparison is no part of a teacher.
-        compared = [g for g in network.walk([v.parent for v in _cut_off(network)]) if _compares(g)]
+        before = network.walk([v.parent for v in _cut_off(network)])
+        compared = [g for g in before if g.info.type_name.startswith(_COMPARISONS)]
         counted.update(hash(v) for f in network.walk(compared, _enabled) for v in f.inputs)
         missed = {name: key for name, key in missed.items() if key in counted}
     return missed
@@ -131,10 +133,6 @@ def _is_step(f: Any) -> bool:
     return bool(f.info.args.get("only_index") or f.info.type_name.startswith(_STEPS))
 
 
-def _compares(f: Any) -> bool:
-    return bool(f.info.type_name.startswith(_STEPS[2:]))
-
-
 def _is_disabled(f: Any) -> bool:
     """True if outputs have need_grad=False although an input needs a gradient."""
     return any(v.need_grad for v in f.inputs) and not any(v.need_grad for v in f.outputs)
@@ -152,13 +150,11 @@ def _cut_from_data(examined: Subject, network: Network) -> bool:
     for f in network.graph.functions:
         if carries.isdisjoint(map(hash, f.inputs)):
             continue
-        node = network.nodes.get(hash(f))
-        if hash(f) in network.reached:
-            if node is not None and node.leaves:
-                return False
-            carries.update(map(hash, f.outputs))
-        elif not any(v.need_grad for v in f.inputs) and f.info.type_name != "Unlink":
-            # It has nothing to train: it only prepares the data.
+        node, is_reached = network.nodes.get(hash(f)), hash(f) in network.reached
+        if is_reached and node is not None and node.leaves:
+            return False
+        # With nothing to train, it only prepares the data.
+        if is_reached or not (any(v.need_grad for v in f.inputs) or f.info.type_name == "Unlink"):
             carries.update(map(hash, f.outputs))
     return bool(examined.fed)
 
@@ -176,15 +172,15 @@ def _between(network: Network) -> Set[int]:
 
 def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str, str]]:
     """Function at whose output the gradient to parameters stops, why, and the remedy; None for none."""
-    keys = {*missed.values()}
-    behind = set(map(hash, network.behind(keys)))
+    names = {key: name for name, key in missed.items()}
+    behind = set(map(hash, network.behind(names)))
     step: Optional[Tuple[str, str, str]] = None
     for v in _cut_off(network):
         before = network.in_order(network.walk([v.parent]))
         between = [g for g in before if hash(g) in behind]
         walked = network.walk([v.parent], lambda f: [] if _is_step(f) else f.inputs)
         smooth = network.in_order(g for g in walked if not _is_step(g))
-        if any(hash(w) in keys for g in smooth for w in g.inputs):
+        if any(hash(w) in names for g in smooth for w in g.inputs):
             g, how = next(filter(_is_disabled, smooth), before[-1]), "has need_grad=False"
             if g.info.type_name == "Unlink":
                 g, how = g.inputs[0].parent or g, "is unlinked"
@@ -198,7 +194,6 @@ def _cut(network: Network, missed: Mapping[str, int]) -> Optional[Tuple[str, str
         return step
     # Or outside the graph, which then has an input that shares its data with an output there.
     shared = {hash(v.data): v for v in network.graph.leaves.values() if hash(v) not in network.names}
-    names = {key: name for name, key in missed.items()}
     alive = [v for v in gc.get_objects() if isinstance(v, nn.Variable)]
     for v in (v for v in alive if hash(v.data) in shared):
         reader = network.name(network.readers[hash(shared[hash(v.data)])][0])
