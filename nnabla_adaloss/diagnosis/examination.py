@@ -203,7 +203,7 @@ class _Examination:
                 self._noise.compare_forward(in_fp32)
                 again = Sight(leaves.values(), examined.kernels, in_fp32)
                 examined.forward(examined.loss, index, again.after_forward)
-                self._random = again.random_functions(self._network)
+                self._random = [self._network.name(f) for f in again.jumps(self._network, REPEATED, REPEATED)]
             loss = float(examined.loss.d)
             self._steps.take(in_fp32)
             forward = partial(examined.forward, emulation, index, as_stored.after_forward)

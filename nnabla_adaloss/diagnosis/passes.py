@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set
 
 import nnabla as nn
 import numpy as np
@@ -95,8 +95,6 @@ class Passes:
         round_gradients: bool = True,
     ) -> Gradients:
         """Run backward of a Variable or its emulation, which can leave gradients in fp32; with a pre hook."""
-        arrays: Gradients = {}
-        last: Any = None
         storage: Optional[RoundedStorage] = getattr(loss, "emulated_storage", None)
         backward: Any = loss.backward
         if not round_gradients:
@@ -114,36 +112,18 @@ class Passes:
                     is_beyond = np.abs(sums[key] - before) > storage.gradient_format(key, v.size).max
                     beyond[key] = beyond.get(key, False) | is_beyond
 
-        def note(f: Any) -> None:
-            nonlocal last
-            last = f
-            self._note(f, arrays)
-            if pre is not None:
-                pre(f)
-
-        self._begin(forward)
-        try:
-            backward(scale, function_pre_hook=note, function_post_hook=note_parts)
-        except RuntimeError as error:
-            refused = "not_implemented", "propagate_down"
-            if last is not None and any(words in str(error) for words in refused):
-                raise NoBackward(last, str(error).strip().rpartition("\n")[2]) from error
-            raise
-        self._note_weights(arrays)
+        arrays = self._run(forward, partial(backward, scale, function_post_hook=note_parts), pre)
         for key, parts in beyond.items():
             arrays[key][parts] = np.inf
-        return _unscaled(arrays, dict.fromkeys(arrays, scale))
+        return {key: array.astype(np.float64) / scale for key, array in arrays.items()}
 
     def adaptive(self, forward: Forward, scaling: AdaptiveLossScaling, iteration: int) -> Gradients:
         """Run backward with measured scales until they fit, as the updater does."""
         arrays: Gradients = {}
 
         def run_pass(again: bool) -> None:
-            self._begin(forward)
-            scaling.backward(
-                None, function_pre_hook=lambda f: self._note(f, arrays), iteration=iteration, rerun=again
-            )
-            self._note_weights(arrays)
+            backward = partial(scaling.backward, None, iteration=iteration, rerun=again)
+            arrays.update(self._run(forward, backward))
 
         scaling.guard.begin()
         scaling.guard.begin_batch(first=True)
@@ -151,25 +131,35 @@ class Passes:
         BatchLoop(scaling, run_pass, self._weights.values, least).run(Rules(True, _REPEATS))
         scaling.after_update()
         # Gradients of weights are unscaled already.
-        return _unscaled(arrays, {key: scaling.scale_of(v) for key, v in self._outputs.items()})
+        scales = {key: scaling.scale_of(v) for key, v in self._outputs.items()}
+        return {key: array.astype(np.float64) / scales.get(key, 1.0) for key, array in arrays.items()}
 
-    def _begin(self, forward: Forward) -> None:
+    def _run(self, forward: Forward, backward: Callable[..., None], pre: Optional[Hook] = None) -> Gradients:
+        """Run a pass, and copy gradients: of outputs once they are complete, and of weights at the end."""
+        arrays: Gradients = {}
+        last: Any = None
+
+        def note(f: Any) -> None:
+            nonlocal last
+            last = f
+            own = (v for v in f.outputs if hash(v) in self._outputs)
+            arrays.update((hash(v), np.array(v.grad.data, np.float32)) for v in own)
+            if pre is not None:
+                pre(f)
+
         # Before each backward, which may drop forward's results: dropout drops its mask.
         forward()
         for v in self._weights.values():
             v.grad.zero()
-
-    def _note(self, f: Any, arrays: Gradients) -> None:
-        for v in f.outputs:
-            if hash(v) in self._outputs:
-                arrays[hash(v)] = np.array(v.grad.data, np.float32)
-
-    def _note_weights(self, arrays: Gradients) -> None:
+        try:
+            backward(function_pre_hook=note)
+        except RuntimeError as error:
+            refused = "not_implemented", "propagate_down"
+            if last is not None and any(words in str(error) for words in refused):
+                raise NoBackward(last, str(error).strip().rpartition("\n")[2]) from error
+            raise
         arrays.update((key, np.array(v.grad.data, np.float32)) for key, v in self._weights.items())
-
-
-def _unscaled(arrays: Gradients, scales: Mapping[int, float]) -> Gradients:
-    return {key: array.astype(np.float64) / scales.get(key, 1.0) for key, array in arrays.items()}
+        return arrays
 
 
 class StorageEffect(NamedTuple):

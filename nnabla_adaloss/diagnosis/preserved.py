@@ -27,12 +27,9 @@ _GENERATOR = "_ZN4nbla13RandomManager18get_rand_generatorEv"
 
 
 @contextmanager
-def preserved(
-    graph: Graph, kernels: Kernels, put_back: Callable[[], None] = lambda: None
-) -> Iterator[Callable[..., None]]:
+def preserved(graph: Graph, kernels: Kernels) -> Iterator[Callable[..., None]]:
     """Restore, at the end, data and gradients of a graph's leaves and the random state; not the generators of
-    functions with a seed of their own, and those of a GPU. `put_back` restores all other state; if a signal
-    interrupts it, it is called again.
+    functions with a seed of their own, and those of a GPU.
 
     Yields a function after which forward draws the same random numbers as the last time, from the same leaves
     if `data` is true, also where forward writes to them. Functions with a seed restart from it.
@@ -66,7 +63,6 @@ def preserved(
         nnabla.random.prng.set_state(parameters)
 
     def restore() -> None:
-        put_back()
         written.restore()
         gradients.restore()
         restore_generators()

@@ -14,7 +14,7 @@ from ..graph.graph import Graph
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from .passes import Passes, Tally, layers_of
-from .preserved import preserved
+from .preserved import preserved, restored
 from .target import refuse_half
 from .watching import REPEATED
 
@@ -104,7 +104,7 @@ class SanityChecker:
         layers = layers_of(graph, GraphPlan(graph, names=scaling.plan.names))
         passes, kernels = Passes(layers), select_kernels(scaling.variable.parent.context)
         unlearn = partial(scaling.load_state_dict, scaling.state_dict())
-        with preserved(graph, kernels, unlearn) as again:
+        with preserved(graph, kernels) as again, restored(unlearn):
 
             def forward() -> None:
                 # Forward writes to leaves: a carried state, running statistics.

@@ -38,11 +38,9 @@ NORMALIZATIONS = {f"{kind}Normalization" for kind in _NORMALIZED}
 def refuse_half(loss: nn.Variable) -> None:
     """Raise ValueError if nnabla computes anything in half precision, with the first such function."""
     plan = GraphPlan(loss)
-    described = plan.described
-    if described.in_half:
-        first = described.in_half[0]
+    for first in plan.described.in_half[:1]:
         raise ValueError(
-            f"{plan.labels[first]} is computed in {described.backends[first][0]}, so there is no fp32 "
+            f"{plan.labels[first]} is computed in {plan.described.backends[first][0]}, so there is no fp32 "
             "to compare with: build the network in a float context (nnabla.Context(['cpu:float'])) and say "
             "storage='float16'"
         )
@@ -56,25 +54,27 @@ class Subject:
     """
 
     def __init__(self, source: Any, feeder: Optional[Feeder], batches: int) -> None:
-        if not _is_loss(source):
-            if not (hasattr(source, "loss") and hasattr(source, "data_feeder")):
-                raise TypeError(
-                    "loss_or_updater must be a loss Variable, a wrapper of one, or an updater with .loss and "
-                    f".data_feeder, got {type(source).__name__}"
-                )
-            if feeder is None and source.data_feeder is not keep_data:
-                feeder = source.data_feeder
+        # None for a loss alone.
+        updater: Any = None if isinstance(source, (nn.Variable, LossWrapper)) else source
+        if updater is not None and not (hasattr(updater, "loss") and hasattr(updater, "data_feeder")):
+            raise TypeError(
+                "loss_or_updater must be a loss Variable, a wrapper of one, or an updater with .loss and "
+                f".data_feeder, got {type(source).__name__}"
+            )
+        if feeder is None and updater is not None and updater.data_feeder is not keep_data:
+            feeder = updater.data_feeder
         if feeder is not None and not callable(feeder):
             raise TypeError(
                 f"data_feeder or feeder must be callable without arguments, got {type(feeder).__name__}"
             )
         positive_integer("batches", batches)
-        self._source, self._feeder = source, feeder
-        self.solver = None if _is_loss(source) else getattr(source, "solver", None)
-        alone = getattr(source, "comm", None) is None
+        self._source, self._updater, self._feeder = source, updater, feeder
+        self._counters: Any = getattr(updater, "counters", None)
+        self.solver = getattr(updater, "solver", None)
+        alone = getattr(updater, "comm", None) is None
         # Not if it waits for other processes.
-        self.on_gradients = getattr(source, "on_gradients", None) if alone else None
-        self.weight_decay = float(getattr(source, "weight_decay", 0.0) or 0.0)
+        self.on_gradients = getattr(updater, "on_gradients", None) if alone else None
+        self.weight_decay = float(getattr(updater, "weight_decay", 0.0) or 0.0)
         # The solver's parameters, by its names.
         self.parameters: Mapping[str, nn.Variable] = {}
         if self.solver:
@@ -93,13 +93,12 @@ class Subject:
     def preserved(self) -> Iterator[Subject]:
         """Record the batches, and restore the network, the loss and the count of fed batches at the end."""
         with ExitStack() as kept:
-            counters: Any = getattr(self._source, "counters", None)
-            if hasattr(counters, "fed"):
-                kept.callback(setattr, counters, "fed", counters.fed)
-            if not _is_loss(self._source):
-                kept.callback(self._give_back, self._source.loss)
+            if hasattr(self._counters, "fed"):
+                kept.callback(setattr, self._counters, "fed", self._counters.fed)
+            if self._updater is not None:
+                kept.callback(self._give_back, self._updater.loss)
             kept.enter_context(preserved(Graph(self.loss), self.kernels))
-            self._record(counters)
+            self._record()
             self._draw_again = kept.enter_context(preserved(self.graph, self.kernels))
             yield self
 
@@ -111,22 +110,22 @@ class Subject:
         loss.forward(function_post_hook=hook)
 
     def _current_loss(self) -> nn.Variable:
-        variable = variable_of(self._source if _is_loss(self._source) else self._source.loss)
+        variable = variable_of(self._source if self._updater is None else self._updater.loss)
         if variable.size != 1:
             raise ValueError(f"loss has shape {variable.shape}, not one element; {REDUCE}")
         refuse_half(variable)
         return variable
 
     def _give_back(self, loss: Any) -> None:
-        if self._source.loss is not loss:
-            self._source.loss = loss
+        if self._updater.loss is not loss:
+            self._updater.loss = loss
 
     def _learning_rate(self) -> float:
         """Learning rate of the solver; 0 if there is none to ask for it."""
         solver = self.solver
         return 0.0 if solver is None or not has(solver, "learning_rate") else float(solver.learning_rate())
 
-    def _record(self, counters: Any) -> None:
+    def _record(self) -> None:
         own: Set[int] = set()
         never: Set[int] = set()
         rates: List[float] = []
@@ -140,8 +139,8 @@ class Subject:
                     if not index:
                         raise ValueError("the feeder ends before its first batch") from None
                     break
-                if hasattr(counters, "fed"):
-                    counters.fed += 1
+                if hasattr(self._counters, "fed"):
+                    self._counters.fed += 1
                 rates.append(self._learning_rate())
                 written |= {n for n, v in self.parameters.items() if not np.array_equal(v.d, before[n], True)}
             loss = self._current_loss()
@@ -171,13 +170,11 @@ class Subject:
         # Keys of the fed leaves; with one batch, of all that may be fed.
         self.fed = {hash(self._inputs[p]) for p in changing}
         # A scalar may be 0 on purpose.
-        zero = {
-            p for p in own if self._inputs[p].size > 1 and not any(batch[p].any() for batch in self._batches)
-        }
-        blank = never | zero
+        filled = {p for batch in self._batches for p in own if batch[p].any()}
+        zero = {p for p in own - filled if self._inputs[p].size > 1}
         self.never_filled = {hash(self._inputs[p]) for p in never}
         # An unfilled or all-zero input, with its reader, if no layer reads other data.
-        self.unfed = self._unfed({hash(self._inputs[p]) for p in blank})
+        self.unfed = self._unfed({hash(self._inputs[p]) for p in never | zero})
         notes = []
         if self._feeder is None or not changing:
             why = "No feeder was given"
@@ -251,10 +248,6 @@ def input_name(v: nn.Variable) -> str:
     return f"the input {v.name}" if v.name else f"the input of shape {v.shape}"
 
 
-def _is_loss(source: Any) -> bool:
-    return isinstance(source, (nn.Variable, LossWrapper))
-
-
 class Network:
     """Functions of a graph, with their names and storage formats."""
 
@@ -303,10 +296,9 @@ class Network:
 
     def sources(self, v: nn.Variable) -> List[str]:
         """Describe the leaves that a variable is computed of."""
-        leaves = [w for f in self.in_order(self.walk([v.parent])) for w in f.inputs if w.parent is None] or [
-            v
-        ]
-        return list(dict.fromkeys(map(self.called, leaves)))
+        functions = self.in_order(self.walk([v.parent]))
+        leaves = [w for f in functions for w in f.inputs if w.parent is None]
+        return list(dict.fromkeys(map(self.called, leaves or [v])))
 
     def format(self, v: nn.Variable) -> Format:
         """Format that a variable is stored in."""

@@ -146,20 +146,12 @@ _IN_WORDS = {
 }
 
 
-# Causes with kept gradients but without learning; for others no loss scale helps.
-_IN_SOLVER = (
-    "untrained",
-    "empty_solver",
-    "learning_rate",
-    "epsilon",
-    "small_steps",
-    "solver",
-    "weight_decay",
-    "on_gradients",
-)
+# Causes with kept gradients but without learning, in parameters or in steps; for others no loss scale helps.
+_UNTRAINED = ("untrained", "empty_solver", "on_gradients")
+_STEPS = ("learning_rate", "epsilon", "small_steps", "solver", "weight_decay")
 _HEADLINES = {
     **dict.fromkeys(("index_beyond", "unfed", "zero_input", "zero_loss"), "Nothing can be said"),
-    **dict.fromkeys(_IN_SOLVER, "Nothing is learned"),
+    **dict.fromkeys((*_UNTRAINED, *_STEPS), "Nothing is learned"),
 }
 
 
@@ -203,9 +195,8 @@ def serves(effects: Mapping[Way, StorageEffect], way: Way) -> bool:
     if own.overflow or not math.isfinite(own.error):
         return False
     best = min((k.error for k in effects.values() if not k.overflow), default=math.inf)
-    return own.error <= TOLERANCE or (
-        own.error < USELESS and own.error <= _WORSE * best and own.underflow <= _LOST
-    )
+    is_usual = own.error < USELESS and own.error <= _WORSE * best and own.underflow <= _LOST
+    return own.error <= TOLERANCE or is_usual
 
 
 def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]) -> LayerVerdict:
@@ -221,8 +212,7 @@ def _layer(layer: LayerNumbers, network: NetworkNumbers, causes: Sequence[Cause]
     elif not layer.nonzero:
         line = f"gets no gradient in {network.batches} batch{'es' * (network.batches > 1)}, not even in fp32"
         beside = [other.name for other in network.layers if other.name.startswith(f"{layer.name}/")]
-        if beside:
-            line += f", apart from {listed(beside)}"
+        line += f", apart from {listed(beside)}" * bool(beside)
         if layer.waits_for:
             line = f"gets no gradient until {layer.waits_for}, which is 0 and gets one, has moved"
     elif not keeps:

@@ -80,10 +80,6 @@ class Sight:
         """Error of a variable as stored, relative to fp32; infinite if it is not finite."""
         return self._deviations.get(hash(v), _NONE)[0]
 
-    def random_functions(self, network: Network) -> List[str]:
-        """Names of functions with results that differ from the compared pass for equal inputs."""
-        return [network.name(f) for f in self.jumps(network, REPEATED, REPEATED)]
-
     def jumps(self, network: Network, equal: float, other: float) -> List[Any]:
         """Functions with results that differ by more than a share of them for inputs that are equal."""
         changed = [f for f in network.graph.functions if any(self.error(v) > other for v in f.outputs)]
@@ -112,33 +108,31 @@ class Sight:
         if type_name in _FROM_ZERO:
             self.undefined[hash(f)] = int(np.count_nonzero(f.inputs[0].data.data < 0))
         if type_name in INDICES:
-            self.undefined[hash(f)] = int(np.count_nonzero(f.inputs[INDICES[type_name]].data.data % 1.0))
-            if self.in_fp32 is not None and hash(f.inputs[INDICES[type_name]]) in self.in_fp32._kept:
-                index = f.inputs[INDICES[type_name]]
-                changed = index.data.data.astype(int) != self.in_fp32._kept[hash(index)].astype(int)
+            index = f.inputs[INDICES[type_name]]
+            self.undefined[hash(f)] = int(np.count_nonzero(index.data.data % 1.0))
+            exact = None if self.in_fp32 is None else self.in_fp32._kept.get(hash(index))
+            if exact is not None:
+                changed = index.data.data.astype(int) != exact.astype(int)
                 self.wrong_indices[hash(f)] = int(np.count_nonzero(changed))
-        if type_name in PROBABILITIES and self.in_fp32 is None:
-            for v in f.inputs[: PROBABILITIES[type_name]]:
-                is_outside = (v.data.data < -_ROUNDED) | (v.data.data > 1.0 + _ROUNDED)
-                self.improbable[hash(v)] = int(np.count_nonzero(is_outside))
-        if self.in_fp32 is not None and type_name in _SUMS and _absorbs(f):
-            self.absorbing.add(hash(f))
         if type_name == "WarpByGrid" and _is_on_pixels(f):
             self.jumping.append(f)
-        look = _FLATNESS.get(type_name)
-        if look is not None and self.in_fp32 is None:
-            flat = look(f)
-            self.flat[hash(f)] = float(np.mean(flat)) if flat.size else 0.0
+        if self.in_fp32 is None:
+            for v in f.inputs[: PROBABILITIES.get(type_name, 0)]:
+                is_outside = (v.data.data < -_ROUNDED) | (v.data.data > 1.0 + _ROUNDED)
+                self.improbable[hash(v)] = int(np.count_nonzero(is_outside))
+            if type_name in _FLATNESS:
+                flat = _FLATNESS[type_name](f)
+                self.flat[hash(f)] = float(np.mean(flat)) if flat.size else 0.0
+        elif type_name in _SUMS and _absorbs(f):
+            self.absorbing.add(hash(f))
 
     def before_backward(self, f: Any) -> None:
         """Pre hook of backward: the gradients that arrive at a function are complete."""
-        self._note_break()
         self._note_gradients(f.outputs)
         self._last = f
 
     def end(self) -> None:
         """Finish after backward."""
-        self._note_break()
         self._note_gradients(self._leaves)
         if self.in_fp32 is not None:
             self.in_fp32._kept.clear()
@@ -156,15 +150,12 @@ class Sight:
         elif key in self.in_fp32._kept:
             self._deviations[key] = _deviation(np.asarray(v.data.data), self.in_fp32._kept[key])
 
-    def _note_break(self) -> None:
-        """Note the last function if it is the first of this backward that has made a gradient nonfinite."""
-        f = self._last
-        if f is not None and self.breaks is None:
-            made = [self.statistics(v.grad) for v in f.inputs if v.need_grad]
-            if not all(one is None or one.finite for one in made):
-                self.breaks = f
-
     def _note_gradients(self, variables: Iterable[nn.Variable]) -> None:
+        """Note gradients, and the last function if it is the first to make one nonfinite."""
+        if self._last is not None and self.breaks is None:
+            made = [self.statistics(v.grad) for v in self._last.inputs if v.need_grad]
+            if not all(one is None or one.finite for one in made):
+                self.breaks = self._last
         known = {hash(v): self.statistics(v.grad) for v in variables}
         self.gradients.update({key: found for key, found in known.items() if found is not None})
 
