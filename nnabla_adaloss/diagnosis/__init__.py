@@ -7,6 +7,7 @@ from .advice import PrecisionAdvice as PrecisionAdvice
 from .causes import Cause as Cause
 from .examination import diagnose as diagnose
 from .passes import StorageEffect as StorageEffect
+from .passes import Way as Way
 from .presentation import Diagnosis as Diagnosis
 from .sanity_checker import LayerLoss as LayerLoss
 from .sanity_checker import SanityChecker as SanityChecker
@@ -14,4 +15,3 @@ from .verdicts import LayerNumbers as LayerNumbers
 from .verdicts import LayerVerdict as LayerVerdict
 from .verdicts import NetworkNumbers as NetworkNumbers
 from .verdicts import Verdict as Verdict
-from .verdicts import Way as Way

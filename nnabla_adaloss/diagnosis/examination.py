@@ -21,16 +21,15 @@ from .causes import Cause, Note, distinct, listed, summed_up
 from .deviations import Deviations
 from .ends import Ends
 from .finite import Finiteness
-from .passes import Layer, NoBackward, Passes, Tally, parameter_layers
+from .passes import FormatTrial, Layer, NoBackward, Passes, Tally, Way, parameter_layers
 from .presentation import Diagnosis
 from .rounding_noise import RoundingNoise
 from .steps import Steps
 from .target import Feeder, Network, Subject, input_name
 from .units import Units
 from .untrained import alike_weights, notes, untrained
-from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers, Way
+from .verdicts import COARSE, USELESS, LayerNumbers, NetworkNumbers
 from .watching import REPEATED, Sight
-from .ways import FormatTrial
 
 # Ends of the names of functions that compare predictions with targets.
 _COMPARING = ("Error", "Loss", "CrossEntropy", "KLMultinomial")

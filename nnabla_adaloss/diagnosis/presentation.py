@@ -13,8 +13,8 @@ from ..core.power_of_two import scale_text
 from ..report.pieces import bullets, document, paragraph, table
 from ..state.whole_file import replace_page
 from ..updaters.notifications import installed_version
-from .passes import StorageEffect
-from .verdicts import NetworkNumbers, Verdict, Way, verdict_of
+from .passes import StorageEffect, Way
+from .verdicts import NetworkNumbers, Verdict, verdict_of
 
 Cells = Sequence[str]
 

@@ -38,7 +38,8 @@ NORMALIZATIONS = {f"{kind}Normalization" for kind in _NORMALIZED}
 def refuse_half(loss: nn.Variable) -> None:
     """Raise ValueError if nnabla computes anything in half precision, with the first such function."""
     plan = GraphPlan(loss)
-    for first in plan.described.in_half[:1]:
+    if plan.described.in_half:
+        first = plan.described.in_half[0]
         raise ValueError(
             f"{plan.labels[first]} is computed in {plan.described.backends[first][0]}, so there is no fp32 "
             "to compare with: build the network in a float context (nnabla.Context(['cpu:float'])) and say "
@@ -146,16 +147,14 @@ class Subject:
             loss = self._current_loss()
             graph = Graph(loss)
             names = graph.completed_names(named(self.parameters))
+            inputs = _may_be_fed(graph, names)
             if not index:
-                self.loss, description = loss, graph.description(names)
-                self._inputs = _may_be_fed(graph, names)
-                own = self._inputs.keys() - _written_by_forward(graph)
-                arrays = {p: self._inputs[p].data for p in own}
-                never = {p for p, a in arrays.items() if not (a.zeroing or a.modification_count)}
+                self.loss, self._inputs, description = loss, inputs, graph.description(names)
+                own = inputs.keys() - _written_by_forward(graph)
+                never = {p for p in own if not (inputs[p].data.zeroing or inputs[p].data.modification_count)}
             elif hash(loss) != hash(self.loss) and graph.description(names) != description:
                 continue
             self.beyond = self.beyond or _beyond_its_table(graph)
-            inputs = _may_be_fed(graph, names)
             self._batches.append({p: np.array(v.data.get_data("r")) for p, v in inputs.items()})
         self.graph = Graph(self.loss)
         # All parameters, also those without a gradient, which no solver has; by the solver's names first.
@@ -252,10 +251,9 @@ class Network:
     """Functions of a graph, with their names and storage formats."""
 
     def __init__(self, examined: Subject, storage: RoundedStorage) -> None:
-        self.graph, self.plan = examined.graph, examined.plan
-        self.never_filled = examined.never_filled
-        self.inputs = {hash(v): v for v in self.graph.leaves.values()}
-        self._storage, graph, plan = storage, self.graph, self.plan
+        self.graph, self.plan = graph, plan = examined.graph, examined.plan
+        self._storage, self.never_filled = storage, examined.never_filled
+        self.inputs = {hash(v): v for v in graph.leaves.values()}
         # Functions that backward starts from.
         self.roots = [graph.variables[p] for p in plan.roots]
         self.last = [v.parent for v in self.roots]

@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import math
-from enum import Enum
+from operator import attrgetter
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ..core.formats import Format
 from ..core.power_of_two import scale_text
 from ..core.scale_history import HistoryPolicy
 from .causes import Cause, Note, listed
-from .passes import StorageEffect
+from .passes import TOLERANCE, StorageEffect, Way
 
-# Harmless relative error of a weight gradient.
-TOLERANCE = 0.05
 # Factor by which an error may exceed that of the best way, in a format too narrow for the tolerance; and the
 # error from which no gradient is left.
 _WORSE = 1.25
@@ -23,22 +21,6 @@ USELESS = 0.5
 COARSE = 0.3
 # A larger lost share means no gradient, for any error.
 _LOST = 0.5
-
-
-class Way(str, Enum):
-    """Ways of scaling to try, in order of effort.
-
-    Attributes:
-        NONE: no scaling.
-        CONSTANT: 65536 for all, as usual.
-        ONE: one scale for all, measured.
-        ADAPTIVE: one per component, measured, as by `AdaptiveLossScalingUpdater`.
-    """
-
-    NONE = "none"
-    CONSTANT = "65536"
-    ONE = "one"
-    ADAPTIVE = "adaptive"
 
 
 class LayerNumbers(NamedTuple):
@@ -170,8 +152,9 @@ def verdict_of(network: NetworkNumbers) -> Verdict:
     trains: Dict[str, List[Way]] = {}
     for name, effects in network.formats.items():
         stopped = nothing or any(name == network.storage or not cause.as_stored for cause in fatal)
-        ways = [] if stopped else list(Way)
-        trains[name] = [way for way in ways if all(serves(one, way) for one in effects.values())]
+        trains[name] = [
+            way for way in Way if not stopped and all(serves(one, way) for one in effects.values())
+        ]
     if fatal:
         works = f"; {_other_format(trains)} works" if any(trains.values()) else ""
         scaling = f"{_HEADLINES.get(fatal[0].kind, 'No loss scale helps')}{works}."
@@ -258,9 +241,7 @@ def _network(
         found = [n for n, v in zip(network.layers, layers) if way not in v.serves]
         if not found:
             return "nothing is lost"
-        worst = max(
-            found, key=lambda n: (n.effects[way].overflow, n.effects[way].underflow, n.effects[way].error)
-        )
+        worst = max(found, key=lambda n: attrgetter("overflow", "underflow", "error")(n.effects[way]))
         others = f" (and {len(found) - 1} more layer{'s' * (len(found) > 2)})" if found[1:] else ""
         return f"{worst.name} {_lost(worst, way)}{others}"
 
