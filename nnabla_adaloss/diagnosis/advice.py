@@ -81,10 +81,8 @@ class PrecisionAdvice:
     ) -> None:
         self.layers, self.error, self._fewest, self._note = layers, error, bits_of(fewest), note
         self.forbid: List[str] = [layer.name for layer in layers if bits_of(layer.storage) > self._fewest]
-        self.storage: Dict[str, PrecisionLike] = storage_of(
-            {layer.name: layer.storage for layer in layers},
-            {layer.name for layer in layers if layer.repeated},
-        )
+        repeated = {layer.name for layer in layers if layer.repeated}
+        self.storage: Dict[str, PrecisionLike] = storage_of({n.name: n.storage for n in layers}, repeated)
 
     def __str__(self) -> str:
         names = list(self.layers[0].tried) if self.layers else []

@@ -36,7 +36,6 @@ _CANCELLED = 0.01
 _REPEATS = 19
 # Harmless relative error of a weight gradient.
 TOLERANCE = 0.05
-_CONSTANT = 65536.0
 # Share of a layer's loss that its origin must lose.
 _BEGINS = 0.5
 
@@ -98,9 +97,8 @@ class NoBackward(ValueError):
 
     def __init__(self, f: Any, told: str) -> None:
         self.function, self.told = hash(f), told
-        super().__init__(
-            f"{type_name_of(f.info.type_name)} has no backward: nothing before it can be trained"
-        )
+        kind = type_name_of(f.info.type_name)
+        super().__init__(f"{kind} has no backward: nothing before it can be trained")
 
 
 class Passes:
@@ -274,7 +272,7 @@ class FormatTrial:
     ) -> None:
         u_max = emulation.precisions.narrowest.stored_gradients.max
         one = HistoryPolicy().scale(amax, u_max=u_max) if amax else 1.0
-        self.scales: Dict[Way, float] = {Way.NONE: 1.0, Way.CONSTANT: _CONSTANT, Way.ONE: one}
+        self.scales: Dict[Way, float] = {Way.NONE: 1.0, Way.CONSTANT: 65536.0, Way.ONE: one}
         keys = [key for layer in layers for key in layer.weights or layer.outputs]
         self.floor, self.ways = Tally(keys), {way: Tally(keys) for way in Way}
         self._examined, self._passes = examined, Passes(layers)
@@ -323,11 +321,9 @@ class FormatTrial:
 
         walked = network.walk(network.last, lambda f: [] if loses(f) else onward(f))
         # Or in the backward of the layer.
-        own = losing & layer.weights.keys()
-        return network.listed(
-            [f for f in walked if loses(f)]
-            or [f for f in behind.values() if not own.isdisjoint(map(hash, f.inputs))]
-        )
+        lost = losing & layer.weights.keys()
+        own = (f for f in behind.values() if not lost.isdisjoint(map(hash, f.inputs)))
+        return network.listed([f for f in walked if loses(f)] or own)
 
     def losing(self, network: Network, layer: Layer, way: Way, noise: Set[int]) -> str:
         """Parameters of a layer that lose, if others do not."""

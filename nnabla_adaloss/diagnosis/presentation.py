@@ -7,7 +7,8 @@ import math
 import os
 import textwrap
 from datetime import datetime
-from typing import Any, Dict, Iterator, List, Sequence, Tuple, Union
+from functools import partial
+from typing import Any, Dict, Iterator, Sequence, Tuple, Union
 
 from ..core.power_of_two import scale_text
 from ..report.pieces import bullets, document, paragraph, table
@@ -18,7 +19,7 @@ from .verdicts import NetworkNumbers, Verdict, verdict_of
 
 Cells = Sequence[str]
 
-_WIDTH = 110
+_wrapped = partial(textwrap.wrap, width=110, break_on_hyphens=False, break_long_words=False)
 _SHARES = "Shares and errors, layer by layer"
 _NOT_JUDGED = (
     "Not judged, as no matter of numbers: learning rates, labels, initial weights, the architecture, signs."
@@ -44,23 +45,26 @@ class Diagnosis:
     def __str__(self) -> str:
         """Verdict, unfixable faults, tables of formats and layers, and a line for each layer."""
         network, verdict = self.numbers, self.verdict
-        lines = [f"{network.storage} beside fp32, {_facts(network)}", "", *_paragraph(verdict.line)]
+        lines = [f"{network.storage} beside fp32, {_facts(network)}", "", *_wrapped(verdict.line)]
         for more in (*verdict.causes[1:], *network.notes):
-            lines += _paragraph(f"- {more}", "  ")
+            lines += _wrapped(f"- {more}", subsequent_indent="  ")
         for title, head, rows, words in _tables(network, verdict):
-            width = max(len(row[0]) for row in (head, *rows))
             lines.append("")
             if words:
+                width = max(len(row[0]) for row in (head, *rows))
                 for name, text in rows:
-                    lines += _paragraph(f"{name:{width}}  {text}", " " * (width + 2))
+                    lines += _wrapped(f"{name:{width}}  {text}", subsequent_indent=" " * (width + 2))
                 continue
             # Above each group of columns stands their common name.
-            aligned = list(_aligned([name.rpartition(", ")[2] for name in head], rows))
+            lower = [[name.rpartition(", ")[2] for name in head], *rows]
+            first, *widths = (max(map(len, column)) for column in zip(*lower))
             if title == _SHARES:
-                half = (len(aligned[0]) - width - len("  right scale")) // 2
-                lines.append(f"{'':{width}}  {'lost':^{half}}{'error':^{half}}".rstrip())
-            lines += aligned
-        return "\n".join([*lines, "", *_paragraph(_NOT_JUDGED)])
+                half = sum(width + 2 for width in widths[:-1]) // 2
+                lines.append(f"{'':{first}}  {'lost':^{half}}{'error':^{half}}".rstrip())
+            for name, *cells in lower:
+                padded = (f"  {cell:>{width}}" for cell, width in zip(cells, widths))
+                lines.append(f"{name:{first}}{''.join(padded)}".rstrip())
+        return "\n".join([*lines, "", *_wrapped(_NOT_JUDGED)])
 
     def as_dict(self) -> Dict[str, Any]:
         """Numbers and verdicts as plain dicts, lists, strings and numbers; None for nonfinite ones."""
@@ -159,19 +163,6 @@ def _tables(network: NetworkNumbers, verdict: Verdict) -> Iterator[Tuple[str, Ce
     ]
     yield "What the words mean", ("word", "meaning"), meanings, True
     yield "Layer by layer", ("layer", "verdict"), [(one.name, one.line) for one in verdict.layers], True
-
-
-def _paragraph(text: str, indent: str = "") -> List[str]:
-    return textwrap.wrap(
-        text, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-    )
-
-
-def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(head, *rows)]
-    for name, *cells in (head, *rows):
-        padded = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:]))
-        yield f"{name:{widths[0]}}  {'  '.join(padded)}".rstrip()
 
 
 def _facts(network: NetworkNumbers) -> str:

@@ -127,8 +127,7 @@ class Subject:
         return 0.0 if solver is None or not has(solver, "learning_rate") else float(solver.learning_rate())
 
     def _record(self) -> None:
-        own: Set[int] = set()
-        never: Set[int] = set()
+        own: Dict[int, nn.Variable] = {}
         rates: List[float] = []
         written: Set[str] = set()
         for index in range(self._count):
@@ -150,8 +149,8 @@ class Subject:
             inputs = _may_be_fed(graph, names)
             if not index:
                 self.loss, self._inputs, description = loss, inputs, graph.description(names)
-                own = inputs.keys() - _written_by_forward(graph)
-                never = {p for p in own if not (inputs[p].data.zeroing or inputs[p].data.modification_count)}
+                own = {p: inputs[p] for p in sorted(inputs.keys() - _written_by_forward(graph))}
+                never = [v for v in own.values() if not (v.data.zeroing or v.data.modification_count)]
             elif hash(loss) != hash(self.loss) and graph.description(names) != description:
                 continue
             self.beyond = self.beyond or _beyond_its_table(graph)
@@ -170,10 +169,10 @@ class Subject:
         self.fed = {hash(self._inputs[p]) for p in changing}
         # A scalar may be 0 on purpose.
         filled = {p for batch in self._batches for p in own if batch[p].any()}
-        zero = {p for p in own - filled if self._inputs[p].size > 1}
-        self.never_filled = {hash(self._inputs[p]) for p in never}
+        zero = {hash(v) for p, v in own.items() if v.size > 1 and p not in filled}
+        self.never_filled = set(map(hash, never))
         # An unfilled or all-zero input, with its reader, if no layer reads other data.
-        self.unfed = self._unfed({hash(self._inputs[p]) for p in never | zero})
+        self.unfed = self._unfed(self.never_filled | zero)
         notes = []
         if self._feeder is None or not changing:
             why = "No feeder was given"
@@ -188,8 +187,7 @@ class Subject:
         if written:
             notes.append(f"The feeder writes to {listed(sorted(written))}, which the solver trains.")
         if never and self.unfed is None:
-            which = " or ".join(input_name(self._inputs[p]) for p in sorted(never))
-            notes.append(f"Nobody has filled {which}.")
+            notes.append(f"Nobody has filled {' or '.join(map(input_name, never))}.")
         self.notes = [Note(text) for text in notes]
 
     def _unfed(self, blank: Set[int]) -> Optional[Tuple[nn.Variable, Any]]:

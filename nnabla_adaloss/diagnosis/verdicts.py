@@ -152,19 +152,20 @@ def verdict_of(network: NetworkNumbers) -> Verdict:
     trains: Dict[str, List[Way]] = {}
     for name, effects in network.formats.items():
         stopped = nothing or any(name == network.storage or not cause.as_stored for cause in fatal)
-        trains[name] = [
-            way for way in Way if not stopped and all(serves(one, way) for one in effects.values())
-        ]
+        ways = [] if stopped else list(Way)
+        trains[name] = [way for way in ways if all(serves(one, way) for one in effects.values())]
+    needs = next(iter(trains.get(network.storage, ())), None)
+    # First format that a way of scaling trains in, and the least such way.
+    other = next((f"{name} {_IN_WORDS[ways[0]]}" for name, ways in trains.items() if ways), "")
     if fatal:
-        works = f"; {_other_format(trains)} works" if any(trains.values()) else ""
+        works = f"; {other} works" * bool(other)
         scaling = f"{_HEADLINES.get(fatal[0].kind, 'No loss scale helps')}{works}."
     elif nothing:
         scaling = f"Nothing can be said: {nothing}."
     elif spoilt:
         scaling = f"No loss scale helps {listed(spoilt)}."
     else:
-        scaling = _network(network, layers, trains)
-    needs = next(iter(trains.get(network.storage, ())), None)
+        scaling = _network(network, layers, needs, other)
     errors = [effects[needs].error for effects in network.formats[network.storage].values()] if needs else []
     if max(errors, default=0.0) > COARSE:
         scaling += f" Errors of gradients reach {max(errors):.0%}, as {network.storage} is coarse here."
@@ -232,11 +233,7 @@ def _percent(share: float) -> str:
     return f"{100.0 * share:.2g}" if share < 0.1 else f"{100.0 * share:.0f}"
 
 
-def _network(
-    network: NetworkNumbers, layers: Sequence[LayerVerdict], trains: Mapping[str, Sequence[Way]]
-) -> str:
-    storage, needs = network.storage, next(iter(trains[network.storage]), None)
-
+def _network(network: NetworkNumbers, layers: List[LayerVerdict], needs: Optional[Way], other: str) -> str:
     def fails(way: Way) -> str:
         found = [n for n, v in zip(network.layers, layers) if way not in v.serves]
         if not found:
@@ -246,12 +243,12 @@ def _network(
         return f"{worst.name} {_lost(worst, way)}{others}"
 
     if needs is None:
-        line = f"No scaling keeps all gradients in {storage}: {fails(Way.ADAPTIVE)}. "
-        return f"{line}Use {_other_format(trains)}."
+        line = f"No scaling keeps all gradients in {network.storage}: {fails(Way.ADAPTIVE)}. "
+        return f"{line}Use {other or 'more bits'}."
     if needs is Way.NONE:
         full = [n for n in network.layers if n.effects[Way.CONSTANT].overflow]
         no_room = f", and has no room for 65536, which overflows in {full[-1].name}" if full else ""
-        return f"{storage} needs no scaling here{no_room}."
+        return f"{network.storage} needs no scaling here{no_room}."
     if needs is Way.CONSTANT:
         return f"A scale of 65536 works for all layers; without it, {fails(Way.NONE)}."
     if needs is Way.ONE:
@@ -260,11 +257,6 @@ def _network(
         return f"{line}65536, {fails(Way.CONSTANT)}. AdaptiveLossScalingUpdater measures it."
     line = f"{_apart(layers)}: AdaptiveLossScalingUpdater works at its defaults. "
     return f"{line}Without, {fails(Way.NONE)}; with one measured scale, {fails(Way.ONE)}."
-
-
-def _other_format(trains: Mapping[str, Sequence[Way]]) -> str:
-    """First format that a way of scaling trains in, and the least such way."""
-    return next((f"{name} {_IN_WORDS[ways[0]]}" for name, ways in trains.items() if ways), "more bits")
 
 
 def _apart(layers: Sequence[LayerVerdict]) -> str:

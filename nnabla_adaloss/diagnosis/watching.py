@@ -28,9 +28,6 @@ REPEATED = 1e-4
 _MASKED = 5e3
 # Error, lost share and lost magnitude of an array that storage has not changed.
 _NONE = 0.0, 0.0, 0.0
-# A logarithm or a root.
-_FROM_ZERO: List[str] = ["Log", "PowScalar", "Pow2"]
-_SUMS = ("Add2", "Sub2")
 # Share of sums from which most are equal to one of their numbers.
 _ABSORBED = 0.9
 # Distance from a pixel, in pixels, that rounding errors bridge.
@@ -105,7 +102,7 @@ class Sight:
         # Arrays in fp32 are rounded for their readers.
         read_keys = [hash(v) for v in f.inputs if hash(v) in self._rounded]
         self.data.update((key, self._rounded[key].statistics) for key in read_keys)
-        if type_name in _FROM_ZERO:
+        if type_name in ("Log", "PowScalar", "Pow2"):
             self.undefined[hash(f)] = int(np.count_nonzero(f.inputs[0].data.data < 0))
         if type_name in INDICES:
             index = f.inputs[INDICES[type_name]]
@@ -123,7 +120,7 @@ class Sight:
             if type_name in _FLATNESS:
                 flat = _FLATNESS[type_name](f)
                 self.flat[hash(f)] = float(np.mean(flat)) if flat.size else 0.0
-        elif type_name in _SUMS and _absorbs(f):
+        elif type_name in ("Add2", "Sub2") and _absorbs(f):
             self.absorbing.add(hash(f))
 
     def before_backward(self, f: Any) -> None:
