@@ -84,10 +84,10 @@ class FixedLossScalingUpdater(AdaptiveLossScalingUpdater):
         arguments = {name: value for name, value in locals().items() if name in _SHARED}
         super().__init__(**arguments, **_PRESET)
 
-    def _lose_batches(self, outcome: Outcome) -> Optional[UpdateResult]:
-        """Drop the batches of an update: no other scale is tried."""
+    def _lose_batches(self, outcome: Outcome) -> UpdateResult:
+        """Drop the batches of an update (`drop_overflow_update`): no other scale is tried."""
         self._undo_batches()
-        # Whether other scales were lowered does not matter.
+        # Every rank takes part, and counts the same cause. Lowered scales decide nothing here: S0 stays.
         verdict, _ = self._exchange.agree(outcome, repeat=False)
         self._count_lost(verdict, outcome)
         self._notifier.count_lost(
@@ -99,4 +99,4 @@ class FixedLossScalingUpdater(AdaptiveLossScalingUpdater):
         )
         self._retries.last = outcome
         extra = {"nonfinite_layers": outcome.layers, "cause": outcome.fault, "component": outcome.component}
-        return self._skipped("skip", "", "", reason="overflow", **extra)
+        return self._skipped("skip", reason=verdict.value if verdict.of_forward else "overflow", **extra)

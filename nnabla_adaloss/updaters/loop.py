@@ -426,7 +426,7 @@ class TrainingLoop(DynamicLossScalingUpdater):  # type: ignore[misc]
         extra = {"nonfinite_layers": outcome.layers, "component": outcome.component}
         return self._skipped(self.on_scale_floor, "scale_floor", message, reason="overflow", **extra)
 
-    def _skipped(self, policy: str, kind: str, message: str, **extra: Any) -> UpdateResult:
+    def _skipped(self, policy: str, kind: str = "", message: str = "", /, **extra: Any) -> UpdateResult:
         """End the iteration without an update, notify according to `policy`, and return the result."""
         # It ends in order, with its batches counted as lost: an error does not undo it.
         self._undone.clear()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, List, Optional, Tuple
 
 import nnabla as nn
@@ -49,7 +50,8 @@ def by_hand(
             if weight_decay is not None:
                 solver.weight_decay(weight_decay)
             solver.update()
-        results.append((not dropped, scale, 0, "overflow" if dropped else "updated"))
+        cause = "nonfinite_loss" if np.isnan(train.loss.d) else "overflow"
+        results.append((not dropped, scale, 0, cause if dropped else "updated"))
     return results, snapshot(train.parameters)
 
 
@@ -116,7 +118,10 @@ def test_a_dropped_batch_stays_in_no_running_statistics(bad: Any) -> None:
 
 def test_no_overflow_lowers_a_fixed_scale_or_raises() -> None:
     updater = updater_on(training(overflow=range(40), nan=[3]))
-    assert {updater.update()[:4] for _ in range(40)} == {(False, 128.0, 0, "overflow")}
+    results = [updater.update() for _ in range(40)]
+    assert {result[:3] for result in results} == {(False, 128.0, 0)}
+    # The reason of each result is the cause under which its batch counts.
+    assert Counter(result.reason for result in results) == updater.counters.lost
     assert updater.counters.lost == {"overflow": 39, "nonfinite_loss": 1}
     assert {updater.on_nonfinite_loss, updater.on_nonfinite_forward, updater.on_scale_floor} == {"skip"}
 
@@ -194,8 +199,9 @@ def test_monitors_are_told_of_updates_and_dropped_batches() -> None:
         losses.append(float(train.loss.d))
     recording = recorder.recording
     ends = recording.of(UpdateEnded)
+    reasons = ["updated", "overflow", "updated", "nonfinite_loss", "updated"]
     assert [(e.iteration, e.updated, e.reason) for e in ends] == [
-        (i, i % 2 == 1, "updated" if i % 2 else "overflow") for i in range(1, 6)
+        (i, reason == "updated", reason) for i, reason in enumerate(reasons, 1)
     ]
     np.testing.assert_array_equal([e.loss for e in ends], losses)
     assert {e.scale for e in ends} == {128.0}
