@@ -11,7 +11,6 @@ from time import perf_counter
 from typing import Any, Callable, DefaultDict, Dict, List, NamedTuple, Optional, Tuple
 
 from .core.validation import positive_integer
-from .emulation import FormatEmulation
 from .engine import AdaptiveLossScaling
 from .graph.graph import Graph
 from .graph.hooks import Hook
@@ -45,8 +44,8 @@ class Profile(NamedTuple):
     """Times measured by `profile`; `print` it.
 
     Attributes:
-        layers: the times of each layer, by name, in forward order, and an entry for the time between two
-            passes: feeder, solver, checks.
+        layers: times of each layer, by name, in forward order; `(at the inputs)`: functions before the first
+            layer, if any; `(between passes)`: feeder, solver, checks.
         milliseconds: total time of an update.
     """
 
@@ -76,8 +75,9 @@ class Profile(NamedTuple):
 def profile(updater: Any, iterations: int = 20) -> Profile:
     """Time updates layer by layer, while training goes on.
 
-    Every pass of loss scaling over memory is timed by itself, on a CPU. Reading the clock takes time as well:
-    compare parts with each other, not with an update without profiling.
+    Every pass of loss scaling over memory is timed by itself, on a CPU. Hooks read the clock, which takes
+    time, and with them every backward scales function by function: compare parts with each other, not with
+    an update without profiling.
 
     Args:
         updater: an `AdaptiveLossScalingUpdater`.
@@ -85,8 +85,8 @@ def profile(updater: Any, iterations: int = 20) -> Profile:
 
     Raises:
         TypeError: `updater` has no `scaling`.
-        ValueError: `iterations` is less than 1; or the network is on a GPU, for which there are NVIDIA's
-            profilers; functions that run on the host anyway are named.
+        ValueError: `iterations` is less than 1; or the feeder assigns another loss; or the network is on a
+            GPU, for which there are NVIDIA's profilers; functions that run on the host anyway are named.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
@@ -113,14 +113,11 @@ def profile(updater: Any, iterations: int = 20) -> Profile:
             f"On the host, for lack of a CUDA implementation, runs {on_host}"
         )
     updater.update()
-    loss, clock = scaling.loss, _Clock(scaling.graph, scaling.plan)
-    all_kernels = {scaling.kernels}
-    if isinstance(loss, FormatEmulation):
-        all_kernels.add(loss.emulated_storage.kernels)  # usually the same ones
+    clock = _Clock(scaling.graph, scaling.plan)
+    # An emulation has the same kernels.
     timed: List[Tuple[Any, str, Callable[..., Any]]] = [
-        (kernels, name, clock.timed(_FIELDS.get(name, "statistics"), kernel))
-        for kernels in all_kernels
-        for name, kernel in inspect.getmembers(kernels, inspect.ismethod)
+        (scaling.kernels, name, clock.timed(_FIELDS.get(name, "statistics"), kernel))
+        for name, kernel in inspect.getmembers(scaling.kernels, inspect.ismethod)
         if not name.startswith("_")
     ]
     timed += [(scaling, name, clock.with_hooks(getattr(scaling, name))) for name in ("forward", "backward")]
@@ -130,6 +127,8 @@ def profile(updater: Any, iterations: int = 20) -> Profile:
             stack.callback(delattr, owner, name)
         for _ in range(iterations):
             updater.update()
+            if updater.scaling is not scaling:
+                raise ValueError("the feeder assigns updater.loss: profile an updater of one loss")
         return clock.profile(iterations)
 
 

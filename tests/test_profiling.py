@@ -84,6 +84,19 @@ def test_refused() -> None:
         profile(updater_for("mlp"), iterations=0)
 
 
+def test_a_feeder_that_assigns_another_loss_is_refused() -> None:
+    updater = updater_for("mlp")
+
+    def feed() -> None:
+        updater.loss, fill = HEALTHY["mlp"]()
+        fill()
+
+    updater.data_feeder = feed
+    with pytest.raises(ValueError, match="the feeder assigns updater.loss"):
+        profile(updater, iterations=2)
+    assert not {"forward", "backward"} & vars(updater.scaling).keys()
+
+
 def test_hooks_of_the_updater_are_called_as_ever() -> None:
     seen: list[str] = []
     updater = updater_for("mlp", function_post_hook=(None, lambda f: seen.append(f.info.type_name)))
