@@ -95,13 +95,13 @@ class ScaleLimits(NamedTuple):
         return self.loss_weights[edge.predecessor] * (self.unit_amaxes[edge.predecessor] or 1.0)
 
     def first_scale(self, index: int, unweighted: float, predecessor_scale: float, span: float) -> float:
-        """Scale of an unmeasured component: `unweighted`, the scale at a loss weight of 1, divided by its
-        loss weight, or more after an underflow; `span`: that of `Start`.
+        """Scale of a component that is unmeasured, or measured as zero: `unweighted`, the scale at a loss
+        weight of 1, divided by its loss weight, or more after an underflow; `span`: that of `Start`.
         """
         scale = unweighted / (self.loss_weights[index] or 1.0)
         if index in self.underflowed:
-            # It underflowed at the lower of its scale and its predecessor's: `span` times that takes u_min to
-            # the margin below u_max.
+            # The function before it ran at the lower of both scales, where it underflowed: `span` times that
+            # takes u_min to the margin below u_max.
             scale = max(scale, min(scale, predecessor_scale) * span)
         return within_float32(scale)
 

@@ -101,7 +101,7 @@ _ERRORS: Dict[Status, Dict[str, Tuple[str, str]]] = {"missing": _MISSING, "broke
 
 
 def failure(area: Area, subject: str, error: str) -> Finding:
-    """Explain an error as a finding; an unknown one is quoted, without a remedy."""
+    """Explain an error as a finding, by missing parts first; an unknown one is quoted, without a remedy."""
     for status, known in _ERRORS.items():
         for pattern, (meaning, cure) in known.items():
             match = re.search(pattern, error)

@@ -228,12 +228,12 @@ class FormatEmulation:
         }
 
     def _run(self, guard: HookGuard, call: Callable[[], None]) -> None:
-        """Call `call` while rounded weights replace the masters."""
+        """Call `call` while rounded weights replace the fp32 ones."""
         leaves = [leaf for _, leaf in self._plan.leaves]
         # One call into C without a line of Python: no signal can interrupt it halfway.
-        masters = map(setattr, leaves, repeat("data"), [leaf.data for leaf in leaves])
+        weights = map(setattr, leaves, repeat("data"), [leaf.data for leaf in leaves])
         operands = starmap(setattr, self._swapped)
-        put_back: Callable[[], Any] = partial(deque, chain(operands, masters), 0)
+        put_back: Callable[[], Any] = partial(deque, chain(operands, weights), 0)
         try:
             for key, leaf in self._plan.leaves:
                 leaf.data = self.emulated_storage.weights[key]

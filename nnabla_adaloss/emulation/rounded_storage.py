@@ -24,7 +24,7 @@ class Draws:
 
 
 class NativeStorage:
-    """Stores arrays unchanged, without statistics."""
+    """Storage of the context, which rounds and measures nothing; base of the one that rounds."""
 
     rounds = False
     """True if arrays are rounded and measured when stored."""
@@ -80,9 +80,9 @@ class RoundedStorage(NativeStorage):
         self.precisions = precisions
         self.narrowest, self.by_layer = precisions.narrowest, precisions.storage
         self.kernels = kernels
-        # Precision of each variable, by key, where layers differ.
+        # Precision of each variable, by key, where layers differ; set by the emulation, for each graph.
         self.of_variables: Mapping[int, Precision] = {}
-        # Variables outside the graph get the narrowest precision, to be safe.
+        # Variables outside the graph get the precision of the smallest range: no scale is too high for them.
         self._default = precisions.only or precisions.narrowest
 
     def precision_of(self, key: int) -> Precision:

@@ -186,7 +186,7 @@ def _variable_precisions(graph: Graph, of_functions: Sequence[Precision]) -> Dic
 def half_outputs(f: Any) -> List[nn.Variable]:
     """Outputs of `f` that are stored in half precision."""
     function = properties_of(f.info.type_name)
-    # An output that aliases its input was rounded with it, or is an fp32 master.
+    # An output that aliases its input was rounded with it, or is an fp32 weight.
     if function.keeps_fp32 or _is_view(f):
         return []
     outputs: List[nn.Variable] = f.outputs

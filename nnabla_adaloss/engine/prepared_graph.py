@@ -245,14 +245,14 @@ class PreparedGraph:
     def slice(
         self, schedules: ScheduleCache, iteration: int, given_scale: Optional[float]
     ) -> Optional[Slice]:
-        """Arrays that an iteration measures, its slice of all; None: none."""
+        """Slice of the arrays that an iteration measures, or None; `schedules`: those in use by then."""
         number = schedules.slice_number(iteration)
-        if number is None or self.schedules.measures_nothing(given_scale):
+        if number is None or schedules.measures_nothing(given_scale):
             return None
         if not self._slices:
-            # Dividing takes time, which graphs that are new in each iteration seldom need: empty slices come
-            # first, and this is one.
-            request, count = self.statistics.request, self.schedules.iterations
+            # Most slices of a small graph, the first ones, are empty, which is known without dividing its
+            # arrays: that takes too long for a graph that is used in one iteration only.
+            request, count = self.statistics.request, schedules.iterations
             if number < empty_slices(self.plan, count, rounds=self.storage.rounds):
                 return None
             self._slices = slices_of(

@@ -40,7 +40,7 @@ class ScaledWeights:
         """Swap the weight of the next function's layer number `index` for a scaled copy, until `restore`."""
         variable = graph.variables[layer_input.weight]
         source = variable.data
-        scaled = self._pool.get(variable.shape, "factor", index)
+        scaled = self._pool.get(variable.shape, "scaled weight", index)
         # In the dtype that the function reads: nnabla's conversion would take another pass over it.
         self._kernels.scaled_copy(self._readable(source, 0), scaled, alpha, half=layer_input.half)
         self._store(graph.keys[layer_input.weight], scaled, alpha)
@@ -52,12 +52,13 @@ class ScaledWeights:
         storage, copies = self._storage, weights.copies
         sources = [variable.data for variable in weights.variables]
         copies.targets = targets = [
-            self._pool.get(shape, "factor", index) for index, shape in enumerate(weights.shapes)
+            self._pool.get(shape, "scaled weight", index) for index, shape in enumerate(weights.shapes)
         ]
         readable = sources
         if not are_readable(sources):
             readable = [self._readable(source, index) for index, source in enumerate(sources)]
-        # Where an emulation holds a rounded weight, the copy replaces that, and the Variable keeps its array.
+        # Backward of an emulation first puts its rounded weights into Variables: copies replace them there.
+        # In `swap`, within backward, the Variable holds the rounded weight already.
         rounded = [storage.weights.get(key) for key in weights.keys]
         copies.sources = [array or source for array, source in zip(rounded, readable)]
         self._kernels.scaled_copy_all(copies)
@@ -77,7 +78,7 @@ class ScaledWeights:
     def restore(self) -> None:
         """Restore all swapped arrays, if any."""
         # Dropped after restoring: a signal may interrupt between any two lines. An array that was restored
-        # already (by an emulation, to its own master) stays.
+        # already (by an emulation, to its fp32 weight) stays.
         while self._swapped:
             variable, source, scaled = self._swapped[-1]
             if variable.data == scaled:

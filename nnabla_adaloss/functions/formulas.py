@@ -117,8 +117,8 @@ def get_loss_scale_by_element_wise_range(
     """The scale that lifts every product of the backward pass to u_min, within overflow.
 
     With p_i the non-zero products |g[n, c] W[c, m]|: min(max_i max(u_min / p_i, 1), min_i (u_max / p_i) / K).
-    `config.max_rescue_ratio` q keeps only the int(n q) smallest, but at least one, of the n lower values
-    u_min / p_i. Without `W`, p_i = |g_i|, and K is 1. Arguments, result and errors are as in
+    With `config.max_rescue_ratio` q the maximum is over the int(n q) largest of the n products, but at least
+    one. Without `W`, p_i = |g_i|, and K is 1. Arguments, result and errors are as in
     `get_loss_scale_by_approx_range`, except that without `fan_in` K is 1, and that `g`, (N, C) or (N, C,
     ...), and `W`, (C, M) or (C, ...), must share their channels.
 

@@ -25,7 +25,7 @@ from .loss_scaling import Unscale
 from .scale_tracker import Points, Redirected, ScaledFunction, ScaleTracker, tracker_of
 
 Layout = Tuple[ScaledInput, Callable[[Any, Any], Tuple[Any, Any]]]
-"""A layer's fan-in, and its output gradient and weight as matrices (N, C) and (C, M)."""
+"""Scaled input of a layer, and a function that makes its g and w matrices (N, C) and (C, M)."""
 
 
 def adaptive_loss_scaling(
@@ -165,7 +165,7 @@ def _layout_of(x: nn.Variable, w: nn.Variable, or_affine: bool = False) -> Layou
                 return scaled_input, partial(product.matrices, args=args, scaled_input=scaled_input)
     if or_affine:
         fan_in = float(math.prod(w.shape[1:]))
-        return ScaledInput(0, 1, fan_in, fan_in), _as_they_are
+        return ScaledInput(input=0, weight=1, fan_in=fan_in, fan_in_bound=fan_in), _as_they_are
     if layer is None:
         raise ValueError("x is computed by no function; pass the output of a layer, such as F.affine(h, w)")
     raise ValueError(
@@ -178,7 +178,7 @@ def _as_they_are(g: Any, w: Any) -> Tuple[Any, Any]:
     return g, w
 
 
-_NO_WEIGHT: Layout = ScaledInput(0, 1, 1.0, 1.0), _as_they_are
+_NO_WEIGHT: Layout = ScaledInput(input=0, weight=1, fan_in=1.0, fan_in_bound=1.0), _as_they_are
 
 
 class GradientScaling(ScaledFunction):
@@ -186,7 +186,7 @@ class GradientScaling(ScaledFunction):
 
     def __init__(
         self,
-        name: Optional[str],
+        name: Optional[str],  # of the type of function; None: that of the class
         tracker: ScaleTracker,
         ada_loss: AdaLoss,
         context: Optional[nn.Context] = None,

@@ -97,7 +97,7 @@ def may_depend(depends: Callable[[int, int], bool], of: int, on: int) -> bool:
 
 def visited(loss: nn.Variable) -> Tuple[List[Any], List[List[nn.Variable]], List[List[Any]]]:
     """List the functions of `loss` in forward order, their inputs, and the producers of these or None."""
-    # Not by `Variable.visit`, which keeps its argument, and so the graph, in a reference cycle.
+    # Not by `Variable.visit`, which keeps its callback, and so the graph, in a reference cycle.
     functions: List[Any] = []
     inputs: List[List[nn.Variable]] = []
     producers: List[List[Any]] = []

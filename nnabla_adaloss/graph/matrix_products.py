@@ -90,10 +90,10 @@ def rows_of_groups(w: NDArray[Any], args: Args, scaled_input: ScaledInput) -> ND
 
 
 def shared_axis(w: NDArray[Any], args: Args, scaled_input: ScaledInput) -> NDArray[Any]:
-    """Put the axis that the gradient shares first: the columns of b, the rows of a."""
+    """Put the axis that the gradient shares first: of y = a b the columns of b, or the rows of a."""
     transposed = args["transpose_b" if scaled_input.input == 0 else "transpose_a"]
-    shared = (scaled_input.input == 0) != bool(transposed)
-    moved = np.moveaxis(w, -1 if shared else -2, 0)
+    is_last = (scaled_input.input == 0) != bool(transposed)
+    moved = np.moveaxis(w, -1 if is_last else -2, 0)
     return moved.reshape(moved.shape[0], -1)
 
 

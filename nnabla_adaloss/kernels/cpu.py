@@ -23,8 +23,8 @@ from .interface import EXPONENT_BINS, Kernels, RoundingStatistics, ScaledCopies,
 # Structs of native/adaloss.h. All fields have eight bytes, so there is no padding.
 _STATISTICS_TASK = Struct("=QqqQ")  # address, size, half, address of counts
 _SCALE_TASK = Struct("=QQqqqqd")  # source, target, size, source is half, target is half, accumulate, factor
-_ROUNDING_TASK = Struct("=QQqqdddqqQ")
-_STATISTICS = Struct("=ddddqqqq")
+_ROUNDING_TASK = Struct("=QQqqdddqqQ")  # source, target, size, mantissa bits, 3 limits, fitted, random, key
+_STATISTICS = Struct("=ddddqqqq")  # sum, squares, abs max, abs min, zeros, nonfinite, underflowed, overflowed
 _ROW = ctypes.c_char * _STATISTICS.size
 
 Numbers = Union[Sequence[float], NDArray[Any]]

@@ -27,11 +27,11 @@ from .pieces import (
     extent,
     folded,
     in_words,
+    mark_rows,
     paragraph,
     percent,
     section,
     table,
-    time_line,
 )
 
 # Rows of a table.
@@ -126,7 +126,7 @@ def _incidents(recording: Recording, timeline: Timeline) -> str:
         "Overflows, repeats, lost batches",
         "A batch whose gradients overflow runs again with a lower scale, and is lost if that does not help. "
         "The first batch runs until its gradients are measured.",
-        time_line(marks, timeline) if any(iterations for _, _, iterations in marks) else paragraph("None."),
+        mark_rows(marks, timeline) if any(iterations for _, _, iterations in marks) else paragraph("None."),
         table(caption, head, rows, words=True) if rows else "",
     )
 

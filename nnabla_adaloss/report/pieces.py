@@ -277,7 +277,7 @@ def _path(places: Iterable[Tuple[float, float]], *, steps: bool) -> str:
     return "".join([*commands, "H1000"] if commands and (steps or len(commands) == 1) else commands)
 
 
-def time_line(kinds: Iterable[Tuple[str, str, Sequence[int]]], timeline: Timeline) -> str:
+def mark_rows(kinds: Iterable[Tuple[str, str, Sequence[int]]], timeline: Timeline) -> str:
     """A row for each kind of marks: its name, shape and iterations. Marks in one column are one."""
     lines = []
     for name, shape, iterations in kinds:

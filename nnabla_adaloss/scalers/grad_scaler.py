@@ -283,8 +283,8 @@ class GradScaler:
         if updated and self._enabled:
             engines = list(self._used.values())
             self._notifier.note_update(self._iteration + 1, engines[0].loss_scale, engines, self._solvers)
-        # Losses add to the same gradients: if no scale helps one, the measurements of all are those of a bad
-        # batch.
+        # Measurements of a good loss are remembered, those of an overflow as of a lost batch. Losses add to
+        # the same gradients: if no scale helps one, the batch is bad, and measurements of all are dropped.
         is_bad = any(outcome.verdict.lowers_nothing for outcome in self._causes.values())
         for key, scaling in self._used.items():
             if self._enabled and is_bad:
@@ -293,7 +293,7 @@ class GradScaler:
                 scaling.end_iteration()
             elif self._enabled:
                 scaling.after_update()
-            scaling.guard.begin()
+            scaling.guard.begin()  # drops the saved state: after `loss.forward()` by hand nothing else does
         self._iteration += 1
         self._begin()
 
@@ -356,7 +356,7 @@ class GradScaler:
             scaling.go_on_from(before)
         else:
             self._saved = [state for state in self._saved if not _loaded(scaling, state)]
-        # After loading, which sets the random stream of its state: a late loss continues that of the others.
+        # After loading, which sets the count of random streams: a loss that comes late shares the others'.
         for other in self._engines.values():
             scaling.share_with(other)
         self._engines[structure] = scaling

@@ -267,7 +267,7 @@ class AdaptiveLossScalingUpdater(TrainingLoop):
         return self._idle.lock
 
     def when_idle(self, callback: Callable[[], Any]) -> None:
-        """Call `callback` between two updates: now if none is running, else in its thread when it has ended.
+        """Call `callback` between two updates: now if none is running, else at its end, in its thread.
         Updates of other updaters that share a solver or parameters count, too.
 
         Use it for checkpoints on a signal: in a handler parameters may be replaced by copies, which

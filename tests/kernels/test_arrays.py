@@ -80,21 +80,21 @@ def test_written_arrays_are_readable_and_those_that_need_a_closer_look_are_not()
 
 def test_one_array_per_shape_and_purpose() -> None:
     pool = ScratchPool()
-    first = pool.get((2, 3), "factor")
+    first = pool.get((2, 3), "scaled weight")
     assert first.shape == (2, 3)
-    assert pool.get((2, 3), "factor") is first
-    others = [pool.get((3, 2), "factor"), pool.get((2, 3), "gradient"), pool.get((2, 3), "factor", 1)]
+    assert pool.get((2, 3), "scaled weight") is first
+    others = [pool.get((3, 2), "scaled weight"), pool.get((2, 3), "gradient"), pool.get((2, 3), "factor", 1)]
     assert len({id(array) for array in (first, *others)}) == len(pool) == 4
 
 
 def test_unused_entries_of_a_graph_are_dropped_with_the_next() -> None:
     pool = ScratchPool()
-    weight = pool.get((2,), "factor")
+    weight = pool.get((2,), "scaled weight")
     for length in range(3, 20):
-        pool.get((length,), "factor")
-        assert pool.get((2,), "factor") is weight
+        pool.get((length,), "scaled weight")
+        assert pool.get((2,), "scaled weight") is weight
         pool.end_graph()
         assert len(pool) == 2
     pool.end_graph()
     assert len(pool) == 0
-    assert pool.get((2,), "factor") is not weight
+    assert pool.get((2,), "scaled weight") is not weight

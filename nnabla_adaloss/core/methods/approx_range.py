@@ -81,7 +81,7 @@ class LognormalRange(ApproxRange):
         logarithms = np.log(nonzero)
         deviation = float(logarithms.std()) if logarithms.size else 0.0
         if deviation == 0.0:
-            return 1.0
+            return 1.0  # equal magnitudes, or zeros alone, follow no such distribution
         # A share p of the logarithms lies below this point, which the scale brings to u_min.
         lowest = float(logarithms.mean()) + deviation * NormalDist().inv_cdf(self.n_uf_threshold)
         exponent = math.log(range.u_min) - lowest

@@ -29,7 +29,7 @@ class HooklessPass:
         decision: Decision,
         steps: HooklessSteps,
         options: BackwardOptions,
-        masters: Sequence[nn.NdArray],
+        masters: Sequence[nn.NdArray],  # unscaled fp32 gradients of the leaves, in the order of the plan
         *,
         all_zero: bool,
     ) -> None:
@@ -89,13 +89,13 @@ class HooklessPass:
                 variable.persistent = True
 
     def end(self) -> WrittenLeaves:
-        """Restore weights, measure, unscale gradients of leaves, and return these."""
+        """Restore weights, measure, unscale gradients of leaves; return the leaves that were written."""
         prepared, measured, scales = self._prepared, self._slice, self._schedule.scales
         # First, because the weights themselves are measured, not their copies.
         self._weights.restore()
         if measured is not None:
-            arrived = [(p, scales[p]) for p in measured.gradients if p in scales]
-            prepared.statistics.measure(arrived, measured.weights)
+            scaled = [(p, scales[p]) for p in measured.gradients if p in scales]
+            prepared.statistics.measure(scaled, measured.weights)
             kept = self._kept[:]
             self._release()
             # As nnabla would have done.
