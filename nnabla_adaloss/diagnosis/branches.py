@@ -76,9 +76,16 @@ class Branches(Batches):
             f, growth = ends[0], Operands(network, sights[0]).grown(ends[0])
             clause, remedy = "", remedies.NOT_CHOSEN
             zeros = self.zero_factors(f)
+            # A product that is 0 although neither factor is: a mask opens only places that count for nothing.
+            products = (g for g in network.behind(map(hash, f.outputs)) if remedies.is_a(g, "Mul2"))
+            is_zero = (g for g in products if not self.largest(g.outputs[0]))
+            disjoint = next((g for g in is_zero if all(map(self.largest, g.inputs))), None)
             if zeros:
                 clause = f", which multiplies by {network.called(zeros[0])}, all 0"
                 remedy = remedies.ZEROS if network.is_input(zeros[0]) else remedies.WHY_ZERO
+            elif disjoint is not None:
+                clause = f", and {network.name(disjoint)} multiplies the others by 0"
+                remedy = remedies.CHECK_MASK_AND_LABELS
             elif remedies.is_a(f, "EpsilonInsensitiveLoss"):
                 remedy = remedies.SMALLER_MARGIN
             elif growth.remedy in remedies.SHIFTS and len({*ends}) == 1:

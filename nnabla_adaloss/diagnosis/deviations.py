@@ -62,6 +62,14 @@ class Deviations(Operands):
             is_factor = f.info.type_name == "MulScalar" and behind <= _ADDING
             remedy = remedies.NO_FACTOR if is_factor else remedies.MEAN_LOSS
             yield Note(begin, [network.name(f)], f"{end}. {remedy}.")
+        sums = [
+            f for f in functions if hash(f) in self._sight.absorbing and all(v.need_grad for v in f.inputs)
+        ]
+        if sums:
+            small, large = sorted(map(operands.amax, sums[0].inputs))
+            end = f" adds numbers up to {small:.2g} to others up to {large:.3g}, which stay as they are in "
+            end += f"{network.format(sums[0].outputs[0]).name}: {remedies.SMALL_TERMS}."
+            yield Note("", network.listed(sums).split(", ")[:1], end)
         for v in network.graph.leaves.values():
             if hash(v) not in network.names and self.vanished(v) > _ALL * v.size:
                 end = f", which becomes 0 in {network.format(v).name}: {remedies.SCALE_DATA}."

@@ -241,8 +241,12 @@ class Operands:
             times = min(math.exp(total), (steps[-1].after / (steps[0].before or math.inf)) ** sign)
             told = f"; {noun} {verb} from layer to layer, {times:.2g} times from {first} on"
             names = tuple(name for _, name, _ in uses if name)
-            small = remedies.VANISHING if names else remedies.TOO_SMALL
-            return Growth(told, names, small if shrinks else remedies.EXPLODING)
+            if shrinks:
+                return Growth(told, names, remedies.VANISHING if names else remedies.TOO_SMALL)
+            by_weights = sum(sum(logs) for (_, name, _), logs in uses.items() if name)
+            return Growth(
+                told, names, remedies.EXPLODING if by_weights > total / 2.0 else remedies.UNWEIGHTED
+            )
         makes = f"makes {noun} {math.exp(sum(grown) / len(grown)):.2g} times {size}"
         if len(grown) > 1:
             makes = f"is applied {len(grown)} times, and {makes} each time"

@@ -30,7 +30,7 @@ Forward = Callable[[], None]
 Gradients = Dict[int, NDArray[Any]]
 """Gradients of outputs and weights of layers, by key, as a pass has stored them, divided by their scales."""
 
-# Size of a bias' gradient beside that of its weight below which it is a sum that cancels.
+# Size of a bias' gradient beside that of its layer's weight below which it is a sum that cancels.
 _CANCELLED = 0.01
 # Limit of repeats of a batch until its scales fit.
 _REPEATS = 19
@@ -243,10 +243,17 @@ class Tally:
         """Worst of a layer's parameters: a large bias must not hide a weight; of some, only overflows."""
         worst = StorageEffect(0.0, 0.0, 0.0)
         squares = {key: self._sums[key][5] / max(self._sums[key][2], 1.0) for key in layer.weights}
+<<<<<<< HEAD
         largest = max((squares[key] for key, v in layer.weights.items() if v.ndim > 1), default=0.0)
         # Gradients of a bias that cancel hardly move it.
         least = _CANCELLED**2 * largest
         left_out = but | {key for key, v in layer.weights.items() if v.ndim == 1 and squares[key] < least}
+=======
+        largest = max(squares.values(), default=0.0)
+        # Gradients of a bias or a gamma that cancel hardly move it.
+        vectors = (key for key, v in layer.weights.items() if max(v.shape, default=1) == v.size)
+        cancelled = {key for key in vectors if squares[key] < _CANCELLED**2 * largest}
+>>>>>>> 15199a24 (Diagnosis: a solver's own decay, states that sums leave as they are, masks that open nothing; tests of bounds that breaks had passed)
         for part in [[key] for key in layer.weights] or [list(layer.outputs)]:
             own = self.effect(part, part)
             if not left_out.isdisjoint(part):

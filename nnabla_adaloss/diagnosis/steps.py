@@ -29,13 +29,15 @@ _RELATIVE = {"Lamb", "Lars"}
 _EPSILON_IN_ROOT = {"AdaBelief", "Adadelta", "RMSpropGraves"}
 # Number of steps: a momentum has grown then. Growth of all parameters by them that no training survives.
 _TAKEN, _EXPLODES = 8, 100.0
+# Share of all parameters that is left by steps of which a weight decay takes far too much.
+_SHRUNK = 0.5
 # Gradients whose squares, weighed by 1 - beta2 = 1e-3, fp32 does not hold with full precision.
 _SQUARE_VANISHES = 1e-17
 _SQUARE_OVERFLOWS = 1e19
 # A smaller changing share of a weight counts as none.
 _MOVED = 0.01
 # Factor from which `on_gradients` is at fault for small gradients.
-_CLIPPED = 1e3
+_CLIPPED = 100.0
 # Gradients below this share of the weight decay count as nothing beside it.
 _DECAYED = 0.01
 
@@ -62,7 +64,7 @@ class Steps:
         self._norms: Dict[str, Tuple[float, float]] = {}
         # Parameters that the steps make nonfinite, and the growth of all together.
         self._broken: Set[str] = set()
-        self._growth = 0.0
+        self._growth, self._left_by_steps = 0.0, 1.0
 
     def take(self, in_fp32: Sight) -> None:
         """Take some steps from the gradients of a batch."""
@@ -107,6 +109,8 @@ class Steps:
             usual = solver.learning_rate() * math.sqrt(sum(x.size for x in steps))
             if old and step > _EXPLODES * _TAKEN * usual:
                 self._growth = max(self._growth, new / old)
+            if old:
+                self._left_by_steps = min(self._left_by_steps, new / old)
             self._broken |= {name for name in sound if not np.isfinite(parameters[name].d).all()}
             for layer in self._layers:
                 held = [v for key, v in layer.weights.items() if key in before]
@@ -155,6 +159,9 @@ class Steps:
             yield Cause("solver", self._solver.name, what, remedy, parameters=(*sorted(self._broken),))
         elif self._solver is not None:
             yield from self._small(trained, shrinking)
+        if self._left_by_steps < _SHRUNK:
+            what = f"its first {_TAKEN} steps leave {self._left_by_steps:.1g} of all weights together"
+            yield Cause("solver", self._solver.name, what, remedies.DECAY)
         yield from self._only_decaying(trained)
 
     def _small(self, trained: Dict[str, float], shrinking: Shrinking) -> Iterator[Cause]:

@@ -481,6 +481,18 @@ def spatial_transformer() -> Built:
     return network(layers)
 
 
+def normalized_twice() -> Built:
+    """The second normalization removes the first one's gamma, whose gradient cancels."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        image = PF.batch_normalization(F.reshape(x, (32, 1, 4, 4)), name="bn0")
+        rng = np.random.RandomState(3)
+        h = PF.convolution(image, 8, (3, 3), pad=(1, 1), with_bias=False, name="conv", rng=rng)
+        return F.reshape(F.relu(PF.batch_normalization(h, name="bn1")), (32, 128))
+
+    return network(layers)
+
+
 HEALTHY: Dict[str, Callable[[], Built]] = {
     name: found
     for name, found in list(globals().items())

@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import nnabla as nn
 import nnabla.experimental.mixed_precision_training
 import nnabla.functions as F
+import nnabla.initializer as I
 import nnabla.parametric_functions as PF
 import nnabla.random
 import nnabla.solvers as S
@@ -388,8 +389,8 @@ def test_parameters_that_are_frozen_after_building_are_a_note(trains: bool) -> N
     assert ("need_grad=False comes too late for fc1/affine/W, which a solver" in note) == trains
 
 
-def some(last: int) -> nn.Variable:
-    return nn.Variable.from_numpy_array(np.arange(16)[None] > last)
+def some(last: int, above: bool = True) -> nn.Variable:
+    return nn.Variable.from_numpy_array((np.arange(16)[None] > last) == above)
 
 
 @pytest.mark.parametrize(
@@ -601,6 +602,93 @@ def test_a_state_that_starts_from_0_is_not_accused_beside_saturated_gates() -> N
     causes = diagnose(loss, feeder=feed).verdict.causes
     assert {cause.kind for cause in causes} == {"saturated"}
     assert causes[0].remedy == remedies.NORMALISE_DATA
+
+
+@pytest.mark.parametrize(("base", "told"), [(300.0, 1), (0.0, 0)])
+def test_sums_that_leave_a_state_as_it_is_are_a_note_where_gradients_are_fine(base: float, told: int) -> None:
+    x, t = inputs()
+    h = nn.parameter.get_parameter_or_create("start", (1, 16), I.ConstantInitializer(base))
+    for _ in range(8):
+        h = F.broadcast(h, x.shape) + 1e-2 * F.tanh(affine(x, 16, "step"))
+    loss = F.mean(F.squared_error(F.sum(affine(h * 1e-3, 1, "head"), axis=1, keepdims=True), t))
+    notes = diagnose(loss, feeder=feeder(x, t)).numbers.notes
+    assert ["others up to 300, which stay as they are in float16" in str(note) for note in notes] == [
+        True
+    ] * told
+
+
+def test_a_mask_that_opens_only_places_without_labels_is_named() -> None:
+    (x, t), count = inputs(), nn.Variable.from_numpy_array(np.arange(32)[:, None])
+    places = F.reshape(affine(x, 5, "tag"), (32, 5))
+    label = F.where(F.less_scalar(count, 20), t, F.constant(-1.0, t.shape)).apply(need_grad=False)
+    mask = F.greater_equal_scalar(count, 20).apply(need_grad=False)
+    loss = classes(hidden(x), t) + F.mean(F.softmax_cross_entropy(places, label) * mask)
+    (note,) = diagnose(loss, feeder=feeder(x, t)).numbers.notes
+    assert "tag/affine/SoftmaxCrossEntropy, and tag/affine/Mul2 multiplies the others by 0" in str(note)
+    assert str(note).endswith(f"{remedies.CHECK_MASK_AND_LABELS}.")
+
+
+def test_units_of_a_weight_are_counted_over_all_its_uses() -> None:
+    """Each use opens other units of the same layer."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        return sum(F.tanh(affine(x, 16, "fc1")) * some(7, above) for above in (True, False))
+
+    loss, feed = network(layers)
+    assert diagnose(loss, feeder=feed).numbers.notes == []
+
+
+def test_units_of_a_function_that_is_told_are_not_told_again() -> None:
+    loss, feed = network(lambda x: F.tanh(affine(x, 16, "fc1")))
+    nn.get_parameters()["fc1/affine/b"].d[4:] = 60.0
+    saturated = diagnose(loss, feeder=feed)
+    assert ([cause.kind for cause in saturated.verdict.causes], saturated.numbers.notes) == (
+        ["saturated"],
+        [],
+    )
+
+
+@pytest.mark.parametrize(
+    ("align_corners", "shift", "told"), [(True, 0.0, 1), (False, 0.0, 1), (True, 0.1, 0)]
+)
+def test_gradients_of_sampled_places_are_judged_off_the_pixels(
+    align_corners: bool, shift: float, told: int
+) -> None:
+    """Those of the image always are."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        start = np.array([1.0, 0.0, shift, 0.0, 1.0, shift])
+        zeros = I.ConstantInitializer(0.0)
+        place = PF.affine(F.tanh(affine(x, 8, "where1")), 6, name="where2", w_init=zeros, b_init=start)
+        grid = F.affine_grid(F.reshape(place, (32, 2, 3)), (4, 4), align_corners=align_corners)
+        image = F.reshape(affine(x, 16, "image"), (32, 1, 4, 4))
+        return F.reshape(F.warp_by_grid(image, grid, align_corners=align_corners), (32, 16))
+
+    loss, feed = network(layers)
+    numbers = diagnose(loss, feeder=feed).numbers
+    assert sum("Derivatives jump" in str(note) for note in numbers.notes) == told
+    floors = {layer.name: layer.floor for layer in numbers.layers}
+    assert floors["image/affine"] > 0.0
+    assert (floors["where2/affine"] == 0.0) == bool(told)
+
+
+def test_infinities_of_both_signs_are_no_mask() -> None:
+    loss, feed = network(lambda x: F.relu(affine(x, 16, "fc1", 3e5) - affine(x, 16, "fc2", 3e5)))
+    assert {cause.kind for cause in diagnose(loss, feeder=feed).verdict.causes} == {"overflow"}
+
+
+def test_a_flat_gate_that_storage_makes_0_is_told_once_with_all_that_it_spoils() -> None:
+    loss, feed = network(lambda x: F.sigmoid(affine(x, 16, "fc1", bias=-20.0)) * F.tanh(affine(x, 16, "fc2")))
+    first, *others = diagnose(loss, feeder=feed).verdict.causes
+    assert (first.kind, others) == ("saturated", [])
+    assert {"fc1/affine", "fc2/affine"} <= set(first.spoils)
+
+
+def test_a_state_that_nobody_fills_is_a_note_behind_a_product() -> None:
+    (x, t), state = inputs(), nn.Variable((32, 16))
+    h = F.tanh(affine(x, 16, "fc1") + affine(state, 16, "again"))
+    loss = F.mean(F.squared_error(affine(h, 1, "head"), t))
+    assert diagnose(loss, feeder=feeder(x, t)).verdict.causes == []
 
 
 def test_a_layer_that_an_input_of_zeros_teaches_nothing_is_a_note() -> None:

@@ -2616,3 +2616,21 @@ def teacher_that_nothing_computes(mended: bool) -> Built:
 def squares_beyond_fp32(mended: bool) -> Built:
     loss, feed = network()
     return trained((loss * (1.0 if mended else 1e30), feed), S.Adam(1e-3))
+
+
+@trouble("solver", "SgdW", "its first 8 steps leave 0.", remedy=remedies.DECAY)
+def decay_of_the_solver(mended: bool) -> Built:
+    return trained(network(), S.SgdW(0.5, wd=1e-4 if mended else 0.9))
+
+
+@trouble("not_finite", "fc1/affine/Mul2#6", "numbers grow from layer to layer", remedy=remedies.UNWEIGHTED)
+def steps_of_time_that_explode(mended: bool) -> Built:
+    """The known part of an equation, which has no weights."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        state = affine(x, 16, "fc1", 2.0)
+        for _ in range(12):
+            state = state + state * state * (1e-3 if mended else 1.0)
+        return state
+
+    return network(layers)
