@@ -243,17 +243,10 @@ class Tally:
         """Worst of a layer's parameters: a large bias must not hide a weight; of some, only overflows."""
         worst = StorageEffect(0.0, 0.0, 0.0)
         squares = {key: self._sums[key][5] / max(self._sums[key][2], 1.0) for key in layer.weights}
-<<<<<<< HEAD
-        largest = max((squares[key] for key, v in layer.weights.items() if v.ndim > 1), default=0.0)
-        # Gradients of a bias that cancel hardly move it.
-        least = _CANCELLED**2 * largest
-        left_out = but | {key for key, v in layer.weights.items() if v.ndim == 1 and squares[key] < least}
-=======
-        largest = max(squares.values(), default=0.0)
         # Gradients of a bias or a gamma that cancel hardly move it.
+        least = _CANCELLED**2 * max(squares.values(), default=0.0)
         vectors = (key for key, v in layer.weights.items() if max(v.shape, default=1) == v.size)
-        cancelled = {key for key in vectors if squares[key] < _CANCELLED**2 * largest}
->>>>>>> 15199a24 (Diagnosis: a solver's own decay, states that sums leave as they are, masks that open nothing; tests of bounds that breaks had passed)
+        left_out = but | {key for key in vectors if squares[key] < least}
         for part in [[key] for key in layer.weights] or [list(layer.outputs)]:
             own = self.effect(part, part)
             if not left_out.isdisjoint(part):
