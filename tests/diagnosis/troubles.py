@@ -2623,14 +2623,14 @@ def decay_of_the_solver(mended: bool) -> Built:
     return trained(network(), S.SgdW(0.5, wd=1e-4 if mended else 0.9))
 
 
-@trouble("not_finite", "fc1/affine/Mul2#6", "numbers grow from layer to layer", remedy=remedies.UNWEIGHTED)
+@trouble("overflow", "fc1/affine/Add2#8", "numbers grow from layer to layer", remedy=remedies.UNWEIGHTED)
 def steps_of_time_that_explode(mended: bool) -> Built:
     """The known part of an equation, which has no weights."""
 
     def layers(x: nn.Variable) -> nn.Variable:
-        state = affine(x, 16, "fc1", 2.0)
-        for _ in range(12):
-            state = state + state * state * (1e-3 if mended else 1.0)
+        state = affine(x, 16, "fc1")
+        for step in range(16):
+            state = state + state * (F.sin(x * float(step)) + 2.0) * (0.01 if mended else 1.0)
         return state
 
     return network(layers)
