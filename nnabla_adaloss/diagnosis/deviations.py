@@ -62,9 +62,10 @@ class Deviations(Operands):
             is_factor = f.info.type_name == "MulScalar" and behind <= _ADDING
             remedy = remedies.NO_FACTOR if is_factor else remedies.MEAN_LOSS
             yield Note(begin, [network.name(f)], f"{end}. {remedy}.")
-        sums = [
-            f for f in functions if hash(f) in self._sight.absorbing and all(v.need_grad for v in f.inputs)
-        ]
+        # A loss may be far larger than another one.
+        nodes = (network.function(key) for key, node in network.nodes.items() if not node.loss_section)
+        absorbing = (f for f in nodes if hash(f) in self._sight.absorbing and f.outputs[0].size > 1)
+        sums = network.in_order(f for f in absorbing if all(v.need_grad for v in f.inputs))
         if sums:
             small, large = sorted(map(operands.amax, sums[0].inputs))
             end = f" adds numbers up to {small:.2g} to others up to {large:.3g}, which stay as they are in "

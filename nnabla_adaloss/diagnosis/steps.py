@@ -37,7 +37,9 @@ _SQUARE_OVERFLOWS = 1e19
 # A smaller changing share of a weight counts as none.
 _MOVED = 0.01
 # Factor from which `on_gradients` is at fault for small gradients.
-_CLIPPED = 100.0
+_CLIPPED = 1e3
+# Factor that is noted if it leaves steps below this share of the weights.
+_CLIPPED_MUCH, _SMALL_STEP = 100.0, 1e-4
 # Gradients below this share of the weight decay count as nothing beside it.
 _DECAYED = 0.01
 
@@ -65,6 +67,8 @@ class Steps:
         # Parameters that the steps make nonfinite, and the growth of all together.
         self._broken: Set[str] = set()
         self._growth, self._left_by_steps = 0.0, 1.0
+        # Largest share of all parameters that one step changes.
+        self._share = 0.0
 
     def take(self, in_fp32: Sight) -> None:
         """Take some steps from the gradients of a batch."""
@@ -110,6 +114,7 @@ class Steps:
             if old and step > _EXPLODES * _TAKEN * usual:
                 self._growth = max(self._growth, new / old)
             if old:
+                self._share = max(self._share, step / old / _TAKEN)
                 self._left_by_steps = min(self._left_by_steps, new / old)
             self._broken |= {name for name in sound if not np.isfinite(parameters[name].d).all()}
             for layer in self._layers:
@@ -126,7 +131,8 @@ class Steps:
         arriving, left = (max(one.values(), default=0.0) for one in (self._arriving, self._left))
         if zeroed and left:
             yield Note("on_gradients makes all gradients 0 of ", zeroed, ".")
-        if _CLIPPED * left < arriving < math.inf and left:
+        least = _CLIPPED_MUCH if 0.0 < self._share < _SMALL_STEP else _CLIPPED
+        if least * left < arriving < math.inf and left:
             end = f" leaves {left:.1e} of gradients of {arriving:.1e}: the updater has unscaled them before."
             yield Note("", ["on_gradients"], end)
 
