@@ -64,10 +64,10 @@ class Deviations(Operands):
             yield Note(begin, [network.name(f)], f"{end}. {remedy}.")
         # A loss may be far larger than another one.
         nodes = (network.function(key) for key, node in network.nodes.items() if not node.loss_section)
-        absorbing = (f for f in nodes if hash(f) in self._sight.absorbing and f.outputs[0].size > 1)
+        absorbing = (f for f in nodes if hash(f) in self.sight.absorbing and f.outputs[0].size > 1)
         sums = network.in_order(f for f in absorbing if all(v.need_grad for v in f.inputs))
         if sums:
-            small, large = sorted(map(operands.amax, sums[0].inputs))
+            small, large = sorted(map(self.amax, sums[0].inputs))
             end = f" adds numbers up to {small:.2g} to others up to {large:.3g}, which stay as they are in "
             end += f"{network.format(sums[0].outputs[0]).name}: {remedies.SMALL_TERMS}."
             yield Note("", network.listed(sums).split(", ")[:1], end)
