@@ -136,8 +136,8 @@ def advise(network: Subject, candidates: Sequence[PrecisionLike]) -> PrecisionAd
     with network.preserved():
         labels, numbers = network.plan.labels, network.graph.numbers
         if network.beyond is not None:
-            f, what = network.beyond
-            raise ValueError(f"{labels[numbers[hash(f)]]}: {what}: check the indices")
+            number, what = network.beyond
+            raise ValueError(f"{labels[number]}: {what}: check the indices")
         if network.unfed is not None:
             v, f = network.unfed
             reader = labels[numbers[hash(f)]]

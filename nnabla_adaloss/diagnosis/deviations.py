@@ -26,6 +26,8 @@ _JUMPS, _TIMES = 0.1, 8.0
 # Share of an input's numbers that become 0 from which all do, and of other numbers from which it is reported.
 _ALL = 0.99
 _LOST = 0.1
+# Number of sums that leave numbers as they are from which a state is lost.
+_RECURRENCE = 8
 # Functions through which a factor is one of the loss, or of a part of it.
 _ADDING = {"Add2", "AddN", "AddScalar", "Mean", "MulScalar", "Sub2", "Sum"}
 # Constants below this one are against 0.
@@ -62,15 +64,15 @@ class Deviations(Operands):
             is_factor = f.info.type_name == "MulScalar" and behind <= _ADDING
             remedy = remedies.NO_FACTOR if is_factor else remedies.MEAN_LOSS
             yield Note(begin, [network.name(f)], f"{end}. {remedy}.")
-        # A loss may be far larger than another one.
+        # A loss may be far larger than another one; a few terms may be small on purpose, at the start.
         nodes = (network.function(key) for key, node in network.nodes.items() if not node.loss_section)
         absorbing = (f for f in nodes if hash(f) in self.sight.absorbing and f.outputs[0].size > 1)
         sums = network.in_order(f for f in absorbing if all(v.need_grad for v in f.inputs))
-        if sums:
+        if len(sums) >= _RECURRENCE:
             small, large = sorted(map(self.amax, sums[0].inputs))
             end = f" adds numbers up to {small:.2g} to others up to {large:.3g}, which stay as they are in "
-            end += f"{network.format(sums[0].outputs[0]).name}: {remedies.SMALL_TERMS}."
-            yield Note("", network.listed(sums).split(", ")[:1], end)
+            end += f"{network.format(sums[0].outputs[0]).name}, as in {len(sums) - 1} sums behind it: "
+            yield Note("", [network.name(sums[0])], f"{end}{remedies.SMALL_TERMS}.")
         for v in network.graph.leaves.values():
             if hash(v) not in network.names and self.vanished(v) > _ALL * v.size:
                 end = f", which becomes 0 in {network.format(v).name}: {remedies.SCALE_DATA}."

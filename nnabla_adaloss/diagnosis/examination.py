@@ -151,8 +151,9 @@ class _Examination:
         try:
             causes: List[Cause] = []
             if examined.beyond:
-                f, what = examined.beyond
-                causes = [Cause("index_beyond", self._network.name(f), what, remedies.INDICES)]
+                number, what = examined.beyond
+                name = examined.plan.labels[number]
+                causes = [Cause("index_beyond", name, what, remedies.INDICES)]
             elif examined.unfed:
                 causes = [_blank_input(self._network, *examined.unfed)]
             if not self._network.reached_leaves:

@@ -62,7 +62,9 @@ SETTINGS = "check its settings, such as beta1, beta2 or decay, which must be bel
 LARGER_GRADIENTS = "make them larger: multiply the loss, or start from larger weights"
 SMALLER_LOSS = "make the loss smaller: add up means, and look for what makes it so large"
 DECAY = "check its weight decay (wd), and its learning rate"
-UNWEIGHTED = "multiply by less in each, such as by a smaller step of time: no weight is the reason"
+UNWEIGHTED = (
+    "multiply by less, such as a smaller step of time, or normalise in between: no weight is the reason"
+)
 LARGER_STEPS = f"use a larger learning rate, and {SETTINGS}"
 PROPORTIONAL = "start from other numbers than 0: steps are in proportion to them"
 LARGER_SHARE = "use a larger learning rate or coefficient: steps are that share of the weights"

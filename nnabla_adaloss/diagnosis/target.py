@@ -84,8 +84,8 @@ class Subject:
         self.kernels = select_kernels(self.loss.parent.context)
         self._count = 1 if feeder is None else batches
         self._batches: List[Dict[int, NDArray[Any]]] = []
-        # An embedding that is fed an index beyond its table, and this in words: nothing can be run.
-        self.beyond: Optional[Tuple[Any, str]] = None
+        # Number of an embedding that is fed an index beyond its table, and this in words: nothing can be run.
+        self.beyond: Optional[Tuple[int, str]] = None
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -219,15 +219,15 @@ def _may_be_fed(graph: Graph, names: Mapping[int, str]) -> Dict[int, nn.Variable
     }
 
 
-def _beyond_its_table(graph: Graph) -> Optional[Tuple[Any, str]]:
-    """First embedding that is fed an index which its table does not have, and this in words."""
-    for f in graph.functions:
+def _beyond_its_table(graph: Graph) -> Optional[Tuple[int, str]]:
+    """Number of the first embedding that is fed an index which its table does not have, and this in words."""
+    for number, f in enumerate(graph.functions):
         if f.info.type_name == "Embed" and f.inputs[0].parent is None:
             index, rows = np.asarray(f.inputs[0].data.get_data("r")), f.inputs[1].shape[0]
             if not ((index > -1.0) & (index < rows)).all():
                 read = f"from {np.min(index):g} to {np.max(index):g} from {input_name(f.inputs[0])}"
                 what = f"it reads indices {read}, but its table has rows 0 to {rows - 1}"
-                return f, f"{what}: nnabla reads other memory there, and may crash"
+                return number, f"{what}: nnabla reads other memory there, and may crash"
     return None
 
 

@@ -113,7 +113,9 @@ class RoundedStorage(NativeStorage):
             self.gradients[key] = self.kernels.round_to_format(array, array, storage, random_key=random_key)
 
     def round_data(self, key: int, source: nn.NdArray, target: nn.NdArray) -> nn.NdArray:
-        """Round the data of `key` into `target`; return that, or `source` if it is not rounded."""
+        """Round the data of `key` into `target`, for outputs the `source` itself, for leaves a scratch array;
+        return that, or `source` if it is not rounded.
+        """
         readable = _as_float32(source, target)
         if readable is None:
             return source
@@ -159,7 +161,7 @@ class RoundedStorage(NativeStorage):
 def _as_float32(source: nn.NdArray, copy: nn.NdArray) -> Optional[nn.NdArray]:
     """Return `source` if it is float32, else `copy` with its values; None if it must not be rounded."""
     stored = stored_dtype(source)
-    # Indices are not rounded.
+    # Integers that a function wrote are indices; those of a leaf are data.
     if stored is None or (source is copy and stored.kind != "f"):
         return None
     return source if stored == FLOAT32 else float32_copy(source, copy)

@@ -142,12 +142,12 @@ class RoundingPlan:
 
 def _function_precisions(graph: Graph, precisions: LayerPrecisions, names: Names) -> List[Precision]:
     """Precision of each function: by pattern for layers and all before them, else that of the layers."""
-    # Layers read a parameter or are products; others have the widest precision of the layers they follow.
     if precisions.only is not None:
         return [precisions.only] * len(graph.functions)
     described = graph.description(graph.completed_names(names()))
     labels = function_names(described)
-    # Precision that each function passes on; None before all layers.
+    # Layers read a parameter (a leaf with a gradient or a name) or are products; others have the widest
+    # precision of the layers they follow: what each function passes on; None before all layers.
     followed: List[Optional[Precision]] = []
     result: List[Precision] = []
     matched: List[str] = []

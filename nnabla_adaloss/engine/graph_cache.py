@@ -196,16 +196,16 @@ class GraphCache:
         self._others = others[max(excess - waited, 0) :]
 
     def _load_waiting(self, prepared: PreparedGraph, weights: Mapping[str, ArrayStatistics]) -> None:
-        """Load the saved state of a topology that waited for its first graph; a damaged one is ignored. Later
-        statistics of `weights`, by name, replace the saved ones.
+        """Load the saved state of a topology that waited for its first graph; of a damaged one, scales are
+        measured again. Newer statistics of `weights`, by name, replace the saved ones.
         """
         states = of_topology(prepared.plan, self._waiting) if self._waiting else []
         self._waiting = tuple([one for one in self._waiting if one not in states])
         for one in states:
             with suppress(KeyError, TypeError, AttributeError, IndexError, ValueError):
-                # It checks all, so that nothing is half loaded.
+                # Checked as a whole, so that nothing is half loaded.
                 statistics, schedules = load_topology(one, prepared)
-                # The saved cycle began in an iteration of another topology.
+                # Its saved cycle is past: all topologies take turns in the one that runs now.
                 prepared.schedules = schedules.moved_to_cycle(prepared.schedules.cycle_start)
                 prepared.statistics.load(statistics, weights)
 

@@ -121,7 +121,7 @@ class HooklessSteps:
     ) -> WrittenLeaves:
         """`WrittenLeaves` of these contributions: that of the last pass, with its caches, if it is equal."""
         last = self._last_written
-        # Equal components have the same plan.
+        # Plans that share these components differ in shapes, arguments and names, which it does not read.
         if last is None or last.components is not components or last.contributions != contributions:
             self._last_written = last = WrittenLeaves(contributions, plan, components)
         return last

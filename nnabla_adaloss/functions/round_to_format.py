@@ -68,6 +68,7 @@ class RoundToFormat(IdentityFunction):
         self._precision = precision
         self._forward = forward
         self._backward = backward
+        # Streams of random bits used so far: each backward takes the next.
         self._draws = 0
 
     def forward_impl(self, inputs: List[Any], outputs: List[Any]) -> None:

@@ -40,10 +40,12 @@ _MOST_CHANGES = 10
 
 
 def page_of(recording: Recording, name: str, title: Optional[str] = None) -> str:
-    """Render a recorded training, by the name of its file, as one self-contained HTML page."""
+    """Render a recorded training as one self-contained HTML page; `name`, its file's, is above the title."""
     timeline, layers = Timeline.of(recording), recording.by_layer()
     settings = _settings_of(recording)
-    precision = settings.get("storage", "None").replace("None", settings.get("context", ""))
+    # Without a storage, the precision is that of the context.
+    precision = settings.get("storage", "None")
+    precision = settings.get("context", "") if precision == "None" else precision
     contents = [
         _headline(recording),
         all_advice(layers),

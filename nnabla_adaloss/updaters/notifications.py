@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Dict, Sequence, Set
 
 import nnabla as nn
 
+from ..core.precision import LayerPrecisions
 from ..core.saved_settings import as_plain, fields_of, plain
 from ..engine import AdaptiveLossScaling
 from ..errors import warn
@@ -67,6 +68,8 @@ def notify_training_began(audience: Audience, iteration: int, updater: Any) -> N
         ignored = getattr(value, "ignored", ())
         fields = {f"{name}.{f}": own for f, own in as_plain(fields_of(value)).items() if f not in ignored}
         settings.update(fields or {name: plain(value)})
+        if name == "storage" and not isinstance(value, (str, type(None))):
+            settings[name] = LayerPrecisions(value)
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     words = {name: str(value) for name, value in settings.items()}
     audience.tell(TrainingBegan(iteration, now, installed_version(), words))

@@ -608,7 +608,7 @@ def test_a_state_that_starts_from_0_is_not_accused_beside_saturated_gates() -> N
 def test_sums_that_leave_a_state_as_it_is_are_a_note_where_gradients_are_fine(base: float, told: int) -> None:
     x, t = inputs()
     h = nn.parameter.get_parameter_or_create("start", (1, 16), I.ConstantInitializer(base))
-    for _ in range(8):
+    for _ in range(12):
         h = F.broadcast(h, x.shape) + 1e-2 * F.tanh(affine(x, 16, "step"))
     loss = F.mean(F.squared_error(F.sum(affine(h * 1e-3, 1, "head"), axis=1, keepdims=True), t))
     notes = diagnose(loss, feeder=feeder(x, t)).numbers.notes
@@ -1009,6 +1009,20 @@ def test_the_graph_that_the_feeder_assigns_is_looked_at_and_those_built_alike(
     assert 0.0 < diagnosis.numbers.loss < 1e-6, diagnosis
     assert updater.loss is before
     updater.update()
+
+
+def test_an_index_beyond_the_table_of_a_later_graph_is_told() -> None:
+    numbers = itertools.count()
+
+    def build() -> nn.Variable:
+        item = nn.Variable.from_numpy_array(np.full(8, 16.0 * (next(numbers) > 1)))
+        return F.mean(PF.embed(item, 16, 4, name="item") ** 2)
+
+    updater = updater_of(build(), lambda: setattr(updater, "loss", build()), S.Sgd(0.1))
+    (cause,) = diagnose(updater).verdict.causes
+    assert (cause.kind, cause.function) == ("index_beyond", "item/embed")
+    with pytest.raises(ValueError, match="item/embed: it reads indices"):
+        diagnose(updater, ["float16"])
 
 
 def unused_states(x: nn.Variable) -> nn.Variable:

@@ -20,6 +20,7 @@ from nnabla_adaloss import (
     LayerRow,
     LogMonitor,
     LossScaleWarning,
+    Precision,
     Recorder,
     Recording,
     TrainingBegan,
@@ -28,6 +29,7 @@ from nnabla_adaloss import (
 from nnabla_adaloss.emulation import FormatEmulation
 from nnabla_adaloss.monitor.audience import Audience
 from nnabla_adaloss.monitor.events import RECORDED
+from nnabla_adaloss.report.page import page_of
 from tests.worlds.trainings import AS_THE_BASELINE, training, watched
 
 
@@ -110,6 +112,24 @@ def test_settings_that_are_not_in_use_are_not_told(options: Dict[str, Any], in_u
     only_sometimes = {"scale", "N", "scaling_factor", "hysteresis", "max_scale", "global_scale.max_scale"}
     only_sometimes |= {"config.fixed_loss_scale", "config.n_uf_threshold", "config.max_rescue_ratio"}
     assert only_sometimes & set(began.settings) == in_use
+
+
+@pytest.mark.parametrize(
+    ("storage", "words"),
+    [
+        (Precision("float16", "float8_e5m2"), "float16 with gradients in float8_e5m2"),
+        ({"*": Precision("bfloat16")}, "bfloat16"),
+        ("fp8_hybrid", "fp8_hybrid"),
+    ],
+)
+def test_a_storage_of_several_formats_has_a_name_which_the_page_has_for_its_title(
+    storage: Any, words: str
+) -> None:
+    recorder = Recorder()
+    watched([recorder], 1, storage=storage)
+    (began,) = recorder.recording.of(TrainingBegan)
+    assert began.settings["storage"] == words
+    assert f"Training in {words}</h1>" in page_of(recorder.recording, "run.jsonl")
 
 
 def test_settings_of_an_object_that_stands_for_a_solver() -> None:
