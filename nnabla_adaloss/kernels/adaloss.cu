@@ -117,99 +117,116 @@ __device__ inline double widen(float value) {
 // ---- memory: N elements at an index that is a multiple of N, as floats. 16 bytes at a time when N > 1, 8 for halves
 // that become floats.
 
-__device__ inline void load(const float* source, float (&values)[1]) { values[0] = *source; }
-
-__device__ inline void load(const __half* source, float (&values)[1]) { values[0] = __half2float(*source); }
-
-template <int N>
-__device__ inline void load(const float* source, float (&values)[N]) {
-    for (int i = 0; i < N; i += 4) {
-        const float4 four = *reinterpret_cast<const float4*>(source + i);
-        values[i] = four.x;
-        values[i + 1] = four.y;
-        values[i + 2] = four.z;
-        values[i + 3] = four.w;
-    }
-}
-
-template <int N>
-__device__ inline void load(const __half* source, float (&values)[N]) {
-    static_assert(N == 8, "16 bytes");
-    const uint4 eight = *reinterpret_cast<const uint4*>(source);
-    const u32 pairs[4] = {eight.x, eight.y, eight.z, eight.w};
-    for (int i = 0; i < 4; ++i) {
-        values[2 * i] = __half2float(__ushort_as_half(static_cast<unsigned short>(pairs[i] & 0xffffu)));
-        values[2 * i + 1] = __half2float(__ushort_as_half(static_cast<unsigned short>(pairs[i] >> 16)));
-    }
-}
-
-// With floats: each thread stores 16 bytes, adjacent to those of the previous thread.
-__device__ inline void load(const __half* source, float (&values)[4]) {
-    const uint2 four = *reinterpret_cast<const uint2*>(source);
-    const u32 pairs[2] = {four.x, four.y};
-    for (int i = 0; i < 2; ++i) {
-        values[2 * i] = __half2float(__ushort_as_half(static_cast<unsigned short>(pairs[i] & 0xffffu)));
-        values[2 * i + 1] = __half2float(__ushort_as_half(static_cast<unsigned short>(pairs[i] >> 16)));
-    }
-}
-
-__device__ inline void store(float* target, const float (&values)[1]) { *target = values[0]; }
-
-__device__ inline void store(__half* target, const float (&values)[1]) { *target = __float2half_rn(values[0]); }
-
-template <int N>
-__device__ inline void store(float* target, const float (&values)[N]) {
-    for (int i = 0; i < N; i += 4) {
-        *reinterpret_cast<float4*>(target + i) =
-            make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
-    }
-}
-
-template <int N>
-__device__ inline void store(__half* target, const float (&values)[N]) {
-    static_assert(N == 8, "16 bytes");
-    u32 pairs[4];
-    for (int i = 0; i < 4; ++i) {
-        const u32 low = __half_as_ushort(__float2half_rn(values[2 * i]));
-        const u32 high = __half_as_ushort(__float2half_rn(values[2 * i + 1]));
-        pairs[i] = low | high << 16;
-    }
-    *reinterpret_cast<uint4*>(target) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-}
-
+// Elements of a type in 16 bytes.
 template <typename T>
-struct Pack;
-template <>
-struct Pack<float> {
-    static constexpr int WIDTH = 4;
-};
-template <>
-struct Pack<__half> {
-    static constexpr int WIDTH = 8;
-};
+constexpr int PACK = 16 / sizeof(T);
 
 template <int N>
 struct Values {
     float of[N];
 };
 
-template <int N, typename T>
-__device__ inline Values<N> loaded(const T* source) {
-    Values<N> values;
-    load(source, values.of);
-    return values;
+// Halves as they are in memory: two to a word, and a zero beside a single one.
+template <int N>
+struct Halves {
+    u32 pair[(N + 1) / 2];
+};
+
+__device__ inline float float_of_half(u32 bits) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+}
+
+template <int N>
+__device__ inline float float_at(const Halves<N>& halves, int i) {
+    return float_of_half(halves.pair[i / 2] >> (i % 2 * 16) & 0xffffu);
+}
+
+__device__ inline void load(const __half* source, Halves<1>& halves) {
+    halves.pair[0] = *reinterpret_cast<const unsigned short*>(source);
+}
+
+// For targets of floats: each thread stores 16 bytes, adjacent to those of the previous thread.
+__device__ inline void load(const __half* source, Halves<4>& halves) {
+    const uint2 four = *reinterpret_cast<const uint2*>(source);
+    halves = Halves<4>{{four.x, four.y}};
+}
+
+__device__ inline void load(const __half* source, Halves<8>& halves) {
+    const uint4 eight = *reinterpret_cast<const uint4*>(source);
+    halves = Halves<8>{{eight.x, eight.y, eight.z, eight.w}};
+}
+
+template <int N>
+__device__ inline void load(const __half* source, Values<N>& values) {
+    Halves<N> halves;
+    load(source, halves);
+    for (int i = 0; i < N; ++i) {
+        values.of[i] = float_at(halves, i);
+    }
+}
+
+__device__ inline void load(const float* source, Values<1>& values) { values.of[0] = *source; }
+
+template <int N>
+__device__ inline void load(const float* source, Values<N>& values) {
+    for (int i = 0; i < N; i += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(source + i);
+        values.of[i] = four.x;
+        values.of[i + 1] = four.y;
+        values.of[i + 2] = four.z;
+        values.of[i + 3] = four.w;
+    }
+}
+
+// The source of a task, of type T; its elements as floats, or with Kind = Halves as they are.
+template <typename T, template <int> class Kind = Values>
+struct Source {
+    const T* start;
+
+    explicit __device__ inline Source(const Task& task) : start(reinterpret_cast<const T*>(task.source)) {}
+
+    template <int N>
+    __device__ inline Kind<N> fetch(u64 i) const {
+        Kind<N> elements;
+        load(start + i, elements);
+        return elements;
+    }
+};
+
+__device__ inline void store(float* target, const Values<1>& values) { *target = values.of[0]; }
+
+__device__ inline void store(__half* target, const Values<1>& values) { *target = __float2half_rn(values.of[0]); }
+
+template <int N>
+__device__ inline void store(float* target, const Values<N>& values) {
+    for (int i = 0; i < N; i += 4) {
+        *reinterpret_cast<float4*>(target + i) =
+            make_float4(values.of[i], values.of[i + 1], values.of[i + 2], values.of[i + 3]);
+    }
+}
+
+__device__ inline void store(__half* target, const Values<8>& values) {
+    u32 pairs[4];
+    for (int i = 0; i < 4; ++i) {
+        const u32 low = __half_as_ushort(__float2half_rn(values.of[2 * i]));
+        const u32 high = __half_as_ushort(__float2half_rn(values.of[2 * i + 1]));
+        pairs[i] = low | high << 16;
+    }
+    *reinterpret_cast<uint4*>(target) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
 // ---- distribution of work among threads
 
 // The part of a task that one block works on: every `blocks`-th stretch of THREADS packs.
-struct Share {
+struct Part {
+    const Task& task;
+    u32 index;  // of the task
     u32 block;
     u32 blocks;
 };
 
-__device__ inline u32 task_of_block(const Tasks& tasks) {
-    u32 low = 0, high = tasks.count;  // the last task whose first block is not beyond this one
+__device__ inline Part part_of_block(const Tasks& tasks) {
+    u32 low = 0, high = tasks.count;  // `low` becomes the last task whose first block is not beyond this one
     while (high - low > 1) {
         const u32 middle = (low + high) / 2;
         if (tasks.task[middle].first_block <= blockIdx.x) {
@@ -218,36 +235,33 @@ __device__ inline u32 task_of_block(const Tasks& tasks) {
             high = middle;
         }
     }
-    return low;
+    const u32 first = tasks.task[low].first_block;
+    const u32 end = low + 1 < tasks.count ? tasks.task[low + 1].first_block : gridDim.x;
+    return Part{tasks.task[low], low, blockIdx.x - first, end - first};
 }
 
-__device__ inline Share share_of_block(const Tasks& tasks, u32 index) {
-    const u32 first = tasks.task[index].first_block;
-    const u32 end = index + 1 < tasks.count ? tasks.task[index + 1].first_block : gridDim.x;
-    return Share{blockIdx.x - first, end - first};
-}
-
-// For packs of N = WIDTH elements at i calls `body.use(i, body.fetch<N>(i))`, and the same with N = 1 for what is
+// For packs of N = WIDTH elements at i calls `body.use(i, source.fetch<N>(i))`, and the same with N = 1 for what is
 // left over at the end, or for every element when an address is not a multiple of 16. Two packs are fetched before
 // the first is used, to have more reads under way. Indices are 64 bits wide: arrays may have 2^31 elements.
-template <int WIDTH, typename Body>
-__device__ inline void for_each_element(const Task& task, const Share& share, Body& body) {
+template <int WIDTH, typename From, typename Body>
+__device__ inline void for_each_element(const Part& part, const From& source, Body& body) {
+    const Task& task = part.task;
     const bool aligned = ((task.source | task.target) & 15) == 0;
-    const u64 first = static_cast<u64>(share.block) * THREADS + threadIdx.x;
-    const u64 stride = static_cast<u64>(share.blocks) * THREADS;
+    const u64 first = static_cast<u64>(part.block) * THREADS + threadIdx.x;
+    const u64 stride = static_cast<u64>(part.blocks) * THREADS;
     const u64 packs = aligned ? task.size / WIDTH : 0;
     u64 pack = first;
     for (; pack + stride < packs; pack += 2 * stride) {
-        const auto one = body.template fetch<WIDTH>(pack * WIDTH);
-        const auto other = body.template fetch<WIDTH>((pack + stride) * WIDTH);
+        const auto one = source.template fetch<WIDTH>(pack * WIDTH);
+        const auto other = source.template fetch<WIDTH>((pack + stride) * WIDTH);
         body.use(pack * WIDTH, one);
         body.use((pack + stride) * WIDTH, other);
     }
     if (pack < packs) {
-        body.use(pack * WIDTH, body.template fetch<WIDTH>(pack * WIDTH));
+        body.use(pack * WIDTH, source.template fetch<WIDTH>(pack * WIDTH));
     }
     for (u64 i = packs * WIDTH + first; i < task.size; i += stride) {
-        body.use(i, body.template fetch<1>(i));
+        body.use(i, source.template fetch<1>(i));
     }
 }
 
@@ -303,16 +317,16 @@ __device__ inline void add_in_double(Tally& tally, float number) {
 
 // Adds a few numbers up in float, and the sum to the tally in double: on most devices doubles are slow.
 template <int N>
-__device__ inline void add_values(Tally& tally, const float (&values)[N]) {
+__device__ inline void add_values(Tally& tally, const Values<N>& values) {
     float sum = 0.0f, squares = 0.0f;
     u32 largest = 0, negated_smallest = 0;
     for (int i = 0; i < N; ++i) {
-        const u32 magnitude = magnitude_of(values[i]);
+        const u32 magnitude = magnitude_of(values.of[i]);
         largest = max(largest, magnitude);
         negated_smallest = max(negated_smallest, 0u - magnitude);
         tally.zeros += magnitude == 0;
-        sum = add(sum, values[i]);
-        squares = multiply_add(values[i], values[i], squares);
+        sum = add(sum, values.of[i]);
+        squares = multiply_add(values.of[i], values.of[i], squares);
     }
     if (can_square(largest)) {
         tally.sum += widen(sum);
@@ -322,7 +336,7 @@ __device__ inline void add_values(Tally& tally, const float (&values)[N]) {
         return;
     }
     for (int i = 0; i < N; ++i) {
-        add_in_double(tally, values[i]);
+        add_in_double(tally, values.of[i]);
     }
 }
 
@@ -360,16 +374,17 @@ __device__ inline Row add_up_block(Row row) {
 }
 
 // Writes the sum of what all threads of all blocks of a task have seen to its row. Blocks hand over through `partial`,
-// a row per block; `finished` counts those that have, and is left at zero.
-__device__ inline void add_up_task(const Tally& tally, const Task& task, const Share& share, Row* rows, Row* partial,
-                                   u32* finished) {
+// a row per block of the grid; `finished` counts those of each task that have, and is left at zero.
+__device__ inline void add_up_task(const Tally& tally, const Part& part, Row* rows, Row* partial, u32* finished) {
     __shared__ bool is_last;
+    partial += part.task.first_block;
+    finished += part.index;
     Row row = add_up_block(row_of(tally));
-    if (share.blocks > 1) {
+    if (part.blocks > 1) {
         if (threadIdx.x == 0) {
-            partial[share.block] = row;
+            partial[part.block] = row;
             __threadfence();  // first the row, then the news of it
-            is_last = atomicAdd(finished, 1u) == share.blocks - 1;
+            is_last = atomicAdd(finished, 1u) == part.blocks - 1;
             __threadfence();  // first the news of all rows, then the rows
         }
         __syncthreads();
@@ -378,37 +393,30 @@ __device__ inline void add_up_task(const Tally& tally, const Task& task, const S
         }
         __threadfence();  // this multiprocessor's cache of other rows may be stale
         row = Row();
-        for (u32 block = threadIdx.x; block < share.blocks; block += THREADS) {
+        for (u32 block = threadIdx.x; block < part.blocks; block += THREADS) {
             add_row(row, partial[block]);
         }
         row = add_up_block(row);
     }
     if (threadIdx.x == 0) {
-        row.count = task.size;
-        rows[task.row] = row;
+        row.count = part.task.size;
+        rows[part.task.row] = row;
         *finished = 0;
     }
 }
 
-template <typename T>
 struct Measure {
-    const T* source;
     Tally tally;
 
     template <int N>
-    __device__ inline Values<N> fetch(u64 i) const {
-        return loaded<N>(source + i);
-    }
-
-    template <int N>
     __device__ inline void use(u64, const Values<N>& values) {
-        add_values(tally, values.of);
+        add_values(tally, values);
     }
 };
 
-__device__ inline Tally measured_floats(const Task& task, const Share& share) {
-    Measure<float> body = {reinterpret_cast<const float*>(task.source), Tally()};
-    for_each_element<Pack<float>::WIDTH>(task, share, body);
+__device__ inline Tally measured_floats(const Part& part) {
+    Measure body = {Tally()};
+    for_each_element<PACK<float>>(part, Source<float>(part.task), body);
     return body.tally;
 }
 
@@ -418,39 +426,12 @@ constexpr u32 HALF_INFINITY = 0x7c00u;
 
 __device__ inline u32 larger_half(u32 pair) { return max(pair & 0xffffu, pair >> 16); }
 
-__device__ inline u32 magnitude_of_half(u32 bits) {
-    return __float_as_uint(__half2float(__ushort_as_half(static_cast<unsigned short>(bits))));
-}
-
-// N halves at an index, as they are in memory: two to a word, and a zero beside a single one.
-template <int N>
-struct Halves {
-    u32 pair[(N + 1) / 2];
-};
-
-__device__ inline void load_halves(const __half* source, Halves<1>& halves) {
-    halves.pair[0] = *reinterpret_cast<const unsigned short*>(source);
-}
-
-__device__ inline void load_halves(const __half* source, Halves<8>& halves) {
-    const uint4 eight = *reinterpret_cast<const uint4*>(source);
-    halves = Halves<8>{{eight.x, eight.y, eight.z, eight.w}};
-}
-
 // Measures two halves with one integer instruction where it can: element by element, these and not memory would be what
 // takes the time. Squares of finite halves, and sums of eight, stay in the normal range of floats.
 struct MeasureHalves {
-    const __half* source;
     Tally tally;
     u32 largest;           // of each of both halves of the words, the largest finite magnitude
     u32 negated_smallest;  // and 0x8000 - the smallest non-zero one
-
-    template <int N>
-    __device__ inline Halves<N> fetch(u64 i) const {
-        Halves<N> halves;
-        load_halves(source + i, halves);
-        return halves;
-    }
 
     template <int N>
     __device__ inline void use(u64, const Halves<N>& halves) {
@@ -464,8 +445,7 @@ struct MeasureHalves {
             zeros += (differences & HALF_SIGNS) >> 15;
         }
         for (int i = 0; i < N; ++i) {
-            const u32 bits = halves.pair[i / 2] >> (i % 2 * 16) & 0xffffu;
-            values[i] = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+            values[i] = float_at(halves, i);
             sum = add(sum, values[i]);
             squares = multiply_add(values[i], values[i], squares);
         }
@@ -486,42 +466,34 @@ struct MeasureHalves {
     __device__ inline Tally result() const {
         Tally all = tally;
         const u32 negated = larger_half(negated_smallest);
-        all.largest = max(all.largest, magnitude_of_half(larger_half(largest)));
+        all.largest = max(all.largest, __float_as_uint(float_of_half(larger_half(largest))));
         if (negated != 0) {
-            all.negated_smallest = max(all.negated_smallest, 0u - magnitude_of_half(0x8000u - negated));
+            all.negated_smallest = max(all.negated_smallest, 0u - __float_as_uint(float_of_half(0x8000u - negated)));
         }
         return all;
     }
 };
 
-__device__ inline Tally measured_halves(const Task& task, const Share& share) {
-    MeasureHalves body = {reinterpret_cast<const __half*>(task.source), Tally(), 0, 0};
-    for_each_element<Pack<__half>::WIDTH>(task, share, body);
+__device__ inline Tally measured_halves(const Part& part) {
+    MeasureHalves body = {Tally(), 0, 0};
+    for_each_element<PACK<__half>>(part, Source<__half, Halves>(part.task), body);
     return body.result();
 }
 
 // Statistics of every source, in rows[task.row].
 extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) void statistics(const Tasks tasks, Row* rows, Row* partial, u32* finished) {
-    const u32 index = task_of_block(tasks);
-    const Task& task = tasks.task[index];
-    const Share share = share_of_block(tasks, index);
-    const Tally tally = task.flags & SOURCE_IS_HALF ? measured_halves(task, share) : measured_floats(task, share);
-    add_up_task(tally, task, share, rows, partial + task.first_block, finished + index);
+    const Part part = part_of_block(tasks);
+    const Tally tally = part.task.flags & SOURCE_IS_HALF ? measured_halves(part) : measured_floats(part);
+    add_up_task(tally, part, rows, partial, finished);
 }
 
-template <typename T>
 struct MeasureAndCount {
-    Measure<T> measure;
+    Tally tally;
     u32* counts;
 
     template <int N>
-    __device__ inline Values<N> fetch(u64 i) const {
-        return measure.template fetch<N>(i);
-    }
-
-    template <int N>
-    __device__ inline void use(u64 i, const Values<N>& values) {
-        measure.use(i, values);
+    __device__ inline void use(u64, const Values<N>& values) {
+        add_values(tally, values);
         for (int k = 0; k < N; ++k) {
             atomicAdd(counts + (magnitude_of(values.of[k]) >> 23), 1u);
         }
@@ -529,10 +501,10 @@ struct MeasureAndCount {
 };
 
 template <typename T>
-__device__ inline Tally measured_and_counted(const Task& task, const Share& share, u32* counts) {
-    MeasureAndCount<T> body = {{reinterpret_cast<const T*>(task.source), Tally()}, counts};
-    for_each_element<Pack<T>::WIDTH>(task, share, body);
-    return body.measure.tally;
+__device__ inline Tally measured_and_counted(const Part& part, u32* counts) {
+    MeasureAndCount body = {Tally(), counts};
+    for_each_element<PACK<T>>(part, Source<T>(part.task), body);
+    return body.tally;
 }
 
 // As statistics, and adds the number of elements with each exponent to counts[task.row * EXPONENT_BINS...]. A warp
@@ -543,12 +515,10 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) voi
         of_warp[i / EXPONENT_BINS][i % EXPONENT_BINS] = 0;
     }
     __syncthreads();
-    const u32 index = task_of_block(tasks);
-    const Task& task = tasks.task[index];
-    const Share share = share_of_block(tasks, index);
+    const Part part = part_of_block(tasks);
     u32* mine = of_warp[threadIdx.x / WARP];
-    const Tally tally = task.flags & SOURCE_IS_HALF ? measured_and_counted<__half>(task, share, mine)
-                                                : measured_and_counted<float>(task, share, mine);
+    const Tally tally = part.task.flags & SOURCE_IS_HALF ? measured_and_counted<__half>(part, mine)
+                                                : measured_and_counted<float>(part, mine);
     __syncthreads();
     for (u32 bin = threadIdx.x; bin < EXPONENT_BINS; bin += THREADS) {
         u64 count = 0;
@@ -556,51 +526,43 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) voi
             count += of_warp[warp][bin];
         }
         if (count > 0) {
-            atomicAdd(counts + static_cast<u64>(task.row) * EXPONENT_BINS + bin, count);
+            atomicAdd(counts + static_cast<u64>(part.task.row) * EXPONENT_BINS + bin, count);
         }
     }
-    add_up_task(tally, task, share, rows, partial + task.first_block, finished + index);
+    add_up_task(tally, part, rows, partial, finished);
 }
 
 // ---- scaling. Products are rounded on their own: a fused multiply-add would not give what other devices compute.
 
-template <typename From, typename To>
+template <typename To>
 struct Scale {
-    const From* source;
     To* target;
     float factor;
-
-    template <int N>
-    __device__ inline Values<N> fetch(u64 i) const {
-        return loaded<N>(source + i);
-    }
 
     template <int N>
     __device__ inline void use(u64 i, Values<N> values) {
         for (int k = 0; k < N; ++k) {
             values.of[k] = multiply(values.of[k], factor);
         }
-        store(target + i, values.of);
+        store(target + i, values);
     }
 };
 
 template <typename From, typename To>
-__device__ inline void scale_task(const Task& task, const Share& share) {
-    Scale<From, To> body = {reinterpret_cast<const From*>(task.source), reinterpret_cast<To*>(task.target), task.factor};
-    for_each_element<Pack<To>::WIDTH>(task, share, body);
+__device__ inline void scale_task(const Part& part) {
+    Scale<To> body = {reinterpret_cast<To*>(part.task.target), part.task.factor};
+    for_each_element<PACK<To>>(part, Source<From>(part.task), body);
 }
 
 // target = factor * source, rounded to the target's type; of one type target may be source.
 extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) void scaled_copy(const Tasks tasks) {
-    const u32 index = task_of_block(tasks);
-    const Task& task = tasks.task[index];
-    const Share share = share_of_block(tasks, index);
-    if (task.flags & SOURCE_IS_HALF) {
-        scale_task<__half, __half>(task, share);
-    } else if (task.flags & TARGET_IS_HALF) {
-        scale_task<float, __half>(task, share);
+    const Part part = part_of_block(tasks);
+    if (part.task.flags & SOURCE_IS_HALF) {
+        scale_task<__half, __half>(part);
+    } else if (part.task.flags & TARGET_IS_HALF) {
+        scale_task<float, __half>(part);
     } else {
-        scale_task<float, float>(task, share);
+        scale_task<float, float>(part);
     }
 }
 
@@ -622,9 +584,9 @@ struct Unscale {
     template <int N>
     __device__ inline ValuesAndOld<N> fetch(u64 i) const {
         ValuesAndOld<N> both;
-        both.values = loaded<N>(source + i);
+        load(source + i, both.values);
         if (accumulate) {
-            both.old = loaded<N>(master + i);
+            load(master + i, both.old);
         }
         return both;
     }
@@ -640,7 +602,7 @@ struct Unscale {
                 largest_sum = max(largest_sum, magnitude_of(value));
             }
         }
-        store(master + i, both.values.of);
+        store(master + i, both.values);
     }
 };
 
@@ -664,33 +626,25 @@ __device__ inline void raise_to_largest(u32* place, u32 largest) {
 }
 
 template <typename T>
-__device__ inline u32 unscale_task(const Task& task, const Share& share) {
+__device__ inline u32 unscale_task(const Part& part) {
+    const Task& task = part.task;
     Unscale<T> body = {reinterpret_cast<const T*>(task.source), reinterpret_cast<float*>(task.target), task.factor,
                        (task.flags & ACCUMULATE) != 0, 0, 0};
     // As many as 16 bytes of floats, for any source: otherwise threads would leave gaps.
-    for_each_element<Pack<float>::WIDTH>(task, share, body);
+    for_each_element<PACK<float>>(part, body, body);
     return max(body.largest, body.largest_sum) < EXPONENT ? body.largest : EXPONENT;
 }
 
 // target (float) = or += factor * source; target may be source. largest[task.row] becomes the bit pattern of the
 // largest magnitude of factor * source, if it is larger than what is there; of infinity if a result is not finite.
 extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) void unscale_add(const Tasks tasks, u32* largest) {
-    const u32 index = task_of_block(tasks);
-    const Task& task = tasks.task[index];
-    const Share share = share_of_block(tasks, index);
-    const u32 mine = task.flags & SOURCE_IS_HALF ? unscale_task<__half>(task, share) : unscale_task<float>(task, share);
-    raise_to_largest(largest + task.row, mine);
+    const Part part = part_of_block(tasks);
+    const u32 mine = part.task.flags & SOURCE_IS_HALF ? unscale_task<__half>(part) : unscale_task<float>(part);
+    raise_to_largest(largest + part.task.row, mine);
 }
 
-template <typename T>
 struct Largest {
-    const T* source;
     u32 largest;
-
-    template <int N>
-    __device__ inline Values<N> fetch(u64 i) const {
-        return loaded<N>(source + i);
-    }
 
     template <int N>
     __device__ inline void use(u64, const Values<N>& values) {
@@ -701,21 +655,19 @@ struct Largest {
 };
 
 template <typename T>
-__device__ inline u32 largest_of_task(const Task& task, const Share& share) {
-    Largest<T> body = {reinterpret_cast<const T*>(task.source), 0};
-    for_each_element<Pack<T>::WIDTH>(task, share, body);
+__device__ inline u32 largest_of_task(const Part& part) {
+    Largest body = {0};
+    for_each_element<PACK<T>>(part, Source<T>(part.task), body);
     return body.largest;
 }
 
 // largest[task.row] becomes the bit pattern of the largest magnitude of the source, if it is larger than what is there:
 // that of infinity or above if one is not finite.
 extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) void largest_magnitude(const Tasks tasks, u32* largest) {
-    const u32 index = task_of_block(tasks);
-    const Task& task = tasks.task[index];
-    const Share share = share_of_block(tasks, index);
+    const Part part = part_of_block(tasks);
     const u32 mine =
-        task.flags & SOURCE_IS_HALF ? largest_of_task<__half>(task, share) : largest_of_task<float>(task, share);
-    raise_to_largest(largest + task.row, mine);
+        part.task.flags & SOURCE_IS_HALF ? largest_of_task<__half>(part) : largest_of_task<float>(part);
+    raise_to_largest(largest + part.task.row, mine);
 }
 
 // ---- rounding to a storage format
@@ -738,7 +690,7 @@ __device__ inline int power_to_fit(u32 largest, u32 smallest_normal, u32 max_bit
         return 0;
     }
     const int normal_exponent = smallest_normal >> 23, max_exponent = max_bits >> 23;
-    // Bit patterns of float's subnormal numbers do not count by exponents.
+    // Subnormal bit patterns do not grow by 1 << 23 per power of two; -512 is below any exponent.
     const int above = largest < 1u << 23 ? -512 : (static_cast<int>(largest - max_bits) + (1 << 23) - 1) >> 23;
     const int at_most = min(254 - max_exponent, 254 - static_cast<int>(dropped) - normal_exponent);
     return max(min(above, at_most), 1 - normal_exponent);
@@ -762,6 +714,7 @@ __device__ inline Rounding rounding_to(const Format& format, const Row* measured
                     infinity, format.at_random, format.key_low, format.key_high};
 }
 
+// "lowbias32": every bit of the result depends on every bit of x.
 __device__ inline u32 mixed(u32 x) {
     x = (x ^ (x >> 16)) * 0x7feb352du;
     x = (x ^ (x >> 15)) * 0x846ca68bu;
@@ -807,15 +760,9 @@ __device__ inline u32 rounded(u32 magnitude, const Rounding& to) {
 }
 
 struct Round {
-    const float* source;
     float* target;
     Rounding to;
     Tally tally;
-
-    template <int N>
-    __device__ inline Values<N> fetch(u64 i) const {
-        return loaded<N>(source + i);
-    }
 
     template <int N>
     __device__ inline void use(u64 i, Values<N> values) {
@@ -833,8 +780,8 @@ struct Round {
             tally.overflowed += before > to.largest_kept && before < EXPONENT;
             values.of[k] = __uint_as_float(after | (bits & SIGN));
         }
-        store(target + i, values.of);
-        add_values(tally, values.of);
+        store(target + i, values);
+        add_values(tally, values);
     }
 };
 
@@ -842,11 +789,8 @@ struct Round {
 // source. `measured` are the source's own statistics, for a format that is fitted.
 extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) void round_to_format(const Tasks tasks, const Format format, const Row* measured, Row* rows,
                                            Row* partial, u32* finished) {
-    const u32 index = task_of_block(tasks);
-    const Task& task = tasks.task[index];
-    const Share share = share_of_block(tasks, index);
-    Round body = {reinterpret_cast<const float*>(task.source), reinterpret_cast<float*>(task.target),
-                  rounding_to(format, measured), Tally()};
-    for_each_element<Pack<float>::WIDTH>(task, share, body);
-    add_up_task(body.tally, task, share, rows, partial + task.first_block, finished + index);
+    const Part part = part_of_block(tasks);
+    Round body = {reinterpret_cast<float*>(part.task.target), rounding_to(format, measured), Tally()};
+    for_each_element<PACK<float>>(part, Source<float>(part.task), body);
+    add_up_task(body.tally, part, rows, partial, finished);
 }
