@@ -59,11 +59,9 @@ class GraphDescription(NamedTuple):
     outputs: Uses
     shapes: List[Tuple[int, ...]]
     recomputed: List[bool]  # True if the variable is recomputed in backward
-    # Key and name, by position, of leaves that are the same in the next graph: those with a gradient or a
-    # name.
+    # Key and name of leaves that stay in a rebuilt graph: those with a gradient or a name, by position.
     kept: Dict[int, Tuple[int, Optional[str]]]
-    # First of the leaves that share a gradient array, as a weight and its reshaped view do; it represents
-    # them all.
+    # For leaves that share a gradient array, as a weight and its reshaped view do: the first of them.
     one_gradient: Mapping[int, int] = MappingProxyType({})
 
     def reads(self, f: Any, index: int, position: int) -> bool:
@@ -98,27 +96,22 @@ def may_depend(depends: Callable[[int, int], bool], of: int, on: int) -> bool:
 def visited(loss: nn.Variable) -> Tuple[List[Any], List[List[nn.Variable]], List[List[Any]]]:
     """List the functions of `loss` in forward order, their inputs, and the producers of these or None."""
     # Not by `Variable.visit`, which keeps its callback, and so the graph, in a reference cycle.
-    functions: List[Any] = []
-    inputs: List[List[nn.Variable]] = []
-    producers: List[List[Any]] = []
+    found: List[Tuple[Any, List[nn.Variable], List[Any]]] = []
     seen: Set[Any] = set()
     waiting: List[Any] = [loss.parent]
-    # Depth first, first inputs first. A function waits as a tuple until its producers are in the lists.
+    # Depth first, first inputs first. A function waits as a tuple until its producers have been found.
     while waiting:
         f = waiting.pop()
         if type(f) is tuple:
-            functions.append(f[0])
-            inputs.append(f[1])
-            producers.append(f[2])
+            found.append(f)
         elif f not in seen:
             seen.add(f)
-            own_inputs = f.inputs
-            own_producers = list(map(_parent, own_inputs))
-            waiting.append((f, own_inputs, own_producers))
-            for producer in reversed(own_producers):
-                if producer is not None:
-                    waiting.append(producer)
-    return functions, inputs, producers
+            inputs = f.inputs
+            producers = list(map(_parent, inputs))
+            waiting.append((f, inputs, producers))
+            waiting += [producer for producer in reversed(producers) if producer is not None]
+    functions, inputs_of, producers_of = zip(*found)
+    return list(functions), list(inputs_of), list(producers_of)
 
 
 def backward_order(described: GraphDescription) -> List[int]:
@@ -129,11 +122,7 @@ def backward_order(described: GraphDescription) -> List[int]:
     # rewired graph.
     ranks: List[int] = []
     for producers in producers_of:
-        rank = 0
-        for producer in producers:
-            if producer is not None and ranks[producer] > rank:
-                rank = ranks[producer]
-        ranks.append(rank + 1)
+        ranks.append(1 + max([ranks[p] for p in producers if p is not None], default=0))
     order: List[int] = []
     last = len(described.type_names) - 1
     # A heap: the highest rank first, of equal ones the first that was reached.

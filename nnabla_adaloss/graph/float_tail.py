@@ -35,14 +35,14 @@ _PYTHON = "Callback"
 def float_tail(
     graph: Graph, candidates: Sequence[int], storage: Format = FLOAT16
 ) -> Tuple[FrozenSet[int], str]:
-    """Find functions of `candidates`, in half precision, that must compute in float; with a warning of
-    constants that `storage` changes anyway, or "".
+    """Find functions of `candidates` that must compute in float, if these store their outputs in `storage`;
+    with a warning of constants that it changes anyway, or "".
     """
+    if not candidates:
+        return frozenset(), ""
     described = graph.described
     changed = {i for i in candidates if _changed_constants(described, i, storage)}
-    in_float = changed | ({*candidates} & _at_the_loss(described))
-    if not in_float:
-        return frozenset(), ""
+    in_float = changed | _at_the_loss(described).intersection(candidates)
     before_python = _before_python([graph.functions[i] for i in in_float])
     movable = (i for i in in_float if graph.functions[i] not in before_python)
     replaced = frozenset(i for i in movable if _can_be_replaced(described, i))
@@ -51,7 +51,7 @@ def float_tail(
 
 
 def _warning(graph: Graph, not_replaced: List[int], storage: Format) -> str:
-    """Warning that names the constants that half precision changes, and how to keep them."""
+    """Warning of the constants that half precision changes, and how to keep them."""
     described = graph.description(registered_names())
     labels = function_names(described)
     changes = [
@@ -73,24 +73,23 @@ class TailReader:
 
     def __init__(self, loss: nn.Variable, *, float_tail: bool) -> None:
         self._loss, self._moves = loss, boolean("float_tail", float_tail)
-        # Numbers of the functions last moved to float, and the warning about others.
+        # Numbers of the functions last moved to float, and the warning about constants of others.
         self.functions: FrozenSet[int] = frozenset()
         self.warning = ""
-        # True if functions were moved since `before_backward`; True once this was reported.
-        self.moved = self._reported = False
-        # Outputs of moved functions without data, as the functions' inputs were freed: until forward runs.
+        # True if the last reading moved functions or has a warning, until `before_backward`.
+        self.moved = False
+        self._reported = False  # True after the first report
+        # Outputs of moved functions that have no data until forward runs, since inputs were freed.
         self._missing: List[nn.Variable] = []
 
     def read(self, other: Optional[Graph] = None) -> Graph:
         """Read the present graph, with its float tail moved; `other`: one that another reader has read."""
         graph = other if other is not None and other.is_current and not other.reshaped else Graph(self._loss)
-        candidates = graph.described.in_half if self._moves else []
-        functions, warning = float_tail(graph, candidates) if candidates else (frozenset(), "")
-        if not (functions or warning):
-            return graph
-        self.functions, self.warning, self.moved = functions, warning, True
+        functions, warning = float_tail(graph, graph.described.in_half if self._moves else ())
+        if functions or warning:
+            self.functions, self.warning, self.moved = functions, warning, True
         if functions:
-            self._missing = compute_in_float(graph, functions)
+            self._missing = _compute_in_float(graph, functions)
             graph = Graph(self._loss)
         return graph
 
@@ -119,25 +118,22 @@ class TailReader:
 
 
 def float_context(context: nn.Context) -> nn.Context:
-    """Context that computes in float where `context` computes in half precision."""
+    """Convert a context's half-precision backends to float."""
     backends = [f"{name.partition(':')[0]}:float" if is_half([name]) else name for name in context.backend]
     return nn.Context(list(dict.fromkeys(backends)), context.array_class, context.device_id)
 
 
 def _changed_constants(described: GraphDescription, index: int, storage: Format) -> List[float]:
-    """Constants that a function casts to the type of its arrays, if `storage` changes them by more than its
-    precision; a mean has 1/N.
-    """
+    """Constants of a function, also the 1/N of a mean, that `storage` changes by more than its precision."""
     args = described.args[index]
     numbers = [float(args[name]) for name in _CONSTANTS & args.keys()]
     if properties_of(described.type_names[index]).averages:
         inputs, outputs = _sizes(described, index)
         numbers.append(outputs[0] / max(inputs[0], 1))
-    precision = storage.mantissa_bits
-    return [c for c in numbers if abs(storage.nearest(c) - c) > math.ldexp(abs(c), -precision)]
+    return [c for c in numbers if abs(storage.nearest(c) - c) > abs(c) * 2.0**-storage.mantissa_bits]
 
 
-def compute_in_float(graph: Graph, functions: AbstractSet[int]) -> List[nn.Variable]:
+def _compute_in_float(graph: Graph, functions: AbstractSet[int]) -> List[nn.Variable]:
     """Replace functions by float ones, and compute those whose outputs exist; return the outputs for which
     this fails, because inputs were freed.
     """
@@ -210,7 +206,7 @@ def _is_written(variable: nn.Variable) -> bool:
     try:
         return variable.data.dtype is not None
     except RuntimeError:
-        return False  # nnabla's word for an array that was never written
+        return False  # nnabla raises it for an array that was never written
 
 
 def _can_be_replaced(described: GraphDescription, index: int) -> bool:

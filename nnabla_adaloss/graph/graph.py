@@ -14,10 +14,9 @@ import nnabla as nn
 from .description import GraphDescription, Uses, type_name_of, visited
 from .names import ParameterNames, registered_names
 
-_info, _need_grad = attrgetter("info"), attrgetter("need_grad")
-_type_name, _args = attrgetter("type_name"), attrgetter("args")
-_context, _backend = attrgetter("context"), attrgetter("backend")
-_outputs, _shape, _recompute = attrgetter("outputs"), attrgetter("shape"), attrgetter("recompute")
+_info, _type_name, _args = map(attrgetter, ("info", "type_name", "args"))
+_context, _backend, _outputs = map(attrgetter, ("context", "backend", "outputs"))
+_shape, _need_grad, _recompute = map(attrgetter, ("shape", "need_grad", "recompute"))
 
 
 class Graph:

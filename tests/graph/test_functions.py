@@ -214,7 +214,7 @@ def test_memory_that_is_handed_on_is_not_written() -> None:
 
 
 def test_no_function_has_two_rows() -> None:
-    names = [name for names, _ in functions._ROWS for name in names.split()]
+    names = [name for names in functions._ROWS for name in names.split()]
     assert sorted(names) == sorted(set(names))
 
 
