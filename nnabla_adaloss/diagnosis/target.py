@@ -19,7 +19,7 @@ from ..graph.functions import is_matrix_product, written_inputs
 from ..graph.graph import Graph
 from ..graph.hooks import Hook
 from ..graph.loss import REDUCE, LossWrapper, variable_of
-from ..graph.names import named
+from ..graph.names import names_of
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from ..updaters.settings import keep_data
@@ -145,7 +145,7 @@ class Subject:
                 written |= {n for n, v in self.parameters.items() if not np.array_equal(v.d, before[n], True)}
             loss = self._current_loss()
             graph = Graph(loss)
-            names = graph.completed_names(named(self.parameters))
+            names = graph.completed_names(names_of(self.parameters))
             inputs = _may_be_fed(graph, names)
             if not index:
                 self.loss, self._inputs, description = loss, inputs, graph.description(names)
@@ -160,7 +160,7 @@ class Subject:
         registered = {hash(v.data): name for name, v in nn.get_parameters(grad_only=False).items()}
         leaves = {hash(v): hash(v.data) for v in self.graph.leaves.values()}
         others = {key: registered[data] for key, data in leaves.items() if data in registered}
-        self.plan = GraphPlan(self.graph, names={**others, **named(self.parameters)})
+        self.plan = GraphPlan(self.graph, names={**others, **names_of(self.parameters)})
         computed = {hash(v.data) for f in self.graph.functions for v in f.outputs}
         # True if forward writes to a leaf that backward reads: NNabla's gradients are other ones then.
         self.carries_state = any(hash(v.data) in computed for v in self.graph.leaves.values())

@@ -118,20 +118,17 @@ class LossSeed:
     """Makes the seed gradient on the device, by `scaled`: one from the host would make the GPU wait."""
 
     def __init__(self, loss: nn.Variable, scaled: Callable[[nn.NdArray, nn.NdArray, float], None]) -> None:
-        self._loss, self._scaled = loss, scaled
+        self._loss, self._scaled, self._context = loss, scaled, array_context(loss.parent.context)
         # nnabla frees its memory when buffers are cleared; the array object stays.
-        self._array: Optional[nn.NdArray] = None
-        self._context: Optional[nn.Context] = None
+        self._array = nn.NdArray(loss.shape)
 
     def gradient(self, scale: float, grad: Optional[Seed] = None) -> Union[nn.NdArray, NDArray[np.float32]]:
         """Compute `scale * grad` (ones if `grad` is None), in an array that the next call reuses."""
         if grad is not None and not isinstance(grad, nn.NdArray):
             return np.asarray(grad, dtype=np.float32).reshape(self._loss.shape) * np.float32(scale)
-        if self._array is None:
-            # The array last: a signal may interrupt between any two lines.
-            self._context = array_context(self._loss.parent.context)
-            self._array = nn.NdArray(self._loss.shape)
         if grad is not None:
+            if self._array.shape != self._loss.shape:  # as after a batch of another size
+                self._array = nn.NdArray(self._loss.shape)
             self._scaled(grad, self._array, scale)
         else:
             self._array.fill(scale)

@@ -28,7 +28,7 @@ ParameterNames = Mapping[int, str]
 
 def registered_names() -> Dict[int, str]:
     """Names of all parameters in nnabla's current scope, by variable key."""
-    return named(dict(parameters_in(get_current_parameter_scope())))
+    return names_of(dict(parameters_in(get_current_parameter_scope())))
 
 
 def parameters_in(scope: Mapping[str, Any], path: str = "") -> Iterator[Tuple[str, nn.Variable]]:
@@ -40,18 +40,14 @@ def parameters_in(scope: Mapping[str, Any], path: str = "") -> Iterator[Tuple[st
             yield path + name, entry
 
 
-def named(parameters: Mapping[str, nn.Variable]) -> Dict[int, str]:
-    """Convert Variables by name to names by variable key."""
-    return {hash(v): name for name, v in parameters.items()}
-
-
 def names_of(parameters: Parameters) -> Dict[int, str]:
-    """Names by variable key, from an argument that `check_parameters` accepts."""
-    return named((parameters() if callable(parameters) else parameters) or {})
+    """Names of the given parameters, by variable key; none for None."""
+    by_name = (parameters() if callable(parameters) else parameters) or {}
+    return {hash(v): name for name, v in by_name.items()}
 
 
 def must_override(solver: Any, method: str) -> str:
-    """Advice for a solver that inherits a method without a solver in C++ behind it."""
+    """Error message for a solver written in Python that inherits a method of nnabla's solvers in C++."""
     return f"{type(solver).__name__} must override {method}(), as it is written in Python"
 
 
@@ -76,8 +72,8 @@ def function_names(graph: GraphDescription) -> List[str]:
     scopes_of_products = {scope for scope, product in zip(scopes, products) if product}
     # From each function to its producers, in forward order.
     edges = [(index, one) for index, own in enumerate(producers) for one in own if one is not None]
-    nearest_producers = _nearest(edges, scopes)
-    nearest_consumers = _nearest([(producer, index) for index, producer in reversed(edges)], scopes)
+    of_producers = _nearest_scopes(edges, scopes)
+    of_consumers = _nearest_scopes([(producer, index) for index, producer in reversed(edges)], scopes)
     names: List[str] = []
     numbers: Dict[str, int] = {}  # the last number given to a name
     used: Set[str] = set()
@@ -87,7 +83,7 @@ def function_names(graph: GraphDescription) -> List[str]:
         if scope and (products[index] or scope not in scopes_of_products):
             base = scope
         else:
-            around = scope or _between(nearest_producers.get(index), nearest_consumers.get(index))
+            around = scope or _shared(of_producers[index], of_consumers[index])
             base = f"{around}/{type_name}" if around else type_name
         name, number = base, numbers.get(base, 1)
         while name in used:
@@ -122,27 +118,22 @@ def _own_scopes(graph: GraphDescription, producers: Sequence[Sequence[Optional[i
     return scopes
 
 
-def _nearest(edges: Sequence[Tuple[int, int]], scopes: Sequence[str]) -> Dict[int, Tuple[int, str]]:
-    """Distance and scope of the nearest function with a scope, for those without one. `edges`: from functions
-    to their neighbours in one direction, in an order in which a neighbour's own edges come first.
+def _nearest_scopes(edges: Sequence[Tuple[int, int]], scopes: Sequence[str]) -> List[str]:
+    """Scope of each function, or that of the nearest function with one. `edges`: from functions to their
+    neighbours in one direction, in an order in which a neighbour's own edges come first.
     """
-    nearest: Dict[int, Tuple[int, str]] = {}
+    # Distance of the nearest scope, and the scope.
+    nearest = {index: (0, scope) for index, scope in enumerate(scopes) if scope}
     for index, neighbour in edges:
-        if scopes[index]:
-            continue
-        scope, distance = scopes[neighbour], 1
-        if not scope and neighbour in nearest:
+        if neighbour in nearest:
             distance, scope = nearest[neighbour]
-            distance += 1
-        if scope and (index not in nearest or distance < nearest[index][0]):
-            nearest[index] = distance, scope
-    return nearest
+            if index not in nearest or distance + 1 < nearest[index][0]:
+                nearest[index] = distance + 1, scope
+    return [nearest.get(index, (0, ""))[1] for index in range(len(scopes))]
 
 
-def _between(producer: Optional[Tuple[int, str]], consumer: Optional[Tuple[int, str]]) -> str:
-    """Scope that the nearest producer and consumer share, or else that of the producer."""
-    if producer is None or consumer is None:
-        return (producer or consumer or (0, ""))[1]
-    pairs = zip(producer[1].split("/"), consumer[1].split("/"))
+def _shared(producer: str, consumer: str) -> str:
+    """First parts that the scopes of a producer and a consumer share; else the producer's, or either's."""
+    pairs = zip(producer.split("/"), consumer.split("/"))
     shared = [own for own, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
-    return "/".join(shared) or producer[1]
+    return "/".join(shared) or producer or consumer

@@ -88,3 +88,17 @@ def test_one_array_serves_pass_after_pass(clear_buffer: bool) -> None:
         loss.backward(filled, clear_buffer=clear_buffer)
         np.testing.assert_array_equal(weight.g, np.full((3, 2), 0.5 * scale, np.float32))
     np.testing.assert_array_equal(loss.g, own)  # nnabla has put the loss's own gradient back
+
+
+def test_a_seed_of_a_batch_of_another_size() -> None:
+    x = constant(np.ones((4, 3)))
+    loss = F.sum(PF.affine(x, 1, name="a"), axis=1)
+    weight = nn.get_parameters()["a/affine/W"]
+    seed = LossSeed(loss, CpuKernels().scaled_float32)
+    for batch in (4, 8, 2):
+        x.reset_shape((batch, 3), True)
+        x.d = 1.0
+        loss.forward()
+        weight.grad.zero()
+        loss.backward(seed.gradient(8.0, nn.NdArray.from_numpy_array(np.ones(batch, np.float32))))
+        np.testing.assert_array_equal(weight.g, np.full((3, 1), 8.0 * batch, np.float32))
